@@ -58,7 +58,7 @@ LLAMA3 = {
     "factor": 8.0,
     "low_freq_factor": 1.0,
     "high_freq_factor": 4.0,
-    "original_max_position_embeddings": 32,
+    "original_max_position_embeddings": 64,
 }
 
 # name: (what it is for, changes to BASE, storage type, other options)

@@ -1,0 +1,240 @@
+//! `config.json` in all its spellings, and each way in which it can be wrong.
+
+use serde_json::json;
+
+use super::*;
+
+/// A config that is right, with some keys changed; `null` removes one.
+fn parse_with(changes: Value) -> Result<Config> {
+    let mut base = json!({
+        "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_act": "silu", "vocab_size": 200,
+        "hidden_size": 48, "intermediate_size": 112, "num_hidden_layers": 2, "num_attention_heads": 6,
+        "num_key_value_heads": 2, "max_position_embeddings": 128, "rms_norm_eps": 1e-5,
+    });
+    base.as_object_mut().unwrap().extend(changes.as_object().unwrap().clone());
+    Config::from_slice(base.to_string().as_bytes(), "config.json")
+}
+
+fn rope_with(changes: Value) -> Rope {
+    parse_with(changes).unwrap().rope
+}
+
+const LLAMA3: RopeScaling = RopeScaling::Llama3 {
+    factor: 8.0,
+    low_freq_factor: 1.0,
+    high_freq_factor: 4.0,
+    original_max_position_embeddings: 64,
+};
+
+#[test]
+fn the_bundled_config() {
+    let config =
+        Config::from_slice(include_bytes!("../../../../models/tiny-python/config.json"), "tiny-python").unwrap();
+    assert_eq!(
+        config,
+        Config {
+            vocab_size: 4096,
+            hidden_size: 256,
+            intermediate_size: 688,
+            num_hidden_layers: 6,
+            num_attention_heads: 8,
+            num_key_value_heads: 4,
+            head_dim: 32,
+            max_position_embeddings: 1024,
+            rms_norm_eps: 1e-5,
+            rope: Rope { theta: 10_000.0, scaling: RopeScaling::None },
+            tie_word_embeddings: true,
+            attention_bias: false,
+            mlp_bias: false,
+            bos_token_id: Some(0),
+            eos_token_ids: vec![0],
+            dtype: Some(Dtype::Bf16),
+        }
+    );
+    assert_eq!((config.query_width(), config.kv_width(), config.queries_per_kv_head()), (256, 128, 2));
+    assert_eq!(config.parameter_count(), 5_401_856);
+}
+
+#[test]
+fn what_is_left_out_has_transformers_defaults() {
+    let config = parse_with(json!({"num_key_value_heads": null, "rms_norm_eps": null, "architectures": null})).unwrap();
+    assert_eq!((config.num_key_value_heads, config.head_dim), (6, 8));
+    assert_eq!(config.rms_norm_eps, 1e-6);
+    assert_eq!(config.rope, Rope { theta: 10_000.0, scaling: RopeScaling::None });
+    assert!(!config.tie_word_embeddings && !config.attention_bias && !config.mlp_bias);
+    assert_eq!((config.bos_token_id, config.eos_token_ids, config.dtype), (None, vec![], None));
+}
+
+#[test]
+fn head_dim_may_differ_from_the_quotient() {
+    let config = parse_with(json!({"head_dim": 14, "num_attention_heads": 5, "num_key_value_heads": 1})).unwrap();
+    assert_eq!((config.query_width(), config.kv_width()), (70, 14));
+}
+
+#[test]
+fn end_tokens_as_one_or_a_list() {
+    assert_eq!(parse_with(json!({"eos_token_id": 7})).unwrap().eos_token_ids, [7]);
+    assert_eq!(parse_with(json!({"eos_token_id": [7, 9]})).unwrap().eos_token_ids, [7, 9]);
+}
+
+#[test]
+fn dtype_in_both_spellings() {
+    for (key, name, dtype) in [
+        ("dtype", "bfloat16", Dtype::Bf16),
+        ("torch_dtype", "float16", Dtype::F16),
+        ("torch_dtype", "torch.float32", Dtype::F32),
+    ] {
+        assert_eq!(parse_with(json!({key: name})).unwrap().dtype, Some(dtype));
+    }
+}
+
+#[test]
+fn rope_in_both_spellings() {
+    let plain = |theta| Rope { theta, scaling: RopeScaling::None };
+    assert_eq!(rope_with(json!({"rope_theta": 500_000})), plain(5e5));
+    assert_eq!(rope_with(json!({"rope_theta": 5e5, "rope_scaling": null})), plain(5e5));
+    assert_eq!(rope_with(json!({"rope_parameters": {"rope_theta": 5e5, "rope_type": "default"}})), plain(5e5));
+    // transformers' precedence: inside before outside, a non-empty rope_scaling before rope_parameters.
+    assert_eq!(rope_with(json!({"rope_theta": 1e3, "rope_parameters": {"rope_theta": 5e5}})), plain(5e5));
+    assert_eq!(rope_with(json!({"rope_theta": 1e3, "rope_parameters": {"rope_type": "default"}})), plain(1e3));
+    let linear = |theta| Rope { theta, scaling: RopeScaling::Linear { factor: 4.0 } };
+    assert_eq!(rope_with(json!({"rope_theta": 1e3, "rope_scaling": {"type": "linear", "factor": 4}})), linear(1e3));
+    assert_eq!(rope_with(json!({"rope_parameters": {"rope_type": "linear", "factor": 4.0}})), linear(1e4));
+    assert_eq!(
+        rope_with(json!({"rope_scaling": {"type": "linear", "factor": 4}, "rope_parameters": {"rope_theta": 7.0}})),
+        linear(1e4)
+    );
+    assert_eq!(rope_with(json!({"rope_scaling": {}, "rope_parameters": {"rope_theta": 7.0}})), plain(7.0));
+}
+
+#[test]
+fn llama3_rope_in_both_spellings() {
+    let settings = json!({"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 64});
+    let wanted = Rope { theta: 5e5, scaling: LLAMA3 };
+    assert_eq!(rope_with(json!({"rope_theta": 5e5, "rope_scaling": settings})), wanted);
+    let mut new = settings.clone();
+    new["rope_theta"] = json!(5e5);
+    assert_eq!(rope_with(json!({"rope_parameters": new})), wanted);
+    new["original_max_position_embeddings"] = Value::Null;
+    let RopeScaling::Llama3 { original_max_position_embeddings: original, .. } =
+        rope_with(json!({"rope_parameters": new})).scaling
+    else {
+        panic!("not llama3")
+    };
+    assert_eq!(original, 128, "the model's own context stands in");
+}
+
+/// Values printed by transformers 5.17 (`ROPE_INIT_FUNCTIONS`, in f32) for head_dim 16.
+#[test]
+fn inverse_frequencies_are_those_of_transformers() {
+    let check = |theta, scaling, wanted: [f32; 8]| {
+        let found = Rope { theta, scaling }.inverse_frequencies(16);
+        for (found, wanted) in found.iter().zip(wanted) {
+            assert!((found / wanted - 1.0).abs() < 1e-6, "{scaling:?}: {found} {wanted}");
+        }
+        assert_eq!(found.len(), 8);
+    };
+    check(1e4, RopeScaling::None, [1.0, 0.31622776, 0.1, 0.03162278, 0.01, 0.0031622779, 0.001, 0.0003162278]);
+    check(
+        5e5,
+        RopeScaling::Linear { factor: 4.0 },
+        [0.25, 0.04848069, 0.009401508, 0.0018231663, 0.00035355336, 6.856205e-05, 1.3295739e-05, 2.5783463e-06],
+    );
+    check(
+        5e5,
+        LLAMA3,
+        [1.0, 0.07940301, 0.004700754, 0.00091158313, 0.00017677668, 3.4281024e-05, 6.6478697e-06, 1.2891732e-06],
+    );
+}
+
+#[test]
+fn every_error_names_file_and_key() {
+    let invalid = [
+        (json!({"hidden_size": null}), "hidden_size: is missing"),
+        (json!({"hidden_size": 0}), "hidden_size: 0 is not between 1 and 16777216"),
+        (json!({"hidden_size": -48}), "hidden_size: -48 is not between"),
+        (json!({"hidden_size": 48.5}), "hidden_size: a whole number is expected, not 48.5"),
+        (json!({"hidden_size": "48"}), "hidden_size: a whole number is expected, not \"48\""),
+        (json!({"hidden_size": u64::MAX}), "hidden_size: 18446744073709551615 is not between"),
+        (json!({"vocab_size": 0}), "vocab_size: 0"),
+        (json!({"num_hidden_layers": 1_000_000}), "num_hidden_layers: 1000000 is not between 1 and 16384"),
+        (json!({"num_attention_heads": 0}), "num_attention_heads: 0"),
+        (json!({"num_attention_heads": 7, "num_key_value_heads": 7}), "7 does not divide hidden_size, 48"),
+        (json!({"num_key_value_heads": 4}), "num_key_value_heads: 4 does not divide num_attention_heads, 6"),
+        (json!({"num_key_value_heads": 12}), "num_key_value_heads: 12 does not divide"),
+        (json!({"head_dim": 7}), "head_dim: 7 is odd"),
+        (json!({"head_dim": 1 << 24}), "heads of 16777216 are too wide"),
+        (json!({"max_position_embeddings": null}), "max_position_embeddings: is missing"),
+        (json!({"rms_norm_eps": -1e-5}), "rms_norm_eps: -0.00001 is not between 0 and 1"),
+        (json!({"rms_norm_eps": "tiny"}), "rms_norm_eps: a number is expected, not \"tiny\""),
+        (json!({"rope_theta": 0}), "rope_theta: 0 is not above zero"),
+        (json!({"rope_scaling": {"type": "linear"}}), "rope_scaling.factor: is missing"),
+        (json!({"rope_scaling": {"type": "linear", "factor": -2.0}}), "rope_scaling.factor: -2 is not above zero"),
+        (json!({"rope_parameters": [1]}), "rope_parameters: an object is expected, not [1]"),
+        (json!({"rope_parameters": {"rope_type": 3}}), "rope_parameters.rope_type: a string is expected, not 3"),
+        (
+            json!({"rope_parameters": {"rope_type": "llama3", "factor": 8, "low_freq_factor": 4, "high_freq_factor": 4}}),
+            "rope_parameters.high_freq_factor: 4 is not above low_freq_factor, 4",
+        ),
+        (json!({"eos_token_id": -1}), "eos_token_id: a token id or a list of them is expected, not -1"),
+        (json!({"eos_token_id": [1, "x"]}), "eos_token_id: a token id or a list of them is expected"),
+        (json!({"attention_bias": 1}), "attention_bias: true or false is expected, not 1"),
+        (json!({"model_type": null, "architectures": null}), "model_type: is missing"),
+        (json!({"architectures": "LlamaForCausalLM"}), "architectures: a list of names is expected"),
+        (
+            json!({"hidden_size": 1 << 24, "intermediate_size": 1 << 24, "num_hidden_layers": 16384, "head_dim": 2}),
+            "larger than any memory",
+        ),
+    ];
+    for (changes, message) in invalid {
+        let error = parse_with(changes.clone()).expect_err(&changes.to_string());
+        assert!(matches!(error, Error::InvalidArgument(_)), "{changes}: {error}");
+        let text = error.to_string();
+        assert!(text.contains("config.json: ") && text.contains(message), "{changes}: {text}");
+    }
+}
+
+#[test]
+fn what_is_not_supported_is_named() {
+    let unsupported = [
+        (json!({"architectures": ["MistralForCausalLM"]}), "architectures: [\"MistralForCausalLM\"]"),
+        (json!({"model_type": "qwen2"}), "model_type: qwen2; supported: llama"),
+        (json!({"hidden_act": "gelu"}), "hidden_act: gelu; supported: silu"),
+        (json!({"rope_scaling": {"type": "yarn", "factor": 4.0}}), "rope_scaling.type: yarn; supported: default"),
+        (json!({"rope_parameters": {"rope_type": "longrope"}}), "rope_parameters.rope_type: longrope"),
+        (
+            json!({"rope_parameters": {"full_attention": {"rope_theta": 1e4}}}),
+            "rope_parameters.full_attention: settings",
+        ),
+        (json!({"rope_parameters": {"partial_rotary_factor": 0.5}}), "rope_parameters.partial_rotary_factor: 0.5"),
+        (json!({"partial_rotary_factor": 0.5}), "config.json: partial_rotary_factor: 0.5; supported: 1"),
+        (json!({"quantization_config": {"quant_method": "gptq"}}), "quantization_config: quantised weights"),
+        (json!({"sliding_window": 4096}), "sliding_window: 4096; supported: null"),
+        (json!({"layer_types": ["full_attention", "sliding_attention"]}), "layer_types: "),
+        (json!({"dtype": "float64"}), "dtype: float64; supported: bfloat16, float16 or float32"),
+    ];
+    for (changes, message) in unsupported {
+        let error = parse_with(changes.clone()).expect_err(&changes.to_string());
+        assert!(matches!(error, Error::Unsupported(_)), "{changes}: {error}");
+        let text = error.to_string();
+        assert!(text.contains("config.json: ") && text.contains(message), "{changes}: {text}");
+    }
+}
+
+#[test]
+fn what_is_no_object_is_refused() {
+    for (text, message) in [
+        ("", "no valid JSON"),
+        ("{", "no valid JSON"),
+        ("[1]", "a JSON object is expected"),
+        ("{\"a\": NaN}", "line 1"),
+    ] {
+        let error = Config::from_slice(text.as_bytes(), "config.json").expect_err(text).to_string();
+        assert!(error.contains("config.json") && error.contains(message), "{text:?}: {error}");
+    }
+    assert!(matches!(Config::from_slice(b"\xff", "x"), Err(Error::InvalidArgument(_))));
+    let dir = tempfile::tempdir().unwrap();
+    let error = Config::from_dir(dir.path()).unwrap_err();
+    assert!(matches!(error, Error::NotFound(_)) && error.to_string().contains("config.json"), "{error}");
+}

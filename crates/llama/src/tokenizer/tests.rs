@@ -1,0 +1,146 @@
+//! The bundled tokenizer, and streams over tokens that split characters.
+
+use proptest::prelude::*;
+use serde_json::json;
+
+use super::*;
+
+fn bundled() -> Tokenizer {
+    Tokenizer::from_slice(include_bytes!("../../../../models/tiny-python/tokenizer.json"), "tokenizer.json").unwrap()
+}
+
+/// One token for each byte, and nothing else: every character beyond ASCII is split.
+fn bytes_only() -> Tokenizer {
+    let text = include_bytes!("../../tests/models/untied-head/tokenizer.json");
+    Tokenizer::from_slice(text, "tokenizer.json").unwrap()
+}
+
+/// A tokenizer of the SentencePiece kind: spaces are marked, bytes that have no token are spelled `<0xNN>`.
+fn byte_fallback() -> Tokenizer {
+    let mut vocab = json!({"<unk>": 0, "▁": 257, "▁a": 258, "b": 259});
+    for byte in 0..=255_u32 {
+        vocab[format!("<0x{byte:02X}>")] = json!(byte + 1);
+    }
+    let json = json!({
+        "version": "1.0", "added_tokens": [],
+        "model": {"type": "BPE", "vocab": vocab, "merges": [], "unk_token": "<unk>", "byte_fallback": true},
+        "decoder": {"type": "Sequence", "decoders": [
+            {"type": "Replace", "pattern": {"String": "▁"}, "content": " "}, {"type": "ByteFallback"}, {"type": "Fuse"},
+            {"type": "Strip", "content": " ", "start": 1, "stop": 0},
+        ]},
+    });
+    Tokenizer::from_slice(json.to_string().as_bytes(), "tokenizer.json").unwrap()
+}
+
+fn streamed(tokenizer: &Tokenizer, ids: &[u32]) -> (Vec<String>, String) {
+    let mut stream = tokenizer.stream();
+    let mut pieces: Vec<String> = ids.iter().map(|&id| stream.push(id).unwrap()).collect();
+    pieces.push(stream.finish().unwrap());
+    let whole = pieces.concat();
+    (pieces, whole)
+}
+
+#[test]
+fn text_survives_a_round_trip() {
+    let tokenizer = bundled();
+    assert_eq!(tokenizer.vocab_size(), 4096);
+    for text in ["", "def main():\n    return 0\n", "  spaces\t and ünïcödé — 漢字 🦀\r\n", "\u{0}\u{7f}"] {
+        let ids = tokenizer.encode(text).unwrap();
+        assert!(ids.iter().all(|&id| id < 4096));
+        assert_eq!(tokenizer.decode(&ids).unwrap(), text);
+        assert_eq!(streamed(&tokenizer, &ids).1, text);
+    }
+}
+
+#[test]
+fn special_tokens_and_unknown_ids_have_no_text() {
+    let tokenizer = bundled();
+    let ids = tokenizer.encode("x<|endoftext|>y").unwrap();
+    assert_eq!(ids.iter().filter(|&&id| id == 0).count(), 1);
+    assert_eq!(tokenizer.decode(&ids).unwrap(), "xy");
+    assert_eq!(tokenizer.decode(&[u32::MAX, 4096]).unwrap(), "");
+    assert_eq!(streamed(&tokenizer, &[u32::MAX, 4096]).1, "");
+}
+
+#[test]
+fn a_character_comes_whole_with_its_last_token() {
+    let tokenizer = bytes_only();
+    let ids: Vec<u32> = "é🦀!".bytes().map(u32::from).collect();
+    let (pieces, _) = streamed(&tokenizer, &ids);
+    assert_eq!(pieces, ["", "é", "", "", "", "🦀", "!", ""]);
+    // Cut off in the middle: shown as decode shows it.
+    let (pieces, whole) = streamed(&tokenizer, &ids[..4]);
+    assert_eq!((pieces[4].as_str(), whole), ("\u{fffd}", tokenizer.decode(&ids[..4]).unwrap()));
+}
+
+#[test]
+fn byte_fallback_characters_come_whole_too() {
+    let tokenizer = byte_fallback();
+    let ids: Vec<u32> = [258, 259].into_iter().chain("é🦀".bytes().map(|b| u32::from(b) + 1)).chain([258]).collect();
+    assert_eq!(tokenizer.decode(&ids).unwrap(), "abé🦀 a");
+    let (pieces, whole) = streamed(&tokenizer, &ids);
+    assert_eq!(whole, "abé🦀 a");
+    assert_eq!(pieces, ["a", "b", "", "é", "", "", "", "🦀", " a", ""]);
+}
+
+#[test]
+fn the_window_stays_small() {
+    let tokenizer = bytes_only();
+    let mut stream = tokenizer.stream();
+    let mut whole = String::new();
+    for i in 0..10_000 {
+        whole += &stream.push([0xf0, 0x9f, 0xa6, 0x80][i % 4]).unwrap();
+        assert!(stream.window.len() <= WINDOW);
+    }
+    assert_eq!(whole + &stream.finish().unwrap(), "🦀".repeat(2500));
+    let (_, garbage) = streamed(&tokenizer, &[0xff; 1000]);
+    assert_eq!(garbage.chars().count(), 1000);
+}
+
+#[test]
+fn truncation_and_padding_of_the_file_are_left_out() {
+    let text = include_str!("../../tests/models/untied-head/tokenizer.json");
+    let mut json: serde_json::Value = serde_json::from_str(text).unwrap();
+    json["truncation"] = json!({"direction": "Right", "max_length": 4, "strategy": "LongestFirst", "stride": 0});
+    json["padding"] = json!({"strategy": {"Fixed": 8}, "direction": "Right", "pad_to_multiple_of": null, "pad_id": 258,
+        "pad_type_id": 0, "pad_token": "<pad>"});
+    let tokenizer = Tokenizer::from_slice(json.to_string().as_bytes(), "tokenizer.json").unwrap();
+    assert_eq!(tokenizer.encode("abcdef").unwrap(), b"abcdef".map(u32::from));
+    assert_eq!(tokenizer.encode("ab").unwrap(), [97, 98]);
+}
+
+#[test]
+fn wrong_files_are_errors_that_name_them() {
+    for text in ["", "{}", "[]", "{\"version\": \"1.0\"}", "{\"model\": {\"type\": \"Nothing\"}}"] {
+        let error = Tokenizer::from_slice(text.as_bytes(), "some/tokenizer.json").expect_err(text);
+        assert!(matches!(error, Error::InvalidArgument(_)), "{error}");
+        assert!(error.to_string().contains("some/tokenizer.json"), "{error}");
+    }
+    assert!(Tokenizer::from_slice(b"\xff\xfe", "x").is_err());
+    let dir = tempfile::tempdir().unwrap();
+    assert!(matches!(Tokenizer::from_dir(dir.path()), Err(Error::NotFound(_))));
+    std::fs::write(dir.path().join("tokenizer.json"), include_bytes!("../../tests/models/untied-head/tokenizer.json"))
+        .unwrap();
+    assert_eq!(Tokenizer::from_dir(dir.path()).unwrap().vocab_size(), 259);
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(200))]
+
+    /// Pieces are the decoded whole, whatever the bytes, over several windows.
+    #[test]
+    fn pieces_join_to_the_whole(ids in prop::collection::vec(0_u32..259, 0..200)) {
+        let tokenizer = bytes_only();
+        prop_assert_eq!(streamed(&tokenizer, &ids).1, tokenizer.decode(&ids).unwrap());
+    }
+
+    /// Text in scripts of all lengths comes in whole characters.
+    #[test]
+    fn text_never_shows_a_replacement(text in "[aé漢🦀 ]{0,60}") {
+        let tokenizer = bytes_only();
+        let ids: Vec<u32> = text.bytes().map(u32::from).collect();
+        let (pieces, whole) = streamed(&tokenizer, &ids);
+        prop_assert_eq!(&whole, &text);
+        prop_assert!(pieces.iter().all(|piece| !piece.contains(REPLACEMENT)));
+    }
+}

@@ -1,0 +1,463 @@
+//! The weights of a model: safetensors files, memory-mapped or embedded, checked against the config.
+//!
+//! [`Weights`] opens `model.safetensors`, or the shards that `model.safetensors.index.json` lists, and hands out views:
+//! type, shape and the bytes where they lie in the mapping. Nothing is copied or converted, except a tensor whose bytes do
+//! not begin at a multiple of its element's size. A view keeps its mapping alive ([`Tensor::keep_alive`]), so it can be
+//! imported as a host buffer whose lease outlives everything here.
+//!
+//! Everything is checked when the files are opened: each tensor of the config is there, once, with the shape that the config
+//! implies, in a type that the kernels read. Tensors that the config does not ask for are ignored, as transformers does.
+//!
+//! This module must not know the runtime, nor what the weights mean.
+
+use std::any::Any;
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::fmt;
+use std::fs::{self, File};
+use std::ops::Range;
+use std::path::{Component, Path, PathBuf};
+use std::sync::Arc;
+
+use leasehold_core::{Error, Result};
+use memmap2::Mmap;
+use safetensors::tensor::{Dtype as StoredDtype, Metadata};
+
+use crate::Config;
+
+const SINGLE: &str = "model.safetensors";
+const INDEX: &str = "model.safetensors.index.json";
+/// Bytes of the header's length, at the start of a safetensors file.
+const LENGTH_BYTES: usize = 8;
+/// The longest header that the format allows.
+const MAX_HEADER: u64 = 100_000_000;
+
+/// The element types that weights may be stored in. All are little-endian.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Dtype {
+    /// bfloat16.
+    Bf16,
+    /// IEEE binary16.
+    F16,
+    /// IEEE binary32.
+    F32,
+}
+
+impl Dtype {
+    /// Bytes of one element, which is also its alignment.
+    #[must_use]
+    pub const fn size(self) -> usize {
+        match self {
+            Dtype::Bf16 | Dtype::F16 => 2,
+            Dtype::F32 => 4,
+        }
+    }
+}
+
+impl fmt::Display for Dtype {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Dtype::Bf16 => "bf16",
+            Dtype::F16 => "f16",
+            Dtype::F32 => "f32",
+        })
+    }
+}
+
+/// A tensor that a model of some [`Config`] must have.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct TensorSpec {
+    /// Its name in the files.
+    pub name: String,
+    /// Its shape; a projection is `[out, in]`.
+    pub shape: Vec<usize>,
+}
+
+impl TensorSpec {
+    /// All tensors that a model of this shape has, in the order of their use.
+    #[must_use]
+    pub fn all(config: &Config) -> Vec<TensorSpec> {
+        let mut all = Vec::new();
+        let mut push = |name: String, shape: &[usize]| all.push(TensorSpec { name, shape: shape.to_vec() });
+        let (hidden, inter) = (config.hidden_size, config.intermediate_size);
+        let (query, kv) = (config.query_width(), config.kv_width());
+        push("model.embed_tokens.weight".into(), &[config.vocab_size, hidden]);
+        for layer in 0..config.num_hidden_layers {
+            let mut linear = |name: &str, out: usize, input: usize, bias: bool| {
+                push(format!("model.layers.{layer}.{name}.weight"), &[out, input]);
+                if bias {
+                    push(format!("model.layers.{layer}.{name}.bias"), &[out]);
+                }
+            };
+            linear("self_attn.q_proj", query, hidden, config.attention_bias);
+            linear("self_attn.k_proj", kv, hidden, config.attention_bias);
+            linear("self_attn.v_proj", kv, hidden, config.attention_bias);
+            linear("self_attn.o_proj", hidden, query, config.attention_bias);
+            linear("mlp.gate_proj", inter, hidden, config.mlp_bias);
+            linear("mlp.up_proj", inter, hidden, config.mlp_bias);
+            linear("mlp.down_proj", hidden, inter, config.mlp_bias);
+            for norm in ["input_layernorm", "post_attention_layernorm"] {
+                push(format!("model.layers.{layer}.{norm}.weight"), &[hidden]);
+            }
+        }
+        push("model.norm.weight".into(), &[hidden]);
+        if !config.tie_word_embeddings {
+            push("lm_head.weight".into(), &[config.vocab_size, hidden]);
+        }
+        all
+    }
+}
+
+/// The bytes of one safetensors file, wherever they lie. A clone shares them.
+#[derive(Clone)]
+pub struct Source(Arc<Inner>);
+
+struct Inner {
+    name: String,
+    bytes: Bytes,
+}
+
+enum Bytes {
+    Mapped(Mmap),
+    Embedded(&'static [u8]),
+    /// A copy whose elements are aligned: the words, and the length in bytes.
+    Copied(Box<[u64]>, usize),
+}
+
+impl Source {
+    /// Maps a file. Blocks on opening it; its pages are read as they are used.
+    ///
+    /// The file must not be changed or truncated while the mapping lives: its contents would change under the model, or
+    /// the process would get `SIGBUS`. Replacing it by renaming another file over it is fine.
+    ///
+    /// # Errors
+    /// [`Error::NotFound`] when it cannot be opened, [`Error::InvalidArgument`] when it is no regular file, or is empty.
+    pub fn map(path: &Path) -> Result<Self> {
+        let name = path.display().to_string();
+        let cannot = |e: std::io::Error| Error::NotFound(format!("{name}: {e}").into());
+        let file = File::open(path).map_err(cannot)?;
+        let about = file.metadata().map_err(cannot)?;
+        if !about.is_file() {
+            return Err(Error::invalid(format!("{name}: not a regular file")));
+        }
+        if about.len() == 0 {
+            return Err(Error::invalid(format!("{name}: truncated: the file is empty")));
+        }
+        // SAFETY: the mapping is read-only and private to this process; that nobody changes the file meanwhile is what the
+        // documentation above asks of the user, as every program that maps weights must.
+        let map = unsafe { Mmap::map(&file) }.map_err(cannot)?;
+        Ok(Self(Arc::new(Inner { name, bytes: Bytes::Mapped(map) })))
+    }
+
+    /// Bytes that are part of the program, from `include_bytes!`; `name` stands for the file in messages.
+    #[must_use]
+    pub fn embedded(name: impl Into<String>, bytes: &'static [u8]) -> Self {
+        Self(Arc::new(Inner { name: name.into(), bytes: Bytes::Embedded(bytes) }))
+    }
+
+    /// The file's name, for messages.
+    #[must_use]
+    pub fn name(&self) -> &str {
+        &self.0.name
+    }
+
+    /// The whole file.
+    #[must_use]
+    pub fn bytes(&self) -> &[u8] {
+        match &self.0.bytes {
+            Bytes::Mapped(map) => map,
+            Bytes::Embedded(bytes) => bytes,
+            Bytes::Copied(words, len) => &as_bytes(words)[..*len],
+        }
+    }
+
+    /// A copy of some bytes, aligned to 8.
+    fn copied(name: &str, bytes: &[u8]) -> Self {
+        const WORD: usize = size_of::<u64>();
+        let mut words = vec![0_u64; bytes.len().div_ceil(WORD)];
+        for (word, chunk) in words.iter_mut().zip(bytes.chunks(WORD)) {
+            let mut padded = [0; WORD];
+            padded[..chunk.len()].copy_from_slice(chunk);
+            *word = u64::from_ne_bytes(padded);
+        }
+        Self(Arc::new(Inner { name: name.to_owned(), bytes: Bytes::Copied(words.into(), bytes.len()) }))
+    }
+}
+
+impl fmt::Debug for Source {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Source").field("name", &self.name()).field("bytes", &self.bytes().len()).finish()
+    }
+}
+
+fn as_bytes(words: &[u64]) -> &[u8] {
+    // SAFETY: the words are initialised, live as long as the result, and bytes have no alignment and no invalid values.
+    unsafe { std::slice::from_raw_parts(words.as_ptr().cast(), size_of_val(words)) }
+}
+
+/// One stored tensor: row-major, contiguous, aligned to its element. A clone shares the bytes.
+#[derive(Debug, Clone)]
+pub struct Tensor {
+    source: Source,
+    range: Range<usize>,
+    dtype: Dtype,
+    shape: Vec<usize>,
+}
+
+impl Tensor {
+    /// The type of its elements.
+    #[must_use]
+    pub fn dtype(&self) -> Dtype {
+        self.dtype
+    }
+
+    /// Its shape; the last dimension is contiguous.
+    #[must_use]
+    pub fn shape(&self) -> &[usize] {
+        &self.shape
+    }
+
+    /// Its bytes, where they lie; they begin at a multiple of [`Dtype::size`].
+    #[must_use]
+    pub fn bytes(&self) -> &[u8] {
+        &self.source.bytes()[self.range.clone()]
+    }
+
+    /// Where its bytes begin in [`source`](Self::source).
+    #[must_use]
+    pub fn data_offset(&self) -> usize {
+        self.range.start
+    }
+
+    /// The file that it lies in, or the aligned copy of the tensor where the file's own bytes are misaligned.
+    #[must_use]
+    pub fn source(&self) -> &Source {
+        &self.source
+    }
+
+    /// What must live for [`bytes`](Self::bytes) to stay: the mapping. Give it along with the address.
+    #[must_use]
+    pub fn keep_alive(&self) -> Arc<dyn Any + Send + Sync> {
+        self.source.0.clone()
+    }
+}
+
+/// All weights of a model, checked against its config.
+///
+/// ```no_run
+/// use leasehold_llama::{Config, Weights};
+///
+/// let dir = std::path::Path::new("models/tiny-python");
+/// let config = Config::from_dir(dir)?;
+/// let weights = Weights::from_dir(dir, &config)?;
+/// assert_eq!(weights.tensor("model.norm.weight")?.shape(), [config.hidden_size]);
+/// # Ok::<(), leasehold_core::Error>(())
+/// ```
+#[derive(Debug, Clone)]
+pub struct Weights {
+    tensors: HashMap<String, Tensor>,
+}
+
+impl Weights {
+    /// Opens `DIR/model.safetensors`, or else the shards that `DIR/model.safetensors.index.json` lists. Blocks on the files'
+    /// headers, not on their contents. The rules of [`Source::map`] hold for every file.
+    ///
+    /// # Errors
+    /// Each names the file and, where there is one, the tensor.
+    /// - [`Error::NotFound`]: a file or a tensor that is not there.
+    /// - [`Error::InvalidArgument`]: a truncated or damaged file, a wrong shape, a tensor in two shards, an index whose file
+    ///   names leave the directory.
+    /// - [`Error::Unsupported`]: a tensor in another type than [`Dtype`] has.
+    pub fn from_dir(dir: &Path, config: &Config) -> Result<Self> {
+        let single = dir.join(SINGLE);
+        let index = dir.join(INDEX);
+        if single.exists() {
+            Self::from_sources(vec![Source::map(&single)?], None, config)
+        } else if index.exists() {
+            let index = Index::read(&index)?;
+            let sources = index.files.iter().map(|file| Source::map(&dir.join(file))).collect::<Result<Vec<_>>>()?;
+            Self::from_sources(sources, Some(&index), config)
+        } else {
+            Err(Error::NotFound(format!("{}: neither {SINGLE} nor {INDEX}", dir.display()).into()))
+        }
+    }
+
+    /// Takes the contents of one safetensors file that is part of the program; `name` stands for it in messages.
+    ///
+    /// # Errors
+    /// As [`from_dir`](Self::from_dir).
+    pub fn from_embedded(name: &str, bytes: &'static [u8], config: &Config) -> Result<Self> {
+        Self::from_sources(vec![Source::embedded(name, bytes)], None, config)
+    }
+
+    /// The tensor of that name.
+    ///
+    /// # Errors
+    /// [`Error::NotFound`] when the config that the weights were opened with does not have it.
+    pub fn tensor(&self, name: &str) -> Result<&Tensor> {
+        self.tensors.get(name).ok_or_else(|| Error::NotFound(format!("tensor {name}: no part of this model").into()))
+    }
+
+    /// All tensors with their names, in no order.
+    pub fn iter(&self) -> impl ExactSizeIterator<Item = (&str, &Tensor)> {
+        self.tensors.iter().map(|(name, tensor)| (name.as_str(), tensor))
+    }
+
+    /// Bytes of all tensors together, without headers and without tensors that the config does not ask for.
+    #[must_use]
+    pub fn total_bytes(&self) -> u64 {
+        self.tensors.values().map(|tensor| tensor.range.len() as u64).sum()
+    }
+
+    fn from_sources(sources: Vec<Source>, index: Option<&Index>, config: &Config) -> Result<Self> {
+        let headers = sources.iter().map(Header::read).collect::<Result<Vec<_>>>()?;
+        let mut holders: HashMap<&str, &Header> = HashMap::new();
+        for header in &headers {
+            for name in &header.names {
+                if let Some(first) = holders.insert(name, header) {
+                    let files = format!("{} and in {}", first.source.name(), header.source.name());
+                    return Err(Error::invalid(format!("tensor {name} is twice there: in {files}")));
+                }
+            }
+        }
+        let mut tensors = HashMap::new();
+        for spec in TensorSpec::all(config) {
+            let header = match holders.get(spec.name.as_str()) {
+                Some(header) => header,
+                None => return Err(missing(&spec.name, &sources, index)),
+            };
+            tensors.insert(spec.name.clone(), header.tensor(&spec)?);
+        }
+        let weights = Self { tensors };
+        tracing::debug!(files = sources.len(), bytes = weights.total_bytes(), "weights opened");
+        Ok(weights)
+    }
+}
+
+#[cold]
+fn missing(name: &str, sources: &[Source], index: Option<&Index>) -> Error {
+    let at = match (index, sources) {
+        (Some(index), _) => match index.file_of.get(name) {
+            Some(file) => format!("{}, although {} places it there", file, index.name),
+            None => index.name.clone(),
+        },
+        (None, [only]) => only.name().to_owned(),
+        (None, _) => "the files".to_owned(),
+    };
+    let hint = if name == "lm_head.weight" { "; a head that is the embedding needs tie_word_embeddings" } else { "" };
+    Error::NotFound(format!("tensor {name} is missing from {at}{hint}").into())
+}
+
+/// A file's checked header.
+struct Header {
+    source: Source,
+    metadata: Metadata,
+    names: Vec<String>,
+    /// Where the tensors' offsets count from.
+    data_start: usize,
+}
+
+impl Header {
+    /// Reads the header and compares the file's length with it. `safetensors` checks that the tensors tile the data without
+    /// holes or overlaps and that each one's bytes are those of its shape.
+    fn read(source: &Source) -> Result<Self> {
+        let (name, file) = (source.name(), source.bytes());
+        let truncated = |what: String| Error::invalid(format!("{name}: truncated: {what}"));
+        let Some((length, rest)) = file.split_first_chunk::<LENGTH_BYTES>() else {
+            return Err(truncated(format!("{} bytes are too few for a safetensors header", file.len())));
+        };
+        let length = u64::from_le_bytes(*length);
+        if length > MAX_HEADER {
+            return Err(Error::invalid(format!("{name}: no safetensors file: a header of {length} bytes")));
+        }
+        let Some((header, data)) = rest.split_at_checked(length as usize) else {
+            return Err(truncated(format!("a header of {length} bytes in a file of {} bytes", file.len())));
+        };
+        let metadata: Metadata =
+            serde_json::from_slice(header).map_err(|e| Error::invalid(format!("{name}: damaged header: {e}")))?;
+        if metadata.data_len() > data.len() {
+            return Err(truncated(format!(
+                "the header describes {} bytes, {} are there",
+                metadata.data_len(),
+                data.len()
+            )));
+        }
+        if metadata.data_len() < data.len() {
+            let (known, there) = (metadata.data_len(), data.len());
+            return Err(Error::invalid(format!("{name}: damaged: the header describes {known} bytes of {there}")));
+        }
+        let names = metadata.offset_keys();
+        Ok(Self { source: source.clone(), metadata, names, data_start: LENGTH_BYTES + length as usize })
+    }
+
+    fn tensor(&self, spec: &TensorSpec) -> Result<Tensor> {
+        let (file, name) = (self.source.name(), &spec.name);
+        let Some(info) = self.metadata.info(name) else {
+            return Err(Error::NotFound(format!("tensor {name} is missing from {file}").into()));
+        };
+        if info.shape != spec.shape {
+            let (found, wanted) = (&info.shape, &spec.shape);
+            return Err(Error::invalid(format!(
+                "{file}: tensor {name}: shape {found:?}; the config implies {wanted:?}"
+            )));
+        }
+        let dtype = match info.dtype {
+            StoredDtype::BF16 => Dtype::Bf16,
+            StoredDtype::F16 => Dtype::F16,
+            StoredDtype::F32 => Dtype::F32,
+            other => {
+                let message = format!("{file}: tensor {name}: stored as {other:?}; supported: BF16, F16 or F32");
+                return Err(Error::Unsupported(message.into()));
+            }
+        };
+        // Both ends lie within the file: `read` compared the last offset with its length.
+        let range = self.data_start + info.data_offsets.0..self.data_start + info.data_offsets.1;
+        let tensor = Tensor { source: self.source.clone(), range, dtype, shape: info.shape.clone() };
+        Ok(tensor.aligned())
+    }
+}
+
+impl Tensor {
+    fn aligned(self) -> Self {
+        if self.bytes().as_ptr().addr().is_multiple_of(self.dtype.size()) {
+            return self;
+        }
+        let source = Source::copied(self.source.name(), self.bytes());
+        Self { source, range: 0..self.range.len(), ..self }
+    }
+}
+
+/// `model.safetensors.index.json`: which shard holds which tensor.
+struct Index {
+    name: String,
+    file_of: BTreeMap<String, String>,
+    files: BTreeSet<PathBuf>,
+}
+
+impl Index {
+    fn read(path: &Path) -> Result<Self> {
+        #[derive(serde::Deserialize)]
+        struct Json {
+            weight_map: BTreeMap<String, String>,
+        }
+        let name = path.display().to_string();
+        let bytes = fs::read(path).map_err(|e| Error::NotFound(format!("{name}: {e}").into()))?;
+        let Json { weight_map: file_of } =
+            serde_json::from_slice(&bytes).map_err(|e| Error::invalid(format!("{name}: no valid index: {e}")))?;
+        let mut files = BTreeSet::new();
+        for (tensor, file) in &file_of {
+            let relative = Path::new(file);
+            if !relative.components().all(|part| matches!(part, Component::Normal(_))) || file.is_empty() {
+                return Err(Error::invalid(format!("{name}: tensor {tensor}: {file:?} is no file of this directory")));
+            }
+            files.insert(relative.to_owned());
+        }
+        if files.is_empty() {
+            return Err(Error::invalid(format!("{name}: weight_map is empty")));
+        }
+        Ok(Self { name, file_of, files })
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,327 @@
+//! Files that are right, in one piece, in shards and embedded; and each way in which they can be wrong.
+
+use std::collections::BTreeMap;
+
+use proptest::prelude::*;
+use safetensors::serialize;
+use safetensors::tensor::TensorView;
+use serde_json::json;
+
+use super::*;
+
+/// What is written to a file: the tensor's type, shape and bytes.
+type Stored = BTreeMap<String, (StoredDtype, Vec<usize>, Vec<u8>)>;
+
+fn config(changes: serde_json::Value) -> Config {
+    let mut json = json!({
+        "model_type": "llama", "vocab_size": 11, "hidden_size": 6, "intermediate_size": 5, "num_hidden_layers": 2,
+        "num_attention_heads": 3, "num_key_value_heads": 1, "head_dim": 4, "max_position_embeddings": 16,
+        "tie_word_embeddings": true,
+    });
+    json.as_object_mut().unwrap().extend(changes.as_object().unwrap().clone());
+    Config::from_slice(json.to_string().as_bytes(), "config.json").unwrap()
+}
+
+fn tied() -> Config {
+    config(json!({}))
+}
+
+/// A model of this config, its bytes counting up from the length of the tensor's name.
+fn model(config: &Config, dtype: StoredDtype) -> Stored {
+    TensorSpec::all(config)
+        .into_iter()
+        .map(|TensorSpec { name, shape }| {
+            let len = shape.iter().product::<usize>() * dtype.bitsize() / 8;
+            let bytes = (0..len).map(|i| (i + name.len()) as u8).collect();
+            (name, (dtype, shape, bytes))
+        })
+        .collect()
+}
+
+fn file(stored: &Stored) -> Vec<u8> {
+    let views = stored
+        .iter()
+        .map(|(name, (dtype, shape, bytes))| (name.as_str(), TensorView::new(*dtype, shape.clone(), bytes).unwrap()));
+    serialize(views, None).unwrap()
+}
+
+/// A file with any header, right or not.
+fn raw(header: &str, data: &[u8]) -> Vec<u8> {
+    [&(header.len() as u64).to_le_bytes(), header.as_bytes(), data].concat()
+}
+
+fn open(bytes: &[u8], config: &Config) -> Result<Weights> {
+    Weights::from_sources(vec![Source::copied("w.safetensors", bytes)], None, config)
+}
+
+fn assert_holds(weights: &Weights, stored: &Stored, dtype: Dtype) {
+    assert_eq!(weights.iter().len(), stored.len());
+    for (name, (_, shape, bytes)) in stored {
+        let tensor = weights.tensor(name).unwrap();
+        assert_eq!((tensor.dtype(), tensor.shape(), tensor.bytes()), (dtype, &shape[..], &bytes[..]), "{name}");
+        assert!(tensor.bytes().as_ptr().addr().is_multiple_of(dtype.size()), "{name}");
+    }
+}
+
+fn write_shards(dir: &Path, shards: &[(&str, Stored)]) {
+    let mut map = BTreeMap::new();
+    for (name, stored) in shards {
+        fs::write(dir.join(name), file(stored)).unwrap();
+        map.extend(stored.keys().map(|tensor| (tensor.clone(), *name)));
+    }
+    fs::write(dir.join(INDEX), json!({"metadata": {"total_size": 0}, "weight_map": map}).to_string()).unwrap();
+}
+
+fn split(stored: Stored) -> (Stored, Stored) {
+    stored.into_iter().partition(|(name, _)| name.contains(".0."))
+}
+
+#[test]
+fn expected_tensors_follow_the_config() {
+    let names = |config: &Config| TensorSpec::all(config).into_iter().map(|spec| spec.name).collect::<Vec<_>>();
+    assert_eq!(names(&tied()).len(), 2 + 2 * 9);
+    assert!(!names(&tied()).contains(&"lm_head.weight".to_owned()));
+    let full = config(json!({"tie_word_embeddings": false, "attention_bias": true, "mlp_bias": true}));
+    let specs = TensorSpec::all(&full);
+    assert_eq!(specs.len(), 3 + 2 * (9 + 7));
+    let shape = |name: &str| specs.iter().find(|spec| spec.name == name).unwrap().shape.clone();
+    assert_eq!(shape("lm_head.weight"), [11, 6]);
+    assert_eq!(shape("model.layers.1.self_attn.q_proj.weight"), [12, 6]);
+    assert_eq!(shape("model.layers.1.self_attn.v_proj.bias"), [4]);
+    assert_eq!(shape("model.layers.1.self_attn.o_proj.weight"), [6, 12]);
+    assert_eq!(shape("model.layers.0.mlp.down_proj.weight"), [6, 5]);
+    let count: usize = specs.iter().map(|spec| spec.shape.iter().product::<usize>()).sum();
+    assert_eq!(full.parameter_count(), count as u64);
+    let tied_count: usize = TensorSpec::all(&tied()).iter().map(|spec| spec.shape.iter().product::<usize>()).sum();
+    assert_eq!(tied().parameter_count(), tied_count as u64);
+}
+
+#[test]
+fn one_file_in_each_type() {
+    for (stored, dtype) in
+        [(StoredDtype::BF16, Dtype::Bf16), (StoredDtype::F16, Dtype::F16), (StoredDtype::F32, Dtype::F32)]
+    {
+        let dir = tempfile::tempdir().unwrap();
+        let model = model(&tied(), stored);
+        fs::write(dir.path().join(SINGLE), file(&model)).unwrap();
+        let weights = Weights::from_dir(dir.path(), &tied()).unwrap();
+        assert_holds(&weights, &model, dtype);
+        assert_eq!(weights.total_bytes(), tied().parameter_count() * dtype.size() as u64);
+    }
+}
+
+#[test]
+fn a_view_says_where_it_lies_and_keeps_its_mapping() {
+    let dir = tempfile::tempdir().unwrap();
+    let model = model(&tied(), StoredDtype::BF16);
+    let path = dir.path().join(SINGLE);
+    fs::write(&path, file(&model)).unwrap();
+    let weights = Weights::from_dir(dir.path(), &tied()).unwrap();
+    let tensor = weights.tensor("model.norm.weight").unwrap().clone();
+    assert_eq!(&tensor.source().bytes()[tensor.data_offset()..][..12], tensor.bytes());
+    assert_eq!(tensor.source().name(), path.display().to_string());
+    let (address, keep) = (tensor.bytes().as_ptr().addr(), tensor.keep_alive());
+    drop((weights, tensor));
+    // The first mapping must still be there: a second one lies elsewhere.
+    let again = Weights::from_dir(dir.path(), &tied()).unwrap();
+    assert_ne!(again.tensor("model.norm.weight").unwrap().bytes().as_ptr().addr(), address);
+    drop(keep);
+}
+
+#[test]
+fn types_may_differ_from_tensor_to_tensor_and_extra_tensors_are_ignored() {
+    let mut stored = model(&tied(), StoredDtype::BF16);
+    let norm = model(&tied(), StoredDtype::F32).remove("model.norm.weight").unwrap();
+    stored.insert("model.norm.weight".into(), norm);
+    stored.insert("model.layers.0.self_attn.rotary_emb.inv_freq".into(), (StoredDtype::I64, vec![2], vec![0; 16]));
+    let weights = open(&file(&stored), &tied()).unwrap();
+    assert_eq!(weights.tensor("model.norm.weight").unwrap().dtype(), Dtype::F32);
+    assert_eq!(weights.tensor("model.embed_tokens.weight").unwrap().dtype(), Dtype::Bf16);
+    assert!(matches!(weights.tensor("model.layers.0.self_attn.rotary_emb.inv_freq"), Err(Error::NotFound(_))));
+}
+
+#[test]
+fn shards() {
+    let dir = tempfile::tempdir().unwrap();
+    let whole = model(&tied(), StoredDtype::F16);
+    let (first, second) = split(whole.clone());
+    write_shards(dir.path(), &[("a.safetensors", first), ("b.safetensors", second)]);
+    assert_holds(&Weights::from_dir(dir.path(), &tied()).unwrap(), &whole, Dtype::F16);
+    // As transformers does, the single file comes first.
+    fs::write(dir.path().join(SINGLE), file(&model(&tied(), StoredDtype::F32))).unwrap();
+    let weights = Weights::from_dir(dir.path(), &tied()).unwrap();
+    assert_eq!(weights.tensor("model.norm.weight").unwrap().dtype(), Dtype::F32);
+}
+
+#[test]
+fn embedded_bytes_are_used_in_place_where_aligned_and_copied_where_not() {
+    let model = model(&tied(), StoredDtype::F32);
+    let bytes = file(&model);
+    for shift in 0..8 {
+        // Leaked on purpose, eight small blocks: an embedded file is 'static.
+        let block: &'static [u64] = vec![0_u64; bytes.len() / 8 + 2].leak();
+        let at = shift..shift + bytes.len();
+        let mut padded = as_bytes(block).to_vec();
+        padded[at.clone()].copy_from_slice(&bytes);
+        let words: Vec<u64> = padded.chunks_exact(8).map(|c| u64::from_ne_bytes(c.try_into().unwrap())).collect();
+        let embedded = &as_bytes(words.leak())[at];
+        let weights = Weights::from_embedded("bundled", embedded, &tied()).unwrap();
+        assert_holds(&weights, &model, Dtype::F32);
+        let tensor = weights.tensor("model.norm.weight").unwrap();
+        let in_place = embedded.as_ptr_range().contains(&tensor.bytes().as_ptr());
+        assert_eq!(in_place, shift % 4 == 0, "shift {shift}");
+        assert_eq!(tensor.source().name(), "bundled");
+    }
+}
+
+#[track_caller]
+fn assert_error(result: Result<Weights>, kind: &str, parts: &[&str]) {
+    let error = result.expect_err("an error");
+    let text = error.to_string();
+    assert_eq!(error.kind(), kind, "{text}");
+    for part in parts {
+        assert!(text.contains(part), "{part:?} is not in {text:?}");
+    }
+}
+
+#[test]
+fn a_wrong_tensor_is_named_with_its_file() {
+    let name = "model.layers.1.mlp.up_proj.weight";
+    let with = |change: &dyn Fn(&mut Stored)| {
+        let mut stored = model(&tied(), StoredDtype::BF16);
+        change(&mut stored);
+        open(&file(&stored), &tied())
+    };
+    let missing = with(&|stored| drop(stored.remove(name)));
+    assert_error(missing, "NotFound", &[name, "missing", "w.safetensors"]);
+    let transposed = with(&|stored| stored.get_mut(name).unwrap().1.reverse());
+    assert_error(transposed, "InvalidArgument", &[name, "w.safetensors", "[6, 5]", "[5, 6]"]);
+    let other_type = with(&|stored| stored.get_mut(name).unwrap().0 = StoredDtype::I16);
+    assert_error(other_type, "Unsupported", &[name, "w.safetensors", "I16", "BF16, F16 or F32"]);
+    let untied = open(&file(&model(&tied(), StoredDtype::BF16)), &config(json!({"tie_word_embeddings": false})));
+    assert_error(untied, "NotFound", &["lm_head.weight", "tie_word_embeddings"]);
+}
+
+#[test]
+fn a_truncated_file_is_an_error_at_every_length() {
+    let whole = file(&model(&tied(), StoredDtype::BF16));
+    for len in 0..whole.len() {
+        assert_error(open(&whole[..len], &tied()), "InvalidArgument", &["w.safetensors", "truncated"]);
+    }
+    let mut longer = whole;
+    longer.push(0);
+    assert_error(open(&longer, &tied()), "InvalidArgument", &["w.safetensors", "damaged"]);
+}
+
+#[test]
+fn a_damaged_header_is_an_error() {
+    let check = |bytes: Vec<u8>, part| assert_error(open(&bytes, &tied()), "InvalidArgument", &["w.safetensors", part]);
+    check(raw("{", b""), "damaged header");
+    check(raw("[]", b""), "damaged header");
+    check(raw("\u{0}\u{1}", b""), "damaged header");
+    check(u64::MAX.to_le_bytes().to_vec(), "no safetensors file");
+    check(200_000_000_u64.to_le_bytes().to_vec(), "no safetensors file");
+    check(b"PK\x03\x04 some archive".to_vec(), "no safetensors file");
+    let tensor =
+        |shape: &str, at: &str| raw(&format!(r#"{{"t":{{"dtype":"BF16","shape":{shape},"data_offsets":{at}}}}}"#), b"");
+    check(tensor("[2]", "[0,2]"), "damaged header");
+    check(tensor("[2]", "[4,0]"), "damaged header");
+    check(tensor("[1]", "[2,4]"), "damaged header");
+    check(tensor("[18446744073709551615, 4]", "[0,8]"), "damaged header");
+    check(tensor("[-1]", "[0,2]"), "damaged header");
+}
+
+/// Offsets so large that adding the header's length to them overflows.
+#[test]
+fn overflowing_offsets_are_an_error() {
+    let step = (1_u64 << 61) - 1;
+    let tensor = |i: u64| {
+        let (start, end) = (i * step, (i + 1) * step);
+        format!(r#""{i}":{{"dtype":"U8","shape":[{step}],"data_offsets":[{start},{end}]}}"#)
+    };
+    let header = format!("{{{}}}", (0..8).map(tensor).collect::<Vec<_>>().join(","));
+    assert_error(open(&raw(&header, &[0; 64]), &tied()), "InvalidArgument", &["w.safetensors", "truncated"]);
+}
+
+#[test]
+fn missing_files_are_named() {
+    let dir = tempfile::tempdir().unwrap();
+    assert_error(Weights::from_dir(dir.path(), &tied()), "NotFound", &[SINGLE, INDEX]);
+    assert_error(Weights::from_dir(&dir.path().join("nowhere"), &tied()), "NotFound", &["nowhere"]);
+    let (first, second) = split(model(&tied(), StoredDtype::F16));
+    write_shards(dir.path(), &[("a.safetensors", first), ("b.safetensors", second)]);
+    fs::remove_file(dir.path().join("b.safetensors")).unwrap();
+    assert_error(Weights::from_dir(dir.path(), &tied()), "NotFound", &["b.safetensors"]);
+    fs::write(dir.path().join("b.safetensors"), b"").unwrap();
+    assert_error(Weights::from_dir(dir.path(), &tied()), "InvalidArgument", &["b.safetensors", "empty"]);
+    fs::create_dir(dir.path().join(SINGLE)).unwrap();
+    assert_error(Weights::from_dir(dir.path(), &tied()), "InvalidArgument", &[SINGLE, "not a regular file"]);
+}
+
+#[test]
+fn a_tensor_in_two_shards_is_an_error() {
+    let dir = tempfile::tempdir().unwrap();
+    let whole = model(&tied(), StoredDtype::F16);
+    let (first, mut second) = split(whole.clone());
+    let name = "model.layers.0.mlp.up_proj.weight";
+    second.insert(name.into(), whole[name].clone());
+    write_shards(dir.path(), &[("a.safetensors", first), ("b.safetensors", second)]);
+    let weights = Weights::from_dir(dir.path(), &tied());
+    assert_error(weights, "InvalidArgument", &[name, "twice", "a.safetensors", "b.safetensors"]);
+}
+
+#[test]
+fn a_tensor_that_its_shard_lacks_is_an_error() {
+    let dir = tempfile::tempdir().unwrap();
+    let (first, mut second) = split(model(&tied(), StoredDtype::F16));
+    write_shards(dir.path(), &[("a.safetensors", first), ("b.safetensors", second.clone())]);
+    second.remove("model.norm.weight");
+    fs::write(dir.path().join("b.safetensors"), file(&second)).unwrap();
+    let weights = Weights::from_dir(dir.path(), &tied());
+    assert_error(weights, "NotFound", &["model.norm.weight", "b.safetensors", INDEX]);
+    // And one that the index does not know.
+    write_shards(dir.path(), &[("b.safetensors", second)]);
+    assert_error(Weights::from_dir(dir.path(), &tied()), "NotFound", &["missing", INDEX]);
+}
+
+#[test]
+fn a_wrong_index_is_an_error() {
+    let dir = tempfile::tempdir().unwrap();
+    let check = |text: &str, part: &str| {
+        fs::write(dir.path().join(INDEX), text).unwrap();
+        assert_error(Weights::from_dir(dir.path(), &tied()), "InvalidArgument", &[INDEX, part]);
+    };
+    check("", "no valid index");
+    check("{}", "weight_map");
+    check(r#"{"weight_map": {}}"#, "empty");
+    check(r#"{"weight_map": {"t": 3}}"#, "no valid index");
+    for file in ["../secret.safetensors", "/etc/passwd", "", "a/../../b"] {
+        check(&json!({"weight_map": {"t": file}}).to_string(), "no file of this directory");
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(300))]
+
+    /// Whatever the bytes, opening ends with a result.
+    #[test]
+    fn any_bytes_are_taken_or_refused(header in "[\\x20-\\x7e]{0,80}", data in prop::collection::vec(any::<u8>(), 0..80)) {
+        let _ = open(&data, &tied());
+        let _ = open(&raw(&header, &data), &tied());
+    }
+
+    /// A byte of the header changed: an error, or a header that still describes the whole model.
+    #[test]
+    fn a_changed_byte_is_noticed_or_harmless(at in any::<prop::sample::Index>(), byte in any::<u8>()) {
+        let stored = model(&tied(), StoredDtype::BF16);
+        let mut bytes = file(&stored);
+        let header = 8 + u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize;
+        bytes[at.index(header)] = byte;
+        if let Ok(weights) = open(&bytes, &tied()) {
+            prop_assert_eq!(weights.iter().len(), stored.len());
+            for (name, (_, shape, _)) in &stored {
+                prop_assert_eq!(weights.tensor(name).unwrap().shape(), &shape[..]);
+            }
+        }
+    }
+}

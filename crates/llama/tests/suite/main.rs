@@ -1,0 +1,44 @@
+//! The public API over whole model directories: the bundled one and those under `tests/models`, which
+//! `models/generate.py` in the repository's root makes.
+
+mod directories;
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+/// One prompt of a `golden.json`, as transformers answers it in float64.
+struct Golden {
+    /// The prompt.
+    prompt_ids: Vec<u32>,
+    /// One number per vocabulary entry, after the prompt's last position.
+    last_logits: Vec<f64>,
+    /// The greedy choice after each prompt position.
+    argmax_per_position: Vec<u32>,
+    /// Greedily chosen new tokens.
+    greedy: Vec<u32>,
+}
+
+/// Every golden model's directory.
+fn model_dirs() -> Vec<PathBuf> {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let mut dirs: Vec<PathBuf> =
+        fs::read_dir(root.join("tests/models")).unwrap().map(|entry| entry.unwrap().path()).collect();
+    dirs.push(root.join("../../models/tiny-python"));
+    dirs.sort();
+    dirs
+}
+
+fn golden(dir: &Path) -> Vec<Golden> {
+    let json: serde_json::Value = serde_json::from_slice(&fs::read(dir.join("golden.json")).unwrap()).unwrap();
+    let ids = |value: &serde_json::Value| -> Vec<u32> { serde_json::from_value(value.clone()).unwrap() };
+    let cases = json["cases"].as_array().unwrap().iter().map(|case| {
+        let greedy = case.as_object().unwrap().iter().find(|(key, _)| key.starts_with("greedy_")).unwrap().1;
+        Golden {
+            prompt_ids: ids(&case["prompt_ids"]),
+            last_logits: serde_json::from_value(case["last_logits"].clone()).unwrap(),
+            argmax_per_position: ids(&case["argmax_per_position"]),
+            greedy: ids(greedy),
+        }
+    });
+    cases.collect()
+}
