@@ -1,0 +1,601 @@
+//! Counted holds on resources, and the protocol of their control word.
+//!
+//! # Protocol
+//! Every resource has one [`Header`], whoever asks for it. Its `state` word is
+//! `generation:32 | pinned:1 | frozen:1 | unique:1 | claim:1 | strong:28`.
+//!
+//! | who | may do | when |
+//! |---|---|---|
+//! | the owner (a pool, the allocator's block table) | plain stores | `strong` is 0: nobody else writes the word then |
+//! | a lease | `fetch_add` (clone), `fetch_sub` (drop), the claim bit | it is itself one of `strong` |
+//! | a handle or a weak lease | one CAS `strong → strong + 1` | the generation matches, `strong > 0`, neither unique nor frozen |
+//! | a unique lease | plain stores | the unique bit is set: CASes of handles fail, no other lease exists |
+//! | a shutdown | CAS that sets `frozen` | `strong` is 1 and that one is the manager's own |
+//!
+//! Why this is safe: the thread whose `fetch_sub` takes `strong` from 1 to 0 is alone with the payload, since every way to a new
+//! count needs `strong > 0` (clone has one, handle and weak check it in the CAS). It runs the owner's `last`, which stores
+//! (generation + 1, 0) before it makes the slot findable. So a handle that was read before sees another generation and a
+//! CAS that was prepared before fails.
+//!
+//! Overflow: far below 2^28 clones the slot is pinned; from then on the count stands still and the resource is leaked.
+//!
+//! This module must not know pools, managers or what a payload is.
+
+use crate::error::{Error, Result};
+use crate::handle::{Handle, Tagged};
+use crate::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
+use std::fmt;
+use std::marker::PhantomData;
+use std::mem::ManuallyDrop;
+use std::ops::{Deref, DerefMut};
+use std::ptr::NonNull;
+
+const STRONG: u64 = (1 << 28) - 1;
+const CLAIM: u64 = 1 << 28;
+const UNIQUE: u64 = 1 << 29;
+const FROZEN: u64 = 1 << 30;
+const PINNED: u64 = 1 << 31;
+const GENERATION_SHIFT: u32 = 32;
+/// From this count on a slot is pinned. Half of the field, so that 2^27 threads would have to clone at one instant to wrap it.
+const PIN_AT: u64 = 1 << 27;
+
+/// What an owner of control blocks supplies. One static value per kind of resource.
+pub struct OwnerOps {
+    /// The kind of resource, for errors.
+    pub name: &'static str,
+    /// Runs on the thread that dropped the last lease; it is alone with the payload. Must neither block nor panic.
+    ///
+    /// # Safety
+    /// - The header's `strong` has just gone to zero, and its memory is the owner's.
+    pub last: unsafe fn(NonNull<Header>),
+    /// A weak lease was made (+1) or dropped (-1).
+    ///
+    /// # Safety
+    /// - The header belongs to this owner, whose memory is alive.
+    pub weak: unsafe fn(NonNull<Header>, i32),
+}
+
+/// The beginning of every owner of control blocks: put it first in a `repr(C)` struct.
+#[repr(C)]
+pub struct Owner {
+    /// The owner's behaviour.
+    pub ops: &'static OwnerOps,
+}
+
+/// The control block: 32 bytes at the beginning of a `repr(C)` slot.
+#[repr(C)]
+pub struct Header {
+    state: AtomicU64,
+    owner: *const Owner,
+    /// The next slot in whatever list the owner keeps.
+    pub next: AtomicU32,
+    index: u32,
+    /// A word for the owner.
+    pub user: AtomicU64,
+}
+
+// SAFETY: the owner outlives its headers' users by contract, is only read through the pointer, and `OwnerOps` is `Sync`.
+unsafe impl Send for Header {}
+// SAFETY: as above; everything else is atomic or immutable.
+unsafe impl Sync for Header {}
+
+#[cfg(not(loom))]
+const _: () = assert!(size_of::<Header>() == 32);
+
+/// Why a handle gave no lease.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[must_use]
+pub enum Miss {
+    /// Another generation, or nobody holds it any more.
+    Stale,
+    /// Held exclusively.
+    Occupied,
+    /// Its manager is deciding on a shutdown; ask again.
+    Frozen,
+}
+
+impl Header {
+    /// A header of slot `index` with nobody holding it.
+    pub fn new(owner: *const Owner, index: u32, generation: u32) -> Self {
+        Self {
+            state: AtomicU64::new(u64::from(generation) << GENERATION_SHIFT),
+            owner,
+            next: AtomicU32::new(u32::MAX),
+            index,
+            user: AtomicU64::new(0),
+        }
+    }
+
+    /// The slot's index.
+    #[inline]
+    pub fn index(&self) -> u32 {
+        self.index
+    }
+
+    /// The owner.
+    #[inline]
+    pub fn owner(&self) -> *const Owner {
+        self.owner
+    }
+
+    /// The present generation.
+    #[inline]
+    pub fn generation(&self) -> u32 {
+        (self.state.load(Ordering::Acquire) >> GENERATION_SHIFT) as u32
+    }
+
+    /// How many leases hold it (a snapshot).
+    #[inline]
+    pub fn strong(&self) -> u32 {
+        (self.state.load(Ordering::Acquire) & STRONG) as u32
+    }
+
+    /// Whether the handle's resource was alive at this load.
+    #[inline]
+    pub fn is_alive(&self, generation: u32) -> bool {
+        let s = self.state.load(Ordering::Acquire);
+        (s >> GENERATION_SHIFT) as u32 == generation && s & STRONG != 0
+    }
+
+    /// Makes the first lease's count. Only the owner may call it, on a header that nobody holds.
+    #[inline]
+    pub fn set_live(&self, unique: bool) {
+        let s = self.state.load(Ordering::Relaxed);
+        debug_assert_eq!(s & STRONG, 0, "the owner makes the first lease of a slot that nobody holds");
+        let generation = s & !((1 << GENERATION_SHIFT) - 1);
+        self.state.store(generation | 1 | if unique { UNIQUE } else { 0 }, Ordering::Release);
+    }
+
+    /// Ends a generation. Only the owner may call it, on a header that nobody holds.
+    #[inline]
+    pub fn set_vacant(&self, generation: u32) {
+        self.state.store(u64::from(generation) << GENERATION_SHIFT, Ordering::Release);
+    }
+
+    /// Adds a count if `generation` is the present one and somebody holds it.
+    #[inline]
+    pub fn try_acquire(&self, generation: u32) -> Result<(), Miss> {
+        let mut s = self.state.load(Ordering::Relaxed);
+        loop {
+            if (s >> GENERATION_SHIFT) as u32 != generation || s & STRONG == 0 {
+                return Err(Miss::Stale);
+            }
+            if s & (UNIQUE | FROZEN) != 0 {
+                return Err(if s & UNIQUE != 0 { Miss::Occupied } else { Miss::Frozen });
+            }
+            if s & STRONG >= PIN_AT {
+                self.state.fetch_or(PINNED, Ordering::Relaxed);
+                return Ok(());
+            }
+            match self.state.compare_exchange_weak(s, s + 1, Ordering::Acquire, Ordering::Relaxed) {
+                Ok(_) => return Ok(()),
+                Err(now) => s = now,
+            }
+        }
+    }
+
+    /// Freezes a header that only its manager holds, so that no handle can lease it. `false`: somebody else holds it.
+    pub(crate) fn try_freeze(&self) -> bool {
+        let s = self.state.load(Ordering::Relaxed);
+        s & (STRONG | UNIQUE | CLAIM | PINNED) == 1
+            && self.state.compare_exchange(s, s | FROZEN, Ordering::Acquire, Ordering::Relaxed).is_ok()
+    }
+
+    /// Takes the freeze back.
+    pub(crate) fn unfreeze(&self) {
+        self.state.fetch_and(!FROZEN, Ordering::Release);
+    }
+
+    #[inline]
+    fn add(&self) {
+        let old = self.state.fetch_add(1, Ordering::Relaxed);
+        if old & STRONG >= PIN_AT {
+            self.pin_slow();
+        }
+    }
+
+    #[cold]
+    fn pin_slow(&self) {
+        self.state.fetch_or(PINNED, Ordering::Relaxed);
+        self.state.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+/// # Safety
+/// - The caller owns one count of `hdr` and gives it up.
+#[inline]
+unsafe fn release(hdr: NonNull<Header>) {
+    // SAFETY: the caller's count keeps the header alive up to this subtraction; no reference to it outlives the call.
+    let old = unsafe { (*hdr.as_ptr()).state.fetch_sub(1, Ordering::Release) };
+    if old & (STRONG | PINNED) == 1 {
+        fence(Ordering::Acquire);
+        // SAFETY: strong has just gone to zero by our hand, so the owner has not reused the slot and is alive.
+        unsafe { last(hdr) }
+    } else if old & PINNED != 0 {
+        // SAFETY: a pinned slot is never freed.
+        unsafe { (*hdr.as_ptr()).state.fetch_add(1, Ordering::Relaxed) };
+    }
+}
+
+/// # Safety
+/// - As [`OwnerOps::last`].
+#[inline]
+unsafe fn last(hdr: NonNull<Header>) {
+    // SAFETY: the owner is alive while one of its slots is out.
+    unsafe {
+        let owner = (*hdr.as_ptr()).owner;
+        ((*owner).ops.last)(hdr);
+    }
+}
+
+/// A counted hold on a resource. Cloning counts; the last drop gives the resource back to its owner.
+///
+/// A lease is the only way to hold a resource. It keeps alive all that the resource needs. Dropping never fails, never blocks
+/// and never panics, on any thread, with or without a current context.
+///
+/// ```
+/// # use leasehold_core::*;
+/// # struct Names; struct Name(String);
+/// # impl Tagged for Name { type Tag = tags::Event; }
+/// # impl Resource for Names {
+/// #     type Payload = Name; type Request<'a> = &'a str; const NAME: &'static str = "name";
+/// #     fn create(&self, _: Handle<tags::Event>, r: &&str) -> Result<Name> { Ok(Name(r.to_string())) }
+/// # }
+/// let pool = SlotPool::new(Names, PoolConfig::default())?;
+/// let a = pool.acquire(&"first")?;
+/// let b = a.clone();
+/// assert_eq!(b.0, "first");
+/// let handle = a.handle();
+/// drop((a, b));
+/// assert!(!pool.is_alive(handle));
+/// # Ok::<(), Error>(())
+/// ```
+#[must_use = "a lease that is dropped at once gives its resource back"]
+pub struct Lease<T: ?Sized> {
+    hdr: NonNull<Header>,
+    val: NonNull<T>,
+}
+
+// SAFETY: a lease hands out `&T` on any thread and may run the owner's `last` on any thread; owners hold `Send + Sync` payloads.
+unsafe impl<T: ?Sized + Send + Sync> Send for Lease<T> {}
+// SAFETY: as above.
+unsafe impl<T: ?Sized + Send + Sync> Sync for Lease<T> {}
+
+impl<T: ?Sized> Lease<T> {
+    /// A lease on a row of the owner's own table.
+    ///
+    /// # Safety
+    /// - The caller owns one count of `hdr` (after [`Header::set_live`] or [`Header::try_acquire`]) and gives it to the lease.
+    /// - `val` points into the same row and stays valid until the owner's `last` runs.
+    #[inline]
+    pub unsafe fn from_raw(hdr: NonNull<Header>, val: NonNull<T>) -> Self {
+        Self { hdr, val }
+    }
+
+    /// The control block.
+    #[inline]
+    pub fn header(&self) -> &Header {
+        // SAFETY: our count keeps it alive as long as `self`.
+        unsafe { self.hdr.as_ref() }
+    }
+
+    /// Narrows or erases what the lease shows; the hold is the same one.
+    #[inline]
+    pub fn map<U: ?Sized>(this: Self, f: impl FnOnce(&T) -> &U) -> Lease<U> {
+        // SAFETY: our count keeps the value alive. If `f` panics `this` is dropped normally.
+        let val = NonNull::from(f(unsafe { this.val.as_ref() }));
+        let this = ManuallyDrop::new(this);
+        Lease { hdr: this.hdr, val }
+    }
+
+    /// Whether both hold the same resource.
+    #[inline]
+    pub fn same<U: ?Sized>(&self, other: &Lease<U>) -> bool {
+        self.hdr == other.hdr
+    }
+
+    /// How many leases hold the resource (a snapshot, for reports and tests).
+    pub fn strong_count(&self) -> u32 {
+        self.header().strong()
+    }
+
+    /// Erases the type; for lists of things to keep alive.
+    #[inline]
+    pub fn into_any(self) -> AnyLease {
+        AnyLease(ManuallyDrop::new(self).hdr)
+    }
+
+    /// Takes the one turn that a resource has beside any number of leases.
+    ///
+    /// # Errors
+    /// `Occupied` while another [`Claim`] lives. Never blocks.
+    pub fn claim(&self) -> Result<Claim<T>> {
+        let hdr = self.header();
+        if hdr.state.fetch_or(CLAIM, Ordering::Acquire) & CLAIM != 0 {
+            // SAFETY: the owner is alive while we hold a count.
+            let name = unsafe { (*hdr.owner).ops.name };
+            return Err(Error::Occupied { resource: name });
+        }
+        Ok(Claim(self.clone()))
+    }
+}
+
+impl<T: ?Sized + Tagged> Lease<T> {
+    /// The resource's handle.
+    #[inline]
+    pub fn handle(&self) -> Handle<T::Tag> {
+        let hdr = self.header();
+        Handle::new(hdr.index, hdr.generation())
+    }
+}
+
+impl<T: 'static> Lease<T> {
+    /// A weak lease, which pins no payload.
+    pub fn downgrade(&self) -> WeakLease<T> {
+        // SAFETY: our count keeps the owner alive.
+        unsafe { ((*self.header().owner).ops.weak)(self.hdr, 1) };
+        WeakLease { hdr: self.hdr, val: self.val, generation: self.header().generation() }
+    }
+
+    /// Becomes the sole holder.
+    ///
+    /// # Errors
+    /// Gives the lease back while others hold the resource or have claimed it.
+    pub fn try_unique(self) -> Result<UniqueLease<T>, Self> {
+        let hdr = self.header();
+        let s = hdr.state.load(Ordering::Relaxed);
+        if s & (STRONG | CLAIM | FROZEN | PINNED) != 1
+            || hdr.state.compare_exchange(s, s | UNIQUE, Ordering::Acquire, Ordering::Relaxed).is_err()
+        {
+            return Err(self);
+        }
+        let this = ManuallyDrop::new(self);
+        Ok(UniqueLease { hdr: this.hdr, val: this.val, _t: PhantomData })
+    }
+}
+
+impl<T: ?Sized> Clone for Lease<T> {
+    #[inline]
+    fn clone(&self) -> Self {
+        self.header().add();
+        Self { hdr: self.hdr, val: self.val }
+    }
+}
+
+impl<T: ?Sized> Drop for Lease<T> {
+    #[inline]
+    fn drop(&mut self) {
+        // SAFETY: this lease's count, given up once.
+        unsafe { release(self.hdr) }
+    }
+}
+
+impl<T: ?Sized> Deref for Lease<T> {
+    type Target = T;
+    #[inline]
+    fn deref(&self) -> &T {
+        // SAFETY: our count keeps the payload alive and shared.
+        unsafe { self.val.as_ref() }
+    }
+}
+
+impl<T: ?Sized> AsRef<T> for Lease<T> {
+    fn as_ref(&self) -> &T {
+        self
+    }
+}
+
+impl<T: ?Sized + fmt::Debug> fmt::Debug for Lease<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Lease").field(&&**self).finish()
+    }
+}
+
+/// A lease of which only the hold is left.
+#[must_use = "a lease that is dropped at once gives its resource back"]
+pub struct AnyLease(NonNull<Header>);
+
+// SAFETY: owners hold `Send + Sync` payloads only, and an erased lease shows none of them.
+unsafe impl Send for AnyLease {}
+// SAFETY: as above.
+unsafe impl Sync for AnyLease {}
+
+impl AnyLease {
+    /// The kind of resource.
+    #[must_use]
+    pub fn resource(&self) -> &'static str {
+        // SAFETY: our count keeps header and owner alive.
+        unsafe { (*self.0.as_ref().owner).ops.name }
+    }
+}
+
+impl Clone for AnyLease {
+    fn clone(&self) -> Self {
+        // SAFETY: our count keeps the header alive.
+        unsafe { self.0.as_ref().add() };
+        Self(self.0)
+    }
+}
+
+impl Drop for AnyLease {
+    fn drop(&mut self) {
+        // SAFETY: this lease's count, given up once.
+        unsafe { release(self.0) }
+    }
+}
+
+impl fmt::Debug for AnyLease {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "AnyLease({})", self.resource())
+    }
+}
+
+/// Knows a resource without holding it. Pins only the memory of its pool.
+pub struct WeakLease<T: 'static> {
+    hdr: NonNull<Header>,
+    val: NonNull<T>,
+    generation: u32,
+}
+
+// SAFETY: an upgrade may hand `&T` to any thread and drop the last lease there.
+unsafe impl<T: Send + Sync> Send for WeakLease<T> {}
+// SAFETY: as above.
+unsafe impl<T: Send + Sync> Sync for WeakLease<T> {}
+
+impl<T: 'static> WeakLease<T> {
+    /// A lease if the resource is alive and not held exclusively.
+    pub fn upgrade(&self) -> Option<Lease<T>> {
+        self.try_upgrade().ok()
+    }
+
+    /// As [`upgrade`](Self::upgrade), telling apart why not.
+    ///
+    /// # Errors
+    /// `StaleHandle` when it is gone, `Occupied` while it is held exclusively.
+    pub fn try_upgrade(&self) -> Result<Lease<T>> {
+        // SAFETY: the weak count keeps the pool's memory alive.
+        let (hdr, name) = unsafe { (self.hdr.as_ref(), (*self.hdr.as_ref().owner).ops.name) };
+        loop {
+            match hdr.try_acquire(self.generation) {
+                // SAFETY: the count that was just taken is the lease's.
+                Ok(()) => return Ok(unsafe { Lease::from_raw(self.hdr, self.val) }),
+                Err(Miss::Stale) => {
+                    return Err(Error::stale(name, format_args!("{}.{:08x}", hdr.index, self.generation)));
+                }
+                Err(Miss::Occupied) => return Err(Error::Occupied { resource: name }),
+                Err(Miss::Frozen) => crate::sync::thread::yield_now(),
+            }
+        }
+    }
+}
+
+impl<T: 'static> Clone for WeakLease<T> {
+    fn clone(&self) -> Self {
+        // SAFETY: our own weak count keeps the pool alive.
+        unsafe { ((*self.hdr.as_ref().owner).ops.weak)(self.hdr, 1) };
+        Self { ..*self }
+    }
+}
+
+impl<T: 'static> Drop for WeakLease<T> {
+    fn drop(&mut self) {
+        // SAFETY: our own weak count, given up once; nothing of the pool is touched afterwards.
+        unsafe {
+            let weak = (*(*self.hdr.as_ptr()).owner).ops.weak;
+            weak(self.hdr, -1);
+        }
+    }
+}
+
+impl<T: 'static> fmt::Debug for WeakLease<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "WeakLease({:08x})", self.generation)
+    }
+}
+
+/// The sole hold on a resource, with `&mut` access.
+#[must_use = "a lease that is dropped at once gives its resource back"]
+pub struct UniqueLease<T: 'static> {
+    hdr: NonNull<Header>,
+    val: NonNull<T>,
+    _t: PhantomData<std::cell::Cell<T>>,
+}
+
+// SAFETY: it is the sole access to the payload, and owners hold `Send + Sync` payloads.
+unsafe impl<T: Send + Sync> Send for UniqueLease<T> {}
+// SAFETY: shared access to it gives `&T`.
+unsafe impl<T: Send + Sync> Sync for UniqueLease<T> {}
+
+impl<T: 'static> UniqueLease<T> {
+    /// # Safety
+    /// - The header's state is unique with one count, which passes to this lease; `val` is its payload.
+    #[inline]
+    pub(crate) unsafe fn from_raw(hdr: NonNull<Header>, val: NonNull<T>) -> Self {
+        Self { hdr, val, _t: PhantomData }
+    }
+
+    /// Turns into a shared lease; from now on handles work again.
+    pub fn share(self) -> Lease<T> {
+        let this = ManuallyDrop::new(self);
+        // SAFETY: our count keeps the header alive; nobody else writes the word while the unique bit is set.
+        unsafe {
+            let hdr = this.hdr.as_ref();
+            let s = hdr.state.load(Ordering::Relaxed);
+            hdr.state.store(s & !UNIQUE, Ordering::Release);
+            Lease::from_raw(this.hdr, this.val)
+        }
+    }
+}
+
+impl<T: Tagged + 'static> UniqueLease<T> {
+    /// The resource's handle. Nobody can lease by it while this lease lives.
+    pub fn handle(&self) -> Handle<T::Tag> {
+        // SAFETY: our count keeps the header alive.
+        let hdr = unsafe { self.hdr.as_ref() };
+        Handle::new(hdr.index, hdr.generation())
+    }
+}
+
+impl<T: 'static> Deref for UniqueLease<T> {
+    type Target = T;
+    fn deref(&self) -> &T {
+        // SAFETY: sole holder.
+        unsafe { self.val.as_ref() }
+    }
+}
+
+impl<T: 'static> DerefMut for UniqueLease<T> {
+    fn deref_mut(&mut self) -> &mut T {
+        // SAFETY: sole holder, exclusively borrowed.
+        unsafe { self.val.as_mut() }
+    }
+}
+
+impl<T: 'static> Drop for UniqueLease<T> {
+    fn drop(&mut self) {
+        // SAFETY: our count keeps the header alive; nobody else writes the word while the unique bit is set, and after the store
+        // of strong 0 nobody can take a count, so this thread is alone with the payload as `last` demands.
+        unsafe {
+            let hdr = &*self.hdr.as_ptr();
+            let s = hdr.state.load(Ordering::Relaxed);
+            hdr.state.store(s & !(UNIQUE | STRONG), Ordering::Relaxed);
+            last(self.hdr);
+        }
+    }
+}
+
+impl<T: fmt::Debug + 'static> fmt::Debug for UniqueLease<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("UniqueLease").field(&&**self).finish()
+    }
+}
+
+/// The turn on a resource that others may hold at the same time: one claim at a time, `&T` only.
+#[must_use = "a claim that is dropped at once gives the turn back"]
+pub struct Claim<T: ?Sized>(Lease<T>);
+
+impl<T: ?Sized> Claim<T> {
+    /// The lease under the claim.
+    pub fn lease(&self) -> &Lease<T> {
+        &self.0
+    }
+}
+
+impl<T: ?Sized> Deref for Claim<T> {
+    type Target = T;
+    fn deref(&self) -> &T {
+        &self.0
+    }
+}
+
+impl<T: ?Sized> Drop for Claim<T> {
+    fn drop(&mut self) {
+        self.0.header().state.fetch_and(!CLAIM, Ordering::Release);
+    }
+}
+
+impl<T: ?Sized + fmt::Debug> fmt::Debug for Claim<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Claim").field(&&*self.0).finish()
+    }
+}

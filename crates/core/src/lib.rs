@@ -1,0 +1,29 @@
+//! Handles, leases, slot pools, managers, timelines and errors: the ground floor of the Leasehold device runtime.
+//!
+//! This crate must not know any device, do I/O or log.
+//!
+//! * [`Handle`] names a resource; [`Lease`], [`UniqueLease`], [`Claim`] and [`WeakLease`] are the ways to hold it.
+//! * [`SlotPool`] keeps resources and their control blocks; [`PoolManager`] and [`FixedSlotStore`] give it a life cycle.
+//! * [`Line`], [`Point`], [`Stamp`] and [`Timeline`] say what comes after what.
+//! * [`Error`] is the only error that crosses a public border.
+//! * [`sync`] is the only door to atomics and locks.
+
+pub mod error;
+pub mod handle;
+pub mod lease;
+pub mod manager;
+pub mod pool;
+pub mod retire;
+pub mod sync;
+pub mod timeline;
+
+pub use error::{Error, Fault, OutOfMemory, Result, Text};
+pub use handle::{
+    BufferHandle, CommandQueueHandle, ContextHandle, DeviceHandle, EventHandle, FenceHandle, GateHandle, GraphHandle,
+    Handle, HeapHandle, LibraryHandle, PipelineHandle, StreamHandle, Tagged, TimestampHandle, tags,
+};
+pub use lease::{AnyLease, Claim, Header, Lease, Miss, Owner, OwnerOps, UniqueLease, WeakLease};
+pub use manager::{FixedSlotStore, PoolManager};
+pub use pool::{Fate, PoolConfig, PoolStats, Resource, SlotPool, TagOf};
+pub use retire::RetireList;
+pub use timeline::{Line, LineId, LineOwner, Point, Stamp, Timeline, VALUE_LIMIT};

@@ -1,0 +1,545 @@
+//! Lines, points and stamps: how the runtime talks about "after".
+//!
+//! A [`Line`] is the progress of one stream: how much was submitted, how much is known to be complete, and the first value that
+//! failed. A [`Point`] is a value on a line; a [`Stamp`] is a point in one word. Points hold no count and never dangle: lines
+//! live for ever, a line is lent to another stream only when it is idle, and its counter never restarts.
+//!
+//! # Protocol
+//! | field | written by | read by |
+//! |---|---|---|
+//! | `submitted` | the stream's submitter, under the stream's own turn; a release store after the driver accepted | anyone |
+//! | `completed` | whoever learns of completion (a worker, a host wait, a completion word), monotone | anyone |
+//! | `first_failed`, the error | the first who learns of a failure; the error before the value | anyone |
+//! | `known` | the submitter, under the stream's turn | the submitter; a stale read only costs a wait |
+//!
+//! A waiter adds itself to `waiters`, then reads `completed`; a completer writes `completed`, then reads `waiters`; a full fence
+//! between the two on either side, so that one of them sees the other.
+//!
+//! This module must not know streams or devices.
+
+use crate::error::{Error, OutOfMemory, Result};
+use crate::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
+use crate::sync::{CachePadded, Condvar, Mutex, OnceLock};
+use std::fmt;
+use std::time::Duration;
+#[cfg(not(loom))]
+use std::time::Instant;
+
+/// Values of a line end here; beyond it a line is retired.
+pub const VALUE_LIMIT: u64 = 1 << 48;
+const LINES: usize = 1 << 16;
+const LINES_PER_CHUNK: usize = 256;
+const KNOWN: usize = 8;
+const NEVER: u64 = u64::MAX;
+
+/// Names a line. 0 names none.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct LineId(u16);
+
+impl LineId {
+    /// The number, for reports.
+    #[must_use]
+    pub fn get(self) -> u16 {
+        self.0
+    }
+}
+
+impl fmt::Debug for LineId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "line{}", self.0)
+    }
+}
+
+/// A value on a line: everything that the stream was given up to it.
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Point {
+    line: LineId,
+    value: u64,
+}
+
+impl Point {
+    /// The line's name.
+    #[inline]
+    #[must_use]
+    pub fn line_id(self) -> LineId {
+        self.line
+    }
+
+    /// The value on the line.
+    #[inline]
+    #[must_use]
+    pub fn value(self) -> u64 {
+        self.value
+    }
+
+    /// The line. Never dangles.
+    #[inline]
+    #[must_use]
+    pub fn line(self) -> &'static Line {
+        line(self.line)
+    }
+
+    /// Whether the point is complete and did not fail: plain loads, may lag behind the device.
+    #[inline]
+    #[must_use]
+    pub fn is_settled(self) -> bool {
+        self.line().is_settled(self.value)
+    }
+}
+
+impl fmt::Debug for Point {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:?}@{}", self.line, self.value)
+    }
+}
+
+/// A point in one word: 16 bits of line, 48 of value. All zero is "never".
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Default)]
+#[repr(transparent)]
+pub struct Stamp(u64);
+
+impl Stamp {
+    /// No point at all: ordered before everything.
+    pub const NEVER: Stamp = Stamp(0);
+
+    /// The word.
+    #[inline]
+    #[must_use]
+    pub fn to_bits(self) -> u64 {
+        self.0
+    }
+
+    /// From the word.
+    #[inline]
+    #[must_use]
+    pub fn from_bits(bits: u64) -> Self {
+        Self(bits)
+    }
+
+    /// Whether this is [`Stamp::NEVER`].
+    #[inline]
+    #[must_use]
+    pub fn is_never(self) -> bool {
+        self.0 == 0
+    }
+
+    /// The line's name; 0 for never.
+    #[inline]
+    #[must_use]
+    pub fn line_id(self) -> LineId {
+        LineId((self.0 >> 48) as u16)
+    }
+
+    /// The value on the line.
+    #[inline]
+    #[must_use]
+    pub fn value(self) -> u64 {
+        self.0 & (VALUE_LIMIT - 1)
+    }
+
+    /// The point, or `None` for never.
+    #[inline]
+    #[must_use]
+    pub fn point(self) -> Option<Point> {
+        (self.0 != 0).then(|| Point { line: self.line_id(), value: self.value() })
+    }
+
+    /// Whether the stamp is never, or complete and not failed.
+    #[inline]
+    #[must_use]
+    pub fn is_settled(self) -> bool {
+        self.point().is_none_or(Point::is_settled)
+    }
+}
+
+impl From<Point> for Stamp {
+    #[inline]
+    fn from(p: Point) -> Self {
+        debug_assert!(p.value < VALUE_LIMIT);
+        Stamp((u64::from(p.line.0) << 48) | (p.value & (VALUE_LIMIT - 1)))
+    }
+}
+
+impl fmt::Debug for Stamp {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.point() {
+            Some(p) => p.fmt(f),
+            None => f.write_str("never"),
+        }
+    }
+}
+
+/// The progress of one stream (or gate).
+pub struct Line {
+    submitted: CachePadded<AtomicU64>,
+    completed: CachePadded<AtomicU64>,
+    first_failed: AtomicU64,
+    waiters: AtomicU32,
+    id: LineId,
+    known: [AtomicU64; KNOWN],
+    error: Mutex<Option<Error>>,
+    sleep: Mutex<()>,
+    wake: Condvar,
+}
+
+impl Line {
+    fn new(id: u16) -> Self {
+        Self {
+            submitted: CachePadded::new(AtomicU64::new(0)),
+            completed: CachePadded::new(AtomicU64::new(0)),
+            first_failed: AtomicU64::new(NEVER),
+            waiters: AtomicU32::new(0),
+            id: LineId(id),
+            known: std::array::from_fn(|_| AtomicU64::new(0)),
+            error: Mutex::new(None),
+            sleep: Mutex::new(()),
+            wake: Condvar::new(),
+        }
+    }
+
+    /// A line outside the table, for models: points on it cannot be resolved.
+    #[cfg(loom)]
+    #[doc(hidden)]
+    pub fn for_model() -> Self {
+        Self::new(1)
+    }
+
+    /// The line's name.
+    #[inline]
+    pub fn id(&self) -> LineId {
+        self.id
+    }
+
+    /// The last value that was submitted.
+    #[inline]
+    pub fn submitted(&self) -> u64 {
+        self.submitted.load(Ordering::Acquire)
+    }
+
+    /// The last value known to be complete (or over, after a failure). A plain load; may lag behind the device.
+    #[inline]
+    pub fn completed(&self) -> u64 {
+        self.completed.load(Ordering::Acquire)
+    }
+
+    /// The point of everything submitted so far.
+    #[inline]
+    pub fn now(&self) -> Point {
+        Point { line: self.id, value: self.submitted() }
+    }
+
+    /// A point on this line.
+    #[inline]
+    pub fn at(&self, value: u64) -> Point {
+        Point { line: self.id, value }
+    }
+
+    /// Whether all that was submitted is over.
+    #[inline]
+    pub fn is_idle(&self) -> bool {
+        self.completed() >= self.submitted()
+    }
+
+    /// Whether `value` is complete and below the first failure.
+    #[inline]
+    pub fn is_settled(&self, value: u64) -> bool {
+        self.completed() >= value && value < self.first_failed.load(Ordering::Acquire)
+    }
+
+    /// What is known about `value`: `Ok(true)` complete, `Ok(false)` pending.
+    ///
+    /// # Errors
+    /// The cause, when `value` failed. Reported as soon as it is known, even before the value is over.
+    #[inline]
+    pub fn check(&self, value: u64) -> Result<bool> {
+        if value >= self.first_failed.load(Ordering::Acquire) {
+            return Err(self.cause_slow());
+        }
+        Ok(self.completed() >= value)
+    }
+
+    /// The failure, if there was one.
+    #[inline]
+    pub fn failure(&self) -> Option<(u64, Error)> {
+        let first = self.first_failed.load(Ordering::Acquire);
+        (first != NEVER).then(|| (first, self.cause_slow()))
+    }
+
+    /// Whether `value` is at or beyond the first failure.
+    #[inline]
+    pub fn failed(&self, value: u64) -> bool {
+        value >= self.first_failed.load(Ordering::Acquire)
+    }
+
+    #[cold]
+    fn cause_slow(&self) -> Error {
+        self.error.lock().clone().unwrap_or_else(|| Error::state("a failed line without a cause"))
+    }
+
+    /// Takes the next value, after the driver accepted the submission. Only the submitter may call it, in its turn.
+    ///
+    /// # Errors
+    /// `InvalidState` when the line's 2^48 values are used up; the stream must then be replaced.
+    #[doc(hidden)]
+    #[inline]
+    pub fn advance(&self) -> Result<u64> {
+        self.advance_to(self.submitted.load(Ordering::Relaxed) + 1)
+    }
+
+    /// Sets the submitted value; for gates, whose values jump.
+    ///
+    /// # Errors
+    /// `InvalidArgument` unless `value` grows; `InvalidState` beyond 2^48.
+    #[doc(hidden)]
+    #[inline]
+    pub fn advance_to(&self, value: u64) -> Result<u64> {
+        if value >= VALUE_LIMIT {
+            return Err(Error::state("a line's 2^48 values are used up; replace the stream"));
+        }
+        if value <= self.submitted.load(Ordering::Relaxed) {
+            return Err(Error::invalid("a timeline's value must grow"));
+        }
+        self.submitted.store(value, Ordering::Release);
+        Ok(value)
+    }
+
+    /// Publishes that everything up to `value` is over, and wakes who waits for it. Any thread; monotone.
+    #[inline]
+    pub fn complete(&self, value: u64) {
+        self.completed.fetch_max(value, Ordering::AcqRel);
+        fence(Ordering::SeqCst);
+        if self.waiters.load(Ordering::Relaxed) != 0 {
+            self.wake_slow();
+        }
+    }
+
+    #[cold]
+    fn wake_slow(&self) {
+        drop(self.sleep.lock());
+        self.wake.notify_all();
+    }
+
+    /// Marks `first_failed` and everything after it as failed. The first cause stays; a lower value moves the mark down.
+    /// Completion must still be published: nobody may hang on a failed line.
+    pub fn poison(&self, first_failed: u64, cause: Error) {
+        let mut error = self.error.lock();
+        if error.is_none() {
+            *error = Some(cause);
+        }
+        self.first_failed.fetch_min(first_failed, Ordering::AcqRel);
+        drop(error);
+        fence(Ordering::SeqCst);
+        if self.waiters.load(Ordering::Relaxed) != 0 {
+            self.wake_slow();
+        }
+    }
+
+    /// Whether everything that this line will be given is already ordered after `stamp`.
+    #[inline]
+    pub fn knows(&self, stamp: Stamp) -> bool {
+        if stamp.is_never() || stamp.line_id() == self.id {
+            return true;
+        }
+        let k = Stamp(self.known[usize::from(stamp.line_id().0) % KNOWN].load(Ordering::Relaxed));
+        k.line_id() == stamp.line_id() && k.value() >= stamp.value()
+    }
+
+    /// Remembers that what comes later on this line is ordered after `point`. Only the submitter may call it, in its turn.
+    #[inline]
+    pub fn learn(&self, point: Point) {
+        let stamp = Stamp::from(point);
+        if !self.knows(stamp) {
+            self.known[usize::from(point.line.0) % KNOWN].store(stamp.0, Ordering::Relaxed);
+        }
+    }
+
+    /// Blocks until `value` is over or known to have failed. For backends whose completion is published by another thread.
+    ///
+    /// # Errors
+    /// The cause, when `value` failed; `Timeout`. A timeout of zero polls.
+    #[cfg(not(loom))]
+    pub fn wait(&self, value: u64, timeout: Option<Duration>) -> Result<()> {
+        if self.check(value)? {
+            return Ok(());
+        }
+        let deadline = timeout.map(|t| Instant::now().checked_add(t));
+        self.waiters.fetch_add(1, Ordering::Relaxed);
+        fence(Ordering::SeqCst);
+        let mut guard = self.sleep.lock();
+        let result = loop {
+            match self.check(value) {
+                Ok(true) => break Ok(()),
+                Err(e) => break Err(e),
+                Ok(false) => {}
+            }
+            match deadline {
+                Some(Some(at)) => {
+                    if self.wake.wait_until(&mut guard, at).timed_out() {
+                        break match self.check(value) {
+                            Ok(true) => Ok(()),
+                            Err(e) => Err(e),
+                            Ok(false) => Err(Error::Timeout(
+                                format!(
+                                    "{:?} did not complete in time; completed is {}",
+                                    self.at(value),
+                                    self.completed()
+                                )
+                                .into(),
+                            )),
+                        };
+                    }
+                }
+                _ => self.wake.wait(&mut guard),
+            }
+        };
+        drop(guard);
+        self.waiters.fetch_sub(1, Ordering::Relaxed);
+        result
+    }
+
+    /// As above, without a deadline: loom has no clock.
+    #[cfg(loom)]
+    pub fn wait(&self, value: u64, _timeout: Option<Duration>) -> Result<()> {
+        self.waiters.fetch_add(1, Ordering::Relaxed);
+        fence(Ordering::SeqCst);
+        let mut guard = self.sleep.lock();
+        let result = loop {
+            match self.check(value) {
+                Ok(true) => break Ok(()),
+                Err(e) => break Err(e),
+                Ok(false) => self.wake.wait(&mut guard),
+            }
+        };
+        drop(guard);
+        self.waiters.fetch_sub(1, Ordering::Relaxed);
+        result
+    }
+}
+
+impl fmt::Debug for Line {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:?}({}/{}", self.id, self.completed(), self.submitted())?;
+        match self.failure() {
+            Some((v, _)) => write!(f, ", failed from {v})"),
+            None => f.write_str(")"),
+        }
+    }
+}
+
+struct Table {
+    chunks: [OnceLock<Box<[Line]>>; LINES / LINES_PER_CHUNK],
+    free: Mutex<FreeLines>,
+}
+
+#[derive(Default)]
+struct FreeLines {
+    made: usize,
+    ready: Vec<u16>,
+    /// Given up while work was pending; lent again when idle.
+    draining: Vec<u16>,
+}
+
+fn table() -> &'static Table {
+    static TABLE: OnceLock<Table> = OnceLock::new();
+    TABLE.get_or_init(|| Table {
+        chunks: std::array::from_fn(|_| OnceLock::new()),
+        free: Mutex::new(FreeLines { made: 1, ..FreeLines::default() }),
+    })
+}
+
+/// The line that `id` names. `LineId`s are only made for lines that exist.
+#[inline]
+fn line(id: LineId) -> &'static Line {
+    let i = usize::from(id.0);
+    let chunk = table().chunks[i / LINES_PER_CHUNK].get_or_init(|| {
+        let base = i / LINES_PER_CHUNK * LINES_PER_CHUNK;
+        (base..base + LINES_PER_CHUNK).map(|n| Line::new(n as u16)).collect()
+    });
+    &chunk[i % LINES_PER_CHUNK]
+}
+
+/// Lends a line to a stream or gate for as long as it lives.
+///
+/// Dropped while work is pending, the line is lent again only once that work is over. A failed line is never lent again.
+#[derive(Debug)]
+#[must_use]
+pub struct LineOwner(&'static Line);
+
+impl LineOwner {
+    /// Takes a line.
+    ///
+    /// # Errors
+    /// `OutOfMemory` when all 65,535 lines are in use.
+    pub fn take() -> Result<Self> {
+        let mut free = table().free.lock();
+        if let Some(id) = free.ready.pop() {
+            return Ok(Self(line(LineId(id))));
+        }
+        if let Some(at) = free.draining.iter().position(|&id| line(LineId(id)).is_idle()) {
+            let id = free.draining.swap_remove(at);
+            return Ok(Self(line(LineId(id))));
+        }
+        if free.made >= LINES {
+            return Err(OutOfMemory::new("timelines", 1)
+                .note("65,535 streams and gates are in use or failed; drop some, or restart the process")
+                .into());
+        }
+        let id = free.made as u16;
+        free.made += 1;
+        Ok(Self(line(LineId(id))))
+    }
+
+    /// The line.
+    #[inline]
+    pub fn line(&self) -> &'static Line {
+        self.0
+    }
+}
+
+impl Drop for LineOwner {
+    fn drop(&mut self) {
+        let line = self.0;
+        // Half of the values are left as a margin: a line is cheap, a stream that stops in mid-flight is not.
+        if line.failure().is_some() || line.submitted() >= VALUE_LIMIT / 2 {
+            return;
+        }
+        let mut free = table().free.lock();
+        if line.is_idle() {
+            free.ready.push(line.id.0);
+        } else {
+            free.draining.push(line.id.0);
+        }
+    }
+}
+
+/// The cold half of a timeline: what needs the backend. The hot half is loads of its [`Line`].
+pub trait Timeline: Send + Sync {
+    /// The line that this timeline advances.
+    fn line(&self) -> &'static Line;
+
+    /// Makes the completion of all that was submitted so far observable without further calls, and returns its value.
+    /// Does not block.
+    ///
+    /// # Errors
+    /// The stream's cause when it is poisoned; `DeviceLost`.
+    fn signal(&self) -> Result<u64>;
+
+    /// Asks the driver how far the timeline is, updates the line and returns the completed value. Does not block.
+    ///
+    /// # Errors
+    /// `DeviceLost`; the driver's own.
+    fn refresh(&self) -> Result<u64>;
+
+    /// Makes later submissions of this timeline start after `on`, on the device. Does not block the host.
+    ///
+    /// # Errors
+    /// `Unsupported` when the device cannot wait for that line; the stream's cause when it is poisoned. Waiting for a failed
+    /// point poisons this timeline.
+    fn wait(&self, on: Point) -> Result<()>;
+
+    /// Blocks the calling thread until `value` is over. `None` waits for ever; zero polls.
+    ///
+    /// # Errors
+    /// `Timeout`; the cause, when `value` failed; `Recording` on a recorder.
+    fn wait_host(&self, value: u64, timeout: Option<Duration>) -> Result<()>;
+}

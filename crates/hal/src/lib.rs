@@ -1,0 +1,1 @@
+//! The border between the runtime and its backends.
