@@ -28,6 +28,13 @@ pub struct Tokenizer {
     origin: String,
 }
 
+/// What is read before `tokenizers` reads: its decoder panics where the text is no JSON (0.23.2, `expect("Helper")`).
+#[derive(serde::Deserialize)]
+struct Syntax {
+    #[serde(rename = "decoder", default)]
+    _decoder: serde_json::Value,
+}
+
 impl Tokenizer {
     /// Reads `DIR/tokenizer.json`. Blocks on the file.
     ///
@@ -46,6 +53,7 @@ impl Tokenizer {
     /// [`Error::InvalidArgument`] when it describes no tokenizer.
     pub fn from_slice(json: &[u8], origin: &str) -> Result<Self> {
         let wrong = |e: tokenizers::Error| Error::invalid(format!("{origin}: no valid tokenizer: {e}"));
+        let _: Syntax = serde_json::from_slice(json).map_err(|e| wrong(e.into()))?;
         let mut inner = tokenizers::Tokenizer::from_bytes(json).map_err(wrong)?;
         inner.with_truncation(None).map_err(wrong)?.with_padding(None);
         Ok(Self { inner, origin: origin.to_owned() })

@@ -124,6 +124,17 @@ fn wrong_files_are_errors_that_name_them() {
     assert_eq!(Tokenizer::from_dir(dir.path()).unwrap().vocab_size(), 259);
 }
 
+/// `tokenizers` 0.23.2 panics on each of these.
+#[test]
+fn a_decoder_that_is_no_json_is_an_error() {
+    let text = include_str!("../../tests/models/untied-head/tokenizer.json");
+    for wrong in ["\"decoder\": tru", "\"decoder\": \u{1}", "\"decoder\": \"\\ud800\", \"x\":"] {
+        let json = text.replace("\"decoder\":", wrong);
+        assert_ne!(json, text);
+        assert!(matches!(Tokenizer::from_slice(json.as_bytes(), "x"), Err(Error::InvalidArgument(_))), "{wrong}");
+    }
+}
+
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(200))]
 
@@ -142,5 +153,16 @@ proptest! {
         let (pieces, whole) = streamed(&tokenizer, &ids);
         prop_assert_eq!(&whole, &text);
         prop_assert!(pieces.iter().all(|piece| !piece.contains(REPLACEMENT)));
+    }
+
+    /// A byte of the file changed: a tokenizer or an error.
+    #[test]
+    fn a_changed_file_is_taken_or_refused(at in any::<prop::sample::Index>(), byte in any::<u8>()) {
+        let mut json = include_bytes!("../../tests/models/untied-head/tokenizer.json").to_vec();
+        let at = at.index(json.len());
+        json[at] = byte;
+        if let Ok(tokenizer) = Tokenizer::from_slice(&json, "tokenizer.json") {
+            let _ = tokenizer.encode("aé🦀<s>").map(|ids| streamed(&tokenizer, &ids));
+        }
     }
 }
