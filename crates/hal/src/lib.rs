@@ -1,1 +1,42 @@
 //! The border between the runtime and its backends.
+//!
+//! Above this border everything is the same code for every device; below it each backend keeps its own managers. Behaviour is
+//! `dyn` ([`Backend`], [`Device`], [`Stream`], [`Gate`], [`GraphExec`]); a *thing* is a plain struct with a native word
+//! ([`Pipeline`], [`Timestamp`], [`Binding`]): no associated types, no downcasts on a launch.
+//!
+//! A backend implements one hot call, [`Stream::submit`], which takes a slice of [`Op`]s: eager launches, recordings, replays,
+//! the simulated device and the wrappers all pass through that one door.
+//!
+//! # Object mapping
+//! | here | CPU | CUDA | Metal |
+//! |---|---|---|---|
+//! | [`Device`] | a machine (or a NUMA node) | primary context | `MTLDevice` |
+//! | [`Stream`] | ordered queue with a worker | `CUstream`, non-blocking | a timeline over a leased `MTLCommandQueue` |
+//! | completed value | atomic store by the worker | completion word in pinned memory | `MTLSharedEvent` |
+//! | [`Op::Wait`] | the queue stands still | `cuStreamWaitEvent` | `encodeWaitForEvent` between command buffers |
+//! | [`Pipeline`] | function pointer | `CUfunction` | `MTLComputePipelineState` |
+//! | [`Binding`] | address | address | spanning `MTLBuffer` + offset |
+//! | [`Timestamp`] | monotonic clock | `CUevent` with timing | counter sample |
+//! | [`GraphExec`] | flat list | `CUgraphExec` | re-encoded command buffer |
+//! | [`Gate`] | atomic | unsupported at first (host deferral) | `MTLSharedEvent` |
+//!
+//! This crate must hold no policy, no cache and no pool.
+
+pub mod backend;
+pub mod hazard;
+pub mod id;
+pub mod info;
+pub mod kernel;
+pub mod list;
+pub mod null;
+pub mod op;
+pub mod plan;
+
+pub use backend::{Backend, Device, Gate, GraphExec, NodePatch, Stream, StreamDesc};
+pub use id::{BackendKind, DeviceId};
+pub use info::{Caps, DeviceInfo, Limits, MemoryInfo, MemoryKind};
+pub use kernel::{Access, Binding, CpuArgs, CpuFn, KernelDesc, KernelSource, Pipeline};
+pub use list::OpList;
+pub use null::NullBackend;
+pub use op::{Copy2d, Dispatch, Download, Fill, ForeignCall, HostCall, Keep, Op, Timestamp, Upload};
+pub use plan::Plan;

@@ -1,0 +1,121 @@
+//! Names of devices before they are opened.
+//!
+//! This module must not know which devices exist.
+
+use leasehold_core::{Error, Result};
+use std::fmt;
+use std::str::FromStr;
+
+/// The kind of a backend.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[non_exhaustive]
+pub enum BackendKind {
+    /// The host's processors.
+    Cpu,
+    /// NVIDIA's CUDA driver.
+    Cuda,
+    /// Apple's Metal.
+    Mps,
+    /// The simulated device.
+    Sim,
+    /// The backend that supports nothing.
+    Null,
+    /// A backend of somebody else's, by its name.
+    Other(&'static str),
+}
+
+impl BackendKind {
+    /// The name in device ids: `cpu`, `cuda`, `mps`, `sim`, `null`.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            BackendKind::Cpu => "cpu",
+            BackendKind::Cuda => "cuda",
+            BackendKind::Mps => "mps",
+            BackendKind::Sim => "sim",
+            BackendKind::Null => "null",
+            BackendKind::Other(name) => name,
+        }
+    }
+}
+
+impl fmt::Display for BackendKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+/// Names a device before it is opened: a backend and an ordinal, written `cuda:0`.
+///
+/// ```
+/// use leasehold_hal::{BackendKind, DeviceId};
+/// let id: DeviceId = "cpu:0".parse()?;
+/// assert_eq!(id, DeviceId::new(BackendKind::Cpu, 0));
+/// assert_eq!(id.to_string(), "cpu:0");
+/// assert!("gpu:0".parse::<DeviceId>().is_err());
+/// # Ok::<(), leasehold_core::Error>(())
+/// ```
+#[doc(alias = "Device")]
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct DeviceId {
+    /// The backend.
+    pub backend: BackendKind,
+    /// The ordinal among the backend's devices.
+    pub ordinal: u32,
+}
+
+impl DeviceId {
+    /// Names device `ordinal` of `backend`.
+    #[must_use]
+    pub const fn new(backend: BackendKind, ordinal: u32) -> Self {
+        Self { backend, ordinal }
+    }
+
+    /// `cpu:n`.
+    #[must_use]
+    pub const fn cpu(ordinal: u32) -> Self {
+        Self::new(BackendKind::Cpu, ordinal)
+    }
+
+    /// `cuda:n`.
+    #[must_use]
+    pub const fn cuda(ordinal: u32) -> Self {
+        Self::new(BackendKind::Cuda, ordinal)
+    }
+}
+
+impl fmt::Display for DeviceId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}:{}", self.backend, self.ordinal)
+    }
+}
+
+impl fmt::Debug for DeviceId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
+
+impl FromStr for DeviceId {
+    type Err = Error;
+
+    /// `cpu:0`, `cuda:1`, …; the ordinal may be left out (`cpu` is `cpu:0`).
+    fn from_str(s: &str) -> Result<Self> {
+        let (name, ordinal) = s.split_once(':').unwrap_or((s, "0"));
+        let backend = match name {
+            "cpu" => BackendKind::Cpu,
+            "cuda" => BackendKind::Cuda,
+            "mps" => BackendKind::Mps,
+            "sim" => BackendKind::Sim,
+            "null" => BackendKind::Null,
+            _ => {
+                return Err(Error::invalid(format!(
+                    "device {s:?}: unknown backend {name:?}; write cpu:0, cuda:0, mps:0 or sim:0"
+                )));
+            }
+        };
+        let ordinal =
+            ordinal.parse().map_err(|_| Error::invalid(format!("device {s:?}: {ordinal:?} is not a device number")))?;
+        Ok(Self { backend, ordinal })
+    }
+}

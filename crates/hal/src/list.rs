@@ -1,0 +1,268 @@
+//! A list of operations that owns its parts: a recording, the input of a CPU queue or of the simulated device.
+//!
+//! Three flat vectors (records, bindings, parameter bytes), so that a recording of thousands of operations is a few
+//! allocations and a list that is cleared and filled again makes none.
+//!
+//! This module must not know who runs the list.
+
+use crate::backend::GraphExec;
+use crate::kernel::{Binding, Pipeline};
+use crate::op::{Copy2d, Dispatch, Download, Fill, ForeignCall, HostCall, Keep, Op, Timestamp, Upload};
+use leasehold_core::{Error, Lease, Point, Result};
+use std::fmt;
+
+enum Record {
+    Wait(Point),
+    Dispatch {
+        pipeline: Lease<Pipeline>,
+        grid: [u32; 3],
+        block: [u32; 3],
+        shared: u32,
+        bindings: (u32, u32),
+        params: (u32, u32),
+    },
+    Copy(Copy2d),
+    Fill(Fill),
+    Upload {
+        src: usize,
+        dst: u64,
+        native: u64,
+        bytes: u64,
+        keep: Option<Keep>,
+    },
+    Download {
+        src: u64,
+        native: u64,
+        dst: usize,
+        bytes: u64,
+        keep: Option<Keep>,
+    },
+    Stamp(Lease<Timestamp>),
+    Foreign(ForeignCall),
+    Host(HostCall),
+    Graph(Lease<dyn GraphExec>),
+}
+
+/// An owned list of operations.
+#[derive(Default)]
+pub struct OpList {
+    records: Vec<Record>,
+    bindings: Vec<Binding>,
+    params: Vec<u8>,
+}
+
+impl OpList {
+    /// An empty list.
+    #[must_use]
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// How many operations.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.records.len()
+    }
+
+    /// Whether there are none.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.records.is_empty()
+    }
+
+    /// Forgets the operations and keeps the room.
+    pub fn clear(&mut self) {
+        self.records.clear();
+        self.bindings.clear();
+        self.params.clear();
+    }
+
+    /// Shortens the list to its first `len` operations; for recordings that roll back.
+    pub fn truncate(&mut self, len: usize) {
+        let (mut bindings, mut params) = (0, 0);
+        for record in self.records.iter().take(len) {
+            if let Record::Dispatch { bindings: b, params: p, .. } = record {
+                bindings = bindings.max(b.0 + b.1);
+                params = params.max(p.0 + p.1);
+            }
+        }
+        if len < self.records.len() {
+            self.records.truncate(len);
+            self.bindings.truncate(bindings as usize);
+            self.params.truncate(params as usize);
+        }
+    }
+
+    /// Appends a copy of `op`; objects are leased, bytes copied, and returns its index.
+    pub fn push(&mut self, op: &Op<'_>) -> usize {
+        let record = match *op {
+            Op::Wait(p) => Record::Wait(p),
+            Op::Dispatch(d) => {
+                let bindings = (self.bindings.len() as u32, d.bindings.len() as u32);
+                let params = (self.params.len() as u32, d.params.len() as u32);
+                self.bindings.extend_from_slice(d.bindings);
+                self.params.extend_from_slice(d.params);
+                Record::Dispatch {
+                    pipeline: d.pipeline.clone(),
+                    grid: d.grid,
+                    block: d.block,
+                    shared: d.shared,
+                    bindings,
+                    params,
+                }
+            }
+            Op::Copy(c) => Record::Copy(c),
+            Op::Fill(f) => Record::Fill(f),
+            Op::Upload(u) => Record::Upload {
+                src: u.src as usize,
+                dst: u.dst,
+                native: u.native,
+                bytes: u.bytes,
+                keep: u.keep.cloned(),
+            },
+            Op::Download(d) => Record::Download {
+                src: d.src,
+                native: d.native,
+                dst: d.dst as usize,
+                bytes: d.bytes,
+                keep: d.keep.cloned(),
+            },
+            Op::Stamp(t) => Record::Stamp(t.clone()),
+            Op::Foreign(f) => Record::Foreign(f.clone()),
+            Op::Host(h) => Record::Host(h.clone()),
+            Op::Graph(g) => Record::Graph(g.clone()),
+        };
+        self.records.push(record);
+        self.records.len() - 1
+    }
+
+    /// The operation at `index`.
+    #[must_use]
+    pub fn get(&self, index: usize) -> Option<Op<'_>> {
+        self.records.get(index).map(|r| self.view(r))
+    }
+
+    /// The operations in order.
+    pub fn iter(&self) -> impl ExactSizeIterator<Item = Op<'_>> + DoubleEndedIterator {
+        self.records.iter().map(|r| self.view(r))
+    }
+
+    #[inline]
+    fn view<'a>(&'a self, record: &'a Record) -> Op<'a> {
+        match record {
+            Record::Wait(p) => Op::Wait(*p),
+            Record::Dispatch { pipeline, grid, block, shared, bindings, params } => Op::Dispatch(Dispatch {
+                pipeline,
+                grid: *grid,
+                block: *block,
+                shared: *shared,
+                bindings: &self.bindings[bindings.0 as usize..][..bindings.1 as usize],
+                params: &self.params[params.0 as usize..][..params.1 as usize],
+            }),
+            Record::Copy(c) => Op::Copy(*c),
+            Record::Fill(f) => Op::Fill(*f),
+            Record::Upload { src, dst, native, bytes, keep } => Op::Upload(Upload {
+                src: *src as *const u8,
+                dst: *dst,
+                native: *native,
+                bytes: *bytes,
+                keep: keep.as_ref(),
+            }),
+            Record::Download { src, native, dst, bytes, keep } => Op::Download(Download {
+                src: *src,
+                native: *native,
+                dst: *dst as *mut u8,
+                bytes: *bytes,
+                keep: keep.as_ref(),
+            }),
+            Record::Stamp(t) => Op::Stamp(t),
+            Record::Foreign(f) => Op::Foreign(f),
+            Record::Host(h) => Op::Host(h),
+            Record::Graph(g) => Op::Graph(g),
+        }
+    }
+
+    /// Replaces addresses: `map` gives the new address and native word of an old one, or `None` to keep it. For symbolic
+    /// addresses that become real when a recording stops.
+    pub fn rebind(&mut self, mut map: impl FnMut(u64) -> Option<(u64, u64)>) {
+        let mut swap = |addr: &mut u64, native: &mut u64| {
+            if let Some((a, n)) = map(*addr) {
+                *addr = a;
+                *native = n;
+            }
+        };
+        self.bindings.iter_mut().for_each(|b| swap(&mut b.addr, &mut b.native));
+        for record in &mut self.records {
+            match record {
+                Record::Copy(c) => {
+                    swap(&mut c.src, &mut c.src_native);
+                    swap(&mut c.dst, &mut c.dst_native);
+                }
+                Record::Fill(f) => swap(&mut f.dst, &mut f.native),
+                Record::Upload { dst, native, .. } => swap(dst, native),
+                Record::Download { src, native, .. } => swap(src, native),
+                Record::Wait(_)
+                | Record::Dispatch { .. }
+                | Record::Stamp(_)
+                | Record::Foreign(_)
+                | Record::Host(_)
+                | Record::Graph(_) => {}
+            }
+        }
+    }
+
+    /// Changes a dispatch in place.
+    ///
+    /// # Errors
+    /// `InvalidArgument` for an index that is no dispatch, another number of bindings, or another size of parameters.
+    pub fn patch(
+        &mut self,
+        index: usize,
+        new_bindings: Option<&[Binding]>,
+        new_params: Option<&[u8]>,
+        new_grid: Option<[u32; 3]>,
+    ) -> Result<()> {
+        let Some(Record::Dispatch { grid, bindings, params, .. }) = self.records.get_mut(index) else {
+            return Err(Error::invalid(format!("node {index} is not a dispatch of this graph")));
+        };
+        if new_bindings.is_some_and(|b| b.len() != bindings.1 as usize) {
+            return Err(Error::invalid(format!("node {index} has {} bindings", bindings.1)));
+        }
+        if new_params.is_some_and(|p| p.len() != params.1 as usize) {
+            return Err(Error::invalid(format!("node {index} has {} bytes of parameters", params.1)));
+        }
+        if let Some(b) = new_bindings {
+            self.bindings[bindings.0 as usize..][..b.len()].copy_from_slice(b);
+        }
+        if let Some(p) = new_params {
+            self.params[params.0 as usize..][..p.len()].copy_from_slice(p);
+        }
+        if let Some(g) = new_grid {
+            *grid = g;
+        }
+        Ok(())
+    }
+
+    /// Keeps the operations whose index `keep` accepts, in order.
+    pub fn retain(&mut self, mut keep: impl FnMut(usize) -> bool) {
+        let mut i = 0;
+        self.records.retain(|_| {
+            i += 1;
+            keep(i - 1)
+        });
+    }
+
+    /// Bytes that the list holds.
+    #[must_use]
+    pub fn bytes(&self) -> u64 {
+        (self.records.capacity() * size_of::<Record>()
+            + self.bindings.capacity() * size_of::<Binding>()
+            + self.params.capacity()) as u64
+    }
+}
+
+impl fmt::Debug for OpList {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_list().entries(self.iter().map(|op| op.name())).finish()
+    }
+}

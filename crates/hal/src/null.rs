@@ -1,0 +1,28 @@
+//! A backend that supports nothing: the suite must skip all of its cases on it, and say so.
+
+use crate::backend::{Backend, Device};
+use crate::id::{BackendKind, DeviceId};
+use crate::info::DeviceInfo;
+use leasehold_core::{Error, Lease, Result};
+
+/// Has no devices.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct NullBackend;
+
+impl Backend for NullBackend {
+    fn kind(&self) -> BackendKind {
+        BackendKind::Null
+    }
+
+    fn devices(&self) -> Result<Vec<DeviceInfo>> {
+        Ok(Vec::new())
+    }
+
+    fn open(&self, device: DeviceId) -> Result<Lease<dyn Device>> {
+        Err(Error::Unavailable(format!("{device}: the null backend has no devices").into()))
+    }
+
+    fn shutdown(&self) -> Result<()> {
+        Ok(())
+    }
+}

@@ -1,0 +1,317 @@
+//! Operations: what a stream is given. An [`Op`] is a view; [`OpList`](crate::OpList) owns.
+//!
+//! This module must not know who runs them.
+
+use crate::backend::GraphExec;
+use crate::kernel::{Access, Binding, Pipeline};
+use leasehold_core::sync::atomic::{AtomicU64, Ordering};
+use leasehold_core::{Lease, Point, Result, Tagged, tags};
+use std::any::Any;
+use std::fmt;
+use std::sync::Arc;
+
+/// Keeps host memory (or anything else) alive until a point has passed.
+pub type Keep = Arc<dyn Any + Send + Sync>;
+
+/// One kernel launch.
+#[derive(Debug, Clone, Copy)]
+pub struct Dispatch<'a> {
+    /// The kernel.
+    pub pipeline: &'a Lease<Pipeline>,
+    /// Blocks in each direction. With a zero nothing runs, and the submission still counts.
+    pub grid: [u32; 3],
+    /// Threads of a block in each direction.
+    pub block: [u32; 3],
+    /// Bytes of shared memory of a block.
+    pub shared: u32,
+    /// Memory, in the order that the kernel declares.
+    pub bindings: &'a [Binding],
+    /// Parameters, of the size that the kernel declares.
+    pub params: &'a [u8],
+}
+
+/// A copy within the device's memory, `rows` rows of `width` bytes. A plain copy has one row.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Copy2d {
+    /// Where it reads.
+    pub src: u64,
+    /// Metal's spanning buffer of the source.
+    pub src_native: u64,
+    /// Bytes from one source row to the next.
+    pub src_pitch: u64,
+    /// Where it writes. Must not overlap what it reads.
+    pub dst: u64,
+    /// Metal's spanning buffer of the destination.
+    pub dst_native: u64,
+    /// Bytes from one destination row to the next.
+    pub dst_pitch: u64,
+    /// Bytes of a row.
+    pub width: u64,
+    /// Rows.
+    pub rows: u64,
+}
+
+impl Copy2d {
+    /// A plain copy of `bytes` bytes.
+    #[must_use]
+    pub fn linear(src: (u64, u64), dst: (u64, u64), bytes: u64) -> Self {
+        Self {
+            src: src.0,
+            src_native: src.1,
+            src_pitch: bytes,
+            dst: dst.0,
+            dst_native: dst.1,
+            dst_pitch: bytes,
+            width: bytes,
+            rows: 1,
+        }
+    }
+
+    /// Bytes from the first to the last one touched, at a pitch.
+    #[must_use]
+    pub fn extent(&self, pitch: u64) -> u64 {
+        if self.rows == 0 || self.width == 0 {
+            0
+        } else {
+            (self.rows - 1).saturating_mul(pitch).saturating_add(self.width)
+        }
+    }
+}
+
+/// Fills memory with a pattern of 1, 2 or 4 bytes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Fill {
+    /// Where. Aligned to the pattern.
+    pub dst: u64,
+    /// Metal's spanning buffer.
+    pub native: u64,
+    /// How many bytes; a multiple of the pattern's.
+    pub bytes: u64,
+    /// The pattern, little-endian.
+    pub pattern: u32,
+    /// Bytes of the pattern: 1, 2 or 4.
+    pub width: u8,
+}
+
+/// A copy from host memory.
+#[derive(Debug, Clone, Copy)]
+pub struct Upload<'a> {
+    /// Host address.
+    pub src: *const u8,
+    /// Device address.
+    pub dst: u64,
+    /// Metal's spanning buffer.
+    pub native: u64,
+    /// Bytes.
+    pub bytes: u64,
+    /// Keeps the host memory alive until the copy is done; without it the caller does.
+    pub keep: Option<&'a Keep>,
+}
+
+/// A copy to host memory.
+#[derive(Debug, Clone, Copy)]
+pub struct Download<'a> {
+    /// Device address.
+    pub src: u64,
+    /// Metal's spanning buffer.
+    pub native: u64,
+    /// Host address.
+    pub dst: *mut u8,
+    /// Bytes.
+    pub bytes: u64,
+    /// Keeps the host memory alive until the copy is done; without it the caller does.
+    pub keep: Option<&'a Keep>,
+}
+
+/// A function of the host's that runs in stream order. It may submit more work; it must not wait for its own stream.
+#[derive(Clone)]
+pub struct HostCall {
+    /// The name in reports.
+    pub name: &'static str,
+    call: Arc<dyn Fn() -> Result<()> + Send + Sync>,
+}
+
+impl HostCall {
+    /// Wraps a function. An error or a panic poisons the stream.
+    pub fn new(name: &'static str, call: impl Fn() -> Result<()> + Send + Sync + 'static) -> Self {
+        Self { name, call: Arc::new(call) }
+    }
+
+    /// Runs it; for backends.
+    ///
+    /// # Errors
+    /// The function's own.
+    pub fn run(&self) -> Result<()> {
+        (self.call)()
+    }
+}
+
+impl fmt::Debug for HostCall {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "HostCall({})", self.name)
+    }
+}
+
+/// A library call that enqueues its own work on the native stream (cuBLAS, a BLAS on the CPU).
+#[derive(Clone)]
+pub struct ForeignCall {
+    /// The name in reports.
+    pub name: &'static str,
+    call: Arc<dyn Fn(u64) -> Result<()> + Send + Sync>,
+    /// What it reads and writes.
+    pub accesses: Arc<[Binding]>,
+}
+
+impl ForeignCall {
+    /// Wraps a call that takes the native stream ([`Stream::native`](crate::Stream::native)) and touches only `accesses`.
+    pub fn new(
+        name: &'static str,
+        accesses: Vec<Binding>,
+        call: impl Fn(u64) -> Result<()> + Send + Sync + 'static,
+    ) -> Self {
+        Self { name, call: Arc::new(call), accesses: accesses.into() }
+    }
+
+    /// Runs it; for backends.
+    ///
+    /// # Errors
+    /// The library's own.
+    pub fn run(&self, native_stream: u64) -> Result<()> {
+        (self.call)(native_stream)
+    }
+}
+
+impl fmt::Debug for ForeignCall {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "ForeignCall({})", self.name)
+    }
+}
+
+/// A device time stamp: written when the stream gets there.
+pub struct Timestamp {
+    /// The backend's object (a `CUevent`); 0 where the time itself is kept here.
+    pub native: u64,
+    nanos: AtomicU64,
+}
+
+impl Timestamp {
+    /// A time stamp that was not written.
+    #[must_use]
+    pub fn new(native: u64) -> Self {
+        Self { native, nanos: AtomicU64::new(0) }
+    }
+
+    /// Writes the time, in nanoseconds of the backend's own clock; never 0.
+    pub fn set(&self, nanos: u64) {
+        self.nanos.store(nanos.max(1), Ordering::Release);
+    }
+
+    /// The time, if it was written here.
+    #[must_use]
+    pub fn get(&self) -> Option<u64> {
+        match self.nanos.load(Ordering::Acquire) {
+            0 => None,
+            n => Some(n),
+        }
+    }
+
+    /// Forgets the time; for recycling.
+    pub fn clear(&self) {
+        self.nanos.store(0, Ordering::Release);
+    }
+}
+
+impl Tagged for Timestamp {
+    type Tag = tags::Timestamp;
+}
+
+impl fmt::Debug for Timestamp {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Timestamp({:?})", self.get())
+    }
+}
+
+/// One operation, as a view of its parts.
+#[derive(Debug, Clone, Copy)]
+#[non_exhaustive]
+pub enum Op<'a> {
+    /// Later operations start after the point. Waiting for a failed point poisons the stream.
+    Wait(Point),
+    /// A kernel.
+    Dispatch(Dispatch<'a>),
+    /// A copy within the device, or from or to a peer.
+    Copy(Copy2d),
+    /// A fill.
+    Fill(Fill),
+    /// A copy from the host.
+    Upload(Upload<'a>),
+    /// A copy to the host.
+    Download(Download<'a>),
+    /// Writes the time.
+    Stamp(&'a Lease<Timestamp>),
+    /// A library call.
+    Foreign(&'a ForeignCall),
+    /// A call of the host's.
+    Host(&'a HostCall),
+    /// A whole graph.
+    Graph(&'a Lease<dyn GraphExec>),
+}
+
+impl Op<'_> {
+    /// The name in reports: `dispatch rms_norm`, `copy`, ….
+    #[must_use]
+    pub fn name(&self) -> String {
+        match self {
+            Op::Dispatch(d) => format!("dispatch {}", d.pipeline.name),
+            Op::Host(h) => format!("host call {}", h.name),
+            Op::Foreign(f) => format!("foreign call {}", f.name),
+            other => other.kind().to_owned(),
+        }
+    }
+
+    /// The kind of operation.
+    #[must_use]
+    pub fn kind(&self) -> &'static str {
+        match self {
+            Op::Wait(_) => "wait",
+            Op::Dispatch(_) => "dispatch",
+            Op::Copy(_) => "copy",
+            Op::Fill(_) => "fill",
+            Op::Upload(_) => "upload",
+            Op::Download(_) => "download",
+            Op::Stamp(_) => "time stamp",
+            Op::Foreign(_) => "foreign call",
+            Op::Host(_) => "host call",
+            Op::Graph(_) => "graph",
+        }
+    }
+
+    /// Whether everything before it comes before it and everything after it after it: its accesses are not declared.
+    #[must_use]
+    pub fn is_barrier(&self) -> bool {
+        matches!(self, Op::Host(_) | Op::Stamp(_) | Op::Wait(_) | Op::Graph(_))
+    }
+
+    /// Calls `f` with address, length and access of each range that the operation touches. Host memory takes part: on
+    /// backends where it has addresses of its own an accidental match only costs an edge.
+    pub fn for_each_access(&self, mut f: impl FnMut(u64, u64, Access)) {
+        match self {
+            Op::Dispatch(d) => d.bindings.iter().for_each(|b| f(b.addr, b.len, b.access)),
+            Op::Copy(c) => {
+                f(c.src, c.extent(c.src_pitch), Access::Read);
+                f(c.dst, c.extent(c.dst_pitch), if c.rows > 1 { Access::ReadWrite } else { Access::Write });
+            }
+            Op::Fill(x) => f(x.dst, x.bytes, Access::Write),
+            Op::Upload(u) => {
+                f(u.src as u64, u.bytes, Access::Read);
+                f(u.dst, u.bytes, Access::Write);
+            }
+            Op::Download(d) => {
+                f(d.src, d.bytes, Access::Read);
+                f(d.dst as u64, d.bytes, Access::Write);
+            }
+            Op::Foreign(call) => call.accesses.iter().for_each(|b| f(b.addr, b.len, b.access)),
+            Op::Wait(_) | Op::Stamp(_) | Op::Host(_) | Op::Graph(_) => {}
+        }
+    }
+}
