@@ -11,6 +11,7 @@ use crate::plan::Plan;
 use leasehold_alloc::Allocator;
 use leasehold_core::{Error, Lease, PoolStats, Result, Tagged, Timeline, tags};
 use std::any::Any;
+use std::fmt;
 use std::time::Duration;
 
 /// A kind of device and its driver.
@@ -240,4 +241,28 @@ pub trait GraphExec: Any + Send + Sync {
 
 impl Tagged for dyn GraphExec {
     type Tag = tags::Graph;
+}
+
+impl fmt::Debug for dyn GraphExec {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "GraphExec({} nodes)", self.nodes())
+    }
+}
+
+impl fmt::Debug for dyn Device {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Device({})", self.info())
+    }
+}
+
+impl fmt::Debug for dyn Stream {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Stream({:?})", self.line())
+    }
+}
+
+impl fmt::Debug for dyn Gate {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Gate({:?})", self.line())
+    }
 }
