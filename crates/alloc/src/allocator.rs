@@ -1,0 +1,671 @@
+//! The allocator: the store under a lock, the backing, and the leases on the rows of its block table.
+//!
+//! # Protocol
+//! - The lock guards the store, the list of vacant rows and the retire list. It is never held across a call of the backing, of a
+//!   timeline, of a reclaimer or of a foreign destructor.
+//! - A free runs in the drop of the last lease: [`last`]. It makes no driver call, waits for nothing but the lock, and works on any thread.
+//! - A block does not count its allocator. `refs` counts the allocator's keeper, weak leases and, once the keeper is gone, the rows that
+//!   were out at that time. Whoever takes it to zero destroys the whole; memory that a stream may still be using is not given to the
+//!   driver then, but put aside until it is over ([`grave`](crate::grave)).
+
+use crate::backing::{Backing, BackingCaps};
+use crate::budget::Budget;
+use crate::buffer::{ARENA, Buffer, EMPTY, HostKind, IMPORTED, NO_SLOT, Row};
+use crate::config::{AllocStats, AllocatorConfig};
+use crate::heap::passed;
+use crate::layout::{Layout, SIZE_LIMIT};
+use crate::store::{Block, Need, Spot, Store};
+use crate::table::{Table, Vacant};
+use leasehold_core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use leasehold_core::sync::{Arc, CachePadded, Mutex};
+use leasehold_core::{BufferHandle, Error, Header, Lease, Line, Miss, Owner, OwnerOps, Point, Result, Stamp, Timeline};
+use std::any::Any;
+use std::fmt;
+use std::ptr::NonNull;
+
+/// The stream that asks. A hit touches only the line; the timeline is for the slow path.
+#[derive(Clone, Copy)]
+pub struct On<'a> {
+    /// The stream's line.
+    pub line: &'static Line,
+    /// The stream's timeline.
+    pub timeline: &'a dyn Timeline,
+}
+
+impl<'a> On<'a> {
+    /// The stream of a timeline.
+    pub fn new(timeline: &'a dyn Timeline) -> Self {
+        Self { line: timeline.line(), timeline }
+    }
+}
+
+/// Something that can free memory when there is none: a pool above, a cache.
+///
+/// It is called without any lock of the allocator and may free, not allocate. It returns how many bytes it freed, as far as it knows; zero
+/// ends its turn. One that panics is not called again.
+pub type Reclaimer = Box<dyn Fn(u64) -> u64 + Send + Sync>;
+
+/// Blocks the host until a point is over.
+pub type PointWaiter = Arc<dyn Fn(Point) -> Result<()> + Send + Sync>;
+
+/// What the lock guards.
+pub(crate) struct Core {
+    pub(crate) store: Store,
+    pub(crate) vacant: Vacant,
+    /// The keeper is gone; what comes back counts down `refs`.
+    pub(crate) orphan: bool,
+    /// What imported buffers keep alive, by row.
+    pub(crate) keeps: Vec<Option<Keep>>,
+    /// What waits for its last use to be over.
+    pub(crate) retired: Vec<(Box<[Stamp]>, Keep)>,
+    pub(crate) live_bytes: u64,
+    pub(crate) imported: u64,
+    pub(crate) imported_bytes: u64,
+    pub(crate) allocations: u64,
+    /// Credit for moving granules, in thousandths of an episode.
+    pub(crate) credit: i64,
+}
+
+impl Core {
+    /// Keeps something alive until nobody holds the row and its last use is over.
+    pub(crate) fn keep(&mut self, row: u32, keep: Keep) {
+        let row = row as usize;
+        if self.keeps.len() <= row {
+            self.keeps.resize_with(row + 1, || None);
+        }
+        self.keeps[row] = Some(keep);
+    }
+}
+
+pub(crate) type Keep = Box<dyn Any + Send + Sync>;
+
+/// Counters of the slow path.
+#[derive(Default)]
+pub(crate) struct Counters {
+    pub(crate) growths: AtomicU64,
+    pub(crate) remaps: AtomicU64,
+    pub(crate) host_waits: AtomicU64,
+    pub(crate) inserted_waits: AtomicU64,
+    pub(crate) failed: AtomicU64,
+    pub(crate) in_graphs: AtomicU64,
+    pub(crate) live_peak: AtomicU64,
+}
+
+/// One allocator.
+#[repr(C)]
+pub(crate) struct Inner {
+    /// First: a row's header points here.
+    owner: Owner,
+    refs: AtomicU64,
+    pub(crate) table: Table,
+    pub(crate) core: CachePadded<Mutex<Core>>,
+    pub(crate) backing: Box<dyn Backing>,
+    pub(crate) caps: BackingCaps,
+    pub(crate) config: AllocatorConfig,
+    pub(crate) budget: Budget,
+    pub(crate) counters: Counters,
+    pub(crate) reclaimers: Mutex<Vec<(i32, Arc<Reclaimer>)>>,
+    pub(crate) retired: AtomicU32,
+    pub(crate) waiter: Mutex<Option<PointWaiter>>,
+}
+
+static OPS: OwnerOps = OwnerOps { name: "buffer", last, weak };
+
+/// The allocator of one kind of memory of one device. Clones are the same allocator.
+///
+/// Blocks do not count it: leases may outlive it, and the last one frees it all.
+///
+/// ```
+/// use leasehold_alloc::*;
+/// # use leasehold_core::*;
+/// # struct Idle(LineOwner);
+/// # impl Timeline for Idle {
+/// #     fn line(&self) -> &'static Line { self.0.line() }
+/// #     fn signal(&self) -> Result<u64> { Ok(0) }
+/// #     fn refresh(&self) -> Result<u64> { Ok(0) }
+/// #     fn wait(&self, _: Point) -> Result<()> { Ok(()) }
+/// #     fn wait_host(&self, _: u64, _: Option<std::time::Duration>) -> Result<()> { Ok(()) }
+/// # }
+/// # let stream = Idle(LineOwner::take()?);
+/// let allocator = Allocator::new(Box::new(FakeBacking::new(1 << 30)), AllocatorConfig::default())?;
+/// let buffer = allocator.alloc(Layout::new(1000), On::new(&stream))?;
+/// assert_eq!(buffer.len(), 1000);
+/// assert_eq!(buffer.addr() % 256, 0);
+/// let handle = buffer.handle();
+/// drop(buffer); // no driver call, on any thread
+/// assert!(!allocator.is_alive(handle));
+/// # Ok::<(), Error>(())
+/// ```
+#[derive(Clone)]
+#[doc(alias = "PinnableBlockAllocator")]
+#[doc(alias = "DevicePinnedHostAllocator")]
+pub struct Allocator(Arc<Keeper>);
+
+struct Keeper(NonNull<Inner>);
+
+// SAFETY: `Inner` is `Sync` by its parts (asserted below), and the keeper owns one count of it.
+unsafe impl Send for Keeper {}
+// SAFETY: as above.
+unsafe impl Sync for Keeper {}
+
+const _: () = {
+    const fn shared<T: Send + Sync>() {}
+    shared::<Table>();
+    shared::<Mutex<Core>>();
+    shared::<Allocator>();
+};
+
+impl Drop for Keeper {
+    fn drop(&mut self) {
+        // SAFETY: the keeper's count keeps the allocator alive up to `release`.
+        unsafe {
+            self.0.as_ref().orphan();
+            release(self.0, 1);
+        }
+    }
+}
+
+/// # Safety
+/// - The caller owns `n` counts of the allocator and gives them up.
+unsafe fn release(inner: NonNull<Inner>, n: u64) {
+    // SAFETY: the caller's counts keep it alive up to this subtraction.
+    if unsafe { (*inner.as_ptr()).refs.fetch_sub(n, Ordering::AcqRel) } == n {
+        // SAFETY: the count is zero: no keeper, no weak lease, no row is out. It was made from a box.
+        crate::grave::bury(unsafe { Box::from_raw(inner.as_ptr()) });
+    }
+}
+
+/// The drop of the last lease of a row.
+unsafe fn last(hdr: NonNull<Header>) {
+    // SAFETY: the header is the first field of a row of our table, which is alive as long as one of its rows is out.
+    let (row, inner) = unsafe { (hdr.cast::<Row>().as_ref(), inner_of(hdr)) };
+    // SAFETY: as above.
+    let orphan = unsafe { inner.as_ref() }.free(row);
+    if orphan {
+        // SAFETY: an orphan counts the rows that are out; this one came back.
+        unsafe { release(inner, 1) };
+    }
+}
+
+unsafe fn weak(hdr: NonNull<Header>, by: i32) {
+    // SAFETY: the caller's lease or weak lease keeps the allocator alive.
+    let inner = unsafe { inner_of(hdr) };
+    if by > 0 {
+        // SAFETY: as above.
+        unsafe { inner.as_ref() }.refs.fetch_add(by.unsigned_abs().into(), Ordering::Relaxed);
+    } else {
+        // SAFETY: the weak lease gives its count up.
+        unsafe { release(inner, by.unsigned_abs().into()) };
+    }
+}
+
+/// # Safety
+/// - The header belongs to a row of an allocator that is alive.
+#[inline]
+unsafe fn inner_of(hdr: NonNull<Header>) -> NonNull<Inner> {
+    // SAFETY: rows are made with a pointer to the whole of `Inner`, whose first field is the owner.
+    unsafe { NonNull::new_unchecked((*hdr.as_ptr()).owner().cast_mut().cast::<Inner>()) }
+}
+
+impl Allocator {
+    /// An allocator over `backing`. Makes at most one driver call (the reservation of addresses).
+    ///
+    /// # Errors
+    /// `InvalidArgument` for a granule that is no power of two of at least 512 bytes; `OutOfMemory` for host memory. A reservation
+    /// that fails is no error: a smaller one is tried, then the allocator works with whole segments.
+    pub fn new(backing: Box<dyn Backing>, config: AllocatorConfig) -> Result<Allocator> {
+        crate::grave::sweep();
+        let caps = backing.caps();
+        if !caps.granule.is_power_of_two() || caps.granule < crate::layout::UNIT {
+            return Err(Error::invalid(format!(
+                "granule of {} bytes: want a power of two of at least 512",
+                caps.granule
+            )));
+        }
+        let mut store = Store::new(caps.granule);
+        if caps.vmm && caps.reserve && !config.pass_through {
+            // Four times the physical memory, so that placement never fails for want of contiguous addresses.
+            let most = 1u64 << 40;
+            for times in [4, 2, 1] {
+                let bytes = caps.physical.saturating_mul(times).min(most).next_multiple_of(caps.granule);
+                if bytes == 0 {
+                    break;
+                }
+                if let Ok(base) = backing.reserve(bytes) {
+                    if let Err(e) = store.heap.add_span(base, bytes, 0, true) {
+                        backing.release(base, bytes);
+                        return Err(e);
+                    }
+                    break;
+                }
+            }
+        }
+        let limit = config.budget;
+        let core = Core {
+            store,
+            vacant: Vacant::new(),
+            orphan: false,
+            keeps: Vec::new(),
+            retired: Vec::new(),
+            live_bytes: 0,
+            imported: 0,
+            imported_bytes: 0,
+            allocations: 0,
+            credit: crate::ladder::FIRST_CREDIT,
+        };
+        let inner = Box::new(Inner {
+            owner: Owner { ops: &OPS },
+            refs: AtomicU64::new(1),
+            table: Table::new(),
+            core: CachePadded::new(Mutex::new(core)),
+            backing,
+            caps,
+            config,
+            budget: Budget::new(limit),
+            counters: Counters::default(),
+            reclaimers: Mutex::new(Vec::new()),
+            retired: AtomicU32::new(0),
+            waiter: Mutex::new(None),
+        });
+        // SAFETY: a box is never null.
+        Ok(Allocator(Arc::new(Keeper(unsafe { NonNull::new_unchecked(Box::into_raw(inner)) }))))
+    }
+
+    #[inline]
+    pub(crate) fn inner(&self) -> &Inner {
+        // SAFETY: the keeper's count keeps it alive.
+        unsafe { self.0.0.as_ref() }
+    }
+
+    /// What the backing can do.
+    pub fn caps(&self) -> BackingCaps {
+        self.inner().caps
+    }
+
+    /// The settings that the allocator was made with; the budget as it was then.
+    pub fn config(&self) -> &AllocatorConfig {
+        &self.inner().config
+    }
+
+    /// A buffer of `layout` for the stream `on`. Zero bytes give a valid, empty buffer with a null address.
+    ///
+    /// The contents are unspecified. Ordinarily this is a hit: no driver call, no wait. Otherwise it climbs the ladder: memory that other
+    /// streams are done with, new memory, memory that a wait makes ready, caches above, and only then an error.
+    ///
+    /// # Errors
+    /// `InvalidArgument` for an alignment that is no power of two; `OverBudget` for a request larger than the budget; `OutOfMemory`
+    /// with a report; `DeviceLost`. The allocator is usable after each of them.
+    #[doc(alias = "allocateMemory")]
+    #[inline]
+    pub fn alloc(&self, layout: Layout, on: On<'_>) -> Result<Lease<Buffer>> {
+        self.inner().alloc(layout, on)
+    }
+
+    /// Somebody else's memory as a buffer: `bytes` at `addr`, spanned by the native object `native` (or 0). Counted as imported, not as
+    /// reserved. `keep` is dropped once nobody holds the buffer and the last use that was recorded on it is over; if that is not yet so
+    /// at the last drop, by a later call of this allocator.
+    ///
+    /// # Errors
+    /// `InvalidArgument` for a range that wraps; `OutOfMemory` for host memory.
+    ///
+    /// # Safety
+    /// - `[addr, addr + bytes)` is memory that this allocator's device (or the host) may access, and stays so until `keep` is dropped.
+    pub unsafe fn import(
+        &self,
+        addr: u64,
+        bytes: u64,
+        native: u64,
+        keep: Box<dyn Any + Send + Sync>,
+    ) -> Result<Lease<Buffer>> {
+        if addr.checked_add(bytes).is_none() {
+            return Err(Error::invalid(format!("import of {bytes} bytes at {addr:#x} wraps")));
+        }
+        let inner = self.inner();
+        inner.sweep_retired();
+        let mut core = inner.core.lock();
+        let row = inner.table.take(&mut core.vacant, inner.owner_ptr())?;
+        core.keep(row.header.index(), keep);
+        core.imported += 1;
+        core.imported_bytes += bytes;
+        row.buffer.describe(addr, native, bytes, None, IMPORTED | kind_bits(inner.config.host_kind));
+        row.buffer.inherit(Stamp::NEVER);
+        Ok(inner.lend(row))
+    }
+
+    /// A lease by handle: checks generation and count in one step.
+    ///
+    /// # Errors
+    /// `StaleHandle` when nobody holds the buffer any more or the handle is another allocator's; `Occupied` while it is held exclusively.
+    pub fn lease(&self, h: BufferHandle) -> Result<Lease<Buffer>> {
+        let inner = self.inner();
+        let Some(row) = inner.table.get(h.index()) else { return Err(Error::stale("buffer", h)) };
+        loop {
+            match row.header.try_acquire(h.generation()) {
+                // SAFETY: the count that was just taken is the lease's; the value lies in the header's row.
+                Ok(()) => return Ok(unsafe { Lease::from_raw(inner.header_ptr(row), NonNull::from(&row.buffer)) }),
+                Err(Miss::Stale) => return Err(Error::stale("buffer", h)),
+                Err(Miss::Occupied) => return Err(Error::Occupied { resource: "buffer" }),
+                Err(Miss::Frozen) => leasehold_core::sync::thread::yield_now(),
+            }
+        }
+    }
+
+    /// Whether the handle's buffer was held at this load.
+    #[inline]
+    pub fn is_alive(&self, h: BufferHandle) -> bool {
+        self.inner().table.get(h.index()).is_some_and(|r| r.header.is_alive(h.generation()))
+    }
+
+    /// Gives free memory back to the driver until at most `keep` bytes lie free; returns the bytes that went. Memory whose last use may
+    /// go on stays. Blocks on the driver.
+    ///
+    /// # Errors
+    /// `DeviceLost` and the driver's; what had gone by then is gone.
+    pub fn trim(&self, keep: u64) -> Result<u64> {
+        self.inner().trim(keep)
+    }
+
+    /// The state in numbers. Takes the lock for a moment.
+    pub fn stats(&self) -> AllocStats {
+        self.inner().stats()
+    }
+
+    /// Begins new peaks from what is live and reserved now.
+    pub fn reset_peaks(&self) {
+        let inner = self.inner();
+        inner.budget.reset_peak();
+        let live = inner.core.lock().live_bytes;
+        inner.counters.live_peak.store(live, Ordering::Relaxed);
+    }
+
+    /// Brings everything whose last use is over to where every stream can take it, and drops what imports kept for such uses. Makes no
+    /// driver call.
+    pub fn drain(&self) {
+        let inner = self.inner();
+        inner.core.lock().store.drain(true);
+        inner.sweep_retired();
+        crate::grave::sweep();
+    }
+
+    /// The most bytes to take from the driver from now on. Lowering it below what is taken stops growth; `trim` gives back.
+    pub fn set_budget(&self, bytes: u64) {
+        self.inner().budget.set_limit(bytes);
+    }
+
+    /// How the host waits for a point of any stream of this device. Without it an allocation that must wait for another stream relies on
+    /// that stream's completion being published by itself.
+    pub fn set_waiter(&self, waiter: PointWaiter) {
+        *self.inner().waiter.lock() = Some(waiter);
+    }
+
+    /// Registers something that can free memory when there is none; lower `priority` first.
+    pub fn add_reclaimer(&self, priority: i32, reclaimer: Reclaimer) {
+        let mut list = self.inner().reclaimers.lock();
+        list.push((priority, Arc::new(reclaimer)));
+        list.sort_by_key(|r| r.0);
+    }
+
+    /// Whether two allocators are the same one.
+    pub fn same(&self, other: &Allocator) -> bool {
+        Arc::ptr_eq(&self.0, &other.0)
+    }
+
+    /// Checks every invariant of the allocator's tables. For tests and debugging; walks everything under the lock.
+    ///
+    /// # Errors
+    /// What is wrong, in words.
+    #[doc(hidden)]
+    pub fn check(&self) -> Result<(), String> {
+        self.inner().core.lock().store.check()
+    }
+}
+
+impl fmt::Debug for Allocator {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let s = self.stats();
+        write!(f, "Allocator({}, {} live, {} reserved)", self.inner().config.name, s.live_bytes, s.reserved)
+    }
+}
+
+pub(crate) fn kind_bits(kind: HostKind) -> u32 {
+    match kind {
+        HostKind::None => 0,
+        HostKind::Pinned => 1,
+        HostKind::Pageable => 2,
+    }
+}
+
+impl Inner {
+    #[inline]
+    pub(crate) fn owner_ptr(&self) -> *const Owner {
+        // The whole of `Inner`, not the field: `last` reaches the rest through it.
+        std::ptr::from_ref(self).cast()
+    }
+
+    #[inline]
+    fn header_ptr(&self, row: &Row) -> NonNull<Header> {
+        // The whole row: `last` reaches the buffer through it.
+        NonNull::from(row).cast()
+    }
+
+    /// The first lease of a row that nobody holds.
+    #[inline]
+    pub(crate) fn lend(&self, row: &Row) -> Lease<Buffer> {
+        row.header.set_live(false);
+        // SAFETY: the count that was just set is the lease's; the value lies in the header's row.
+        unsafe { Lease::from_raw(self.header_ptr(row), NonNull::from(&row.buffer)) }
+    }
+
+    #[inline]
+    fn alloc(&self, layout: Layout, on: On<'_>) -> Result<Lease<Buffer>> {
+        let layout = layout.check()?;
+        if layout.size == 0 {
+            return self.empty(on);
+        }
+        let Some(need) = Need::of(layout.size, layout.align, self.caps.granule).filter(|_| layout.size <= SIZE_LIMIT)
+        else {
+            return Err(self.refuse(layout));
+        };
+        {
+            let mut core = self.core.lock();
+            if let Some(block) = core.store.take(need, on.line)? {
+                return self.issue(&mut core, block, layout.size, on.line);
+            }
+        }
+        self.alloc_slow(need, layout, on)
+    }
+
+    /// A row for a block, under the lock.
+    #[inline]
+    pub(crate) fn issue(&self, core: &mut Core, block: Block, size: u64, line: &'static Line) -> Result<Lease<Buffer>> {
+        let row = match self.table.take(&mut core.vacant, self.owner_ptr()) {
+            Ok(row) => row,
+            Err(e) => {
+                core.store.give(block.spot, block.stamp);
+                return Err(e);
+            }
+        };
+        let (place, slot) = match block.spot {
+            Spot::Node(node) => (node, NO_SLOT),
+            Spot::Slot(run, slot) => (run, slot),
+        };
+        row.place.store(place, Ordering::Relaxed);
+        row.slot.store(slot, Ordering::Relaxed);
+        row.buffer.describe(block.addr, block.native, size, Some(line), kind_bits(self.config.host_kind));
+        row.buffer.inherit(block.stamp);
+        core.allocations += 1;
+        core.credit += 1;
+        core.live_bytes += size;
+        if core.live_bytes > self.counters.live_peak.load(Ordering::Relaxed) {
+            self.counters.live_peak.store(core.live_bytes, Ordering::Relaxed);
+        }
+        Ok(self.lend(row))
+    }
+
+    #[cold]
+    fn empty(&self, on: On<'_>) -> Result<Lease<Buffer>> {
+        let mut core = self.core.lock();
+        let row = self.table.take(&mut core.vacant, self.owner_ptr())?;
+        row.buffer.describe(0, 0, 0, Some(on.line), EMPTY | kind_bits(self.config.host_kind));
+        row.buffer.inherit(Stamp::NEVER);
+        Ok(self.lend(row))
+    }
+
+    /// Takes a row back that nobody holds. `true`: the allocator is an orphan, and the caller owes it one count.
+    #[inline]
+    fn free(&self, row: &Row) -> bool {
+        let buffer = &row.buffer;
+        let flags = buffer.flags();
+        if flags & (IMPORTED | ARENA | EMPTY) != 0 {
+            return self.free_special(row, flags);
+        }
+        let spot = match row.slot.load(Ordering::Relaxed) {
+            NO_SLOT => Spot::Node(row.place.load(Ordering::Relaxed)),
+            slot => Spot::Slot(row.place.load(Ordering::Relaxed), slot),
+        };
+        let len = buffer.len();
+        if buffer.is_private() {
+            let stamp = buffer.own_stamp();
+            let mut core = self.core.lock();
+            core.store.give(spot, stamp);
+            core.live_bytes -= len;
+            self.table.put(&mut core.vacant, row);
+            return core.orphan;
+        }
+        self.free_shared_slow(row, spot, len)
+    }
+
+    #[cold]
+    fn free_shared_slow(&self, row: &Row, spot: Spot, len: u64) -> bool {
+        let stamps = uses(&row.buffer);
+        row.buffer.reset();
+        let mut core = self.core.lock();
+        core.store.give_shared(spot, &stamps);
+        core.live_bytes -= len;
+        self.table.put(&mut core.vacant, row);
+        core.orphan
+    }
+
+    #[cold]
+    fn free_special(&self, row: &Row, flags: u32) -> bool {
+        let stamps = uses(&row.buffer);
+        let len = row.buffer.len();
+        row.buffer.reset();
+        let mut dropped = None;
+        let mut core = self.core.lock();
+        if flags & IMPORTED != 0 {
+            core.imported -= 1;
+            core.imported_bytes -= len;
+        }
+        if flags & (IMPORTED | ARENA) != 0 {
+            let keep = core.keeps.get_mut(row.header.index() as usize).and_then(Option::take);
+            if stamps.iter().all(|&s| passed(s)) {
+                dropped = keep;
+            } else if let Some(keep) = keep {
+                core.retired.push((stamps.into_boxed_slice(), keep));
+                self.retired.fetch_add(1, Ordering::Relaxed);
+            }
+        }
+        self.table.put(&mut core.vacant, row);
+        let orphan = core.orphan;
+        drop(core);
+        // Foreign code: without the lock.
+        drop(dropped);
+        orphan
+    }
+
+    /// Drops what imports kept for uses that are over now.
+    pub(crate) fn sweep_retired(&self) {
+        if self.retired.load(Ordering::Relaxed) == 0 {
+            return;
+        }
+        let mut over = Vec::new();
+        {
+            let mut core = self.core.lock();
+            let mut i = 0;
+            while i < core.retired.len() {
+                if core.retired[i].0.iter().all(|&s| passed(s)) {
+                    over.push(core.retired.swap_remove(i).1);
+                } else {
+                    i += 1;
+                }
+            }
+            self.retired.fetch_sub(over.len() as u32, Ordering::Relaxed);
+        }
+        drop(over);
+    }
+
+    /// The keeper is gone: from now on rows that come back count down.
+    fn orphan(&self) {
+        let mut core = self.core.lock();
+        core.orphan = true;
+        self.refs.fetch_add(u64::from(core.vacant.live), Ordering::Relaxed);
+    }
+
+    /// Whether every stream is done with the memory.
+    pub(crate) fn is_over(&self) -> bool {
+        let mut core = self.core.lock();
+        core.store.drain(true);
+        let (_, pending) = core.store.free_bytes();
+        pending == 0
+            && core.store.slabs.waiting().next().is_none()
+            && core.retired.iter().all(|(s, _)| s.iter().all(|&s| passed(s)))
+    }
+
+    fn stats(&self) -> AllocStats {
+        let core = self.core.lock();
+        let (free_ready, free_not_ready) = core.store.free_bytes();
+        let c = &self.counters;
+        let cached = core.store.heap.res.cached.iter();
+        AllocStats {
+            live: u64::from(core.vacant.live) - core.imported,
+            live_bytes: core.live_bytes,
+            live_peak: c.live_peak.load(Ordering::Relaxed),
+            reserved: self.budget.committed(),
+            reserved_peak: self.budget.peak(),
+            imported: core.imported,
+            imported_bytes: core.imported_bytes,
+            free_ready,
+            free_not_ready,
+            free_in_slabs: core.store.slabs.bytes().1,
+            free_in_magazines: 0,
+            cached_pieces: cached
+                .map(|&p| core.store.heap.res.bytes(core.store.heap.res.pieces[p as usize].granules))
+                .sum(),
+            quarantined: core.store.heap.res.quarantined,
+            in_graphs: c.in_graphs.load(Ordering::Relaxed),
+            allocations: core.allocations,
+            magazine_hits: 0,
+            growths: c.growths.load(Ordering::Relaxed),
+            remaps: c.remaps.load(Ordering::Relaxed),
+            host_waits: c.host_waits.load(Ordering::Relaxed),
+            inserted_waits: c.inserted_waits.load(Ordering::Relaxed),
+            failed: c.failed.load(Ordering::Relaxed),
+            retired: core.retired.len() as u64,
+            driver_calls: self.backing.driver_calls(),
+            metadata: core.store.heap.nodes.host_bytes()
+                + core.store.heap.res.host_bytes()
+                + core.store.slabs.host_bytes()
+                + u64::from(self.table.len()) * size_of::<Row>() as u64,
+            limit: self.budget.limit(),
+        }
+    }
+}
+
+/// Every use of a buffer that may still go on.
+fn uses(buffer: &Buffer) -> Vec<Stamp> {
+    let mut stamps = Vec::new();
+    buffer.for_each_use(|s| {
+        if !passed(s) {
+            stamps.push(s);
+        }
+    });
+    stamps
+}
+
+impl Drop for Inner {
+    /// Gives everything back to the driver. Nobody holds a row, and every stream is done with the memory.
+    fn drop(&mut self) {
+        crate::ladder::tear_down(self);
+    }
+}

@@ -1,0 +1,536 @@
+//! Graph arenas: memory for what is allocated while recording, owned by the graph.
+//!
+//! While a recording runs its buffers are *symbolic*: they have a name with [`SYMBOLIC`] set and no memory. When the recording stops, the
+//! recorder reports when each was used; the arena packs them by liveness, takes memory once, and binds the addresses. From then on these
+//! addresses are neither lent, moved nor given back until the arena and all buffers bound to it are gone. Allocations outside the
+//! recording, on whatever thread, never meet an arena.
+//!
+//! # States
+//! | state | `alloc` | next |
+//! |---|---|---|
+//! | Planning | symbolic | Primed (`prime`), Sealed (`seal`), Aborted (`abort`) |
+//! | Primed | must hit the plan; else grows and counts a `plan_miss` | Recording (`record`), Sealed (`close`), Aborted |
+//! | Recording | must hit the plan; else an error | Sealed (`close`), Aborted |
+//! | Sealed | error | Suspended (`suspend`) |
+//! | Suspended | error | Sealed (`resume`) |
+//! | Aborted | error | – |
+//!
+//! The arena's state is behind one lock, which is held neither across a driver call nor together with the allocator's lock; a launch holds a
+//! shared guard that a suspension waits for.
+
+use crate::allocator::{Allocator, Keep, On};
+use crate::buffer::{ARENA, Buffer, SYMBOLIC};
+use crate::layout::{Layout, SIZE_LIMIT, UNIT};
+use crate::planner::{Interval, plan};
+use leasehold_core::sync::atomic::{AtomicU64, Ordering};
+use leasehold_core::sync::{Arc, Mutex, RwLock, RwLockReadGuard};
+use leasehold_core::{BufferHandle, Error, Lease, Point, Result};
+use std::fmt;
+
+/// Where an arena is in its life.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum ArenaState {
+    /// Buffers are symbolic.
+    Planning,
+    /// Addresses are bound; the plan may be replayed.
+    Primed,
+    /// A native capture is running: no growth.
+    Recording,
+    /// The graph may be launched.
+    Sealed,
+    /// The addresses are kept, the memory is given back.
+    Suspended,
+    /// Rolled back.
+    Aborted,
+}
+
+/// When a symbolic buffer is used, in positions of the recorded list.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Lifetime {
+    /// The buffer's symbolic address.
+    pub symbol: u64,
+    /// The first operation that uses it.
+    pub first: u32,
+    /// The last operation that uses it.
+    pub last: u32,
+    /// Its contents are wanted after the list. Implied while a lease on it lives.
+    pub live_at_end: bool,
+}
+
+/// The addresses that symbols got.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Bindings {
+    /// (symbol, bytes, address), sorted by symbol.
+    ranges: Vec<(u64, u64, u64)>,
+    /// The native object that spans the memory, else 0.
+    pub native: u64,
+    /// Bytes of memory that the plan takes.
+    pub bytes: u64,
+}
+
+impl Bindings {
+    /// The real address of a symbolic one, which may lie inside a buffer. `None` for an address that names nothing here.
+    #[must_use]
+    pub fn resolve(&self, symbolic: u64) -> Option<u64> {
+        let at = self.ranges.partition_point(|r| r.0 <= symbolic).checked_sub(1)?;
+        let (symbol, bytes, addr) = self.ranges[at];
+        (symbolic - symbol < bytes.max(1)).then(|| addr + (symbolic - symbol))
+    }
+
+    /// How many symbols got memory.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.ranges.len()
+    }
+
+    /// Whether no symbol got memory.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.ranges.is_empty()
+    }
+}
+
+struct Member {
+    symbol: u64,
+    layout: Layout,
+    handle: BufferHandle,
+}
+
+/// Memory of sealed arenas: one block of the allocator.
+struct Region {
+    block: Lease<Buffer>,
+    allocator: Allocator,
+}
+
+impl Drop for Region {
+    fn drop(&mut self) {
+        self.allocator.inner().counters.in_graphs.fetch_sub(self.block.len(), Ordering::Relaxed);
+    }
+}
+
+struct Plan {
+    state: ArenaState,
+    members: Vec<Member>,
+    bindings: Bindings,
+    regions: Vec<Arc<Region>>,
+    /// The next planned allocation, while primed or recording.
+    cursor: usize,
+    plan_misses: u64,
+    last_launch: Option<Point>,
+}
+
+struct Shared {
+    allocator: Allocator,
+    plan: Mutex<Plan>,
+    /// Launches share it, a suspension takes it alone.
+    launches: RwLock<()>,
+    /// Regions of graphs that never run at the same time as this one's.
+    group: Arc<Mutex<Vec<Arc<Region>>>>,
+}
+
+/// The memory of one recorded graph. Clones are the same arena; the last drop gives everything back, except what buffers still hold.
+#[derive(Clone)]
+#[doc(alias = "pin mode")]
+#[doc(alias = "set_pin_mode")]
+pub struct GraphArena(Arc<Shared>);
+
+/// Keeps an arena from being suspended while its graph is being launched.
+#[must_use]
+pub struct LaunchGuard<'a> {
+    arena: &'a GraphArena,
+    _shared: RwLockReadGuard<'a, ()>,
+}
+
+impl LaunchGuard<'_> {
+    /// The launch was submitted at `p`: the memory is in use until then. Only the submitter of `p`'s line may call it, in its turn.
+    pub fn launched(&self, p: Point) {
+        let mut plan = self.arena.0.plan.lock();
+        plan.last_launch = Some(p);
+        for region in &plan.regions {
+            region.block.used_on(p);
+        }
+    }
+}
+
+static NEXT_SYMBOL: AtomicU64 = AtomicU64::new(UNIT);
+
+impl Allocator {
+    /// An arena for a new recording.
+    ///
+    /// # Errors
+    /// None at present; the result leaves room for backends that must ask their driver.
+    pub fn arena(&self) -> Result<GraphArena> {
+        Ok(GraphArena::new(self.clone(), Arc::new(Mutex::new(Vec::new()))))
+    }
+}
+
+impl GraphArena {
+    fn new(allocator: Allocator, group: Arc<Mutex<Vec<Arc<Region>>>>) -> Self {
+        let plan = Plan {
+            state: ArenaState::Planning,
+            members: Vec::new(),
+            bindings: Bindings::default(),
+            regions: Vec::new(),
+            cursor: 0,
+            plan_misses: 0,
+            last_launch: None,
+        };
+        Self(Arc::new(Shared { allocator, plan: Mutex::new(plan), launches: RwLock::new(()), group }))
+    }
+
+    /// An arena for another graph that never runs at the same time as this one's: both use the same memory, as far as it reaches.
+    /// Seal the largest first.
+    pub fn share(&self) -> GraphArena {
+        GraphArena::new(self.0.allocator.clone(), self.0.group.clone())
+    }
+
+    /// Where the arena is in its life.
+    pub fn state(&self) -> ArenaState {
+        self.0.plan.lock().state
+    }
+
+    /// Allocations after priming that the plan did not foresee.
+    pub fn plan_misses(&self) -> u64 {
+        self.0.plan.lock().plan_misses
+    }
+
+    /// Bytes of memory that the arena holds.
+    pub fn bytes(&self) -> u64 {
+        self.0.plan.lock().regions.iter().map(|r| r.block.len()).sum()
+    }
+
+    /// A buffer for the recording. While planning it is symbolic; afterwards it must be the next one of the plan.
+    ///
+    /// # Errors
+    /// `Recording` when the plan is fixed and this allocation is not in it; `InvalidState` once the arena is sealed;
+    /// `InvalidArgument`; `OutOfMemory`.
+    pub fn alloc(&self, layout: Layout) -> Result<Lease<Buffer>> {
+        let layout = layout.check()?;
+        if layout.size > SIZE_LIMIT {
+            return Err(self.0.allocator.inner().refuse(layout));
+        }
+        let mut plan = self.0.plan.lock();
+        match plan.state {
+            ArenaState::Planning => {
+                let room = layout.size.max(1).next_multiple_of(layout.align.max(UNIT)) + layout.align.max(UNIT);
+                let symbol = NEXT_SYMBOL.fetch_add(room, Ordering::Relaxed).next_multiple_of(layout.align) | SYMBOLIC;
+                let lease = self.0.allocator.inner().lend_member(symbol, 0, layout.size, None)?;
+                plan.members.push(Member { symbol, layout, handle: lease.handle() });
+                Ok(lease)
+            }
+            ArenaState::Primed | ArenaState::Recording => {
+                let hit = plan.members.get(plan.cursor).filter(|m| m.layout == layout).map(|m| m.symbol);
+                let addr = hit.and_then(|s| plan.bindings.resolve(s));
+                if let Some(addr) = addr {
+                    plan.cursor += 1;
+                    let (native, keep) = (plan.bindings.native, plan.regions.first().cloned());
+                    let keep = keep.map(|r| Box::new(r) as Keep);
+                    return self.0.allocator.inner().lend_member(addr, native, layout.size, keep);
+                }
+                if plan.state == ArenaState::Recording {
+                    return Err(Error::recording(format!(
+                        "allocation {} of {} bytes is not in the plan, and nothing may be allocated while capturing",
+                        plan.cursor, layout.size
+                    )));
+                }
+                plan.plan_misses += 1;
+                Err(Error::recording("the recording has changed since it was planned; plan it again"))
+            }
+            other => Err(illegal("alloc", other)),
+        }
+    }
+
+    /// Packs the symbolic buffers, takes memory once, and gives every buffer that is still held its address. Planning → Primed.
+    ///
+    /// # Errors
+    /// `InvalidState` unless planning; `InvalidArgument` for a symbol of somebody else or a malformed lifetime; `OutOfMemory`: the arena
+    /// is still planning and may be sealed again later.
+    pub fn prime(&self, lifetimes: &[Lifetime], on: On<'_>) -> Result<Bindings> {
+        let (intervals, symbols, alive) = {
+            let plan = self.0.plan.lock();
+            if plan.state != ArenaState::Planning {
+                return Err(illegal("prime", plan.state));
+            }
+            self.intervals(&plan, lifetimes)?
+        };
+        let packed = plan_offsets(&intervals)?;
+        let region = self.region(packed.total, on)?;
+        let mut plan = self.0.plan.lock();
+        if plan.state != ArenaState::Planning {
+            return Err(illegal("prime", plan.state));
+        }
+        let (base, native) = region.as_ref().map_or((0, 0), |r| (r.block.addr(), r.block.native()));
+        let mut ranges: Vec<_> = symbols
+            .iter()
+            .zip(&intervals)
+            .zip(&packed.offsets)
+            .map(|((&symbol, i), &offset)| (symbol, i.size, if i.size == 0 { 0 } else { base + offset }))
+            .collect();
+        ranges.sort_unstable();
+        plan.bindings = Bindings { ranges, native, bytes: packed.total };
+        for lease in alive {
+            let symbol = lease.addr();
+            if let (Some(addr), Some(region)) = (plan.bindings.resolve(symbol), &region) {
+                self.0.allocator.inner().keep_for(&lease, Box::new(region.clone()));
+                lease.bind(addr, native);
+            } else {
+                lease.bind(0, 0);
+            }
+        }
+        plan.regions = region.into_iter().collect();
+        plan.state = ArenaState::Primed;
+        plan.cursor = 0;
+        Ok(plan.bindings.clone())
+    }
+
+    /// A native capture begins: from now on an allocation must be in the plan. Primed → Recording.
+    ///
+    /// # Errors
+    /// `InvalidState` unless primed.
+    pub fn record(&self) -> Result<()> {
+        let mut plan = self.0.plan.lock();
+        if plan.state != ArenaState::Primed {
+            return Err(illegal("record", plan.state));
+        }
+        plan.state = ArenaState::Recording;
+        plan.cursor = 0;
+        Ok(())
+    }
+
+    /// The graph is complete. Primed or Recording → Sealed.
+    ///
+    /// # Errors
+    /// `InvalidState` in another state.
+    pub fn close(&self) -> Result<()> {
+        let mut plan = self.0.plan.lock();
+        if !matches!(plan.state, ArenaState::Primed | ArenaState::Recording) {
+            return Err(illegal("close", plan.state));
+        }
+        plan.state = ArenaState::Sealed;
+        Ok(())
+    }
+
+    /// [`prime`](Self::prime) and [`close`](Self::close) in one: what our own recorder does when it stops.
+    ///
+    /// # Errors
+    /// As [`prime`](Self::prime).
+    pub fn seal(&self, lifetimes: &[Lifetime], on: On<'_>) -> Result<Bindings> {
+        let bindings = self.prime(lifetimes, on)?;
+        self.close()?;
+        Ok(bindings)
+    }
+
+    /// Rolls the recording back: its buffers never get memory, what was taken goes back. Dropping the arena does the same.
+    ///
+    /// # Errors
+    /// `InvalidState` once sealed.
+    pub fn abort(&self) -> Result<()> {
+        let mut plan = self.0.plan.lock();
+        if !matches!(plan.state, ArenaState::Planning | ArenaState::Primed | ArenaState::Recording) {
+            return Err(illegal("abort", plan.state));
+        }
+        plan.state = ArenaState::Aborted;
+        plan.members.clear();
+        let regions = std::mem::take(&mut plan.regions);
+        drop(plan);
+        drop(regions);
+        self.prune();
+        Ok(())
+    }
+
+    /// The right to launch the graph; meanwhile the arena is not suspended.
+    ///
+    /// # Errors
+    /// `Suspended`; `InvalidState` unless sealed.
+    pub fn launch(&self) -> Result<LaunchGuard<'_>> {
+        let shared = self.0.launches.read();
+        match self.state() {
+            ArenaState::Sealed => Ok(LaunchGuard { arena: self, _shared: shared }),
+            ArenaState::Suspended => {
+                Err(Error::Suspended("the graph's memory was given back; resume its arena before launching".into()))
+            }
+            other => Err(illegal("launch", other)),
+        }
+    }
+
+    /// Gives the memory back to the driver and keeps the addresses; what lies in it is lost, unless `save` copies it away first (it is
+    /// given each range). Waits for launches in progress and for the last one's completion. Sealed → Suspended.
+    ///
+    /// Returns the bytes that went. Pieces of memory shared with neighbours stay.
+    ///
+    /// # Errors
+    /// `InvalidState` unless sealed; `Unsupported` where addresses and memory are not separate, or while the memory is shared with
+    /// another arena or held by buffers; what `save` returns, and then nothing was changed.
+    pub fn suspend(&self, on: On<'_>, mut save: impl FnMut(u64, u64) -> Result<()>) -> Result<u64> {
+        let _alone = self.0.launches.write();
+        let (last, regions) = {
+            let plan = self.0.plan.lock();
+            if plan.state != ArenaState::Sealed {
+                return Err(illegal("suspend", plan.state));
+            }
+            (plan.last_launch, plan.regions.clone())
+        };
+        if !self.0.allocator.caps().vmm {
+            return Err(Error::Unsupported("this backing cannot keep addresses without memory".into()));
+        }
+        // The plan, this copy and the group hold a region; anyone else is a buffer or another arena.
+        if regions.iter().any(|r| Arc::strong_count(r) > 3) {
+            return Err(Error::Unsupported(
+                "the arena's memory is held by buffers or shared with another graph".into(),
+            ));
+        }
+        let inner = self.0.allocator.inner();
+        if let Some(p) = last {
+            inner.wait_point(p, on)?;
+        }
+        for r in &regions {
+            save(r.block.addr(), r.block.len())?;
+        }
+        let mut freed = 0;
+        for r in &regions {
+            freed += inner.suspend_block(&r.block);
+        }
+        self.0.plan.lock().state = ArenaState::Suspended;
+        Ok(freed)
+    }
+
+    /// Takes memory again at the same addresses, and lets `restore` fill it. Suspended → Sealed.
+    ///
+    /// # Errors
+    /// `InvalidState` unless suspended; `OutOfMemory` or `OverBudget`: still suspended, may be tried again; what `restore` returns.
+    pub fn resume(&self, mut restore: impl FnMut(u64, u64) -> Result<()>) -> Result<()> {
+        let _alone = self.0.launches.write();
+        let regions = {
+            let plan = self.0.plan.lock();
+            if plan.state != ArenaState::Suspended {
+                return Err(illegal("resume", plan.state));
+            }
+            plan.regions.clone()
+        };
+        for r in &regions {
+            self.0.allocator.inner().resume_block(&r.block)?;
+        }
+        for r in &regions {
+            restore(r.block.addr(), r.block.len())?;
+        }
+        self.0.plan.lock().state = ArenaState::Sealed;
+        Ok(())
+    }
+
+    /// What is to be packed, with the symbols, and leases on the members that are still held.
+    #[expect(clippy::type_complexity, reason = "three parallel lists, used once")]
+    fn intervals(&self, plan: &Plan, lifetimes: &[Lifetime]) -> Result<(Vec<Interval>, Vec<u64>, Vec<Lease<Buffer>>)> {
+        let mut used: Vec<Lifetime> = lifetimes.to_vec();
+        used.sort_unstable_by_key(|l| l.symbol);
+        if let Some(l) = used.iter().find(|l| plan.members.binary_search_by_key(&l.symbol, |m| m.symbol).is_err()) {
+            return Err(Error::invalid(format!("symbol {:#x} was not allocated in this arena", l.symbol)));
+        }
+        let (mut intervals, mut symbols, mut alive) = (Vec::new(), Vec::new(), Vec::new());
+        for m in &plan.members {
+            let held = self.0.allocator.lease(m.handle).ok();
+            let at = used.partition_point(|l| l.symbol < m.symbol);
+            let of = used[at..].iter().take_while(|l| l.symbol == m.symbol);
+            let span = of.fold(None, |s: Option<(u32, u32)>, l| {
+                let (first, last) = s.unwrap_or((l.first, l.last));
+                Some((first.min(l.first), if l.live_at_end { u32::MAX } else { last.max(l.last) }))
+            });
+            let span = match (span, &held) {
+                (Some((first, _)), Some(_)) => Some((first, u32::MAX)),
+                (None, Some(_)) => Some((0, u32::MAX)),
+                (span, None) => span,
+            };
+            if let Some((first, last)) = span {
+                let align = m.layout.align.max(crate::layout::MIN_ALIGN);
+                intervals.push(Interval { size: m.layout.size, align, first, last });
+                symbols.push(m.symbol);
+            }
+            alive.extend(held);
+        }
+        Ok((intervals, symbols, alive))
+    }
+
+    /// Memory of `bytes` that graphs of this group may use in turns.
+    fn region(&self, bytes: u64, on: On<'_>) -> Result<Option<Arc<Region>>> {
+        if bytes == 0 {
+            return Ok(None);
+        }
+        if let Some(r) = self.0.group.lock().iter().find(|r| r.block.len() >= bytes) {
+            return Ok(Some(r.clone()));
+        }
+        let granule = self.0.allocator.caps().granule;
+        let layout = if bytes >= granule {
+            Layout::aligned(bytes.next_multiple_of(granule), granule)
+        } else {
+            Layout::new(bytes)
+        };
+        let block = self.0.allocator.alloc(layout, on)?;
+        self.0.allocator.inner().counters.in_graphs.fetch_add(block.len(), Ordering::Relaxed);
+        let region = Arc::new(Region { block, allocator: self.0.allocator.clone() });
+        self.0.group.lock().push(region.clone());
+        Ok(Some(region))
+    }
+
+    /// Gives up the group's regions that no arena of it uses.
+    fn prune(&self) {
+        let mut gone = Vec::new();
+        self.0.group.lock().retain_mut(|r| {
+            let used = Arc::strong_count(r) > 1;
+            if !used {
+                gone.push(r.clone());
+            }
+            used
+        });
+        drop(gone);
+    }
+}
+
+impl Drop for Shared {
+    fn drop(&mut self) {
+        let regions = std::mem::take(&mut self.plan.lock().regions);
+        drop(regions);
+        let mut gone = Vec::new();
+        self.group.lock().retain_mut(|r| {
+            let used = Arc::strong_count(r) > 1;
+            if !used {
+                gone.push(r.clone());
+            }
+            used
+        });
+        drop(gone);
+    }
+}
+
+impl fmt::Debug for GraphArena {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let plan = self.0.plan.lock();
+        write!(f, "GraphArena({:?}, {} members, {} bytes)", plan.state, plan.members.len(), plan.bindings.bytes)
+    }
+}
+
+fn plan_offsets(intervals: &[Interval]) -> Result<crate::planner::Packing> {
+    plan(intervals)
+}
+
+#[cold]
+fn illegal(what: &str, state: ArenaState) -> Error {
+    Error::state(format!("{what} on an arena that is {state:?}"))
+}
+
+impl crate::allocator::Inner {
+    /// A row for a member of an arena.
+    fn lend_member(&self, addr: u64, native: u64, len: u64, keep: Option<Keep>) -> Result<Lease<Buffer>> {
+        let mut core = self.core.lock();
+        let row = self.table.take(&mut core.vacant, self.owner_ptr())?;
+        row.buffer.describe(addr, native, len, None, ARENA | crate::allocator::kind_bits(self.config.host_kind));
+        row.buffer.inherit(leasehold_core::Stamp::NEVER);
+        if let Some(keep) = keep {
+            core.keep(row.header.index(), keep);
+        }
+        Ok(self.lend(row))
+    }
+
+    /// Keeps something alive until nobody holds a member of an arena.
+    fn keep_for(&self, lease: &Lease<Buffer>, keep: Keep) {
+        self.core.lock().keep(lease.header().index(), keep);
+    }
+}

@@ -1,0 +1,120 @@
+//! Where memory comes from: the one trait that a backend's allocator glue implements.
+//!
+//! Two kinds of backing exist. One with *virtual memory management* (`BackingCaps::vmm`) separates addresses from memory: addresses are
+//! reserved once, pieces of physical memory (handles) are created, mapped, unmapped and destroyed one by one, and so can be moved to
+//! where they are needed. The other gives whole segments, addresses and memory together.
+//!
+//! The allocator never calls a backing with a lock held, and never from a free.
+
+use leasehold_core::Result;
+
+/// A piece of memory that a backing gave.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Chunk {
+    /// Its address.
+    pub addr: u64,
+    /// Its length in bytes.
+    pub bytes: u64,
+    /// The native object that spans it (Metal's buffer), else 0.
+    pub native: u64,
+}
+
+/// What a backing can do.
+#[derive(Debug, Clone, Copy)]
+pub struct BackingCaps {
+    /// Addresses and memory can be had apart: `reserve`, `create`, `map`, `unmap`, `destroy` work.
+    pub vmm: bool,
+    /// The size in bytes, a power of two, of which reservations, commitments and mappings are multiples. 2 MiB on CUDA.
+    pub granule: u64,
+    /// Physical memory in bytes, as far as known: sets how many addresses are reserved (four times as many).
+    pub physical: u64,
+    /// `reserve` works.
+    pub reserve: bool,
+    /// Without `vmm`: the least size in bytes of a segment.
+    pub segment: u64,
+}
+
+impl Default for BackingCaps {
+    fn default() -> Self {
+        Self { vmm: false, granule: 2 << 20, physical: 64 << 30, reserve: false, segment: 32 << 20 }
+    }
+}
+
+/// A source of memory. Sizes and addresses are in bytes and multiples of the granule.
+///
+/// Methods may block on the driver. They are called from any thread, possibly several at once, without any lock of the allocator.
+/// After an error the backing must be as before the call.
+pub trait Backing: Send + Sync {
+    /// What this backing can do. Constant.
+    fn caps(&self) -> BackingCaps;
+
+    /// Reserves `bytes` of addresses, backed by nothing.
+    ///
+    /// # Errors
+    /// The driver's; the allocator then asks for half, down to a quarter, and then falls back to segments.
+    fn reserve(&self, bytes: u64) -> Result<u64>;
+
+    /// Memory with addresses: at `at`, inside a reservation, or anywhere.
+    ///
+    /// # Errors
+    /// `OutOfMemory`; `DeviceLost`; the driver's.
+    fn commit(&self, at: Option<u64>, bytes: u64) -> Result<Chunk>;
+
+    /// Gives a commitment back. No work uses it any more.
+    ///
+    /// # Errors
+    /// The driver's; the allocator then never uses the range again and counts it as taken.
+    fn decommit(&self, chunk: Chunk) -> Result<()>;
+
+    /// Gives a reservation back; nothing is committed in it any more.
+    fn release(&self, addr: u64, bytes: u64);
+
+    /// Creates a piece of physical memory without addresses. By default a name only: [`map`](Self::map) then commits.
+    ///
+    /// # Errors
+    /// `OutOfMemory`; `DeviceLost`; the driver's.
+    fn create(&self, bytes: u64) -> Result<u64> {
+        let _ = bytes;
+        Ok(0)
+    }
+
+    /// Gives a piece of physical memory, mapped nowhere, back to the driver.
+    ///
+    /// # Errors
+    /// The driver's; the piece is then counted as leaked.
+    fn destroy(&self, handle: u64, bytes: u64) -> Result<()> {
+        let _ = (handle, bytes);
+        Ok(())
+    }
+
+    /// Maps a piece at an address inside a reservation.
+    ///
+    /// # Errors
+    /// `OutOfMemory`; `DeviceLost`; the driver's.
+    fn map(&self, at: u64, handle: u64, bytes: u64) -> Result<()> {
+        let _ = handle;
+        self.commit(Some(at), bytes).map(|_| ())
+    }
+
+    /// Makes a range of pieces, mapped one after the other, accessible to the device: one call for all of them.
+    ///
+    /// # Errors
+    /// `DeviceLost`; the driver's.
+    fn enable(&self, at: u64, bytes: u64) -> Result<()> {
+        let _ = (at, bytes);
+        Ok(())
+    }
+
+    /// Unmaps a piece. No work uses the range any more.
+    ///
+    /// # Errors
+    /// The driver's; the allocator then never uses the range again and counts it as taken.
+    fn unmap(&self, at: u64, bytes: u64) -> Result<()> {
+        self.decommit(Chunk { addr: at, bytes, native: 0 })
+    }
+
+    /// How many calls to the driver this backing has made so far.
+    fn driver_calls(&self) -> u64 {
+        0
+    }
+}

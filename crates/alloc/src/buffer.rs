@@ -1,0 +1,401 @@
+//! Buffers: the rows of an allocator's block table, which are the control blocks of `Lease<Buffer>`.
+//!
+//! # Protocol of the record
+//! A buffer remembers when it was last written and read, so that later users can be ordered after and its memory is not reused too early.
+//! Each line has one submitter at a time. The submitter of the buffer's *home* line (the stream it was allocated on) owns two words, which
+//! it writes with plain stores; everybody else uses the other words, with compare-and-swap.
+//!
+//! | word | written by | means |
+//! |---|---|---|
+//! | `own_write`, `own_read` | the home line's submitter, plain stores | last write and read on the home line |
+//! | `other_write` | any other line (CAS); the home line's submitter clears it | the last write, if it was not the home line's |
+//! | `other_read`, `spill` | any other line (CAS, a lock) | reads by other lines, and displaced points |
+//!
+//! A write is ordered after every use that was known when it was submitted, so it may displace points that its line knows or that are
+//! over; a point that it does not know (two streams that race, which is the caller's defect) is kept until the memory is reused.
+
+use leasehold_core::sync::Mutex;
+use leasehold_core::sync::atomic::{AtomicPtr, AtomicU16, AtomicU32, AtomicU64, Ordering};
+use leasehold_core::{Header, Line, LineId, Point, Stamp, Tagged, tags};
+use std::fmt;
+
+/// What kind of host memory lies under a buffer, if any.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum HostKind {
+    /// None: device memory.
+    None,
+    /// Pinned: the device reads and writes it directly.
+    Pinned,
+    /// Ordinary pageable memory: of a CPU device, or where the backend cannot pin.
+    Pageable,
+}
+
+/// The address of symbolic buffers has this bit set.
+pub const SYMBOLIC: u64 = 1 << 63;
+
+pub(crate) const KIND_MASK: u32 = 3;
+pub(crate) const IMPORTED: u32 = 1 << 4;
+pub(crate) const ARENA: u32 = 1 << 5;
+pub(crate) const EMPTY: u32 = 1 << 6;
+pub(crate) const GUARDED: u32 = 1 << 7;
+
+/// A block of memory: an address, a length, and the record of its last uses.
+///
+/// A buffer is held by [`Lease<Buffer>`](leasehold_core::Lease); the last drop frees it at once, without a driver call, on any thread.
+/// Views share the record of their buffer. Everything here is callable from any thread, except the marks: see there.
+#[doc(alias = "Memory")]
+#[doc(alias = "DeviceMemory")]
+pub struct Buffer {
+    addr: AtomicU64,
+    len: AtomicU64,
+    native: AtomicU64,
+    home: AtomicPtr<Line>,
+    own_write: AtomicU64,
+    own_read: AtomicU64,
+    other_write: AtomicU64,
+    other_read: AtomicU64,
+    spill: AtomicPtr<Spill>,
+    flags: AtomicU32,
+    tag: AtomicU32,
+}
+
+type Spill = Mutex<Vec<Stamp>>;
+
+const LOAD: Ordering = Ordering::Acquire;
+const STORE: Ordering = Ordering::Release;
+
+impl Buffer {
+    /// The address in the device's (or host's) address space; 0 for an empty buffer. While the buffer is symbolic: a name with
+    /// [`SYMBOLIC`] set, unique among live symbolic ranges, so that address + offset stays identifiable.
+    #[inline]
+    pub fn addr(&self) -> u64 {
+        self.addr.load(Ordering::Acquire)
+    }
+
+    /// The native object that spans the memory (Metal's buffer), else 0.
+    #[inline]
+    pub fn native(&self) -> u64 {
+        self.native.load(Ordering::Relaxed)
+    }
+
+    /// Length in bytes, as asked for.
+    #[inline]
+    pub fn len(&self) -> u64 {
+        self.len.load(Ordering::Relaxed)
+    }
+
+    /// Whether it has no bytes.
+    #[inline]
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// The line of the stream that it was allocated on.
+    #[inline]
+    pub fn home_line(&self) -> LineId {
+        self.home().map_or(Stamp::NEVER.line_id(), Line::id)
+    }
+
+    #[inline]
+    fn home(&self) -> Option<&'static Line> {
+        // SAFETY: only `&'static Line`s are stored, or null.
+        unsafe { self.home.load(Ordering::Relaxed).as_ref() }
+    }
+
+    /// What kind of host memory it is.
+    #[inline]
+    pub fn host_kind(&self) -> HostKind {
+        match self.flags.load(Ordering::Relaxed) & KIND_MASK {
+            1 => HostKind::Pinned,
+            2 => HostKind::Pageable,
+            _ => HostKind::None,
+        }
+    }
+
+    /// Whether it is memory that somebody else owns.
+    #[inline]
+    pub fn is_imported(&self) -> bool {
+        self.flags.load(Ordering::Relaxed) & IMPORTED != 0
+    }
+
+    /// Whether it was allocated while recording and has no memory yet.
+    #[inline]
+    pub fn is_symbolic(&self) -> bool {
+        self.addr() & SYMBOLIC != 0
+    }
+
+    /// The release tag: a word of the caller's, shown in reports and snapshots.
+    #[inline]
+    pub fn tag(&self) -> u32 {
+        self.tag.load(Ordering::Relaxed)
+    }
+
+    /// Sets the release tag.
+    pub fn set_tag(&self, tag: u32) {
+        self.tag.store(tag, Ordering::Relaxed);
+    }
+
+    /// The last write. A reader must be ordered after it.
+    #[inline]
+    pub fn write_stamp(&self) -> Stamp {
+        let other = self.other_write.load(LOAD);
+        Stamp::from_bits(if other == 0 { self.own_write.load(LOAD) } else { other })
+    }
+
+    /// The reads since the last write, and any use that the record could not fold into one of the two. A writer must be ordered after
+    /// them and after [`write_stamp`](Self::write_stamp).
+    #[inline]
+    pub fn for_each_read(&self, mut f: impl FnMut(Stamp)) {
+        let own = self.own_read.load(LOAD);
+        if own > self.own_write.load(LOAD) {
+            f(Stamp::from_bits(own));
+        }
+        let other = self.other_read.load(LOAD);
+        if other != 0 {
+            f(Stamp::from_bits(other));
+        }
+        if !self.spill.load(LOAD).is_null() {
+            self.spilled(|s| s.iter().for_each(|&s| f(s)));
+        }
+    }
+
+    /// Whether the buffer was used by its home line at most.
+    #[inline]
+    pub(crate) fn is_private(&self) -> bool {
+        self.other_write.load(LOAD) == 0 && self.other_read.load(LOAD) == 0 && self.spill.load(LOAD).is_null()
+    }
+
+    /// The latest use by the home line.
+    #[inline]
+    pub(crate) fn own_stamp(&self) -> Stamp {
+        Stamp::from_bits(self.own_write.load(LOAD).max(self.own_read.load(LOAD)))
+    }
+
+    /// Every use that may still go on.
+    pub(crate) fn for_each_use(&self, mut f: impl FnMut(Stamp)) {
+        for word in [&self.own_write, &self.own_read, &self.other_write, &self.other_read] {
+            let bits = word.load(LOAD);
+            if bits != 0 {
+                f(Stamp::from_bits(bits));
+            }
+        }
+        if !self.spill.load(LOAD).is_null() {
+            self.spilled(|s| s.iter().for_each(|&s| f(s)));
+        }
+    }
+
+    /// Records a write submitted at `p`, which was ordered after [`write_stamp`](Self::write_stamp) and the reads. Only the submitter
+    /// of `p`'s line may call it, in its turn. Never blocks.
+    #[inline]
+    pub fn mark_write(&self, p: Point) {
+        if p.line_id() == self.home_line() {
+            self.own_write.store(Stamp::from(p).to_bits(), STORE);
+            if !self.is_private() {
+                self.displace(p);
+            }
+        } else {
+            self.mark_write_slow(p);
+        }
+    }
+
+    /// Records a read submitted at `p`, which was ordered after [`write_stamp`](Self::write_stamp). Only the submitter of `p`'s line
+    /// may call it, in its turn. Never blocks.
+    #[inline]
+    pub fn mark_read(&self, p: Point) {
+        if p.line_id() == self.home_line() {
+            self.own_read.store(Stamp::from(p).to_bits(), STORE);
+        } else {
+            self.used_on(p);
+        }
+    }
+
+    /// Adds a use by hand: the memory is not reused before `p`. Any thread, any line.
+    #[doc(alias = "record_stream")]
+    pub fn used_on(&self, p: Point) {
+        let new = Stamp::from(p);
+        let mut old = self.other_read.load(LOAD);
+        loop {
+            let stamp = Stamp::from_bits(old);
+            if stamp.line_id() == new.line_id() && stamp.value() >= new.value() {
+                return;
+            }
+            if old != 0 && stamp.line_id() != new.line_id() && !crate::heap::passed(stamp) {
+                return self.spill(new);
+            }
+            match self.other_read.compare_exchange_weak(old, new.to_bits(), Ordering::AcqRel, LOAD) {
+                Ok(_) => return,
+                Err(now) => old = now,
+            }
+        }
+    }
+
+    /// A write by the home line is later than every foreign use that its line knows.
+    #[cold]
+    fn displace(&self, p: Point) {
+        let over = |s: Stamp| p.line().knows(s) || crate::heap::passed(s);
+        for word in [&self.other_write, &self.other_read] {
+            let bits = word.load(LOAD);
+            if bits != 0 {
+                let stamp = Stamp::from_bits(bits);
+                let cleared = word.compare_exchange(bits, 0, Ordering::AcqRel, LOAD).is_ok();
+                if cleared && !over(stamp) {
+                    self.spill(stamp);
+                }
+            }
+        }
+        if !self.spill.load(LOAD).is_null() {
+            self.spilled(|s| s.retain(|&s| !over(s)));
+        }
+    }
+
+    #[cold]
+    fn mark_write_slow(&self, p: Point) {
+        let new = Stamp::from(p);
+        let over = |s: Stamp| p.line().knows(s) || crate::heap::passed(s);
+        let old = Stamp::from_bits(self.other_write.swap(new.to_bits(), Ordering::AcqRel));
+        if !old.is_never() && !over(old) {
+            self.spill(old);
+        }
+        let read = self.other_read.load(LOAD);
+        if read != 0 && over(Stamp::from_bits(read)) {
+            // Lost to a newer read: that one stays.
+            let _ = self.other_read.compare_exchange(read, 0, Ordering::AcqRel, LOAD);
+        }
+        if !self.spill.load(LOAD).is_null() {
+            self.spilled(|s| s.retain(|&s| !over(s)));
+        }
+    }
+
+    #[cold]
+    fn spill(&self, stamp: Stamp) {
+        if self.spill.load(LOAD).is_null() {
+            let fresh = Box::into_raw(Box::new(Spill::new(Vec::new())));
+            if self.spill.compare_exchange(std::ptr::null_mut(), fresh, Ordering::AcqRel, LOAD).is_err() {
+                // SAFETY: just made, and published to nobody.
+                drop(unsafe { Box::from_raw(fresh) });
+            }
+        }
+        self.spilled(|s| {
+            s.retain(|&s| s.line_id() != stamp.line_id() && !crate::heap::passed(s));
+            s.push(stamp);
+        });
+    }
+
+    fn spilled(&self, f: impl FnOnce(&mut Vec<Stamp>)) {
+        // SAFETY: once set, the pointer stays until `reset`, which runs when nobody holds the buffer.
+        if let Some(spill) = unsafe { self.spill.load(LOAD).as_ref() } {
+            f(&mut spill.lock());
+        }
+    }
+
+    fn vacant() -> Self {
+        Self {
+            addr: AtomicU64::new(0),
+            len: AtomicU64::new(0),
+            native: AtomicU64::new(0),
+            home: AtomicPtr::new(std::ptr::null_mut()),
+            own_write: AtomicU64::new(0),
+            own_read: AtomicU64::new(0),
+            other_write: AtomicU64::new(0),
+            other_read: AtomicU64::new(0),
+            spill: AtomicPtr::new(std::ptr::null_mut()),
+            flags: AtomicU32::new(0),
+            tag: AtomicU32::new(0),
+        }
+    }
+
+    /// Describes a fresh block. Only the owner, while nobody holds the row; the record is empty then.
+    #[inline]
+    pub(crate) fn describe(&self, addr: u64, native: u64, len: u64, home: Option<&'static Line>, flags: u32) {
+        self.addr.store(addr, Ordering::Relaxed);
+        self.native.store(native, Ordering::Relaxed);
+        self.len.store(len, Ordering::Relaxed);
+        self.home.store(home.map_or(std::ptr::null_mut(), |l| std::ptr::from_ref(l).cast_mut()), Ordering::Relaxed);
+        self.flags.store(flags, Ordering::Relaxed);
+        self.tag.store(0, Ordering::Relaxed);
+    }
+
+    /// The memory's former use goes on until `stamp`. Only the owner, while nobody holds the row.
+    #[inline]
+    pub(crate) fn inherit(&self, stamp: Stamp) {
+        let home = stamp.line_id() == self.home_line();
+        self.own_write.store(if home { stamp.to_bits() } else { 0 }, Ordering::Relaxed);
+        self.own_read.store(0, Ordering::Relaxed);
+        if !home && !stamp.is_never() {
+            self.other_write.store(stamp.to_bits(), Ordering::Relaxed);
+        }
+    }
+
+    /// The same block again, with another length. Only the owner, while nobody holds the row.
+    #[inline]
+    pub(crate) fn relend(&self, len: u64) {
+        self.len.store(len, Ordering::Relaxed);
+    }
+
+    /// Empties the record. Only the owner, while nobody holds the row.
+    pub(crate) fn reset(&self) {
+        for word in [&self.own_write, &self.own_read, &self.other_write, &self.other_read] {
+            word.store(0, Ordering::Relaxed);
+        }
+        let spill = self.spill.swap(std::ptr::null_mut(), Ordering::AcqRel);
+        if !spill.is_null() {
+            // SAFETY: made by `spill` from a box; nobody holds the buffer, so nobody reads it.
+            drop(unsafe { Box::from_raw(spill) });
+        }
+    }
+
+    /// Gives a symbolic buffer its memory.
+    pub(crate) fn bind(&self, addr: u64, native: u64) {
+        self.native.store(native, Ordering::Relaxed);
+        self.addr.store(addr, Ordering::Release);
+    }
+
+    #[inline]
+    pub(crate) fn flags(&self) -> u32 {
+        self.flags.load(Ordering::Relaxed)
+    }
+}
+
+impl Tagged for Buffer {
+    type Tag = tags::Buffer;
+}
+
+impl fmt::Debug for Buffer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Buffer({:#x}+{}, written {:?})", self.addr(), self.len(), self.write_stamp())
+    }
+}
+
+/// A row of the block table: the control block, the buffer, and where its memory lies.
+#[repr(C, align(64))]
+pub(crate) struct Row {
+    pub(crate) header: Header,
+    pub(crate) buffer: Buffer,
+    /// The node, or the slab run. Written by the owner while nobody holds the row.
+    pub(crate) place: AtomicU32,
+    /// The slot in the run, or [`NO_SLOT`].
+    pub(crate) slot: AtomicU16,
+    /// The magazine class, or [`NO_CLASS`].
+    pub(crate) class: AtomicU16,
+}
+
+/// The row's block is a node.
+pub(crate) const NO_SLOT: u16 = u16::MAX;
+/// The row's block goes to no magazine.
+pub(crate) const NO_CLASS: u16 = u16::MAX;
+
+impl Row {
+    pub(crate) fn new(header: Header) -> Self {
+        Self {
+            header,
+            buffer: Buffer::vacant(),
+            place: AtomicU32::new(u32::MAX),
+            slot: AtomicU16::new(NO_SLOT),
+            class: AtomicU16::new(NO_CLASS),
+        }
+    }
+}
+
+#[cfg(not(loom))]
+const _: () = assert!(size_of::<Row>() == 128 && size_of::<Buffer>() <= 80);

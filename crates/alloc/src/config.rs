@@ -1,0 +1,127 @@
+//! What can be chosen about an allocator, and what it tells about itself.
+
+use crate::buffer::HostKind;
+use leasehold_core::Text;
+use std::time::Duration;
+
+/// When free granules are moved to where they are needed instead of taking new memory. Needs a backing with virtual memory management.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Hash)]
+pub enum Policy {
+    /// While it costs less than one episode (about 50 µs) per 1,000 operations on average.
+    #[default]
+    Balanced,
+    /// Only when there is no other memory left.
+    Fastest,
+    /// Always; and new memory comes in single granules.
+    Compact,
+}
+
+/// What an allocation may do with free memory that another stream may still be using.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Hash)]
+pub enum CrossStream {
+    /// Nothing: it waits on the host until the memory is ready, and only when there is no other.
+    Never,
+    /// Take it when it is ready; when there is no other memory, let the stream wait for it on the device.
+    #[default]
+    IfReady,
+    /// Let the stream wait for it on the device before taking new memory from the driver.
+    InsertWait,
+}
+
+/// The settings of an allocator. All have defaults.
+#[derive(Debug, Clone)]
+pub struct AllocatorConfig {
+    /// What the memory is called in reports: `cpu:0 device memory`.
+    pub name: Text,
+    /// What kind of host memory its buffers are.
+    pub host_kind: HostKind,
+    /// Moving granules.
+    pub policy: Policy,
+    /// Memory that other streams may still be using.
+    pub cross_stream: CrossStream,
+    /// The most bytes that are taken from the driver. Hard: never exceeded, at no instant.
+    pub budget: u64,
+    /// Magazines in front of the lock.
+    pub magazines: bool,
+    /// Bytes of small blocks that one shard of magazines may keep.
+    pub magazine_bytes: u64,
+    /// How long an allocation that found nothing waits for another thread's free.
+    pub patience: Option<Duration>,
+    /// Every allocation goes to the backing and every free back to it, for the vendor's memory checkers. Slow.
+    pub pass_through: bool,
+    /// Entries of the ring of trace events; 0 switches it off.
+    pub trace_events: usize,
+}
+
+impl Default for AllocatorConfig {
+    fn default() -> Self {
+        Self {
+            name: Text::Borrowed("memory"),
+            host_kind: HostKind::None,
+            policy: Policy::default(),
+            cross_stream: CrossStream::default(),
+            budget: u64::MAX,
+            magazines: true,
+            magazine_bytes: 1 << 20,
+            patience: None,
+            pass_through: false,
+            trace_events: 0,
+        }
+    }
+}
+
+/// The state of an allocator in numbers. Bytes unless it says otherwise.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct AllocStats {
+    /// Buffers that leases hold.
+    pub live: u64,
+    /// Their bytes, as asked for; without imported memory.
+    pub live_bytes: u64,
+    /// The most that `live_bytes` was (to 64 KiB per shard of magazines).
+    pub live_peak: u64,
+    /// Bytes taken from the driver.
+    pub reserved: u64,
+    /// The most that `reserved` was. Exact.
+    pub reserved_peak: u64,
+    /// Imported buffers that leases hold.
+    pub imported: u64,
+    /// Their bytes.
+    pub imported_bytes: u64,
+    /// Free bytes that are ready for everybody.
+    pub free_ready: u64,
+    /// Free bytes whose last use may still go on.
+    pub free_not_ready: u64,
+    /// Free bytes in slab runs.
+    pub free_in_slabs: u64,
+    /// Free bytes in magazines.
+    pub free_in_magazines: u64,
+    /// Physical memory in hand that is mapped nowhere.
+    pub cached_pieces: u64,
+    /// Bytes that the driver would not take back.
+    pub quarantined: u64,
+    /// Bytes that graph arenas hold.
+    pub in_graphs: u64,
+    /// Blocks that were taken, ever (count).
+    pub allocations: u64,
+    /// Those that a magazine served (count).
+    pub magazine_hits: u64,
+    /// Growths (count).
+    pub growths: u64,
+    /// Episodes in which free granules were moved (count).
+    pub remaps: u64,
+    /// Waits of the host for a stream (count).
+    pub host_waits: u64,
+    /// Waits that were inserted into a stream (count).
+    pub inserted_waits: u64,
+    /// Requests that failed (count).
+    pub failed: u64,
+    /// Leases that outlived their memory's pool of points: imports whose last use goes on (count).
+    pub retired: u64,
+    /// Calls of the driver, as the backing counts them.
+    pub driver_calls: u64,
+    /// Host memory of the allocator's own tables.
+    pub metadata: u64,
+    /// The budget; `u64::MAX` when there is none.
+    pub limit: u64,
+}

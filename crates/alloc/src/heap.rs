@@ -1,0 +1,650 @@
+//! The heap: nodes that tile address spans, free ones indexed by who may take them.
+//!
+//! Free memory lies in *lanes*. Lane 0 is ready for everybody. Every line (stream) that frees memory which it may still be using has a
+//! lane of its own: what lies there is free for that line at once, since a stream's operations run in order, and for the others when
+//! its stamp has passed; then it is drained into lane 0. Neighbours merge when they lie in one lane. While a single line uses the heap,
+//! lane 0 and its lane merge too, so that one stream sees no fragmentation by readiness.
+//!
+//! Placement and residency are separate: a free part of a span may be backed by nothing (a hole). See `residency`.
+//!
+//! Plain single-threaded state: whoever owns it guards it. Makes no driver call; must not know leases.
+
+use crate::layout::{UNIT, UNIT_SHIFT};
+use crate::node::{NIL, Node, Nodes, State};
+use crate::residency::Residency;
+use crate::tlsf::Index;
+use leasehold_core::{Error, Line, LineId, OutOfMemory, Result, Stamp};
+
+/// Lane 0: ready for everybody.
+pub(crate) const READY: u8 = 0;
+const NO_LANE: u8 = u8::MAX;
+const MAX_LANES: usize = 200;
+/// A lane that is empty and was not used for this many operations is given up.
+const LANE_IDLE: u64 = 4096;
+
+/// Whether the work of `stamp` is over: complete, or failed and over. A failed stream's memory may be used again; whoever reads
+/// results must ask whether the stamp is settled instead.
+#[inline]
+pub(crate) fn passed(stamp: Stamp) -> bool {
+    stamp.point().is_none_or(|p| p.line().completed() >= p.value())
+}
+
+/// A range of addresses.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Span {
+    pub(crate) base: u64,
+    /// The first unit in the heap's space of units.
+    pub(crate) unit: u32,
+    pub(crate) units: u32,
+    pub(crate) first: u32,
+    pub(crate) native: u64,
+    /// Parts of it are backed and unbacked one by one; otherwise all of it is backed for as long as it exists.
+    pub(crate) paged: bool,
+    pub(crate) live: bool,
+}
+
+pub(crate) struct Lane {
+    pub(crate) index: Index,
+    pub(crate) line: Option<LineId>,
+    oldest: u32,
+    newest: u32,
+    used_at: u64,
+}
+
+impl Lane {
+    fn new(line: Option<LineId>) -> Self {
+        Self { index: Index::new(), line, oldest: NIL, newest: NIL, used_at: 0 }
+    }
+}
+
+/// The heap.
+pub(crate) struct Heap {
+    pub(crate) nodes: Nodes,
+    pub(crate) spans: Vec<Span>,
+    pub(crate) lanes: Vec<Lane>,
+    pub(crate) res: Residency,
+    lane_of_line: Vec<u8>,
+    /// Lanes in use besides lane 0.
+    lines: u32,
+    /// Free nodes whose last users are several lines.
+    waiting: Vec<(u32, Box<[Stamp]>)>,
+    pub(crate) tick: u64,
+    next_drain: usize,
+    /// Gaps in the space of units, left by spans that are gone.
+    gaps: Vec<(u32, u32)>,
+    unit_end: u32,
+}
+
+impl Heap {
+    /// A heap whose granules are `granule` bytes (a power of two, a unit at least).
+    pub(crate) fn new(granule: u64) -> Self {
+        debug_assert!(granule.is_power_of_two() && granule >= UNIT);
+        Self {
+            nodes: Nodes::new(),
+            spans: Vec::new(),
+            lanes: vec![Lane::new(None)],
+            res: Residency::new(granule.trailing_zeros() - UNIT_SHIFT),
+            lane_of_line: Vec::new(),
+            lines: 0,
+            waiting: Vec::new(),
+            tick: 0,
+            next_drain: 1,
+            gaps: Vec::new(),
+            unit_end: 0,
+        }
+    }
+
+    /// Adds `bytes` of addresses from `base`. A paged span begins as one hole, another as one free ready block.
+    pub(crate) fn add_span(&mut self, base: u64, bytes: u64, native: u64, paged: bool) -> Result<usize> {
+        let granule = 1u64 << (self.res.shift + UNIT_SHIFT);
+        let units = bytes >> UNIT_SHIFT;
+        let room = units.next_multiple_of(granule >> UNIT_SHIFT);
+        self.nodes.ensure(1)?;
+        let full = || -> Error { OutOfMemory::new("the allocator's space of units (2 TiB)", bytes).into() };
+        let want = u32::try_from(room).map_err(|_| full())?;
+        let unit = match self.gaps.iter().position(|g| g.1 >= want) {
+            Some(i) => {
+                let at = self.gaps[i].0;
+                self.gaps[i].0 += want;
+                self.gaps[i].1 -= want;
+                if self.gaps[i].1 == 0 {
+                    self.gaps.swap_remove(i);
+                }
+                at
+            }
+            None => {
+                let at = self.unit_end;
+                self.unit_end = at.checked_add(want).filter(|&e| e < NIL).ok_or_else(full)?;
+                at
+            }
+        };
+        let slot = match self.spans.iter().position(|s| !s.live) {
+            Some(i) => i,
+            None if self.spans.len() < usize::from(u16::MAX) => {
+                self.spans.push(Span { base: 0, unit: 0, units: 0, first: NIL, native: 0, paged: false, live: false });
+                self.spans.len() - 1
+            }
+            None => return Err(full()),
+        };
+        let id = self.nodes.take();
+        self.nodes[id] =
+            Node { start: unit, units: units as u32, span: slot as u16, state: State::Used, ..Node::VACANT };
+        self.spans[slot] = Span { base, unit, units: units as u32, first: id, native, paged, live: true };
+        if paged {
+            self.nodes[id].state = State::Hole;
+        } else {
+            self.give(id, READY, Stamp::NEVER);
+        }
+        Ok(slot)
+    }
+
+    /// Takes back a span that lies free and ready as one block. `None`: it does not.
+    pub(crate) fn remove_span(&mut self, slot: usize) -> Option<Span> {
+        let span = self.spans[slot];
+        let node = self.nodes[span.first];
+        let whole = node.units == span.units;
+        if !span.live || !whole {
+            return None;
+        }
+        match node.state {
+            State::Free if passed(node.stamp) => self.unlink_free(span.first),
+            State::Hole => {}
+            _ => return None,
+        }
+        self.nodes.put(span.first);
+        self.spans[slot].live = false;
+        let granule = 1u32 << self.res.shift;
+        self.gaps.push((span.unit, span.units.next_multiple_of(granule)));
+        Some(span)
+    }
+
+    /// The address of a unit of a node.
+    #[inline]
+    pub(crate) fn addr(&self, node: u32) -> u64 {
+        let n = &self.nodes[node];
+        let span = &self.spans[usize::from(n.span)];
+        span.base + (u64::from(n.start - span.unit) << UNIT_SHIFT)
+    }
+
+    /// Metal's spanning buffer of the node's span, else 0.
+    #[inline]
+    pub(crate) fn native(&self, node: u32) -> u64 {
+        self.spans[usize::from(self.nodes[node].span)].native
+    }
+
+    /// The lane of a line that allocates. When lanes have run out: lane 0, which is always right.
+    #[inline]
+    pub(crate) fn lane_for(&mut self, line: &Line) -> u8 {
+        let id = usize::from(line.id().get());
+        match self.lane_of_line.get(id) {
+            Some(&lane) if lane != NO_LANE => {
+                self.lanes[usize::from(lane)].used_at = self.tick;
+                lane
+            }
+            _ => self.lane_slow(line.id()),
+        }
+    }
+
+    #[cold]
+    fn lane_slow(&mut self, line: LineId) -> u8 {
+        let id = usize::from(line.get());
+        if id == 0 {
+            return READY;
+        }
+        if self.lane_of_line.len() <= id {
+            if self.lane_of_line.try_reserve(id + 1 - self.lane_of_line.len()).is_err() {
+                return READY;
+            }
+            self.lane_of_line.resize(id + 1, NO_LANE);
+        }
+        let slot = match (1..self.lanes.len()).find(|&i| self.lanes[i].line.is_none()) {
+            Some(i) => i,
+            None if self.lanes.len() < MAX_LANES => {
+                self.lanes.push(Lane::new(None));
+                self.lanes.len() - 1
+            }
+            None => return READY,
+        };
+        self.lanes[slot].line = Some(line);
+        self.lanes[slot].used_at = self.tick;
+        self.lane_of_line[id] = slot as u8;
+        self.lines += 1;
+        slot as u8
+    }
+
+    /// The lane in which a stamp's memory lies while it has not passed, if the line has one.
+    #[inline]
+    pub(crate) fn lane_of(&self, stamp: Stamp) -> Option<u8> {
+        let lane = *self.lane_of_line.get(usize::from(stamp.line_id().get()))?;
+        (lane != NO_LANE).then_some(lane)
+    }
+
+    /// Whether one line at most uses the heap.
+    #[inline]
+    pub(crate) fn single(&self) -> bool {
+        self.lines <= 1
+    }
+
+    #[inline]
+    fn unite(&self, a: u8, b: u8) -> bool {
+        a == b || (self.lines <= 1 && (a == READY || b == READY))
+    }
+
+    /// Takes `units` (aligned to `align` units) that lie free for `lane`. The node's stamp says what its memory still waits for on
+    /// that lane. `None`: nothing resident fits.
+    #[inline]
+    pub(crate) fn take(&mut self, units: u32, align: u32, lane: u8) -> Result<Option<u32>> {
+        self.nodes.ensure(2)?;
+        self.tick += 1;
+        if self.lines > 1 {
+            self.drain_some(8);
+        }
+        let mut at = NIL;
+        if lane != READY {
+            at = self.lanes[usize::from(lane)].index.find(&self.nodes.rows, units, align);
+        }
+        if at == NIL || self.nodes[at].units != units {
+            let ready = self.lanes[0].index.find(&self.nodes.rows, units, align);
+            if ready != NIL && (at == NIL || self.nodes[ready].units < self.nodes[at].units) {
+                at = ready;
+            }
+        }
+        if at == NIL {
+            return Ok(None);
+        }
+        Ok(Some(self.carve(at, units, align)))
+    }
+
+    /// Takes a block from another line's lane whose stamp `allowed` accepts. Looks at one candidate per lane.
+    pub(crate) fn take_foreign(
+        &mut self,
+        units: u32,
+        align: u32,
+        lane: u8,
+        mut allowed: impl FnMut(Stamp) -> bool,
+    ) -> Result<Option<u32>> {
+        self.nodes.ensure(2)?;
+        for other in 1..self.lanes.len() {
+            if other == usize::from(lane) {
+                continue;
+            }
+            let at = self.lanes[other].index.find(&self.nodes.rows, units, align);
+            if at != NIL && allowed(self.nodes[at].stamp) {
+                return Ok(Some(self.carve(at, units, align)));
+            }
+        }
+        Ok(None)
+    }
+
+    /// The point to wait for on the host so that about `units` more become ready: on the line where the fewest values are ahead of it.
+    pub(crate) fn cheapest_wait(&self, units: u32, more: &[(u64, Stamp)]) -> Option<Stamp> {
+        let shift = self.res.shift;
+        let mut pending: Vec<(u16, u64, u64)> = Vec::new();
+        let mut push = |s: Stamp, units: u64| {
+            if !s.is_never() && !passed(s) && !s.point().is_some_and(|p| p.line().failed(p.value())) {
+                pending.push((s.line_id().get(), s.value(), units));
+            }
+        };
+        for lane in &self.lanes[1..] {
+            let mut at = lane.oldest;
+            while at != NIL {
+                let n = &self.nodes[at];
+                // A block merged from many frees is ready granule by granule.
+                let (mut g, end) = (n.start.div_ceil(1 << shift), n.end() >> shift);
+                while g < end {
+                    if let Some(granule) = self.res.granules.get(g as usize)
+                        && granule.last.line_id() == n.stamp.line_id()
+                    {
+                        push(granule.last, 1 << shift);
+                    }
+                    g += 1;
+                }
+                push(n.stamp, u64::from(n.units));
+                at = n.age_next;
+            }
+        }
+        for (units, stamps) in self.waiting() {
+            stamps.iter().for_each(|&s| push(s, u64::from(units)));
+        }
+        more.iter().for_each(|&(bytes, s)| push(s, bytes >> UNIT_SHIFT));
+        pending.sort_unstable();
+        let mut best: Option<(bool, u64, Stamp)> = None;
+        for line in pending.chunk_by(|a, b| a.0 == b.0) {
+            let mut sum = 0;
+            let enough = line.iter().find(|p| {
+                sum += p.2;
+                sum >= u64::from(units)
+            });
+            let last = line[line.len() - 1];
+            let at = enough.unwrap_or(&last);
+            let stamp = Stamp::from_bits(u64::from(at.0) << 48 | at.1);
+            let ahead = stamp.point().map_or(0, |p| p.value().saturating_sub(p.line().completed()));
+            let key = (enough.is_none(), if enough.is_none() { u64::MAX - sum } else { ahead });
+            if best.is_none_or(|b| key < (b.0, b.1)) {
+                best = Some((key.0, key.1, stamp));
+            }
+        }
+        best.map(|b| b.2)
+    }
+
+    /// Cuts a used block out of a free node that holds it. Needs two spare nodes.
+    pub(crate) fn carve(&mut self, at: u32, units: u32, align: u32) -> u32 {
+        self.unlink_free(at);
+        let (lane, stamp) = (self.nodes[at].lane, self.nodes[at].stamp);
+        let start = self.nodes[at].start;
+        let from = if align > 1 { start.next_multiple_of(align) } else { start };
+        let mut id = at;
+        if from != start {
+            id = self.split(at, from - start);
+            self.nodes[at].state = State::Free;
+            self.link_free(at, lane, stamp);
+        }
+        if self.nodes[id].units > units {
+            let rest = self.split(id, units);
+            self.nodes[rest].state = State::Free;
+            self.link_free(rest, lane, stamp);
+        }
+        let n = &mut self.nodes[id];
+        n.state = State::Used;
+        n.stamp = stamp;
+        n.run = NIL;
+        id
+    }
+
+    /// Splits a node that is in no index; the new upper part has the same state.
+    pub(crate) fn split(&mut self, at: u32, units: u32) -> u32 {
+        let upper = self.nodes.take();
+        let low = self.nodes[at];
+        debug_assert!(units > 0 && units < low.units);
+        self.nodes[upper] = Node { start: low.start + units, units: low.units - units, prev: at, ..low };
+        self.nodes[at].units = units;
+        self.nodes[at].next = upper;
+        if low.next != NIL {
+            self.nodes[low.next].prev = upper;
+        }
+        upper
+    }
+
+    /// Joins a node with its upper neighbour; both are in no index. The lower one stays.
+    pub(crate) fn join(&mut self, low: u32, high: u32) {
+        let Node { units, next, .. } = self.nodes[high];
+        self.nodes[low].units += units;
+        self.nodes[low].next = next;
+        if next != NIL {
+            self.nodes[next].prev = low;
+        }
+        self.nodes.put(high);
+    }
+
+    /// Puts a resident node into a lane's index, without merging.
+    #[inline]
+    pub(crate) fn link_free(&mut self, id: u32, lane: u8, stamp: Stamp) {
+        {
+            let n = &mut self.nodes[id];
+            n.lane = lane;
+            n.stamp = stamp;
+        }
+        let l = &mut self.lanes[usize::from(lane)];
+        l.index.insert(&mut self.nodes.rows, id);
+        if lane != READY {
+            let newest = l.newest;
+            l.newest = id;
+            self.nodes[id].age_prev = newest;
+            self.nodes[id].age_next = NIL;
+            if newest == NIL {
+                self.lanes[usize::from(lane)].oldest = id;
+            } else {
+                self.nodes[newest].age_next = id;
+            }
+        }
+    }
+
+    /// Takes a free node out of its index; its state is left to the caller.
+    #[inline]
+    pub(crate) fn unlink_free(&mut self, id: u32) {
+        let Node { lane, age_prev, age_next, .. } = self.nodes[id];
+        let l = &mut self.lanes[usize::from(lane)];
+        l.index.remove(&mut self.nodes.rows, id);
+        if lane != READY {
+            if age_prev == NIL {
+                l.oldest = age_next;
+            }
+            if age_next == NIL {
+                l.newest = age_prev;
+            }
+            if age_prev != NIL {
+                self.nodes[age_prev].age_next = age_next;
+            }
+            if age_next != NIL {
+                self.nodes[age_next].age_prev = age_prev;
+            }
+        }
+    }
+
+    /// Gives a used node back: free at once for `lane`, for the others when `stamp` has passed. Never fails, never takes host memory.
+    #[inline]
+    pub(crate) fn give(&mut self, id: u32, lane: u8, stamp: Stamp) {
+        self.tick += 1;
+        if lane != READY {
+            self.res.note_use(&self.nodes[id], stamp);
+        }
+        self.settle(id, lane, stamp, true);
+    }
+
+    /// Frees a node into a lane, merging with neighbours. `absorb`: while a single line uses the heap, lanes merge too.
+    fn settle(&mut self, mut id: u32, mut lane: u8, mut stamp: Stamp, absorb: bool) {
+        let prev = self.nodes[id].prev;
+        if prev != NIL && self.nodes[prev].state == State::Free {
+            let other = self.nodes[prev].lane;
+            if other == lane || absorb && self.unite(other, lane) {
+                self.unlink_free(prev);
+                (lane, stamp) = latest((lane, stamp), (other, self.nodes[prev].stamp));
+                self.join(prev, id);
+                id = prev;
+            }
+        }
+        let next = self.nodes[id].next;
+        if next != NIL && self.nodes[next].state == State::Free {
+            let other = self.nodes[next].lane;
+            if other == lane || absorb && self.unite(other, lane) {
+                self.unlink_free(next);
+                (lane, stamp) = latest((lane, stamp), (other, self.nodes[next].stamp));
+                self.join(id, next);
+            }
+        }
+        self.nodes[id].state = State::Free;
+        self.link_free(id, lane, stamp);
+    }
+
+    /// Frees a node that was out of circulation.
+    pub(crate) fn resettle(&mut self, id: u32, lane: u8, stamp: Stamp) {
+        if lane != READY {
+            self.res.note_use(&self.nodes[id], stamp);
+        }
+        self.settle(id, lane, stamp, true);
+    }
+
+    /// Gives a node back that several lines may still be using.
+    pub(crate) fn give_shared(&mut self, id: u32, stamps: &[Stamp]) {
+        self.tick += 1;
+        let mut left = stamps.iter().copied().filter(|&s| !passed(s));
+        match (left.next(), left.next()) {
+            (None, _) => self.settle(id, READY, Stamp::NEVER, true),
+            (Some(s), None) if self.lane_of(s).is_some() => {
+                let lane = self.lane_of(s).unwrap_or(READY);
+                self.res.note_use(&self.nodes[id], s);
+                self.settle(id, lane, s, true);
+            }
+            _ => {
+                self.nodes[id].state = State::Waiting;
+                let rest: Box<[Stamp]> = stamps.iter().copied().filter(|&s| !passed(s)).collect();
+                self.waiting.push((id, rest));
+            }
+        }
+    }
+
+    /// Looks at the blocks that several lines used last.
+    pub(crate) fn poll_waiting(&mut self) {
+        let mut i = 0;
+        while i < self.waiting.len() {
+            let open = self.waiting[i].1.iter().filter(|&&s| !passed(s)).count();
+            let one = self.waiting[i].1.iter().copied().find(|&s| !passed(s));
+            if open == 0 || open == 1 && one.is_some_and(|s| self.lane_of(s).is_some()) {
+                let (id, _) = self.waiting.swap_remove(i);
+                match one {
+                    Some(s) => {
+                        let lane = self.lane_of(s).unwrap_or(READY);
+                        self.res.note_use(&self.nodes[id], s);
+                        self.settle(id, lane, s, true);
+                    }
+                    None => self.settle(id, READY, Stamp::NEVER, true),
+                }
+            } else {
+                i += 1;
+            }
+        }
+    }
+
+    /// The stamps that blocks used by several lines wait for, with the blocks' units.
+    pub(crate) fn waiting(&self) -> impl Iterator<Item = (u32, &[Stamp])> {
+        self.waiting.iter().map(|(id, s)| (self.nodes[*id].units, &**s))
+    }
+
+    /// Moves up to `limit` blocks whose stamps have passed into lane 0, from one lane after the other.
+    #[inline]
+    pub(crate) fn drain_some(&mut self, limit: usize) {
+        if self.next_drain >= self.lanes.len() {
+            self.next_drain = 1;
+            if !self.waiting.is_empty() {
+                self.poll_waiting();
+            }
+        }
+        self.drain(self.next_drain, limit);
+        self.next_drain += 1;
+    }
+
+    fn drain(&mut self, lane: usize, limit: usize) {
+        let Some(l) = self.lanes.get(lane) else { return };
+        let Some(line) = l.line else { return };
+        let mut at = l.oldest;
+        let mut left = limit;
+        // The line's progress is read once: all stamps of a lane are on its line.
+        let mut done = None;
+        while at != NIL && left > 0 {
+            let Node { stamp, age_next, .. } = self.nodes[at];
+            let done = *done.get_or_insert_with(|| stamp.point().map_or(u64::MAX, |p| p.line().completed()));
+            debug_assert!(stamp.is_never() || stamp.line_id() == line);
+            if stamp.value() > done {
+                break;
+            }
+            // The successor may be merged away only with its own lane's blocks, and this one merges with lane 0's.
+            self.unlink_free(at);
+            self.settle(at, READY, Stamp::NEVER, false);
+            at = age_next;
+            left -= 1;
+        }
+    }
+
+    /// Moves everything that has passed into lane 0 and gives up lanes that nobody uses. Slow path only.
+    pub(crate) fn drain_all(&mut self) {
+        self.poll_waiting();
+        for lane in 1..self.lanes.len() {
+            if self.lines > 1 {
+                self.drain(lane, usize::MAX);
+            }
+            let l = &self.lanes[lane];
+            if l.line.is_some() && l.index.count() == 0 && self.tick.saturating_sub(l.used_at) > LANE_IDLE {
+                if let Some(line) = self.lanes[lane].line.take() {
+                    self.lane_of_line[usize::from(line.get())] = NO_LANE;
+                }
+                self.lines -= 1;
+            }
+        }
+    }
+
+    /// Units that lie free and resident in lane 0, and in the lines' lanes.
+    pub(crate) fn free_units(&self) -> (u64, u64) {
+        let waiting: u64 = self.waiting.iter().map(|(id, _)| u64::from(self.nodes[*id].units)).sum();
+        (self.lanes[0].index.units(), self.lanes[1..].iter().map(|l| l.index.units()).sum::<u64>() + waiting)
+    }
+
+    /// The largest resident free block in units, whatever its lane.
+    pub(crate) fn largest_free(&self) -> u32 {
+        self.lanes.iter().map(|l| l.index.largest(&self.nodes.rows)).max().unwrap_or(0)
+    }
+
+    /// The node that covers a unit of a span, by a walk. For look-ups by address in reports and tests.
+    pub(crate) fn node_at(&self, addr: u64) -> Option<u32> {
+        let (slot, span) = self
+            .spans
+            .iter()
+            .enumerate()
+            .find(|(_, s)| s.live && addr >= s.base && (addr - s.base) >> UNIT_SHIFT < u64::from(s.units))?;
+        let unit = span.unit + ((addr - span.base) >> UNIT_SHIFT) as u32;
+        debug_assert!(self.spans[slot].live);
+        let mut at = span.first;
+        while at != NIL {
+            if self.nodes[at].end() > unit {
+                return Some(at);
+            }
+            at = self.nodes[at].next;
+        }
+        None
+    }
+
+    /// Checks every invariant of spans, nodes, indexes and residency. For tests.
+    pub(crate) fn check(&self) -> Result<(), String> {
+        let mut indexed = vec![false; self.nodes.rows.len()];
+        for (i, lane) in self.lanes.iter().enumerate() {
+            let mut wrong = None;
+            lane.index.check(&self.nodes.rows, |id| {
+                indexed[id as usize] = true;
+                let n = &self.nodes[id];
+                if n.state != State::Free || usize::from(n.lane) != i {
+                    wrong = Some(id);
+                }
+            })?;
+            if let Some(id) = wrong {
+                return Err(format!("lane {i} indexes node {id}: {:?}", self.nodes[id]));
+            }
+        }
+        for span in self.spans.iter().filter(|s| s.live) {
+            let (mut at, mut prev, mut unit) = (span.first, NIL, span.unit);
+            while at != NIL {
+                let n = &self.nodes[at];
+                if n.prev != prev || n.start != unit || n.units == 0 {
+                    return Err(format!("node {at} does not tile its span: {n:?}, expected start {unit}, prev {prev}"));
+                }
+                if (n.state == State::Free) != indexed[at as usize] {
+                    return Err(format!("node {at} and the indexes disagree: {n:?}"));
+                }
+                if prev != NIL {
+                    let p = &self.nodes[prev];
+                    let both = |s: State| p.state == s && n.state == s;
+                    if both(State::Hole) || both(State::Free) && p.lane == n.lane {
+                        return Err(format!("nodes {prev} and {at} should have merged: {p:?} {n:?}"));
+                    }
+                }
+                if span.paged {
+                    self.res.check_node(n)?;
+                }
+                unit = n.end();
+                prev = at;
+                at = n.next;
+            }
+            if unit != span.unit + span.units {
+                return Err(format!("span {span:?} is tiled up to {unit} only"));
+            }
+        }
+        self.res.check()
+    }
+}
+
+/// The lane and stamp of two merged blocks.
+#[inline]
+fn latest(a: (u8, Stamp), b: (u8, Stamp)) -> (u8, Stamp) {
+    if a.0 == READY {
+        return b;
+    }
+    if b.0 == READY || a.1.value() >= b.1.value() { a } else { b }
+}

@@ -1,0 +1,537 @@
+//! What happens when no free block fits: the ladder, each step bounded and counted, up to an error that says where the memory is.
+//!
+//! 1 drain what is over · 2 memory that this stream is known to run after · 3 (if so configured) memory that the stream can be made to
+//! wait for · 4 grow, moving free granules first as the policy says · 5 let the stream wait for other streams' memory · 6 magazines ·
+//! 7 move free granules whatever the policy · 8 reclaimers · 9 wait on the host for the least that suffices · 10 wait for another
+//! thread's free · 11 `OutOfMemory` with the trail.
+//!
+//! No step holds the lock across a call of the backing, a timeline or a reclaimer.
+
+use crate::allocator::{Core, Inner, On};
+use crate::backing::{Backing, Chunk};
+use crate::buffer::{Buffer, NO_SLOT};
+use crate::config::{CrossStream, Policy};
+use crate::heap::passed;
+use crate::layout::{Layout, UNIT_SHIFT};
+use crate::place::Means;
+use crate::residency::{End, Plan, Source, Step};
+use crate::store::Need;
+use leasehold_core::sync::atomic::Ordering;
+use leasehold_core::{Error, Lease, OutOfMemory, Point, Result, Stamp, Text};
+use std::panic::AssertUnwindSafe;
+use std::time::{Duration, Instant};
+
+/// Thousandths of an episode of moving granules that a new allocator has in hand.
+pub(crate) const FIRST_CREDIT: i64 = 32_000;
+const MOST_CREDIT: i64 = 64_000;
+const EPISODE: i64 = 1_000;
+/// The most that one growth takes from the driver in one piece.
+const PIECE: u64 = 32 << 20;
+/// Host waits of one allocation.
+const MOST_WAITS: usize = 256;
+
+/// What was tried.
+#[derive(Default)]
+struct Trail {
+    notes: Vec<Text>,
+    refused: bool,
+}
+
+impl Trail {
+    fn note(&mut self, what: impl Into<Text>) {
+        let what = what.into();
+        if self.notes.len() < 16 && !self.notes.contains(&what) {
+            self.notes.push(what);
+        }
+    }
+}
+
+type Lent = Result<Option<Lease<Buffer>>>;
+
+impl Inner {
+    /// An allocation that can never succeed.
+    #[cold]
+    pub(crate) fn refuse(&self, layout: Layout) -> Error {
+        self.counters.failed.fetch_add(1, Ordering::Relaxed);
+        OutOfMemory::new(self.config.name.clone(), layout.size).note("larger than any device's memory").into()
+    }
+
+    /// The slow path of an allocation.
+    #[cold]
+    pub(crate) fn alloc_slow(&self, need: Need, layout: Layout, on: On<'_>) -> Result<Lease<Buffer>> {
+        self.sweep_retired();
+        crate::grave::sweep();
+        let mut trail = Trail::default();
+        let limit = self.budget.limit();
+        let lent = if layout.size > limit {
+            Err(Error::OverBudget { requested: layout.size, used: self.budget.committed(), limit })
+        } else {
+            self.climb(need, layout, on, &mut trail)
+        };
+        match lent {
+            Ok(Some(lease)) => Ok(lease),
+            Ok(None) => {
+                self.counters.failed.fetch_add(1, Ordering::Relaxed);
+                Err(self.report(layout, trail))
+            }
+            Err(e) => {
+                self.counters.failed.fetch_add(1, Ordering::Relaxed);
+                Err(e)
+            }
+        }
+    }
+
+    fn climb(&self, need: Need, layout: Layout, on: On<'_>, trail: &mut Trail) -> Lent {
+        let size = layout.size;
+        // 1, 2
+        {
+            let mut core = self.core.lock();
+            core.store.drain(true);
+            let mut block = core.store.take(need, on.line)?;
+            if block.is_none() {
+                block = core.store.take_foreign(need, on.line, |s| on.line.knows(s))?;
+            }
+            if let Some(block) = block {
+                return self.issue(&mut core, block, size, on.line).map(Some);
+            }
+        }
+        // 3
+        if self.config.cross_stream == CrossStream::InsertWait
+            && let Some(lease) = self.insert_wait(need, size, on, trail)?
+        {
+            return Ok(Some(lease));
+        }
+        // 4
+        if let Some(lease) = self.grow(need, size, on, false, trail)? {
+            return Ok(Some(lease));
+        }
+        // 5
+        if self.config.cross_stream == CrossStream::IfReady
+            && let Some(lease) = self.insert_wait(need, size, on, trail)?
+        {
+            return Ok(Some(lease));
+        }
+        // 6, 7
+        if let Some(lease) = self.scrape(need, layout, on, trail)? {
+            return Ok(Some(lease));
+        }
+        // 8
+        if let Some(lease) = self.reclaim(need, layout, on, trail)? {
+            return Ok(Some(lease));
+        }
+        // 9
+        let mut waits = 0;
+        while waits < MOST_WAITS && self.wait_for_memory(need, on, trail)? {
+            waits += 1;
+            if let Some(lease) = self.scrape(need, layout, on, trail)? {
+                return Ok(Some(lease));
+            }
+        }
+        if waits > 0 {
+            trail.note(format!("waited {waits} times for streams to be done with free memory"));
+        }
+        // 10
+        let Some(patience) = self.config.patience else { return Ok(None) };
+        let begin = Instant::now();
+        while begin.elapsed() < patience {
+            std::thread::sleep(Duration::from_millis(1).min(patience));
+            if let Some(lease) = self.scrape(need, layout, on, trail)? {
+                return Ok(Some(lease));
+            }
+        }
+        trail.note(format!("waited {patience:?} for another thread's free"));
+        Ok(None)
+    }
+
+    /// Everything that needs no wait, with moving granules allowed; at last a block without rounding.
+    fn scrape(&self, need: Need, layout: Layout, on: On<'_>, trail: &mut Trail) -> Lent {
+        {
+            let mut core = self.core.lock();
+            core.store.drain(true);
+            if let Some(block) = core.store.take(need, on.line)? {
+                return self.issue(&mut core, block, layout.size, on.line).map(Some);
+            }
+        }
+        if let Some(lease) = self.grow(need, layout.size, on, true, trail)? {
+            return Ok(Some(lease));
+        }
+        let Some(exact) = Need::exact(layout.size, layout.align).filter(|&e| e != need) else { return Ok(None) };
+        {
+            let mut core = self.core.lock();
+            if let Some(block) = core.store.take(exact, on.line)? {
+                return self.issue(&mut core, block, layout.size, on.line).map(Some);
+            }
+        }
+        self.grow(exact, layout.size, on, true, trail)
+    }
+
+    /// Takes memory that another stream may still be using and lets this one wait for it on the device.
+    fn insert_wait(&self, need: Need, size: u64, on: On<'_>, trail: &mut Trail) -> Lent {
+        let block = {
+            let mut core = self.core.lock();
+            let fine = |s: Stamp| s.point().is_some_and(|p| !p.line().failed(p.value()));
+            core.store.take_foreign(need, on.line, fine)?
+        };
+        let Some(block) = block else { return Ok(None) };
+        if let Some(point) = block.stamp.point() {
+            if let Err(e) = on.timeline.wait(point) {
+                trail.note(format!("the stream cannot wait for {point:?}: {e}"));
+                self.core.lock().store.give(block.spot, block.stamp);
+                return Ok(None);
+            }
+            self.counters.inserted_waits.fetch_add(1, Ordering::Relaxed);
+        }
+        let mut core = self.core.lock();
+        self.issue(&mut core, block, size, on.line).map(Some)
+    }
+
+    /// The size of new pieces: grows with what is reserved, so that the overshoot stays below one percent.
+    fn piece(&self) -> u64 {
+        let granule = self.caps.granule;
+        if self.config.policy == Policy::Compact {
+            return granule;
+        }
+        let part = (self.budget.committed() / 128).max(1);
+        (1u64 << part.ilog2()).clamp(granule, PIECE.max(granule))
+    }
+
+    /// Grows. `pressed`: move free granules whatever the policy and the credit say, and take no more than needed.
+    fn grow(&self, need: Need, size: u64, on: On<'_>, pressed: bool, trail: &mut Trail) -> Lent {
+        let paged = {
+            let core = self.core.lock();
+            core.store.heap.spans.iter().any(|s| s.live && s.paged)
+        };
+        if paged && let Some(lease) = self.grow_paged(need, size, on, pressed, trail)? {
+            return Ok(Some(lease));
+        }
+        if paged && !self.caps.vmm || !paged {
+            return self.grow_segment(need, size, on, pressed, trail);
+        }
+        Ok(None)
+    }
+
+    fn grow_paged(&self, need: Need, size: u64, on: On<'_>, pressed: bool, trail: &mut Trail) -> Lent {
+        let granules = |bytes: u64| (bytes / self.caps.granule).max(1) as u32;
+        let mut piece = if pressed { 1 } else { granules(self.piece()) };
+        loop {
+            let plan = {
+                let mut core = self.core.lock();
+                core.credit = core.credit.min(MOST_CREDIT);
+                let steal = pressed
+                    || match self.config.policy {
+                        Policy::Fastest => false,
+                        Policy::Compact => true,
+                        Policy::Balanced => core.credit >= EPISODE,
+                    };
+                let means = Means { steal, create: true, piece };
+                let lane = core.store.heap.lane_for(on.line);
+                let plan = core.store.heap.plan(need.units, need.align, lane, means, &self.budget)?;
+                if plan.as_ref().is_some_and(Plan::steals) {
+                    core.credit -= EPISODE;
+                }
+                plan
+            };
+            let Some(mut plan) = plan else {
+                if piece > 1 {
+                    piece = 1;
+                    continue;
+                }
+                trail.refused |= self.budget.room() < self.caps.granule;
+                return Ok(None);
+            };
+            if plan.steals() {
+                self.counters.remaps.fetch_add(1, Ordering::Relaxed);
+            }
+            if plan.ticket > 0 {
+                self.counters.growths.fetch_add(1, Ordering::Relaxed);
+            }
+            let result = plan.run(&*self.backing);
+            let mut core = self.core.lock();
+            let node = core.store.heap.finish(plan, result.is_ok(), &self.budget);
+            if let Some(node) = node {
+                let Some(block) = core.store.adopt(node, need, on.line)? else { return Ok(None) };
+                return self.issue(&mut core, block, size, on.line).map(Some);
+            }
+            drop(core);
+            self.destroy_loose();
+            match result {
+                Err(e @ Error::DeviceLost { .. }) => return Err(e),
+                Err(e) => trail.note(format!("the driver: {e}")),
+                Ok(()) => {}
+            }
+            if piece == 1 {
+                return Ok(None);
+            }
+            piece = 1;
+        }
+    }
+
+    /// Gives pieces that a failed plan left over back to the driver.
+    fn destroy_loose(&self) {
+        let mut core = self.core.lock();
+        let cached: u64 = core.store.heap.res.cached.len() as u64 * PIECE;
+        let steps = core.store.heap.plan_cached(cached);
+        drop(core);
+        self.carry_out_trim(steps);
+    }
+
+    fn grow_segment(&self, need: Need, size: u64, on: On<'_>, pressed: bool, trail: &mut Trail) -> Lent {
+        let granule = self.caps.granule;
+        let least = (u64::from(need.units) + u64::from(need.align.max(1)) - 1) << UNIT_SHIFT;
+        let least = least.next_multiple_of(granule);
+        let part = (self.budget.committed() / 8).next_multiple_of(granule).clamp(self.caps.segment, 8 * PIECE);
+        let mut wants = [least.max(part.next_multiple_of(granule)), least.max(self.caps.segment), least];
+        if pressed {
+            wants = [least; 3];
+        }
+        for (i, &bytes) in wants.iter().enumerate() {
+            if i > 0 && wants[i - 1] == bytes {
+                continue;
+            }
+            if !self.budget.take(bytes) {
+                trail.refused = true;
+                continue;
+            }
+            match self.backing.commit(None, bytes) {
+                Ok(chunk) => {
+                    self.counters.growths.fetch_add(1, Ordering::Relaxed);
+                    let mut core = self.core.lock();
+                    if let Err(e) = core.store.heap.add_span(chunk.addr, chunk.bytes, chunk.native, false) {
+                        drop(core);
+                        self.decommit(chunk, true);
+                        return Err(e);
+                    }
+                    if let Some(block) = core.store.take(need, on.line)? {
+                        return self.issue(&mut core, block, size, on.line).map(Some);
+                    }
+                    // Another thread was faster; its request is served, ours climbs on.
+                    return Ok(None);
+                }
+                Err(e) => {
+                    self.budget.undo(bytes);
+                    if matches!(e, Error::DeviceLost { .. }) {
+                        return Err(e);
+                    }
+                    trail.note(format!("the driver: {e}"));
+                }
+            }
+        }
+        Ok(None)
+    }
+
+    /// Gives a segment back; one that the driver does not take stays counted.
+    fn decommit(&self, chunk: Chunk, undo: bool) -> bool {
+        match self.backing.decommit(chunk) {
+            Ok(()) => {
+                if undo {
+                    self.budget.undo(chunk.bytes);
+                }
+                true
+            }
+            Err(_) => {
+                self.core.lock().store.heap.res.quarantined += chunk.bytes;
+                false
+            }
+        }
+    }
+
+    fn reclaim(&self, need: Need, layout: Layout, on: On<'_>, trail: &mut Trail) -> Lent {
+        let list: Vec<_> = self.reclaimers.lock().iter().map(|r| r.1.clone()).collect();
+        for reclaimer in list {
+            for _ in 0..64 {
+                let freed = std::panic::catch_unwind(AssertUnwindSafe(|| reclaimer(layout.size)));
+                let Ok(freed) = freed else {
+                    trail.note("a reclaimer panicked and is not called again");
+                    self.reclaimers.lock().retain(|r| !leasehold_core::sync::Arc::ptr_eq(&r.1, &reclaimer));
+                    break;
+                };
+                if let Some(lease) = self.scrape(need, layout, on, trail)? {
+                    return Ok(Some(lease));
+                }
+                if freed == 0 {
+                    break;
+                }
+            }
+        }
+        Ok(None)
+    }
+
+    /// Waits on the host for the least that may make `need` fit. `false`: there is nothing to wait for.
+    fn wait_for_memory(&self, need: Need, on: On<'_>, trail: &mut Trail) -> Result<bool> {
+        let stamp = {
+            let core = self.core.lock();
+            let mut more = Vec::new();
+            for (bytes, stamps) in core.store.slabs.waiting() {
+                more.extend(stamps.iter().map(|&s| (bytes, s)));
+            }
+            core.store.slabs.pending(|bytes, s| more.push((bytes, s)));
+            core.store.heap.cheapest_wait(need.units, &more)
+        };
+        let Some(point) = stamp.and_then(Stamp::point) else { return Ok(false) };
+        match self.wait_point(point, on) {
+            Ok(()) => Ok(passed(Stamp::from(point))),
+            Err(e @ Error::DeviceLost { .. }) => Err(e),
+            Err(e) => {
+                trail.note(format!("waiting for {point:?}: {e}"));
+                // A failed stream's memory is usable once its work is over.
+                Ok(passed(Stamp::from(point)))
+            }
+        }
+    }
+
+    /// Blocks until a point is over.
+    pub(crate) fn wait_point(&self, point: Point, on: On<'_>) -> Result<()> {
+        if passed(Stamp::from(point)) {
+            return Ok(());
+        }
+        self.counters.host_waits.fetch_add(1, Ordering::Relaxed);
+        if point.line_id() == on.line.id() {
+            on.timeline.signal()?;
+            return on.timeline.wait_host(point.value(), None);
+        }
+        self.wait_foreign(point)
+    }
+
+    /// Gives the memory under a block back to the driver and keeps its addresses. Returns the bytes that went.
+    pub(crate) fn suspend_block(&self, block: &Lease<Buffer>) -> u64 {
+        let Some(row) = self.table.get(block.header().index()) else { return 0 };
+        if row.slot.load(Ordering::Relaxed) != NO_SLOT {
+            return 0;
+        }
+        let steps = self.core.lock().store.heap.plan_suspend(row.place.load(Ordering::Relaxed));
+        self.carry_out_trim(steps)
+    }
+
+    /// Takes memory again for a block whose memory was given back.
+    ///
+    /// # Errors
+    /// `OverBudget`, the driver's; then the block is as it was.
+    pub(crate) fn resume_block(&self, block: &Lease<Buffer>) -> Result<()> {
+        let Some(row) = self.table.get(block.header().index()) else { return Ok(()) };
+        if row.slot.load(Ordering::Relaxed) != NO_SLOT {
+            return Ok(());
+        }
+        let node = row.place.load(Ordering::Relaxed);
+        let plan = self.core.lock().store.heap.plan_resume(node, &self.budget)?;
+        let Some(mut plan) = plan else {
+            let (used, limit) = (self.budget.committed(), self.budget.limit());
+            return Err(Error::OverBudget { requested: block.len(), used, limit });
+        };
+        let result = plan.run(&*self.backing);
+        self.core.lock().store.heap.finish_resume(plan, &self.budget);
+        self.destroy_loose();
+        result
+    }
+
+    fn wait_foreign(&self, point: Point) -> Result<()> {
+        let waiter = self.waiter.lock().clone();
+        match waiter {
+            Some(wait) => wait(point),
+            None => point.line().wait(point.value(), Some(Duration::from_secs(10))),
+        }
+    }
+
+    #[cold]
+    fn report(&self, layout: Layout, trail: Trail) -> Error {
+        let stats = {
+            let core = self.core.lock();
+            let (ready, pending) = core.store.free_bytes();
+            (ready, pending, u64::from(core.store.heap.largest_free()) << UNIT_SHIFT, core.live_bytes)
+        };
+        let mut report = OutOfMemory::new(self.config.name.clone(), layout.size);
+        report.reserved = self.budget.committed();
+        report.live = stats.3;
+        report.free_ready = stats.0;
+        report.free_not_ready = stats.1;
+        report.largest_free = stats.2;
+        report.in_graphs = self.counters.in_graphs.load(Ordering::Relaxed);
+        report.limit = self.budget.limit();
+        report.notes = trail.notes;
+        if trail.refused {
+            report.notes.push("the budget allows no more: raise it, or free something".into());
+        }
+        if stats.0 >= layout.size {
+            report.notes.push("enough is free, but in pieces that live blocks hold apart".into());
+        }
+        if self.config.cross_stream == CrossStream::Never && stats.1 >= layout.size {
+            report
+                .notes
+                .push("memory of other streams may not be waited for on the device (CrossStream::Never)".into());
+        }
+        report.into()
+    }
+
+    /// Gives free memory back to the driver until at most `keep` bytes lie free.
+    pub(crate) fn trim(&self, keep: u64) -> Result<u64> {
+        self.sweep_retired();
+        crate::grave::sweep();
+        let (steps, segments) = {
+            let mut core = self.core.lock();
+            core.store.drain(true);
+            let heap = &mut core.store.heap;
+            let cached: u64 =
+                heap.res.cached.iter().map(|&p| heap.res.bytes(heap.res.pieces[p as usize].granules)).sum();
+            let free = (heap.free_units().0 + if heap.single() { heap.free_units().1 } else { 0 }) << UNIT_SHIFT;
+            let mut surplus = (free + cached).saturating_sub(keep);
+            let mut segments = Vec::new();
+            for slot in 0..heap.spans.len() {
+                let span = heap.spans[slot];
+                let bytes = u64::from(span.units) << UNIT_SHIFT;
+                if span.live && !span.paged && bytes <= surplus && heap.remove_span(slot).is_some() {
+                    surplus -= bytes;
+                    segments.push(Chunk { addr: span.base, bytes, native: span.native });
+                }
+            }
+            (heap.plan_trim(surplus)?, segments)
+        };
+        let mut freed = 0;
+        for chunk in segments {
+            if self.decommit(chunk, true) {
+                freed += chunk.bytes;
+            }
+        }
+        Ok(freed + self.carry_out_trim(steps))
+    }
+
+    fn carry_out_trim(&self, steps: Vec<(Option<u32>, Step)>) -> u64 {
+        let mut done = Vec::with_capacity(steps.len());
+        for (node, mut s) in steps {
+            let gone = give_back(&*self.backing, &mut s);
+            done.push((node, s, gone));
+        }
+        self.core.lock().store.heap.finish_trim(done, &self.budget)
+    }
+
+    /// Alone with the core.
+    pub(crate) fn core_mut(&mut self) -> &mut Core {
+        self.core.get_mut()
+    }
+}
+
+/// Unmaps a piece where it is mapped, and destroys it.
+fn give_back(backing: &dyn Backing, s: &mut Step) -> bool {
+    if let Source::Stolen { from_addr, .. } = s.source {
+        if backing.unmap(from_addr, s.bytes).is_err() {
+            s.end = End::LostAtSource;
+            return false;
+        }
+        s.end = End::Loose;
+    }
+    backing.destroy(s.handle, s.bytes).is_ok()
+}
+
+/// Gives everything back to the driver. Nobody holds a block.
+pub(crate) fn tear_down(inner: &mut Inner) {
+    let retired = std::mem::take(&mut inner.core_mut().retired);
+    drop(retired);
+    // A trim that fails has given back what it could; the rest is the driver's own fault and leaks.
+    let _ = inner.trim(0);
+    let spans: Vec<_> = inner.core_mut().store.heap.spans.iter().filter(|s| s.live && s.paged).copied().collect();
+    for span in spans {
+        let heap = &inner.core_mut().store.heap;
+        let whole = heap.nodes[span.first].units == span.units;
+        if whole {
+            inner.backing.release(span.base, u64::from(span.units) << UNIT_SHIFT);
+        }
+    }
+}

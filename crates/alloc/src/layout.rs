@@ -1,0 +1,109 @@
+//! Sizes: what a caller asks for, and the classes that small requests are rounded to.
+//!
+//! Must not know where blocks lie.
+
+use leasehold_core::{Error, Result};
+
+/// The unit in which blocks above the slab classes are carved, in bytes.
+pub const UNIT: u64 = 1 << UNIT_SHIFT;
+pub(crate) const UNIT_SHIFT: u32 = 9;
+/// Every block is aligned to this many bytes at least.
+pub const MIN_ALIGN: u64 = 256;
+/// Requests up to this size (and aligned to [`MIN_ALIGN`]) come from slabs.
+pub const SLAB_MAX: u64 = 64 << 10;
+/// Larger requests are refused before any arithmetic is done on them.
+pub const SIZE_LIMIT: u64 = 1 << 60;
+/// The number of slab classes.
+pub const CLASSES: usize = 48;
+
+/// What is asked for: a size in bytes and an alignment in bytes (a power of two).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Layout {
+    /// Bytes. Zero gives a valid, empty buffer.
+    pub size: u64,
+    /// Alignment in bytes; a power of two. Less than 256 is served as 256.
+    pub align: u64,
+}
+
+impl Layout {
+    /// `size` bytes with the ordinary alignment of 256 bytes.
+    ///
+    /// ```
+    /// assert_eq!(leasehold_alloc::Layout::new(1000).align, 256);
+    /// ```
+    #[must_use]
+    pub const fn new(size: u64) -> Self {
+        Self { size, align: MIN_ALIGN }
+    }
+
+    /// `size` bytes aligned to `align` bytes.
+    #[must_use]
+    pub const fn aligned(size: u64, align: u64) -> Self {
+        Self { size, align }
+    }
+
+    /// # Errors
+    /// `InvalidArgument` for an alignment that is no power of two.
+    #[inline]
+    pub(crate) fn check(self) -> Result<Self> {
+        if !self.align.is_power_of_two() {
+            return Err(Error::invalid(format!("alignment {} is not a power of two", self.align)));
+        }
+        Ok(self)
+    }
+}
+
+/// The slab class of `size` bytes, `1..=SLAB_MAX`: steps of 256 bytes up to 2 KiB, then eight classes per doubling.
+#[inline]
+#[must_use]
+pub fn class_of(size: u64) -> usize {
+    debug_assert!((1..=SLAB_MAX).contains(&size));
+    if size <= 2048 {
+        return (size as usize).div_ceil(256) - 1;
+    }
+    let below = size - 1;
+    let doubling = below.ilog2();
+    let eighth = (below >> (doubling - 3)) as usize & 7;
+    8 + (doubling as usize - 11) * 8 + eighth
+}
+
+/// The size in bytes of the blocks of `class`.
+#[inline]
+#[must_use]
+pub const fn class_size(class: usize) -> u64 {
+    if class < 8 {
+        return (class as u64 + 1) * 256;
+    }
+    let base = 2048u64 << ((class - 8) / 8);
+    base + ((class - 8) % 8 + 1) as u64 * (base / 8)
+}
+
+/// The bytes that a request really occupies, apart from alignment: its slab class, or a multiple of the unit.
+#[must_use]
+pub fn occupied(size: u64) -> u64 {
+    match size {
+        0 => 0,
+        1..=SLAB_MAX => class_size(class_of(size)),
+        _ => size.next_multiple_of(UNIT),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn classes_are_tight_and_ordered() {
+        for c in 1..CLASSES {
+            assert!(class_size(c) > class_size(c - 1));
+        }
+        assert_eq!(class_size(CLASSES - 1), SLAB_MAX);
+        for size in 1..=SLAB_MAX {
+            let c = class_of(size);
+            assert!(class_size(c) >= size, "{size} does not fit class {c}");
+            assert!(c == 0 || class_size(c - 1) < size, "{size} fits a smaller class than {c}");
+            let waste = class_size(c) - size;
+            assert!(if size <= 2048 { waste < 256 } else { waste * 8 <= size }, "{size} wastes {waste}");
+        }
+    }
+}

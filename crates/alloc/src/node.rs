@@ -1,0 +1,183 @@
+//! The table of nodes: the blocks, free or used, that tile the address spans.
+//!
+//! A node is a row of plain words; nodes name each other by 32-bit index, never by pointer. Nothing here touches the memory that the
+//! nodes describe.
+
+use leasehold_core::{Error, OutOfMemory, Result, Stamp};
+
+/// No node.
+pub(crate) const NIL: u32 = u32::MAX;
+
+/// What a node is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(u8)]
+pub(crate) enum State {
+    /// A table entry that describes nothing.
+    Vacant,
+    /// Free and backed by memory; in the index of its lane.
+    Free,
+    /// Free and backed by nothing; granule-aligned; in no index.
+    Hole,
+    /// Lent, or a slab run.
+    Used,
+    /// Taken out for a driver call that runs outside the lock.
+    Moving,
+    /// Free, but the streams that used it last are several; in no index.
+    Waiting,
+    /// Lent, with its addresses kept and its memory given back.
+    Suspended,
+    /// Lost to a driver call that failed; never used again.
+    Quarantined,
+}
+
+/// A block.
+#[derive(Debug, Clone, Copy)]
+#[repr(C, align(64))]
+pub(crate) struct Node {
+    /// First unit, in the heap's own space of units.
+    pub(crate) start: u32,
+    /// Length in units.
+    pub(crate) units: u32,
+    /// The neighbour below, `NIL` at a span's beginning.
+    pub(crate) prev: u32,
+    /// The neighbour above, `NIL` at a span's end.
+    pub(crate) next: u32,
+    /// Links within the bin, while free.
+    pub(crate) bin_prev: u32,
+    pub(crate) bin_next: u32,
+    /// Links in the order of release, while free in a line's lane.
+    pub(crate) age_prev: u32,
+    pub(crate) age_next: u32,
+    /// While free: when the memory's last use is over.
+    pub(crate) stamp: Stamp,
+    /// While used: the slab run, or `NIL`.
+    pub(crate) run: u32,
+    pub(crate) span: u16,
+    pub(crate) state: State,
+    /// While free: the lane it lies in.
+    pub(crate) lane: u8,
+}
+
+const _: () = assert!(size_of::<Node>() == 64);
+
+impl Node {
+    pub(crate) const VACANT: Node = Node {
+        start: 0,
+        units: 0,
+        prev: NIL,
+        next: NIL,
+        bin_prev: NIL,
+        bin_next: NIL,
+        age_prev: NIL,
+        age_next: NIL,
+        stamp: Stamp::NEVER,
+        run: NIL,
+        span: 0,
+        state: State::Vacant,
+        lane: 0,
+    };
+
+    #[inline]
+    pub(crate) fn end(&self) -> u32 {
+        self.start + self.units
+    }
+
+    /// Whether `units` aligned to `align` units fit.
+    #[inline]
+    pub(crate) fn holds(&self, units: u32, align: u32) -> bool {
+        if align <= 1 {
+            return self.units >= units;
+        }
+        let from = u64::from(self.start).next_multiple_of(u64::from(align));
+        from + u64::from(units) <= u64::from(self.start) + u64::from(self.units)
+    }
+}
+
+/// The table.
+pub(crate) struct Nodes {
+    pub(crate) rows: Vec<Node>,
+    vacant: u32,
+    spare: u32,
+    /// Spare entries that plans in flight will need.
+    held: u32,
+}
+
+impl Nodes {
+    pub(crate) fn new() -> Self {
+        Self { rows: Vec::new(), vacant: NIL, spare: 0, held: 0 }
+    }
+
+    /// Makes sure that `n` more nodes can be made without host memory, so that freeing never allocates.
+    #[inline]
+    pub(crate) fn ensure(&mut self, n: u32) -> Result<()> {
+        if self.spare >= n + self.held { Ok(()) } else { self.ensure_slow(n + self.held) }
+    }
+
+    #[cold]
+    fn ensure_slow(&mut self, n: u32) -> Result<()> {
+        let more = (n as usize).max(self.rows.len()).clamp(256, 1 << 16);
+        let host =
+            || -> Error { OutOfMemory::new("host memory for the allocator's node table", more as u64 * 64).into() };
+        if self.rows.len() + more >= NIL as usize {
+            return Err(host());
+        }
+        self.rows.try_reserve(more).map_err(|_| host())?;
+        for _ in 0..more {
+            let id = self.rows.len() as u32;
+            self.rows.push(Node { next: self.vacant, ..Node::VACANT });
+            self.vacant = id;
+        }
+        self.spare += more as u32;
+        Ok(())
+    }
+
+    /// Sets `n` entries aside until [`unhold`](Self::unhold): a plan that comes back must not fail for want of host memory.
+    pub(crate) fn hold(&mut self, n: u32) -> Result<()> {
+        self.ensure(n)?;
+        self.held += n;
+        Ok(())
+    }
+
+    /// Ends a [`hold`](Self::hold).
+    pub(crate) fn unhold(&mut self, n: u32) {
+        self.held -= n;
+    }
+
+    /// A vacant entry. The caller has made sure of it with [`ensure`](Self::ensure).
+    #[inline]
+    pub(crate) fn take(&mut self) -> u32 {
+        let id = self.vacant;
+        self.vacant = self.rows[id as usize].next;
+        self.spare -= 1;
+        id
+    }
+
+    /// Gives an entry back.
+    #[inline]
+    pub(crate) fn put(&mut self, id: u32) {
+        self.rows[id as usize].state = State::Vacant;
+        self.rows[id as usize].next = self.vacant;
+        self.vacant = id;
+        self.spare += 1;
+    }
+
+    /// Bytes of host memory that the table takes.
+    pub(crate) fn host_bytes(&self) -> u64 {
+        self.rows.capacity() as u64 * 64
+    }
+}
+
+impl std::ops::Index<u32> for Nodes {
+    type Output = Node;
+    #[inline]
+    fn index(&self, id: u32) -> &Node {
+        &self.rows[id as usize]
+    }
+}
+
+impl std::ops::IndexMut<u32> for Nodes {
+    #[inline]
+    fn index_mut(&mut self, id: u32) -> &mut Node {
+        &mut self.rows[id as usize]
+    }
+}

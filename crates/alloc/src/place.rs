@@ -1,0 +1,665 @@
+//! Placement that needs the driver: choosing a window of free addresses, the granules to back it with, and bringing the result back.
+//!
+//! Everything here is the slow path: a driver call follows, so walks over all nodes are affordable.
+
+use crate::budget::Budget;
+use crate::heap::{Heap, READY, passed};
+use crate::layout::UNIT_SHIFT;
+use crate::node::{NIL, State};
+use crate::residency::{End, Place, Plan, Source, Step};
+use leasehold_core::{Result, Stamp};
+
+/// What a plan may use.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Means {
+    /// Take pieces from under free memory.
+    pub(crate) steal: bool,
+    /// Take new memory from the driver.
+    pub(crate) create: bool,
+    /// The size of new pieces in granules.
+    pub(crate) piece: u32,
+}
+
+/// A range of free addresses that holds a request.
+#[derive(Debug, Clone, Copy)]
+struct Window {
+    start: u32,
+    node: u32,
+    missing: u32,
+    run_units: u32,
+}
+
+/// Pieces under free memory, whose last use is over.
+struct Loot {
+    piece: u32,
+    at: u32,
+    granules: u32,
+    run_units: u32,
+}
+
+impl Heap {
+    fn usable(&self, id: u32, lane: u8) -> bool {
+        let n = &self.nodes[id];
+        match n.state {
+            State::Hole => true,
+            State::Free => n.lane == READY || n.lane == lane,
+            _ => false,
+        }
+    }
+
+    /// The window that needs the fewest granules; among equals the one in the smallest run of free nodes, lowest first.
+    fn find_window(&self, units: u32, align: u32, lane: u8) -> Option<Window> {
+        let mut best: Option<Window> = None;
+        for span in self.spans.iter().filter(|s| s.live && s.paged) {
+            let mut at = span.first;
+            while at != NIL {
+                if !self.usable(at, lane) {
+                    at = self.nodes[at].next;
+                    continue;
+                }
+                let first = at;
+                let begin = self.nodes[at].start;
+                let mut end = begin;
+                while at != NIL && self.usable(at, lane) {
+                    end = self.nodes[at].end();
+                    at = self.nodes[at].next;
+                }
+                if end - begin >= units {
+                    self.best_in_run(&mut best, first, at, (begin, end), units, align);
+                }
+            }
+        }
+        best
+    }
+
+    fn best_in_run(&self, best: &mut Option<Window>, first: u32, stop: u32, run: (u32, u32), units: u32, align: u32) {
+        let (begin, end) = run;
+        let low = |at: u32| at.checked_next_multiple_of(align);
+        let high = |at: u32| at & !(align - 1);
+        let mut node = first;
+        while node != stop {
+            let n = self.nodes[node];
+            let candidates = [
+                low(n.start),
+                n.start.checked_sub(units).map(high),
+                n.end().checked_sub(units).map(high),
+                (node == first).then(|| low(begin)).flatten(),
+            ];
+            for start in candidates.into_iter().flatten() {
+                if start < begin || u64::from(start) + u64::from(units) > u64::from(end) {
+                    continue;
+                }
+                let mut from = node;
+                while self.nodes[from].start > start {
+                    from = self.nodes[from].prev;
+                }
+                let missing = self.missing(from, start, start + units);
+                let w = Window { start, node: from, missing, run_units: end - begin };
+                let key = |w: &Window| (w.missing, w.run_units, w.start);
+                if best.as_ref().is_none_or(|b| key(&w) < key(b)) {
+                    *best = Some(w);
+                }
+            }
+            node = n.next;
+        }
+    }
+
+    /// Granules that must be backed for `[start, end)`, walking from the node that covers `start`.
+    fn missing(&self, mut node: u32, start: u32, end: u32) -> u32 {
+        let shift = self.res.shift;
+        let mut missing = 0;
+        while node != NIL && self.nodes[node].start < end {
+            let n = &self.nodes[node];
+            if n.state == State::Hole {
+                missing += ((n.end().min(end) - 1) >> shift) - (n.start.max(start) >> shift) + 1;
+            }
+            node = n.next;
+        }
+        missing
+    }
+
+    /// Plans a block of `units` for `lane`. `None`: no window, or the means do not suffice.
+    pub(crate) fn plan(
+        &mut self,
+        units: u32,
+        align: u32,
+        lane: u8,
+        means: Means,
+        budget: &Budget,
+    ) -> Result<Option<Plan>> {
+        self.tick += 1;
+        let Some(window) = self.find_window(units, align.max(1), lane) else { return Ok(None) };
+        let shift = self.res.shift;
+        // The target: the request, widened to whole granules where it lies in a hole.
+        let granule = 1u32 << shift;
+        let a = if self.nodes[window.node].state == State::Hole { window.start & !(granule - 1) } else { window.start };
+        let mut b = window.start + units;
+        let mut last = window.node;
+        while self.nodes[last].end() < b {
+            last = self.nodes[last].next;
+        }
+        if self.nodes[last].state == State::Hole {
+            b = b.next_multiple_of(granule);
+        }
+
+        // What there is to back it with.
+        let cached: u32 = self.res.cached.iter().map(|&p| self.res.pieces[p as usize].granules).sum();
+        let mut loot = if means.steal && window.missing > cached { self.loot(lane, a, b) } else { Vec::new() };
+        let stealable: u32 = loot.iter().map(|l| l.granules).sum();
+        let short = window.missing.saturating_sub(cached + stealable);
+        if short > 0 && !means.create {
+            return Ok(None);
+        }
+        // Growth in pieces of several granules takes more of the hole above than it needs.
+        if means.create && short > 0 && means.piece > 1 && self.nodes[last].state == State::Hole {
+            let above = self.nodes[last].end() - b;
+            let extra = (short.next_multiple_of(means.piece) - short).min(above >> shift);
+            if self.res.bytes(short + extra) <= budget.room() {
+                b += extra << shift;
+            }
+        }
+        loot.sort_by_key(|l| std::cmp::Reverse((l.granules, std::cmp::Reverse(l.run_units), l.at)));
+
+        let holes: u32 = self.gaps_in(window.node, a, b).iter().map(|g| g.1).sum();
+        let held = 8 + 4 * holes;
+        self.nodes.hold(held)?;
+        let plan = self.claim(window.start, units, (a, b), window.node, lane, means, loot, budget);
+        match plan {
+            Ok(Some(mut plan)) => {
+                plan.nodes_held = held;
+                Ok(Some(plan))
+            }
+            other => {
+                self.nodes.unhold(held);
+                other
+            }
+        }
+    }
+
+    #[expect(clippy::too_many_arguments, reason = "the second half of `plan`, split for length")]
+    fn claim(
+        &mut self,
+        start: u32,
+        units: u32,
+        (a, b): (u32, u32),
+        node: u32,
+        lane: u8,
+        means: Means,
+        mut loot: Vec<Loot>,
+        budget: &Budget,
+    ) -> Result<Option<Plan>> {
+        let shift = self.res.shift;
+        self.res.reach(((b - 1) >> shift) + 1)?;
+        let mut gaps = self.gaps_in(node, a, b);
+        let mut steps = Vec::new();
+        steps.try_reserve(gaps.iter().map(|g| g.1 as usize).sum()).map_err(|_| host_steps())?;
+        let step = |piece: u32, at: u32, granules: u32, handle: u64, source: Source| Step {
+            piece,
+            at,
+            addr: 0,
+            bytes: u64::from(granules) << (shift + UNIT_SHIFT),
+            handle,
+            source,
+            end: End::Untouched,
+        };
+        let mut rob = Vec::new();
+        for gap in &mut gaps {
+            while gap.1 > 0 {
+                let room = gap.1;
+                if let Some(i) = self.res.cached.iter().position(|&p| self.res.pieces[p as usize].granules <= room) {
+                    let id = self.res.cached.swap_remove(i);
+                    let p = &mut self.res.pieces[id as usize];
+                    p.place = Place::Moving;
+                    steps.push(step(id, gap.0, p.granules, p.handle, Source::Cached));
+                    (gap.0, gap.1) = (gap.0 + p.granules, gap.1 - p.granules);
+                } else if let Some(i) = loot.iter().position(|l| l.granules <= room) {
+                    let l = loot.remove(i);
+                    let handle = self.res.pieces[l.piece as usize].handle;
+                    steps.push(step(l.piece, gap.0, l.granules, handle, Source::Stolen { from: l.at, from_addr: 0 }));
+                    (gap.0, gap.1) = (gap.0 + l.granules, gap.1 - l.granules);
+                    rob.push(l);
+                } else {
+                    break;
+                }
+            }
+        }
+        // The rest comes from the driver.
+        let rest: u32 = gaps.iter().map(|g| g.1).sum();
+        let ticket = self.res.bytes(rest);
+        let mut fine = rest == 0 || means.create && budget.take(ticket);
+        if fine {
+            for (mut at, mut left) in gaps {
+                while left > 0 && fine {
+                    let n = left.min(means.piece.max(1));
+                    match self.res.new_piece(n) {
+                        Ok(id) => steps.push(step(id, at, n, 0, Source::New)),
+                        Err(_) => fine = false,
+                    }
+                    (at, left) = (at + n, left - n);
+                }
+            }
+            if !fine {
+                budget.undo(ticket);
+            }
+        }
+        if !fine {
+            for s in steps {
+                match s.source {
+                    Source::Cached => self.res.put_cached(s.piece),
+                    Source::New => self.res.drop_piece(s.piece),
+                    Source::Stolen { .. } => {}
+                }
+            }
+            return Ok(None);
+        }
+
+        let (target, stamp) = self.isolate(node, a, b);
+        let mut robbed = Vec::with_capacity(rob.len());
+        for l in &rob {
+            self.res.pieces[l.piece as usize].place = Place::Moving;
+            let from = self.covering(l.at << shift);
+            robbed.push(self.isolate(from, l.at << shift, (l.at + l.granules) << shift).0);
+        }
+        let base = |heap: &Heap, node: u32, granule: u32| {
+            let span = &heap.spans[usize::from(heap.nodes[node].span)];
+            span.base + (u64::from((granule << shift) - span.unit) << UNIT_SHIFT)
+        };
+        for s in &mut steps {
+            s.addr = base(self, target, s.at);
+            if let Source::Stolen { from, .. } = s.source {
+                let node = robbed[rob.iter().position(|l| l.at == from).unwrap_or(0)];
+                s.source = Source::Stolen { from, from_addr: base(self, node, from) };
+            }
+        }
+        Ok(Some(Plan { target, start, units, lane, stamp, steps, robbed, ticket, nodes_held: 0 }))
+    }
+
+    /// The parts of `[a, b)` that are not backed, as (granule, granules).
+    fn gaps_in(&self, mut node: u32, a: u32, b: u32) -> Vec<(u32, u32)> {
+        let shift = self.res.shift;
+        let mut gaps = Vec::new();
+        while node != NIL && self.nodes[node].start < b {
+            let n = &self.nodes[node];
+            if n.state == State::Hole {
+                let (from, to) = (n.start.max(a), n.end().min(b));
+                gaps.push((from >> shift, (to - from) >> shift));
+            }
+            node = n.next;
+        }
+        gaps
+    }
+
+    /// The free node that covers a unit of a paged span, through the granule table's piece (a walk, slow path).
+    fn covering(&self, unit: u32) -> u32 {
+        for span in self.spans.iter().filter(|s| s.live && s.unit <= unit && unit < s.unit + s.units) {
+            let mut at = span.first;
+            while at != NIL {
+                if self.nodes[at].end() > unit {
+                    return at;
+                }
+                at = self.nodes[at].next;
+            }
+        }
+        NIL
+    }
+
+    /// Pieces that lie wholly under free memory whose last use is over, outside `[a, b)`.
+    fn loot(&self, lane: u8, a: u32, b: u32) -> Vec<Loot> {
+        let shift = self.res.shift;
+        let mut loot = Vec::new();
+        for span in self.spans.iter().filter(|s| s.live && s.paged) {
+            let mut at = span.first;
+            while at != NIL {
+                let n = &self.nodes[at];
+                if n.state != State::Free || n.lane != READY && n.lane != lane && !passed(n.stamp) {
+                    at = n.next;
+                    continue;
+                }
+                // A run of resident free nodes, cut at the window.
+                let begin = n.start;
+                let mut end = begin;
+                let mut own = false;
+                while at != NIL {
+                    let n = &self.nodes[at];
+                    if n.state != State::Free || n.lane != READY && n.lane != lane && !passed(n.stamp) {
+                        break;
+                    }
+                    own |= n.lane != READY && !passed(n.stamp);
+                    end = n.end();
+                    at = n.next;
+                }
+                let line = self.lanes[usize::from(lane)].line;
+                for (from, to) in [(begin, end.min(a)), (begin.max(b), end)] {
+                    let mut g = from.div_ceil(1 << shift);
+                    while from < to && (g + 1) << shift <= to {
+                        let id = self.res.piece_of(g);
+                        if id == NIL {
+                            g += 1;
+                            continue;
+                        }
+                        let p = &self.res.pieces[id as usize];
+                        let whole = p.at == g && (g + p.granules) << shift <= to && p.place == Place::Mapped;
+                        let over = |g: u32| {
+                            let last = self.res.granules[g as usize].last;
+                            passed(last) && (last.is_never() || Some(last.line_id()) == line)
+                        };
+                        if whole && (!own || (g..g + p.granules).all(over)) {
+                            loot.push(Loot { piece: id, at: g, granules: p.granules, run_units: end - begin });
+                        }
+                        g = p.at + p.granules;
+                    }
+                }
+            }
+        }
+        loot
+    }
+
+    /// Takes `[a, b)`, free and tiled by usable nodes from `node` on, out of circulation as one node. Returns it with the latest stamp
+    /// of its parts that lie in a line's lane.
+    fn isolate(&mut self, node: u32, a: u32, b: u32) -> (u32, Stamp) {
+        let mut stamp = Stamp::NEVER;
+        let mut at = node;
+        let mut low = NIL;
+        loop {
+            let n = self.nodes[at];
+            let free = n.state == State::Free;
+            if free {
+                self.unlink_free(at);
+                if n.lane != READY && n.stamp.value() >= stamp.value() {
+                    stamp = n.stamp;
+                }
+            }
+            let mut mid = at;
+            if n.start < a {
+                mid = self.split(at, a - n.start);
+                if free {
+                    self.link_free(at, n.lane, n.stamp);
+                }
+            }
+            if n.end() > b {
+                let upper = self.split(mid, b - self.nodes[mid].start);
+                if free {
+                    self.link_free(upper, n.lane, n.stamp);
+                }
+            }
+            let next = self.nodes[mid].next;
+            self.nodes[mid].state = State::Moving;
+            if low == NIL {
+                low = mid;
+            } else {
+                self.join(low, mid);
+            }
+            if n.end() >= b {
+                return (low, stamp);
+            }
+            at = next;
+        }
+    }
+
+    /// Brings a plan back. `done`: it ran to its end; then the block is returned, used, with its stamp. Gives back what of the ticket
+    /// was not used; pieces in hand stay in the cache.
+    pub(crate) fn finish(&mut self, plan: Plan, done: bool, budget: &Budget) -> Option<u32> {
+        self.nodes.unhold(plan.nodes_held);
+        let mut unused = 0;
+        for s in &plan.steps {
+            let granules = self.res.pieces[s.piece as usize].granules;
+            self.res.pieces[s.piece as usize].handle = s.handle;
+            match (s.end, s.source) {
+                (End::Untouched, Source::New) => {
+                    self.res.drop_piece(s.piece);
+                    unused += s.bytes;
+                }
+                (End::Untouched, Source::Cached) => self.res.put_cached(s.piece),
+                (End::Untouched, Source::Stolen { .. }) => self.res.pieces[s.piece as usize].place = Place::Mapped,
+                (End::LostAtSource, _) => {
+                    self.res.pieces[s.piece as usize].place = Place::Lost;
+                    self.res.quarantined += s.bytes;
+                }
+                (end, source) => {
+                    if let Source::Stolen { from, .. } = source {
+                        self.res.set_unmapped(from, granules);
+                        self.res.pieces[s.piece as usize].moves += 1;
+                    }
+                    match end {
+                        End::Mapped => self.res.set_mapped(s.piece, s.at, Place::Mapped),
+                        End::LostAtTarget => {
+                            self.res.set_mapped(s.piece, s.at, Place::Lost);
+                            self.res.quarantined += s.bytes;
+                        }
+                        _ => self.res.put_cached(s.piece),
+                    }
+                }
+            }
+        }
+        budget.undo(unused);
+        for &node in &plan.robbed {
+            self.settle_by_residency(node, READY, Stamp::NEVER);
+        }
+        let (lane, stamp) = if plan.stamp.is_never() { (READY, Stamp::NEVER) } else { (plan.lane, plan.stamp) };
+        if !done {
+            self.settle_by_residency(plan.target, lane, stamp);
+            return None;
+        }
+        let mut block = plan.target;
+        let target = self.nodes[block];
+        if target.start < plan.start {
+            block = self.split(block, plan.start - target.start);
+            self.settle_by_residency(plan.target, lane, stamp);
+        }
+        if self.nodes[block].units > plan.units {
+            let upper = self.split(block, plan.units);
+            self.nodes[block].state = State::Used;
+            self.settle_by_residency(upper, lane, stamp);
+        }
+        let n = &mut self.nodes[block];
+        n.state = State::Used;
+        n.stamp = stamp;
+        n.run = NIL;
+        Some(block)
+    }
+
+    /// Puts a node that was out of circulation back, part by part as its granules are backed.
+    pub(crate) fn settle_by_residency(&mut self, mut id: u32, lane: u8, stamp: Stamp) {
+        let shift = self.res.shift;
+        let kind = |heap: &Heap, g: u32| match heap.res.piece_of(g) {
+            NIL => State::Hole,
+            p if heap.res.pieces[p as usize].place == Place::Lost => State::Quarantined,
+            _ => State::Free,
+        };
+        loop {
+            let n = self.nodes[id];
+            let first = kind(self, n.start >> shift);
+            let mut g = (n.start >> shift) + 1;
+            while g << shift < n.end() && kind(self, g) == first {
+                g += 1;
+            }
+            let rest = if g << shift < n.end() { self.split(id, (g << shift) - n.start) } else { NIL };
+            match first {
+                State::Hole => self.settle_hole(id),
+                State::Quarantined => self.nodes[id].state = State::Quarantined,
+                _ => {
+                    self.nodes[id].state = State::Used;
+                    self.resettle(id, lane, stamp);
+                }
+            }
+            if rest == NIL {
+                return;
+            }
+            id = rest;
+        }
+    }
+
+    fn settle_hole(&mut self, mut id: u32) {
+        self.nodes[id].state = State::Hole;
+        let prev = self.nodes[id].prev;
+        if prev != NIL && self.nodes[prev].state == State::Hole {
+            self.join(prev, id);
+            id = prev;
+        }
+        let next = self.nodes[id].next;
+        if next != NIL && self.nodes[next].state == State::Hole {
+            self.join(id, next);
+        }
+    }
+
+    /// Takes up to `surplus` bytes of unmapped pieces out of the cache, to be destroyed.
+    pub(crate) fn plan_cached(&mut self, mut surplus: u64) -> Vec<(Option<u32>, Step)> {
+        let mut out = Vec::new();
+        while surplus > 0 {
+            let Some(id) = self.res.cached.pop() else { break };
+            let p = &mut self.res.pieces[id as usize];
+            p.place = Place::Moving;
+            let bytes = u64::from(p.granules) << (self.res.shift + UNIT_SHIFT);
+            let (handle, source, end) = (p.handle, Source::Cached, End::Loose);
+            out.push((None, Step { piece: id, at: NIL, addr: 0, bytes, handle, source, end }));
+            surplus = surplus.saturating_sub(bytes);
+        }
+        out
+    }
+
+    /// Unmaps pieces under ready free memory until at most `keep` bytes stay free, and names the cached ones: a plan without a target.
+    /// The caller unmaps and destroys them and then calls [`finish_trim`](Self::finish_trim).
+    pub(crate) fn plan_trim(&mut self, mut surplus: u64) -> Result<Vec<(Option<u32>, Step)>> {
+        let shift = self.res.shift;
+        let mut out = self.plan_cached(surplus);
+        surplus = surplus.saturating_sub(out.iter().map(|s| s.1.bytes).sum());
+        let mut loot = if surplus > 0 { self.loot(READY, 0, 0) } else { Vec::new() };
+        loot.sort_by_key(|l| std::cmp::Reverse(l.at));
+        for l in loot {
+            if surplus == 0 {
+                break;
+            }
+            self.nodes.ensure(4)?;
+            let from = self.covering(l.at << shift);
+            let (node, _) = self.isolate(from, l.at << shift, (l.at + l.granules) << shift);
+            let span = &self.spans[usize::from(self.nodes[node].span)];
+            let from_addr = span.base + (u64::from((l.at << shift) - span.unit) << UNIT_SHIFT);
+            let p = &mut self.res.pieces[l.piece as usize];
+            p.place = Place::Moving;
+            let bytes = u64::from(p.granules) << (shift + UNIT_SHIFT);
+            let (handle, source, end) = (p.handle, Source::Stolen { from: l.at, from_addr }, End::Untouched);
+            out.push((Some(node), Step { piece: l.piece, at: NIL, addr: 0, bytes, handle, source, end }));
+            surplus = surplus.saturating_sub(bytes);
+        }
+        Ok(out)
+    }
+
+    /// Takes the pieces that lie wholly under a lent node: they are to be unmapped and destroyed, and brought back by
+    /// [`finish_trim`](Self::finish_trim).
+    pub(crate) fn plan_suspend(&mut self, node: u32) -> Vec<(Option<u32>, Step)> {
+        let shift = self.res.shift;
+        let n = self.nodes[node];
+        let span = self.spans[usize::from(n.span)];
+        let mut out = Vec::new();
+        if !span.paged {
+            return out;
+        }
+        let (mut g, end) = (n.start.div_ceil(1 << shift), n.end() >> shift);
+        while g < end {
+            let id = self.res.piece_of(g);
+            let Some(p) = self.res.pieces.get_mut(id as usize) else {
+                g += 1;
+                continue;
+            };
+            if p.at == g && g + p.granules <= end && p.place == Place::Mapped {
+                p.place = Place::Moving;
+                let from_addr = span.base + (u64::from((g << shift) - span.unit) << UNIT_SHIFT);
+                let bytes = u64::from(p.granules) << (shift + UNIT_SHIFT);
+                let (handle, source, end) = (p.handle, Source::Stolen { from: g, from_addr }, End::Untouched);
+                out.push((None, Step { piece: id, at: NIL, addr: 0, bytes, handle, source, end }));
+            }
+            g = p.at + p.granules;
+        }
+        if !out.is_empty() {
+            self.nodes[node].state = State::Suspended;
+        }
+        out
+    }
+
+    /// Plans new memory for the parts of a suspended node that have none. `None`: the budget does not allow it.
+    pub(crate) fn plan_resume(&mut self, node: u32, budget: &Budget) -> Result<Option<Plan>> {
+        let shift = self.res.shift;
+        let n = self.nodes[node];
+        let span = self.spans[usize::from(n.span)];
+        let mut steps = Vec::new();
+        let mut ticket = 0;
+        if n.state == State::Suspended {
+            for g in n.start >> shift..=(n.end() - 1) >> shift {
+                if self.res.piece_of(g) == NIL {
+                    let piece = self.res.new_piece(1)?;
+                    let addr = span.base + (u64::from((g << shift) - span.unit) << UNIT_SHIFT);
+                    let bytes = self.res.bytes(1);
+                    let (source, end) = (Source::New, End::Untouched);
+                    steps.push(Step { piece, at: g, addr, bytes, handle: 0, source, end });
+                    ticket += bytes;
+                }
+            }
+        }
+        if !budget.take(ticket) {
+            steps.iter().for_each(|s| self.res.drop_piece(s.piece));
+            return Ok(None);
+        }
+        let (start, units, lane, stamp) = (n.start, n.units, READY, Stamp::NEVER);
+        Ok(Some(Plan { target: node, start, units, lane, stamp, steps, robbed: Vec::new(), ticket, nodes_held: 0 }))
+    }
+
+    /// Brings a resumption back: the node stays lent, with or without its memory.
+    pub(crate) fn finish_resume(&mut self, plan: Plan, budget: &Budget) {
+        let mut whole = true;
+        for s in &plan.steps {
+            self.res.pieces[s.piece as usize].handle = s.handle;
+            whole &= s.end == End::Mapped;
+            match s.end {
+                End::Mapped => self.res.set_mapped(s.piece, s.at, Place::Mapped),
+                End::Untouched => {
+                    self.res.drop_piece(s.piece);
+                    budget.undo(s.bytes);
+                }
+                End::LostAtTarget => {
+                    self.res.set_mapped(s.piece, s.at, Place::Lost);
+                    self.res.quarantined += s.bytes;
+                }
+                _ => self.res.put_cached(s.piece),
+            }
+        }
+        if whole && self.nodes[plan.target].state == State::Suspended {
+            self.nodes[plan.target].state = State::Used;
+        }
+    }
+
+    /// Brings a trim back. `gone`: steps whose piece was destroyed (or leaked: then it stays counted). Returns the bytes given back.
+    pub(crate) fn finish_trim(&mut self, steps: Vec<(Option<u32>, Step, bool)>, budget: &Budget) -> u64 {
+        let mut freed = 0;
+        for (node, s, destroyed) in steps {
+            let granules = self.res.pieces[s.piece as usize].granules;
+            match (s.end, s.source) {
+                (End::LostAtSource, _) => {
+                    self.res.pieces[s.piece as usize].place = Place::Lost;
+                    self.res.quarantined += s.bytes;
+                }
+                (End::Untouched, _) => self.res.pieces[s.piece as usize].place = Place::Mapped,
+                (_, source) => {
+                    if let Source::Stolen { from, .. } = source {
+                        self.res.set_unmapped(from, granules);
+                    }
+                    if destroyed {
+                        budget.undo(s.bytes);
+                        freed += s.bytes;
+                    } else {
+                        self.res.quarantined += s.bytes;
+                    }
+                    self.res.drop_piece(s.piece);
+                }
+            }
+            if let Some(node) = node {
+                self.settle_by_residency(node, READY, Stamp::NEVER);
+            }
+        }
+        freed
+    }
+}
+
+#[cold]
+fn host_steps() -> leasehold_core::Error {
+    leasehold_core::OutOfMemory::new("host memory for a plan of residency", 0).into()
+}

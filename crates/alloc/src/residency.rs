@@ -1,0 +1,285 @@
+//! Residency: which granules of the paged spans are backed, by which piece of physical memory, and the plans that change it.
+//!
+//! A change is a [`Plan`]: made under the heap's lock (the nodes it concerns are taken out of circulation), carried out by
+//! [`Plan::run`] without it, and brought back by [`Heap::finish`](crate::heap::Heap) under it. A plan that fails is undone as far as the
+//! driver lets it; what the driver does not take back is quarantined and stays counted.
+
+use crate::backing::Backing;
+use crate::node::{NIL, Node, State};
+use leasehold_core::{Error, OutOfMemory, Result, Stamp};
+
+/// What backs a granule.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Granule {
+    pub(crate) piece: u32,
+    /// When the memory's last use by a line is over, as of the last release into a line's lane.
+    pub(crate) last: Stamp,
+}
+
+/// Where a piece of physical memory is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Place {
+    /// A vacant table entry.
+    Vacant,
+    /// Mapped at its granule.
+    Mapped,
+    /// Mapped nowhere, kept for the next growth.
+    Cached,
+    /// In a plan.
+    Moving,
+    /// In a range that the driver would not take back.
+    Lost,
+}
+
+/// A piece of physical memory.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Piece {
+    pub(crate) at: u32,
+    pub(crate) granules: u32,
+    pub(crate) handle: u64,
+    pub(crate) moves: u32,
+    pub(crate) place: Place,
+}
+
+/// The tables.
+pub(crate) struct Residency {
+    /// log2 of a granule in units.
+    pub(crate) shift: u32,
+    pub(crate) granules: Vec<Granule>,
+    pub(crate) pieces: Vec<Piece>,
+    vacant: Vec<u32>,
+    pub(crate) cached: Vec<u32>,
+    pub(crate) quarantined: u64,
+}
+
+impl Residency {
+    pub(crate) fn new(shift: u32) -> Self {
+        Self { shift, granules: Vec::new(), pieces: Vec::new(), vacant: Vec::new(), cached: Vec::new(), quarantined: 0 }
+    }
+
+    /// Bytes of a number of granules.
+    #[inline]
+    pub(crate) fn bytes(&self, granules: u32) -> u64 {
+        u64::from(granules) << (self.shift + crate::layout::UNIT_SHIFT)
+    }
+
+    /// Remembers who used a node's memory last.
+    #[inline]
+    pub(crate) fn note_use(&mut self, node: &Node, stamp: Stamp) {
+        let from = (node.start >> self.shift) as usize;
+        let to = ((node.end() - 1) >> self.shift) as usize;
+        if let Some(range) = self.granules.get_mut(from..=to) {
+            for g in range {
+                g.last = stamp;
+            }
+        }
+    }
+
+    #[inline]
+    pub(crate) fn piece_of(&self, granule: u32) -> u32 {
+        self.granules.get(granule as usize).map_or(NIL, |g| g.piece)
+    }
+
+    /// Makes the granule table reach up to `end`.
+    pub(crate) fn reach(&mut self, end: u32) -> Result<()> {
+        let end = end as usize;
+        if self.granules.len() < end {
+            let more = end - self.granules.len();
+            self.granules.try_reserve(more).map_err(|_| host(more as u64 * 16))?;
+            self.granules.resize(end, Granule { piece: NIL, last: Stamp::NEVER });
+        }
+        Ok(())
+    }
+
+    pub(crate) fn new_piece(&mut self, granules: u32) -> Result<u32> {
+        let piece = Piece { at: NIL, granules, handle: 0, moves: 0, place: Place::Moving };
+        if let Some(id) = self.vacant.pop() {
+            self.pieces[id as usize] = piece;
+            return Ok(id);
+        }
+        self.pieces.try_reserve(1).map_err(|_| host(32))?;
+        self.vacant.try_reserve(self.pieces.len() + 1).map_err(|_| host(4))?;
+        self.cached.try_reserve(self.pieces.len() + 1).map_err(|_| host(4))?;
+        self.pieces.push(piece);
+        Ok(self.pieces.len() as u32 - 1)
+    }
+
+    pub(crate) fn drop_piece(&mut self, id: u32) {
+        self.pieces[id as usize].place = Place::Vacant;
+        self.vacant.push(id);
+    }
+
+    pub(crate) fn set_mapped(&mut self, id: u32, at: u32, place: Place) {
+        let p = &mut self.pieces[id as usize];
+        p.at = at;
+        p.place = place;
+        for g in at..at + p.granules {
+            self.granules[g as usize].piece = id;
+        }
+    }
+
+    pub(crate) fn set_unmapped(&mut self, at: u32, granules: u32) {
+        for g in at..at + granules {
+            self.granules[g as usize] = Granule { piece: NIL, last: Stamp::NEVER };
+        }
+    }
+
+    pub(crate) fn put_cached(&mut self, id: u32) {
+        let p = &mut self.pieces[id as usize];
+        p.at = NIL;
+        p.place = Place::Cached;
+        self.cached.push(id);
+    }
+
+    /// Bytes of host memory that the tables take.
+    pub(crate) fn host_bytes(&self) -> u64 {
+        (self.granules.capacity() * size_of::<Granule>() + self.pieces.capacity() * size_of::<Piece>()) as u64
+    }
+
+    /// A node of a paged span agrees with the granules under it.
+    pub(crate) fn check_node(&self, n: &Node) -> Result<(), String> {
+        let (from, to) = (n.start >> self.shift, (n.end() - 1) >> self.shift);
+        let unit = (1u32 << self.shift) - 1;
+        match n.state {
+            State::Hole => {
+                if n.start & unit != 0 {
+                    return Err(format!("a hole is not granule-aligned: {n:?}"));
+                }
+                match (from..=to).find(|&g| self.piece_of(g) != NIL) {
+                    Some(g) => Err(format!("granule {g} in a hole is backed: {n:?}")),
+                    None => Ok(()),
+                }
+            }
+            State::Free | State::Used | State::Waiting => match (from..=to).find(|&g| self.piece_of(g) == NIL) {
+                Some(g) => Err(format!("granule {g} is not backed: {n:?}")),
+                None => Ok(()),
+            },
+            State::Moving | State::Suspended | State::Quarantined | State::Vacant => Ok(()),
+        }
+    }
+
+    pub(crate) fn check(&self) -> Result<(), String> {
+        for (id, p) in self.pieces.iter().enumerate() {
+            if matches!(p.place, Place::Mapped | Place::Lost)
+                && (p.at..p.at + p.granules).any(|g| self.piece_of(g) != id as u32)
+            {
+                return Err(format!("piece {id} is not where it says: {p:?}"));
+            }
+        }
+        for (g, granule) in self.granules.iter().enumerate() {
+            if granule.piece != NIL {
+                let p = &self.pieces[granule.piece as usize];
+                if p.place == Place::Vacant || p.place == Place::Cached {
+                    return Err(format!("granule {g} names piece {} which is {:?}", granule.piece, p.place));
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+#[cold]
+fn host(bytes: u64) -> Error {
+    OutOfMemory::new("host memory for the allocator's tables", bytes).into()
+}
+
+/// Where a step takes its piece from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Source {
+    /// The cache of unmapped pieces.
+    Cached,
+    /// From under free memory; the granule and the address it is unmapped from.
+    Stolen { from: u32, from_addr: u64 },
+    /// The driver.
+    New,
+}
+
+/// How a step ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum End {
+    /// Nothing happened; a stolen piece is still where it was.
+    Untouched,
+    /// Mapped at its new place.
+    Mapped,
+    /// In hand, mapped nowhere.
+    Loose,
+    /// The driver did not unmap it from where it was stolen.
+    LostAtSource,
+    /// The driver did not unmap it from its new place.
+    LostAtTarget,
+}
+
+/// Maps one piece.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Step {
+    pub(crate) piece: u32,
+    pub(crate) at: u32,
+    pub(crate) addr: u64,
+    pub(crate) bytes: u64,
+    pub(crate) handle: u64,
+    pub(crate) source: Source,
+    pub(crate) end: End,
+}
+
+/// A change of residency that ends with a used block.
+#[derive(Debug)]
+pub(crate) struct Plan {
+    /// The block with the granules that it needs, out of circulation.
+    pub(crate) target: u32,
+    pub(crate) start: u32,
+    pub(crate) units: u32,
+    pub(crate) lane: u8,
+    pub(crate) stamp: Stamp,
+    pub(crate) steps: Vec<Step>,
+    /// Free blocks whose pieces are stolen, out of circulation.
+    pub(crate) robbed: Vec<u32>,
+    /// Bytes of the ticket.
+    pub(crate) ticket: u64,
+    pub(crate) nodes_held: u32,
+}
+
+impl Plan {
+    pub(crate) fn steals(&self) -> bool {
+        self.steps.iter().any(|s| matches!(s.source, Source::Stolen { .. }))
+    }
+
+    /// Carries the plan out. On an error everything was undone as far as the driver lets it; the steps say how they ended.
+    pub(crate) fn run(&mut self, backing: &dyn Backing) -> Result<()> {
+        let result = self.try_run(backing);
+        if result.is_err() {
+            for step in self.steps.iter_mut().filter(|s| s.end == End::Mapped) {
+                step.end = if backing.unmap(step.addr, step.bytes).is_ok() { End::Loose } else { End::LostAtTarget };
+            }
+        }
+        result
+    }
+
+    fn try_run(&mut self, backing: &dyn Backing) -> Result<()> {
+        for step in &mut self.steps {
+            match step.source {
+                Source::Cached => step.end = End::Loose,
+                Source::New => {
+                    step.handle = backing.create(step.bytes)?;
+                    step.end = End::Loose;
+                }
+                Source::Stolen { from_addr, .. } => {
+                    backing.unmap(from_addr, step.bytes).inspect_err(|_| step.end = End::LostAtSource)?;
+                    step.end = End::Loose;
+                }
+            }
+            backing.map(step.addr, step.handle, step.bytes)?;
+            step.end = End::Mapped;
+        }
+        let mut i = 0;
+        while i < self.steps.len() {
+            let (addr, mut end) = (self.steps[i].addr, self.steps[i].addr + self.steps[i].bytes);
+            i += 1;
+            while i < self.steps.len() && self.steps[i].addr == end {
+                end += self.steps[i].bytes;
+                i += 1;
+            }
+            backing.enable(addr, end - addr)?;
+        }
+        Ok(())
+    }
+}

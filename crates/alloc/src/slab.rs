@@ -1,0 +1,475 @@
+//! Slabs: runs of equal slots for requests up to 64 KiB.
+//!
+//! A run is one node of the heap. Its slots are free and ready, free but still in use by a line (pending), or lent. While all pending
+//! slots of a run belong to one line, one comparison with the latest stamp tells whether they are ready; otherwise each slot's own stamp
+//! is asked. An empty run goes back to the heap, except one per class, which the slow path takes too.
+//!
+//! Plain single-threaded state, like the heap. Must not know leases.
+
+use crate::heap::{Heap, READY, passed};
+use crate::layout::{CLASSES, UNIT, UNIT_SHIFT, class_size};
+use crate::node::NIL;
+use leasehold_core::{Error, LineId, OutOfMemory, Result, Stamp};
+
+const WORDS: usize = 8;
+const RUN_SMALL: u64 = 128 << 10;
+const RUN_LARGE: u64 = 512 << 10;
+/// Runs looked at before a new one is made.
+const PROBE: usize = 4;
+
+/// The bytes of a run of `class`.
+pub(crate) fn run_bytes(class: usize) -> u64 {
+    let size = class_size(class);
+    if size <= 8 << 10 { RUN_SMALL } else { (size * 8).next_multiple_of(UNIT).clamp(RUN_SMALL, RUN_LARGE) }
+}
+
+/// Who may take the pending slots.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Pending {
+    None,
+    Line(LineId),
+    Several,
+}
+
+struct Run {
+    node: u32,
+    class: u8,
+    slots: u16,
+    free: u16,
+    listed: bool,
+    pending: Pending,
+    latest: Stamp,
+    prev: u32,
+    next: u32,
+    ready_bits: [u64; WORDS],
+    pending_bits: [u64; WORDS],
+    stamps: Vec<Stamp>,
+    addr: u64,
+}
+
+/// A lent slot.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Slot {
+    pub(crate) run: u32,
+    pub(crate) slot: u16,
+    pub(crate) addr: u64,
+    pub(crate) stamp: Stamp,
+}
+
+/// All runs.
+pub(crate) struct Slabs {
+    runs: Vec<Run>,
+    vacant: Vec<u32>,
+    /// Runs with a free slot, by class.
+    heads: [u32; CLASSES],
+    /// Slots that several lines used last.
+    waiting: Vec<(u32, u16, Box<[Stamp]>)>,
+    empty: [u32; CLASSES],
+    free_bytes: u64,
+    run_bytes: u64,
+}
+
+impl Slabs {
+    pub(crate) fn new() -> Self {
+        Self {
+            runs: Vec::new(),
+            vacant: Vec::new(),
+            heads: [NIL; CLASSES],
+            waiting: Vec::new(),
+            empty: [0; CLASSES],
+            free_bytes: 0,
+            run_bytes: 0,
+        }
+    }
+
+    /// Bytes of runs, and of the free slots in them.
+    pub(crate) fn bytes(&self) -> (u64, u64) {
+        (self.run_bytes, self.free_bytes)
+    }
+
+    /// A slot of `class` for `line`, from the runs there are.
+    #[inline]
+    pub(crate) fn take(&mut self, class: usize, line: LineId) -> Option<Slot> {
+        let mut at = self.heads[class];
+        let mut left = PROBE;
+        while at != NIL && left > 0 {
+            let run = &mut self.runs[at as usize];
+            if let Some((slot, stamp)) = run.pop(line) {
+                let addr = run.addr + u64::from(slot) * class_size(class);
+                if run.free + 1 == run.slots {
+                    self.empty[class] -= 1;
+                }
+                if run.free == 0 {
+                    self.unlist(at);
+                }
+                self.free_bytes -= class_size(class);
+                return Some(Slot { run: at, slot, addr, stamp });
+            }
+            at = run.next;
+            left -= 1;
+        }
+        None
+    }
+
+    /// Makes room for one more run, so that [`add_run`](Self::add_run) cannot fail.
+    pub(crate) fn ensure_run(&mut self, class: usize) -> Result<Vec<Stamp>> {
+        let host = || -> Error { OutOfMemory::new("host memory for the allocator's slab table", 4096).into() };
+        let slots = (run_bytes(class) / class_size(class)) as usize;
+        let mut stamps = Vec::new();
+        stamps.try_reserve_exact(slots).map_err(|_| host())?;
+        if self.vacant.is_empty() {
+            self.runs.try_reserve(1).map_err(|_| host())?;
+            self.vacant.try_reserve(self.runs.len() + 1).map_err(|_| host())?;
+        }
+        Ok(stamps)
+    }
+
+    /// Makes a run of a used node.
+    pub(crate) fn add_run(&mut self, heap: &mut Heap, node: u32, class: usize, mut stamps: Vec<Stamp>) {
+        let bytes = u64::from(heap.nodes[node].units) << UNIT_SHIFT;
+        let slots = (bytes / class_size(class)).min(WORDS as u64 * 64) as u16;
+        let stamp = heap.nodes[node].stamp;
+        stamps.resize(usize::from(slots), stamp);
+        let mut bits = [0u64; WORDS];
+        for s in 0..usize::from(slots) {
+            bits[s / 64] |= 1 << (s % 64);
+        }
+        let over = passed(stamp);
+        let run = Run {
+            node,
+            class: class as u8,
+            slots,
+            free: slots,
+            listed: false,
+            pending: if over { Pending::None } else { Pending::Line(stamp.line_id()) },
+            latest: stamp,
+            prev: NIL,
+            next: NIL,
+            ready_bits: if over { bits } else { [0; WORDS] },
+            pending_bits: if over { [0; WORDS] } else { bits },
+            stamps,
+            addr: heap.addr(node),
+        };
+        let id = match self.vacant.pop() {
+            Some(id) => {
+                self.runs[id as usize] = run;
+                id
+            }
+            None => {
+                self.runs.push(run);
+                self.runs.len() as u32 - 1
+            }
+        };
+        heap.nodes[node].run = id;
+        self.run_bytes += bytes;
+        self.free_bytes += u64::from(slots) * class_size(class);
+        self.empty[class] += 1;
+        self.list(id);
+    }
+
+    /// Gives a slot back whose last use is at `stamp`.
+    #[inline]
+    pub(crate) fn give(&mut self, heap: &mut Heap, id: u32, slot: u16, stamp: Stamp) {
+        let run = &mut self.runs[id as usize];
+        let class = usize::from(run.class);
+        run.push(slot, stamp);
+        self.free_bytes += class_size(class);
+        if !run.listed {
+            self.list(id);
+        }
+        let run = &self.runs[id as usize];
+        if run.free == run.slots {
+            self.empty[class] += 1;
+            if self.empty[class] > 1 {
+                self.retire(heap, id);
+            }
+        }
+    }
+
+    /// Gives a slot back that several lines may still be using.
+    pub(crate) fn give_shared(&mut self, heap: &mut Heap, id: u32, slot: u16, stamps: &[Stamp]) {
+        let mut left = stamps.iter().copied().filter(|&s| !passed(s));
+        match (left.next(), left.next()) {
+            (None, _) => self.give(heap, id, slot, Stamp::NEVER),
+            (Some(s), None) => self.give(heap, id, slot, s),
+            _ => {
+                let rest = stamps.iter().copied().filter(|&s| !passed(s)).collect();
+                self.waiting.push((id, slot, rest));
+            }
+        }
+    }
+
+    /// Looks at the slots that several lines used last, and returns empty runs to the heap. Slow path.
+    pub(crate) fn drain(&mut self, heap: &mut Heap, empties: bool) {
+        let mut i = 0;
+        while i < self.waiting.len() {
+            let open = self.waiting[i].2.iter().filter(|&&s| !passed(s)).count();
+            if open <= 1 {
+                let (run, slot, stamps) = self.waiting.swap_remove(i);
+                self.give_shared(heap, run, slot, &stamps);
+            } else {
+                i += 1;
+            }
+        }
+        if empties {
+            for class in 0..CLASSES {
+                let mut at = self.heads[class];
+                while at != NIL && self.empty[class] > 0 {
+                    let run = &self.runs[at as usize];
+                    let next = run.next;
+                    if run.free == run.slots {
+                        self.retire(heap, at);
+                    }
+                    at = next;
+                }
+            }
+        }
+    }
+
+    /// The stamps that slots used by several lines wait for, with their bytes.
+    pub(crate) fn waiting(&self) -> impl Iterator<Item = (u64, &[Stamp])> {
+        self.waiting.iter().map(|(run, _, s)| (class_size(usize::from(self.runs[*run as usize].class)), &**s))
+    }
+
+    /// The stamps that pending slots wait for, with their bytes. A walk.
+    pub(crate) fn pending(&self, mut f: impl FnMut(u64, Stamp)) {
+        for head in self.heads {
+            let mut at = head;
+            while at != NIL {
+                let run = &self.runs[at as usize];
+                if run.pending != Pending::None && !run.latest.is_never() {
+                    f(u64::from(run.free) * class_size(usize::from(run.class)), run.latest);
+                }
+                at = run.next;
+            }
+        }
+    }
+
+    /// Returns an empty run to the heap, unless several lines still use it.
+    fn retire(&mut self, heap: &mut Heap, id: u32) {
+        let run = &mut self.runs[id as usize];
+        run.refresh();
+        let lane = match run.pending {
+            Pending::None => READY,
+            Pending::Line(_) => match heap.lane_of(run.latest) {
+                Some(lane) => lane,
+                None => return,
+            },
+            Pending::Several => return,
+        };
+        let (node, latest, class) = (run.node, run.latest, usize::from(run.class));
+        let bytes = u64::from(heap.nodes[node].units) << UNIT_SHIFT;
+        self.run_bytes -= bytes;
+        self.free_bytes -= u64::from(run.slots) * class_size(class);
+        self.empty[class] -= 1;
+        self.unlist(id);
+        self.runs[id as usize].stamps = Vec::new();
+        self.vacant.push(id);
+        heap.nodes[node].run = NIL;
+        heap.give(node, lane, if lane == READY { Stamp::NEVER } else { latest });
+    }
+
+    fn list(&mut self, id: u32) {
+        let class = usize::from(self.runs[id as usize].class);
+        let head = self.heads[class];
+        let run = &mut self.runs[id as usize];
+        (run.prev, run.next, run.listed) = (NIL, head, true);
+        if head != NIL {
+            self.runs[head as usize].prev = id;
+        }
+        self.heads[class] = id;
+    }
+
+    fn unlist(&mut self, id: u32) {
+        let Run { prev, next, class, .. } = self.runs[id as usize];
+        self.runs[id as usize].listed = false;
+        if next != NIL {
+            self.runs[next as usize].prev = prev;
+        }
+        if prev != NIL {
+            self.runs[prev as usize].next = next;
+        } else {
+            self.heads[usize::from(class)] = next;
+        }
+    }
+
+    /// The node of a run.
+    pub(crate) fn node_of(&self, run: u32) -> Option<u32> {
+        self.runs.get(run as usize).map(|r| r.node)
+    }
+
+    /// The slot that covers an address of a run, with the class.
+    pub(crate) fn slot_at(&self, run: u32, addr: u64) -> Option<(u16, usize)> {
+        let run = &self.runs[run as usize];
+        let class = usize::from(run.class);
+        let slot = (addr - run.addr) / class_size(class);
+        (slot < u64::from(run.slots)).then_some((slot as u16, class))
+    }
+
+    /// Bytes of host memory that the tables take.
+    pub(crate) fn host_bytes(&self) -> u64 {
+        self.runs.capacity() as u64 * size_of::<Run>() as u64
+            + self.runs.iter().map(|r| r.stamps.capacity() as u64 * 8).sum::<u64>()
+    }
+
+    /// Checks the tables against themselves. For tests.
+    pub(crate) fn check(&self, heap: &Heap) -> Result<(), String> {
+        let mut free_bytes = 0;
+        for class in 0..CLASSES {
+            let (mut at, mut prev, mut empty) = (self.heads[class], NIL, 0);
+            while at != NIL {
+                let run = &self.runs[at as usize];
+                let ones = |bits: &[u64; WORDS]| bits.iter().map(|w| w.count_ones()).sum::<u32>();
+                let overlap = run.ready_bits.iter().zip(&run.pending_bits).any(|(a, b)| a & b != 0);
+                let counted = ones(&run.ready_bits) + ones(&run.pending_bits) == u32::from(run.free);
+                if run.prev != prev || !run.listed || usize::from(run.class) != class || run.free == 0 {
+                    return Err(format!("run {at} is badly listed"));
+                }
+                if overlap || !counted || heap.nodes[run.node].run != at {
+                    return Err(format!("run {at} miscounts its slots or has lost its node"));
+                }
+                if (ones(&run.pending_bits) > 0) && run.pending == Pending::None {
+                    return Err(format!("run {at} has pending slots of nobody"));
+                }
+                empty += u32::from(run.free == run.slots);
+                free_bytes += u64::from(run.free) * class_size(class);
+                prev = at;
+                at = run.next;
+            }
+            if empty != self.empty[class] {
+                return Err(format!("class {class} has {empty} empty runs, not {}", self.empty[class]));
+            }
+        }
+        if free_bytes != self.free_bytes {
+            return Err(format!("{free_bytes} bytes free in slabs, not {}", self.free_bytes));
+        }
+        Ok(())
+    }
+}
+
+impl Run {
+    #[inline]
+    fn pop(&mut self, line: LineId) -> Option<(u16, Stamp)> {
+        if let Some(slot) = pop_bit(&mut self.ready_bits) {
+            self.free -= 1;
+            return Some((slot, Stamp::NEVER));
+        }
+        match self.pending {
+            Pending::None => None,
+            Pending::Line(l) if l == line => {
+                let slot = pop_bit(&mut self.pending_bits)?;
+                self.free -= 1;
+                Some((slot, self.stamps[usize::from(slot)]))
+            }
+            _ => self.pop_slow(line),
+        }
+    }
+
+    #[cold]
+    fn pop_slow(&mut self, line: LineId) -> Option<(u16, Stamp)> {
+        if passed(self.latest) && self.pending != Pending::Several {
+            self.refresh();
+            let slot = pop_bit(&mut self.ready_bits)?;
+            self.free -= 1;
+            return Some((slot, Stamp::NEVER));
+        }
+        for w in 0..WORDS {
+            let mut bits = self.pending_bits[w];
+            while bits != 0 {
+                let slot = w * 64 + bits.trailing_zeros() as usize;
+                let stamp = self.stamps[slot];
+                if stamp.line_id() == line || passed(stamp) {
+                    self.pending_bits[w] &= !(1 << (slot % 64));
+                    self.free -= 1;
+                    if self.pending_bits.iter().all(|&w| w == 0) {
+                        self.pending = Pending::None;
+                    }
+                    return Some((slot as u16, if passed(stamp) { Stamp::NEVER } else { stamp }));
+                }
+                bits &= bits - 1;
+            }
+        }
+        None
+    }
+
+    #[inline]
+    fn push(&mut self, slot: u16, stamp: Stamp) {
+        let (word, bit) = (usize::from(slot / 64), 1u64 << (slot % 64));
+        debug_assert!((self.ready_bits[word] | self.pending_bits[word]) & bit == 0, "a slot is freed twice");
+        self.free += 1;
+        if stamp.is_never() || passed(stamp) {
+            self.ready_bits[word] |= bit;
+            return;
+        }
+        self.pending_bits[word] |= bit;
+        self.stamps[usize::from(slot)] = stamp;
+        match self.pending {
+            Pending::Line(l) if l == stamp.line_id() => {
+                if stamp.value() > self.latest.value() {
+                    self.latest = stamp;
+                }
+            }
+            Pending::None => (self.pending, self.latest) = (Pending::Line(stamp.line_id()), stamp),
+            Pending::Line(_) if passed(self.latest) => {
+                self.pending_bits[word] &= !bit;
+                self.refresh();
+                self.pending_bits[word] |= bit;
+                (self.pending, self.latest) = (Pending::Line(stamp.line_id()), stamp);
+            }
+            _ => self.pending = Pending::Several,
+        }
+    }
+
+    /// Makes what has passed ready.
+    fn refresh(&mut self) {
+        match self.pending {
+            Pending::None => {}
+            Pending::Line(_) => {
+                if passed(self.latest) {
+                    for w in 0..WORDS {
+                        self.ready_bits[w] |= std::mem::take(&mut self.pending_bits[w]);
+                    }
+                    self.pending = Pending::None;
+                }
+            }
+            Pending::Several => {
+                let mut left = Pending::None;
+                let mut latest = Stamp::NEVER;
+                for w in 0..WORDS {
+                    let mut bits = self.pending_bits[w];
+                    while bits != 0 {
+                        let bit = bits & bits.wrapping_neg();
+                        bits &= bits - 1;
+                        let stamp = self.stamps[w * 64 + bit.trailing_zeros() as usize];
+                        if passed(stamp) {
+                            self.pending_bits[w] &= !bit;
+                            self.ready_bits[w] |= bit;
+                            continue;
+                        }
+                        left = match left {
+                            Pending::None => Pending::Line(stamp.line_id()),
+                            Pending::Line(l) if l == stamp.line_id() => left,
+                            _ => Pending::Several,
+                        };
+                        if stamp.value() > latest.value() {
+                            latest = stamp;
+                        }
+                    }
+                }
+                (self.pending, self.latest) = (left, latest);
+            }
+        }
+    }
+}
+
+#[inline]
+fn pop_bit(words: &mut [u64; WORDS]) -> Option<u16> {
+    for (i, w) in words.iter_mut().enumerate() {
+        if *w != 0 {
+            let bit = w.trailing_zeros();
+            *w &= *w - 1;
+            return Some((i * 64) as u16 + bit as u16);
+        }
+    }
+    None
+}

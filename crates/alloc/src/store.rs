@@ -1,0 +1,212 @@
+//! The store: heap and slabs together, behind one pair of calls.
+//!
+//! What one allocator's lock guards. Pure state: no driver call, no lease, no thread.
+
+use crate::heap::{Heap, READY, passed};
+use crate::layout::{MIN_ALIGN, SLAB_MAX, UNIT, UNIT_SHIFT, class_of};
+use crate::node::State;
+use crate::slab::{Slabs, run_bytes};
+use leasehold_core::{Line, Result, Stamp};
+
+/// Blocks from here on begin at a granule.
+const GRANULE_ALIGNED: u64 = 32 << 20;
+
+/// Where a block lies.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Spot {
+    /// A node of its own.
+    Node(u32),
+    /// A slot of a slab run.
+    Slot(u32, u16),
+}
+
+/// A block that was taken.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Block {
+    pub(crate) spot: Spot,
+    pub(crate) addr: u64,
+    /// Bytes that the block really takes.
+    pub(crate) bytes: u64,
+    pub(crate) native: u64,
+    /// Until when the memory's former use goes on, on the line that asked; never for memory that is ready.
+    pub(crate) stamp: Stamp,
+}
+
+/// What the heap must supply when no free block fits: the request itself, or a slab run for it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Need {
+    pub(crate) units: u32,
+    pub(crate) align: u32,
+    pub(crate) class: Option<usize>,
+}
+
+impl Need {
+    /// What a request of `size > 0` bytes aligned to `align` needs. `None`: more than the space of units.
+    pub(crate) fn of(size: u64, align: u64, granule: u64) -> Option<Need> {
+        if size <= SLAB_MAX && align <= MIN_ALIGN {
+            let class = class_of(size);
+            return Some(Need { units: (run_bytes(class) >> UNIT_SHIFT) as u32, align: 1, class: Some(class) });
+        }
+        let units = u32::try_from(size.div_ceil(UNIT)).ok()?;
+        let align = if size > GRANULE_ALIGNED { align.max(granule) } else { align };
+        Some(Need { units, align: u32::try_from(align.div_ceil(UNIT)).ok()?, class: None })
+    }
+}
+
+impl Need {
+    /// The same request without rounding: a block of its own instead of a slab, alignment as asked. For when memory runs out.
+    pub(crate) fn exact(size: u64, align: u64) -> Option<Need> {
+        let units = u32::try_from(size.div_ceil(UNIT)).ok()?;
+        Some(Need { units, align: u32::try_from(align.div_ceil(UNIT)).ok()?, class: None })
+    }
+}
+
+/// Heap and slabs.
+pub(crate) struct Store {
+    pub(crate) heap: Heap,
+    pub(crate) slabs: Slabs,
+}
+
+impl Store {
+    pub(crate) fn new(granule: u64) -> Self {
+        Self { heap: Heap::new(granule), slabs: Slabs::new() }
+    }
+
+    /// Takes a block from what is resident and free for `line`. `None`: nothing fits.
+    #[inline]
+    pub(crate) fn take(&mut self, need: Need, line: &Line) -> Result<Option<Block>> {
+        if let Some(class) = need.class {
+            return self.take_slot(class, need, line);
+        }
+        let lane = self.heap.lane_for(line);
+        Ok(self.heap.take(need.units, need.align, lane)?.map(|node| self.block(node)))
+    }
+
+    #[inline]
+    fn take_slot(&mut self, class: usize, need: Need, line: &Line) -> Result<Option<Block>> {
+        if let Some(slot) = self.slabs.take(class, line.id()) {
+            let bytes = crate::layout::class_size(class);
+            let native = if self.heap.spans.len() == 1 { self.heap.spans[0].native } else { self.native_of(slot.run) };
+            let spot = Spot::Slot(slot.run, slot.slot);
+            return Ok(Some(Block { spot, addr: slot.addr, bytes, native, stamp: slot.stamp }));
+        }
+        self.take_run_slow(class, need, line)
+    }
+
+    fn native_of(&self, run: u32) -> u64 {
+        self.slabs.node_of(run).map_or(0, |n| self.heap.native(n))
+    }
+
+    #[cold]
+    fn take_run_slow(&mut self, class: usize, need: Need, line: &Line) -> Result<Option<Block>> {
+        let lane = self.heap.lane_for(line);
+        let stamps = self.slabs.ensure_run(class)?;
+        let Some(node) = self.heap.take(need.units, 1, lane)? else { return Ok(None) };
+        self.slabs.add_run(&mut self.heap, node, class, stamps);
+        self.take_slot(class, need, line)
+    }
+
+    /// As [`take`](Self::take), from memory that other lines may still be using, where `allowed` accepts the stamp.
+    pub(crate) fn take_foreign(
+        &mut self,
+        need: Need,
+        line: &Line,
+        allowed: impl FnMut(Stamp) -> bool,
+    ) -> Result<Option<Block>> {
+        let lane = self.heap.lane_for(line);
+        match self.heap.take_foreign(need.units, need.align, lane, allowed)? {
+            Some(node) => self.adopt(node, need, line),
+            None => Ok(None),
+        }
+    }
+
+    /// Turns a used node that a plan made into the block that was asked for.
+    pub(crate) fn adopt(&mut self, node: u32, need: Need, line: &Line) -> Result<Option<Block>> {
+        match need.class {
+            None => Ok(Some(self.block(node))),
+            Some(class) => match self.slabs.ensure_run(class) {
+                Ok(stamps) => {
+                    self.slabs.add_run(&mut self.heap, node, class, stamps);
+                    self.take_slot(class, need, line)
+                }
+                Err(e) => {
+                    let stamp = self.heap.nodes[node].stamp;
+                    self.give(Spot::Node(node), stamp);
+                    Err(e)
+                }
+            },
+        }
+    }
+
+    #[inline]
+    fn block(&self, node: u32) -> Block {
+        let n = &self.heap.nodes[node];
+        Block {
+            spot: Spot::Node(node),
+            addr: self.heap.addr(node),
+            bytes: u64::from(n.units) << UNIT_SHIFT,
+            native: self.heap.native(node),
+            stamp: if n.stamp.is_never() || passed(n.stamp) { Stamp::NEVER } else { n.stamp },
+        }
+    }
+
+    /// Gives a block back whose last use is over at `stamp`.
+    #[inline]
+    pub(crate) fn give(&mut self, spot: Spot, stamp: Stamp) {
+        match spot {
+            Spot::Slot(run, slot) => self.slabs.give(&mut self.heap, run, slot, stamp),
+            Spot::Node(node) => {
+                if self.heap.nodes[node].state != State::Used {
+                    return self.give_suspended(node);
+                }
+                if stamp.is_never() || passed(stamp) {
+                    self.heap.give(node, READY, Stamp::NEVER);
+                } else {
+                    match self.heap.lane_of(stamp) {
+                        Some(lane) => self.heap.give(node, lane, stamp),
+                        None => self.heap.give_shared(node, &[stamp]),
+                    }
+                }
+            }
+        }
+    }
+
+    /// A suspended block is freed: part by part, as it has memory.
+    #[cold]
+    fn give_suspended(&mut self, node: u32) {
+        let parts = (self.heap.nodes[node].units >> self.heap.res.shift) + 2;
+        if self.heap.nodes.ensure(parts).is_err() {
+            // No host memory to describe its parts: the addresses are lost, the memory stays counted.
+            self.heap.nodes[node].state = State::Quarantined;
+            return;
+        }
+        self.heap.settle_by_residency(node, READY, Stamp::NEVER);
+    }
+
+    /// Gives a block back that several lines may still be using.
+    #[cold]
+    pub(crate) fn give_shared(&mut self, spot: Spot, stamps: &[Stamp]) {
+        match spot {
+            Spot::Slot(run, slot) => self.slabs.give_shared(&mut self.heap, run, slot, stamps),
+            Spot::Node(node) if self.heap.nodes[node].state != State::Used => self.give_suspended(node),
+            Spot::Node(node) => self.heap.give_shared(node, stamps),
+        }
+    }
+
+    /// Brings everything that has passed to where everybody can take it; `empties`: empty slab runs too.
+    pub(crate) fn drain(&mut self, empties: bool) {
+        self.slabs.drain(&mut self.heap, empties);
+        self.heap.drain_all();
+    }
+
+    /// Bytes free and ready, and free but still in use by a line. Both without the free slots of slabs.
+    pub(crate) fn free_bytes(&self) -> (u64, u64) {
+        let (ready, pending) = self.heap.free_units();
+        (ready << UNIT_SHIFT, pending << UNIT_SHIFT)
+    }
+
+    pub(crate) fn check(&self) -> Result<(), String> {
+        self.heap.check()?;
+        self.slabs.check(&self.heap)
+    }
+}

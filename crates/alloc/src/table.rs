@@ -1,0 +1,142 @@
+//! The block table: rows at stable addresses, found by index without a lock.
+//!
+//! Chunks double in size and are never moved or given back while the allocator lives. Rows that nobody uses form a list through their
+//! headers, which the allocator's lock guards.
+
+use crate::buffer::Row;
+use leasehold_core::sync::OnceLock;
+use leasehold_core::sync::atomic::{AtomicU32, Ordering};
+use leasehold_core::{Error, Header, OutOfMemory, Owner, Result};
+
+const FIRST: u32 = 64;
+const CHUNKS: usize = 25;
+const NONE: u32 = u32::MAX;
+
+/// The rows of one allocator.
+pub(crate) struct Table {
+    chunks: [OnceLock<Box<[Row]>>; CHUNKS],
+    rows: AtomicU32,
+    first_generation: u32,
+}
+
+/// The part that the allocator's lock guards.
+pub(crate) struct Vacant {
+    head: u32,
+    pub(crate) live: u32,
+}
+
+impl Vacant {
+    pub(crate) fn new() -> Self {
+        Self { head: NONE, live: 0 }
+    }
+}
+
+#[inline]
+fn split(index: u32) -> (usize, usize) {
+    let chunk = (index / FIRST + 1).ilog2();
+    (chunk as usize, (index - FIRST * ((1 << chunk) - 1)) as usize)
+}
+
+impl Table {
+    /// An empty table. Tables begin their generations at different offsets, so that a foreign handle is refused.
+    pub(crate) fn new() -> Self {
+        #[cfg(not(loom))]
+        static NEXT: AtomicU32 = AtomicU32::new(1);
+        #[cfg(not(loom))]
+        let first = NEXT.fetch_add(0x9E37_79B9, Ordering::Relaxed).max(1);
+        #[cfg(loom)]
+        let first = 1;
+        Self { chunks: std::array::from_fn(|_| OnceLock::new()), rows: AtomicU32::new(0), first_generation: first }
+    }
+
+    /// The row of an index, if there is one.
+    #[inline]
+    pub(crate) fn get(&self, index: u32) -> Option<&Row> {
+        if index >= self.rows.load(Ordering::Acquire) {
+            return None;
+        }
+        let (chunk, at) = split(index);
+        self.chunks.get(chunk)?.get()?.get(at)
+    }
+
+    /// How many rows there are, lent or not.
+    pub(crate) fn len(&self) -> u32 {
+        self.rows.load(Ordering::Acquire)
+    }
+
+    /// A row that nobody holds. Under the allocator's lock.
+    #[inline]
+    pub(crate) fn take(&self, vacant: &mut Vacant, owner: *const Owner) -> Result<&Row> {
+        if vacant.head == NONE {
+            self.grow_slow(vacant, owner)?;
+        }
+        let row = self.get(vacant.head).ok_or_else(lost)?;
+        vacant.head = row.header.next.load(Ordering::Relaxed);
+        vacant.live += 1;
+        Ok(row)
+    }
+
+    /// Gives a row back, under a new generation. A row whose generations are used up is not used again. Under the allocator's lock.
+    #[inline]
+    pub(crate) fn put(&self, vacant: &mut Vacant, row: &Row) {
+        vacant.live -= 1;
+        if !self.renew(row) {
+            return;
+        }
+        row.header.next.store(vacant.head, Ordering::Relaxed);
+        vacant.head = row.header.index();
+    }
+
+    /// Ends the row's generation. `false`: it was the last one.
+    #[inline]
+    #[must_use]
+    pub(crate) fn renew(&self, row: &Row) -> bool {
+        let next = row.header.generation().wrapping_add(1).max(1);
+        row.header.set_vacant(next);
+        next != self.first_generation
+    }
+
+    #[cold]
+    fn grow_slow(&self, vacant: &mut Vacant, owner: *const Owner) -> Result<()> {
+        let base = self.rows.load(Ordering::Relaxed);
+        let chunk = split(base).0;
+        let n = FIRST << chunk;
+        let full = || -> Error { OutOfMemory::new("rows of the block table", u64::from(n)).into() };
+        let cell = self.chunks.get(chunk).ok_or_else(full)?;
+        let mut rows = Vec::new();
+        rows.try_reserve_exact(n as usize).map_err(|_| full())?;
+        for i in 0..n {
+            let row = Row::new(Header::new(owner, base + i, self.first_generation));
+            row.header.next.store(if i + 1 < n { base + i + 1 } else { NONE }, Ordering::Relaxed);
+            rows.push(row);
+        }
+        if cell.set(rows.into_boxed_slice()).is_err() {
+            return Err(lost());
+        }
+        self.rows.store(base + n, Ordering::Release);
+        vacant.head = base;
+        Ok(())
+    }
+}
+
+#[cold]
+fn lost() -> Error {
+    Error::state("the block table's list of rows is damaged")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn indexes_fill_the_chunks_in_order() {
+        let mut expect = (0, 0);
+        for i in 0..100_000 {
+            assert_eq!(split(i), expect);
+            expect.1 += 1;
+            if expect.1 == (FIRST << expect.0) as usize {
+                expect = (expect.0 + 1, 0);
+            }
+        }
+    }
+}

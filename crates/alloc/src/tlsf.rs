@@ -1,0 +1,253 @@
+//! The free-block index: two-level segregated fit with its bins outside the memory it manages.
+//!
+//! An [`Index`] holds the free nodes of one kind (ready for everybody, or still in use by one line). A bin covers 1/32 of a doubling.
+//! A search looks at the first few entries of the request's own bin, where a fit is possible but not certain, and then takes the next
+//! non-empty bin, where it is certain. Bins of large blocks are few and cold, so they are kept in address order and searched for
+//! the best fit: there the choice depends only on the set of free blocks, not on their history.
+//!
+//! Must not know spans, streams or budgets.
+
+use crate::node::{NIL, Node};
+
+const LEVELS: usize = 28;
+const PER_LEVEL: usize = 32;
+/// How many entries of the request's own bin are looked at.
+const PROBE: usize = 4;
+/// How many entries of a bin of large blocks are looked at.
+const PROBE_LARGE: usize = 32;
+/// Blocks from here on (32 MiB in units) are large.
+const LARGE_UNITS: u32 = 1 << 16;
+
+/// A set of free nodes, searchable by size.
+pub(crate) struct Index {
+    levels: u32,
+    bins: [u32; LEVELS],
+    heads: Box<[u32]>,
+    units: u64,
+    count: u32,
+}
+
+#[inline]
+fn bin_of(units: u32) -> (usize, usize) {
+    debug_assert!(units > 0);
+    if units < PER_LEVEL as u32 {
+        return (0, units as usize);
+    }
+    let top = units.ilog2();
+    ((top - 4) as usize, (units >> (top - 5)) as usize & (PER_LEVEL - 1))
+}
+
+impl Index {
+    pub(crate) fn new() -> Self {
+        Self {
+            levels: 0,
+            bins: [0; LEVELS],
+            heads: vec![NIL; LEVELS * PER_LEVEL].into_boxed_slice(),
+            units: 0,
+            count: 0,
+        }
+    }
+
+    /// Units in the set.
+    #[inline]
+    pub(crate) fn units(&self) -> u64 {
+        self.units
+    }
+
+    /// Nodes in the set.
+    #[inline]
+    pub(crate) fn count(&self) -> u32 {
+        self.count
+    }
+
+    /// Adds a node; its `units` must not change while it is in.
+    #[inline]
+    pub(crate) fn insert(&mut self, nodes: &mut [Node], id: u32) {
+        let units = nodes[id as usize].units;
+        let (level, bin) = bin_of(units);
+        let at = level * PER_LEVEL + bin;
+        let mut before = NIL;
+        let mut after = self.heads[at];
+        if units >= LARGE_UNITS {
+            let start = nodes[id as usize].start;
+            while after != NIL && nodes[after as usize].start < start {
+                before = after;
+                after = nodes[after as usize].bin_next;
+            }
+        }
+        nodes[id as usize].bin_prev = before;
+        nodes[id as usize].bin_next = after;
+        if after != NIL {
+            nodes[after as usize].bin_prev = id;
+        }
+        if before == NIL {
+            self.heads[at] = id;
+        } else {
+            nodes[before as usize].bin_next = id;
+        }
+        self.bins[level] |= 1 << bin;
+        self.levels |= 1 << level;
+        self.units += u64::from(units);
+        self.count += 1;
+    }
+
+    /// Takes a node out.
+    #[inline]
+    pub(crate) fn remove(&mut self, nodes: &mut [Node], id: u32) {
+        let Node { units, bin_prev, bin_next, .. } = nodes[id as usize];
+        if bin_next != NIL {
+            nodes[bin_next as usize].bin_prev = bin_prev;
+        }
+        if bin_prev != NIL {
+            nodes[bin_prev as usize].bin_next = bin_next;
+        } else {
+            let (level, bin) = bin_of(units);
+            let at = level * PER_LEVEL + bin;
+            debug_assert_eq!(self.heads[at], id);
+            self.heads[at] = bin_next;
+            if bin_next == NIL {
+                self.bins[level] &= !(1 << bin);
+                if self.bins[level] == 0 {
+                    self.levels &= !(1 << level);
+                }
+            }
+        }
+        self.units -= u64::from(units);
+        self.count -= 1;
+    }
+
+    /// A node that holds `units` aligned to `align` units (a power of two), or `NIL`. The node stays in the set.
+    #[inline]
+    pub(crate) fn find(&self, nodes: &[Node], units: u32, align: u32) -> u32 {
+        if self.levels == 0 {
+            return NIL;
+        }
+        let (level, bin) = bin_of(units);
+        let found = self.probe(nodes, self.heads[level * PER_LEVEL + bin], units, align);
+        if found != NIL || align > 1 {
+            return if found != NIL { found } else { self.find_aligned_slow(nodes, units, align) };
+        }
+        match self.next_bin(level, bin + 1) {
+            None => NIL,
+            Some((level, bin)) => {
+                let head = self.heads[level * PER_LEVEL + bin];
+                if nodes[head as usize].units < LARGE_UNITS { head } else { self.probe(nodes, head, units, align) }
+            }
+        }
+    }
+
+    /// The best of the first entries of a bin.
+    #[inline]
+    fn probe(&self, nodes: &[Node], head: u32, units: u32, align: u32) -> u32 {
+        let (mut at, mut best, mut best_units) = (head, NIL, u32::MAX);
+        let mut left = if units < LARGE_UNITS { PROBE } else { PROBE_LARGE };
+        while at != NIL && left > 0 {
+            let node = &nodes[at as usize];
+            if node.units < best_units && node.holds(units, align) {
+                (best, best_units) = (at, node.units);
+                if best_units == units {
+                    break;
+                }
+            }
+            at = node.bin_next;
+            left -= 1;
+        }
+        best
+    }
+
+    /// Aligned requests: walk the bins upwards until one holds the block; certain from `units + align` on.
+    #[cold]
+    fn find_aligned_slow(&self, nodes: &[Node], units: u32, align: u32) -> u32 {
+        let (mut level, mut bin) = bin_of(units);
+        while let Some(at) = self.next_bin(level, bin + 1) {
+            (level, bin) = at;
+            let found = self.probe(nodes, self.heads[level * PER_LEVEL + bin], units, align);
+            if found != NIL {
+                return found;
+            }
+        }
+        NIL
+    }
+
+    #[inline]
+    fn next_bin(&self, level: usize, bin: usize) -> Option<(usize, usize)> {
+        if bin < PER_LEVEL {
+            let here = self.bins[level] & (u32::MAX << bin);
+            if here != 0 {
+                return Some((level, here.trailing_zeros() as usize));
+            }
+        }
+        let above = self.levels & (u32::MAX << (level + 1));
+        if above == 0 {
+            return None;
+        }
+        let level = above.trailing_zeros() as usize;
+        Some((level, self.bins[level].trailing_zeros() as usize))
+    }
+
+    /// The largest node of the set in units, to the precision of a walk over its top bin.
+    pub(crate) fn largest(&self, nodes: &[Node]) -> u32 {
+        if self.levels == 0 {
+            return 0;
+        }
+        let level = self.levels.ilog2() as usize;
+        let bin = self.bins[level].ilog2() as usize;
+        let (mut at, mut most) = (self.heads[level * PER_LEVEL + bin], 0);
+        while at != NIL {
+            most = most.max(nodes[at as usize].units);
+            at = nodes[at as usize].bin_next;
+        }
+        most
+    }
+
+    /// Checks the index against itself; returns the number of nodes seen. For tests.
+    pub(crate) fn check(&self, nodes: &[Node], mut each: impl FnMut(u32)) -> Result<(), String> {
+        let (mut units, mut count) = (0u64, 0u32);
+        for level in 0..LEVELS {
+            if (self.levels >> level & 1 != 0) != (self.bins[level] != 0) {
+                return Err(format!("level {level}: bitmap disagrees with its bins"));
+            }
+            for bin in 0..PER_LEVEL {
+                let mut at = self.heads[level * PER_LEVEL + bin];
+                if (at != NIL) != (self.bins[level] >> bin & 1 != 0) {
+                    return Err(format!("bin {level}/{bin}: bitmap disagrees with the list"));
+                }
+                let mut prev = NIL;
+                while at != NIL {
+                    let node = &nodes[at as usize];
+                    if bin_of(node.units) != (level, bin) || node.bin_prev != prev {
+                        return Err(format!("node {at} is in the wrong bin or badly linked"));
+                    }
+                    units += u64::from(node.units);
+                    count += 1;
+                    each(at);
+                    prev = at;
+                    at = node.bin_next;
+                }
+            }
+        }
+        if (units, count) != (self.units, self.count) {
+            return Err(format!("index counts {}/{} but holds {units}/{count}", self.units, self.count));
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bins_are_monotone() {
+        let mut last = (0, 0);
+        for units in (1..5000).chain((0..27).map(|s| 4999u32 << s.min(19))) {
+            let b = bin_of(units);
+            assert!(b.0 < LEVELS && b.1 < PER_LEVEL);
+            assert!(b >= last || units < 5000 && b >= last, "{units}: {b:?} < {last:?}");
+            if units < 5000 {
+                last = b;
+            }
+        }
+        assert!(bin_of(u32::MAX).0 < LEVELS);
+    }
+}

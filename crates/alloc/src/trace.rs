@@ -1,0 +1,228 @@
+//! Allocation traces: `t_us,op,id,size,stream`, plain or compressed.
+//!
+//! `op` is `a` (allocate) or `f` (free); sizes are bytes as requested; an id names one allocation and is never used again. A free may
+//! name another stream than the allocation did: that stream used the memory last.
+
+use leasehold_core::{Error, Result};
+use std::collections::HashMap;
+use std::io::{BufRead, BufReader, Read, Write};
+use std::path::Path;
+
+const HEADER: &str = "t_us,op,id,size,stream";
+
+/// One event.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Event {
+    /// Microseconds since the beginning.
+    pub t_us: u64,
+    /// An allocation; otherwise a free.
+    pub alloc: bool,
+    /// The allocation, counted from zero in the order of the trace.
+    pub id: u32,
+    /// Bytes.
+    pub size: u64,
+    /// The stream, counted from zero in the order of the trace.
+    pub stream: u16,
+}
+
+/// A trace that was read and found consistent.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Trace {
+    /// The events, in order.
+    pub events: Vec<Event>,
+    /// How many allocations there are; ids are below.
+    pub allocations: u32,
+    /// How many streams there are.
+    pub streams: u16,
+    /// The most bytes that were requested and live at one time.
+    pub peak: u64,
+}
+
+impl Trace {
+    /// Reads a trace from a file; compressed if its name ends in `.gz`.
+    ///
+    /// # Errors
+    /// `NotFound` or `Unavailable` when the file cannot be read; `Unsupported` for a compressed file without the feature `gzip`; else as
+    /// [`Trace::read`].
+    pub fn open(path: &Path) -> Result<Trace> {
+        let file = std::fs::File::open(path).map_err(|e| {
+            let text = format!("{}: {e}", path.display());
+            if e.kind() == std::io::ErrorKind::NotFound {
+                Error::NotFound(text.into())
+            } else {
+                Error::Unavailable(text.into())
+            }
+        })?;
+        let name = path.display().to_string();
+        if path.extension().is_some_and(|e| e == "gz") { Self::read_gzip(file, &name) } else { Self::read(file, &name) }
+    }
+
+    /// Reads a compressed trace; `name` is for messages.
+    ///
+    /// # Errors
+    /// As [`Trace::read`]; `Unsupported` without the feature `gzip`.
+    #[cfg(feature = "gzip")]
+    pub fn read_gzip(input: impl Read, name: &str) -> Result<Trace> {
+        Self::read(flate2::read::MultiGzDecoder::new(input), name)
+    }
+
+    /// Reads a compressed trace; `name` is for messages.
+    ///
+    /// # Errors
+    /// Always `Unsupported`: the feature `gzip` is off.
+    #[cfg(not(feature = "gzip"))]
+    pub fn read_gzip(_: impl Read, name: &str) -> Result<Trace> {
+        Err(Error::Unsupported(format!("{name}: built without the feature `gzip`").into()))
+    }
+
+    /// Reads a trace and checks it; `name` is for messages.
+    ///
+    /// # Errors
+    /// `InvalidArgument` with name and line number: a malformed line, a free of an unknown or freed id, an id used twice, input that ends
+    /// in the middle of a compressed block.
+    pub fn read(input: impl Read, name: &str) -> Result<Trace> {
+        let mut trace = Trace::default();
+        let mut ids: HashMap<u64, (u32, u64)> = HashMap::new();
+        let mut freed: Vec<bool> = Vec::new();
+        let mut streams: HashMap<u64, u16> = HashMap::new();
+        let (mut live, mut number) = (0u64, 0u64);
+        let mut reader = BufReader::with_capacity(1 << 16, input);
+        let mut line = String::new();
+        loop {
+            line.clear();
+            number += 1;
+            let bad = |what: String| Error::invalid(format!("{name}, line {number}: {what}"));
+            let n = reader.read_line(&mut line).map_err(|e| bad(format!("cannot be read: {e}")))?;
+            if n == 0 {
+                break;
+            }
+            let text = line.trim_end_matches(['\n', '\r']);
+            if text.is_empty() || number == 1 && text == HEADER {
+                continue;
+            }
+            let mut fields = text.split(',');
+            let mut next = |what: &str| fields.next().ok_or_else(|| bad(format!("no {what} (want {HEADER})")));
+            let (t, op, id, size, stream) = (next("time")?, next("op")?, next("id")?, next("size")?, next("stream")?);
+            if fields.next().is_some() {
+                return Err(bad(format!("too many fields (want {HEADER})")));
+            }
+            let int = |what: &str, s: &str| s.parse::<u64>().map_err(|_| bad(format!("{what} `{s}` is not a number")));
+            let (t_us, id, size) = (int("time", t)?, int("id", id)?, int("size", size)?);
+            let stream = int("stream", stream)?;
+            let next_stream = streams.len();
+            let stream = match streams.get(&stream) {
+                Some(&s) => s,
+                None => {
+                    let s = u16::try_from(next_stream).map_err(|_| bad("more than 65,535 streams".into()))?;
+                    streams.insert(stream, s);
+                    s
+                }
+            };
+            let alloc = match op {
+                "a" => true,
+                "f" => false,
+                other => return Err(bad(format!("op `{other}` is neither `a` nor `f`"))),
+            };
+            let (id, size) = if alloc {
+                let new = trace.allocations;
+                if ids.insert(id, (new, size)).is_some() {
+                    return Err(bad(format!("id {id} is allocated twice")));
+                }
+                trace.allocations =
+                    new.checked_add(1).ok_or_else(|| bad("more than 4,294,967,295 allocations".into()))?;
+                freed.push(false);
+                live = live.checked_add(size).ok_or_else(|| bad("the live sizes overflow".into()))?;
+                trace.peak = trace.peak.max(live);
+                (new, size)
+            } else {
+                let &(own, bytes) = ids.get(&id).ok_or_else(|| bad(format!("free of id {id}, never allocated")))?;
+                if std::mem::replace(&mut freed[own as usize], true) {
+                    return Err(bad(format!("id {id} is freed twice")));
+                }
+                live -= bytes;
+                (own, bytes)
+            };
+            trace.events.push(Event { t_us, alloc, id, size, stream });
+        }
+        trace.streams = streams.len() as u16;
+        Ok(trace)
+    }
+
+    /// Writes the trace as CSV.
+    ///
+    /// # Errors
+    /// `Unavailable` when writing fails.
+    pub fn write(&self, mut out: impl Write) -> Result<()> {
+        let mut go = || -> std::io::Result<()> {
+            writeln!(out, "{HEADER}")?;
+            for e in &self.events {
+                let op = if e.alloc { 'a' } else { 'f' };
+                writeln!(out, "{},{op},{},{},{}", e.t_us, u64::from(e.id) + 1, e.size, e.stream)?;
+            }
+            out.flush()
+        };
+        go().map_err(|e| Error::Unavailable(format!("the trace cannot be written: {e}").into()))
+    }
+
+    /// Writes the trace as compressed CSV.
+    ///
+    /// # Errors
+    /// `Unavailable` when writing fails.
+    #[cfg(feature = "gzip")]
+    pub fn write_gzip(&self, out: impl Write) -> Result<()> {
+        let mut gz = flate2::write::GzEncoder::new(out, flate2::Compression::default());
+        self.write(&mut gz)?;
+        gz.finish().map(|_| ()).map_err(|e| Error::Unavailable(format!("the trace cannot be written: {e}").into()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_written_is_read_again() -> Result<()> {
+        let text = "t_us,op,id,size,stream\n0,a,7,100,3\n5,a,9,50,0\n6,f,7,100,3\n";
+        let trace = Trace::read(text.as_bytes(), "test")?;
+        assert_eq!((trace.events.len(), trace.allocations, trace.streams, trace.peak), (3, 2, 2, 150));
+        let mut out = Vec::new();
+        trace.write(&mut out)?;
+        assert_eq!(Trace::read(&out[..], "again")?, trace);
+        Ok(())
+    }
+
+    #[test]
+    fn malformed_traces_are_refused_with_their_line() {
+        let cases = [
+            ("0,a,1,100,0\n1,f,2,1,0\n", "line 2: free of id 2, never allocated"),
+            ("0,a,1,100,0\n1,f,1,1,0\n2,f,1,1,0\n", "line 3: id 1 is freed twice"),
+            ("0,a,1,100,0\n0,a,1,100,0\n", "line 2: id 1 is allocated twice"),
+            ("0,a,1,100\n", "line 1: no stream"),
+            ("0,a,1,-4,0\n", "line 1: size `-4`"),
+            ("0,x,1,4,0\n", "line 1: op `x`"),
+            ("0,a,1,4,0,9\n", "line 1: too many fields"),
+            ("0,a,1,18446744073709551615,0\n0,a,2,1,0\n", "line 2: the live sizes overflow"),
+        ];
+        for (text, want) in cases {
+            let err = Trace::read(text.as_bytes(), "t.csv").map_or_else(|e| e.to_string(), |_| String::new());
+            assert!(err.contains(want), "{text:?}: {err}");
+        }
+    }
+
+    #[cfg(feature = "gzip")]
+    #[test]
+    fn a_truncated_archive_is_an_error_with_a_line() -> Result<()> {
+        let mut text = String::from("t_us,op,id,size,stream\n");
+        for i in 0..1000 {
+            text += &format!("{i},a,{i},{},0\n", i * 77 % 1013);
+        }
+        let trace = Trace::read(text.as_bytes(), "t")?;
+        let mut gz = Vec::new();
+        trace.write_gzip(&mut gz)?;
+        assert_eq!(Trace::read_gzip(&gz[..], "t.gz")?, trace);
+        gz.truncate(gz.len() / 2);
+        let err = Trace::read_gzip(&gz[..], "t.gz").map_or_else(|e| e.to_string(), |_| String::new());
+        assert!(err.starts_with("invalid argument: t.gz, line "), "{err}");
+        Ok(())
+    }
+}
