@@ -1,0 +1,627 @@
+//! The C ABI: `tl_*` of document 004, and the further symbols of the header `leasehold_memory.h`, which documents them.
+//!
+//! It translates between C types and one global manager, to which each thread attaches at its first call and from which it
+//! detaches when it ends. It must not decide anything.
+//!
+//! # Rules for all functions
+//! - None panics, unwinds or aborts; what is wrong is a counted no-op.
+//! - Any thread may call any of them at any time, destructors and hooks included; not from signal handlers.
+//! - A thread that has detached (its thread-local destructors are running) may still acquire and release; the rest are no-ops.
+
+use std::cell::Cell;
+use std::ffi::{CStr, c_char, c_void};
+use std::fmt::Write;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::ptr;
+
+use leasehold_core::sync::atomic::Ordering::Relaxed;
+use leasehold_core::sync::{Arc, OnceLock};
+
+use crate::frame::Caller;
+use crate::local::Local;
+use crate::log::Log;
+use crate::misuse::Misuse;
+use crate::pool::{OpaqueTensor, TensorDestructor, TensorKey};
+use crate::record::{About, Released};
+use crate::shared::{Config, CustomDestructor, ScopeEnterHook, ScopeExitHook, Shared, TensorDescriber};
+use crate::stats::Stats;
+use crate::table::Kind;
+use crate::vec_ptr::VecPtr;
+
+fn global() -> &'static Arc<Shared> {
+    static GLOBAL: OnceLock<Arc<Shared>> = OnceLock::new();
+    GLOBAL.get_or_init(|| Arc::new(Shared::new(Config::from_env(), Log::from_env())))
+}
+
+/// What `LOCAL` holds once the thread has detached.
+const GONE: *const Local = ptr::without_provenance(1);
+
+thread_local! {
+    /// This thread's attachment: null before the first call, [`GONE`] after the last. Needs no destructor, so that it can be
+    /// read at any time.
+    static LOCAL: Cell<*const Local> = const { Cell::new(ptr::null()) };
+    /// Detaches when the thread ends.
+    static AT_EXIT: AtExit = const { AtExit };
+}
+
+struct AtExit;
+
+impl Drop for AtExit {
+    fn drop(&mut self) {
+        let local = LOCAL.get();
+        if local.addr() > GONE.addr() {
+            detach(local);
+        }
+    }
+}
+
+/// Closes everything (callbacks still find the attachment), then frees it.
+fn detach(local: *const Local) {
+    // SAFETY: `LOCAL` held a pointer from `Box::into_raw`, which only this function frees, once.
+    unsafe {
+        (*local).detach();
+        LOCAL.set(GONE);
+        drop(Box::from_raw(local.cast_mut()));
+    }
+}
+
+/// This thread's attachment, made at the first call.
+#[inline(always)]
+fn local() -> Option<&'static Local> {
+    let local = LOCAL.get();
+    if local.addr() > GONE.addr() {
+        // SAFETY: see `detach`. Callers use the reference during one call; `detach` runs when none is in progress.
+        Some(unsafe { &*local })
+    } else {
+        attach(local)
+    }
+}
+
+#[cold]
+#[inline(never)]
+fn attach(state: *const Local) -> Option<&'static Local> {
+    if state == GONE {
+        return None;
+    }
+    let local = Box::into_raw(Box::new(Local::new(Arc::clone(global()))));
+    LOCAL.set(local);
+    // Without the guard (the thread is ending already) the attachment stays until the process ends.
+    let _ = AT_EXIT.try_with(|_| ());
+    // SAFETY: just made.
+    Some(unsafe { &*local })
+}
+
+/// Runs `f` with this thread's attachment, or with one for just this call if the thread has detached.
+#[inline(always)]
+fn with_or_briefly<R>(f: impl FnOnce(&Local) -> R) -> R {
+    match local() {
+        Some(local) => f(local),
+        None => briefly(f),
+    }
+}
+
+#[cold]
+fn briefly<R>(f: impl FnOnce(&Local) -> R) -> R {
+    let local: *const Local = Box::into_raw(Box::new(Local::new(Arc::clone(global()))));
+    LOCAL.set(local);
+    // SAFETY: just made; freed by `detach` below.
+    let result = f(unsafe { &*local });
+    detach(local);
+    result
+}
+
+/// For functions that allocate or format: a panic in there, which would be a defect, becomes `default`.
+fn guarded<R>(default: R, f: impl FnOnce() -> R) -> R {
+    catch_unwind(AssertUnwindSafe(f)).unwrap_or(default)
+}
+
+// ---- scopes and frames. The three functions that can find a frame abandoned hand on where their caller stands (frame.rs).
+
+/// Opens a scope.
+#[unsafe(no_mangle)]
+pub extern "C" fn tl_mem_enter_scope() {
+    if let Some(local) = local() {
+        local.enter_scope();
+    }
+}
+
+extern "C" fn exit_scope_at(sp: usize) {
+    if let Some(local) = local() {
+        local.exit_scope(sp);
+    }
+}
+
+extern "C" fn function_enter_at(num_slots: i64, sp: usize, pc: usize) {
+    if let Some(local) = local() {
+        local.function_enter(num_slots, Caller { sp, pc });
+    }
+}
+
+extern "C" fn function_exit_at(sp: usize) {
+    if let Some(local) = local() {
+        local.function_exit(sp);
+    }
+}
+
+extern "C" fn get_buffer_at(slot_id: i64, min_size: i64, sp: usize) -> *mut c_void {
+    local().map_or(ptr::null_mut(), |local| local.get_buffer(slot_id, min_size, sp))
+}
+
+/// Defines the four functions that know where their caller stands.
+macro_rules! positioned {
+    ($($(#[$doc:meta])* $name:ident($($arg:ident: $ty:ty),*) $(-> $ret:ty)? = $at:ident,
+        x86_64 $x86:tt, aarch64 $arm:tt, else ($($rest:expr),*);)*) => { $(
+        $(#[$doc])*
+        #[cfg(all(unix, not(miri), target_arch = "x86_64"))]
+        #[unsafe(no_mangle)]
+        #[unsafe(naked)]
+        pub extern "C" fn $name($($arg: $ty),*) $(-> $ret)? {
+            positioned!(@asm $x86, $at)
+        }
+        $(#[$doc])*
+        #[cfg(all(unix, not(miri), target_arch = "aarch64"))]
+        #[unsafe(no_mangle)]
+        #[unsafe(naked)]
+        pub extern "C" fn $name($($arg: $ty),*) $(-> $ret)? {
+            positioned!(@asm $arm, $at)
+        }
+        $(#[$doc])*
+        #[cfg(not(all(unix, not(miri), any(target_arch = "x86_64", target_arch = "aarch64"))))]
+        #[unsafe(no_mangle)]
+        pub extern "C" fn $name($($arg: $ty),*) $(-> $ret)? {
+            $at($($arg,)* $($rest),*)
+        }
+    )* };
+    (@asm ($($line:literal),*), $at:ident) => { std::arch::naked_asm!($($line,)* at = sym $at) };
+}
+
+positioned! {
+    /// Closes the current scope and releases what is registered in it.
+    tl_mem_exit_scope() = exit_scope_at,
+        x86_64 ("mov rdi, rsp", "jmp {at}"), aarch64 ("mov x0, sp", "b {at}"), else (0);
+    /// Opens a scope and a frame with `num_slots` slots.
+    tl_mem_function_enter(num_slots: i64) = function_enter_at,
+        x86_64 ("mov rsi, rsp", "mov rdx, [rsp]", "jmp {at}"), aarch64 ("mov x1, sp", "mov x2, x30", "b {at}"), else (0, 0);
+    /// Closes the frame with every scope left open in it, and frees its buffers.
+    tl_mem_function_exit() = function_exit_at,
+        x86_64 ("mov rdi, rsp", "jmp {at}"), aarch64 ("mov x0, sp", "b {at}"), else (0);
+    /// A buffer of at least `min_size` bytes in a slot of the current frame.
+    tl_mem_get_buffer(slot_id: i64, min_size: i64) -> *mut c_void = get_buffer_at,
+        x86_64 ("mov rdx, rsp", "jmp {at}"), aarch64 ("mov x2, sp", "b {at}"), else (0);
+}
+
+/// The present position, for [`tl_mem_unwind`]; 0 when the thread has detached.
+#[unsafe(no_mangle)]
+pub extern "C" fn tl_mem_mark() -> i64 {
+    local().map_or(0, Local::mark)
+}
+
+/// Closes every frame and scope opened since the mark.
+#[unsafe(no_mangle)]
+pub extern "C" fn tl_mem_unwind(mark: i64) {
+    if let Some(local) = local() {
+        local.unwind(mark);
+    }
+}
+
+// ---- registration
+
+#[inline(always)]
+fn register(ptr: *mut c_void, about: About) {
+    if let Some(local) = local() {
+        local.register(ptr.expose_provenance(), about);
+    }
+}
+
+/// Registers memory from `malloc`. See [`MemoryManager::register_struct`](crate::MemoryManager::register_struct).
+///
+/// # Safety
+/// - `ptr` is null or a block of the C allocator that nobody else frees.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn tl_mem_register_struct(ptr: *mut c_void) {
+    register(ptr, About::kind(Kind::Struct));
+}
+
+/// As [`tl_mem_register_struct`], with a name for leak reports.
+///
+/// # Safety
+/// - As for [`tl_mem_register_struct`].
+/// - `name` is null or a C string.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn tl_mem_register_struct_named(ptr: *mut c_void, name: *const c_char) {
+    if let Some(local) = local() {
+        // SAFETY: by the caller's promise.
+        let name = unsafe { local.names.intern(name) };
+        local.register(ptr.expose_provenance(), About { name, ..About::kind(Kind::Struct) });
+    }
+}
+
+/// As [`tl_mem_register_struct_named`], with the size in bytes, so that live bytes and leak reports know it.
+///
+/// # Safety
+/// - As for [`tl_mem_register_struct_named`].
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn tl_mem_register_struct_sized(ptr: *mut c_void, name: *const c_char, size: i64) {
+    if let Some(local) = local() {
+        if size < 0 {
+            local.misuse(Misuse::Size, ptr.addr(), size);
+        }
+        // SAFETY: by the caller's promise.
+        let name = unsafe { local.names.intern(name) };
+        let size = u64::try_from(size).unwrap_or(0);
+        local.register(ptr.expose_provenance(), About { name, size, ..About::kind(Kind::Struct) });
+    }
+}
+
+/// Registers a tensor.
+///
+/// # Safety
+/// - `ptr` is null or a tensor that the tensor destructor may destroy and that nobody else destroys.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn tl_mem_register_tensor(ptr: *mut OpaqueTensor) {
+    register(ptr.cast(), About::kind(Kind::Tensor));
+}
+
+/// Registers a vector of pointers ([`VecPtr`]).
+///
+/// # Safety
+/// - As for [`MemoryManager::register_vec_ptr`](crate::MemoryManager::register_vec_ptr).
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn tl_mem_register_vec_ptr(ptr: *mut c_void) {
+    register(ptr, About::kind(Kind::VecPtr));
+}
+
+/// Registers an object with its own destructor; null as destructor: no effect.
+///
+/// # Safety
+/// - `ptr` is null or something that `destructor` may be called with, on whichever thread releases it last.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn tl_mem_register_custom(ptr: *mut c_void, destructor: Option<CustomDestructor>) {
+    if let Some(destructor) = destructor {
+        let destructor = (destructor as *mut c_void).expose_provenance();
+        register(ptr, About { destructor, ..About::kind(Kind::Custom) });
+    }
+}
+
+/// Registers an object that is known already once more, as what it is.
+#[unsafe(no_mangle)]
+pub extern "C" fn tl_mem_register_ptr(ptr: *mut c_void) {
+    if let Some(local) = local() {
+        local.register_known(ptr.addr());
+    }
+}
+
+/// Removes the newest record in the nearest enclosing scope that has one; the count stays.
+#[unsafe(no_mangle)]
+pub extern "C" fn tl_mem_unregister(ptr: *mut c_void) {
+    if let Some(local) = local() {
+        local.unregister(ptr.addr(), 0);
+    }
+}
+
+/// Moves a record from the current scope to its parent.
+#[unsafe(no_mangle)]
+pub extern "C" fn tl_mem_promote(ptr: *mut c_void) {
+    if let Some(local) = local() {
+        local.promote(ptr.addr());
+    }
+}
+
+/// 1 if a scope of this thread has a record of the object.
+#[unsafe(no_mangle)]
+pub extern "C" fn tl_mem_is_registered(ptr: *mut c_void) -> i32 {
+    local().is_some_and(|local| local.is_registered(ptr.addr())).into()
+}
+
+// ---- counts
+
+/// One count more.
+#[unsafe(no_mangle)]
+pub extern "C" fn tl_ptr_acquire(ptr: *mut c_void) {
+    with_or_briefly(|local| local.acquire(ptr.addr(), 1));
+}
+
+/// One count less; the last one destroys the object.
+#[unsafe(no_mangle)]
+pub extern "C" fn tl_ptr_release(ptr: *mut c_void) {
+    with_or_briefly(|local| local.release(ptr.addr()));
+}
+
+/// As [`tl_ptr_acquire`].
+#[unsafe(no_mangle)]
+pub extern "C" fn tl_tensor_acquire(ptr: *mut OpaqueTensor) {
+    with_or_briefly(|local| local.acquire(ptr.addr(), 1));
+}
+
+/// As [`tl_ptr_release`].
+#[unsafe(no_mangle)]
+pub extern "C" fn tl_tensor_release(ptr: *mut OpaqueTensor) {
+    with_or_briefly(|local| local.release(ptr.addr()));
+}
+
+/// One count more; an unknown object gets two.
+#[unsafe(no_mangle)]
+pub extern "C" fn tl_ptr_inc_ref(ptr: *mut c_void) {
+    with_or_briefly(|local| local.acquire(ptr.addr(), 2));
+}
+
+/// One count less; 1: the caller must free the object.
+#[unsafe(no_mangle)]
+pub extern "C" fn tl_ptr_dec_ref(ptr: *mut c_void) -> i32 {
+    with_or_briefly(|local| local.dec_ref(ptr.addr())).into()
+}
+
+/// As [`tl_ptr_release`]; 1 if the object was found and released.
+#[unsafe(no_mangle)]
+pub extern "C" fn tl_ptr_release_bool(ptr: *mut c_void) -> i32 {
+    with_or_briefly(|local| matches!(local.release(ptr.addr()), Released::Counted | Released::Died)).into()
+}
+
+// ---- hooks and limits
+
+/// Sets what destroys tensors; null: none.
+///
+/// # Safety
+/// - The function may be called with any tensor registered, on any thread.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn tl_mem_set_tensor_destructor(hook: Option<TensorDestructor>) {
+    global().set_tensor_destructor(hook);
+}
+
+/// Sets what tells a tensor's key to the pool; null: none.
+///
+/// # Safety
+/// - The function may be called with any tensor registered, on any thread.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn tl_mem_set_tensor_describer(hook: Option<TensorDescriber>) {
+    global().set_tensor_describer(hook);
+}
+
+/// Sets what runs when a scope opens and closes; either null: none.
+#[unsafe(no_mangle)]
+pub extern "C" fn tl_mem_set_scope_hooks(enter: Option<ScopeEnterHook>, exit: Option<ScopeExitHook>) {
+    global().set_scope_hooks(enter.zip(exit));
+}
+
+/// Sets the quarantine's budget; 0 turns it off, a negative number is a counted misuse.
+#[unsafe(no_mangle)]
+pub extern "C" fn tl_mem_set_quarantine_bytes(bytes: i64) {
+    match (u64::try_from(bytes), local()) {
+        (Ok(bytes), _) => global().quarantine_budget.store(bytes, Relaxed),
+        (_, Some(local)) => local.misuse(Misuse::Size, 0, bytes),
+        _ => {}
+    }
+}
+
+/// Names the place to which this thread's registrations from now on belong; null or "": none.
+///
+/// # Safety
+/// - `site` is null or a C string.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn tl_mem_set_call_site(site: *const c_char) {
+    if let Some(local) = local() {
+        // SAFETY: by the caller's promise.
+        local.site.set(unsafe { local.names.intern(site) });
+    }
+}
+
+// ---- pool
+
+/// Takes a described tensor out of the pool; null if there is none.
+#[unsafe(no_mangle)]
+pub extern "C" fn tl_pool_acquire(num_elements: i64, dtype_id: u8, device_id: u8) -> *mut OpaqueTensor {
+    let Some(local) = local() else { return ptr::null_mut() };
+    let elements = u64::try_from(num_elements).ok();
+    let Some(key) = elements.and_then(|n| TensorKey::from_ids(n, dtype_id, device_id)) else {
+        local.misuse(Misuse::TensorKey, 0, num_elements);
+        return ptr::null_mut();
+    };
+    global().pool_acquire(key, local.me).unwrap_or(ptr::null_mut())
+}
+
+/// Destroys pooled tensors until at most `bytes` remain; returns the bytes freed.
+#[unsafe(no_mangle)]
+pub extern "C" fn tl_pool_trim(bytes: i64) -> i64 {
+    let Some(local) = local() else { return 0 };
+    guarded(0, || local.trim_pool(u64::try_from(bytes).unwrap_or(0)) as i64)
+}
+
+// ---- figures
+
+/// Tensors in the pool.
+#[unsafe(no_mangle)]
+pub extern "C" fn tl_get_pool_count() -> i64 {
+    global().with_pool(|pool| pool.total_count()) as i64
+}
+
+/// Live tensors with a count.
+#[unsafe(no_mangle)]
+pub extern "C" fn tl_get_refcount_count() -> i64 {
+    global().table.totals().tensors as i64
+}
+
+/// Live objects with a count, of every kind.
+#[unsafe(no_mangle)]
+pub extern "C" fn tl_get_object_count() -> i64 {
+    global().table.totals().live as i64
+}
+
+/// This thread's depth; 1 at rest, 0 when it has detached.
+#[unsafe(no_mangle)]
+pub extern "C" fn tl_get_scope_depth() -> i64 {
+    local().map_or(0, |local| i64::from(local.depth()))
+}
+
+/// Fills in the figures; `stats->size` says how much of the struct the caller knows. 0, or -1 for null or a size under 8.
+///
+/// # Safety
+/// - `stats` is null or points to `stats->size` writable bytes.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn tl_mem_stats(stats: *mut Stats) -> i32 {
+    if stats.is_null() {
+        return -1;
+    }
+    // SAFETY: the caller's struct starts with its size.
+    let size = unsafe { (*stats).size };
+    if size < 8 {
+        return -1;
+    }
+    guarded(-1, || {
+        if let Some(local) = local() {
+            local.report_live();
+        }
+        let now = Stats { size, ..global().published() };
+        let bytes = size.min(size_of::<Stats>() as u64) as usize;
+        // SAFETY: both have at least that many bytes, and `Stats` is plain numbers without padding.
+        unsafe { ptr::copy_nonoverlapping((&raw const now).cast::<u8>(), stats.cast::<u8>(), bytes) };
+        0
+    })
+}
+
+/// How often the calling thread has done this misuse (`TL_MISUSE_*`); -1 for an unknown kind.
+#[unsafe(no_mangle)]
+pub extern "C" fn tl_mem_misuses(kind: i32) -> i64 {
+    let misuse = usize::try_from(kind).ok().and_then(|i| Misuse::ALL.get(i).copied());
+    misuse.zip(local()).map_or(-1, |(misuse, local)| local.misuses(misuse) as i64)
+}
+
+/// Writes `text` to `buf` as a C string, cut to fit; returns its full length.
+///
+/// # Safety
+/// - `buf` is null or has `len` writable bytes.
+unsafe fn hand_out(text: &str, buf: *mut c_char, len: usize) -> usize {
+    if !buf.is_null() && len > 0 {
+        let bytes = text.len().min(len - 1);
+        // SAFETY: `bytes` and the NUL fit into `len`.
+        unsafe {
+            ptr::copy_nonoverlapping(text.as_ptr(), buf.cast(), bytes);
+            buf.add(bytes).write(0);
+        }
+    }
+    text.len()
+}
+
+/// Writes what this thread did wrong last; returns the length of the full text, 0 if there is none.
+///
+/// # Safety
+/// - `buf` is null or has `len` writable bytes.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn tl_mem_last_error(buf: *mut c_char, len: usize) -> usize {
+    let text = guarded(String::new(), || {
+        local().and_then(Local::last_error).map_or_else(String::new, |error| error.to_string())
+    });
+    // SAFETY: by the caller's promise.
+    unsafe { hand_out(&text, buf, len) }
+}
+
+/// Writes what is alive, one line per kind, name and call site; returns the length of the full text.
+///
+/// # Safety
+/// - `buf` is null or has `len` writable bytes.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn tl_mem_leak_report(buf: *mut c_char, len: usize) -> usize {
+    let text = guarded(String::new(), || {
+        let mut text = String::new();
+        if let Some(local) = local() {
+            let _ = write!(text, "{}", local.leak_report());
+        }
+        text
+    });
+    // SAFETY: by the caller's promise.
+    unsafe { hand_out(&text, buf, len) }
+}
+
+/// The version of the library.
+#[unsafe(no_mangle)]
+pub extern "C" fn tl_mem_version() -> *const c_char {
+    const VERSION: &CStr = match CStr::from_bytes_with_nul(concat!(env!("CARGO_PKG_VERSION"), "\0").as_bytes()) {
+        Ok(version) => version,
+        Err(_) => panic!("a version has no NUL"),
+    };
+    VERSION.as_ptr()
+}
+
+// ---- vectors of pointers
+
+/// A new, unregistered vector of pointers; null without memory or for a negative capacity.
+#[unsafe(no_mangle)]
+pub extern "C" fn lh_vec_ptr_create(capacity: i64) -> *mut VecPtr {
+    VecPtr::create(capacity)
+}
+
+/// Appends an element and counts it once more; 1, or 0 without memory or for null as vector.
+///
+/// # Safety
+/// - `vec` is null or a vector from [`lh_vec_ptr_create`] that nobody else uses during the call.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn lh_vec_ptr_push(vec: *mut VecPtr, element: *mut c_void) -> i32 {
+    // SAFETY: by the caller's promise.
+    if vec.is_null() || !unsafe { VecPtr::push(vec, element) } {
+        return 0;
+    }
+    tl_ptr_acquire(element);
+    1
+}
+
+// ---- tensors of this library
+
+/// A tensor in host memory, registered in the current scope; null for an impossible shape or without memory.
+///
+/// # Safety
+/// - `shape` points to `dims` numbers; it may be null if `dims` is 0.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn lh_tensor_create(shape: *const i64, dims: i64, dtype_id: u8) -> *mut OpaqueTensor {
+    let Some(local) = local() else { return ptr::null_mut() };
+    let Some(n) = usize::try_from(dims).ok().filter(|&n| n <= crate::tensor::MAX_DIMS && (n == 0 || !shape.is_null()))
+    else {
+        local.misuse(Misuse::TensorKey, 0, dims);
+        return ptr::null_mut();
+    };
+    // SAFETY: by the caller's promise, checked for null above.
+    let shape = if n == 0 { &[] } else { unsafe { std::slice::from_raw_parts(shape, n) } };
+    guarded(None, || local.create_tensor(shape, dtype_id)).unwrap_or(ptr::null_mut())
+}
+
+/// Number of dimensions; -1 for anything but a live tensor of this library.
+#[unsafe(no_mangle)]
+pub extern "C" fn lh_tensor_dims(tensor: *const OpaqueTensor) -> i64 {
+    local().and_then(|local| local.tensor_dims(tensor)).map_or(-1, |n| n as i64)
+}
+
+/// The extent of one dimension; -1 if there is no such dimension or tensor.
+#[unsafe(no_mangle)]
+pub extern "C" fn lh_tensor_extent(tensor: *const OpaqueTensor, dim: i64) -> i64 {
+    let dim = usize::try_from(dim).unwrap_or(usize::MAX);
+    local().and_then(|local| local.tensor_extent(tensor, dim)).unwrap_or(-1)
+}
+
+/// Number of elements; -1 if there is no such tensor.
+#[unsafe(no_mangle)]
+pub extern "C" fn lh_tensor_num_elements(tensor: *const OpaqueTensor) -> i64 {
+    local().and_then(|local| local.tensor_elements(tensor)).map_or(-1, |n| n as i64)
+}
+
+/// The dtype id; -1 if there is no such tensor.
+#[unsafe(no_mangle)]
+pub extern "C" fn lh_tensor_dtype(tensor: *const OpaqueTensor) -> i32 {
+    local().and_then(|local| local.tensor_dtype(tensor)).map_or(-1, |dtype| dtype as i32)
+}
+
+/// The elements; null if there is no such tensor.
+#[unsafe(no_mangle)]
+pub extern "C" fn lh_tensor_data(tensor: *mut OpaqueTensor) -> *mut c_void {
+    local().and_then(|local| local.tensor_data(tensor)).unwrap_or(ptr::null_mut())
+}
+
+/// One count more; the tensor itself, for chaining.
+#[unsafe(no_mangle)]
+pub extern "C" fn lh_tensor_retain(tensor: *mut OpaqueTensor) -> *mut OpaqueTensor {
+    tl_tensor_acquire(tensor);
+    tensor
+}
+
+/// One count less; the last one gives the tensor back.
+#[unsafe(no_mangle)]
+pub extern "C" fn lh_tensor_release(tensor: *mut OpaqueTensor) {
+    tl_tensor_release(tensor);
+}

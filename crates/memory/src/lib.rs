@@ -1,0 +1,45 @@
+//! The memory manager for compiled code: scopes, function frames, reference counts and a tensor pool.
+//!
+//! The callers are functions that an LLVM-based compiler emits: they call the C ABI ([`ffi`], header `leasehold_memory.h`) very
+//! often and not always rightly. So the frequent calls take no global lock and mostly no lock at all, and no call panics,
+//! aborts or unwinds, whatever it is given: what is wrong is counted ([`Misuse`]) and has no effect. Rust programs use
+//! [`MemoryManager`] and [`TensorPool`]; the requirement is document 004.
+//!
+//! | part | file | owns | must not |
+//! |---|---|---|---|
+//! | object table | `table.rs`, `lock.rs` | address → kind, count, generation, back-link | know scopes, dereference objects |
+//! | one thread | `local.rs`, `record.rs`, `frame.rs`, `death.rs` | scopes, records, frames, slots, quarantine | touch another thread's |
+//! | shared state | `shared.rs` | pool, hooks, limits, totals | call out under a lock |
+//! | doors | `manager.rs`, `ffi.rs` | translation | decide anything |
+
+#[cfg(feature = "bench")]
+pub mod bench;
+mod death;
+pub mod ffi;
+mod frame;
+mod local;
+mod lock;
+mod log;
+mod manager;
+mod misuse;
+mod names;
+mod pool;
+mod record;
+mod report;
+mod shared;
+mod stack;
+mod stats;
+mod table;
+mod tensor;
+mod vec_ptr;
+#[cfg(feature = "bench")]
+pub mod workload;
+
+pub use manager::MemoryManager;
+pub use misuse::{LastError, MISUSE_COUNT, Misuse};
+pub use pool::{DType, DeviceKind, OpaqueTensor, PoolLimits, PoolOutcome, TensorDestructor, TensorKey, TensorPool};
+pub use report::{LeakGroup, LeakReport};
+pub use shared::{Config, CustomDestructor, ScopeEnterHook, ScopeExitHook, TensorDescriber, TensorInfo};
+pub use stats::Stats;
+pub use table::Kind;
+pub use vec_ptr::VecPtr;

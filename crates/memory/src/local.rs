@@ -1,0 +1,352 @@
+//! One thread's attachment to a manager: its scopes, their records, its frames.
+//!
+//! This file holds the state, scopes and marks; `record.rs` registers and counts, `death.rs` destroys, `frame.rs` has frames
+//! and slots. No thread ever touches another's `Local`, so nothing here is locked; what is shared lies behind
+//! [`Shared`](crate::shared::Shared).
+//!
+//! # Protocol
+//! Destructors and hooks may call back into the same `Local`. Hence every method takes `&self`, state is copied in and out of
+//! cells, and nothing is borrowed across a call. A callback runs inside [`Local::callback`], which raises the floor: it can neither
+//! close the scopes and frames that it found open nor leave its own behind.
+//!
+//! A scope is a [`Mark`] with a list of records, newest first. A record is (address, generation): where the table no longer knows
+//! that life of the object, the record is void. All records of one object in one thread form a chain from the newest to the
+//! oldest; the table's entry (or, for a second thread, `foreign`) points to the newest.
+
+use std::cell::{Cell, RefCell};
+
+use leasehold_core::sync::Arc;
+use leasehold_core::sync::atomic::Ordering::Relaxed;
+
+use crate::death::{Dead, Waiting};
+use crate::frame::{Deferred, Frame, Slot};
+use crate::misuse::{LastError, Misuse};
+use crate::names::NameCache;
+use crate::pool::IntMap;
+use crate::record::Record;
+use crate::shared::{LOG, Published, ScopeExitHook, Shared, bump};
+use crate::stack::Stack;
+use crate::table::NIL;
+
+/// A scope.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Mark {
+    /// The newest record.
+    pub(crate) head: u32,
+    /// [`HOOKED`] and [`MOURNING`].
+    pub(crate) flags: u32,
+}
+
+/// A scope hook waits for the end of this scope.
+pub(crate) const HOOKED: u32 = 1;
+/// Tensors that died in this scope wait for its end.
+pub(crate) const MOURNING: u32 = 2;
+
+/// Births and deaths are reported to the shared total in batches of this many.
+const BATCH: i32 = 64;
+
+/// See the module's documentation.
+pub(crate) struct Local {
+    // The fields of the empty enter and exit come first, so that they share a line.
+    pub(crate) marks: Stack<Mark>,
+    /// `exit_scope` works above this depth only.
+    pub(crate) floor: Cell<u32>,
+    /// This attachment's id.
+    pub(crate) me: u32,
+    pub(crate) shared: Arc<Shared>,
+    pub(crate) frames: Stack<Frame>,
+    pub(crate) slots: Stack<Slot>,
+    pub(crate) records: Stack<Record>,
+    pub(crate) free_record: Cell<u32>,
+    pub(crate) site: Cell<u32>,
+    net: Cell<i32>,
+    highest: Cell<i32>,
+    /// Depth and number of frames at the start of the running callback: nothing below may be closed.
+    pub(crate) base_depth: Cell<u32>,
+    pub(crate) base_frames: Cell<u32>,
+    pub(crate) deferred: Stack<Deferred>,
+    hooks: Stack<(ScopeExitHook, u64)>,
+    /// Newest records of objects whose entry points to another thread's.
+    pub(crate) foreign: RefCell<IntMap<usize, u32>>,
+    pub(crate) dying: Stack<Dead>,
+    pub(crate) burying: Cell<bool>,
+    pub(crate) waiting: Stack<Waiting>,
+    /// The waiting tensors before this one have left.
+    pub(crate) waiting_from: Cell<u32>,
+    pub(crate) published: Arc<Published>,
+    pub(crate) names: NameCache,
+    last_error: Cell<Option<LastError>>,
+}
+
+impl Local {
+    /// Attaches to `shared`, at depth 1.
+    pub(crate) fn new(shared: Arc<Shared>) -> Self {
+        let (me, published) = shared.join();
+        let local = Self {
+            marks: Stack::new(),
+            floor: Cell::new(1),
+            me,
+            shared,
+            frames: Stack::new(),
+            slots: Stack::new(),
+            records: Stack::new(),
+            free_record: Cell::new(NIL),
+            site: Cell::new(0),
+            net: Cell::new(0),
+            highest: Cell::new(0),
+            base_depth: Cell::new(1),
+            base_frames: Cell::new(0),
+            deferred: Stack::new(),
+            hooks: Stack::new(),
+            foreign: RefCell::new(IntMap::default()),
+            dying: Stack::new(),
+            burying: Cell::new(false),
+            waiting: Stack::new(),
+            waiting_from: Cell::new(0),
+            published,
+            names: NameCache::new(),
+            last_error: Cell::new(None),
+        };
+        // Without memory for this first scope registrations are refused one by one, as out of memory.
+        let _ = local.marks.push(Mark { head: NIL, flags: 0 });
+        local
+    }
+
+    /// The current depth; 1 at rest.
+    #[inline(always)]
+    pub(crate) fn depth(&self) -> u32 {
+        self.marks.len()
+    }
+
+    #[inline(always)]
+    pub(crate) fn logs(&self) -> bool {
+        self.shared.flags.load(Relaxed) & LOG != 0
+    }
+
+    #[cold]
+    pub(crate) fn log(&self, op: &str, address: usize, value: i64) {
+        if let Some(log) = &self.shared.log {
+            log.line(self.me, self.depth(), format_args!("op={op} ptr={address:#x} value={value}"));
+        }
+    }
+
+    /// Notes a misuse: counted, kept as the last error, otherwise without effect.
+    #[cold]
+    pub(crate) fn misuse(&self, misuse: Misuse, address: usize, value: i64) {
+        bump(&self.published.misuses[misuse as usize], 1);
+        self.last_error.set(Some(LastError { misuse, address, value }));
+        if self.logs() {
+            self.log(misuse.name(), address, value);
+        }
+    }
+
+    pub(crate) fn last_error(&self) -> Option<LastError> {
+        self.last_error.get()
+    }
+
+    /// How often this thread has done `misuse`.
+    pub(crate) fn misuses(&self, misuse: Misuse) -> u64 {
+        self.published.misuses[misuse as usize].load(Relaxed)
+    }
+
+    // ---- scopes
+
+    #[inline(always)]
+    pub(crate) fn enter_scope(&self) {
+        if self.shared.flags.load(Relaxed) == 0 {
+            if !self.marks.push(Mark { head: NIL, flags: 0 }) {
+                self.misuse(Misuse::OutOfMemory, 0, 0);
+            }
+        } else {
+            self.enter_scope_slow();
+        }
+    }
+
+    #[cold]
+    fn enter_scope_slow(&self) {
+        let mut flags = 0;
+        if let Some((enter, exit)) = self.shared.scope_hooks() {
+            let mut value = 0;
+            self.callback(|| value = enter());
+            if self.hooks.push((exit, value)) {
+                flags = HOOKED;
+            } else {
+                self.misuse(Misuse::OutOfMemory, 0, 0);
+            }
+        }
+        if !self.marks.push(Mark { head: NIL, flags }) {
+            self.misuse(Misuse::OutOfMemory, 0, 0);
+        }
+        if self.logs() {
+            self.log("enter_scope", 0, 0);
+        }
+    }
+
+    /// Closes the current scope. `sp` is the caller's stack pointer, 0 if unknown (see `frame.rs`).
+    #[inline(always)]
+    pub(crate) fn exit_scope(&self, sp: usize) {
+        let depth = self.depth();
+        if self.marks.read(depth.wrapping_sub(1), |mark| mark.head == NIL && mark.flags == 0) == Some(true)
+            && depth > self.floor.get()
+            && !self.logs()
+        {
+            self.marks.truncate(depth - 1);
+        } else {
+            self.exit_scope_slow(sp);
+        }
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn exit_scope_slow(&self, sp: usize) {
+        if self.depth() <= self.floor.get() {
+            self.repair_frames(sp);
+        }
+        if self.depth() <= self.floor.get() {
+            self.misuse(Misuse::ExitScope, 0, i64::from(self.depth()));
+            return;
+        }
+        if self.logs() {
+            self.log("exit_scope", 0, 0);
+        }
+        self.close_scope();
+    }
+
+    /// Closes the newest scope, whatever the floor says: releases its records, lets go of the tensors that died in it, runs its hook.
+    pub(crate) fn close_scope(&self) {
+        let depth = self.depth();
+        self.empty_scope(depth);
+        if let Some(mark) = self.marks.last()
+            && mark.flags & HOOKED != 0
+            && let Some((exit, value)) = self.hooks.pop()
+        {
+            self.callback(|| exit(value));
+            // What the hook registered belongs to the scope that is closing.
+            self.empty_scope(depth);
+        }
+        self.marks.truncate(depth - 1);
+    }
+
+    /// Releases the records and the dead of scope `depth`, the newest one, until there are none (destructors may add some).
+    fn empty_scope(&self, depth: u32) {
+        loop {
+            while let Some(head) = self.marks.read(depth - 1, |mark| mark.head)
+                && head != NIL
+            {
+                self.release_record(head);
+            }
+            if !self.end_mourning(depth) {
+                break;
+            }
+        }
+    }
+
+    /// Closes scopes until `depth` are left.
+    pub(crate) fn close_to(&self, depth: u32) {
+        while self.depth() > depth.max(1) {
+            self.close_scope();
+        }
+    }
+
+    /// Runs a hook or destructor of the caller, which may call back. See the module's documentation.
+    pub(crate) fn callback(&self, f: impl FnOnce()) {
+        let (depth, frames) = (self.depth(), self.frames.len());
+        let floor = self.floor.replace(depth);
+        let base_depth = self.base_depth.replace(depth);
+        let base_frames = self.base_frames.replace(frames);
+        f();
+        while self.frames.len() > frames {
+            self.misuse(Misuse::FrameRepaired, 0, i64::from(self.frames.len()));
+            self.close_frame();
+        }
+        while self.depth() > depth {
+            self.misuse(Misuse::ScopeRepaired, 0, i64::from(self.depth()));
+            self.close_scope();
+        }
+        self.floor.set(floor);
+        self.base_depth.set(base_depth);
+        self.base_frames.set(base_frames);
+    }
+
+    // ---- marks
+
+    /// The present position, for [`unwind`](Self::unwind).
+    pub(crate) fn mark(&self) -> i64 {
+        i64::from(self.frames.len()) << 32 | i64::from(self.depth())
+    }
+
+    /// Closes every frame and scope opened since `mark`.
+    pub(crate) fn unwind(&self, mark: i64) {
+        let (frames, depth) = ((mark >> 32) as u32, mark as u32);
+        let innermost = frames.checked_sub(1).and_then(|i| self.frames.get(i));
+        let fits = mark > 0
+            && (self.base_frames.get()..=self.frames.len()).contains(&frames)
+            && (self.base_depth.get()..=self.depth()).contains(&depth)
+            // The frames that stay have their scopes below the mark, those that go have theirs above.
+            && innermost.is_none_or(|f| f.depth < depth)
+            && self.frames.get(frames).is_none_or(|f| f.depth >= depth);
+        if !fits {
+            self.misuse(Misuse::Mark, 0, mark);
+            return;
+        }
+        if self.logs() {
+            self.log("unwind", 0, mark);
+        }
+        while self.frames.len() > frames {
+            self.close_frame();
+        }
+        self.close_to(depth);
+    }
+
+    // ---- peaks
+
+    #[inline(always)]
+    pub(crate) fn count_birth(&self) {
+        let net = self.net.get() + 1;
+        self.net.set(net);
+        if net > self.highest.get() {
+            self.highest.set(net);
+            if net >= BATCH {
+                self.report_live();
+            }
+        }
+    }
+
+    #[inline(always)]
+    pub(crate) fn count_death(&self) {
+        let net = self.net.get() - 1;
+        self.net.set(net);
+        if net <= -BATCH {
+            self.report_live();
+        }
+    }
+
+    #[cold]
+    pub(crate) fn report_live(&self) {
+        self.shared.add_live(self.net.replace(0).into(), self.highest.replace(0).into());
+    }
+
+    /// Ends this attachment: every frame and scope closed, the outermost included, everything that waits let go.
+    pub(crate) fn detach(&self) {
+        self.floor.set(1);
+        self.base_depth.set(1);
+        self.base_frames.set(0);
+        if self.logs() {
+            self.log("thread_exit", 0, i64::from(self.depth()));
+        }
+        while self.frames.len() > 0 {
+            self.close_frame();
+        }
+        self.close_to(1);
+        self.empty_scope(1);
+        self.report_live();
+    }
+}
+
+impl Drop for Local {
+    fn drop(&mut self) {
+        self.detach();
+        self.shared.table.renounce(self.me);
+        self.shared.leave(&self.published);
+    }
+}

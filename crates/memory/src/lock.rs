@@ -1,0 +1,193 @@
+//! A lock that costs its usual taker two plain stores and two loads.
+//!
+//! It guards one shard of the object table. It must not know what it guards, and nothing may call out while it is held:
+//! critical sections are a few dozen instructions.
+//!
+//! # Protocol
+//! `owner` is [`NOBODY`], the id of one thread, or [`SHARED`]; it moves in that direction, under `spin`, and back to `NOBODY` only
+//! when the owner itself renounces (its thread ends).
+//! - Biased to me: `busy = 1`; light barrier; `owner` still me? Then I hold the lock, and give it back with `busy = 0`. Only the
+//!   owner writes `busy`.
+//! - Anybody else takes `spin`. Finding another's bias there, it stores `SHARED`, runs a heavy barrier and waits for
+//!   `busy == 0`; from then on everybody uses `spin` alone.
+//!
+//! Why this is safe: the light barrier only stops the compiler; the heavy one is `membarrier(PRIVATE_EXPEDITED)`, which
+//! makes every running thread of the process pass a full fence. A biased taker whose load of `owner` came before that fence has
+//! its `busy = 1` seen by the revoker, which waits; one whose load comes after it sees `SHARED` and takes `spin`. Where the call
+//! does not exist the lock starts out `SHARED`. Loom has no asymmetric barriers: there both are sequentially consistent fences.
+
+use leasehold_core::sync::atomic::{AtomicU32, Ordering::*};
+#[cfg(not(loom))]
+use leasehold_core::sync::thread;
+use leasehold_core::sync::{OnceLock, spin_loop};
+
+/// No thread has taken the lock yet.
+const NOBODY: u32 = 0;
+/// More than one thread has taken the lock.
+const SHARED: u32 = u32::MAX;
+/// Spins before the processor is given away; critical sections are far shorter.
+const SPINS: u32 = 64;
+
+/// See the module's documentation.
+#[derive(Debug)]
+pub(crate) struct BiasedLock {
+    owner: AtomicU32,
+    busy: AtomicU32,
+    spin: AtomicU32,
+}
+
+/// How the lock was taken; wanted back by [`BiasedLock::unlock`].
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[must_use]
+pub(crate) enum Held {
+    /// Through the bias.
+    Biased,
+    /// Through the spin word.
+    Spin,
+}
+
+impl BiasedLock {
+    pub(crate) fn new() -> Self {
+        let owner = if asymmetric_barriers() { NOBODY } else { SHARED };
+        Self { owner: AtomicU32::new(owner), busy: AtomicU32::new(0), spin: AtomicU32::new(0) }
+    }
+
+    /// Takes the lock for the thread `me` (an id that is never reused, neither 0 nor `u32::MAX`).
+    #[inline(always)]
+    pub(crate) fn lock(&self, me: u32) -> Held {
+        if self.owner.load(Relaxed) == me {
+            self.busy.store(1, Relaxed);
+            light_barrier();
+            if self.owner.load(Relaxed) == me {
+                return Held::Biased;
+            }
+            self.busy.store(0, Release);
+        } else if self.owner.load(Relaxed) == SHARED && self.spin.compare_exchange(0, 1, Acquire, Relaxed).is_ok() {
+            return Held::Spin;
+        }
+        self.lock_slow(me)
+    }
+
+    #[inline(always)]
+    pub(crate) fn unlock(&self, held: Held) {
+        match held {
+            Held::Biased => self.busy.store(0, Release),
+            Held::Spin => self.spin.store(0, Release),
+        }
+    }
+
+    /// Gives up the bias to `me`, if there is one: this thread will not come back. It must not hold the lock.
+    pub(crate) fn renounce(&self, me: u32) {
+        if self.owner.load(Relaxed) == me {
+            let mut spins = 0;
+            while self.spin.compare_exchange_weak(0, 1, Acquire, Relaxed).is_err() {
+                relax(&mut spins);
+            }
+            if self.owner.load(Relaxed) == me {
+                self.owner.store(NOBODY, Relaxed);
+            }
+            self.spin.store(0, Release);
+        }
+    }
+
+    #[cold]
+    fn lock_slow(&self, me: u32) -> Held {
+        let mut spins = 0;
+        while self.spin.compare_exchange_weak(0, 1, Acquire, Relaxed).is_err() {
+            relax(&mut spins);
+        }
+        match self.owner.load(Relaxed) {
+            SHARED => Held::Spin,
+            NOBODY => {
+                self.busy.store(1, Relaxed);
+                self.owner.store(me, Relaxed);
+                self.spin.store(0, Release);
+                Held::Biased
+            }
+            _ => {
+                self.owner.store(SHARED, Relaxed);
+                heavy_barrier();
+                let mut spins = 0;
+                while self.busy.load(Acquire) != 0 {
+                    relax(&mut spins);
+                }
+                Held::Spin
+            }
+        }
+    }
+}
+
+#[cfg(not(loom))]
+fn relax(spins: &mut u32) {
+    *spins += 1;
+    if *spins % SPINS == 0 { thread::yield_now() } else { spin_loop() }
+}
+
+#[cfg(loom)]
+fn relax(_: &mut u32) {
+    let _ = SPINS;
+    spin_loop();
+    leasehold_core::sync::thread::yield_now();
+}
+
+#[cfg(not(loom))]
+#[inline(always)]
+fn light_barrier() {
+    leasehold_core::sync::atomic::compiler_fence(SeqCst);
+}
+
+#[cfg(loom)]
+fn light_barrier() {
+    leasehold_core::sync::atomic::fence(SeqCst);
+}
+
+/// Whether the kernel offers the heavy barrier (asked once). `TL_MEM_BIAS=0` says no: ThreadSanitizer cannot see it.
+fn asymmetric_barriers() -> bool {
+    static ANSWER: OnceLock<bool> = OnceLock::new();
+    *ANSWER.get_or_init(|| std::env::var_os("TL_MEM_BIAS").is_none_or(|v| v != "0") && register())
+}
+
+#[cfg(loom)]
+fn register() -> bool {
+    true
+}
+
+#[cfg(loom)]
+fn heavy_barrier() {
+    leasehold_core::sync::atomic::fence(SeqCst);
+}
+
+#[cfg(all(not(loom), not(miri), target_os = "linux"))]
+mod membarrier {
+    // From linux/membarrier.h.
+    const PRIVATE_EXPEDITED: libc::c_long = 1 << 3;
+    const REGISTER_PRIVATE_EXPEDITED: libc::c_long = 1 << 4;
+
+    fn call(command: libc::c_long) -> bool {
+        // SAFETY: the call takes three integers, touches no memory of ours and reports an unknown command as an error.
+        unsafe { libc::syscall(libc::SYS_membarrier, command, 0, 0) == 0 }
+    }
+
+    pub(super) fn register() -> bool {
+        // The second call proves that the first took effect.
+        call(REGISTER_PRIVATE_EXPEDITED) && call(PRIVATE_EXPEDITED)
+    }
+
+    pub(super) fn heavy_barrier() {
+        let done = call(PRIVATE_EXPEDITED);
+        debug_assert!(done, "registered processes are served");
+    }
+}
+
+#[cfg(all(not(loom), not(miri), target_os = "linux"))]
+use membarrier::{heavy_barrier, register};
+
+#[cfg(all(not(loom), any(miri, not(target_os = "linux"))))]
+fn register() -> bool {
+    false
+}
+
+#[cfg(all(not(loom), any(miri, not(target_os = "linux"))))]
+fn heavy_barrier() {
+    unreachable!("without the barrier no lock is ever biased");
+}

@@ -1,0 +1,468 @@
+//! The tensor pool: dead tensors kept for reuse, by (elements, dtype, device).
+//!
+//! It knows addresses and keys. It must not look into a tensor, and does not lock: the manager wraps it. Tensors that leave
+//! it for good are collected first and destroyed by the caller's means, outside whatever lock the caller holds.
+
+use std::collections::HashMap;
+use std::fmt;
+use std::hash::{BuildHasherDefault, Hasher};
+
+/// A tensor as compiled code sees it: an address. What it is, its destructor decides.
+#[repr(C)]
+pub struct OpaqueTensor {
+    _opaque: [u8; 0],
+    _neither_send_nor_sync: std::marker::PhantomData<(*mut u8, std::marker::PhantomPinned)>,
+}
+
+impl fmt::Debug for OpaqueTensor {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("OpaqueTensor")
+    }
+}
+
+/// Destroys a tensor.
+pub type TensorDestructor = unsafe extern "C" fn(*mut OpaqueTensor);
+
+/// Element types, by the ids of the C ABI.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
+#[repr(u8)]
+pub enum DType {
+    /// 32-bit float.
+    F32 = 0,
+    /// 64-bit float.
+    F64 = 1,
+    /// 64-bit signed integer.
+    I64 = 2,
+    /// 32-bit unsigned integer.
+    U32 = 3,
+    /// 8-bit unsigned integer.
+    U8 = 4,
+    /// IEEE 754 half precision.
+    F16 = 5,
+    /// bfloat16.
+    BF16 = 6,
+}
+
+impl DType {
+    /// The type with this id.
+    pub const fn from_id(id: u8) -> Option<Self> {
+        Some(match id {
+            0 => Self::F32,
+            1 => Self::F64,
+            2 => Self::I64,
+            3 => Self::U32,
+            4 => Self::U8,
+            5 => Self::F16,
+            6 => Self::BF16,
+            _ => return None,
+        })
+    }
+
+    /// Bytes of one element.
+    pub const fn size(self) -> u64 {
+        match self {
+            Self::F64 | Self::I64 => 8,
+            Self::F32 | Self::U32 => 4,
+            Self::F16 | Self::BF16 => 2,
+            Self::U8 => 1,
+        }
+    }
+}
+
+/// Devices, by the ids of the C ABI.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
+#[repr(u8)]
+pub enum DeviceKind {
+    /// Host memory.
+    Cpu = 0,
+    /// An NVIDIA device.
+    Cuda = 1,
+    /// An Apple device.
+    Metal = 2,
+}
+
+impl DeviceKind {
+    /// The device kind with this id.
+    pub const fn from_id(id: u8) -> Option<Self> {
+        Some(match id {
+            0 => Self::Cpu,
+            1 => Self::Cuda,
+            2 => Self::Metal,
+            _ => return None,
+        })
+    }
+}
+
+/// What makes two tensors interchangeable.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
+pub struct TensorKey {
+    /// Number of elements.
+    pub num_elements: u64,
+    /// Their type.
+    pub dtype: DType,
+    /// Where they are.
+    pub device: DeviceKind,
+    /// Made by this crate: such a tensor is never handed to somebody who asks for a foreign one, nor the other way round.
+    pub(crate) host: bool,
+}
+
+impl TensorKey {
+    /// The key for ids of the C ABI; `None` for an unknown id or a size beyond the address space.
+    pub fn from_ids(num_elements: u64, dtype_id: u8, device_id: u8) -> Option<Self> {
+        let dtype = DType::from_id(dtype_id)?;
+        let device = DeviceKind::from_id(device_id)?;
+        let bytes = num_elements.checked_mul(dtype.size())?;
+        (bytes <= isize::MAX as u64).then_some(Self { num_elements, dtype, device, host: false })
+    }
+
+    /// Bytes of the elements.
+    pub fn bytes(self) -> u64 {
+        self.num_elements.saturating_mul(self.dtype.size())
+    }
+}
+
+/// What became of a tensor given to [`TensorPool::release`].
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[must_use = "a tensor that was not pooled still belongs to the caller"]
+pub enum PoolOutcome {
+    /// The pool owns it now.
+    Pooled,
+    /// There is no place for it (or its ids are unknown); it still belongs to the caller.
+    Full,
+    /// The pool has it already, under this or another key; nothing changed.
+    Duplicate,
+}
+
+/// How much a pool keeps.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct PoolLimits {
+    /// Tensors of one key.
+    pub per_key: usize,
+    /// Keys; those used longest ago go first.
+    pub keys: usize,
+    /// Bytes over all keys; the keys used longest ago go first.
+    pub bytes: u64,
+}
+
+impl Default for PoolLimits {
+    /// 64 tensors a key, 256 keys, 256 MiB.
+    fn default() -> Self {
+        Self { per_key: 64, keys: 256, bytes: 256 << 20 }
+    }
+}
+
+/// Multiplicative hashing of small integers; the table's inputs are addresses and sizes, not an adversary's strings.
+#[derive(Clone, Copy, Default)]
+pub(crate) struct IntHasher(u64);
+
+impl Hasher for IntHasher {
+    fn finish(&self) -> u64 {
+        self.0
+    }
+    fn write(&mut self, bytes: &[u8]) {
+        bytes.iter().for_each(|&b| self.write_u64(u64::from(b)));
+    }
+    fn write_u8(&mut self, n: u8) {
+        self.write_u64(u64::from(n));
+    }
+    fn write_u64(&mut self, n: u64) {
+        self.0 = (self.0.rotate_left(23) ^ n).wrapping_mul(0x9E37_79B9_7F4A_7C15).rotate_left(32);
+    }
+    fn write_usize(&mut self, n: usize) {
+        self.write_u64(n as u64);
+    }
+    fn write_isize(&mut self, n: isize) {
+        self.write_u64(n as u64);
+    }
+}
+
+pub(crate) type IntMap<K, V> = HashMap<K, V, BuildHasherDefault<IntHasher>>;
+
+const NIL: usize = usize::MAX;
+
+/// All tensors of one key; a node of the list from the newest used key to the oldest.
+#[derive(Debug)]
+struct Shelf {
+    key: TensorKey,
+    tensors: Vec<*mut OpaqueTensor>,
+    newer: usize,
+    older: usize,
+}
+
+/// Dead tensors kept for reuse. See the module's documentation; for a worked example see [`TensorPool::release`].
+#[derive(Debug)]
+pub struct TensorPool {
+    shelves: Vec<Shelf>,
+    vacant: Vec<usize>,
+    by_key: IntMap<TensorKey, usize>,
+    by_address: IntMap<usize, usize>,
+    newest: usize,
+    oldest: usize,
+    bytes: u64,
+    limits: PoolLimits,
+    destructor: TensorDestructor,
+}
+
+// SAFETY: the pool owns its tensors and only stores their addresses; whoever releases a tensor promises that it may be
+// destroyed by whichever thread holds the pool.
+unsafe impl Send for TensorPool {}
+
+impl Default for TensorPool {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl TensorPool {
+    /// An empty pool for tensors of this crate (`lh_tensor_*`), with the default limits.
+    pub fn new() -> Self {
+        Self::with_destructor(PoolLimits::default(), crate::tensor::destroy)
+    }
+
+    /// An empty pool whose tensors `destructor` destroys.
+    pub fn with_destructor(limits: PoolLimits, destructor: TensorDestructor) -> Self {
+        Self {
+            shelves: Vec::new(),
+            vacant: Vec::new(),
+            by_key: IntMap::default(),
+            by_address: IntMap::default(),
+            newest: NIL,
+            oldest: NIL,
+            bytes: 0,
+            limits,
+            destructor,
+        }
+    }
+
+    /// Takes out the tensor of this key that came in last. `None` if there is none, or an id is unknown.
+    pub fn acquire(&mut self, num_elements: usize, dtype_id: u8, device_id: u8) -> Option<*mut OpaqueTensor> {
+        self.acquire_key(TensorKey::from_ids(num_elements as u64, dtype_id, device_id)?)
+    }
+
+    pub(crate) fn acquire_key(&mut self, key: TensorKey) -> Option<*mut OpaqueTensor> {
+        let &at = self.by_key.get(&key)?;
+        self.touch(at);
+        let tensor = self.shelves[at].tensors.pop()?;
+        self.by_address.remove(&tensor.addr());
+        self.bytes -= key.bytes();
+        Some(tensor)
+    }
+
+    /// Gives `ptr` to the pool. Where that exceeds the limits, tensors of the keys used longest ago are destroyed.
+    ///
+    /// ```
+    /// use leasehold_memory::{OpaqueTensor, PoolLimits, PoolOutcome, TensorPool};
+    /// unsafe extern "C" fn destroy(tensor: *mut OpaqueTensor) {
+    ///     // SAFETY: every tensor of this example comes from `Box::into_raw`.
+    ///     drop(unsafe { Box::from_raw(tensor.cast::<[f32; 4]>()) });
+    /// }
+    /// let mut pool = TensorPool::with_destructor(PoolLimits::default(), destroy);
+    /// let tensor: *mut OpaqueTensor = Box::into_raw(Box::new([0f32; 4])).cast();
+    /// // SAFETY: the tensor is ours and `destroy` may destroy it.
+    /// unsafe {
+    ///     assert_eq!(pool.release(tensor, 4, 0, 0), PoolOutcome::Pooled);
+    ///     assert_eq!(pool.release(tensor, 4, 3, 0), PoolOutcome::Duplicate);
+    /// }
+    /// assert_eq!(pool.total_count(), 1);
+    /// assert_eq!(pool.acquire(4, 0, 0), Some(tensor));
+    /// assert_eq!(pool.acquire(4, 0, 0), None);
+    /// # unsafe { destroy(tensor) };
+    /// ```
+    ///
+    /// # Safety
+    /// - `ptr` is owned by the caller, who gives it up if the outcome is [`PoolOutcome::Pooled`].
+    /// - The pool's destructor may be called with it, on any thread that holds the pool.
+    /// - It has the stated number of elements, dtype and device.
+    pub unsafe fn release(
+        &mut self,
+        ptr: *mut OpaqueTensor,
+        num_elements: usize,
+        dtype_id: u8,
+        device_id: u8,
+    ) -> PoolOutcome {
+        let Some(key) = TensorKey::from_ids(num_elements as u64, dtype_id, device_id) else { return PoolOutcome::Full };
+        let mut evicted = Vec::new();
+        let outcome = self.release_key(ptr, key, &mut evicted);
+        self.destroy(evicted);
+        outcome
+    }
+
+    /// As [`release`](Self::release); what has to go is appended to `evicted` instead of being destroyed.
+    pub(crate) fn release_key(
+        &mut self,
+        ptr: *mut OpaqueTensor,
+        key: TensorKey,
+        evicted: &mut Vec<*mut OpaqueTensor>,
+    ) -> PoolOutcome {
+        if ptr.is_null() || key.bytes() > self.limits.bytes || self.limits.per_key == 0 || self.limits.keys == 0 {
+            return PoolOutcome::Full;
+        }
+        if self.by_address.contains_key(&ptr.addr()) {
+            return PoolOutcome::Duplicate;
+        }
+        let at = match self.by_key.get(&key) {
+            Some(&at) => {
+                self.touch(at);
+                at
+            }
+            None => self.add_shelf(key),
+        };
+        if self.shelves[at].tensors.len() >= self.limits.per_key {
+            return PoolOutcome::Full;
+        }
+        self.shelves[at].tensors.push(ptr);
+        self.by_address.insert(ptr.addr(), at);
+        self.bytes += key.bytes();
+        while self.by_key.len() > self.limits.keys {
+            self.remove_shelf(self.oldest, evicted);
+        }
+        self.shrink_to(self.limits.bytes, evicted);
+        PoolOutcome::Pooled
+    }
+
+    /// Takes out this very tensor; false if it is not here.
+    pub(crate) fn take(&mut self, ptr: *mut OpaqueTensor) -> bool {
+        let Some(at) = self.by_address.remove(&ptr.addr()) else { return false };
+        let shelf = &mut self.shelves[at];
+        shelf.tensors.retain(|&t| t != ptr);
+        self.bytes -= shelf.key.bytes();
+        true
+    }
+
+    /// Destroys tensors, those of the keys used longest ago first, until at most `bytes` remain; returns the bytes freed.
+    pub fn trim(&mut self, bytes: u64) -> u64 {
+        let mut evicted = Vec::new();
+        let freed = self.trim_into(bytes, &mut evicted);
+        self.destroy(evicted);
+        freed
+    }
+
+    pub(crate) fn trim_into(&mut self, bytes: u64, evicted: &mut Vec<*mut OpaqueTensor>) -> u64 {
+        let before = self.bytes;
+        if bytes == 0 {
+            // Tensors without elements have no bytes, but they go too.
+            while self.oldest != NIL {
+                self.remove_shelf(self.oldest, evicted);
+            }
+        }
+        self.shrink_to(bytes, evicted);
+        before - self.bytes
+    }
+
+    /// Destroys every tensor.
+    pub fn clear(&mut self) {
+        self.trim(0);
+    }
+
+    /// Number of tensors.
+    pub fn total_count(&self) -> usize {
+        self.by_address.len()
+    }
+
+    /// Bytes of all tensors' elements.
+    pub fn total_bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    /// Number of keys that the pool remembers, with or without a tensor.
+    pub fn key_count(&self) -> usize {
+        self.by_key.len()
+    }
+
+    /// The limits in force.
+    pub fn limits(&self) -> PoolLimits {
+        self.limits
+    }
+
+    /// Sets new limits; they take effect with the next release or trim.
+    pub fn set_limits(&mut self, limits: PoolLimits) {
+        self.limits = limits;
+    }
+
+    fn shrink_to(&mut self, bytes: u64, evicted: &mut Vec<*mut OpaqueTensor>) {
+        while self.bytes > bytes && self.oldest != NIL {
+            let at = self.oldest;
+            let size = self.shelves[at].key.bytes();
+            while self.bytes > bytes
+                && let Some(tensor) = self.shelves[at].tensors.pop()
+            {
+                self.by_address.remove(&tensor.addr());
+                self.bytes -= size;
+                evicted.push(tensor);
+            }
+            if self.shelves[at].tensors.is_empty() {
+                self.remove_shelf(at, evicted);
+            }
+        }
+    }
+
+    fn add_shelf(&mut self, key: TensorKey) -> usize {
+        let shelf = Shelf { key, tensors: Vec::new(), newer: NIL, older: NIL };
+        let at = match self.vacant.pop() {
+            Some(at) => {
+                self.shelves[at] = shelf;
+                at
+            }
+            None => {
+                self.shelves.push(shelf);
+                self.shelves.len() - 1
+            }
+        };
+        self.by_key.insert(key, at);
+        self.link_newest(at);
+        at
+    }
+
+    fn remove_shelf(&mut self, at: usize, evicted: &mut Vec<*mut OpaqueTensor>) {
+        self.unlink(at);
+        let key = self.shelves[at].key;
+        for tensor in std::mem::take(&mut self.shelves[at].tensors) {
+            self.by_address.remove(&tensor.addr());
+            self.bytes -= key.bytes();
+            evicted.push(tensor);
+        }
+        self.by_key.remove(&key);
+        self.vacant.push(at);
+    }
+
+    fn touch(&mut self, at: usize) {
+        if self.newest != at {
+            self.unlink(at);
+            self.link_newest(at);
+        }
+    }
+
+    fn link_newest(&mut self, at: usize) {
+        (self.shelves[at].newer, self.shelves[at].older) = (NIL, self.newest);
+        match self.newest {
+            NIL => self.oldest = at,
+            before => self.shelves[before].newer = at,
+        }
+        self.newest = at;
+    }
+
+    fn unlink(&mut self, at: usize) {
+        let (newer, older) = (self.shelves[at].newer, self.shelves[at].older);
+        match newer {
+            NIL => self.newest = older,
+            n => self.shelves[n].older = older,
+        }
+        match older {
+            NIL => self.oldest = newer,
+            o => self.shelves[o].newer = newer,
+        }
+    }
+
+    fn destroy(&self, evicted: Vec<*mut OpaqueTensor>) {
+        for tensor in evicted {
+            // SAFETY: whoever released the tensor gave it up and allowed its destruction by this destructor.
+            unsafe { (self.destructor)(tensor) };
+        }
+    }
+}
+
+impl Drop for TensorPool {
+    fn drop(&mut self) {
+        self.clear();
+    }
+}

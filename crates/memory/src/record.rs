@@ -1,0 +1,518 @@
+//! Registration and counting: what `register_*`, `unregister`, `promote`, `acquire` and `release` do.
+
+use crate::death::Dead;
+use crate::local::Local;
+use crate::misuse::Misuse;
+use crate::pool::OpaqueTensor;
+use crate::table::{Entry, FOREIGN, Guard, Kind, NIL, PINNED, State};
+
+/// One registration of one object in one scope.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Record {
+    pub(crate) addr: usize,
+    pub(crate) generation: u64,
+    /// The next older record of the same object in this thread.
+    older: u32,
+    /// Neighbours in the scope's list: `up` is newer. `down` also links the free records.
+    up: u32,
+    down: u32,
+    /// The scope's depth.
+    depth: u32,
+}
+
+/// What a registration says about the object beyond its address.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct About {
+    pub(crate) kind: Kind,
+    pub(crate) name: u32,
+    pub(crate) size: u64,
+    pub(crate) destructor: usize,
+    pub(crate) flags: u8,
+}
+
+impl About {
+    pub(crate) fn kind(kind: Kind) -> Self {
+        Self { kind, name: 0, size: 0, destructor: 0, flags: 0 }
+    }
+}
+
+/// What `release` found.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Released {
+    /// One count less, and some are left.
+    Counted,
+    /// That was the last count.
+    Died,
+    /// Nothing to release.
+    Unknown,
+    /// A tensor whose count was zero already.
+    Dead,
+}
+
+impl Local {
+    // ---- records
+
+    #[inline(always)]
+    fn new_record(&self) -> Option<u32> {
+        let free = self.free_record.get();
+        if let Some(next) = self.records.read(free, |x| x.down) {
+            self.free_record.set(next);
+            return Some(free);
+        }
+        let blank = Record { addr: 0, generation: 0, older: NIL, up: NIL, down: NIL, depth: 0 };
+        let index = self.records.len();
+        (index < NIL && self.records.push(blank)).then_some(index)
+    }
+
+    #[inline(always)]
+    fn free_record(&self, r: u32) {
+        self.records.update(r, |record| {
+            record.addr = 0;
+            record.down = self.free_record.get();
+        });
+        self.free_record.set(r);
+    }
+
+    /// Fills record `r` and makes it the newest of scope `depth`.
+    #[inline(always)]
+    fn link(&self, r: u32, addr: usize, generation: u64, older: u32, depth: u32) {
+        let Some(below) = self.marks.read(depth - 1, |mark| mark.head) else { return };
+        self.records.update(r, |x| *x = Record { addr, generation, older, up: NIL, down: below, depth });
+        if below != NIL {
+            self.records.update(below, |x| x.up = r);
+        }
+        self.marks.update(depth - 1, |mark| mark.head = r);
+    }
+
+    /// Takes record `r` out of its scope's list.
+    #[inline(always)]
+    fn unlink(&self, r: u32) {
+        let Some((up, down, depth)) = self.records.read(r, |x| (x.up, x.down, x.depth)) else { return };
+        if up == NIL {
+            self.marks.update(depth - 1, |mark| mark.head = down);
+        } else {
+            self.records.update(up, |above| above.down = down);
+        }
+        if down != NIL {
+            self.records.update(down, |below| below.up = up);
+        }
+    }
+
+    // ---- the back-link from an entry to this thread's newest record
+
+    #[inline(always)]
+    fn newest(&self, entry: &Entry) -> u32 {
+        if entry.owner == self.me {
+            entry.newest
+        } else if entry.flags & FOREIGN != 0 {
+            let r = self.foreign.borrow().get(&entry.addr).copied().unwrap_or(NIL);
+            // A record of a former life at this address does not count.
+            if self.records.read(r, |x| x.generation) == Some(entry.generation) { r } else { NIL }
+        } else {
+            NIL
+        }
+    }
+
+    #[inline(always)]
+    fn set_newest(&self, entry: &mut Entry, r: u32) {
+        if entry.owner == self.me || (entry.owner == 0 && entry.flags & FOREIGN == 0) {
+            entry.newest = r;
+            entry.owner = if r == NIL { 0 } else { self.me };
+        } else {
+            self.set_newest_foreign(entry, r);
+        }
+    }
+
+    #[cold]
+    fn set_newest_foreign(&self, entry: &mut Entry, r: u32) {
+        let mut foreign = self.foreign.borrow_mut();
+        if r == NIL {
+            foreign.remove(&entry.addr);
+        } else if foreign.try_reserve(1).is_ok() {
+            foreign.insert(entry.addr, r);
+            entry.flags |= FOREIGN;
+        }
+    }
+
+    /// Takes `r` out of the chain of `entry`.
+    #[inline(always)]
+    fn unchain(&self, entry: &mut Entry, r: u32) {
+        let Some(older) = self.records.read(r, |x| x.older) else { return };
+        let newest = self.newest(entry);
+        if newest == r {
+            self.set_newest(entry, older);
+            return;
+        }
+        let mut at = newest;
+        while let Some(next) = self.records.read(at, |x| x.older) {
+            if next == r {
+                self.records.update(at, |x| x.older = older);
+                return;
+            }
+            at = next;
+        }
+    }
+
+    // ---- register, unregister
+
+    /// Counts the object once and records it in the current scope.
+    #[inline(always)]
+    pub(crate) fn register(&self, addr: usize, about: About) {
+        if addr == 0 {
+            return;
+        }
+        if self.logs() {
+            self.log_register(addr, about);
+        }
+        let depth = self.depth();
+        let Some(r) = self.new_record().filter(|_| depth > 0) else {
+            self.misuse(Misuse::OutOfMemory, addr, 0);
+            return;
+        };
+        let mut shard = self.shared.table.lock(addr, self.me);
+        if let Some(at) = shard.position(addr) {
+            self.register_again(shard, at, r, about);
+            return;
+        }
+        let inserted = shard.insert(addr, about.kind, |entry| {
+            entry.size = about.size;
+            entry.destructor = about.destructor;
+            entry.name = about.name;
+            entry.site = self.site.get();
+            entry.flags = about.flags;
+            entry.newest = r;
+            entry.owner = self.me;
+        });
+        drop(shard);
+        match inserted {
+            Ok(generation) => {
+                self.link(r, addr, generation, NIL, depth);
+                self.count_birth();
+                if about.size != 0 {
+                    self.shared.add_live_bytes(about.size as i64);
+                }
+            }
+            Err(_) => {
+                self.free_record(r);
+                self.misuse(Misuse::OutOfMemory, addr, 0);
+            }
+        }
+    }
+
+    #[cold]
+    fn log_register(&self, addr: usize, about: About) {
+        if let Some(log) = &self.shared.log {
+            let (name, site) = (crate::names::name(about.name), crate::names::name(self.site.get()));
+            let event = format_args!("op=register kind={:?} ptr={addr:#x} name={name:?} site={site:?}", about.kind);
+            log.line(self.me, self.depth(), event);
+        }
+    }
+
+    /// The address has an entry already, at position `at`.
+    fn register_again(&self, mut shard: Guard<'_>, at: u32, r: u32, about: About) {
+        let entry = shard.at(at);
+        let addr = entry.addr;
+        if entry.state != State::Live {
+            let state = entry.state;
+            drop(shard);
+            self.register_dead(addr, state, r);
+            return;
+        }
+        let mut mismatch = false;
+        if entry.kind == Kind::Untyped && about.kind != Kind::Untyped {
+            let before = *entry;
+            entry.kind = about.kind;
+            entry.size = about.size;
+            entry.destructor = about.destructor;
+            entry.flags |= about.flags;
+            let after = *entry;
+            shard.reclassify(&before, &after);
+            self.shared.add_live_bytes(after.size as i64);
+        } else {
+            mismatch = entry.kind != about.kind && about.kind != Kind::Untyped;
+        }
+        let entry = shard.at(at);
+        if about.name != 0 {
+            entry.name = about.name;
+        }
+        if entry.count < PINNED {
+            entry.count += 1;
+        }
+        let generation = entry.generation;
+        let older = self.newest(entry);
+        self.set_newest(entry, r);
+        drop(shard);
+        self.link(r, addr, generation, older, self.depth());
+        if mismatch {
+            self.misuse(Misuse::KindMismatch, addr, about.kind as i64);
+        }
+    }
+
+    /// The object is a tensor whose count had reached zero: it lives again if nobody else has it by now.
+    #[cold]
+    fn register_dead(&self, addr: usize, state: State, r: u32) {
+        let ours = match state {
+            State::Quarantined | State::Live => true,
+            State::Pooled => {
+                let tensor = std::ptr::with_exposed_provenance_mut::<OpaqueTensor>(addr);
+                self.shared.with_pool(|pool| pool.take(tensor))
+            }
+        };
+        let mut shard = self.shared.table.lock(addr, self.me);
+        let revived = if ours && shard.find(addr).is_some_and(|e| e.state == state) { shard.revive(addr) } else { None };
+        if let Some(entry) = shard.find(addr)
+            && revived.is_some()
+        {
+            entry.site = self.site.get();
+            entry.flags &= !FOREIGN;
+            self.set_newest(entry, r);
+            self.shared.add_live_bytes(entry.size as i64);
+        }
+        drop(shard);
+        match revived {
+            Some(generation) => {
+                self.link(r, addr, generation, NIL, self.depth());
+                self.count_birth();
+            }
+            None => self.free_record(r),
+        }
+        self.misuse(Misuse::RegisterDead, addr, i64::from(revived.is_some()));
+    }
+
+    /// Registers an object that is known already, with its kind.
+    pub(crate) fn register_known(&self, addr: usize) {
+        if addr == 0 {
+            return;
+        }
+        let known = self.shared.table.lock(addr, self.me).find(addr).is_some();
+        if known {
+            self.register(addr, About::kind(Kind::Untyped));
+        } else {
+            self.misuse(Misuse::RegisterUnknown, addr, 0);
+        }
+    }
+
+    /// Removes the newest record of this thread, if it lies at depth `outermost` or above. The count stays.
+    pub(crate) fn unregister(&self, addr: usize, outermost: u32) {
+        if addr == 0 {
+            return;
+        }
+        if self.logs() {
+            self.log("unregister", addr, 0);
+        }
+        let mut shard = self.shared.table.lock(addr, self.me);
+        if let Some(entry) = shard.find(addr).filter(|e| e.state == State::Live) {
+            let r = self.newest(entry);
+            if let Some(record) = self.records.get(r).filter(|x| x.depth >= outermost) {
+                self.set_newest(entry, record.older);
+                drop(shard);
+                self.unlink(r);
+                self.free_record(r);
+                return;
+            }
+        }
+        drop(shard);
+        self.misuse(Misuse::NotRegistered, addr, 0);
+    }
+
+    /// Whether any scope of this thread has a record of the object.
+    pub(crate) fn is_registered(&self, addr: usize) -> bool {
+        if addr == 0 {
+            return false;
+        }
+        let mut shard = self.shared.table.lock(addr, self.me);
+        shard.find(addr).is_some_and(|e| e.state == State::Live && self.newest(e) != NIL)
+    }
+
+    /// Moves one record of the object from the current scope to its parent, as the newest there. An object whose newest record lies
+    /// further out already outlives the current scope; nothing happens then.
+    pub(crate) fn promote(&self, addr: usize) {
+        if addr == 0 {
+            return;
+        }
+        if self.logs() {
+            self.log("promote", addr, 0);
+        }
+        let depth = self.depth();
+        let mut shard = self.shared.table.lock(addr, self.me);
+        let newest = match shard.find(addr).filter(|e| e.state == State::Live) {
+            Some(entry) => self.newest(entry),
+            None => NIL,
+        };
+        let Some(record) = self.records.get(newest).filter(|_| depth > self.base_depth.get()) else {
+            drop(shard);
+            self.misuse(Misuse::NotRegistered, addr, i64::from(depth));
+            return;
+        };
+        if record.depth < depth {
+            return;
+        }
+        // The chain runs from inner scopes to outer ones: the record goes behind the last of this scope.
+        let mut last = newest;
+        while let Some(x) = self.records.get(last)
+            && self.records.get(x.older).is_some_and(|older| older.depth == depth)
+        {
+            last = x.older;
+        }
+        let mut older = record.older;
+        if last != newest {
+            if let Some(entry) = shard.find(addr) {
+                self.set_newest(entry, record.older);
+            }
+            older = self.records.get(last).map_or(NIL, |x| x.older);
+            self.records.update(last, |x| x.older = newest);
+        }
+        drop(shard);
+        self.unlink(newest);
+        self.link(newest, addr, record.generation, older, depth - 1);
+    }
+
+    // ---- counts
+
+    /// One count more; an unknown address becomes an untyped entry with `initial` counts.
+    #[inline(always)]
+    pub(crate) fn acquire(&self, addr: usize, initial: u32) {
+        if addr == 0 {
+            return;
+        }
+        if self.logs() {
+            self.log("acquire", addr, 0);
+        }
+        let mut shard = self.shared.table.lock(addr, self.me);
+        let Some(at) = shard.position(addr) else {
+            self.acquire_unknown(shard, addr, initial);
+            return;
+        };
+        let entry = shard.at(at);
+        if entry.state != State::Live {
+            drop(shard);
+            self.misuse(Misuse::UseOfDead, addr, 1);
+        } else if entry.count < PINNED {
+            entry.count += 1;
+        }
+    }
+
+    #[cold]
+    fn acquire_unknown(&self, mut shard: Guard<'_>, addr: usize, initial: u32) {
+        let fill = |entry: &mut Entry| {
+            entry.count = initial;
+            entry.site = self.site.get();
+        };
+        let inserted = shard.insert(addr, Kind::Untyped, fill).is_ok();
+        drop(shard);
+        if inserted {
+            self.count_birth();
+        } else {
+            self.misuse(Misuse::OutOfMemory, addr, 0);
+        }
+    }
+
+    /// One count less; the last one destroys the object.
+    #[inline(always)]
+    pub(crate) fn release(&self, addr: usize) -> Released {
+        if addr == 0 {
+            return Released::Unknown;
+        }
+        if self.logs() {
+            self.log("release", addr, 0);
+        }
+        let mut shard = self.shared.table.lock(addr, self.me);
+        let Some(at) = shard.position(addr) else {
+            drop(shard);
+            self.misuse(Misuse::ReleaseUnknown, addr, 0);
+            return Released::Unknown;
+        };
+        if shard.at(at).state != State::Live {
+            drop(shard);
+            self.misuse(Misuse::UseOfDead, addr, -1);
+            return Released::Dead;
+        }
+        self.decrement(shard, at)
+    }
+
+    /// One count less for the live entry at `at`.
+    #[inline(always)]
+    pub(crate) fn decrement(&self, mut shard: Guard<'_>, at: u32) -> Released {
+        let entry = shard.at(at);
+        if entry.count > 1 {
+            if entry.count < PINNED {
+                entry.count -= 1;
+            }
+            return Released::Counted;
+        }
+        let (dead, size) = (Dead::new(entry), entry.size);
+        if entry.kind == Kind::Tensor {
+            // The dead tensor stays known until its memory is somebody else's.
+            shard.retire_at(at, State::Quarantined);
+        } else {
+            shard.remove_at(at);
+        }
+        drop(shard);
+        self.count_death();
+        if size != 0 {
+            self.shared.add_live_bytes(-(size as i64));
+        }
+        self.bury(dead);
+        Released::Died
+    }
+
+    /// One count less; at zero the object is forgotten and the caller must free it (true).
+    pub(crate) fn dec_ref(&self, addr: usize) -> bool {
+        if addr == 0 {
+            return false;
+        }
+        if self.logs() {
+            self.log("dec_ref", addr, 0);
+        }
+        let mut shard = self.shared.table.lock(addr, self.me);
+        let Some(at) = shard.position(addr) else {
+            drop(shard);
+            self.misuse(Misuse::ReleaseUnknown, addr, 0);
+            return true;
+        };
+        let entry = shard.at(at);
+        if entry.state != State::Live {
+            drop(shard);
+            self.misuse(Misuse::UseOfDead, addr, -1);
+            return false;
+        }
+        if entry.count > 1 {
+            if entry.count < PINNED {
+                entry.count -= 1;
+            }
+            return false;
+        }
+        let size = entry.size;
+        shard.remove_at(at);
+        drop(shard);
+        self.count_death();
+        self.shared.add_live_bytes(-(size as i64));
+        true
+    }
+
+    /// Releases what the newest record `r` of a scope that is closing stands for, and frees the record.
+    #[inline(always)]
+    pub(crate) fn release_record(&self, r: u32) {
+        self.unlink(r);
+        let Some((addr, generation)) = self.records.read(r, |x| (x.addr, x.generation)) else { return };
+        let mut shard = self.shared.table.lock(addr, self.me);
+        let at = shard.position(addr).filter(|&at| {
+            let entry = shard.at(at);
+            entry.generation == generation && entry.state == State::Live
+        });
+        let Some(at) = at else {
+            // That life of the object is over; what has the address now is somebody else's.
+            drop(shard);
+            let mut foreign = self.foreign.borrow_mut();
+            if !foreign.is_empty() && foreign.get(&addr) == Some(&r) {
+                foreign.remove(&addr);
+            }
+            drop(foreign);
+            self.free_record(r);
+            return;
+        };
+        self.unchain(shard.at(at), r);
+        self.free_record(r);
+        self.decrement(shard, at);
+    }
+}

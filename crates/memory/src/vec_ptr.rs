@@ -1,0 +1,74 @@
+//! The vector of pointers that compiled code and the manager share: its layout, and helpers for C programs.
+//!
+//! The manager only reads it when its count has reached zero (`death.rs`). It must not know what the elements are.
+
+use std::ffi::c_void;
+use std::ptr;
+
+/// A growable array of counted pointers. Container and buffer come from the C allocator (`malloc`).
+///
+/// Registered with `register_vec_ptr`, its last release releases every element once, then frees both blocks; so each
+/// element holds one count.
+#[derive(Debug)]
+#[repr(C)]
+pub struct VecPtr {
+    /// The elements; null while there are none.
+    pub data: *mut *mut c_void,
+    /// How many there are.
+    pub len: i64,
+    /// How many fit into the buffer.
+    pub capacity: i64,
+}
+
+const _: () = assert!(size_of::<VecPtr>() == 24);
+
+impl VecPtr {
+    /// A new, unregistered vector with room for `capacity` elements; null when there is no memory or `capacity` is negative.
+    pub fn create(capacity: i64) -> *mut Self {
+        let Some(bytes) = usize::try_from(capacity).ok().and_then(|n| n.checked_mul(size_of::<*mut c_void>())) else {
+            return ptr::null_mut();
+        };
+        if bytes > isize::MAX as usize / 2 {
+            return ptr::null_mut();
+        }
+        // SAFETY: `malloc` has no conditions; both results are checked before use.
+        unsafe {
+            let vec: *mut Self = libc::malloc(size_of::<Self>()).cast();
+            if vec.is_null() {
+                return vec;
+            }
+            let data = if bytes == 0 { ptr::null_mut() } else { libc::malloc(bytes) };
+            if data.is_null() && bytes != 0 {
+                libc::free(vec.cast());
+                return ptr::null_mut();
+            }
+            vec.write(Self { data: data.cast(), len: 0, capacity });
+            vec
+        }
+    }
+
+    /// Appends `element` as it is, without counting it; false when there is no memory.
+    ///
+    /// # Safety
+    /// - `vec` points to a vector as [`create`](Self::create) makes them, and nobody else uses it during the call.
+    pub unsafe fn push(vec: *mut Self, element: *mut c_void) -> bool {
+        // SAFETY: by the caller's promise.
+        let this = unsafe { &mut *vec };
+        if this.len >= this.capacity {
+            let capacity = this.capacity.max(2).saturating_mul(2);
+            let Some(bytes) = usize::try_from(capacity).ok().and_then(|n| n.checked_mul(size_of::<*mut c_void>())) else {
+                return false;
+            };
+            // SAFETY: `data` is null or from `malloc`.
+            let data = unsafe { libc::realloc(this.data.cast(), bytes) };
+            if data.is_null() {
+                return false;
+            }
+            (this.data, this.capacity) = (data.cast(), capacity);
+        }
+        // SAFETY: len < capacity.
+        unsafe { this.data.add(this.len as usize).write(element) };
+        this.len += 1;
+        true
+    }
+}

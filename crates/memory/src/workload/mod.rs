@@ -1,0 +1,94 @@
+//! Programs as compilers emit them, for tests and benchmarks (feature `bench`).
+//!
+//! [`Abi`] is the part of the C ABI that generated code uses all the time; [`Global`] is this crate's, [`Plain`] the plain design
+//! to compare with. [`generate`](program::generate) makes programs, [`run`](checker::run) executes and checks them. None of this
+//! must know the manager's insides: it stands where the compiler stands.
+
+use std::ffi::c_void;
+
+use crate::{OpaqueTensor, ffi};
+
+pub mod checker;
+mod plain;
+pub mod program;
+
+pub use plain::Plain;
+
+/// What generated code calls.
+pub trait Abi: Sync {
+    /// `tl_mem_enter_scope`
+    fn enter_scope(&self);
+    /// `tl_mem_exit_scope`
+    fn exit_scope(&self);
+    /// `tl_mem_function_enter`
+    fn function_enter(&self, slots: i64);
+    /// `tl_mem_function_exit`
+    fn function_exit(&self);
+    /// `tl_mem_get_buffer`
+    fn get_buffer(&self, slot: i64, min: i64) -> *mut c_void;
+    /// `tl_mem_register_struct`
+    ///
+    /// # Safety
+    /// - As for [`ffi::tl_mem_register_struct`].
+    unsafe fn register_struct(&self, ptr: *mut c_void);
+    /// `tl_mem_register_tensor`
+    ///
+    /// # Safety
+    /// - As for [`ffi::tl_mem_register_tensor`].
+    unsafe fn register_tensor(&self, ptr: *mut OpaqueTensor);
+    /// `tl_mem_unregister`
+    fn unregister(&self, ptr: *mut c_void);
+    /// `tl_ptr_acquire`
+    fn acquire(&self, ptr: *mut c_void);
+    /// `tl_ptr_release`
+    fn release(&self, ptr: *mut c_void);
+}
+
+/// The manager behind the C ABI, called as generated code calls it.
+#[derive(Clone, Copy, Debug)]
+pub struct Global;
+
+impl Abi for Global {
+    #[inline(always)]
+    fn enter_scope(&self) {
+        ffi::tl_mem_enter_scope();
+    }
+    #[inline(always)]
+    fn exit_scope(&self) {
+        ffi::tl_mem_exit_scope();
+    }
+    #[inline(always)]
+    fn function_enter(&self, slots: i64) {
+        ffi::tl_mem_function_enter(slots);
+    }
+    #[inline(always)]
+    fn function_exit(&self) {
+        ffi::tl_mem_function_exit();
+    }
+    #[inline(always)]
+    fn get_buffer(&self, slot: i64, min: i64) -> *mut c_void {
+        ffi::tl_mem_get_buffer(slot, min)
+    }
+    #[inline(always)]
+    unsafe fn register_struct(&self, ptr: *mut c_void) {
+        // SAFETY: the same promise.
+        unsafe { ffi::tl_mem_register_struct(ptr) };
+    }
+    #[inline(always)]
+    unsafe fn register_tensor(&self, ptr: *mut OpaqueTensor) {
+        // SAFETY: the same promise.
+        unsafe { ffi::tl_mem_register_tensor(ptr) };
+    }
+    #[inline(always)]
+    fn unregister(&self, ptr: *mut c_void) {
+        ffi::tl_mem_unregister(ptr);
+    }
+    #[inline(always)]
+    fn acquire(&self, ptr: *mut c_void) {
+        ffi::tl_ptr_acquire(ptr);
+    }
+    #[inline(always)]
+    fn release(&self, ptr: *mut c_void) {
+        ffi::tl_ptr_release(ptr);
+    }
+}
