@@ -12,6 +12,7 @@ use leasehold_alloc::Allocator;
 use leasehold_core::{Error, Lease, PoolStats, Result, Tagged, Timeline, tags};
 use std::any::Any;
 use std::fmt;
+use std::sync::Arc;
 use std::time::Duration;
 
 /// A kind of device and its driver.
@@ -41,6 +42,28 @@ pub trait Backend: Send + Sync {
     /// The statistics of the backend's own pools.
     fn pools(&self, report: &mut dyn FnMut(&'static str, PoolStats)) {
         let _ = report;
+    }
+}
+
+impl<B: Backend + ?Sized> Backend for Arc<B> {
+    fn kind(&self) -> BackendKind {
+        (**self).kind()
+    }
+
+    fn devices(&self) -> Result<Vec<DeviceInfo>> {
+        (**self).devices()
+    }
+
+    fn open(&self, device: DeviceId) -> Result<Lease<dyn Device>> {
+        (**self).open(device)
+    }
+
+    fn shutdown(&self) -> Result<()> {
+        (**self).shutdown()
+    }
+
+    fn pools(&self, report: &mut dyn FnMut(&'static str, PoolStats)) {
+        (**self).pools(report);
     }
 }
 
@@ -235,7 +258,8 @@ pub trait GraphExec: Any + Send + Sync {
     /// does not exist or is no dispatch.
     fn update(&self, patches: &[NodePatch<'_>]) -> Result<()>;
 
-    /// The backend's object.
+    /// The backend's object: the word by which its stream finds what an [`Op::Graph`] launches. A wrapper answers with the inner
+    /// exec's word and is itself what the operation leases, so a stream must go by this word and never by a downcast of the lease.
     fn native(&self) -> u64;
 }
 
