@@ -1,0 +1,95 @@
+//! From an address to the buffer that holds it, for layers that check what they are given.
+//!
+//! Rows are read without the allocator's lock. The answer about a buffer that the caller keeps alive is exact; about any other it may be
+//! out of date when it arrives.
+
+use crate::allocator::Allocator;
+
+/// A live buffer that holds a range.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Holding {
+    /// Its row in the block table: a good hint for the next question about the same address.
+    pub row: u32,
+    /// Its first byte.
+    pub addr: u64,
+    /// Its length in bytes, as asked for.
+    pub len: u64,
+    /// The native object that spans it, or 0.
+    pub native: u64,
+}
+
+impl Allocator {
+    /// The live buffer that holds all of `[addr, addr + bytes)`. The row `hint` is looked at first; then all of them, so a question
+    /// without a good hint costs a walk over the table. Any thread; takes no lock and allocates nothing.
+    #[must_use]
+    pub fn holding(&self, addr: u64, bytes: u64, hint: u32) -> Option<Holding> {
+        let table = &self.inner().table;
+        let end = addr.checked_add(bytes)?;
+        let fits = |row: u32| {
+            let r = table.get(row)?;
+            if r.header.strong() == 0 {
+                return None;
+            }
+            let (at, len) = (r.buffer.addr(), r.buffer.len());
+            (at <= addr && end <= at.saturating_add(len) && len != 0).then(|| Holding {
+                row,
+                addr: at,
+                len,
+                native: r.buffer.native(),
+            })
+        };
+        fits(hint).or_else(|| (0..table.len()).find_map(fits))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::{Allocator, AllocatorConfig, FakeBacking, Layout, On};
+    use leasehold_core::{LineOwner, Point, Result, Timeline};
+    use std::time::Duration;
+
+    struct Idle(LineOwner);
+
+    impl Timeline for Idle {
+        fn line(&self) -> &'static leasehold_core::Line {
+            self.0.line()
+        }
+        fn signal(&self) -> Result<u64> {
+            Ok(0)
+        }
+        fn refresh(&self) -> Result<u64> {
+            Ok(0)
+        }
+        fn wait(&self, _: Point) -> Result<()> {
+            Ok(())
+        }
+        fn wait_host(&self, _: u64, _: Option<Duration>) -> Result<()> {
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn a_range_is_held_only_as_long_as_its_buffer_and_only_within_it() {
+        let stream = Idle(LineOwner::take().unwrap());
+        let allocator = Allocator::new(Box::new(FakeBacking::new(1 << 30)), AllocatorConfig::default()).unwrap();
+        let a = allocator.alloc(Layout::new(1000), On::new(&stream)).unwrap();
+        let b = allocator.alloc(Layout::new(70_000), On::new(&stream)).unwrap();
+        for (buffer, len) in [(&a, 1000), (&b, 70_000)] {
+            let at = buffer.addr();
+            let found = allocator.holding(at, len, u32::MAX).unwrap();
+            assert_eq!((found.addr, found.len), (at, len));
+            assert_eq!(allocator.holding(at + len - 1, 1, found.row), Some(found));
+            assert_eq!(allocator.holding(at, len + 1, found.row), None);
+            assert_eq!(allocator.holding(at + len, 1, 0), None);
+        }
+        assert_eq!(allocator.holding(u64::MAX, 2, 0), None);
+        let at = b.addr();
+        drop(b);
+        assert_eq!(allocator.holding(at, 1, 1), None);
+        // SAFETY: the allocator's fake memory is never touched.
+        let import = unsafe { allocator.import(0x10_0000, 64, 7, Box::new(())) }.unwrap();
+        assert_eq!(allocator.holding(0x10_0010, 16, 0).unwrap().native, 7);
+        drop(import);
+        assert_eq!(allocator.holding(0x10_0010, 16, 0), None);
+    }
+}
