@@ -17,11 +17,16 @@ struct Segment {
     reads: Vec<u32>,
 }
 
-/// Ranges and who touched them last. Nodes are numbers that grow.
+/// Ranges and who touched them last. Nodes are numbers that grow from call to call (or stay).
+///
+/// A write leaves one segment behind, however many it found, so a long list costs `O(log n)` an access beside the dependencies
+/// that it reports.
 #[derive(Debug, Clone, Default)]
 pub struct Tracker {
     /// By start; segments do not overlap.
     segments: BTreeMap<u64, Segment>,
+    /// Room for ranges that nobody had touched, and for segments that a write swallows.
+    gaps: Vec<(u64, u64)>,
 }
 
 impl Tracker {
@@ -56,47 +61,64 @@ impl Tracker {
 
     /// Notes that `node` touches `len` bytes at `addr`, and calls `dep` with each earlier node that must come before. May call it
     /// several times with the same node. A range that wraps is cut at the end of the address space.
-    pub fn access(&mut self, node: u32, addr: u64, len: u64, access: Access, mut dep: impl FnMut(u32)) {
+    pub fn access(&mut self, node: u32, addr: u64, len: u64, access: Access, dep: impl FnMut(u32)) {
         let end = addr.saturating_add(len);
         if end <= addr {
             return;
         }
         self.split(addr);
         self.split(end);
+        if access.writes() { self.write(node, addr, end, dep) } else { self.read(node, addr, end, dep) }
+    }
+
+    fn write(&mut self, node: u32, addr: u64, end: u64, mut dep: impl FnMut(u32)) {
+        self.gaps.clear();
+        let mut first = None;
+        for (&start, segment) in self.segments.range_mut(addr..end) {
+            segment.write.iter().chain(&segment.reads).filter(|&&n| n != node).for_each(|&n| dep(n));
+            if start == addr {
+                first = Some(segment);
+            } else {
+                self.gaps.push((start, 0));
+            }
+        }
+        match first {
+            Some(segment) => {
+                segment.end = end;
+                segment.write = Some(node);
+                segment.reads.clear();
+            }
+            None => {
+                self.segments.insert(addr, Segment { end, write: Some(node), reads: Vec::new() });
+            }
+        }
+        for (start, _) in self.gaps.drain(..) {
+            self.segments.remove(&start);
+        }
+    }
+
+    fn read(&mut self, node: u32, addr: u64, end: u64, mut dep: impl FnMut(u32)) {
+        self.gaps.clear();
         let mut at = addr;
-        let mut gaps = Vec::new();
         for (&start, segment) in self.segments.range_mut(addr..end) {
             if start > at {
-                gaps.push((at, start));
+                self.gaps.push((at, start));
             }
             if let Some(w) = segment.write
                 && w != node
             {
                 dep(w);
             }
-            if access.writes() {
-                for &r in &segment.reads {
-                    if r != node {
-                        dep(r);
-                    }
-                }
-                segment.reads.clear();
-                segment.write = Some(node);
-            } else if segment.write != Some(node) && segment.reads.last() != Some(&node) {
+            if segment.write != Some(node) && segment.reads.last() != Some(&node) {
                 segment.reads.push(node);
             }
             at = segment.end;
         }
         if at < end {
-            gaps.push((at, end));
+            self.gaps.push((at, end));
         }
-        for (start, end) in gaps {
-            let segment = if access.writes() {
-                Segment { end, write: Some(node), reads: Vec::new() }
-            } else {
-                Segment { end, write: None, reads: vec![node] }
-            };
-            self.segments.insert(start, segment);
+        for (start, end) in self.gaps.drain(..) {
+            self.segments.insert(start, Segment { end, write: None, reads: vec![node] });
         }
     }
 }

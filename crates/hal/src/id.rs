@@ -110,12 +110,17 @@ impl FromStr for DeviceId {
             "null" => BackendKind::Null,
             _ => {
                 return Err(Error::invalid(format!(
-                    "device {s:?}: unknown backend {name:?}; write cpu:0, cuda:0, mps:0 or sim:0"
+                    "device {s:?}: unknown backend {name:?}; write cpu:0, cuda:0, mps:0, sim:0 or null:0"
                 )));
             }
         };
-        let ordinal =
-            ordinal.parse().map_err(|_| Error::invalid(format!("device {s:?}: {ordinal:?} is not a device number")))?;
+        // Digits only: `parse` alone would take a sign.
+        let digits = ordinal.bytes().all(|b| b.is_ascii_digit());
+        let ordinal = ordinal
+            .parse()
+            .ok()
+            .filter(|_| digits)
+            .ok_or_else(|| Error::invalid(format!("device {s:?}: {ordinal:?} is not a device number")))?;
         Ok(Self { backend, ordinal })
     }
 }

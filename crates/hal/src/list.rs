@@ -10,38 +10,53 @@ use crate::kernel::{Binding, Pipeline};
 use crate::op::{Copy2d, Dispatch, Download, Fill, ForeignCall, HostCall, Keep, Op, Timestamp, Upload};
 use leasehold_core::{Error, Lease, Point, Result};
 use std::fmt;
+use std::sync::Arc;
 
 enum Record {
     Wait(Point),
-    Dispatch {
-        pipeline: Lease<Pipeline>,
-        grid: [u32; 3],
-        block: [u32; 3],
-        shared: u32,
-        bindings: (u32, u32),
-        params: (u32, u32),
-    },
+    Dispatch { pipeline: Lease<Pipeline>, grid: [u32; 3], block: [u32; 3], shared: u32, bindings: Part, params: Part },
     Copy(Copy2d),
     Fill(Fill),
-    Upload {
-        src: usize,
-        dst: u64,
-        native: u64,
-        bytes: u64,
-        keep: Option<Keep>,
-    },
-    Download {
-        src: u64,
-        native: u64,
-        dst: usize,
-        bytes: u64,
-        keep: Option<Keep>,
-    },
+    Upload { src: usize, dst: u64, native: u64, bytes: u64, keep: Option<Keep> },
+    Download { src: u64, native: u64, dst: usize, bytes: u64, keep: Option<Keep> },
     Stamp(Lease<Timestamp>),
     Foreign(ForeignCall),
     Host(HostCall),
     Graph(Lease<dyn GraphExec>),
 }
+
+/// A part of one of the flat vectors.
+#[derive(Clone, Copy)]
+struct Part {
+    at: usize,
+    len: u32,
+}
+
+impl Part {
+    fn end(self) -> usize {
+        self.at + self.len as usize
+    }
+
+    fn of<T>(self, all: &[T]) -> &[T] {
+        &all[self.at..self.end()]
+    }
+
+    /// Appends `new` to `all`.
+    fn append<T: Copy>(all: &mut Vec<T>, new: &[T]) -> Part {
+        let at = all.len();
+        all.extend_from_slice(new);
+        Part { at, len: new.len() as u32 }
+    }
+
+    /// Moves the part down to `to`, which advances past it.
+    fn move_down<T: Copy>(&mut self, all: &mut [T], to: &mut usize) {
+        all.copy_within(self.at..self.end(), *to);
+        self.at = *to;
+        *to = self.end();
+    }
+}
+
+const _: () = assert!(size_of::<Record>() <= 80);
 
 /// An owned list of operations.
 #[derive(Default)]
@@ -79,38 +94,32 @@ impl OpList {
 
     /// Shortens the list to its first `len` operations; for recordings that roll back.
     pub fn truncate(&mut self, len: usize) {
-        let (mut bindings, mut params) = (0, 0);
-        for record in self.records.iter().take(len) {
-            if let Record::Dispatch { bindings: b, params: p, .. } = record {
-                bindings = bindings.max(b.0 + b.1);
-                params = params.max(p.0 + p.1);
-            }
+        if len >= self.records.len() {
+            return;
         }
-        if len < self.records.len() {
-            self.records.truncate(len);
-            self.bindings.truncate(bindings as usize);
-            self.params.truncate(params as usize);
-        }
+        self.records.truncate(len);
+        // Records keep the order of their parts, so the last dispatch that is left ends both vectors.
+        let last = self.records.iter().rev().find_map(|r| match r {
+            Record::Dispatch { bindings, params, .. } => Some((bindings.end(), params.end())),
+            _ => None,
+        });
+        let (bindings, params) = last.unwrap_or_default();
+        self.bindings.truncate(bindings);
+        self.params.truncate(params);
     }
 
     /// Appends a copy of `op`; objects are leased, bytes copied, and returns its index.
     pub fn push(&mut self, op: &Op<'_>) -> usize {
         let record = match *op {
             Op::Wait(p) => Record::Wait(p),
-            Op::Dispatch(d) => {
-                let bindings = (self.bindings.len() as u32, d.bindings.len() as u32);
-                let params = (self.params.len() as u32, d.params.len() as u32);
-                self.bindings.extend_from_slice(d.bindings);
-                self.params.extend_from_slice(d.params);
-                Record::Dispatch {
-                    pipeline: d.pipeline.clone(),
-                    grid: d.grid,
-                    block: d.block,
-                    shared: d.shared,
-                    bindings,
-                    params,
-                }
-            }
+            Op::Dispatch(d) => Record::Dispatch {
+                pipeline: d.pipeline.clone(),
+                grid: d.grid,
+                block: d.block,
+                shared: d.shared,
+                bindings: Part::append(&mut self.bindings, d.bindings),
+                params: Part::append(&mut self.params, d.params),
+            },
             Op::Copy(c) => Record::Copy(c),
             Op::Fill(f) => Record::Fill(f),
             Op::Upload(u) => Record::Upload {
@@ -156,8 +165,8 @@ impl OpList {
                 grid: *grid,
                 block: *block,
                 shared: *shared,
-                bindings: &self.bindings[bindings.0 as usize..][..bindings.1 as usize],
-                params: &self.params[params.0 as usize..][..params.1 as usize],
+                bindings: bindings.of(&self.bindings),
+                params: params.of(&self.params),
             }),
             Record::Copy(c) => Op::Copy(*c),
             Record::Fill(f) => Op::Fill(*f),
@@ -183,7 +192,8 @@ impl OpList {
     }
 
     /// Replaces addresses: `map` gives the new address and native word of an old one, or `None` to keep it. For symbolic
-    /// addresses that become real when a recording stops.
+    /// addresses that become real when a recording stops. Host addresses of uploads and downloads stay; so does what the closure
+    /// of a foreign or host call holds (only the accesses that a foreign call declares are replaced).
     pub fn rebind(&mut self, mut map: impl FnMut(u64) -> Option<(u64, u64)>) {
         let mut swap = |addr: &mut u64, native: &mut u64| {
             if let Some((a, n)) = map(*addr) {
@@ -201,12 +211,8 @@ impl OpList {
                 Record::Fill(f) => swap(&mut f.dst, &mut f.native),
                 Record::Upload { dst, native, .. } => swap(dst, native),
                 Record::Download { src, native, .. } => swap(src, native),
-                Record::Wait(_)
-                | Record::Dispatch { .. }
-                | Record::Stamp(_)
-                | Record::Foreign(_)
-                | Record::Host(_)
-                | Record::Graph(_) => {}
+                Record::Foreign(call) => call.accesses = rebound(&call.accesses, &mut swap),
+                Record::Wait(_) | Record::Dispatch { .. } | Record::Stamp(_) | Record::Host(_) | Record::Graph(_) => {}
             }
         }
     }
@@ -225,17 +231,17 @@ impl OpList {
         let Some(Record::Dispatch { grid, bindings, params, .. }) = self.records.get_mut(index) else {
             return Err(Error::invalid(format!("node {index} is not a dispatch of this graph")));
         };
-        if new_bindings.is_some_and(|b| b.len() != bindings.1 as usize) {
-            return Err(Error::invalid(format!("node {index} has {} bindings", bindings.1)));
+        if new_bindings.is_some_and(|b| b.len() != bindings.len as usize) {
+            return Err(Error::invalid(format!("node {index} has {} bindings", bindings.len)));
         }
-        if new_params.is_some_and(|p| p.len() != params.1 as usize) {
-            return Err(Error::invalid(format!("node {index} has {} bytes of parameters", params.1)));
+        if new_params.is_some_and(|p| p.len() != params.len as usize) {
+            return Err(Error::invalid(format!("node {index} has {} bytes of parameters", params.len)));
         }
         if let Some(b) = new_bindings {
-            self.bindings[bindings.0 as usize..][..b.len()].copy_from_slice(b);
+            self.bindings[bindings.at..bindings.end()].copy_from_slice(b);
         }
         if let Some(p) = new_params {
-            self.params[params.0 as usize..][..p.len()].copy_from_slice(p);
+            self.params[params.at..params.end()].copy_from_slice(p);
         }
         if let Some(g) = new_grid {
             *grid = g;
@@ -243,13 +249,23 @@ impl OpList {
         Ok(())
     }
 
-    /// Keeps the operations whose index `keep` accepts, in order.
+    /// Keeps the operations whose index `keep` accepts, in order. The bindings and parameters of those that go are given up too.
     pub fn retain(&mut self, mut keep: impl FnMut(usize) -> bool) {
-        let mut i = 0;
-        self.records.retain(|_| {
+        let (mut i, mut bindings_end, mut params_end) = (0, 0, 0);
+        let (all_bindings, all_params) = (&mut self.bindings, &mut self.params);
+        self.records.retain_mut(|record| {
             i += 1;
-            keep(i - 1)
+            if !keep(i - 1) {
+                return false;
+            }
+            if let Record::Dispatch { bindings, params, .. } = record {
+                bindings.move_down(all_bindings, &mut bindings_end);
+                params.move_down(all_params, &mut params_end);
+            }
+            true
         });
+        self.bindings.truncate(bindings_end);
+        self.params.truncate(params_end);
     }
 
     /// Bytes that the list holds.
@@ -259,6 +275,13 @@ impl OpList {
             + self.bindings.capacity() * size_of::<Binding>()
             + self.params.capacity()) as u64
     }
+}
+
+/// The accesses with their addresses replaced, or the same ones when nothing changes.
+fn rebound(accesses: &Arc<[Binding]>, swap: &mut impl FnMut(&mut u64, &mut u64)) -> Arc<[Binding]> {
+    let mut new = accesses.to_vec();
+    new.iter_mut().for_each(|b| swap(&mut b.addr, &mut b.native));
+    if new[..] == accesses[..] { accesses.clone() } else { new.into() }
 }
 
 impl fmt::Debug for OpList {

@@ -26,31 +26,32 @@ impl Plan {
         let (mut pred, mut pred_at) = (Vec::new(), Vec::with_capacity(n + 1));
         pred_at.push(0);
         let mut tracker = Tracker::new();
-        let mut barrier = None;
-        // Nodes since the last barrier that no later node waits for.
-        let mut leaves: Vec<u32> = Vec::new();
+        let mut barrier: Option<u32> = None;
+        // Whether a later node waits for this one.
+        let mut followed = vec![false; n];
+        let mut reducer = Reducer { seen: vec![u32::MAX; n], stack: Vec::new() };
         let mut deps: Vec<u32> = Vec::new();
         for (i, op) in ops.iter().enumerate() {
             let node = i as u32;
             deps.clear();
             if op.is_barrier() {
-                deps.append(&mut leaves);
-                if deps.is_empty() {
-                    deps.extend(barrier);
-                }
+                // What nobody waits for since the last barrier; everything else comes before one of them.
+                let since = barrier.map_or(0, |b| b + 1);
+                deps.extend((since..node).filter(|&d| !followed[d as usize]));
                 tracker.clear();
-                barrier = Some(node);
             } else {
                 op.for_each_access(|addr, len, access| tracker.access(node, addr, len, access, |d| deps.push(d)));
-                if deps.is_empty() {
-                    deps.extend(barrier);
-                }
                 deps.sort_unstable();
                 deps.dedup();
-                reduce(&mut deps, &pred, &pred_at);
-                leaves.retain(|l| !deps.contains(l));
-                leaves.push(node);
+                reducer.reduce(node, &mut deps, &pred, &pred_at);
             }
+            if deps.is_empty() {
+                deps.extend(barrier);
+            }
+            if op.is_barrier() {
+                barrier = Some(node);
+            }
+            deps.iter().for_each(|&d| followed[d as usize] = true);
             pred.extend_from_slice(&deps);
             pred_at.push(pred.len() as u32);
         }
@@ -85,34 +86,44 @@ impl Plan {
     }
 }
 
-/// How far back an edge is followed to find out that it follows from others. Longer detours leave a redundant edge.
-const REDUCE_STEPS: usize = 64;
+/// How many edges are followed backwards from one node to find out which of its edges follow from others. What lies farther leaves
+/// a redundant edge, which costs a little when the graph runs and is never wrong.
+const REDUCE_STEPS: usize = 256;
 
-/// Removes from sorted `deps` what is an ancestor of another of them.
-fn reduce(deps: &mut Vec<u32>, pred: &[u32], pred_at: &[u32]) {
-    if deps.len() < 2 {
-        return;
-    }
-    let lowest = deps[0];
-    let mut redundant = Vec::new();
-    let mut stack = Vec::new();
-    for &d in deps.iter() {
-        stack.push(d);
-        let mut steps = 0;
-        while let Some(node) = stack.pop() {
-            for &p in &pred[pred_at[node as usize] as usize..pred_at[node as usize + 1] as usize] {
-                if p >= lowest {
-                    redundant.push(p);
-                    steps += 1;
-                    if steps < REDUCE_STEPS {
-                        stack.push(p);
+/// Leaves out edges that follow from others. Its buffers are reused from node to node.
+struct Reducer {
+    /// For which node an earlier one was last seen to be an ancestor of a dependency.
+    seen: Vec<u32>,
+    stack: Vec<u32>,
+}
+
+impl Reducer {
+    /// Removes from `deps` (sorted, without duplicates) of `node` what is an ancestor of another of them.
+    fn reduce(&mut self, node: u32, deps: &mut Vec<u32>, pred: &[u32], pred_at: &[u32]) {
+        let Some(&lowest) = deps.first() else { return };
+        if deps.len() < 2 {
+            return;
+        }
+        let mut steps = REDUCE_STEPS + deps.len();
+        // From the latest: an ancestor has a lower number than its descendant, and what was seen needs no walk of its own.
+        for &d in deps.iter().rev() {
+            if self.seen[d as usize] == node {
+                continue;
+            }
+            self.stack.push(d);
+            while let Some(at) = self.stack.pop() {
+                for &p in &pred[pred_at[at as usize] as usize..pred_at[at as usize + 1] as usize] {
+                    if p >= lowest && self.seen[p as usize] != node && steps > 0 {
+                        steps -= 1;
+                        self.seen[p as usize] = node;
+                        self.stack.push(p);
                     }
                 }
-            }
-            if steps >= REDUCE_STEPS {
-                stack.clear();
+                if steps == 0 {
+                    self.stack.clear();
+                }
             }
         }
+        deps.retain(|&d| self.seen[d as usize] != node);
     }
-    deps.retain(|d| !redundant.contains(d));
 }
