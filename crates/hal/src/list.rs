@@ -92,6 +92,21 @@ impl OpList {
         self.params.clear();
     }
 
+    /// Makes room for so many more operations, bindings and bytes of parameters, so that pushing them does not allocate.
+    pub fn reserve(&mut self, ops: usize, bindings: usize, params: usize) {
+        self.records.reserve(ops);
+        self.bindings.reserve(bindings);
+        self.params.reserve(params);
+    }
+
+    /// Gives up what the operation at `index` holds (objects, host memory, closures) and leaves an empty copy in its place; for
+    /// queues, which keep things alive up to their point and no longer.
+    pub fn vacate(&mut self, index: usize) {
+        if let Some(record) = self.records.get_mut(index) {
+            *record = Record::Copy(Copy2d::linear((0, 0), (0, 0), 0));
+        }
+    }
+
     /// Shortens the list to its first `len` operations; for recordings that roll back.
     pub fn truncate(&mut self, len: usize) {
         if len >= self.records.len() {
