@@ -2,12 +2,12 @@
 //!
 //! # Protocol
 //! Every resource has one [`Header`], whoever asks for it. Its `state` word is
-//! `generation:32 | pinned:1 | frozen:1 | unique:1 | claim:1 | strong:28`.
+//! `generation:32 | pinned:1 | frozen:1 | unique:1 | claim:1 | mapped:1 | strong:27`.
 //!
 //! | who | may do | when |
 //! |---|---|---|
 //! | the owner (a pool, the allocator's block table) | plain stores | `strong` is 0: nobody else writes the word then |
-//! | a lease | `fetch_add` (clone), `fetch_sub` (drop), the claim bit | it is itself one of `strong` |
+//! | a lease | `fetch_add` (clone), `fetch_sub` (drop), the claim, mapped and pinned bits | it is itself one of `strong` |
 //! | a handle or a weak lease | one CAS `strong → strong + 1` | the generation matches, `strong > 0`, neither unique nor frozen |
 //! | a unique lease | plain stores | the unique bit is set: CASes of handles fail, no other lease exists |
 //! | a shutdown | CAS that sets `frozen` | `strong` is 1 and that one is the manager's own |
@@ -17,7 +17,11 @@
 //! (generation + 1, 0) before it makes the slot findable. So a handle that was read before sees another generation and a
 //! CAS that was prepared before fails.
 //!
-//! Overflow: far below 2^28 clones the slot is pinned; from then on the count stands still and the resource is leaked.
+//! Mapping: a lease that was narrowed by [`Lease::map`] points into the payload, or wherever the payload leads. With `&mut` to the
+//! payload somebody could pull that away, and a mapped lease made unique would give `&mut` to what was only shared. So the first
+//! map sets a bit that forbids a unique lease for the rest of the generation.
+//!
+//! Overflow: far below 2^27 clones the slot is pinned; from then on drops no longer count and the resource is leaked.
 //!
 //! This module must not know pools, managers or what a payload is.
 
@@ -30,14 +34,15 @@ use std::mem::ManuallyDrop;
 use std::ops::{Deref, DerefMut};
 use std::ptr::NonNull;
 
-const STRONG: u64 = (1 << 28) - 1;
+const STRONG: u64 = (1 << 27) - 1;
+const MAPPED: u64 = 1 << 27;
 const CLAIM: u64 = 1 << 28;
 const UNIQUE: u64 = 1 << 29;
 const FROZEN: u64 = 1 << 30;
 const PINNED: u64 = 1 << 31;
 const GENERATION_SHIFT: u32 = 32;
-/// From this count on a slot is pinned. Half of the field, so that 2^27 threads would have to clone at one instant to wrap it.
-const PIN_AT: u64 = 1 << 27;
+/// From this count on a slot is pinned. Half of the field, so that 2^26 threads would have to clone at one instant to wrap it.
+const PIN_AT: u64 = 1 << 26;
 
 /// What an owner of control blocks supplies. One static value per kind of resource.
 pub struct OwnerOps {
@@ -81,6 +86,38 @@ unsafe impl Sync for Header {}
 
 #[cfg(not(loom))]
 const _: () = assert!(size_of::<Header>() == 32);
+
+/// What a lease shows of its control block: who owns it and where it stands. Nothing can be changed through it.
+#[derive(Clone, Copy)]
+pub struct HeaderView<'a>(&'a Header);
+
+impl HeaderView<'_> {
+    /// The slot's index.
+    #[inline]
+    pub fn index(self) -> u32 {
+        self.0.index
+    }
+
+    /// The owner.
+    #[inline]
+    pub fn owner(self) -> *const Owner {
+        self.0.owner
+    }
+
+    /// The present generation.
+    #[inline]
+    pub fn generation(self) -> u32 {
+        self.0.generation()
+    }
+
+    pub(crate) fn try_freeze(self) -> bool {
+        self.0.try_freeze()
+    }
+
+    pub(crate) fn unfreeze(self) {
+        self.0.unfreeze();
+    }
+}
 
 /// Why a handle gave no lease.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -130,6 +167,12 @@ impl Header {
         (self.state.load(Ordering::Acquire) & STRONG) as u32
     }
 
+    /// Count and generation at one instant.
+    pub(crate) fn snapshot(&self) -> (u32, u32) {
+        let s = self.state.load(Ordering::Acquire);
+        ((s & STRONG) as u32, (s >> GENERATION_SHIFT) as u32)
+    }
+
     /// Whether the handle's resource was alive at this load.
     #[inline]
     pub fn is_alive(&self, generation: u32) -> bool {
@@ -163,11 +206,9 @@ impl Header {
             if s & (UNIQUE | FROZEN) != 0 {
                 return Err(if s & UNIQUE != 0 { Miss::Occupied } else { Miss::Frozen });
             }
-            if s & STRONG >= PIN_AT {
-                self.state.fetch_or(PINNED, Ordering::Relaxed);
-                return Ok(());
-            }
-            match self.state.compare_exchange_weak(s, s + 1, Ordering::Acquire, Ordering::Relaxed) {
+            // A CAS in either case: without a count of its own nobody may write a word that has moved on.
+            let counted = if s & STRONG < PIN_AT { s + 1 } else { s | PINNED };
+            match self.state.compare_exchange_weak(s, counted, Ordering::Acquire, Ordering::Relaxed) {
                 Ok(_) => return Ok(()),
                 Err(now) => s = now,
             }
@@ -184,6 +225,14 @@ impl Header {
     /// Takes the freeze back.
     pub(crate) fn unfreeze(&self) {
         self.state.fetch_and(!FROZEN, Ordering::Release);
+    }
+
+    /// Narrowed leases exist or existed: no unique lease in this generation. The caller has a count.
+    #[inline]
+    fn note_mapped(&self) {
+        if self.state.load(Ordering::Relaxed) & MAPPED == 0 {
+            self.state.fetch_or(MAPPED, Ordering::Relaxed);
+        }
     }
 
     #[inline]
@@ -272,17 +321,25 @@ impl<T: ?Sized> Lease<T> {
         Self { hdr, val }
     }
 
-    /// The control block.
     #[inline]
-    pub fn header(&self) -> &Header {
+    fn word(&self) -> &Header {
         // SAFETY: our count keeps it alive as long as `self`.
         unsafe { self.hdr.as_ref() }
     }
 
-    /// Narrows or erases what the lease shows; the hold is the same one.
+    /// What may be read of the control block.
+    #[inline]
+    pub fn header(&self) -> HeaderView<'_> {
+        HeaderView(self.word())
+    }
+
+    /// Narrows or erases what the lease shows; the hold is the same one. For the rest of its life the resource cannot be held
+    /// exclusively: somebody with `&mut` could pull away what the mapped lease shows.
     #[inline]
     pub fn map<U: ?Sized>(this: Self, f: impl FnOnce(&T) -> &U) -> Lease<U> {
-        // SAFETY: our count keeps the value alive. If `f` panics `this` is dropped normally.
+        this.word().note_mapped();
+        // SAFETY: our count keeps the value alive, and with it what the value leads to, since no `&mut` to it can be had while
+        // this generation lives. If `f` panics `this` is dropped normally.
         let val = NonNull::from(f(unsafe { this.val.as_ref() }));
         let this = ManuallyDrop::new(this);
         Lease { hdr: this.hdr, val }
@@ -296,7 +353,7 @@ impl<T: ?Sized> Lease<T> {
 
     /// How many leases hold the resource (a snapshot, for reports and tests).
     pub fn strong_count(&self) -> u32 {
-        self.header().strong()
+        self.word().strong()
     }
 
     /// Erases the type; for lists of things to keep alive.
@@ -310,7 +367,7 @@ impl<T: ?Sized> Lease<T> {
     /// # Errors
     /// `Occupied` while another [`Claim`] lives. Never blocks.
     pub fn claim(&self) -> Result<Claim<T>> {
-        let hdr = self.header();
+        let hdr = self.word();
         if hdr.state.fetch_or(CLAIM, Ordering::Acquire) & CLAIM != 0 {
             // SAFETY: the owner is alive while we hold a count.
             let name = unsafe { (*hdr.owner).ops.name };
@@ -324,7 +381,7 @@ impl<T: ?Sized + Tagged> Lease<T> {
     /// The resource's handle.
     #[inline]
     pub fn handle(&self) -> Handle<T::Tag> {
-        let hdr = self.header();
+        let hdr = self.word();
         Handle::new(hdr.index, hdr.generation())
     }
 }
@@ -333,18 +390,18 @@ impl<T: 'static> Lease<T> {
     /// A weak lease, which pins no payload.
     pub fn downgrade(&self) -> WeakLease<T> {
         // SAFETY: our count keeps the owner alive.
-        unsafe { ((*self.header().owner).ops.weak)(self.hdr, 1) };
-        WeakLease { hdr: self.hdr, val: self.val, generation: self.header().generation() }
+        unsafe { ((*self.word().owner).ops.weak)(self.hdr, 1) };
+        WeakLease { hdr: self.hdr, val: self.val, generation: self.word().generation() }
     }
 
     /// Becomes the sole holder.
     ///
     /// # Errors
-    /// Gives the lease back while others hold the resource or have claimed it.
+    /// Gives the lease back while others hold the resource or have claimed it, and once it was narrowed by [`map`](Self::map).
     pub fn try_unique(self) -> Result<UniqueLease<T>, Self> {
-        let hdr = self.header();
+        let hdr = self.word();
         let s = hdr.state.load(Ordering::Relaxed);
-        if s & (STRONG | CLAIM | FROZEN | PINNED) != 1
+        if s & (STRONG | CLAIM | MAPPED | FROZEN | PINNED) != 1
             || hdr.state.compare_exchange(s, s | UNIQUE, Ordering::Acquire, Ordering::Relaxed).is_err()
         {
             return Err(self);
@@ -357,7 +414,7 @@ impl<T: 'static> Lease<T> {
 impl<T: ?Sized> Clone for Lease<T> {
     #[inline]
     fn clone(&self) -> Self {
-        self.header().add();
+        self.word().add();
         Self { hdr: self.hdr, val: self.val }
     }
 }
@@ -590,7 +647,7 @@ impl<T: ?Sized> Deref for Claim<T> {
 
 impl<T: ?Sized> Drop for Claim<T> {
     fn drop(&mut self) {
-        self.0.header().state.fetch_and(!CLAIM, Ordering::Release);
+        self.0.word().state.fetch_and(!CLAIM, Ordering::Release);
     }
 }
 

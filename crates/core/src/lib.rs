@@ -22,7 +22,7 @@ pub use handle::{
     BufferHandle, CommandQueueHandle, ContextHandle, DeviceHandle, EventHandle, FenceHandle, GateHandle, GraphHandle,
     Handle, HeapHandle, LibraryHandle, PipelineHandle, StreamHandle, Tagged, TimestampHandle, tags,
 };
-pub use lease::{AnyLease, Claim, Header, Lease, Miss, Owner, OwnerOps, UniqueLease, WeakLease};
+pub use lease::{AnyLease, Claim, Header, HeaderView, Lease, Miss, Owner, OwnerOps, UniqueLease, WeakLease};
 pub use manager::{FixedSlotStore, PoolManager};
 pub use pool::{Fate, PoolConfig, PoolStats, Resource, SlotPool, TagOf};
 pub use retire::RetireList;

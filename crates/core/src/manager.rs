@@ -6,14 +6,20 @@
 //!
 //! # Keyed creation
 //! The map's lock is held only to look up and to leave an *attempt*. Who finds an attempt waits on that attempt, never on the map,
-//! and shares its outcome. A failure is forgotten. A creation that asks for its own key gets `InvalidState`.
+//! and shares its outcome. A failure is forgotten. Before a thread waits it leaves a note of what it waits for; if following the
+//! notes leads back to itself, the creation asks (perhaps through other threads) for its own key, and gets `InvalidState`.
+//!
+//! # Locks
+//! In this order: the map, an attempt's outcome or the pool's life cycle, the pool's growth. A shutdown holds the map while the pool
+//! decides, so that nobody finds a lease of the manager's, or creates a second one, meanwhile. No lock is held while something of the
+//! resource's runs, and none while a lease is dropped.
 //!
 //! This module must not know what it manages.
 
 use crate::error::{Error, Result};
 use crate::handle::Handle;
 use crate::lease::{Lease, UniqueLease};
-use crate::pool::{PoolConfig, PoolStats, Resource, SlotPool, TagOf};
+use crate::pool::{PoolConfig, PoolStats, Resource, SlotPool, TagOf, Verdict};
 use crate::sync::{Arc, Condvar, Mutex, OnceLock, thread};
 use std::collections::HashMap;
 use std::fmt;
@@ -26,11 +32,35 @@ struct Attempt<T> {
     by: thread::ThreadId,
 }
 
+type AttemptOf<R> = Arc<Attempt<Lease<<R as Resource>::Payload>>>;
+
 enum Entry<R: Resource> {
-    Pending(Arc<Attempt<Lease<R::Payload>>>),
+    Pending(AttemptOf<R>),
     Ready(Lease<R::Payload>),
     /// The manager gave up its own lease; others may still hold the resource.
     Released(Handle<TagOf<R>>),
+}
+
+struct Keyed<R: Resource, K> {
+    entries: HashMap<K, Entry<R>>,
+    /// What each waiting thread waits for.
+    waiting: HashMap<thread::ThreadId, AttemptOf<R>>,
+}
+
+impl<R: Resource, K> Keyed<R, K> {
+    /// Whether `attempt` waits, perhaps through other threads, for the calling one.
+    fn waits_for_me(&self, attempt: &AttemptOf<R>, me: thread::ThreadId) -> bool {
+        let mut attempt = attempt;
+        // A note whose attempt has an outcome belongs to a thread that is about to go on.
+        while attempt.outcome.lock().is_none() {
+            if attempt.by == me {
+                return true;
+            }
+            let Some(next) = self.waiting.get(&attempt.by) else { return false };
+            attempt = next;
+        }
+        false
+    }
 }
 
 /// A pool of resources with a life cycle, and one resource per key where a caller names it by a key.
@@ -39,7 +69,7 @@ enum Entry<R: Resource> {
 pub struct PoolManager<R: Resource, K = ()> {
     pool: OnceLock<SlotPool<R>>,
     configuring: Mutex<()>,
-    keyed: Mutex<HashMap<K, Entry<R>>>,
+    keyed: Mutex<Keyed<R, K>>,
 }
 
 impl<R: Resource, K: Eq + Hash + Clone> Default for PoolManager<R, K> {
@@ -51,7 +81,8 @@ impl<R: Resource, K: Eq + Hash + Clone> Default for PoolManager<R, K> {
 impl<R: Resource, K: Eq + Hash + Clone> PoolManager<R, K> {
     /// A manager that must be configured before it lends anything.
     pub fn new() -> Self {
-        Self { pool: OnceLock::new(), configuring: Mutex::new(()), keyed: Mutex::new(HashMap::new()) }
+        let keyed = Keyed { entries: HashMap::new(), waiting: HashMap::new() };
+        Self { pool: OnceLock::new(), configuring: Mutex::new(()), keyed: Mutex::new(keyed) }
     }
 
     /// Makes the manager ready. All-or-nothing: a refused configuration changes nothing.
@@ -115,59 +146,73 @@ impl<R: Resource, K: Eq + Hash + Clone> PoolManager<R, K> {
     }
 
     /// The one resource of `key`; it is created once, even by many threads at once, and lives until it is released and dropped
-    /// or the manager is shut down. Waits while another thread creates it.
+    /// or the manager is shut down. Waits while another thread creates it. A new key always gets a new resource, never one that is
+    /// idle: that one belonged to another key.
     ///
     /// # Errors
     /// What `create` says (shared by all who waited, and forgotten: the next call tries again); `InvalidState` when a creation
-    /// asks for its own key.
+    /// asks for its own key, also by way of other threads that wait for each other, and when it panicked; `Occupied` while somebody
+    /// holds the resource, which the manager has released, exclusively.
     pub fn get_or_create(&self, key: &K, request: &R::Request<'_>) -> Result<Lease<R::Payload>> {
         let pool = self.pool()?;
+        let me = thread::current().id();
         let attempt = {
             let mut keyed = self.keyed.lock();
-            match keyed.get(key) {
+            match keyed.entries.get(key) {
                 Some(Entry::Ready(lease)) => return Ok(lease.clone()),
                 Some(Entry::Pending(attempt)) => {
                     let attempt = attempt.clone();
+                    if keyed.waits_for_me(&attempt, me) {
+                        return Err(Error::state(format!("the creation of a {} asks for its own key", R::NAME)));
+                    }
+                    keyed.waiting.insert(me, attempt.clone());
                     drop(keyed);
-                    return Self::join(&attempt);
+                    return self.join(&attempt, me);
                 }
-                Some(Entry::Released(handle)) => {
-                    // Somebody may still hold it: then it is the one of this key.
-                    if let Ok(lease) = pool.lease(*handle) {
-                        keyed.insert(key.clone(), Entry::Ready(lease.clone()));
+                Some(Entry::Released(handle)) => match pool.lease(*handle) {
+                    // Somebody still holds it: then it is the one of this key.
+                    Ok(lease) => {
+                        keyed.entries.insert(key.clone(), Entry::Ready(lease.clone()));
                         return Ok(lease);
                     }
-                }
+                    Err(occupied @ Error::Occupied { .. }) => return Err(occupied),
+                    Err(_) => {}
+                },
                 None => {}
             }
-            let attempt =
-                Arc::new(Attempt { outcome: Mutex::new(None), done: Condvar::new(), by: thread::current().id() });
-            keyed.insert(key.clone(), Entry::Pending(attempt.clone()));
+            let attempt = Arc::new(Attempt { outcome: Mutex::new(None), done: Condvar::new(), by: me });
+            keyed.entries.insert(key.clone(), Entry::Pending(attempt.clone()));
             attempt
         };
         let mut finish = Finish { manager: self, key, attempt: &attempt, outcome: None };
-        finish.outcome = Some(pool.acquire(request));
-        finish.outcome.clone().unwrap_or_else(|| Err(Error::state("creation without an outcome")))
+        let outcome = pool.acquire_new(request);
+        finish.outcome = Some(outcome.clone());
+        outcome
     }
 
-    fn join(attempt: &Attempt<Lease<R::Payload>>) -> Result<Lease<R::Payload>> {
-        if attempt.by == thread::current().id() {
-            return Err(Error::state(format!("the creation of a {} asks for its own key", R::NAME)));
-        }
-        let mut outcome = attempt.outcome.lock();
-        loop {
-            if let Some(outcome) = &*outcome {
-                return outcome.clone();
+    /// Waits for the outcome of another thread's attempt.
+    fn join(&self, attempt: &AttemptOf<R>, me: thread::ThreadId) -> Result<Lease<R::Payload>> {
+        let outcome = {
+            let mut outcome = attempt.outcome.lock();
+            loop {
+                if let Some(outcome) = &*outcome {
+                    break outcome.clone();
+                }
+                attempt.done.wait(&mut outcome);
             }
-            attempt.done.wait(&mut outcome);
-        }
+        };
+        let note = self.keyed.lock().waiting.remove(&me);
+        // Outside the lock: it may be the last to know the attempt's lease.
+        drop(note);
+        outcome
     }
 
     /// The resource of `key` if it exists.
     pub fn get(&self, key: &K) -> Option<Lease<R::Payload>> {
-        match self.keyed.lock().get(key) {
-            Some(Entry::Ready(lease)) => Some(lease.clone()),
-            _ => None,
+        match self.keyed.lock().entries.get(key)? {
+            Entry::Ready(lease) => Some(lease.clone()),
+            Entry::Released(handle) => self.lease(*handle).ok(),
+            Entry::Pending(_) => None,
         }
     }
 
@@ -178,18 +223,15 @@ impl<R: Resource, K: Eq + Hash + Clone> PoolManager<R, K> {
     /// `StaleHandle` when no key of this manager has that resource.
     pub fn release(&self, handle: Handle<TagOf<R>>) -> Result<()> {
         let mut keyed = self.keyed.lock();
-        for entry in keyed.values_mut() {
-            if let Entry::Ready(lease) = entry
-                && lease.handle() == handle
-            {
-                let own = std::mem::replace(entry, Entry::Released(handle));
-                drop(keyed);
-                // Outside the lock: this may end the resource.
-                drop(own);
-                return Ok(());
-            }
-        }
-        Err(Error::stale(R::NAME, handle))
+        // Keys whose resource is gone are forgotten here, so that the map does not grow with what was once released.
+        keyed.entries.retain(|_, entry| !matches!(entry, Entry::Released(old) if !self.is_alive(*old)));
+        let found = keyed.entries.values_mut().find(|e| matches!(e, Entry::Ready(own) if own.handle() == handle));
+        let Some(entry) = found else { return Err(Error::stale(R::NAME, handle)) };
+        let own = std::mem::replace(entry, Entry::Released(handle));
+        drop(keyed);
+        // Outside the lock: this may end the resource.
+        drop(own);
+        Ok(())
     }
 
     /// Destroys idle resources until at most `keep` are left; says how many.
@@ -202,54 +244,36 @@ impl<R: Resource, K: Eq + Hash + Clone> PoolManager<R, K> {
         self.pool.get().map(SlotPool::stats).unwrap_or_default()
     }
 
-    /// Ends the manager; see [`SlotPool::shutdown_with`]. A manager that was never configured has nothing to end.
+    /// Ends the manager: nobody but the manager itself may hold anything. All is decided before anything is destroyed, and
+    /// destroyed without a lock. A second shutdown is `Ok`; a manager that was never configured has nothing to end.
     ///
     /// # Errors
-    /// `LeasesOutstanding`; nothing has changed then. `InvalidState` while a keyed creation is in progress.
+    /// `LeasesOutstanding`; nothing has changed then. A creation in progress counts as a lease.
     pub fn shutdown(&self) -> Result<()> {
         let Some(pool) = self.pool.get() else { return Ok(()) };
-        let own: Vec<_> = {
+        let ended: Vec<_> = {
             let mut keyed = self.keyed.lock();
-            if keyed.values().any(|e| matches!(e, Entry::Pending(_))) {
-                return Err(Error::state(format!("a {} is being created", R::NAME)));
+            let own = keyed.entries.values().filter_map(|entry| match entry {
+                Entry::Ready(lease) => Some(lease),
+                Entry::Pending(_) | Entry::Released(_) => None,
+            });
+            if pool.decide(own)? == Verdict::WasDown {
+                return Ok(());
             }
-            // The map's leases themselves are taken, not clones: the pool wants each held once.
-            keyed
-                .iter_mut()
-                .filter_map(|(key, entry)| match std::mem::replace(entry, Entry::Released(never())) {
-                    Entry::Ready(lease) => Some((key.clone(), lease)),
-                    _ => None,
-                })
-                .collect()
+            // An attempt that has not come to its creation yet will be refused by the pool, and removes its entry itself.
+            keyed.entries.extract_if(|_, entry| !matches!(entry, Entry::Pending(_))).collect()
         };
-        let (keys, leases): (Vec<_>, Vec<_>) = own.into_iter().unzip();
-        match pool.shutdown_with(&leases) {
-            Ok(()) => {
-                self.keyed.lock().clear();
-                drop(leases);
-                Ok(())
-            }
-            Err(e) => {
-                let mut keyed = self.keyed.lock();
-                for (key, lease) in keys.into_iter().zip(leases) {
-                    keyed.insert(key, Entry::Ready(lease));
-                }
-                Err(e)
-            }
-        }
+        pool.destroy_all_idle();
+        drop(ended);
+        Ok(())
     }
-}
-
-/// A handle that no pool makes.
-fn never<T: ?Sized>() -> Handle<T> {
-    Handle::new(u32::MAX, u32::MAX)
 }
 
 /// Publishes an attempt's outcome, also when the creation panics.
 struct Finish<'a, R: Resource, K: Eq + Hash + Clone> {
     manager: &'a PoolManager<R, K>,
     key: &'a K,
-    attempt: &'a Attempt<Lease<R::Payload>>,
+    attempt: &'a AttemptOf<R>,
     outcome: Option<Result<Lease<R::Payload>>>,
 }
 
@@ -260,8 +284,8 @@ impl<R: Resource, K: Eq + Hash + Clone> Drop for Finish<'_, R, K> {
         {
             let mut keyed = self.manager.keyed.lock();
             match &outcome {
-                Ok(lease) => drop(keyed.insert(self.key.clone(), Entry::Ready(lease.clone()))),
-                Err(_) => drop(keyed.remove(self.key)),
+                Ok(lease) => drop(keyed.entries.insert(self.key.clone(), Entry::Ready(lease.clone()))),
+                Err(_) => drop(keyed.entries.remove(self.key)),
             }
         }
         *self.attempt.outcome.lock() = Some(outcome);
@@ -276,7 +300,8 @@ impl<R: Resource, K> fmt::Debug for PoolManager<R, K> {
 }
 
 /// A store for things whose number and indexes are known beforehand, such as the devices of a machine. Each is created lazily,
-/// once, and named by its index.
+/// once, and named by its index, which is the store's key. The slot where it lives, and so [`Handle::index`], may be another one
+/// after a thing was ended and made again; who has a handle and wants the thing's number asks the thing.
 pub struct FixedSlotStore<R: Resource> {
     count: u32,
     manager: PoolManager<R, u32>,
@@ -292,7 +317,7 @@ impl<R: Resource> FixedSlotStore<R> {
     /// A store of `count` things that `resource` makes.
     ///
     /// # Errors
-    /// `OutOfMemory` when the slots cannot be made.
+    /// `InvalidArgument` for more than 2^24 - 1 things.
     pub fn new(resource: R, count: u32) -> Result<Self> {
         let manager = PoolManager::new();
         manager.configure(

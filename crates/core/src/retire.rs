@@ -7,6 +7,7 @@
 
 use crate::sync::Mutex;
 use crate::sync::atomic::{AtomicUsize, Ordering};
+use std::collections::VecDeque;
 use std::fmt;
 
 /// Objects that wait for their end. `push` holds a lock for a few instructions only.
@@ -46,28 +47,25 @@ impl<T> RetireList<T> {
         self.len() == 0
     }
 
-    /// Takes out those that are `ready` and hands each to `end`, outside the lock. Returns how many ended.
-    pub fn drain(&self, mut ready: impl FnMut(&T) -> bool, mut end: impl FnMut(T)) -> usize {
+    /// Takes out those that are `ready`, in the order in which they came, and hands each to `end`, outside the lock. Returns how many
+    /// ended. `ready` runs under the lock: it may read, not call a driver. If `end` panics, those after it are back on the list.
+    pub fn drain(&self, ready: impl FnMut(&T) -> bool, mut end: impl FnMut(T)) -> usize {
         if self.is_empty() {
             return 0;
         }
-        let due = {
+        let mut due = Due { list: self, objects: VecDeque::new() };
+        {
+            let mut ready = ready;
             let mut waiting = self.waiting.lock();
-            let mut due = Vec::new();
-            let mut i = 0;
-            while i < waiting.len() {
-                if ready(&waiting[i]) {
-                    due.push(waiting.swap_remove(i));
-                } else {
-                    i += 1;
-                }
-            }
+            due.objects.extend(waiting.extract_if(.., |object| ready(object)));
             self.len.store(waiting.len(), Ordering::Release);
-            due
-        };
-        let n = due.len();
-        due.into_iter().for_each(&mut end);
-        n
+        }
+        let mut ended = 0;
+        while let Some(object) = due.objects.pop_front() {
+            end(object);
+            ended += 1;
+        }
+        ended
     }
 
     /// Takes out all of them.
@@ -75,6 +73,18 @@ impl<T> RetireList<T> {
         let mut waiting = self.waiting.lock();
         self.len.store(0, Ordering::Release);
         std::mem::take(&mut waiting)
+    }
+}
+
+/// Objects that were taken out and not ended yet.
+struct Due<'a, T> {
+    list: &'a RetireList<T>,
+    objects: VecDeque<T>,
+}
+
+impl<T> Drop for Due<'_, T> {
+    fn drop(&mut self) {
+        self.objects.drain(..).for_each(|object| self.list.push(object));
     }
 }
 

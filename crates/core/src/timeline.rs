@@ -252,10 +252,12 @@ impl Line {
     /// The cause, when `value` failed. Reported as soon as it is known, even before the value is over.
     #[inline]
     pub fn check(&self, value: u64) -> Result<bool> {
-        if value >= self.first_failed.load(Ordering::Acquire) {
+        // In this order: a failure is published before the completion of what failed.
+        let complete = self.completed() >= value;
+        if self.failed(value) {
             return Err(self.cause_slow());
         }
-        Ok(self.completed() >= value)
+        Ok(complete)
     }
 
     /// The failure, if there was one.
@@ -426,12 +428,10 @@ impl fmt::Debug for Line {
     }
 }
 
-struct Table {
-    chunks: [OnceLock<Box<[Line]>>; LINES / LINES_PER_CHUNK],
-    free: Mutex<FreeLines>,
-}
+/// All lines, made a chunk at a time, never moved or freed.
+static CHUNKS: [OnceLock<Box<[Line]>>; LINES / LINES_PER_CHUNK] = [const { OnceLock::new() }; LINES / LINES_PER_CHUNK];
 
-#[derive(Default)]
+/// Lines that nobody has.
 struct FreeLines {
     made: usize,
     ready: Vec<u16>,
@@ -439,19 +439,16 @@ struct FreeLines {
     draining: Vec<u16>,
 }
 
-fn table() -> &'static Table {
-    static TABLE: OnceLock<Table> = OnceLock::new();
-    TABLE.get_or_init(|| Table {
-        chunks: std::array::from_fn(|_| OnceLock::new()),
-        free: Mutex::new(FreeLines { made: 1, ..FreeLines::default() }),
-    })
+fn free_lines() -> &'static Mutex<FreeLines> {
+    static FREE: OnceLock<Mutex<FreeLines>> = OnceLock::new();
+    FREE.get_or_init(|| Mutex::new(FreeLines { made: 1, ready: Vec::new(), draining: Vec::new() }))
 }
 
-/// The line that `id` names. `LineId`s are only made for lines that exist.
+/// The line that `id` names.
 #[inline]
 fn line(id: LineId) -> &'static Line {
     let i = usize::from(id.0);
-    let chunk = table().chunks[i / LINES_PER_CHUNK].get_or_init(|| {
+    let chunk = CHUNKS[i / LINES_PER_CHUNK].get_or_init(|| {
         let base = i / LINES_PER_CHUNK * LINES_PER_CHUNK;
         (base..base + LINES_PER_CHUNK).map(|n| Line::new(n as u16)).collect()
     });
@@ -471,22 +468,27 @@ impl LineOwner {
     /// # Errors
     /// `OutOfMemory` when all 65,535 lines are in use.
     pub fn take() -> Result<Self> {
-        let mut free = table().free.lock();
-        if let Some(id) = free.ready.pop() {
-            return Ok(Self(line(LineId(id))));
-        }
-        if let Some(at) = free.draining.iter().position(|&id| line(LineId(id)).is_idle()) {
-            let id = free.draining.swap_remove(at);
-            return Ok(Self(line(LineId(id))));
-        }
-        if free.made >= LINES {
+        let mut free = free_lines().lock();
+        // A line that failed after it was given up is never lent again.
+        free.draining.retain(|&id| line(LineId(id)).failure().is_none());
+        let id = if let Some(id) = free.ready.pop() {
+            id
+        } else if let Some(at) = free.draining.iter().position(|&id| line(LineId(id)).is_idle()) {
+            free.draining.swap_remove(at)
+        } else if free.made < LINES {
+            free.made += 1;
+            (free.made - 1) as u16
+        } else {
             return Err(OutOfMemory::new("timelines", 1)
                 .note("65,535 streams and gates are in use or failed; drop some, or restart the process")
                 .into());
+        };
+        let line = line(LineId(id));
+        // What the last owner's stream had waited for, the next one's has not.
+        for known in &line.known {
+            known.store(0, Ordering::Relaxed);
         }
-        let id = free.made as u16;
-        free.made += 1;
-        Ok(Self(line(LineId(id))))
+        Ok(Self(line))
     }
 
     /// The line.
@@ -503,7 +505,7 @@ impl Drop for LineOwner {
         if line.failure().is_some() || line.submitted() >= VALUE_LIMIT / 2 {
             return;
         }
-        let mut free = table().free.lock();
+        let mut free = free_lines().lock();
         if line.is_idle() {
             free.ready.push(line.id.0);
         } else {

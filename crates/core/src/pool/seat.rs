@@ -1,0 +1,106 @@
+//! Cells: one idle slot a seat, for threads that acquire and release the same cheap thing again and again.
+//!
+//! # Protocol
+//! A cell is 0 (empty), `index + 1` (that slot, idle, payload present) or [`CLOSED`]. It is filled by a CAS from empty by the thread
+//! that is alone with the slot, and emptied by a CAS to 0, after which that thread is alone with the slot. A shutdown swaps in
+//! `CLOSED`: whoever then wants to fill the cell fails and takes a list.
+//!
+//! Threads share a seat when there are more threads than seats; that costs time, never correctness.
+//!
+//! This module must not know what a slot holds.
+
+use crate::sync::CachePadded;
+use crate::sync::atomic::{AtomicU32, Ordering};
+
+#[cfg(not(loom))]
+const SEATS: usize = 32;
+#[cfg(loom)]
+const SEATS: usize = 1;
+const EMPTY: u32 = 0;
+/// A cell whose pool is shutting down.
+const CLOSED: u32 = u32::MAX;
+
+/// One cell for each seat.
+pub(super) struct Cells([CachePadded<AtomicU32>; SEATS]);
+
+impl Cells {
+    pub(super) fn new() -> Self {
+        Self(std::array::from_fn(|_| CachePadded::new(AtomicU32::new(EMPTY))))
+    }
+
+    /// Takes the slot out of the seat's cell.
+    #[inline]
+    pub(super) fn take(&self, seat: usize) -> Option<u32> {
+        let cell = &self.0[seat % SEATS];
+        let at = cell.load(Ordering::Relaxed);
+        // Neither empty nor closed.
+        if at.wrapping_sub(1) < CLOSED - 1
+            && cell.compare_exchange(at, EMPTY, Ordering::Acquire, Ordering::Relaxed).is_ok()
+        {
+            return Some(at - 1);
+        }
+        None
+    }
+
+    /// Leaves a slot in the seat's cell. `false`: the cell is in use or closed, and the slot is still the caller's.
+    ///
+    /// # Safety
+    /// - The caller is alone with the slot; on `true` it gives the slot up, and another thread may free the pool.
+    /// - `this` belongs to the slot's pool.
+    #[inline]
+    pub(super) unsafe fn put(this: *const Self, seat: usize, index: u32) -> bool {
+        // SAFETY: the slot keeps the pool alive until the CAS succeeds; nothing is touched after that.
+        unsafe {
+            let cell: *const AtomicU32 = &*(&(*this).0)[seat % SEATS];
+            (*cell).load(Ordering::Relaxed) == EMPTY
+                && (*cell).compare_exchange(EMPTY, index + 1, Ordering::Release, Ordering::Relaxed).is_ok()
+        }
+    }
+
+    /// Takes a slot out of any cell.
+    pub(super) fn take_any(&self) -> Option<u32> {
+        (0..SEATS).find_map(|seat| self.take(seat))
+    }
+
+    /// Closes all cells and hands out the slots that were in them.
+    pub(super) fn close(&self, mut found: impl FnMut(u32)) {
+        for cell in &self.0 {
+            let at = cell.swap(CLOSED, Ordering::AcqRel);
+            if at != EMPTY && at != CLOSED {
+                found(at - 1);
+            }
+        }
+    }
+
+    /// Opens closed cells again.
+    pub(super) fn reopen(&self) {
+        for cell in &self.0 {
+            let _ = cell.compare_exchange(CLOSED, EMPTY, Ordering::AcqRel, Ordering::Relaxed);
+        }
+    }
+}
+
+/// This thread's seat: where it starts among shards and cells.
+#[cfg(not(loom))]
+#[inline]
+pub(super) fn this_seat() -> usize {
+    use std::cell::Cell;
+    thread_local!(static SEAT: Cell<u32> = const { Cell::new(0) });
+    #[cold]
+    fn assign(seat: &Cell<u32>) -> u32 {
+        static NEXT: AtomicU32 = AtomicU32::new(0);
+        let s = NEXT.fetch_add(1, Ordering::Relaxed) | 1 << 31;
+        seat.set(s);
+        s
+    }
+    SEAT.with(|seat| match seat.get() {
+        0 => assign(seat),
+        s => s,
+    }) as usize
+}
+
+/// In a model all threads share a seat: that is the hard case.
+#[cfg(loom)]
+pub(super) fn this_seat() -> usize {
+    0
+}
