@@ -117,6 +117,8 @@ pub struct Limits {
     pub streams: u32,
     /// The alignment that every buffer has at least.
     pub alignment: u64,
+    /// The alignment that the address of a binding must have; 1 where a binding may begin anywhere.
+    pub binding_alignment: u64,
 }
 
 impl Limits {
@@ -138,6 +140,7 @@ impl Default for Limits {
             buffer: 1 << 47,
             streams: 1024,
             alignment: 256,
+            binding_alignment: 1,
         }
     }
 }

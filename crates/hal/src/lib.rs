@@ -23,6 +23,7 @@
 //! This crate must hold no policy, no cache and no pool.
 
 pub mod backend;
+mod check;
 pub mod hazard;
 pub mod id;
 pub mod info;
@@ -31,6 +32,9 @@ pub mod list;
 pub mod null;
 pub mod op;
 pub mod plan;
+pub mod traced;
+pub mod validated;
+mod wrapper;
 
 pub use backend::{Backend, Device, Gate, GraphExec, NodePatch, Stream, StreamDesc};
 pub use id::{BackendKind, DeviceId};
@@ -40,3 +44,5 @@ pub use list::OpList;
 pub use null::NullBackend;
 pub use op::{Copy2d, Dispatch, Download, Fill, ForeignCall, HostCall, Keep, Op, Timestamp, Upload};
 pub use plan::Plan;
+pub use traced::Traced;
+pub use validated::Validated;

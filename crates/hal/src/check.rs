@@ -1,0 +1,198 @@
+//! Checks of single operations that need nothing but the operation and the device's limits.
+//!
+//! This module must not know which memory or which objects exist.
+
+use crate::info::Limits;
+use crate::kernel::{Binding, Pipeline};
+use crate::op::{Copy2d, Fill};
+use leasehold_core::{Error, Result};
+
+/// A range that an operation touches on the device.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Range {
+    pub(crate) addr: u64,
+    pub(crate) len: u64,
+    pub(crate) native: u64,
+    /// It may lie in a peer's memory.
+    pub(crate) peer: bool,
+}
+
+impl From<&Binding> for Range {
+    fn from(b: &Binding) -> Self {
+        Range { addr: b.addr, len: b.len, native: b.native, peer: false }
+    }
+}
+
+/// Grid, block and shared memory against the limits. A grid with a zero runs nothing and is fine.
+pub(crate) fn shape(limits: &Limits, pipeline: &Pipeline, grid: [u32; 3], block: [u32; 3], shared: u32) -> Result<()> {
+    grid_fits(limits, grid)?;
+    if block.contains(&0) {
+        return Err(Error::invalid(format!("a block of {block:?} threads has none; use 1 where nothing is meant")));
+    }
+    let threads = block.iter().fold(1u64, |n, &b| n.saturating_mul(u64::from(b)));
+    let most = u64::from(limits.block_threads.min(pipeline.block_threads));
+    if block.iter().zip(&limits.block).any(|(b, l)| b > l) || threads > most {
+        return Err(Error::invalid(format!(
+            "a block of {block:?} is {threads} threads; the limits are {:?} and {most} in all",
+            limits.block
+        )));
+    }
+    if shared > limits.shared {
+        return Err(Error::invalid(format!("{shared} bytes of shared memory; the limit is {}", limits.shared)));
+    }
+    Ok(())
+}
+
+/// The grid against the limits.
+pub(crate) fn grid_fits(limits: &Limits, grid: [u32; 3]) -> Result<()> {
+    if grid.iter().zip(&limits.grid).any(|(g, l)| g > l) {
+        return Err(Error::invalid(format!("a grid of {grid:?}; the limit is {:?}", limits.grid)));
+    }
+    Ok(())
+}
+
+/// Number, roles and alignment of bindings.
+pub(crate) fn bindings(limits: &Limits, pipeline: &Pipeline, bindings: &[Binding]) -> Result<()> {
+    if bindings.len() != pipeline.bindings.len() {
+        return Err(Error::invalid(format!(
+            "{} bindings; kernel {} takes {}",
+            bindings.len(),
+            pipeline.name,
+            pipeline.bindings.len()
+        )));
+    }
+    for (i, (b, &declared)) in bindings.iter().zip(&pipeline.bindings).enumerate() {
+        if (declared.reads() && !b.access.reads()) || (declared.writes() && !b.access.writes()) {
+            return Err(Error::invalid(format!(
+                "binding {i} is bound for {:?}; kernel {} declares {declared:?}",
+                b.access, pipeline.name
+            )));
+        }
+        if b.len != 0 && b.addr % limits.binding_alignment.max(1) != 0 {
+            return Err(Error::invalid(format!(
+                "binding {i} at {:#x} is not aligned to {} bytes",
+                b.addr, limits.binding_alignment
+            )));
+        }
+    }
+    Ok(())
+}
+
+/// Bytes of parameters.
+pub(crate) fn params(pipeline: &Pipeline, params: &[u8]) -> Result<()> {
+    if params.len() != pipeline.params as usize {
+        return Err(Error::invalid(format!(
+            "{} bytes of parameters; kernel {} takes {}",
+            params.len(),
+            pipeline.name,
+            pipeline.params
+        )));
+    }
+    Ok(())
+}
+
+/// Pattern and alignment of a fill.
+pub(crate) fn fill(f: &Fill) -> Result<()> {
+    if !matches!(f.width, 1 | 2 | 4) {
+        return Err(Error::invalid(format!("a pattern of {} bytes; use 1, 2 or 4", f.width)));
+    }
+    if f.width < 4 && f.pattern >> (8 * f.width) != 0 {
+        return Err(Error::invalid(format!("pattern {:#x} does not fit in {} bytes", f.pattern, f.width)));
+    }
+    let width = u64::from(f.width);
+    if f.dst % width != 0 || f.bytes % width != 0 {
+        return Err(Error::invalid(format!(
+            "{} bytes at {:#x} are not aligned to the pattern's {width} bytes",
+            f.bytes, f.dst
+        )));
+    }
+    Ok(())
+}
+
+/// Pitches of a copy, and that it does not overlap itself.
+pub(crate) fn copy(c: &Copy2d) -> Result<()> {
+    if c.rows == 0 || c.width == 0 {
+        return Ok(());
+    }
+    if c.rows > 1 && c.dst_pitch < c.width {
+        return Err(Error::invalid(format!("rows of {} bytes at a pitch of {} overlap", c.width, c.dst_pitch)));
+    }
+    for (at, pitch) in [(c.src, c.src_pitch), (c.dst, c.dst_pitch)] {
+        let end = (c.rows - 1).checked_mul(pitch).and_then(|e| e.checked_add(c.width)).and_then(|e| e.checked_add(at));
+        if end.is_none() {
+            return Err(Error::invalid("the copy wraps the address space"));
+        }
+    }
+    if overlaps(c) {
+        return Err(Error::invalid(format!("source {:#x} and destination {:#x} overlap", c.src, c.dst)));
+    }
+    Ok(())
+}
+
+/// Whether a byte is both read and written. The rows of both sides are sorted, so one walk over both finds out.
+fn overlaps(c: &Copy2d) -> bool {
+    let (src_end, dst_end) = (c.src + c.extent(c.src_pitch), c.dst + c.extent(c.dst_pitch));
+    if src_end <= c.dst || dst_end <= c.src {
+        return false;
+    }
+    let (mut i, mut j) = (0, 0);
+    while i < c.rows && j < c.rows {
+        let (s, d) = (c.src + i * c.src_pitch, c.dst + j * c.dst_pitch);
+        if s + c.width <= d {
+            i += 1;
+        } else if d + c.width <= s {
+            j += 1;
+        } else {
+            return true;
+        }
+    }
+    false
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+    use std::collections::HashSet;
+
+    proptest! {
+        #[test]
+        fn overlap_of_copies_is_what_their_bytes_say(
+            (src, dst) in (0u64..48, 0u64..48),
+            (src_pitch, extra) in (0u64..12, 0u64..8),
+            (width, rows) in (0u64..9, 0u64..6),
+        ) {
+            let dst_pitch = width + extra;
+            let c = Copy2d { src, src_native: 0, src_pitch, dst, dst_native: 0, dst_pitch, width, rows };
+            let bytes = |at: u64, pitch: u64| -> HashSet<u64> {
+                (0..rows).flat_map(|r| (0..width).map(move |b| at + r * pitch + b)).collect()
+            };
+            let naive = !bytes(src, src_pitch).is_disjoint(&bytes(dst, dst_pitch));
+            prop_assert_eq!(copy(&c).is_err(), naive);
+        }
+    }
+
+    #[test]
+    fn fills_want_a_pattern_that_fits_and_an_aligned_range() {
+        let ok = Fill { dst: 8, native: 0, bytes: 8, pattern: 0xabcd, width: 2 };
+        fill(&ok).unwrap();
+        for bad in [
+            Fill { width: 3, ..ok },
+            Fill { width: 8, ..ok },
+            Fill { width: 1, ..ok },
+            Fill { dst: 9, ..ok },
+            Fill { bytes: 7, ..ok },
+            Fill { width: 4, bytes: 6, ..ok },
+        ] {
+            assert_eq!(fill(&bad).unwrap_err().kind(), "InvalidArgument", "{bad:?}");
+        }
+    }
+
+    #[test]
+    fn a_copy_that_wraps_is_refused_before_any_arithmetic() {
+        let c = Copy2d::linear((u64::MAX - 3, 0), (16, 0), 8);
+        assert!(copy(&c).is_err());
+        assert!(copy(&Copy2d { rows: u64::MAX, ..Copy2d::linear((1 << 20, 0), (16, 0), 8) }).is_err());
+        copy(&Copy2d::linear((u64::MAX, 0), (0, 0), 0)).unwrap();
+    }
+}

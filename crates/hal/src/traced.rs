@@ -1,0 +1,129 @@
+//! A wrapper that tells `tracing` about every call: what, on what, how long, with which outcome.
+//!
+//! Submissions are events of level `DEBUG`, their operations of level `TRACE`, everything else `DEBUG`; the target is
+//! [`TARGET`]. With nobody listening a call costs one load and one branch.
+//!
+//! This module must not know who listens.
+
+use crate::backend::{Backend, Device, Stream};
+use crate::id::{BackendKind, DeviceId};
+use crate::info::DeviceInfo;
+use crate::op::Op;
+use crate::plan::Plan;
+use crate::wrapper::{Layer, Open, Wrapper};
+use leasehold_core::sync::Arc;
+use leasehold_core::{Lease, PoolStats, Result};
+use std::fmt;
+use std::time::Instant;
+use tracing::Level;
+
+/// The target of the events.
+pub const TARGET: &str = "leasehold::hal";
+
+/// A backend whose calls are traced.
+///
+/// ```
+/// use leasehold_hal::{Backend, NullBackend, Traced};
+/// let backend = Traced::new(NullBackend)?;
+/// assert!(backend.devices()?.is_empty());
+/// # Ok::<(), leasehold_core::Error>(())
+/// ```
+pub struct Traced<B>(Wrapper<B, Tracing>);
+
+impl<B: Backend> Traced<B> {
+    /// Wraps a backend; `Arc<dyn Backend>` is one too.
+    ///
+    /// # Errors
+    /// `OutOfMemory` for the wrapper's pools.
+    pub fn new(inner: B) -> Result<Self> {
+        Ok(Self(Wrapper::new(inner, Tracing)?))
+    }
+
+    /// The backend inside.
+    pub fn inner(&self) -> &B {
+        &self.0.inner
+    }
+}
+
+impl<B: Backend> fmt::Debug for Traced<B> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Traced({})", self.0.inner.kind())
+    }
+}
+
+impl<B: Backend> Backend for Traced<B> {
+    fn kind(&self) -> BackendKind {
+        self.0.kind()
+    }
+    fn devices(&self) -> Result<Vec<DeviceInfo>> {
+        self.0.devices()
+    }
+    fn open(&self, device: DeviceId) -> Result<Lease<dyn Device>> {
+        self.0.open(device)
+    }
+    fn shutdown(&self) -> Result<()> {
+        self.0.shutdown()
+    }
+    fn pools(&self, report: &mut dyn FnMut(&'static str, PoolStats)) {
+        self.0.pools(report);
+    }
+}
+
+/// The layer.
+pub(crate) struct Tracing;
+
+impl Layer for Tracing {
+    type Device = ();
+    type Graph = ();
+    const POOLS: [&'static str; 3] = ["traced devices", "traced streams", "traced graphs"];
+
+    fn opened(&self, _: &Lease<dyn Device>) -> Arc<()> {
+        Arc::new(())
+    }
+
+    fn around<R>(what: &'static str, on: fmt::Arguments<'_>, call: impl FnOnce() -> Result<R>) -> Result<R> {
+        if !tracing::enabled!(target: TARGET, Level::DEBUG) {
+            return call();
+        }
+        let start = Instant::now();
+        let result = call();
+        let us = micros(start);
+        match &result {
+            Ok(_) => tracing::debug!(target: TARGET, call = what, %on, us, "ok"),
+            Err(error) => tracing::debug!(target: TARGET, call = what, %on, us, %error, "failed"),
+        }
+        result
+    }
+
+    unsafe fn submit(_: &Open<Self>, inner: &dyn Stream, ops: &[Op<'_>]) -> Result<u64> {
+        if !tracing::enabled!(target: TARGET, Level::DEBUG) {
+            // SAFETY: by the contract.
+            return unsafe { inner.submit(ops) };
+        }
+        let start = Instant::now();
+        // SAFETY: by the contract.
+        let result = unsafe { inner.submit(ops) };
+        let us = micros(start);
+        let on = inner.line();
+        match &result {
+            Ok(value) => {
+                tracing::debug!(target: TARGET, call = "submit", ?on, ops = ops.len(), value, us, "ok");
+            }
+            Err(error) => {
+                tracing::debug!(target: TARGET, call = "submit", ?on, ops = ops.len(), us, %error, "failed");
+            }
+        }
+        for (index, op) in ops.iter().enumerate() {
+            tracing::trace!(target: TARGET, on = ?on.id(), index, op = op.name(), "operation");
+        }
+        result
+    }
+
+    fn check_plan(_: &Open<Self>, _: &Plan) -> Result<()> {
+        Ok(())
+    }
+}
+
+fn micros(start: Instant) -> u64 {
+    u64::try_from(start.elapsed().as_micros()).unwrap_or(u64::MAX)
+}

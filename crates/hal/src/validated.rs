@@ -1,0 +1,494 @@
+//! A wrapper that checks every submission before it reaches the backend, so that a mistake is an error that names the operation
+//! and not a fault of the device.
+//!
+//! # What is checked
+//! | operation | checks |
+//! |---|---|
+//! | dispatch | the kernel is this device's; number, roles and alignment of bindings; size of parameters; grid, block and shared memory within the limits |
+//! | every device range | not null, not symbolic, does not wrap, lies in one live buffer of this device's allocators (copies: or of a peer's), with that buffer's native object |
+//! | copy | rows do not overlap, neither one another nor what is read |
+//! | fill | a pattern of 1, 2 or 4 bytes that fits, aligned |
+//! | upload, download | the host address is not null |
+//! | wait | the value was submitted, unless a gate may still signal it; the line is one that this device can wait for |
+//! | time stamp, graph | this device's; a graph's memory is still live |
+//! | host, foreign call | the device can do it |
+//! | plan | well-formed, and each operation as above |
+//!
+//! An error says which operation of which submission of which stream; nothing was submitted then. What cannot be seen from here is
+//! still the caller's promise: that memory stays live until the value completes, and that accesses are what the kernel does.
+//!
+//! # Cost
+//! A submission takes shared locks and allocates nothing. A range is found through a table of hints; an address seen for the first
+//! time costs a walk over the allocator's rows.
+//!
+//! This module must not know how a backend runs anything.
+
+use crate::backend::{Backend, Device, NodePatch, Stream};
+use crate::check::{self, Range};
+use crate::id::{BackendKind, DeviceId};
+use crate::info::{DeviceInfo, MemoryKind};
+use crate::kernel::{KernelDesc, Pipeline};
+use crate::op::{Op, Timestamp};
+use crate::plan::Plan;
+use crate::wrapper::{Layer, Lent, Open, Wrapper};
+use leasehold_alloc::{Holding, SYMBOLIC};
+use leasehold_core::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, Ordering};
+use leasehold_core::sync::{Arc, Mutex, RwLock};
+use leasehold_core::{Error, Lease, Line, Point, PoolStats, Result};
+use std::collections::{HashMap, HashSet};
+use std::fmt;
+use std::sync::Weak;
+
+/// A backend whose submissions are checked.
+///
+/// ```
+/// use leasehold_hal::{Backend, NullBackend, Validated};
+/// let backend = Validated::new(NullBackend)?;
+/// assert!(backend.devices()?.is_empty());
+/// # Ok::<(), leasehold_core::Error>(())
+/// ```
+pub struct Validated<B>(Wrapper<B, Checks>);
+
+impl<B: Backend> Validated<B> {
+    /// Wraps a backend; `Arc<dyn Backend>` is one too.
+    ///
+    /// # Errors
+    /// `OutOfMemory` for the wrapper's pools.
+    pub fn new(inner: B) -> Result<Self> {
+        let lines = (0..=u16::MAX).map(|_| AtomicU8::new(UNKNOWN)).collect();
+        let registry = Arc::new(Registry { lines, devices: RwLock::new(Vec::new()) });
+        Ok(Self(Wrapper::new(inner, Checks(registry))?))
+    }
+
+    /// The backend inside.
+    pub fn inner(&self) -> &B {
+        &self.0.inner
+    }
+}
+
+impl<B: Backend> fmt::Debug for Validated<B> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Validated({})", self.0.inner.kind())
+    }
+}
+
+impl<B: Backend> Backend for Validated<B> {
+    fn kind(&self) -> BackendKind {
+        self.0.kind()
+    }
+    fn devices(&self) -> Result<Vec<DeviceInfo>> {
+        self.0.devices()
+    }
+    fn open(&self, device: DeviceId) -> Result<Lease<dyn Device>> {
+        self.0.open(device)
+    }
+    fn shutdown(&self) -> Result<()> {
+        self.0.shutdown()
+    }
+    fn pools(&self, report: &mut dyn FnMut(&'static str, PoolStats)) {
+        self.0.pools(report);
+    }
+}
+
+/// Nothing is known about the line: another backend's, or nobody's.
+const UNKNOWN: u8 = 0;
+/// A stream's, which this wrapper lent.
+const STREAM: u8 = 1;
+/// A gate's: values may be waited for before anybody signals them.
+const GATE: u8 = 2;
+/// A stream's that has ended. Its values may still be waited for; the line may be somebody else's by now.
+const FORMER: u8 = 3;
+
+/// What is shared by the devices of one wrapper.
+pub(crate) struct Registry {
+    lines: Box<[AtomicU8]>,
+    devices: RwLock<Vec<Arc<Known>>>,
+}
+
+impl Registry {
+    fn mark(&self, line: &Line, what: u8) {
+        self.lines[usize::from(line.id().get())].store(what, Ordering::Release);
+    }
+}
+
+/// What is known about a device.
+pub(crate) struct Known {
+    id: DeviceId,
+    registry: Arc<Registry>,
+    /// Addresses of the pipelines and time stamps that this device lent.
+    objects: RwLock<HashSet<usize>>,
+    /// Graphs by their native word.
+    graphs: RwLock<HashMap<u64, Arc<CheckedGraph>>>,
+    /// Kinds of memory that were asked for. Others have no buffers, and asking would make their allocators.
+    kinds: [AtomicBool; KINDS.len()],
+    /// Rows of the block tables by a hash of the address.
+    hints: Box<[[AtomicU32; HINTS]; KINDS.len()]>,
+    /// The opened device, for ranges in a peer's memory. Weak: what is known must not keep a device open.
+    open: Mutex<Weak<Open<Checks>>>,
+}
+
+const KINDS: [MemoryKind; 2] = [MemoryKind::Device, MemoryKind::Pinned];
+const HINTS: usize = 256;
+
+/// What is known about a graph.
+pub(crate) struct CheckedGraph {
+    nodes: Box<[CheckedNode]>,
+    /// The ranges of all nodes, one after the other; bindings change by updates.
+    ranges: Mutex<Vec<Range>>,
+}
+
+struct CheckedNode {
+    /// Of a dispatch.
+    pipeline: Option<Lease<Pipeline>>,
+    at: usize,
+    len: usize,
+}
+
+/// The layer.
+pub(crate) struct Checks(Arc<Registry>);
+
+impl Layer for Checks {
+    type Device = Known;
+    type Graph = Arc<CheckedGraph>;
+    const POOLS: [&'static str; 3] = ["validated devices", "validated streams", "validated graphs"];
+
+    fn opened(&self, inner: &Lease<dyn Device>) -> Arc<Known> {
+        let id = inner.info().id;
+        let mut devices = self.0.devices.write();
+        if let Some(known) = devices.iter().find(|k| k.id == id) {
+            return known.clone();
+        }
+        let known = Arc::new(Known {
+            id,
+            registry: self.0.clone(),
+            objects: RwLock::new(HashSet::new()),
+            graphs: RwLock::new(HashMap::new()),
+            kinds: std::array::from_fn(|_| AtomicBool::new(false)),
+            hints: Box::new(std::array::from_fn(|_| std::array::from_fn(|_| AtomicU32::new(u32::MAX)))),
+            open: Mutex::new(Weak::new()),
+        });
+        devices.push(known.clone());
+        known
+    }
+
+    fn ready(open: &Arc<Open<Self>>) {
+        *open.known.open.lock() = Arc::downgrade(open);
+    }
+
+    unsafe fn submit(open: &Open<Self>, inner: &dyn Stream, ops: &[Op<'_>]) -> Result<u64> {
+        let line = inner.line();
+        for (i, op) in ops.iter().enumerate() {
+            if let Err(e) = check_op(open, Some(line), op) {
+                return Err(located(e, op, format_args!("operation {i} of submission {} of {line:?}", next(line))));
+            }
+        }
+        // SAFETY: by the contract.
+        unsafe { inner.submit(ops) }
+    }
+
+    fn check_wait(open: &Open<Self>, line: &'static Line, on: Point) -> Result<()> {
+        check_wait(open, Some(line), on).map_err(|e| prefixed(e, format_args!("wait of {line:?}")))
+    }
+
+    fn check_kernel(open: &Open<Self>, desc: &KernelDesc<'_>) -> Result<()> {
+        desc.validate()?;
+        let limits = open.inner.limits();
+        if desc.bindings.len() > limits.bindings as usize || desc.params > limits.params {
+            return Err(Error::invalid(format!(
+                "kernel {}: {} bindings and {} bytes of parameters; the limits of {} are {} and {}",
+                desc.name,
+                desc.bindings.len(),
+                desc.params,
+                open.known.id,
+                limits.bindings,
+                limits.params
+            )));
+        }
+        Ok(())
+    }
+
+    fn check_elapsed(open: &Open<Self>, start: &Timestamp, end: &Timestamp) -> Result<()> {
+        for stamp in [start, end] {
+            owned(open, stamp, "time stamp")?;
+        }
+        Ok(())
+    }
+
+    fn check_plan(open: &Open<Self>, plan: &Plan) -> Result<Arc<CheckedGraph>> {
+        if plan.pred_at.len() != plan.len() + 1
+            || plan.pred_at.first() != Some(&0)
+            || plan.pred_at.last().is_some_and(|&end| end as usize != plan.pred.len())
+            || plan.pred_at.is_sorted_by(|a, b| a <= b).eq(&false)
+        {
+            return Err(Error::invalid("the plan's table of predecessors does not fit its operations"));
+        }
+        let mut ranges = Vec::new();
+        let mut nodes = Vec::with_capacity(plan.len());
+        for (i, op) in plan.ops.iter().enumerate() {
+            if plan.predecessors(i).iter().any(|&p| p as usize >= i) {
+                return Err(Error::invalid(format!("node {i} of the plan waits for itself or a later node")));
+            }
+            check_op(open, None, &op).map_err(|e| located(e, &op, format_args!("node {i} of a plan")))?;
+            let at = ranges.len();
+            for_each_range(&op, |range| ranges.push(range));
+            let pipeline = if let Op::Dispatch(d) = op { Some(d.pipeline.clone()) } else { None };
+            nodes.push(CheckedNode { pipeline, at, len: ranges.len() - at });
+        }
+        Ok(Arc::new(CheckedGraph { nodes: nodes.into(), ranges: Mutex::new(ranges) }))
+    }
+
+    fn check_update(open: &Open<Self>, graph: &Arc<CheckedGraph>, patches: &[NodePatch<'_>]) -> Result<()> {
+        for patch in patches {
+            check_patch(open, graph, patch)
+                .map_err(|e| prefixed(e, format_args!("update of node {} of a graph", patch.node)))?;
+        }
+        Ok(())
+    }
+
+    fn graph_made(open: &Open<Self>, native: u64, graph: &Arc<CheckedGraph>) {
+        open.known.graphs.write().insert(native, graph.clone());
+    }
+
+    fn graph_ended(open: &Open<Self>, native: u64) {
+        // The leases that it holds are dropped after the lock.
+        let ended = open.known.graphs.write().remove(&native);
+        drop(ended);
+    }
+
+    fn updated(graph: &Arc<CheckedGraph>, patches: &[NodePatch<'_>]) {
+        let mut ranges = graph.ranges.lock();
+        for patch in patches {
+            if let (Some(bindings), Some(node)) = (patch.bindings, graph.nodes.get(patch.node as usize)) {
+                ranges[node.at..node.at + node.len].iter_mut().zip(bindings).for_each(|(r, b)| *r = b.into());
+            }
+        }
+    }
+
+    fn lent(open: &Open<Self>, what: Lent<'_>) {
+        let known = &open.known;
+        match what {
+            Lent::Memory(kind) => {
+                if let Some(i) = KINDS.iter().position(|&k| k == kind) {
+                    known.kinds[i].store(true, Ordering::Release);
+                }
+            }
+            Lent::Stream(line) => known.registry.mark(line, STREAM),
+            Lent::Gate(line) => known.registry.mark(line, GATE),
+            Lent::Pipeline(lease) => known.own(address(&**lease)),
+            Lent::Timestamp(lease) => known.own(address(&**lease)),
+        }
+    }
+
+    fn stream_ended(open: &Open<Self>, line: &'static Line) {
+        open.known.registry.mark(line, FORMER);
+    }
+}
+
+impl Known {
+    /// Notes that an object is this device's, and no longer that of the device which had its slot before.
+    fn own(&self, address: usize) {
+        if self.objects.read().contains(&address) {
+            return;
+        }
+        for other in self.registry.devices.read().iter().filter(|k| k.id != self.id) {
+            other.objects.write().remove(&address);
+        }
+        self.objects.write().insert(address);
+    }
+
+    /// The live buffer of `device`, which this is about, that holds a range.
+    fn find(&self, device: &dyn Device, addr: u64, len: u64) -> Option<Holding> {
+        KINDS.iter().enumerate().find_map(|(i, &kind)| {
+            if !self.kinds[i].load(Ordering::Acquire) {
+                return None;
+            }
+            let hint = &self.hints[i][(addr >> 8) as usize % HINTS];
+            let found = device.memory(kind).ok()?.holding(addr, len, hint.load(Ordering::Relaxed))?;
+            hint.store(found.row, Ordering::Relaxed);
+            Some(found)
+        })
+    }
+}
+
+fn address<T>(object: &T) -> usize {
+    std::ptr::from_ref(object).addr()
+}
+
+fn owned<T>(open: &Open<Checks>, object: &T, what: &str) -> Result<()> {
+    if open.known.objects.read().contains(&address(object)) {
+        return Ok(());
+    }
+    Err(Error::invalid(format!("the {what} was not made by {}", open.known.id)))
+}
+
+/// The value that the next submission would take.
+fn next(line: &Line) -> u64 {
+    line.submitted() + 1
+}
+
+#[cold]
+fn located(e: Error, op: &Op<'_>, place: fmt::Arguments<'_>) -> Error {
+    prefixed(e, format_args!("{} ({place})", op.name()))
+}
+
+/// Says where it was, and keeps the kind.
+#[cold]
+fn prefixed(e: Error, place: fmt::Arguments<'_>) -> Error {
+    match e {
+        Error::InvalidArgument(what) => Error::InvalidArgument(format!("{place}: {what}").into()),
+        Error::Unsupported(what) => Error::Unsupported(format!("{place}: {what}").into()),
+        other => other,
+    }
+}
+
+/// Checks one operation of a submission to `line`, or of a plan.
+fn check_op(open: &Open<Checks>, line: Option<&'static Line>, op: &Op<'_>) -> Result<()> {
+    let limits = open.inner.limits();
+    match op {
+        Op::Wait(on) => check_wait(open, line, *on)?,
+        Op::Dispatch(d) => {
+            owned(open, &**d.pipeline, "kernel")?;
+            check::bindings(limits, d.pipeline, d.bindings)?;
+            check::params(d.pipeline, d.params)?;
+            check::shape(limits, d.pipeline, d.grid, d.block, d.shared)?;
+        }
+        Op::Copy(c) => check::copy(c)?,
+        Op::Fill(f) => check::fill(f)?,
+        Op::Upload(u) if u.bytes > 0 && u.src.is_null() => return Err(Error::invalid("the host address is null")),
+        Op::Download(d) if d.bytes > 0 && d.dst.is_null() => return Err(Error::invalid("the host address is null")),
+        Op::Upload(_) | Op::Download(_) => {}
+        Op::Stamp(stamp) => {
+            can(open.inner.caps().timestamps, "time stamps")?;
+            owned(open, &***stamp, "time stamp")?;
+        }
+        Op::Foreign(_) => can(open.inner.caps().foreign_calls, "library calls on its stream")?,
+        Op::Host(_) => can(open.inner.caps().host_calls, "host calls")?,
+        Op::Graph(graph) => {
+            can(open.inner.caps().graphs, "graphs")?;
+            check_launch(open, graph.native())?;
+        }
+    }
+    let mut result = Ok(());
+    for_each_range(op, |range| {
+        if result.is_ok() {
+            result = check_range(open, range);
+        }
+    });
+    result
+}
+
+fn can(able: bool, what: &str) -> Result<()> {
+    if able { Ok(()) } else { Err(Error::Unsupported(format!("this device has no {what}").into())) }
+}
+
+fn check_wait(open: &Open<Checks>, line: Option<&'static Line>, on: Point) -> Result<()> {
+    let source = on.line();
+    let submitted = on.value() <= source.submitted();
+    if line.is_some_and(|l| l.id() == on.line_id()) {
+        return if submitted {
+            Ok(())
+        } else {
+            Err(Error::invalid(format!("the stream would wait for itself: {on:?} was not submitted")))
+        };
+    }
+    let any = open.inner.caps().waits_for_any_line;
+    match open.known.registry.lines[usize::from(on.line_id().get())].load(Ordering::Acquire) {
+        GATE => Ok(()),
+        STREAM | FORMER if submitted => Ok(()),
+        STREAM => Err(Error::invalid(format!(
+            "{on:?} was never submitted (the last is {}); only a gate can be waited for before its signal",
+            source.submitted()
+        ))),
+        _ if any || on.is_settled() => Ok(()),
+        _ => Err(Error::Unsupported(format!("{on:?} is not a line of a stream or gate of this backend").into())),
+    }
+}
+
+fn check_launch(open: &Open<Checks>, native: u64) -> Result<()> {
+    let graphs = open.known.graphs.read();
+    let Some(graph) = graphs.get(&native) else {
+        return Err(Error::invalid(format!("the graph was not instantiated on {}", open.known.id)));
+    };
+    let ranges = graph.ranges.lock();
+    for (i, node) in graph.nodes.iter().enumerate() {
+        for range in &ranges[node.at..node.at + node.len] {
+            check_range(open, *range).map_err(|e| prefixed(e, format_args!("node {i}")))?;
+        }
+    }
+    Ok(())
+}
+
+fn check_patch(open: &Open<Checks>, graph: &CheckedGraph, patch: &NodePatch<'_>) -> Result<()> {
+    let Some(pipeline) = graph.nodes.get(patch.node as usize).and_then(|n| n.pipeline.as_ref()) else {
+        return Err(Error::invalid("no such node, or no dispatch"));
+    };
+    let limits = open.inner.limits();
+    if let Some(bindings) = patch.bindings {
+        check::bindings(limits, pipeline, bindings)?;
+        bindings.iter().try_for_each(|b| check_range(open, b.into()))?;
+    }
+    if let Some(params) = patch.params {
+        check::params(pipeline, params)?;
+    }
+    patch.grid.map_or(Ok(()), |grid| check::grid_fits(limits, grid))
+}
+
+/// Calls `f` with each device range of an operation; of a dispatch, in the order of its bindings.
+fn for_each_range(op: &Op<'_>, mut f: impl FnMut(Range)) {
+    match op {
+        Op::Dispatch(d) => d.bindings.iter().for_each(|b| f(b.into())),
+        Op::Foreign(call) => call.accesses.iter().for_each(|b| f(b.into())),
+        Op::Copy(c) => {
+            f(Range { addr: c.src, len: c.extent(c.src_pitch), native: c.src_native, peer: true });
+            f(Range { addr: c.dst, len: c.extent(c.dst_pitch), native: c.dst_native, peer: true });
+        }
+        Op::Fill(x) => f(Range { addr: x.dst, len: x.bytes, native: x.native, peer: false }),
+        Op::Upload(u) => f(Range { addr: u.dst, len: u.bytes, native: u.native, peer: false }),
+        Op::Download(d) => f(Range { addr: d.src, len: d.bytes, native: d.native, peer: false }),
+        Op::Wait(_) | Op::Stamp(_) | Op::Host(_) | Op::Graph(_) => {}
+    }
+}
+
+fn check_range(open: &Open<Checks>, range: Range) -> Result<()> {
+    let Range { addr, len, native, peer } = range;
+    if len == 0 {
+        return Ok(());
+    }
+    if addr == 0 {
+        return Err(Error::invalid(format!("{len} bytes at a null address")));
+    }
+    if addr & SYMBOLIC != 0 {
+        return Err(Error::invalid(format!(
+            "{addr:#x} is a name in a recording; it has no memory before the recording stops"
+        )));
+    }
+    let look = |bytes: u64| open.known.find(&*open.inner, addr, bytes).or_else(|| in_peer(open, peer, addr, bytes));
+    match look(len) {
+        Some(found) if found.native == native => Ok(()),
+        Some(found) => {
+            Err(Error::invalid(format!("{addr:#x} lies in native object {:#x}, not in {native:#x}", found.native)))
+        }
+        None => Err(match look(1) {
+            Some(b) => Error::invalid(format!(
+                "{len} bytes at {addr:#x} go beyond their buffer, which is {} bytes at {:#x}",
+                b.len, b.addr
+            )),
+            None => Error::invalid(format!(
+                "{len} bytes at {addr:#x} lie in no live buffer of {}; was the buffer dropped?",
+                open.known.id
+            )),
+        }),
+    }
+}
+
+#[cold]
+fn in_peer(open: &Open<Checks>, peer: bool, addr: u64, len: u64) -> Option<Holding> {
+    if !peer {
+        return None;
+    }
+    let devices = open.known.registry.devices.read();
+    devices.iter().filter(|k| k.id != open.known.id).find_map(|known| {
+        let other = known.open.lock().upgrade()?;
+        known.find(&*other.inner, addr, len)
+    })
+}

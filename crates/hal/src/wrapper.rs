@@ -1,0 +1,479 @@
+//! What the wrappers share: a backend around a backend, whose devices, streams and graphs pass every call on after a [`Layer`] has
+//! seen it.
+//!
+//! # Who holds whom
+//! A wrapper keeps pools of its own payloads, so that it can lend `Lease<dyn Device>`, `Lease<dyn Stream>` and `Lease<dyn GraphExec>`.
+//! A payload holds the inner lease and an [`Open`] (the inner device and what the layer knows about it), never a pool, so no pool lies
+//! inside a payload that its own entries keep alive. A payload ends with its last lease; whether anything may shut down is decided by
+//! the inner backend alone, which sees the wrapper's holds as leases like any others.
+//!
+//! Plain things (pipelines, time stamps) and gates are lent as the inner backend lends them.
+//!
+//! This module must not know what a layer looks for.
+
+use crate::backend::{Backend, Device, Gate, GraphExec, NodePatch, Stream, StreamDesc};
+use crate::id::{BackendKind, DeviceId};
+use crate::info::{Caps, DeviceInfo, Limits, MemoryInfo, MemoryKind};
+use crate::kernel::{KernelDesc, Pipeline};
+use crate::op::{Op, Timestamp};
+use crate::plan::Plan;
+use leasehold_alloc::Allocator;
+use leasehold_core::sync::{Arc, Mutex};
+use leasehold_core::{
+    DeviceHandle, Fate, Handle, Lease, Line, Point, PoolConfig, PoolManager, PoolStats, Resource, Result, SlotPool,
+    Tagged, Timeline, tags,
+};
+use std::fmt;
+use std::time::Duration;
+
+/// What a wrapper does around calls. All hooks do nothing unless a layer says otherwise.
+pub(crate) trait Layer: Send + Sync + Sized + 'static {
+    /// What the layer knows about a device. It outlives the device: reopened, the device finds it again.
+    type Device: Send + Sync + 'static;
+    /// What the layer knows about a graph.
+    type Graph: Send + Sync + 'static;
+    /// The names of the wrapper's pools in reports: devices, streams, graphs.
+    const POOLS: [&'static str; 3];
+
+    /// A device was opened.
+    fn opened(&self, inner: &Lease<dyn Device>) -> Arc<Self::Device>;
+
+    /// An opened device is ready to be lent.
+    fn ready(open: &Arc<Open<Self>>) {
+        let _ = open;
+    }
+
+    /// Any call but a submission.
+    fn around<R>(what: &'static str, on: fmt::Arguments<'_>, call: impl FnOnce() -> Result<R>) -> Result<R> {
+        let _ = (what, on);
+        call()
+    }
+
+    /// A submission to `inner`.
+    ///
+    /// # Safety
+    /// - As [`Stream::submit`].
+    unsafe fn submit(open: &Open<Self>, inner: &dyn Stream, ops: &[Op<'_>]) -> Result<u64>;
+
+    /// A wait of the timeline of a stream.
+    fn check_wait(open: &Open<Self>, line: &'static Line, on: Point) -> Result<()> {
+        let _ = (open, line, on);
+        Ok(())
+    }
+
+    /// A kernel is about to be made ready.
+    fn check_kernel(open: &Open<Self>, desc: &KernelDesc<'_>) -> Result<()> {
+        let _ = (open, desc);
+        Ok(())
+    }
+
+    /// Two stamps are about to be compared.
+    fn check_elapsed(open: &Open<Self>, start: &Timestamp, end: &Timestamp) -> Result<()> {
+        let _ = (open, start, end);
+        Ok(())
+    }
+
+    /// A plan is about to be instantiated.
+    fn check_plan(open: &Open<Self>, plan: &Plan) -> Result<Self::Graph>;
+
+    /// A graph is about to be changed.
+    fn check_update(open: &Open<Self>, graph: &Self::Graph, patches: &[NodePatch<'_>]) -> Result<()> {
+        let _ = (open, graph, patches);
+        Ok(())
+    }
+
+    /// A graph was made, with the inner native word.
+    fn graph_made(open: &Open<Self>, native: u64, graph: &Self::Graph) {
+        let _ = (open, native, graph);
+    }
+
+    /// A graph's last lease was dropped.
+    fn graph_ended(open: &Open<Self>, native: u64) {
+        let _ = (open, native);
+    }
+
+    /// A graph was changed.
+    fn updated(graph: &Self::Graph, patches: &[NodePatch<'_>]) {
+        let _ = (graph, patches);
+    }
+
+    /// Something was lent.
+    fn lent(open: &Open<Self>, what: Lent<'_>) {
+        let _ = (open, what);
+    }
+
+    /// A stream's last lease was dropped.
+    fn stream_ended(open: &Open<Self>, line: &'static Line) {
+        let _ = (open, line);
+    }
+}
+
+/// What a device lent.
+pub(crate) enum Lent<'a> {
+    Memory(MemoryKind),
+    Stream(&'static Line),
+    Gate(&'static Line),
+    Pipeline(&'a Lease<Pipeline>),
+    Timestamp(&'a Lease<Timestamp>),
+}
+
+/// An opened device: the inner one, and what the layer knows.
+pub(crate) struct Open<L: Layer> {
+    pub(crate) inner: Lease<dyn Device>,
+    pub(crate) known: Arc<L::Device>,
+}
+
+/// The pools. Nothing that is lent holds them, but devices do.
+struct Pools<L: Layer> {
+    streams: SlotPool<Streams<L>>,
+    graphs: SlotPool<Graphs<L>>,
+}
+
+/// A backend around `B`.
+pub(crate) struct Wrapper<B, L: Layer> {
+    pub(crate) inner: B,
+    devices: PoolManager<Devices<L>, DeviceId>,
+    /// The devices whose manager's lease has to go before the inner backend can shut down.
+    handles: Mutex<Vec<DeviceHandle>>,
+    pools: Arc<Pools<L>>,
+}
+
+impl<B: Backend, L: Layer> Wrapper<B, L> {
+    pub(crate) fn new(inner: B, layer: L) -> Result<Self> {
+        let pools = Arc::new(Pools {
+            streams: SlotPool::new(Streams(PhantomLayer::new()), PoolConfig::default())?,
+            graphs: SlotPool::new(Graphs(PhantomLayer::new()), PoolConfig::default())?,
+        });
+        let devices = PoolManager::new();
+        devices.configure(Devices { layer, pools: pools.clone() }, PoolConfig::default())?;
+        Ok(Self { inner, devices, handles: Mutex::new(Vec::new()), pools })
+    }
+}
+
+impl<B: Backend, L: Layer> Backend for Wrapper<B, L> {
+    fn kind(&self) -> BackendKind {
+        self.inner.kind()
+    }
+
+    fn devices(&self) -> Result<Vec<DeviceInfo>> {
+        L::around("devices", format_args!("{}", self.inner.kind()), || self.inner.devices())
+    }
+
+    fn open(&self, device: DeviceId) -> Result<Lease<dyn Device>> {
+        L::around("open", format_args!("{device}"), || {
+            let backend: &dyn Backend = &self.inner;
+            let lease = self.devices.get_or_create(&device, &(backend, device))?;
+            let mut handles = self.handles.lock();
+            if !handles.contains(&lease.handle()) {
+                handles.push(lease.handle());
+            }
+            drop(handles);
+            Ok(Lease::map(lease, |d| d as &dyn Device))
+        })
+    }
+
+    fn shutdown(&self) -> Result<()> {
+        L::around("shutdown", format_args!("{}", self.inner.kind()), || {
+            let handles = std::mem::take(&mut *self.handles.lock());
+            for handle in handles {
+                // A device that others hold keeps its slot and its key; one that nobody holds ends here. Stale: ended before.
+                let _ = self.devices.release(handle);
+            }
+            self.inner.shutdown()?;
+            self.devices.shutdown()?;
+            self.pools.streams.shutdown()?;
+            self.pools.graphs.shutdown()
+        })
+    }
+
+    fn pools(&self, report: &mut dyn FnMut(&'static str, PoolStats)) {
+        self.inner.pools(report);
+        report(L::POOLS[0], self.devices.stats());
+        report(L::POOLS[1], self.pools.streams.stats());
+        report(L::POOLS[2], self.pools.graphs.stats());
+    }
+}
+
+/// Marks a type of the layer without holding one.
+struct PhantomLayer<L>(std::marker::PhantomData<fn() -> L>);
+
+impl<L> PhantomLayer<L> {
+    fn new() -> Self {
+        Self(std::marker::PhantomData)
+    }
+}
+
+struct Devices<L: Layer> {
+    layer: L,
+    pools: Arc<Pools<L>>,
+}
+
+impl<L: Layer> Resource for Devices<L> {
+    type Payload = WrappedDevice<L>;
+    type Request<'a> = (&'a dyn Backend, DeviceId);
+    const NAME: &'static str = "wrapped device";
+
+    fn create(&self, _: DeviceHandle, (backend, id): &Self::Request<'_>) -> Result<Self::Payload> {
+        let inner = backend.open(*id)?;
+        let known = self.layer.opened(&inner);
+        let open = Arc::new(Open { inner, known });
+        L::ready(&open);
+        Ok(WrappedDevice { open, pools: self.pools.clone() })
+    }
+
+    fn recycle(&self, _: &mut Self::Payload) -> Fate {
+        Fate::Destroy
+    }
+}
+
+struct Streams<L: Layer>(PhantomLayer<L>);
+
+impl<L: Layer> Resource for Streams<L> {
+    type Payload = WrappedStream<L>;
+    type Request<'a> = (&'a Arc<Open<L>>, &'a StreamDesc);
+    const NAME: &'static str = "wrapped stream";
+
+    fn create(&self, _: Handle<tags::Stream>, (open, desc): &Self::Request<'_>) -> Result<Self::Payload> {
+        let inner = open.inner.stream(desc)?;
+        let line = inner.line();
+        L::lent(open, Lent::Stream(line));
+        Ok(WrappedStream { inner, line, open: (*open).clone() })
+    }
+
+    fn recycle(&self, _: &mut Self::Payload) -> Fate {
+        Fate::Destroy
+    }
+
+    fn destroy(&self, payload: Self::Payload) {
+        // The mark first: once the inner lease is gone the line may be lent to another stream.
+        L::stream_ended(&payload.open, payload.line);
+        drop(payload);
+    }
+}
+
+struct Graphs<L: Layer>(PhantomLayer<L>);
+
+impl<L: Layer> Resource for Graphs<L> {
+    type Payload = WrappedGraph<L>;
+    type Request<'a> = &'a Mutex<Option<WrappedGraph<L>>>;
+    const NAME: &'static str = "wrapped graph";
+
+    fn create(&self, _: Handle<tags::Graph>, made: &Self::Request<'_>) -> Result<Self::Payload> {
+        made.lock().take().ok_or_else(|| leasehold_core::Error::state("a graph was wrapped twice"))
+    }
+
+    fn recycle(&self, _: &mut Self::Payload) -> Fate {
+        Fate::Destroy
+    }
+
+    fn destroy(&self, payload: Self::Payload) {
+        L::graph_ended(&payload.open, payload.inner.native());
+        drop(payload);
+    }
+}
+
+struct WrappedDevice<L: Layer> {
+    open: Arc<Open<L>>,
+    pools: Arc<Pools<L>>,
+}
+
+impl<L: Layer> Tagged for WrappedDevice<L> {
+    type Tag = tags::Device;
+}
+
+impl<L: Layer> WrappedDevice<L> {
+    fn inner(&self) -> &dyn Device {
+        &*self.open.inner
+    }
+
+    fn around<R>(&self, what: &'static str, call: impl FnOnce(&dyn Device) -> Result<R>) -> Result<R> {
+        L::around(what, format_args!("{}", self.inner().info().id), || call(self.inner()))
+    }
+}
+
+impl<L: Layer> Device for WrappedDevice<L> {
+    fn info(&self) -> &DeviceInfo {
+        self.inner().info()
+    }
+
+    fn caps(&self) -> Caps {
+        self.inner().caps()
+    }
+
+    fn limits(&self) -> &Limits {
+        self.inner().limits()
+    }
+
+    fn memory_info(&self) -> Result<MemoryInfo> {
+        self.around("memory_info", |d| d.memory_info())
+    }
+
+    fn make_current(&self) -> Result<()> {
+        self.around("make_current", |d| d.make_current())
+    }
+
+    fn memory(&self, kind: MemoryKind) -> Result<&Allocator> {
+        let allocator = self.inner().memory(kind)?;
+        L::lent(&self.open, Lent::Memory(kind));
+        Ok(allocator)
+    }
+
+    fn stream(&self, desc: &StreamDesc) -> Result<Lease<dyn Stream>> {
+        self.around("stream", |_| {
+            let lease = self.pools.streams.acquire(&(&self.open, desc))?;
+            Ok(Lease::map(lease, |s| s as &dyn Stream))
+        })
+    }
+
+    fn pipeline(&self, desc: &KernelDesc<'_>) -> Result<Lease<Pipeline>> {
+        self.around("pipeline", |d| {
+            L::check_kernel(&self.open, desc)?;
+            let lease = d.pipeline(desc)?;
+            L::lent(&self.open, Lent::Pipeline(&lease));
+            Ok(lease)
+        })
+    }
+
+    fn timestamp(&self) -> Result<Lease<Timestamp>> {
+        self.around("timestamp", |d| {
+            let lease = d.timestamp()?;
+            L::lent(&self.open, Lent::Timestamp(&lease));
+            Ok(lease)
+        })
+    }
+
+    fn elapsed(&self, start: &Timestamp, end: &Timestamp) -> Result<Duration> {
+        self.around("elapsed", |d| {
+            L::check_elapsed(&self.open, start, end)?;
+            d.elapsed(start, end)
+        })
+    }
+
+    fn instantiate(&self, plan: Plan) -> Result<Lease<dyn GraphExec>> {
+        self.around("instantiate", |d| {
+            let known = L::check_plan(&self.open, &plan)?;
+            let inner = d.instantiate(plan)?;
+            L::graph_made(&self.open, inner.native(), &known);
+            let made = Mutex::new(Some(WrappedGraph { inner, known, open: self.open.clone() }));
+            Ok(Lease::map(self.pools.graphs.acquire(&&made)?, |g| g as &dyn GraphExec))
+        })
+    }
+
+    fn gate(&self) -> Result<Lease<dyn Gate>> {
+        self.around("gate", |d| {
+            let lease = d.gate()?;
+            L::lent(&self.open, Lent::Gate(lease.line()));
+            Ok(lease)
+        })
+    }
+
+    fn peer_access(&self, peer: DeviceId) -> Result<bool> {
+        self.around("peer_access", |d| d.peer_access(peer))
+    }
+
+    fn synchronize(&self, timeout: Option<Duration>) -> Result<()> {
+        self.around("synchronize", |d| d.synchronize(timeout))
+    }
+
+    fn pools(&self, report: &mut dyn FnMut(&'static str, PoolStats)) {
+        self.inner().pools(report);
+    }
+}
+
+struct WrappedStream<L: Layer> {
+    inner: Lease<dyn Stream>,
+    line: &'static Line,
+    open: Arc<Open<L>>,
+}
+
+impl<L: Layer> Tagged for WrappedStream<L> {
+    type Tag = tags::Stream;
+}
+
+impl<L: Layer> WrappedStream<L> {
+    fn around<R>(&self, what: &'static str, call: impl FnOnce(&dyn Stream) -> Result<R>) -> Result<R> {
+        L::around(what, format_args!("{:?}", self.line), || call(&*self.inner))
+    }
+}
+
+impl<L: Layer> Timeline for WrappedStream<L> {
+    fn line(&self) -> &'static Line {
+        self.line
+    }
+
+    fn signal(&self) -> Result<u64> {
+        self.around("signal", |s| s.signal())
+    }
+
+    fn refresh(&self) -> Result<u64> {
+        self.around("refresh", |s| s.refresh())
+    }
+
+    fn wait(&self, on: Point) -> Result<()> {
+        self.around("wait", |s| {
+            L::check_wait(&self.open, self.line, on)?;
+            s.wait(on)
+        })
+    }
+
+    fn wait_host(&self, value: u64, timeout: Option<Duration>) -> Result<()> {
+        self.around("wait_host", |s| s.wait_host(value, timeout))
+    }
+}
+
+impl<L: Layer> Stream for WrappedStream<L> {
+    unsafe fn submit(&self, ops: &[Op<'_>]) -> Result<u64> {
+        // SAFETY: the caller's promises are the inner stream's; a graph that this wrapper lent answers with the inner native word.
+        unsafe { L::submit(&self.open, &*self.inner, ops) }
+    }
+
+    fn flush(&self) -> Result<()> {
+        self.around("flush", |s| s.flush())
+    }
+
+    fn native(&self) -> u64 {
+        self.inner.native()
+    }
+
+    fn priority(&self) -> i32 {
+        self.inner.priority()
+    }
+
+    fn is_recording(&self) -> bool {
+        self.inner.is_recording()
+    }
+}
+
+/// A graph, and what the layer knows about it.
+struct WrappedGraph<L: Layer> {
+    inner: Lease<dyn GraphExec>,
+    known: L::Graph,
+    open: Arc<Open<L>>,
+}
+
+impl<L: Layer> Tagged for WrappedGraph<L> {
+    type Tag = tags::Graph;
+}
+
+impl<L: Layer> GraphExec for WrappedGraph<L> {
+    fn nodes(&self) -> usize {
+        self.inner.nodes()
+    }
+
+    fn bytes(&self) -> u64 {
+        self.inner.bytes()
+    }
+
+    fn update(&self, patches: &[NodePatch<'_>]) -> Result<()> {
+        L::around("update", format_args!("{} of {} nodes", patches.len(), self.inner.nodes()), || {
+            L::check_update(&self.open, &self.known, patches)?;
+            self.inner.update(patches)?;
+            L::updated(&self.known, patches);
+            Ok(())
+        })
+    }
+
+    fn native(&self) -> u64 {
+        self.inner.native()
+    }
+}
