@@ -12,6 +12,7 @@ use leasehold_core::{Error, Lease, Point, Result};
 use std::fmt;
 use std::sync::Arc;
 
+#[derive(Clone)]
 enum Record {
     Wait(Point),
     Dispatch { pipeline: Lease<Pipeline>, grid: [u32; 3], block: [u32; 3], shared: u32, bindings: Part, params: Part },
@@ -59,7 +60,7 @@ impl Part {
 const _: () = assert!(size_of::<Record>() <= 80);
 
 /// An owned list of operations.
-#[derive(Default)]
+#[derive(Clone, Default)]
 pub struct OpList {
     records: Vec<Record>,
     bindings: Vec<Binding>,

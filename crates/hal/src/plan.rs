@@ -6,7 +6,7 @@ use crate::hazard::Tracker;
 use crate::list::OpList;
 
 /// A list with dependencies. Nodes are in an order that respects them.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub struct Plan {
     /// The operations.
     pub ops: OpList,

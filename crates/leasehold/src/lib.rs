@@ -1,1 +1,57 @@
-//! The runtime.
+//! Leasehold: a device runtime for CPU, CUDA and Metal.
+//!
+//! The layer between a tensor framework, an inference engine or a JIT compiler and the vendors' drivers. Managers own every
+//! device resource; everyone else holds a [`Lease`]. One API hides the differences between the backends.
+//!
+//! ```
+//! use leasehold::{Context, DeviceId, View};
+//! # fn main() -> leasehold::Result<()> {
+//! let context = Context::new();
+//! let runtime = context.runtime(DeviceId::cpu(0))?;
+//! let a = runtime.upload(&[1.0f32, 2.0, 3.0])?;
+//! let b = runtime.alloc(12)?;
+//! runtime.memcpy_d2d(b.view(), a.view(), true)?;
+//! assert_eq!(runtime.download::<f32>(&b)?, [1.0, 2.0, 3.0]);
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! * [`Context`] owns the runtimes; [`Runtime`] is one device: memory, streams, events, kernels, graphs.
+//! * [`ops`] is the only public door for waits, signals, copies, fills and host calls.
+//! * [`kernel`] launches kernels of one's own; [`graph`] records, plans and replays.
+//!
+//! This crate must not own native objects; those live in the backends' managers.
+
+pub mod context;
+pub mod event;
+pub mod graph;
+pub mod kernel;
+pub mod ops;
+mod pod;
+pub mod runtime;
+pub mod stream;
+pub mod view;
+
+pub use context::{BackendReport, Context, ContextGuard, Current};
+pub use event::{Event, EventFlags};
+pub use graph::{Graph, GraphOperator, Update};
+pub use kernel::{KernelBase, KernelSession};
+pub use leasehold_alloc::Buffer as Memory;
+pub use leasehold_alloc::{AllocStats, Allocator, Buffer, HostKind, Layout};
+/// The ground floor: handles, leases, pools, managers, timelines.
+pub use leasehold_core as core;
+pub use leasehold_core::{
+    AnyLease, BufferHandle, Claim, DeviceHandle, Error, EventHandle, Fault, GraphHandle, Handle, Lease, OutOfMemory,
+    Point, PoolStats, Result, StreamHandle, UniqueLease, WeakLease,
+};
+/// The border to the backends, for those who write one.
+pub use leasehold_hal as hal;
+pub use leasehold_hal::{Access, Backend, BackendKind, DeviceId, DeviceInfo, MemoryKind};
+pub use pod::Pod;
+pub use runtime::Runtime;
+pub use stream::Stream;
+pub use view::{Operand, Slice, View};
+
+/// The CPU backend's own settings.
+#[cfg(feature = "cpu")]
+pub use leasehold_cpu as cpu;

@@ -1,0 +1,232 @@
+//! Contexts: who owns the runtimes, and which one a thread uses now.
+//!
+//! The only table of backends is here. A thread's *current* context is a light bundle of references; it is set for a while by a
+//! guard that restores the former one, and no other call touches it.
+
+use crate::runtime::{Runtime, RuntimeInner};
+use crate::stream::Stream;
+use leasehold_alloc::Allocator;
+use leasehold_core::sync::{Arc, Mutex, RwLock};
+use leasehold_core::{Error, Result};
+use leasehold_hal::{Backend, BackendKind, Device, DeviceId, DeviceInfo};
+use std::cell::RefCell;
+use std::collections::HashMap;
+use std::fmt;
+use std::sync::{OnceLock, Weak};
+
+struct Inner {
+    backends: Vec<Arc<dyn Backend>>,
+    /// One cell per device: who makes a runtime holds the cell, never the map.
+    runtimes: Mutex<HashMap<DeviceId, Arc<Mutex<Weak<RuntimeInner>>>>>,
+}
+
+/// Owns the backends and one runtime per device. Clones are the same context.
+#[doc(alias = "ContextImpl")]
+#[derive(Clone)]
+pub struct Context(Arc<Inner>);
+
+/// What a backend has to say for itself.
+#[derive(Debug)]
+pub struct BackendReport {
+    /// Which backend.
+    pub kind: BackendKind,
+    /// Its devices, or why there are none.
+    pub devices: Result<Vec<DeviceInfo>>,
+}
+
+/// Backends that this build knows of but has not got, and why.
+fn absent() -> Vec<(BackendKind, &'static str)> {
+    let mut absent = Vec::new();
+    if !cfg!(feature = "cpu") {
+        absent.push((BackendKind::Cpu, "this build has no CPU backend (feature `cpu`)"));
+    }
+    absent.push((BackendKind::Cuda, "this build has no CUDA backend"));
+    absent.push((BackendKind::Mps, "this build has no Metal backend"));
+    absent
+}
+
+/// The backends of this build: the only place that names them.
+fn registered() -> Vec<Arc<dyn Backend>> {
+    #[cfg_attr(not(feature = "cpu"), expect(unused_mut, reason = "without backends nothing is pushed"))]
+    let mut backends: Vec<Arc<dyn Backend>> = Vec::new();
+    #[cfg(feature = "cpu")]
+    backends.push(Arc::new(leasehold_cpu::CpuBackend::new()));
+    backends
+}
+
+impl Default for Context {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl Context {
+    /// A context of its own, with the backends of this build. Finds no devices yet and cannot fail.
+    #[must_use]
+    pub fn new() -> Self {
+        Self::with_backends(registered())
+    }
+
+    /// A context with the caller's backends: a configured one, a wrapped one, one of somebody else's.
+    #[must_use]
+    pub fn with_backends(backends: Vec<Arc<dyn Backend>>) -> Self {
+        Self(Arc::new(Inner { backends, runtimes: Mutex::new(HashMap::new()) }))
+    }
+
+    /// The context that the process shares.
+    pub fn global() -> &'static Context {
+        static GLOBAL: OnceLock<Context> = OnceLock::new();
+        GLOBAL.get_or_init(Context::new)
+    }
+
+    /// Every backend known to the build, found or not, with the reason. May block on drivers' starts.
+    #[must_use]
+    pub fn backends(&self) -> Vec<BackendReport> {
+        let mut reports: Vec<_> =
+            self.0.backends.iter().map(|b| BackendReport { kind: b.kind(), devices: b.devices() }).collect();
+        for (kind, why) in absent() {
+            if reports.iter().all(|r| r.kind != kind) {
+                reports.push(BackendReport { kind, devices: Err(Error::Unavailable(why.into())) });
+            }
+        }
+        reports
+    }
+
+    /// The devices that are there.
+    #[must_use]
+    pub fn devices(&self) -> Vec<DeviceInfo> {
+        self.0.backends.iter().filter_map(|b| b.devices().ok()).flatten().collect()
+    }
+
+    /// The runtime of a device: one per device, made when first asked for, shared by all who ask. May block on the driver.
+    ///
+    /// # Errors
+    /// `NotFound` or `Unavailable` for a device or backend that is not there; the driver's own. A failure leaks nothing.
+    pub fn runtime(&self, device: DeviceId) -> Result<Runtime> {
+        let cell = self.0.runtimes.lock().entry(device).or_default().clone();
+        let mut cell = cell.lock();
+        if let Some(inner) = cell.upgrade() {
+            return Ok(Runtime::from_inner(inner));
+        }
+        let Some(backend) = self.0.backends.iter().find(|b| b.kind() == device.backend) else {
+            let why = absent()
+                .into_iter()
+                .find(|(k, _)| *k == device.backend)
+                .map_or("this context has no such backend", |a| a.1);
+            return Err(Error::Unavailable(format!("{device}: {why}").into()));
+        };
+        let inner = Arc::new(RuntimeInner::open(self.clone(), &**backend, device)?);
+        *cell = Arc::downgrade(&inner);
+        Ok(Runtime::from_inner(inner))
+    }
+
+    /// Ends the backends' managers.
+    ///
+    /// # Errors
+    /// `LeasesOutstanding` while a runtime, a buffer or anything else is held; nothing has changed then.
+    pub fn shutdown(&self) -> Result<()> {
+        self.0.backends.iter().try_for_each(|b| b.shutdown())
+    }
+
+    /// Whether both are the same context.
+    #[must_use]
+    pub fn same(&self, other: &Context) -> bool {
+        Arc::ptr_eq(&self.0, &other.0)
+    }
+}
+
+impl fmt::Debug for Context {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_list().entries(self.0.backends.iter().map(|b| b.kind())).finish()
+    }
+}
+
+thread_local! {
+    static CURRENT: RefCell<Option<Current>> = const { RefCell::new(None) };
+}
+
+static PROCESS_DEFAULT: RwLock<Option<Current>> = RwLock::new(None);
+
+/// What a thread works with now: runtime, stream, and through them backend, device, managers and allocator.
+#[doc(alias = "CurrentState")]
+#[derive(Debug, Clone)]
+pub struct Current {
+    runtime: Runtime,
+    stream: Stream,
+}
+
+impl Current {
+    /// The calling thread's current context, or the process default where one was set.
+    ///
+    /// # Errors
+    /// `InvalidState` on a thread that has neither: nothing is inherited.
+    pub fn get() -> Result<Current> {
+        let own = CURRENT.try_with(|c| c.borrow().clone()).unwrap_or(None);
+        own.or_else(|| PROCESS_DEFAULT.read().clone()).ok_or_else(|| {
+            Error::state(
+                "this thread has no current context; set one with ops::set_context, or a default for the process",
+            )
+        })
+    }
+
+    /// Sets what threads without a context of their own get; `None` takes it back.
+    pub fn set_process_default(runtime: Option<&Runtime>) {
+        let new = runtime.map(|r| Current { runtime: r.clone(), stream: r.stream().clone() });
+        let old = std::mem::replace(&mut *PROCESS_DEFAULT.write(), new);
+        drop(old);
+    }
+
+    /// The runtime.
+    #[must_use]
+    pub fn runtime(&self) -> &Runtime {
+        &self.runtime
+    }
+
+    /// The stream.
+    #[must_use]
+    pub fn stream(&self) -> &Stream {
+        &self.stream
+    }
+
+    /// The device.
+    #[must_use]
+    pub fn device(&self) -> &dyn Device {
+        self.runtime.raw_device()
+    }
+
+    /// The device's allocator, for temporaries.
+    #[must_use]
+    pub fn allocator(&self) -> &Allocator {
+        self.runtime.allocator()
+    }
+}
+
+/// Restores the thread's former context when dropped. Guards are dropped in the reverse order of their making.
+#[derive(Debug)]
+#[must_use = "the former context is restored at once when the guard is dropped"]
+pub struct ContextGuard {
+    former: Option<Current>,
+    /// A guard belongs to the thread that made it.
+    _thread: std::marker::PhantomData<*const ()>,
+}
+
+impl ContextGuard {
+    pub(crate) fn enter(runtime: &Runtime, stream: &Stream) -> Result<Self> {
+        let new = Current { runtime: runtime.clone(), stream: stream.clone() };
+        runtime.raw_device().make_current()?;
+        let former = CURRENT.with(|c| c.borrow_mut().replace(new));
+        Ok(Self { former, _thread: std::marker::PhantomData })
+    }
+}
+
+impl Drop for ContextGuard {
+    fn drop(&mut self) {
+        let former = self.former.take();
+        if let Some(current) = &former {
+            // The driver's notion follows; where that fails the next call on the device reports it.
+            let _ = current.runtime.raw_device().make_current();
+        }
+        let ours = CURRENT.try_with(|c| std::mem::replace(&mut *c.borrow_mut(), former));
+        drop(ours);
+    }
+}

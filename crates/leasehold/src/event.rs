@@ -1,0 +1,121 @@
+//! Events: recorded points, with a device time stamp where asked for.
+//!
+//! An event names a point that was already submitted, so waiting for it never waits before its signal. A wait binds to the last
+//! record before it; recording again does not disturb it.
+
+use leasehold_core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use leasehold_core::{Error, Fate, Handle, Lease, Point, Resource, Result, Stamp, Tagged, tags};
+use leasehold_hal::{Device, DeviceId, Timestamp};
+
+/// How an event is made.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[must_use]
+pub struct EventFlags {
+    /// Keeps a device time stamp, so that `elapsed` works. On by default.
+    pub timing: bool,
+}
+
+impl EventFlags {
+    /// With a time stamp.
+    pub const TIMING: EventFlags = EventFlags { timing: true };
+    /// Without one: cheaper to record and to wait for.
+    pub const DISABLE_TIMING: EventFlags = EventFlags { timing: false };
+}
+
+impl Default for EventFlags {
+    fn default() -> Self {
+        Self::TIMING
+    }
+}
+
+/// A point of a stream that was marked.
+#[doc(alias = "infinirtEvent_t")]
+#[derive(Debug)]
+pub struct Event {
+    pub(crate) stamp: AtomicU64,
+    /// How often it was recorded.
+    pub(crate) serial: AtomicU32,
+    pub(crate) time: Option<Lease<Timestamp>>,
+    pub(crate) device: DeviceId,
+}
+
+impl Event {
+    /// Whether it keeps a time stamp.
+    #[must_use]
+    pub fn has_timing(&self) -> bool {
+        self.time.is_some()
+    }
+
+    /// How often it was recorded since it was created.
+    #[must_use]
+    pub fn serial(&self) -> u32 {
+        self.serial.load(Ordering::Acquire)
+    }
+
+    /// The device whose runtime made it.
+    #[must_use]
+    pub fn device(&self) -> DeviceId {
+        self.device
+    }
+
+    /// The point of the last record.
+    ///
+    /// # Errors
+    /// `InvalidState` when it was never recorded.
+    pub fn point(&self) -> Result<Point> {
+        Stamp::from_bits(self.stamp.load(Ordering::Acquire))
+            .point()
+            .ok_or_else(|| Error::state("the event was never recorded"))
+    }
+
+    pub(crate) fn set(&self, p: Point) {
+        self.stamp.store(Stamp::from(p).to_bits(), Ordering::Release);
+        self.serial.fetch_add(1, Ordering::AcqRel);
+    }
+}
+
+impl Tagged for Event {
+    type Tag = tags::Event;
+}
+
+/// Makes events of one device.
+pub(crate) struct Events;
+
+/// What an event is asked to be, and of which device.
+pub(crate) struct EventRequest<'a> {
+    pub(crate) device: &'a dyn Device,
+    pub(crate) flags: EventFlags,
+}
+
+impl Resource for Events {
+    type Payload = Event;
+    type Request<'a> = EventRequest<'a>;
+    const NAME: &'static str = "event";
+
+    fn create(&self, _: Handle<tags::Event>, request: &EventRequest<'_>) -> Result<Event> {
+        Ok(Event {
+            stamp: AtomicU64::new(0),
+            serial: AtomicU32::new(0),
+            time: if request.flags.timing { Some(request.device.timestamp()?) } else { None },
+            device: request.device.info().id,
+        })
+    }
+
+    fn fits(&self, idle: &mut Event, request: &EventRequest<'_>) -> bool {
+        if request.flags.timing {
+            match request.device.timestamp() {
+                Ok(t) => idle.time = Some(t),
+                Err(_) => return false,
+            }
+        }
+        true
+    }
+
+    fn recycle(&self, event: &mut Event) -> Fate {
+        // The time stamp goes back to its own pool: an idle event must not pin its device.
+        event.time = None;
+        event.stamp.store(0, Ordering::Relaxed);
+        event.serial.store(0, Ordering::Relaxed);
+        Fate::Keep
+    }
+}

@@ -1,0 +1,353 @@
+//! Kernel sessions: launches staged on a stream, from `begin` to `finish`.
+//!
+//! A session claims the stream's turn and its scratch frame. Nothing reaches the driver before `finish`, which submits everything
+//! staged as one submission and returns its point; dropping the session discards it, on every backend alike. The order of calls is
+//! in the type:
+//!
+//! `Begun` –wait→ `Ready` –bind→ `Bound` –params→ `Parametrised` –dispatch→ `Dispatched` –update tokens→ `Updated` –finish, or another
+//! kernel→ …
+//!
+//! The states are moved by value but the session is two words; what is staged lies in the stream's frame, so a launch allocates nothing.
+
+use crate::graph::recorder;
+use crate::kernel::base::KernelBase;
+use crate::stream::{Stream, Turn, mark};
+use crate::view::Operand;
+use leasehold_core::{Error, Lease, Point, Result};
+use leasehold_hal::{Binding, Dispatch, Op, Pipeline};
+use std::fmt;
+use std::marker::PhantomData;
+
+/// The session has a kernel; next come the dependencies.
+#[derive(Debug)]
+pub struct Begun;
+/// The dependencies are known; next come the bindings.
+#[derive(Debug)]
+pub struct Ready;
+/// The operands are bound; next come the parameters.
+#[derive(Debug)]
+pub struct Bound;
+/// The parameters are set; next comes the dispatch.
+#[derive(Debug)]
+pub struct Parametrised;
+/// The launch is staged; next come the tokens.
+#[derive(Debug)]
+pub struct Dispatched;
+/// The tokens are noted; the session may finish or go on with another kernel.
+#[derive(Debug)]
+pub struct Updated;
+
+/// One launch, staged.
+#[derive(Clone, Copy)]
+struct Launch {
+    pipeline: *const Lease<Pipeline>,
+    grid: [u32; 3],
+    block: [u32; 3],
+    shared: u32,
+    bindings: (u32, u32),
+    params: (u32, u32),
+}
+
+/// What a session stages; part of the stream's frame. The raw pointers come from borrows that outlive the session.
+#[derive(Default)]
+pub(crate) struct Staged {
+    launches: Vec<Launch>,
+    bindings: Vec<Binding>,
+    params: Vec<u8>,
+    /// The operands of all launches, for waits and tokens; of the present launch from `first_operand` on.
+    operands: Vec<Operand<'static>>,
+    first_operand: usize,
+    first_binding: usize,
+    first_param: usize,
+}
+
+impl Staged {
+    fn clear(&mut self) {
+        self.launches.clear();
+        self.bindings.clear();
+        self.params.clear();
+        self.operands.clear();
+        self.first_operand = 0;
+        self.first_binding = 0;
+        self.first_param = 0;
+    }
+}
+
+/// Launches on a stream, in the making.
+///
+/// ```
+/// use leasehold::kernel::{CpuArgs, KernelDesc, KernelSource, session_ops as ops, session_sync_ops as sync};
+/// use leasehold::{Access, Context, DeviceId, KernelBase, KernelSession, View};
+///
+/// unsafe fn double(args: &CpuArgs<'_>) {
+///     // SAFETY: each tile has 4 values of its own.
+///     let values = unsafe { args.slice_mut::<f32>(0, args.tile[0] as usize * 4, 4) };
+///     values.iter_mut().for_each(|v| *v *= 2.0);
+/// }
+///
+/// # fn main() -> leasehold::Result<()> {
+/// let runtime = Context::new().runtime(DeviceId::cpu(0))?;
+/// let kernel = KernelBase::new(KernelDesc {
+///     name: "double".into(),
+///     entry: "double".into(),
+///     source: KernelSource::Cpu(double),
+///     bindings: vec![Access::ReadWrite].into(),
+///     params: 0,
+/// })?;
+/// let x = runtime.upload(&[1.0f32; 8])?;
+/// let operands = [x.read_write()];
+/// let session = KernelSession::begin(&kernel, runtime.stream())?;
+/// let session = sync::wait(session, &operands)?;
+/// let session = ops::bind(session, &operands)?;
+/// let session = ops::no_params(session)?;
+/// let session = ops::dispatch_1d(session, 2, 1)?;
+/// sync::update_tokens(session).finish()?;
+/// assert_eq!(runtime.download::<f32>(&x)?, [2.0; 8]);
+/// # Ok(())
+/// # }
+/// ```
+#[doc(alias("MpsKernelSession", "CudaKernelSession", "CpuKernelSession"))]
+#[must_use = "a session that is dropped discards what it staged"]
+pub struct KernelSession<'s, State = Begun> {
+    stream: &'s Stream,
+    turn: Option<Turn<'s>>,
+    kernel: &'s Lease<Pipeline>,
+    _state: PhantomData<(State, *const ())>,
+}
+
+impl<'s> KernelSession<'s, Begun> {
+    /// Opens a session on a stream, with its first kernel. Takes the stream's turn; compiles the kernel if it was not yet.
+    /// A `begin` that fails half way gives back what it took.
+    ///
+    /// # Errors
+    /// `Occupied` while another session is open on the stream; what making the kernel ready says; the stream's cause when it is
+    /// poisoned.
+    #[inline]
+    pub fn begin(kernel: &'s KernelBase, stream: &'s Stream) -> Result<Self> {
+        let pipeline = kernel.pipeline(&stream.runtime)?;
+        // A recording is a stream of its own: the real one is not touched.
+        let turn = if recorder::is_active() && recorder::is_recording(&stream.runtime) {
+            recorder::session_turn()?
+        } else {
+            let turn = stream.core.seat.session_turn()?;
+            if stream.core.line.failed(stream.core.line.submitted() + 1) {
+                return Err(stream.failure().unwrap_or_else(|| Error::state("a poisoned stream without a cause")));
+            }
+            turn
+        };
+        turn.frame().session.clear();
+        Ok(Self { stream, turn: Some(turn), kernel: pipeline, _state: PhantomData })
+    }
+}
+
+impl<'s, State> KernelSession<'s, State> {
+    #[inline]
+    pub(crate) fn staged(&self) -> &'s mut Staged {
+        match &self.turn {
+            Some(turn) => &mut turn.frame().session,
+            // The turn is taken only by `finish`, which consumes the session.
+            None => unreachable!("a session holds its turn until it finishes"),
+        }
+    }
+
+    #[inline]
+    fn become_state<Next>(mut self) -> KernelSession<'s, Next> {
+        let turn = self.turn.take();
+        KernelSession { stream: self.stream, turn, kernel: self.kernel, _state: PhantomData }
+    }
+
+    /// The stream that the session is open on.
+    #[must_use]
+    pub fn stream(&self) -> &'s Stream {
+        self.stream
+    }
+
+    /// What the kernel declares.
+    #[must_use]
+    pub fn pipeline(&self) -> &'s Pipeline {
+        self.kernel
+    }
+
+    /// Notes the operands that the launch depends on. Used by [`session_sync_ops::wait`](super::session_sync_ops::wait).
+    #[inline]
+    pub(crate) fn note_dependencies(self, operands: &[Operand<'s>]) -> Result<KernelSession<'s, Ready>> {
+        self.stream.runtime.check_operands(operands)?;
+        if !recorder::is_active() {
+            self.stream.runtime.refuse_symbolic(operands)?;
+        }
+        let staged = self.staged();
+        staged.first_operand = staged.operands.len();
+        for &operand in operands {
+            // SAFETY: the frame is cleared before the session's borrows end: by `finish`, or by the next `begin` before it is read.
+            staged.operands.push(unsafe { std::mem::transmute::<Operand<'s>, Operand<'static>>(operand) });
+        }
+        Ok(self.become_state())
+    }
+
+    #[inline]
+    pub(crate) fn stage_bindings(self, operands: &[Operand<'s>]) -> Result<KernelSession<'s, Bound>> {
+        let declared = &self.kernel.bindings;
+        if operands.len() != declared.len() {
+            return Err(Error::invalid(format!(
+                "kernel {} takes {} bindings, not {}",
+                self.kernel.name,
+                declared.len(),
+                operands.len()
+            )));
+        }
+        let staged = self.staged();
+        staged.first_binding = staged.bindings.len();
+        for (i, (operand, &access)) in operands.iter().zip(&**declared).enumerate() {
+            if operand.access != access {
+                return Err(Error::invalid(format!(
+                    "kernel {}: binding {i} is declared {access:?} but bound as {:?}",
+                    self.kernel.name, operand.access
+                )));
+            }
+            if !staged.operands[staged.first_operand..]
+                .iter()
+                .any(|o| o.slice.lease.same(operand.slice.lease) && (o.access == access || o.access.writes()))
+            {
+                return Err(Error::state(format!(
+                    "kernel {}: binding {i} was not among the operands that the session waited for",
+                    self.kernel.name
+                )));
+            }
+            staged.bindings.push(operand.binding());
+        }
+        Ok(self.become_state())
+    }
+
+    #[inline]
+    pub(crate) fn stage_params(self, params: &[u8]) -> Result<KernelSession<'s, Parametrised>> {
+        if params.len() != self.kernel.params as usize {
+            return Err(Error::invalid(format!(
+                "kernel {} takes {} bytes of parameters, not {}",
+                self.kernel.name,
+                self.kernel.params,
+                params.len()
+            )));
+        }
+        let staged = self.staged();
+        staged.first_param = staged.params.len();
+        staged.params.extend_from_slice(params);
+        Ok(self.become_state())
+    }
+
+    #[inline]
+    pub(crate) fn stage_launch(
+        self,
+        grid: [u32; 3],
+        block: [u32; 3],
+        shared: u32,
+    ) -> Result<KernelSession<'s, Dispatched>> {
+        let limits = self.stream.runtime.device.limits();
+        if (0..3).any(|i| grid[i] > limits.grid[i] || block[i] > limits.block[i] || block[i] == 0) {
+            return Err(Error::invalid(format!(
+                "kernel {}: grid {grid:?} of blocks {block:?}; {} takes grids up to {:?} and blocks from [1, 1, 1] up to {:?}",
+                self.kernel.name,
+                self.stream.runtime.id(),
+                limits.grid,
+                limits.block
+            )));
+        }
+        let threads = block.iter().map(|&b| u64::from(b)).product::<u64>();
+        if threads > u64::from(self.kernel.block_threads.min(limits.block_threads)) || shared > limits.shared {
+            return Err(Error::invalid(format!(
+                "kernel {}: {threads} threads and {shared} bytes of shared memory a block; the limits are {} and {}",
+                self.kernel.name,
+                self.kernel.block_threads.min(limits.block_threads),
+                limits.shared
+            )));
+        }
+        let staged = self.staged();
+        staged.launches.push(Launch {
+            pipeline: self.kernel,
+            grid,
+            block,
+            shared,
+            bindings: (staged.first_binding as u32, (staged.bindings.len() - staged.first_binding) as u32),
+            params: (staged.first_param as u32, (staged.params.len() - staged.first_param) as u32),
+        });
+        Ok(self.become_state())
+    }
+
+    #[inline]
+    pub(crate) fn tokens_noted(self) -> KernelSession<'s, Updated> {
+        self.become_state()
+    }
+}
+
+impl<'s> KernelSession<'s, Updated> {
+    /// Goes on with another kernel; its launch behaves as if it came after the ones staged so far.
+    ///
+    /// # Errors
+    /// What making the kernel ready says.
+    #[inline]
+    pub fn kernel(mut self, kernel: &'s KernelBase) -> Result<KernelSession<'s, Begun>> {
+        self.kernel = kernel.pipeline(&self.stream.runtime)?;
+        Ok(self.become_state())
+    }
+
+    /// Submits everything staged as one submission, marks the operands, and returns the submission's point; while recording, the
+    /// launches go to the recording and there is no point.
+    ///
+    /// # Errors
+    /// The stream's cause when it is poisoned; `DeviceLost`; the driver's own. Nothing was submitted then.
+    #[inline]
+    pub fn finish(mut self) -> Result<Option<Point>> {
+        let Some(turn) = self.turn.take() else { return Err(Error::state("a session that has finished")) };
+        let frame = turn.frame();
+        let (staged, waits, ops) = (&frame.session, &mut frame.waits, &mut frame.ops);
+        ops.clear();
+        waits.clear();
+        let recording = recorder::is_active() && recorder::is_recording(&self.stream.runtime);
+        if !recording {
+            let line = self.stream.core.line;
+            staged.operands.iter().for_each(|o| crate::stream::gather(line, o, waits));
+            ops.extend(waits.iter().map(|&p| Op::Wait(p)));
+        }
+        for launch in &staged.launches {
+            // SAFETY: pipelines are borrowed for the session's life; the slices lie in the frame, which nobody touches while the
+            // turn is held; the ops are cleared below before either ends.
+            let op = unsafe {
+                Op::Dispatch(Dispatch {
+                    pipeline: &*launch.pipeline,
+                    grid: launch.grid,
+                    block: launch.block,
+                    shared: launch.shared,
+                    bindings: std::slice::from_raw_parts(
+                        staged.bindings.as_ptr().add(launch.bindings.0 as usize),
+                        launch.bindings.1 as usize,
+                    ),
+                    params: std::slice::from_raw_parts(
+                        staged.params.as_ptr().add(launch.params.0 as usize),
+                        launch.params.1 as usize,
+                    ),
+                })
+            };
+            ops.push(op);
+        }
+        if recording {
+            let result = recorder::record_many(&self.stream.runtime, ops, &staged.operands);
+            ops.clear();
+            return result.map(|()| None);
+        }
+        // SAFETY: operands were checked to be this device's; bindings are views of them, and their access is the kernel's own
+        // declaration; the allocator keeps freed memory until its points have passed.
+        let result = unsafe { self.stream.core.raw.submit(ops) };
+        ops.clear();
+        let value = result?;
+        let line = self.stream.core.line;
+        waits.iter().for_each(|&p| line.learn(p));
+        let point = line.at(value);
+        staged.operands.iter().for_each(|o| mark(o, point));
+        Ok(Some(point))
+    }
+}
+
+impl<State> fmt::Debug for KernelSession<'_, State> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "KernelSession({}, {:?})", self.kernel.name, self.stream)
+    }
+}

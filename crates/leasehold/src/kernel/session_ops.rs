@@ -1,0 +1,70 @@
+//! What a session does to a launch: bind, set parameters, dispatch. New convenience for launches belongs here, not in the base.
+
+use crate::kernel::session::{Bound, Dispatched, KernelSession, Parametrised, Ready};
+use crate::pod::Pod;
+use crate::view::Operand;
+use leasehold_core::Result;
+
+/// Binds the operands, in the order that the kernel declares, with the roles that it declares.
+///
+/// # Errors
+/// `InvalidArgument` for another number of operands or another role; `InvalidState` for an operand that the session did not wait for.
+#[inline]
+#[doc(alias = "MpsKernelSessionOps")]
+pub fn bind<'s>(session: KernelSession<'s, Ready>, operands: &[Operand<'s>]) -> Result<KernelSession<'s, Bound>> {
+    session.stage_bindings(operands)
+}
+
+/// Sets the parameters from a plain struct of the size that the kernel declares.
+///
+/// # Errors
+/// `InvalidArgument` for another size.
+#[inline]
+pub fn params<'s, T: Pod>(session: KernelSession<'s, Bound>, params: &T) -> Result<KernelSession<'s, Parametrised>> {
+    session.stage_params(crate::pod::bytes(std::slice::from_ref(params)))
+}
+
+/// Sets the parameters from bytes.
+///
+/// # Errors
+/// `InvalidArgument` for another size than the kernel declares.
+#[inline]
+pub fn params_bytes<'s>(session: KernelSession<'s, Bound>, params: &[u8]) -> Result<KernelSession<'s, Parametrised>> {
+    session.stage_params(params)
+}
+
+/// For kernels without parameters.
+///
+/// # Errors
+/// `InvalidArgument` when the kernel has some.
+#[inline]
+pub fn no_params(session: KernelSession<'_, Bound>) -> Result<KernelSession<'_, Parametrised>> {
+    session.stage_params(&[])
+}
+
+/// Stages a launch of `blocks` blocks of `threads` threads.
+///
+/// # Errors
+/// `InvalidArgument` beyond the device's limits.
+#[inline]
+pub fn dispatch_1d(
+    session: KernelSession<'_, Parametrised>,
+    blocks: u32,
+    threads: u32,
+) -> Result<KernelSession<'_, Dispatched>> {
+    session.stage_launch([blocks, 1, 1], [threads, 1, 1], 0)
+}
+
+/// Stages a launch of a grid of blocks.
+///
+/// # Errors
+/// `InvalidArgument` beyond the device's limits.
+#[inline]
+pub fn dispatch_3d(
+    session: KernelSession<'_, Parametrised>,
+    grid: [u32; 3],
+    block: [u32; 3],
+    shared: u32,
+) -> Result<KernelSession<'_, Dispatched>> {
+    session.stage_launch(grid, block, shared)
+}

@@ -1,0 +1,466 @@
+//! Operations: the only public door for waits, signals, copies, fills, host calls, and the thread's current context.
+//!
+//! All of them go to the recording when the calling thread records on the stream's device.
+
+use crate::context::ContextGuard;
+use crate::event::Event;
+use crate::graph::recorder;
+use crate::runtime::Runtime;
+use crate::stream::Stream;
+use crate::view::{Operand, Slice, View};
+use leasehold_core::sync::{Arc, Mutex};
+use leasehold_core::{Error, Lease, Point, Result};
+use leasehold_hal::{Access, Copy2d, Download, Fill, ForeignCall, HostCall, Keep, Op, Upload};
+
+/// Host bytes up to this many are staged; more are copied while the call waits.
+const STAGED_MAX: usize = 64 << 10;
+
+/// Makes a runtime (and a stream, the default one for `None`) the thread's current context until the guard is dropped.
+///
+/// # Errors
+/// `InvalidArgument` for a stream of another device; `DeviceLost`; the driver's own.
+#[doc(alias = "setCurrent")]
+pub fn set_context(runtime: &Runtime, stream: Option<&Stream>) -> Result<ContextGuard> {
+    ContextGuard::enter(runtime, runtime.or_default(stream)?)
+}
+
+/// Makes later work of the stream start after a point, on the device. Does not block the host.
+///
+/// # Errors
+/// `Unsupported` when the device cannot wait for that line; the stream's cause. Waiting for a failed point poisons the stream.
+#[doc(alias("wait_on", "stream::wait"))]
+pub fn wait(stream: &Stream, point: Point) -> Result<()> {
+    if recorder::is_active()
+        && let Some(result) = recorder::wait_point(&stream.runtime, point)
+    {
+        return result;
+    }
+    let turn = stream.core.seat.turn()?;
+    let line = stream.core.line;
+    if line.knows(point.into()) || point.is_settled() {
+        return Ok(());
+    }
+    stream.core.raw.wait(point)?;
+    line.learn(point);
+    drop(turn);
+    Ok(())
+}
+
+/// Makes later work of the stream start after the event's last record. A later record of the event does not disturb it.
+///
+/// # Errors
+/// `InvalidState` for an event that was never recorded; as [`wait`].
+pub fn wait_event(stream: &Stream, event: &Lease<Event>) -> Result<()> {
+    if recorder::is_active()
+        && let Some(result) = recorder::wait_event(&stream.runtime, event)
+    {
+        return result;
+    }
+    wait(stream, event.point()?)
+}
+
+/// Records the event at the stream's present end. While recording: each launch of the graph records it.
+///
+/// # Errors
+/// The stream's cause when it is poisoned; `InvalidArgument` for an event of another device.
+#[doc(alias = "stream::signal")]
+pub fn signal(stream: &Stream, event: &Lease<Event>) -> Result<()> {
+    if event.device != stream.runtime.id() {
+        return Err(Error::invalid(format!("an event of {} cannot be recorded on {stream:?}", event.device)));
+    }
+    if recorder::is_active()
+        && let Some(result) = recorder::signal(&stream.runtime, event)
+    {
+        return result;
+    }
+    let turn = stream.core.seat.turn()?;
+    let line = stream.core.line;
+    let value = match &event.time {
+        // SAFETY: the time stamp is of this device; it is leased by the submission.
+        Some(time) => unsafe { stream.core.raw.submit(&[Op::Stamp(time)])? },
+        // Marks at once: completion of everything so far becomes observable.
+        None => {
+            if let Some((_, cause)) = line.failure() {
+                return Err(cause);
+            }
+            stream.core.raw.signal()?
+        }
+    };
+    event.set(line.at(value));
+    drop(turn);
+    Ok(())
+}
+
+fn same_length(dst: u64, src: u64) -> Result<()> {
+    if dst == src {
+        Ok(())
+    } else {
+        Err(Error::invalid(format!("a copy from {src} to {dst} bytes; they must be equal")))
+    }
+}
+
+fn writing(slice: Slice<'_>) -> Operand<'_> {
+    // A part of a buffer may be written while the rest stays: the record is the buffer's, so it is both.
+    let whole = slice.len() == slice.buffer().len();
+    Operand { slice, access: if whole { Access::Write } else { Access::ReadWrite } }
+}
+
+/// Copies within the device.
+///
+/// # Errors
+/// `InvalidArgument` when the lengths differ or the parts overlap; the stream's cause.
+pub fn copy(stream: &Stream, dst: Slice<'_>, src: Slice<'_>) -> Result<()> {
+    same_length(dst.len(), src.len())?;
+    copy_2d(stream, dst, src.len(), src, src.len(), src.len(), 1)
+}
+
+/// Copies `rows` rows of `width` bytes, `src_pitch` and `dst_pitch` bytes from row to row.
+///
+/// # Errors
+/// `InvalidArgument` when a row is wider than a pitch, the rows do not lie in the parts, or source and destination overlap; the stream's cause.
+pub fn copy_2d(
+    stream: &Stream,
+    dst: Slice<'_>,
+    dst_pitch: u64,
+    src: Slice<'_>,
+    src_pitch: u64,
+    width: u64,
+    rows: u64,
+) -> Result<()> {
+    if rows == 0 || width == 0 {
+        return Ok(());
+    }
+    if rows > 1 && (width > dst_pitch || width > src_pitch) {
+        return Err(Error::invalid(format!("rows of {width} bytes do not fit pitches of {src_pitch} and {dst_pitch}")));
+    }
+    let extent = |pitch: u64| (rows - 1).checked_mul(pitch).and_then(|b| b.checked_add(width)).unwrap_or(u64::MAX);
+    if extent(src_pitch) > src.len() || extent(dst_pitch) > dst.len() {
+        return Err(Error::invalid(format!(
+            "{rows} rows of {width} bytes do not lie in parts of {} and {} bytes",
+            src.len(),
+            dst.len()
+        )));
+    }
+    let (from, to) = (src.offset(), dst.offset());
+    if src.buffer().same(dst.buffer()) && from < to + extent(dst_pitch) && to < from + extent(src_pitch) {
+        return Err(Error::invalid("source and destination of a copy overlap"));
+    }
+    let op = Op::Copy(Copy2d {
+        src: src.addr(),
+        src_native: src.buffer().native(),
+        src_pitch,
+        dst: dst.addr(),
+        dst_native: dst.buffer().native(),
+        dst_pitch,
+        width,
+        rows,
+    });
+    // SAFETY: both parts were checked to hold what is copied; they are the operands.
+    unsafe { stream.pass(&op, &[src.read(), writing(dst)]) }.map(drop)
+}
+
+/// What a fill writes, again and again.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Pattern {
+    /// One byte.
+    U8(u8),
+    /// Two bytes, little-endian.
+    U16(u16),
+    /// Four bytes, little-endian.
+    U32(u32),
+}
+
+impl Pattern {
+    /// The four bytes of an `f32`.
+    #[must_use]
+    pub fn f32(value: f32) -> Self {
+        Self::U32(value.to_bits())
+    }
+
+    fn parts(self) -> (u32, u8) {
+        match self {
+            Pattern::U8(b) => (u32::from(b), 1),
+            Pattern::U16(h) => (u32::from(h), 2),
+            Pattern::U32(w) => (w, 4),
+        }
+    }
+}
+
+/// Fills a part of a buffer with a pattern.
+///
+/// # Errors
+/// `InvalidArgument` when offset or length is no multiple of the pattern's size; the stream's cause.
+#[doc(alias = "memset")]
+pub fn fill(stream: &Stream, dst: Slice<'_>, pattern: Pattern) -> Result<()> {
+    let (pattern, width) = pattern.parts();
+    if !dst.offset().is_multiple_of(u64::from(width)) || !dst.len().is_multiple_of(u64::from(width)) {
+        return Err(Error::invalid(format!(
+            "offset {} and length {} must be multiples of the pattern's {width} bytes",
+            dst.offset(),
+            dst.len()
+        )));
+    }
+    if dst.is_empty() {
+        return Ok(());
+    }
+    let op = Op::Fill(Fill { dst: dst.addr(), native: dst.buffer().native(), bytes: dst.len(), pattern, width });
+    // SAFETY: the operand covers what is filled.
+    unsafe { stream.pass(&op, &[writing(dst)]) }.map(drop)
+}
+
+/// Copies host bytes to the device. The bytes are taken during the call: up to 64 KiB are staged; more, or with `asynchronous`
+/// false, are waited for. While recording they are kept by the graph, whose every launch copies them again.
+///
+/// # Errors
+/// `InvalidArgument` when the lengths differ; the stream's cause.
+pub fn upload(stream: &Stream, dst: Slice<'_>, src: &[u8], asynchronous: bool) -> Result<()> {
+    same_length(dst.len(), src.len() as u64)?;
+    if src.is_empty() {
+        return Ok(());
+    }
+    let recording = recorder::is_active() && recorder::is_recording(&stream.runtime);
+    if recording || (asynchronous && src.len() <= STAGED_MAX) {
+        return upload_owned(stream, dst, Arc::new(src.to_vec()));
+    }
+    let op = Op::Upload(Upload {
+        src: src.as_ptr(),
+        dst: dst.addr(),
+        native: dst.buffer().native(),
+        bytes: dst.len(),
+        keep: None,
+    });
+    // SAFETY: the source is borrowed until the copy has completed, below; also when the wait fails the stream has run past the
+    // copy or never will.
+    let point = unsafe { stream.pass(&op, &[writing(dst)])? };
+    match point {
+        Some(p) => settle(stream, p),
+        None => Ok(()),
+    }
+}
+
+/// Waits until a point is over, whatever became of it, then says so.
+fn settle(stream: &Stream, point: Point) -> Result<()> {
+    let result = stream.core.raw.wait_host(point.value(), None);
+    // A failure is reported at once, even before the value is over; borrowed memory must outlive the submission all the same.
+    while stream.core.line.completed() < point.value() {
+        if matches!(stream.core.raw.refresh(), Err(Error::DeviceLost { .. })) {
+            break;
+        }
+        leasehold_core::sync::thread::yield_now();
+    }
+    result
+}
+
+/// Host memory that an asynchronous copy keeps alive by itself.
+pub trait HostBytes: Send + Sync + 'static {
+    /// The bytes; the same address for the life of the value.
+    fn bytes(&self) -> &[u8];
+}
+
+impl HostBytes for Vec<u8> {
+    fn bytes(&self) -> &[u8] {
+        self
+    }
+}
+
+impl<T: crate::pod::Pod> HostBytes for Box<[T]> {
+    fn bytes(&self) -> &[u8] {
+        crate::pod::bytes(self)
+    }
+}
+
+/// Copies host memory that the copy itself keeps alive; never waits.
+///
+/// # Errors
+/// `InvalidArgument` when the lengths differ; the stream's cause.
+pub fn upload_owned<H: HostBytes>(stream: &Stream, dst: Slice<'_>, src: Arc<H>) -> Result<()> {
+    let bytes = src.bytes();
+    same_length(dst.len(), bytes.len() as u64)?;
+    if bytes.is_empty() {
+        return Ok(());
+    }
+    let (address, len) = (bytes.as_ptr(), bytes.len() as u64);
+    let keep: Keep = src;
+    let op = Op::Upload(Upload {
+        src: address,
+        dst: dst.addr(),
+        native: dst.buffer().native(),
+        bytes: len,
+        keep: Some(&keep),
+    });
+    // SAFETY: the submission (or the recording) keeps the memory, whose address does not change.
+    unsafe { stream.pass(&op, &[writing(dst)]) }.map(drop)
+}
+
+/// Copies device bytes to the host and waits for them.
+///
+/// # Errors
+/// `InvalidArgument` when the lengths differ; the stream's cause; `Recording` while recording.
+pub fn download(stream: &Stream, dst: &mut [u8], src: Slice<'_>) -> Result<()> {
+    same_length(dst.len() as u64, src.len())?;
+    recorder::refuse(&stream.runtime, "device memory cannot be read back while recording")?;
+    if dst.is_empty() {
+        return Ok(());
+    }
+    let op = Op::Download(Download {
+        src: src.addr(),
+        native: src.buffer().native(),
+        dst: dst.as_mut_ptr(),
+        bytes: src.len(),
+        keep: None,
+    });
+    // SAFETY: the destination is borrowed until the copy is over, below.
+    match unsafe { stream.pass(&op, &[src.read()])? } {
+        Some(p) => settle(stream, p),
+        None => Ok(()),
+    }
+}
+
+/// Copies between device memory and host memory from [`Runtime::alloc_pinned`], in either direction; never waits.
+///
+/// # Errors
+/// `InvalidArgument` when the lengths differ, or unless exactly one of the two is host memory; the stream's cause.
+pub fn copy_pinned(stream: &Stream, dst: Slice<'_>, src: Slice<'_>) -> Result<()> {
+    use leasehold_alloc::HostKind;
+    same_length(dst.len(), src.len())?;
+    if dst.is_empty() {
+        return Ok(());
+    }
+    let host = |s: &Slice<'_>| s.buffer().host_kind() != HostKind::None;
+    let op = match (host(&dst), host(&src)) {
+        (false, true) => Op::Upload(Upload {
+            src: src.addr() as *const u8,
+            dst: dst.addr(),
+            native: dst.buffer().native(),
+            bytes: src.len(),
+            keep: None,
+        }),
+        (true, false) => Op::Download(Download {
+            src: src.addr(),
+            native: src.buffer().native(),
+            dst: dst.addr() as *mut u8,
+            bytes: src.len(),
+            keep: None,
+        }),
+        _ => return Err(Error::invalid("one side of a pinned copy is host memory and the other is not")),
+    };
+    // SAFETY: both are operands: their memory is not reused before the copy's point.
+    unsafe { stream.pass(&op, &[src.read(), writing(dst)]) }.map(drop)
+}
+
+/// Waits until nobody writes the part any more, and shows it to the host.
+///
+/// # Errors
+/// `Unsupported` for memory that the host cannot touch; the cause when the last write failed; `Recording`.
+///
+/// # Safety
+/// - While the bytes are looked at, nobody submits work that writes them.
+pub unsafe fn map_read<'a>(runtime: &Runtime, slice: Slice<'a>) -> Result<&'a [u8]> {
+    let operand = slice.read();
+    wait_host_visible(runtime, &operand)?;
+    if slice.is_empty() {
+        return Ok(&[]);
+    }
+    // SAFETY: host-visible memory of a live buffer, whose writes are complete; by the contract there are no new ones.
+    Ok(unsafe { std::slice::from_raw_parts(slice.addr() as *const u8, slice.len() as usize) })
+}
+
+/// Waits until nobody uses the part any more, and lets the host write it. The writes are seen by work submitted later.
+///
+/// # Errors
+/// As [`map_read`].
+///
+/// # Safety
+/// - While the bytes are borrowed, nobody else touches them: no view, no submission.
+pub unsafe fn map_write<'a>(runtime: &Runtime, slice: Slice<'a>) -> Result<&'a mut [u8]> {
+    let operand = Operand { slice, access: Access::ReadWrite };
+    wait_host_visible(runtime, &operand)?;
+    if slice.is_empty() {
+        return Ok(&mut []);
+    }
+    // SAFETY: host-visible memory of a live buffer, whose uses are over; by the contract there is nobody else.
+    Ok(unsafe { std::slice::from_raw_parts_mut(slice.addr() as *mut u8, slice.len() as usize) })
+}
+
+fn wait_host_visible(runtime: &Runtime, operand: &Operand<'_>) -> Result<()> {
+    use leasehold_alloc::HostKind;
+    recorder::refuse(&runtime.inner, "device memory cannot be mapped while recording")?;
+    runtime.inner.check_operands(std::slice::from_ref(operand))?;
+    runtime.inner.refuse_symbolic(std::slice::from_ref(operand))?;
+    let buffer = operand.slice().buffer();
+    if buffer.host_kind() == HostKind::None && !runtime.raw_device().caps().host_visible {
+        return Err(Error::Unsupported(
+            format!("the host cannot touch the memory of {}; download it instead", runtime.device()).into(),
+        ));
+    }
+    let mut points = Vec::new();
+    points.extend(buffer.write_stamp().point());
+    if operand.access().writes() {
+        buffer.for_each_read(|s| points.extend(s.point()));
+    }
+    points.into_iter().try_for_each(|p| runtime.wait_point(p, None))
+}
+
+/// Runs a function on the host, in stream order. It may submit more work; it must not wait for its own stream. An error or a
+/// panic poisons the stream. While recording: every launch of the graph runs it, so it must be `Fn`.
+///
+/// # Errors
+/// `Unsupported` on a device without host calls; the stream's cause.
+#[doc(alias = "launchHostFunc")]
+pub fn host_call(
+    stream: &Stream,
+    name: &'static str,
+    call: impl Fn() -> Result<()> + Send + Sync + 'static,
+) -> Result<()> {
+    if !stream.runtime.device.caps().host_calls {
+        return Err(Error::Unsupported(format!("{} has no host calls in streams", stream.runtime.id()).into()));
+    }
+    let call = HostCall::new(name, call);
+    // SAFETY: a host call touches no device memory by itself, and is kept by the submission.
+    unsafe { stream.pass(&Op::Host(&call), &[]) }.map(drop)
+}
+
+/// As [`host_call`], for a function that can run once only; not while recording.
+///
+/// # Errors
+/// `Recording` while recording; as [`host_call`].
+pub fn host_call_once(
+    stream: &Stream,
+    name: &'static str,
+    call: impl FnOnce() -> Result<()> + Send + 'static,
+) -> Result<()> {
+    recorder::refuse(&stream.runtime, "a function that runs once cannot be recorded; use host_call")?;
+    let cell = Mutex::new(Some(call));
+    host_call(stream, name, move || match cell.lock().take() {
+        Some(call) => call(),
+        None => Ok(()),
+    })
+}
+
+/// Runs a library call that enqueues its own work on the native stream and touches only the operands.
+///
+/// # Errors
+/// `Unsupported` on a device without foreign calls; the stream's cause.
+///
+/// # Safety
+/// - The call touches only the operands' memory, as their roles say, and only through work on the native stream that it is given.
+pub unsafe fn foreign_call(
+    stream: &Stream,
+    name: &'static str,
+    operands: &[Operand<'_>],
+    call: impl Fn(u64) -> Result<()> + Send + Sync + 'static,
+) -> Result<()> {
+    if !stream.runtime.device.caps().foreign_calls {
+        return Err(Error::Unsupported(format!("{} has no foreign calls", stream.runtime.id()).into()));
+    }
+    let call = ForeignCall::new(name, operands.iter().map(Operand::binding).collect(), call);
+    // SAFETY: by the contract.
+    unsafe { stream.pass(&Op::Foreign(&call), operands) }.map(drop)
+}
+
+/// The number of operations that the calling thread has recorded on the runtime's device so far: the next one's
+/// [`NodeId`](crate::graph::NodeId). `None` when it does not record.
+#[must_use]
+pub fn recorded_nodes(runtime: &Runtime) -> Option<u32> {
+    recorder::nodes(&runtime.inner)
+}

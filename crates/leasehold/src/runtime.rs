@@ -1,0 +1,639 @@
+//! The runtime: the facade of one device.
+//!
+//! There is one per device and context, counted; dropping the last one never waits. It ends in this order: graphs (they hold the
+//! runtime, so there are none left), kernel bases' caches, extension slots, the events' pool, streams, and then the device's lease.
+//!
+//! This module must not know any backend.
+
+use crate::context::Context;
+use crate::event::{Event, EventFlags, EventRequest, Events};
+use crate::graph::{Graph, GraphOperator, recorder};
+use crate::kernel::base::BaseCell;
+use crate::ops;
+use crate::pod::{Pod, bytes, bytes_mut};
+use crate::stream::{Stream, StreamCore};
+use crate::view::{Operand, Slice, View};
+use leasehold_alloc::{AllocStats, Allocator, Buffer, HostKind, Layout, On};
+use leasehold_core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use leasehold_core::sync::{Arc, Mutex, RwLock};
+use leasehold_core::{DeviceHandle, Error, EventHandle, Lease, Point, PoolConfig, PoolStats, Result, SlotPool};
+use leasehold_hal::{Backend, Device, DeviceId, DeviceInfo, MemoryKind, StreamDesc};
+use std::any::{Any, TypeId};
+use std::collections::HashMap;
+use std::fmt;
+use std::sync::Weak;
+use std::time::Duration;
+
+/// The part of a runtime that its streams, graphs and handles share.
+pub(crate) struct RuntimeInner {
+    serial: u64,
+    id: DeviceId,
+    pub(crate) default: Arc<StreamCore>,
+    pub(crate) memory: Allocator,
+    events: SlotPool<Events>,
+    extensions: RwLock<HashMap<TypeId, Arc<dyn Any + Send + Sync>>>,
+    bases: Mutex<Vec<Weak<BaseCell>>>,
+    /// Streams beside the default one, to find who advances a line.
+    streams: Mutex<Vec<Weak<StreamCore>>>,
+    warned_pageable: AtomicBool,
+    pub(crate) device: Lease<dyn Device>,
+    /// Keeps the backends alive.
+    _context: Context,
+}
+
+impl RuntimeInner {
+    pub(crate) fn open(context: Context, backend: &dyn Backend, id: DeviceId) -> Result<Self> {
+        static SERIAL: AtomicU64 = AtomicU64::new(1);
+        let device = backend.open(id)?;
+        device.make_current()?;
+        let memory = device.memory(MemoryKind::Device)?.clone();
+        let stream = device.stream(&StreamDesc::default())?;
+        Ok(Self {
+            serial: SERIAL.fetch_add(1, Ordering::Relaxed),
+            id,
+            default: Arc::new(StreamCore::new(stream)),
+            memory,
+            events: SlotPool::new(Events, PoolConfig { thread_cells: true, ..PoolConfig::default() })?,
+            extensions: RwLock::new(HashMap::new()),
+            bases: Mutex::new(Vec::new()),
+            streams: Mutex::new(Vec::new()),
+            warned_pageable: AtomicBool::new(false),
+            device,
+            _context: context,
+        })
+    }
+
+    /// Tells this runtime from every other that the process ever had; never 0.
+    pub(crate) fn serial(&self) -> u64 {
+        self.serial
+    }
+
+    pub(crate) fn id(&self) -> DeviceId {
+        self.id
+    }
+
+    /// Remembers a kernel base whose cache points into this device.
+    pub(crate) fn adopt(&self, base: &Arc<BaseCell>) {
+        let mut bases = self.bases.lock();
+        if bases.len() == bases.capacity() {
+            bases.retain(|b| b.strong_count() > 0);
+        }
+        bases.push(Arc::downgrade(base));
+    }
+
+    /// The stream of this runtime that advances the point's line. A stream that was dropped advances no more: its manager drains it.
+    fn stream_of(&self, point: Point) -> Option<Arc<StreamCore>> {
+        if point.line_id() == self.default.line.id() {
+            return Some(self.default.clone());
+        }
+        self.streams.lock().iter().filter_map(Weak::upgrade).find(|s| s.line.id() == point.line_id())
+    }
+
+    /// Refuses memory of another device.
+    #[inline]
+    pub(crate) fn check_operands(&self, operands: &[Operand<'_>]) -> Result<()> {
+        for operand in operands {
+            if !self.memory.owns(operand.slice.lease) {
+                self.check_operand_slow(operand)?;
+            }
+        }
+        Ok(())
+    }
+
+    #[cold]
+    fn check_operand_slow(&self, operand: &Operand<'_>) -> Result<()> {
+        if self.device.memory(MemoryKind::Pinned).is_ok_and(|m| m.owns(operand.slice.lease)) {
+            return Ok(());
+        }
+        Err(Error::invalid(format!(
+            "a buffer of {} bytes was not allocated on {}; copy it there first",
+            operand.slice.lease.len(),
+            self.id
+        )))
+    }
+
+    /// Refuses memory that has no address yet.
+    #[inline]
+    pub(crate) fn refuse_symbolic(&self, operands: &[Operand<'_>]) -> Result<()> {
+        if operands.iter().any(|o| o.slice.lease.is_symbolic()) {
+            return Err(Error::recording(
+                "a buffer that was allocated while recording has no address until the recording stops, \
+                 and belongs to the recording's thread",
+            ));
+        }
+        Ok(())
+    }
+}
+
+impl Drop for RuntimeInner {
+    fn drop(&mut self) {
+        for base in self.bases.get_mut().drain(..) {
+            if let Some(base) = base.upgrade() {
+                // SAFETY: sessions borrow a stream, which holds the runtime; the last one is gone, so nobody borrows from the cells.
+                unsafe { base.forget(self.serial) };
+            }
+        }
+        self.extensions.get_mut().clear();
+    }
+}
+
+/// One device: memory, streams, events, kernels and graphs. Clones are the same runtime; `Send + Sync`.
+///
+/// Made by [`Context::runtime`]. Construction makes the device the driver's current one for its own calls; it never touches the
+/// thread's current [`Context`].
+///
+/// ```
+/// use leasehold::{Context, DeviceId, Runtime};
+/// # fn main() -> leasehold::Result<()> {
+/// let runtime = Runtime::open(DeviceId::cpu(0))?;
+/// assert!(std::ptr::eq(runtime.activate()?, &runtime));
+/// assert_eq!(runtime.device().to_string(), "cpu:0");
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Clone)]
+pub struct Runtime {
+    pub(crate) inner: Arc<RuntimeInner>,
+    stream: Stream,
+}
+
+impl Runtime {
+    pub(crate) fn from_inner(inner: Arc<RuntimeInner>) -> Self {
+        let stream = Stream { core: inner.default.clone(), runtime: inner.clone() };
+        Self { inner, stream }
+    }
+
+    /// The runtime of a device in the context that the process shares.
+    ///
+    /// # Errors
+    /// As [`Context::runtime`].
+    pub fn open(device: DeviceId) -> Result<Self> {
+        Context::global().runtime(device)
+    }
+
+    // ---- device -----------------------------------------------------------------------------------------------------
+
+    /// The device's name.
+    #[must_use]
+    pub fn device(&self) -> DeviceId {
+        self.inner.id
+    }
+
+    /// The device's handle.
+    #[must_use]
+    pub fn device_handle(&self) -> DeviceHandle {
+        self.inner.device.handle()
+    }
+
+    /// What the device is.
+    #[must_use]
+    pub fn info(&self) -> &DeviceInfo {
+        self.inner.device.info()
+    }
+
+    /// The device under it, for backends' own extensions.
+    #[must_use]
+    pub fn raw_device(&self) -> &dyn Device {
+        &*self.inner.device
+    }
+
+    /// Makes the device the driver's current one on this thread, for foreign libraries that look at it. Returns itself.
+    ///
+    /// # Errors
+    /// `DeviceLost`; the driver's own.
+    pub fn activate(&self) -> Result<&Self> {
+        self.inner.device.make_current()?;
+        Ok(self)
+    }
+
+    /// The default stream. Wherever a stream may be left out (`None`), it is this one.
+    #[must_use]
+    pub fn stream(&self) -> &Stream {
+        &self.stream
+    }
+
+    /// Another stream of this device.
+    ///
+    /// # Errors
+    /// `OverBudget` beyond the device's limit; the driver's own.
+    pub fn create_stream(&self) -> Result<Stream> {
+        self.create_stream_with(&StreamDesc::default())
+    }
+
+    /// Another stream, with a priority.
+    ///
+    /// # Errors
+    /// As [`create_stream`](Self::create_stream).
+    pub fn create_stream_with(&self, desc: &StreamDesc) -> Result<Stream> {
+        let raw = self.inner.device.stream(desc)?;
+        let core = Arc::new(StreamCore::new(raw));
+        let mut streams = self.inner.streams.lock();
+        if streams.len() == streams.capacity() {
+            streams.retain(|s| s.strong_count() > 0);
+        }
+        streams.push(Arc::downgrade(&core));
+        drop(streams);
+        Ok(Stream { core, runtime: self.inner.clone() })
+    }
+
+    /// The stream that `None` means, or the one given; one of another device is refused.
+    pub(crate) fn or_default<'a>(&'a self, stream: Option<&'a Stream>) -> Result<&'a Stream> {
+        match stream {
+            None => Ok(&self.stream),
+            Some(s) if Arc::ptr_eq(&s.runtime, &self.inner) => Ok(s),
+            Some(s) => Err(Error::invalid(format!("{s:?} is not a stream of {}", self.inner.id))),
+        }
+    }
+
+    /// The value of type `T` in the runtime's extension slots, made when first asked for: the operator library, a cache of
+    /// somebody else's. Dropped with the runtime, before its streams.
+    ///
+    /// # Errors
+    /// What `make` says; nothing is kept then.
+    #[doc(alias("infiniopHandle", "infiniop_handle"))]
+    pub fn extension<T: Any + Send + Sync>(&self, make: impl FnOnce(&Self) -> Result<T>) -> Result<Arc<T>> {
+        let id = TypeId::of::<T>();
+        let cast = |any: Arc<dyn Any + Send + Sync>| {
+            any.downcast::<T>().map_err(|_| Error::state("an extension slot holds another type"))
+        };
+        if let Some(found) = self.inner.extensions.read().get(&id) {
+            return cast(found.clone());
+        }
+        // Made outside the lock: it may use the runtime. When two threads make one, the first stays.
+        let made: Arc<dyn Any + Send + Sync> = Arc::new(make(self)?);
+        let kept = self.inner.extensions.write().entry(id).or_insert(made).clone();
+        cast(kept)
+    }
+
+    // ---- synchronisation --------------------------------------------------------------------------------------------
+
+    /// Blocks until all work of the default stream is over.
+    ///
+    /// # Errors
+    /// The stream's cause when it is poisoned; `Recording` on a thread that records on this device.
+    #[doc(alias = "syncStream")]
+    pub fn sync_stream(&self) -> Result<()> {
+        self.stream.synchronize()
+    }
+
+    /// Blocks until all work of all streams of the device is over.
+    ///
+    /// # Errors
+    /// The first stream's cause; `Recording` on a thread that records on this device.
+    #[doc(alias = "syncDevice")]
+    pub fn sync_device(&self) -> Result<()> {
+        recorder::refuse(&self.inner, "the device cannot be synchronised while recording")?;
+        self.inner.device.synchronize(None)
+    }
+
+    /// Waits until the device is idle, for an orderly end. The runtime itself ends with its last clone.
+    ///
+    /// # Errors
+    /// `Timeout`; the first stream's cause; `Recording` on a thread that records on this device.
+    pub fn close(self, timeout: Duration) -> Result<()> {
+        recorder::refuse(
+            &self.inner,
+            "a runtime cannot be closed while recording; stop or abandon the recording first",
+        )?;
+        self.inner.device.synchronize(Some(timeout))
+    }
+
+    // ---- memory -----------------------------------------------------------------------------------------------------
+
+    /// `bytes` of device memory, aligned to 256. Zero bytes give a valid, empty buffer with a null address. While this thread
+    /// records, the buffer belongs to the recording and has no address until it stops. Blocks on the driver only when the pool must grow.
+    ///
+    /// # Errors
+    /// `OutOfMemory` with a report; `OverBudget`; `InvalidArgument` for sizes that no device has.
+    #[doc(alias = "allocateMemory")]
+    #[inline]
+    pub fn alloc(&self, bytes: u64) -> Result<Lease<Buffer>> {
+        self.alloc_on(&self.stream, Layout::new(bytes))
+    }
+
+    /// As [`alloc`](Self::alloc), for first use on another stream, with an alignment.
+    ///
+    /// # Errors
+    /// As [`alloc`](Self::alloc).
+    #[inline]
+    pub fn alloc_on(&self, stream: &Stream, layout: Layout) -> Result<Lease<Buffer>> {
+        if recorder::is_active()
+            && let Some(result) = recorder::alloc(&self.inner, layout)
+        {
+            return result;
+        }
+        let core = &stream.core;
+        self.inner.memory.alloc(layout, On { line: core.line, timeline: core.raw_timeline() })
+    }
+
+    /// `bytes` of host memory for fast copies. [`Buffer::host_kind`] says what it is: pinned, or pageable on a backend without
+    /// pinning, which is warned of once per runtime.
+    ///
+    /// # Errors
+    /// As [`alloc`](Self::alloc); `Recording` while recording.
+    #[doc(alias = "allocatePinnedHostMemory")]
+    pub fn alloc_pinned(&self, bytes: u64) -> Result<Lease<Buffer>> {
+        recorder::refuse(&self.inner, "host memory cannot be allocated while recording")?;
+        let pool = self.inner.device.memory(MemoryKind::Pinned)?;
+        let core = &self.stream.core;
+        let buffer = pool.alloc(Layout::new(bytes), On { line: core.line, timeline: core.raw_timeline() })?;
+        if buffer.host_kind() == HostKind::Pageable && !self.inner.warned_pageable.swap(true, Ordering::Relaxed) {
+            tracing::warn!(device = %self.inner.id, "this device has no pinned memory; pageable memory is used instead");
+        }
+        Ok(buffer)
+    }
+
+    /// The allocator of the device's memory: statistics, budget, trim, imports.
+    #[must_use]
+    pub fn allocator(&self) -> &Allocator {
+        &self.inner.memory
+    }
+
+    /// The state of the device's memory in numbers.
+    #[must_use]
+    pub fn memory_stats(&self) -> AllocStats {
+        self.inner.memory.stats()
+    }
+
+    /// A new buffer with these values. The values are taken during the call.
+    ///
+    /// # Errors
+    /// As [`alloc`](Self::alloc) and [`memcpy_h2d`](Self::memcpy_h2d).
+    pub fn upload<T: Pod>(&self, values: &[T]) -> Result<Lease<Buffer>> {
+        let buffer = self.alloc(size_of_val(values) as u64)?;
+        self.memcpy_h2d(buffer.view(), bytes(values), true)?;
+        Ok(buffer)
+    }
+
+    /// The values of a buffer or a part of it. Blocks until they are there.
+    ///
+    /// # Errors
+    /// `InvalidArgument` when the length is no multiple of the type's size; as [`memcpy_d2h`](Self::memcpy_d2h).
+    pub fn download<T: Pod>(&self, from: &impl View) -> Result<Vec<T>> {
+        let from = from.view();
+        if !from.len().is_multiple_of(size_of::<T>().max(1) as u64) {
+            return Err(Error::invalid(format!("{} bytes are no whole number of values", from.len())));
+        }
+        let count = from.len() as usize / size_of::<T>().max(1);
+        let mut values: Vec<T> = Vec::new();
+        values
+            .try_reserve_exact(count)
+            .map_err(|_| Error::from(leasehold_core::OutOfMemory::new("the host", from.len())))?;
+        // SAFETY: every byte pattern is a value of a `Pod`; zeroing keeps the elements initialised before they are filled.
+        unsafe {
+            std::ptr::write_bytes(values.as_mut_ptr(), 0, count);
+            values.set_len(count);
+        }
+        self.memcpy_d2h(bytes_mut(&mut values), from)?;
+        Ok(values)
+    }
+
+    /// Copies host bytes to the device, on the default stream. The bytes are taken during the call, so that they may change or go
+    /// right after it: small ones are staged, large ones (or `asynchronous` false) are waited for.
+    /// [`ops::upload_owned`] hands over memory without either.
+    ///
+    /// # Errors
+    /// `InvalidArgument` when the lengths differ; the stream's cause.
+    #[doc(alias = "memcpyH2D")]
+    pub fn memcpy_h2d(&self, dst: Slice<'_>, src: &[u8], asynchronous: bool) -> Result<()> {
+        ops::upload(&self.stream, dst, src, asynchronous)
+    }
+
+    /// Copies device bytes to the host, on the default stream, and waits for them.
+    ///
+    /// # Errors
+    /// `InvalidArgument` when the lengths differ; the stream's cause; `Recording` while recording.
+    #[doc(alias = "memcpyD2H")]
+    pub fn memcpy_d2h(&self, dst: &mut [u8], src: Slice<'_>) -> Result<()> {
+        ops::download(&self.stream, dst, src)
+    }
+
+    /// Copies within the device, on the default stream; waits for it when `asynchronous` is false.
+    ///
+    /// # Errors
+    /// `InvalidArgument` when the lengths differ or the parts overlap; the stream's cause.
+    #[doc(alias = "memcpyD2D")]
+    pub fn memcpy_d2d(&self, dst: Slice<'_>, src: Slice<'_>, asynchronous: bool) -> Result<()> {
+        ops::copy(&self.stream, dst, src)?;
+        if asynchronous { Ok(()) } else { self.stream.synchronize() }
+    }
+
+    // ---- events -----------------------------------------------------------------------------------------------------
+
+    /// An event with timing.
+    ///
+    /// # Errors
+    /// The driver's own.
+    #[doc(alias = "createEvent")]
+    pub fn create_event(&self) -> Result<Lease<Event>> {
+        self.create_event_with_flags(EventFlags::TIMING)
+    }
+
+    /// An event.
+    ///
+    /// # Errors
+    /// `Unsupported` for timing on a device without time stamps; the driver's own.
+    #[doc(alias = "createEventWithFlags")]
+    pub fn create_event_with_flags(&self, flags: EventFlags) -> Result<Lease<Event>> {
+        self.inner.events.acquire(&EventRequest { device: &*self.inner.device, flags })
+    }
+
+    /// The event that a handle names.
+    ///
+    /// # Errors
+    /// `StaleHandle` when it is gone or another runtime's.
+    pub fn event(&self, handle: EventHandle) -> Result<Lease<Event>> {
+        self.inner.events.lease(handle)
+    }
+
+    /// Marks a stream's present end (the default stream's for `None`): the event then means everything submitted before.
+    ///
+    /// # Errors
+    /// The stream's cause; `InvalidArgument` for a stream or an event of another device.
+    #[doc(alias = "recordEvent")]
+    pub fn record_event(&self, event: &Lease<Event>, stream: Option<&Stream>) -> Result<()> {
+        ops::signal(self.or_default(stream)?, event)
+    }
+
+    /// Whether the event's point is complete. Asks the driver; never blocks.
+    ///
+    /// # Errors
+    /// `InvalidState` for an event that was never recorded; the cause of a failure before the point; `Recording` while recording.
+    #[doc(alias = "queryEvent")]
+    pub fn query_event(&self, event: &Event) -> Result<bool> {
+        recorder::refuse(&self.inner, "an event cannot be queried while recording")?;
+        let point = event.point()?;
+        if !point.is_settled()
+            && let Some(stream) = self.inner.stream_of(point)
+        {
+            stream.raw.refresh()?;
+        }
+        point.line().check(point.value())
+    }
+
+    /// Blocks until the event's point is over.
+    ///
+    /// # Errors
+    /// As [`query_event`](Self::query_event).
+    #[doc(alias = "synchronizeEvent")]
+    pub fn synchronize_event(&self, event: &Event) -> Result<()> {
+        self.synchronize_event_timeout(event, None)
+    }
+
+    /// As [`synchronize_event`](Self::synchronize_event), with a deadline. Zero polls.
+    ///
+    /// # Errors
+    /// `Timeout` as well.
+    pub fn synchronize_event_timeout(&self, event: &Event, timeout: Option<Duration>) -> Result<()> {
+        recorder::refuse(&self.inner, "an event cannot be waited for while recording")?;
+        let point = event.point()?;
+        self.wait_point(point, timeout)
+    }
+
+    /// Ends an event. Dropping the lease does the same; this says so where a handle outlives it.
+    ///
+    /// Other holders of the event are untouched.
+    #[doc(alias = "destroyEvent")]
+    pub fn destroy_event(&self, event: Lease<Event>) {
+        drop(event);
+    }
+
+    /// Milliseconds of device time from `start` to `end`. Blocks until `end` is complete.
+    ///
+    /// # Errors
+    /// `InvalidState` for an event without timing or never recorded; `InvalidArgument` for events of different devices.
+    #[doc(alias = "elapsedTime")]
+    pub fn elapsed_time(&self, start: &Event, end: &Event) -> Result<f32> {
+        Ok(self.elapsed(start, end)?.as_secs_f64() as f32 * 1e3)
+    }
+
+    /// Device time from `start` to `end`. Blocks until `end` is complete.
+    ///
+    /// # Errors
+    /// As [`elapsed_time`](Self::elapsed_time).
+    pub fn elapsed(&self, start: &Event, end: &Event) -> Result<Duration> {
+        recorder::refuse(&self.inner, "elapsed time cannot be asked for while recording")?;
+        for event in [start, end] {
+            if event.device != self.inner.id {
+                return Err(Error::invalid(format!(
+                    "an event of {} cannot be timed on {}",
+                    event.device, self.inner.id
+                )));
+            }
+        }
+        let no_timing = || Error::state("the event was created without timing");
+        let (from, to) = (start.time.as_ref().ok_or_else(no_timing)?, end.time.as_ref().ok_or_else(no_timing)?);
+        self.wait_point(start.point()?, None)?;
+        self.wait_point(end.point()?, None)?;
+        self.inner.device.elapsed(from, to)
+    }
+
+    /// Makes later work of a stream (the default stream for `None`) start after the event. Does not block the host.
+    ///
+    /// # Errors
+    /// `InvalidState` for an event that was never recorded; the stream's cause.
+    #[doc(alias = "streamWaitEvent")]
+    pub fn stream_wait_event(&self, stream: Option<&Stream>, event: &Lease<Event>) -> Result<()> {
+        ops::wait_event(self.or_default(stream)?, event)
+    }
+
+    /// Blocks until a point is over.
+    pub(crate) fn wait_point(&self, point: Point, timeout: Option<Duration>) -> Result<()> {
+        if point.line().check(point.value())? {
+            return Ok(());
+        }
+        match self.inner.stream_of(point) {
+            Some(stream) => stream.raw.wait_host(point.value(), timeout),
+            None => point.line().wait(point.value(), timeout),
+        }
+    }
+
+    // ---- graphs -----------------------------------------------------------------------------------------------------
+
+    /// Whether the calling thread records on this device.
+    #[doc(alias = "isGraphRecording")]
+    #[must_use]
+    pub fn is_graph_recording(&self) -> bool {
+        recorder::is_recording(&self.inner)
+    }
+
+    /// Begins a recording on the calling thread: from now on its calls on this device are noted, not run.
+    ///
+    /// # Errors
+    /// `Recording` while the thread records already; `Unsupported`.
+    #[doc(alias = "startGraphRecording")]
+    pub fn start_graph_recording(&self) -> Result<()> {
+        recorder::start(self)
+    }
+
+    /// Encodes an operator into the recording, or runs it at once when the thread does not record.
+    ///
+    /// # Errors
+    /// What the operator says. In a recording its half-encoded work is rolled back, and the recording goes on.
+    #[doc(alias = "addGraphOperator")]
+    pub fn add_graph_operator(&self, operator: &dyn GraphOperator) -> Result<()> {
+        recorder::add_operator(self, operator)
+    }
+
+    /// Ends the recording and makes a graph of it.
+    ///
+    /// # Errors
+    /// `Recording` when the thread does not record; `OutOfMemory` for the temporaries. The recording is over either way.
+    #[doc(alias = "stopGraphRecording")]
+    pub fn stop_graph_recording(&self) -> Result<Graph> {
+        recorder::stop(self)
+    }
+
+    /// Gives the recording up. Without one it does nothing.
+    pub fn abandon_graph_recording(&self) {
+        recorder::abandon(&self.inner);
+    }
+
+    /// Records what `record` does, with this thread on this device, and makes a graph of it. If it fails or panics the recording is
+    /// given up.
+    ///
+    /// # Errors
+    /// What `record` says; as [`stop_graph_recording`](Self::stop_graph_recording).
+    pub fn record_graph(&self, record: impl FnOnce(&Self) -> Result<()>) -> Result<Graph> {
+        struct Abandon<'a>(&'a Runtime);
+        impl Drop for Abandon<'_> {
+            fn drop(&mut self) {
+                self.0.abandon_graph_recording();
+            }
+        }
+        self.start_graph_recording()?;
+        let abandon = Abandon(self);
+        record(self)?;
+        std::mem::forget(abandon);
+        self.stop_graph_recording()
+    }
+
+    // ---- reports ----------------------------------------------------------------------------------------------------
+
+    /// The statistics of the runtime's and the device's pools.
+    #[must_use]
+    pub fn pools(&self) -> Vec<(&'static str, PoolStats)> {
+        let mut pools = vec![("event", self.inner.events.stats())];
+        self.inner.device.pools(&mut |name, stats| pools.push((name, stats)));
+        pools
+    }
+
+    /// Whether both are the same runtime.
+    #[must_use]
+    pub fn same(&self, other: &Runtime) -> bool {
+        Arc::ptr_eq(&self.inner, &other.inner)
+    }
+}
+
+impl fmt::Debug for Runtime {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Runtime({})", self.inner.id)
+    }
+}
+
+const _: () = {
+    const fn shared<T: Send + Sync>() {}
+    shared::<Runtime>();
+    shared::<Stream>();
+    shared::<Graph>();
+};
