@@ -36,6 +36,9 @@ pub mod traced;
 pub mod validated;
 mod wrapper;
 
+#[cfg(test)]
+mod tests;
+
 pub use backend::{Backend, Device, Gate, GraphExec, NodePatch, Stream, StreamDesc};
 pub use id::{BackendKind, DeviceId};
 pub use info::{Caps, DeviceInfo, Limits, MemoryInfo, MemoryKind};

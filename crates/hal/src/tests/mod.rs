@@ -1,0 +1,91 @@
+//! The pure parts against naive models.
+
+mod hazards;
+mod lists;
+
+use crate::kernel::{Access, Binding, KernelDesc, KernelSource, Pipeline};
+use crate::{Backend, BackendKind, DeviceId, Limits, NullBackend};
+use leasehold_core::{Handle, Lease, PoolConfig, Resource, Result, SlotPool, tags};
+use std::borrow::Cow;
+use std::sync::OnceLock;
+
+struct Pipelines;
+
+impl Resource for Pipelines {
+    type Payload = Pipeline;
+    type Request<'a> = ();
+    const NAME: &'static str = "pipeline";
+    fn create(&self, _: Handle<tags::Pipeline>, (): &()) -> Result<Pipeline> {
+        Ok(Pipeline { native: 1, name: "k".into(), bindings: Box::new([]), params: 0, block_threads: 1 })
+    }
+}
+
+/// A pipeline that nothing looks at.
+fn pipeline() -> Lease<Pipeline> {
+    static POOL: OnceLock<SlotPool<Pipelines>> = OnceLock::new();
+    POOL.get_or_init(|| SlotPool::new(Pipelines, PoolConfig::default()).unwrap()).acquire(&()).unwrap()
+}
+
+fn binding(addr: u64, len: u64, access: Access) -> Binding {
+    Binding { addr, len, native: 0, access }
+}
+
+#[test]
+fn device_ids_are_read_as_they_are_written_and_nothing_else_is() {
+    let kinds = [BackendKind::Cpu, BackendKind::Cuda, BackendKind::Mps, BackendKind::Sim, BackendKind::Null];
+    for kind in kinds {
+        for ordinal in [0, 1, 7, u32::MAX] {
+            let id = DeviceId::new(kind, ordinal);
+            assert_eq!(id.to_string().parse::<DeviceId>().unwrap(), id);
+        }
+        assert_eq!(kind.name().parse::<DeviceId>().unwrap(), DeviceId::new(kind, 0));
+    }
+    for bad in [
+        "",
+        ":",
+        ":0",
+        "cpu:",
+        "cpu:-1",
+        "cpu:+1",
+        "cpu: 1",
+        "cpu:1 ",
+        "cpu:0:0",
+        "CPU:0",
+        "cpu:4294967296",
+        "cpu:1x",
+        "gpu",
+    ] {
+        let e = bad.parse::<DeviceId>().unwrap_err();
+        assert_eq!(e.kind(), "InvalidArgument", "{bad:?}");
+        assert!(e.to_string().contains(&format!("{bad:?}")), "{e}");
+    }
+}
+
+#[test]
+fn a_kernel_takes_30_bindings_and_4096_bytes_and_no_more() {
+    let desc = |bindings: usize, params: u32| KernelDesc {
+        name: Cow::Borrowed("k"),
+        entry: Cow::Borrowed("k"),
+        source: KernelSource::Registered(Cow::Borrowed("k")),
+        bindings: Cow::Owned(vec![Access::Read; bindings]),
+        params,
+    };
+    desc(0, 0).validate().unwrap();
+    desc(Limits::BINDINGS as usize, Limits::PARAMS).validate().unwrap();
+    for bad in [desc(31, 0), desc(0, 4097), KernelDesc { name: Cow::Borrowed(""), ..desc(0, 0) }] {
+        assert_eq!(bad.validate().unwrap_err().kind(), "InvalidArgument");
+    }
+}
+
+#[test]
+fn the_null_backend_has_nothing_and_says_so() {
+    let null = NullBackend;
+    assert_eq!(null.kind(), BackendKind::Null);
+    assert!(null.devices().unwrap().is_empty());
+    let e = null.open(DeviceId::new(BackendKind::Null, 3)).unwrap_err();
+    assert_eq!(e.kind(), "Unavailable");
+    assert!(e.to_string().contains("null:3"), "{e}");
+    null.shutdown().unwrap();
+    null.shutdown().unwrap();
+    null.pools(&mut |name, _| panic!("the null backend has no pool {name}"));
+}
