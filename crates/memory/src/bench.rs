@@ -5,13 +5,13 @@
 
 use std::ffi::c_void;
 use std::hint::black_box;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use leasehold_core::sync::{Arc, thread};
 use serde::Serialize;
 
-use crate::workload::{Abi, Global, Plain, program};
 use crate::OpaqueTensor;
+use crate::workload::{Abi, Global, Plain, program};
 
 /// How to run.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -160,29 +160,35 @@ fn mixed(abi: &impl Abi, n: usize) {
     }
 }
 
-/// Wall time per operation and thread, of `threads` threads that each run `mixed(n)` at the same time.
-fn parallel<A: Abi + Send + 'static>(abi: &Arc<A>, threads: usize, n: usize) -> Duration {
-    let barrier = Arc::new(std::sync::Barrier::new(threads + 1));
+/// Processor time of the calling thread so far, in seconds.
+fn thread_time() -> f64 {
+    let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: the struct is ours to fill in; the clock exists on every system that we build for.
+    unsafe { libc::clock_gettime(libc::CLOCK_THREAD_CPUTIME_ID, &raw mut time) };
+    time.tv_sec as f64 + time.tv_nsec as f64 * 1e-9
+}
+
+/// `threads` threads that each run `mixed(n)` at the same time: wall time, and mean processor time of a thread, in seconds.
+fn parallel<A: Abi + Send + 'static>(abi: &Arc<A>, threads: usize, n: usize) -> (f64, f64) {
+    let barrier = Arc::new(std::sync::Barrier::new(threads));
     let handles: Vec<_> = (0..threads)
         .map(|_| {
             let (abi, barrier) = (Arc::clone(abi), Arc::clone(&barrier));
             thread::spawn(move || {
                 mixed(&*abi, n / 10);
                 barrier.wait();
+                let (start, busy) = (Instant::now(), thread_time());
                 mixed(&*abi, n);
-                barrier.wait();
+                (start, Instant::now(), thread_time() - busy)
             })
         })
         .collect();
-    barrier.wait();
-    let start = Instant::now();
-    barrier.wait();
-    let time = start.elapsed();
-    for handle in handles {
-        // A panic in there has been reported by its thread already.
-        let _ = handle.join();
-    }
-    time
+    // A panic in there has been reported by its thread already.
+    let times: Vec<_> = handles.into_iter().filter_map(|handle| handle.join().ok()).collect();
+    let busy: f64 = times.iter().map(|t| t.2).sum();
+    let (first, last) = (times.iter().map(|t| t.0).min(), times.iter().map(|t| t.1).max());
+    let wall = first.zip(last).map_or(f64::NAN, |(first, last)| (last - first).as_secs_f64());
+    (wall, busy / threads as f64)
 }
 
 fn figure(name: &str, threads: usize, ours: f64, plain: f64, value: f64, unit: &str, goal: Option<f64>) -> Figure {
@@ -240,43 +246,47 @@ pub fn run(options: Options) -> Report {
         }
     };
     let [a, b, r] = medians(options, [&mut |n| structs(&*ours, n), &mut |n| structs(&*plain, n), &mut malloc_free]);
-    let mut f = figure("enter + register 64-byte struct + exit, without malloc + free", 1, a, b, a - r, "ns", Some(40.0));
+    let mut f =
+        figure("enter + register 64-byte struct + exit, without malloc + free", 1, a, b, a - r, "ns", Some(40.0));
     f.reference = Some(("malloc + free".into(), r));
     figures.push(f);
 
     let [a, b] = medians(options, [&mut |n| buffers(&*ours, n), &mut |n| buffers(&*plain, n)]);
     figures.push(figure("get_buffer, hit", 1, a, b, a, "ns", Some(5.0)));
 
-    figures.push(scaling(options, &ours, &plain, processors, threads));
+    figures.extend(scaling(options, &ours, &plain, processors, threads));
     for mix in program::Mix::ALL {
-        figures.push(mix_figure(options, mix, &*ours, &*plain));
+        figures.push(mix_figure(options, mix, &ours, &plain));
     }
     Report { version: env!("CARGO_PKG_VERSION").into(), optimised: !cfg!(debug_assertions), processors, figures }
 }
 
-/// How much more `threads` threads do than one, at the same wall time.
-fn scaling(options: Options, ours: &Arc<Global>, plain: &Arc<Plain>, processors: usize, threads: usize) -> Figure {
+/// How much more `threads` threads do than one: at the same wall time, and at the same processor time. The first is what counts, but
+/// shares its processors with whatever else runs; the second shows what the threads cost each other.
+fn scaling(options: Options, ours: &Arc<Global>, plain: &Arc<Plain>, processors: usize, threads: usize) -> [Figure; 2] {
     let n = options.operations.div_ceil(4);
     let (mut one, mut many, mut many_plain) = (Vec::new(), Vec::new(), Vec::new());
     for _ in 0..options.rounds.clamp(1, 7) {
-        one.push(parallel(ours, 1, n).as_secs_f64());
-        many.push(parallel(ours, threads, n).as_secs_f64());
-        many_plain.push(parallel(plain, threads, n / 10).as_secs_f64() * 10.0);
+        one.push(parallel(ours, 1, n));
+        many.push(parallel(ours, threads, n));
+        many_plain.push(parallel(plain, threads, n / 10));
     }
-    let median = |mut t: Vec<f64>| {
-        t.sort_by(f64::total_cmp);
-        t.get(t.len() / 2).copied().unwrap_or(f64::NAN)
-    };
-    let (one, many, many_plain) = (median(one), median(many), median(many_plain));
-    let speedup = one * threads as f64 / many;
+    // The best round: what else ran on the machine only ever adds.
+    let best =
+        |times: &[(f64, f64)], pick: fn(&(f64, f64)) -> f64| times.iter().map(pick).fold(f64::INFINITY, f64::min);
     // 7 of 8 threads' work, as far as there are processors: 1.8 on two.
     let usable = threads.min(processors);
     let goal = if usable >= 8 { 7.0 } else { 0.9 * usable as f64 };
-    let per_turn = |t: f64| t * 1e9 / (n * threads) as f64;
-    let mut f = figure("speed-up over one thread, mixed turn", threads, per_turn(many), per_turn(many_plain), speedup, "x", Some(goal));
-    f.reference = Some(("one thread".into(), one * 1e9 / n as f64));
-    f.at_least = true;
-    f
+    [("wall", (|t| t.0) as fn(&(f64, f64)) -> f64), ("processor", |t| t.1)].map(|(clock, pick)| {
+        let (one, many, plain) = (best(&one, pick), best(&many, pick), best(&many_plain, pick) * 10.0);
+        let speedup = one * threads as f64 / many;
+        let name = format!("speed-up over one thread, mixed turn, {clock} time");
+        let turn = 1e9 / n as f64;
+        let mut f = figure(&name, threads, many * turn, plain * turn, speedup, "x", (clock == "wall").then_some(goal));
+        f.reference = Some(("one thread".into(), one * turn));
+        f.at_least = true;
+        f
+    })
 }
 
 /// Executes a program of a mix over and over, `n` operations in all.
@@ -284,7 +294,10 @@ fn mix_figure(options: Options, mix: program::Mix, ours: &Global, plain: &Plain)
     let program = program::generate(7, 4_000, mix.patterns(), false);
     let mut vars = vec![std::ptr::null_mut(); program.vars];
     let mut others = vars.clone();
-    let [a, b] = medians(options, [&mut |n| repeat(ours, &program, &mut vars, n), &mut |n| repeat(plain, &program, &mut others, n)]);
+    let [a, b] = medians(
+        options,
+        [&mut |n| repeat(ours, &program, &mut vars, n), &mut |n| repeat(plain, &program, &mut others, n)],
+    );
     figure(mix.name(), 1, a, b, b / a, "x", None)
 }
 

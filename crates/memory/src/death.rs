@@ -88,7 +88,8 @@ impl Local {
                 Kind::VecPtr => self.destroy_vec(dead.addr),
                 Kind::Custom => {
                     // SAFETY: a `Custom` entry's destructor is a function of this type, from `register_custom`.
-                    let destroy = unsafe { std::mem::transmute::<*mut c_void, CustomDestructor>(pointer(dead.destructor)) };
+                    let destroy =
+                        unsafe { std::mem::transmute::<*mut c_void, CustomDestructor>(pointer(dead.destructor)) };
                     // SAFETY: whoever registered the object promised that this destroys it; it is called once.
                     self.callback(|| unsafe { destroy(pointer(dead.addr)) });
                 }

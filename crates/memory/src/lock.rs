@@ -120,7 +120,7 @@ impl BiasedLock {
 #[cfg(not(loom))]
 fn relax(spins: &mut u32) {
     *spins += 1;
-    if *spins % SPINS == 0 { thread::yield_now() } else { spin_loop() }
+    if spins.is_multiple_of(SPINS) { thread::yield_now() } else { spin_loop() }
 }
 
 #[cfg(loom)]
@@ -190,4 +190,73 @@ fn register() -> bool {
 #[cfg(all(not(loom), any(miri, not(target_os = "linux"))))]
 fn heavy_barrier() {
     unreachable!("without the barrier no lock is ever biased");
+}
+
+#[cfg(all(test, loom))]
+mod model {
+    use leasehold_core::sync::atomic::{AtomicU32, Ordering::Relaxed};
+    use leasehold_core::sync::{Arc, UnsafeCell, thread};
+
+    use super::{BiasedLock, Held};
+
+    /// What a shard is to its lock: a cell that loom complains about when two are in it.
+    struct Guarded(BiasedLock, UnsafeCell<u32>);
+
+    // SAFETY: the cell is used under the lock, which is what is to be shown.
+    unsafe impl Sync for Guarded {}
+    // SAFETY: as above.
+    unsafe impl Send for Guarded {}
+
+    fn add(guarded: &Guarded, me: u32) -> Held {
+        let held = guarded.0.lock(me);
+        // SAFETY: the lock is held.
+        guarded.1.with_mut(|n| unsafe { *n += 1 });
+        guarded.0.unlock(held);
+        held
+    }
+
+    #[test]
+    fn the_owner_and_the_one_who_revokes_exclude_each_other() {
+        loom::model(|| {
+            let guarded = Arc::new(Guarded(BiasedLock::new(), UnsafeCell::new(0)));
+            assert_eq!(add(&guarded, 1), Held::Biased);
+            let other = Arc::clone(&guarded);
+            let thread = thread::spawn(move || add(&other, 2));
+            add(&guarded, 1);
+            assert_eq!(thread.join().unwrap(), Held::Spin);
+            add(&guarded, 1);
+            // SAFETY: nobody else is left.
+            assert_eq!(guarded.1.with(|n| unsafe { *n }), 4);
+        });
+    }
+
+    #[test]
+    fn an_owner_that_renounces_hands_over_or_is_revoked() {
+        loom::model(|| {
+            let guarded = Arc::new(Guarded(BiasedLock::new(), UnsafeCell::new(0)));
+            assert_eq!(add(&guarded, 1), Held::Biased);
+            let (other, seen) = (Arc::clone(&guarded), Arc::new(AtomicU32::new(0)));
+            let thread = thread::spawn(move || {
+                seen.fetch_add(1, Relaxed);
+                add(&other, 2)
+            });
+            guarded.0.renounce(1);
+            let _ = thread.join().unwrap();
+            // SAFETY: nobody else is left.
+            assert_eq!(guarded.1.with(|n| unsafe { *n }), 2);
+        });
+    }
+
+    #[test]
+    fn two_newcomers_exclude_each_other() {
+        loom::model(|| {
+            let guarded = Arc::new(Guarded(BiasedLock::new(), UnsafeCell::new(0)));
+            let other = Arc::clone(&guarded);
+            let thread = thread::spawn(move || add(&other, 2));
+            let _ = add(&guarded, 1);
+            let _ = thread.join().unwrap();
+            // SAFETY: nobody else is left.
+            assert_eq!(guarded.1.with(|n| unsafe { *n }), 2);
+        });
+    }
 }

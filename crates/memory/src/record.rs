@@ -259,7 +259,8 @@ impl Local {
             }
         };
         let mut shard = self.shared.table.lock(addr, self.me);
-        let revived = if ours && shard.find(addr).is_some_and(|e| e.state == state) { shard.revive(addr) } else { None };
+        let revived =
+            if ours && shard.find(addr).is_some_and(|e| e.state == state) { shard.revive(addr) } else { None };
         if let Some(entry) = shard.find(addr)
             && revived.is_some()
         {

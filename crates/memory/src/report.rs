@@ -41,7 +41,8 @@ impl LeakReport {
 impl fmt::Display for LeakReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for g in &self.groups {
-            let (name, site) = (if g.name.is_empty() { "-" } else { &g.name }, if g.site.is_empty() { "-" } else { &g.site });
+            let (name, site) =
+                (if g.name.is_empty() { "-" } else { &g.name }, if g.site.is_empty() { "-" } else { &g.site });
             let LeakGroup { kind, objects, bytes, counts, .. } = g;
             writeln!(f, "{objects} x {kind:?} name={name} site={site} bytes={bytes} counts={counts}")?;
         }
@@ -51,13 +52,13 @@ impl fmt::Display for LeakReport {
 
 impl Local {
     pub(crate) fn leak_report(&self) -> LeakReport {
-        let mut groups: BTreeMap<(u8, u32, u32), (Kind, u64, u64, u64)> = BTreeMap::new();
+        let mut groups = BTreeMap::new();
         self.shared.table.for_each(self.me, |entry| {
             if entry.state == State::Live {
                 let key = (entry.kind as u8, entry.name, entry.site);
-                let (_, objects, bytes, counts) = groups.entry(key).or_insert((entry.kind, 0, 0, 0));
+                let (_, objects, bytes, counts) = groups.entry(key).or_insert((entry.kind, 0u64, 0u64, 0u64));
                 *objects += 1;
-                *bytes += entry.size;
+                *bytes = bytes.wrapping_add(entry.size);
                 *counts += u64::from(entry.count);
             }
         });

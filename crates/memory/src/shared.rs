@@ -207,7 +207,7 @@ impl Shared {
     }
 
     pub(crate) fn add_live_bytes(&self, by: i64) {
-        let now = self.live_bytes.fetch_add(by, Relaxed) + by;
+        let now = self.live_bytes.fetch_add(by, Relaxed).wrapping_add(by);
         if by > 0 {
             self.peak_live_bytes.fetch_max(now, Relaxed);
         }
@@ -267,7 +267,9 @@ impl Shared {
             return None;
         }
         // SAFETY: both words were stored by `set_scope_hooks` from functions of these types.
-        Some(unsafe { (mem::transmute::<*mut (), ScopeEnterHook>(enter), mem::transmute::<*mut (), ScopeExitHook>(exit)) })
+        Some(unsafe {
+            (mem::transmute::<*mut (), ScopeEnterHook>(enter), mem::transmute::<*mut (), ScopeExitHook>(exit))
+        })
     }
 
     pub(crate) fn set_tensor_destructor(&self, hook: Option<TensorDestructor>) {

@@ -146,6 +146,9 @@ mod tests {
         stack.set(1000, 0);
         assert_eq!((stack.get(3), stack.get(4), stack.get(100)), (Some(333), Some(5), None));
         stack.drop_front(98);
-        assert_eq!((stack.len(), stack.pop(), stack.pop(), stack.pop(), stack.last()), (2, Some(99), Some(98), None, None));
+        assert_eq!(
+            (stack.len(), stack.pop(), stack.pop(), stack.pop(), stack.last()),
+            (2, Some(99), Some(98), None, None)
+        );
     }
 }

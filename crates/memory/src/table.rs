@@ -202,7 +202,7 @@ impl Table {
         self.shards.iter().fold(Totals::default(), |t, s| Totals {
             live: t.live + u64::from(s.live.load(Relaxed)),
             tensors: t.tensors + u64::from(s.tensors.load(Relaxed)),
-            bytes: t.bytes + s.bytes.load(Relaxed),
+            bytes: t.bytes.wrapping_add(s.bytes.load(Relaxed)),
         })
     }
 

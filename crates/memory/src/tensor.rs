@@ -31,7 +31,7 @@ fn layout(key: TensorKey) -> Option<Layout> {
     Layout::from_size_align(bytes, ALIGN).ok()
 }
 
-const _: () = assert!(align_of::<HostTensor>() == ALIGN && size_of::<HostTensor>() % ALIGN == 0);
+const _: () = assert!(align_of::<HostTensor>() == ALIGN && size_of::<HostTensor>().is_multiple_of(ALIGN));
 
 /// The key of a tensor of this crate.
 ///

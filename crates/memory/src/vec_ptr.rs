@@ -56,7 +56,8 @@ impl VecPtr {
         let this = unsafe { &mut *vec };
         if this.len >= this.capacity {
             let capacity = this.capacity.max(2).saturating_mul(2);
-            let Some(bytes) = usize::try_from(capacity).ok().and_then(|n| n.checked_mul(size_of::<*mut c_void>())) else {
+            let Some(bytes) = usize::try_from(capacity).ok().and_then(|n| n.checked_mul(size_of::<*mut c_void>()))
+            else {
                 return false;
             };
             // SAFETY: `data` is null or from `malloc`.

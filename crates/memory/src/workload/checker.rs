@@ -112,11 +112,20 @@ struct Model {
     /// Dead tensors that wait for the end of the scope: address, object, depth.
     quarantine: Vec<(usize, Object, usize)>,
     scopes: Vec<Vec<(usize, u64)>>,
-    /// Depth before each frame, and the buffers it has handed out.
-    frames: Vec<(usize, HashMap<i64, usize>, i64, Vec<Buffer>)>,
+    frames: Vec<Frame>,
     destroyed: Vec<u64>,
     lives: u64,
     quarantined: bool,
+}
+
+#[derive(Debug)]
+struct Frame {
+    /// The depth before it was opened.
+    depth: usize,
+    slots: i64,
+    /// All buffers that it has handed out, and which of them each slot has now.
+    buffers: Vec<Buffer>,
+    current: HashMap<i64, usize>,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -128,7 +137,7 @@ struct Buffer {
 
 impl Model {
     fn floor(&self) -> usize {
-        self.frames.last().map_or(1, |f| f.0 + 1)
+        self.frames.last().map_or(1, |f| f.depth + 1)
     }
 
     fn insert(&mut self, addr: usize, id: u64, shape: Shape) {
@@ -222,12 +231,14 @@ pub fn prepare(manager: &mut MemoryManager) {
     unsafe { manager.set_tensor_destructor(Some(destroy_tensor)) };
 }
 
-/// Runs `program` on `manager` (prepared, at rest) with `quarantined` saying whether its quarantine is on.
-pub fn run(manager: &mut MemoryManager, program: &Program, quarantined: bool) -> Outcome {
+/// Runs `program` on an attachment to `manager` (prepared), `quarantined` saying whether its quarantine is on. At the end what the program
+/// still owns is released and the attachment dropped; then every object that it made must be gone.
+pub fn run(manager: &MemoryManager, program: &Program, quarantined: bool) -> Outcome {
+    let mut attached = manager.attach();
     let mut model = Model {
         objects: HashMap::new(),
         quarantine: Vec::new(),
-        scopes: vec![Vec::new(); manager.scope_depth()],
+        scopes: vec![Vec::new()],
         frames: Vec::new(),
         destroyed: Vec::new(),
         lives: 0,
@@ -240,26 +251,36 @@ pub fn run(manager: &mut MemoryManager, program: &Program, quarantined: bool) ->
         outcome: Outcome::default(),
     };
     for (step, &op) in program.ops.iter().enumerate() {
-        run.step(manager, &mut model, op);
-        let (mut seen, faults) =
-            ARENA.with_borrow_mut(|a| (std::mem::take(&mut a.destroyed), std::mem::take(&mut a.faults)));
-        run.outcome.faults.extend(faults);
-        let mut expected = std::mem::take(&mut model.destroyed);
-        seen.sort_unstable();
-        expected.sort_unstable();
-        if seen != expected {
-            run.outcome.faults.push(format!("step {step} {op:?}: destroyed {seen:?}, expected {expected:?}"));
-        }
-        if manager.scope_depth() != model.scopes.len() {
-            let (is, should) = (manager.scope_depth(), model.scopes.len());
+        run.step(&mut attached, &mut model, op);
+        run.compare(&mut model, || format!("step {step} {op:?}"));
+        if attached.scope_depth() != model.scopes.len() {
+            let (is, should) = (attached.scope_depth(), model.scopes.len());
             run.outcome.faults.push(format!("step {step} {op:?}: depth {is}, expected {should}"));
         }
         if run.outcome.faults.len() > 5 {
-            break;
+            return run.outcome;
         }
     }
+    if attached.scope_depth() != 1 {
+        run.outcome.faults.push(format!("depth {} at the end", attached.scope_depth()));
+    }
+    run.check_buffers(&model);
+    while let Some(&addr) = model.objects.keys().next() {
+        attached.release_ptr(ptr::with_exposed_provenance_mut(addr));
+        model.release(addr);
+        run.compare(&mut model, || "releasing what the program owns".into());
+    }
+    drop(attached);
+    model.frames.clear();
+    model.close_to(1);
+    model.close_scope();
+    run.compare(&mut model, || "detaching".into());
     run.outcome.operations = program.ops.len();
     run.outcome.objects = ARENA.with_borrow(|a| a.next) - made;
+    let alive = ARENA.with_borrow(|a| a.all.len() - a.free.len());
+    if alive != 0 {
+        run.outcome.faults.push(format!("{alive} objects are still alive"));
+    }
     run.outcome
 }
 
@@ -270,6 +291,19 @@ struct Run {
 }
 
 impl Run {
+    /// What was destroyed since the last comparison, here and in the model.
+    fn compare(&mut self, model: &mut Model, when: impl FnOnce() -> String) {
+        let (mut seen, faults) =
+            ARENA.with_borrow_mut(|a| (std::mem::take(&mut a.destroyed), std::mem::take(&mut a.faults)));
+        self.outcome.faults.extend(faults);
+        let mut expected = std::mem::take(&mut model.destroyed);
+        seen.sort_unstable();
+        expected.sort_unstable();
+        if seen != expected {
+            self.outcome.faults.push(format!("{}: destroyed {seen:?}, expected {expected:?}", when()));
+        }
+    }
+
     fn step(&mut self, manager: &mut MemoryManager, model: &mut Model, op: Op) {
         match op {
             Op::Enter => {
@@ -284,14 +318,15 @@ impl Run {
             }
             Op::FunctionEnter(slots) => {
                 manager.function_enter(usize::try_from(slots).unwrap_or(usize::MAX));
-                model.frames.push((model.scopes.len(), HashMap::new(), slots, Vec::new()));
+                let depth = model.scopes.len();
+                model.frames.push(Frame { depth, slots, buffers: Vec::new(), current: HashMap::new() });
                 model.scopes.push(Vec::new());
             }
             Op::FunctionExit => {
                 self.check_buffers(model);
                 manager.function_exit();
                 if let Some(frame) = model.frames.pop() {
-                    model.close_to(frame.0);
+                    model.close_to(frame.depth);
                 }
             }
             Op::Buffer { slot, size } => self.buffer(manager, model, slot, size),
@@ -386,12 +421,12 @@ impl Run {
                 let encloses = depth <= model.scopes.len()
                     && frames <= model.frames.len()
                     && depth > 0
-                    && (frames == 0 || model.frames[frames - 1].0 < depth)
-                    && model.frames.get(frames).is_none_or(|f| f.0 >= depth);
+                    && (frames == 0 || model.frames[frames - 1].depth < depth)
+                    && model.frames.get(frames).is_none_or(|f| f.depth >= depth);
                 if encloses {
                     while model.frames.len() > frames {
                         let frame = model.frames.pop().expect("more than `frames`");
-                        model.close_to(frame.0);
+                        model.close_to(frame.depth);
                     }
                     model.close_to(depth);
                 }
@@ -403,11 +438,11 @@ impl Run {
         let unsigned = |n: i64| usize::try_from(n).unwrap_or(usize::MAX);
         let at: *mut u8 = manager.get_buffer(unsigned(slot), unsigned(size)).cast();
         let frame = model.frames.last_mut();
-        let allowed = size >= 0 && frame.as_ref().is_some_and(|f| (0..f.2).contains(&slot));
+        let allowed = size >= 0 && frame.as_ref().is_some_and(|f| (0..f.slots).contains(&slot));
         if at.is_null() == allowed {
             self.outcome.faults.push(format!("get_buffer({slot}, {size}) gave {at:?}"));
         }
-        if let Some((_, current, _, buffers)) = frame
+        if let Some(Frame { current, buffers, .. }) = frame
             && allowed
             && !at.is_null()
         {
@@ -431,7 +466,7 @@ impl Run {
 
     /// Every buffer of every frame, outgrown or not, still has its contents.
     fn check_buffers(&mut self, model: &Model) {
-        for buffer in model.frames.iter().flat_map(|f| &f.3) {
+        for buffer in model.frames.iter().flat_map(|f| &f.buffers) {
             // SAFETY: the manager promises that buffers stay readable until their frame ends.
             let bytes = unsafe { std::slice::from_raw_parts(buffer.at, buffer.len) };
             if bytes.iter().any(|&b| b != buffer.fill) {

@@ -9,6 +9,7 @@ use std::ffi::c_void;
 use crate::{OpaqueTensor, ffi};
 
 pub mod checker;
+pub mod fuzz;
 mod plain;
 pub mod program;
 

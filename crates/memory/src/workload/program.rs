@@ -189,7 +189,7 @@ pub fn generate(seed: u64, size: usize, patterns: &[Pattern], bugs: bool) -> Pro
     }
     // A program with bugs may have left things open: what started it cleans up.
     if bugs {
-        g.emit(Op::Unwind(start));
+        g.program.ops.push(Op::Unwind(start));
     } else {
         g.program.ops.remove(0);
     }
