@@ -49,6 +49,23 @@ impl<'a> Slice<'a> {
     }
 }
 
+impl<'a> Slice<'a> {
+    /// `len` bytes from `offset` on; what lies beyond the end is cut off.
+    #[inline]
+    #[must_use]
+    pub fn narrowed(self, offset: u64, len: u64) -> Slice<'a> {
+        let offset = offset.min(self.len);
+        Slice { lease: self.lease, offset: self.offset + offset, len: len.min(self.len - offset) }
+    }
+
+    /// The part with a role; lives as long as the buffer's borrow.
+    #[inline]
+    #[must_use]
+    pub fn with(self, access: Access) -> Operand<'a> {
+        Operand { slice: self, access }
+    }
+}
+
 /// A part of a buffer, and what an operation does with it.
 #[derive(Debug, Clone, Copy)]
 pub struct Operand<'a> {

@@ -1,0 +1,416 @@
+//! Grouped-query attention over a key-value cache `[kv_head][position][head_dim]`, causal.
+//!
+//! Scores, softmax and sums are f32; the softmax is computed on the fly over blocks of [`POSITIONS`] positions (running maximum,
+//! rescaled sum), so nothing as long as the context is stored. A tile takes the queries of some heads of one group, which share
+//! their keys and values, and of some rows. Row `i` sees positions 0 to `position + i`, `position` being read from device
+//! memory. Rows at positions outside the cache give NaN, and so do rows with scores that are NaN or all −∞.
+
+use std::mem::MaybeUninit;
+
+use leasehold_hal::kernel::CpuArgs;
+
+use super::dot::Panel;
+use super::elem::{DType, Elem, with_elem};
+use super::math::exp;
+use super::rope::{MAX_HEAD_DIM, extent, head_shape, position, rotary_shape, rotate, rotate_to};
+use super::row;
+use super::simd::{Simd, Task};
+use super::tile::{Kernel, Launch, Operand, Refusal, accepted, dtype, params, positive, ptr, read, update, write};
+
+/// Positions of a block: a multiple of any vector's lanes.
+const POSITIONS: usize = 64;
+/// The most queries of a tile.
+const QUERIES: usize = 16;
+/// A launch has this many tiles of heads at least, where there are so many heads.
+const HEAD_TILES: usize = 4;
+
+params! {
+    /// Parameters of [`Attention`] and [`DecodeAttention`].
+    pub struct AttentionParams {
+        /// Rows of queries.
+        pub m: u32,
+        /// Heads of queries.
+        pub heads: u32,
+        /// Heads of keys and values; divides `heads`.
+        pub kv_heads: u32,
+        /// Elements of a head.
+        pub head_dim: u32,
+        /// Positions of a cache.
+        pub positions: u32,
+        /// Elements from one row of queries to the next.
+        pub ldq: u32,
+        /// Elements from one row of the output to the next.
+        pub ldo: u32,
+        /// What scores are multiplied by: one over the root of `head_dim`, as a rule.
+        pub scale: f32,
+        /// Element type of queries and output (and of new keys and values).
+        pub x: u32,
+        /// Element type of the caches.
+        pub cache: u32,
+        /// Elements of a head that are rotated ([`DecodeAttention`] only).
+        pub rotary: u32,
+    }
+}
+
+/// Attention of queries that are rotated already, over a cache that holds their keys and values.
+pub struct Attention;
+/// One row from the projections on: rotates queries and keys, appends keys and values to the caches, and attends.
+pub struct DecodeAttention;
+
+/// How queries are divided into tiles.
+struct Cut {
+    /// Heads of a tile: a divisor of the group.
+    heads: usize,
+    /// Rows of a tile.
+    rows: usize,
+}
+
+impl Cut {
+    #[inline(always)]
+    fn of(p: &AttentionParams) -> Self {
+        let (heads, group) = (p.heads as usize, (p.heads / p.kv_heads) as usize);
+        let mut of_tile = group.min(QUERIES);
+        while of_tile > 1 && (!group.is_multiple_of(of_tile) || heads / of_tile < HEAD_TILES) {
+            of_tile -= 1;
+        }
+        Self { heads: of_tile, rows: (QUERIES / of_tile).min(p.m as usize) }
+    }
+}
+
+/// The state of a tile's queries, on the stack.
+struct State {
+    /// Scaled queries, `head_dim` apart.
+    queries: MaybeUninit<[f32; QUERIES * MAX_HEAD_DIM]>,
+    /// Sums of values, likewise.
+    sums: MaybeUninit<[f32; QUERIES * MAX_HEAD_DIM]>,
+    /// Scores of a block, `POSITIONS` apart.
+    scores: MaybeUninit<[f32; QUERIES * POSITIONS]>,
+    /// Running maximum of each query's scores.
+    top: [f32; QUERIES],
+    /// Sum of the exponentials beside that maximum.
+    total: [f32; QUERIES],
+}
+
+/// The keys and values that a tile's queries see: those of one head.
+#[derive(Clone, Copy)]
+struct Cache<T> {
+    keys: *const T,
+    values: *const T,
+    dim: usize,
+}
+
+/// Attends with `heads` queries for each of `lens.len()` rows; row `r` sees the first `lens[r]` positions.
+struct Attend<'a, T> {
+    state: &'a mut State,
+    cache: Cache<T>,
+    heads: usize,
+    lens: &'a [usize],
+}
+
+impl<T: Elem> Task for Attend<'_, T> {
+    type Out = ();
+    #[inline(always)]
+    fn run<S: Simd>(self, s: S) {
+        let Self { state, cache, heads, lens } = self;
+        let (dim, queries) = (cache.dim, heads * lens.len());
+        let longest = lens.iter().copied().max().unwrap_or(0);
+        let (q, sums) = (state.queries.as_ptr().cast::<f32>(), state.sums.as_mut_ptr().cast::<f32>());
+        let scores = state.scores.as_mut_ptr().cast::<f32>();
+        state.top = [f32::NEG_INFINITY; QUERIES];
+        state.total = [0.0; QUERIES];
+        // SAFETY: the tile has queries * dim queries and sums and queries * POSITIONS scores; the cache has `longest` positions.
+        unsafe {
+            sums.write_bytes(0, queries * dim);
+            for at in (0..longest).step_by(POSITIONS) {
+                let block = POSITIONS.min(longest - at);
+                let keys = (cache.keys.add(at * dim), dim, block);
+                s.run(Panel::new(keys, (q, dim, queries), dim, (scores, POSITIONS), false));
+                for (row, &len) in lens.iter().enumerate() {
+                    if at >= len {
+                        continue;
+                    }
+                    let seen = block.min(len - at);
+                    let first = row * heads;
+                    for query in first..first + heads {
+                        let scale = soften(
+                            s,
+                            scores.add(query * POSITIONS),
+                            seen,
+                            &mut state.top[query],
+                            &mut state.total[query],
+                        );
+                        rescale(s, sums.add(query * dim), dim, scale);
+                    }
+                    let values = Cache { values: cache.values.add(at * dim), ..cache };
+                    let (weights, sums) = (scores.add(first * POSITIONS).cast_const(), sums.add(first * dim));
+                    for query in (0..heads).step_by(2) {
+                        let (weights, sums) = (weights.add(query * POSITIONS), sums.add(query * dim));
+                        if query + 1 < heads {
+                            weigh::<S, T, 2>(s, values, weights, seen, sums);
+                        } else {
+                            weigh::<S, T, 1>(s, values, weights, seen, sums);
+                        }
+                    }
+                }
+            }
+            for query in 0..queries {
+                rescale(s, sums.add(query * dim), dim, 1.0 / state.total[query]);
+            }
+        }
+    }
+}
+
+/// Turns a block's first `seen` scores into exponentials relative to the running maximum; gives the factor that what was summed
+/// before has to be multiplied by.
+#[inline(always)]
+unsafe fn soften<S: Simd>(s: S, scores: *mut f32, seen: usize, top: &mut f32, total: &mut f32) -> f32 {
+    let whole = seen.next_multiple_of(S::N);
+    // SAFETY: a row of scores has POSITIONS elements, a multiple of N; the ones behind `seen` are written before they are read.
+    unsafe {
+        for i in seen..whole {
+            scores.add(i).write(f32::NEG_INFINITY);
+        }
+        let mut max = s.splat(*top);
+        for i in (0..whole).step_by(S::N) {
+            max = s.max(s.load(scores.add(i)), max);
+        }
+        let max = s.reduce_max(max);
+        let factor = if *top == max { 1.0 } else { (*top - max).exp() };
+        let mut sum = s.zero();
+        for i in (0..whole).step_by(S::N) {
+            let e = exp(s, s.sub(s.load(scores.add(i)), s.splat(max)));
+            s.store(scores.add(i), e);
+            sum = s.add(sum, e);
+        }
+        *top = max;
+        *total = *total * factor + s.reduce_add(sum);
+        factor
+    }
+}
+
+/// Multiplies `n` elements.
+#[inline(always)]
+unsafe fn rescale<S: Simd>(s: S, x: *mut f32, n: usize, factor: f32) {
+    if factor != 1.0 {
+        // SAFETY: the caller vouches for n elements; widening f32 in place reads each vector before it is written.
+        unsafe { row::widen(s, (DType::F32, x.cast_const().cast(), 0), x, n, factor) }
+    }
+}
+
+/// `sums[q] += Σ_j weights[q][j] · values[j]` for `Q` queries (rows of `POSITIONS` weights, of `dim` sums).
+#[inline(always)]
+unsafe fn weigh<S: Simd, T: Elem, const Q: usize>(
+    s: S,
+    cache: Cache<T>,
+    weights: *const f32,
+    seen: usize,
+    sums: *mut f32,
+) {
+    let dim = cache.dim;
+    let mut d = 0;
+    // SAFETY: columns d to d + 4 N, d + 2 N, d + N or dim of rows of dim elements; `seen` of them.
+    unsafe {
+        while d + 4 * S::N <= dim {
+            columns::<S, T, Q, 4, 1>(s, cache, weights, seen, sums, d);
+            d += 4 * S::N;
+        }
+        if d + 2 * S::N <= dim {
+            columns::<S, T, Q, 2, 2>(s, cache, weights, seen, sums, d);
+            d += 2 * S::N;
+        }
+        if d + S::N <= dim {
+            columns::<S, T, Q, 1, 2>(s, cache, weights, seen, sums, d);
+            d += S::N;
+        }
+        for d in d..dim {
+            for q in 0..Q {
+                let sum = sums.add(q * dim + d);
+                for j in 0..seen {
+                    let product = weights.add(q * POSITIONS + j).read() * cache.values.add(j * dim + d).read().to_f32();
+                    sum.write(sum.read() + product);
+                }
+            }
+        }
+    }
+}
+
+/// `C` vectors of columns from `d` on, over `U` positions at a time: enough chains to hide the latency.
+#[inline(always)]
+unsafe fn columns<S: Simd, T: Elem, const Q: usize, const C: usize, const U: usize>(
+    s: S,
+    cache: Cache<T>,
+    weights: *const f32,
+    seen: usize,
+    sums: *mut f32,
+    d: usize,
+) {
+    let dim = cache.dim;
+    let mut acc = [[[s.zero(); C]; Q]; U];
+    // SAFETY: the caller vouches for the columns and for `seen` positions.
+    unsafe {
+        for q in 0..Q {
+            for c in 0..C {
+                acc[0][q][c] = s.load(sums.add(q * dim + d + c * S::N));
+            }
+        }
+        let mut j = 0;
+        while j + U <= seen {
+            for u in 0..U {
+                for c in 0..C {
+                    let v = T::load(s, cache.values.add((j + u) * dim + d + c * S::N));
+                    for q in 0..Q {
+                        acc[u][q][c] = s.fma(s.splat(weights.add(q * POSITIONS + j + u).read()), v, acc[u][q][c]);
+                    }
+                }
+            }
+            j += U;
+        }
+        for j in j..seen {
+            for c in 0..C {
+                let v = T::load(s, cache.values.add(j * dim + d + c * S::N));
+                for q in 0..Q {
+                    acc[0][q][c] = s.fma(s.splat(weights.add(q * POSITIONS + j).read()), v, acc[0][q][c]);
+                }
+            }
+        }
+        for q in 0..Q {
+            for c in 0..C {
+                let mut sum = acc[0][q][c];
+                for u in 1..U {
+                    sum = s.add(sum, acc[u][q][c]);
+                }
+                s.store(sums.add(q * dim + d + c * S::N), sum);
+            }
+        }
+    }
+}
+
+/// The grid and the extents of queries, a cache and the output.
+#[expect(clippy::type_complexity, reason = "a grid and three extents")]
+fn shape(p: &AttentionParams) -> Result<([usize; 3], (usize, usize), (usize, usize), (usize, usize)), Refusal> {
+    let (m, positions) = (positive("the number of rows", p.m)?, positive("the number of positions", p.positions)?);
+    let (wide, kv) = (head_shape(p.heads, p.head_dim)?, head_shape(p.kv_heads, p.head_dim)?);
+    if !p.heads.is_multiple_of(p.kv_heads) {
+        return Err(format!("{} heads of queries do not share {} heads of keys evenly", p.heads, p.kv_heads).into());
+    }
+    let cut = Cut::of(p);
+    let x = dtype("the queries", p.x)?.bytes();
+    let grid = [p.heads as usize / cut.heads, m.div_ceil(cut.rows), 1];
+    let cache = (kv * positions, dtype("the caches", p.cache)?.bytes());
+    Ok((grid, (extent(m, wide, p.ldq)?, x), cache, (extent(m, wide, p.ldo)?, x)))
+}
+
+/// A state whose queries are still to be written.
+#[inline(always)]
+fn state() -> State {
+    State {
+        queries: MaybeUninit::uninit(),
+        sums: MaybeUninit::uninit(),
+        scores: MaybeUninit::uninit(),
+        top: [0.0; QUERIES],
+        total: [0.0; QUERIES],
+    }
+}
+
+impl Kernel for Attention {
+    const NAME: &'static str = "attention";
+    const OPERANDS: &'static [Operand] =
+        &[read("queries"), read("key cache"), read("value cache"), read("position"), write("output")];
+    type Params = AttentionParams;
+
+    fn plan(p: &AttentionParams) -> Result<Launch, Refusal> {
+        let (grid, q, cache, out) = shape(p)?;
+        Launch::new(grid, &[q, cache, cache, (1, 4), out])
+    }
+
+    #[inline(always)]
+    unsafe fn tile<S: Simd>(s: S, p: &AttentionParams, t: &CpuArgs<'_>) {
+        let cut = Cut::of(p);
+        let (dim, elem) = (p.head_dim as usize, accepted(p.x));
+        let head = t.tile[0] as usize * cut.heads;
+        let kv = head / (p.heads / p.kv_heads) as usize;
+        let first = t.tile[1] as usize * cut.rows;
+        let rows = cut.rows.min(p.m as usize - first);
+        let mut state = state();
+        let mut lens = [0; QUERIES];
+        // SAFETY: `plan` asked for the rows and the caches; the state has room for heads * rows queries.
+        unsafe {
+            let queries = state.queries.as_mut_ptr().cast::<f32>();
+            for r in 0..rows {
+                lens[r] = position(ptr(t, 3), first + r, p.positions as usize).map_or(0, |at| at + 1);
+                let q = (elem, ptr::<u8>(t, 0).cast_const(), (first + r) * p.ldq as usize + head * dim);
+                row::widen(s, q, queries.add(r * cut.heads * dim), cut.heads * dim, p.scale);
+            }
+            with_elem!(accepted(p.cache), T => {
+                let at = kv * p.positions as usize * dim;
+                let (keys, values) = (ptr::<T>(t, 1).add(at).cast_const(), ptr::<T>(t, 2).add(at).cast_const());
+                let cache = Cache { keys, values, dim };
+                s.run(Attend { state: &mut state, cache, heads: cut.heads, lens: &lens[..rows] });
+            });
+            let sums = state.sums.as_ptr().cast::<f32>();
+            for r in 0..rows {
+                let out = (elem, ptr(t, 4), (first + r) * p.ldo as usize + head * dim);
+                row::narrow(s, sums.add(r * cut.heads * dim), out, cut.heads * dim);
+            }
+        }
+    }
+}
+
+impl Kernel for DecodeAttention {
+    const NAME: &'static str = "decode_attention";
+    const OPERANDS: &'static [Operand] = &[
+        read("queries"),
+        read("keys"),
+        read("values"),
+        read("table"),
+        update("key cache"),
+        update("value cache"),
+        read("position"),
+        write("output"),
+    ];
+    type Params = AttentionParams;
+
+    fn plan(p: &AttentionParams) -> Result<Launch, Refusal> {
+        let (_, q, cache, out) = shape(p)?;
+        if p.m != 1 || p.heads / p.kv_heads > QUERIES as u32 {
+            let group = p.heads / p.kv_heads;
+            return Err(
+                format!("{} rows in groups of {group}: it takes one row, in groups of {QUERIES} at most", p.m).into()
+            );
+        }
+        let rotary = rotary_shape(p.rotary, p.head_dim)?;
+        let kv = (p.kv_heads as usize * p.head_dim as usize, q.1);
+        let table = (rotary * p.positions as usize, 4);
+        Launch::new([p.kv_heads as usize, 1, 1], &[q, kv, kv, table, cache, cache, (1, 4), out])
+    }
+
+    #[inline(always)]
+    unsafe fn tile<S: Simd>(s: S, p: &AttentionParams, t: &CpuArgs<'_>) {
+        let (dim, elem, stored) = (p.head_dim as usize, accepted(p.x), accepted(p.cache));
+        let (kv, group) = (t.tile[0] as usize, (p.heads / p.kv_heads) as usize);
+        let (head, rotary) = (kv * group, p.rotary as usize);
+        let mut state = state();
+        // SAFETY: `plan` asked for the row, the table and the caches; this tile alone touches this head of the caches.
+        unsafe {
+            let out = ptr::<u8>(t, 7).add(head * dim * elem.bytes());
+            let Some(at) = position(ptr(t, 6), 0, p.positions as usize) else {
+                return row::poison(elem, out, group * dim);
+            };
+            let angles = ptr::<f32>(t, 3).add(at * rotary).cast_const();
+            let queries = state.queries.as_mut_ptr().cast::<f32>();
+            let base = kv * p.positions as usize * dim;
+            row::widen(s, (elem, ptr(t, 0), head * dim), queries, group * dim, p.scale);
+            let slot = base + at * dim;
+            rotate_to(s, (elem, ptr(t, 1), kv * dim), (stored, ptr(t, 4), slot), dim, angles, rotary);
+            rotate_to(s, (elem, ptr(t, 2), kv * dim), (stored, ptr(t, 5), slot), dim, angles, 0);
+            for query in 0..group {
+                rotate(s, queries.add(query * dim), angles, rotary / 2);
+            }
+            with_elem!(stored, T => {
+                let (keys, values) = (ptr::<T>(t, 4).add(base).cast_const(), ptr::<T>(t, 5).add(base).cast_const());
+                s.run(Attend { state: &mut state, cache: Cache { keys, values, dim }, heads: group, lens: &[at + 1] });
+            });
+            row::narrow(s, state.sums.as_ptr().cast::<f32>(), (elem, out, 0), group * dim);
+        }
+    }
+}

@@ -1,0 +1,189 @@
+//! The inner product that everything else is built on: rows of weights times rows of activations.
+//!
+//! Both operands are contiguous along the summed dimension, so nothing is packed or transposed. Four rows of weights and up to
+//! [`Simd::GEMM_M`] rows of activations are kept in registers; one row of activations has two accumulators per row of weights,
+//! more have one. The order of a sum depends on the level, on `k` and on how many rows of activations are computed together
+//! ([`Panel::m`]), on nothing else.
+
+use super::elem::{DType, Elem, load_part};
+use super::simd::{Simd, Task};
+
+/// Rows of weights that are computed together.
+const R: usize = 4;
+/// The most rows of activations beside 16-bit weights: more leave no registers for what widening needs.
+const NARROW_M: usize = 4;
+/// How far ahead of its use a weight is asked for, in bytes: half a page keeps a core's fill buffers busy.
+const AHEAD: usize = 2048;
+
+/// `N` products for each pair of rows, added to one of the two sets of accumulators. A macro: a closure might not be inlined.
+macro_rules! step {
+    ($s:expr, $acc:ident, $set:expr, $w:ident, $m:ident => $x:expr) => {
+        for $m in 0..M {
+            let x = $x;
+            for r in 0..B {
+                $acc[$set][$m][r] = $s.fma($w[r], x, $acc[$set][$m][r]);
+            }
+        }
+    };
+}
+
+/// `out[m][r] (+)= Σ_k w[r][k] · x[m][k]`, in f32.
+#[derive(Debug, Clone, Copy)]
+pub struct Panel<W> {
+    w: *const W,
+    ldw: usize,
+    rows: usize,
+    x: *const f32,
+    ldx: usize,
+    m: usize,
+    k: usize,
+    out: *mut f32,
+    ldo: usize,
+    accumulate: bool,
+}
+
+impl<W: Elem> Panel<W> {
+    /// A panel of `rows` rows of `k` weights, `ldw` elements apart, from `w`, over `m` rows of `x`, `ldx` apart; row `m` of the
+    /// result starts at `out + m * ldo`. With `accumulate` the sums are added to what is there.
+    ///
+    /// # Safety
+    /// - The rows described are readable, `out` is writable (and initialised with `accumulate`) until the panel has run.
+    #[inline(always)]
+    #[must_use]
+    pub unsafe fn new(
+        (w, ldw, rows): (*const W, usize, usize),
+        (x, ldx, m): (*const f32, usize, usize),
+        k: usize,
+        (out, ldo): (*mut f32, usize),
+        accumulate: bool,
+    ) -> Self {
+        Self { w, ldw, rows, x, ldx, m, k, out, ldo, accumulate }
+    }
+
+    /// All weights over `M` rows of activations from `m0` on.
+    #[inline(always)]
+    unsafe fn columns<S: Simd, const M: usize>(&self, s: S, m0: usize) {
+        let whole = self.rows - self.rows % R;
+        // SAFETY: all rows are within the panel.
+        unsafe {
+            for r in (0..whole).step_by(R) {
+                self.block::<S, R, M>(s, r, m0);
+            }
+            for r in whole..self.rows {
+                self.block::<S, 1, M>(s, r, m0);
+            }
+        }
+    }
+
+    /// `B` rows of weights over `M` rows of activations.
+    #[inline(always)]
+    unsafe fn block<S: Simd, const B: usize, const M: usize>(&self, s: S, r0: usize, m0: usize) {
+        // The second set is used by a single row of activations only, whose chains would be too few to hide the latency.
+        let odd = usize::from(M == 1);
+        let paired = S::PAIRED && matches!(W::DTYPE, DType::Bf16);
+        let mut acc = [[[s.zero(); B]; M]; 2];
+        let n = S::N;
+        let mut i = 0;
+        // SAFETY: i + 2 N, i + N or k elements of each row are read, which the panel's rows have; a prefetch may name anything.
+        unsafe {
+            let w = self.w.add(r0 * self.ldw);
+            let x = self.x.add(m0 * self.ldx);
+            while i + 2 * n <= self.k {
+                if M <= NARROW_M {
+                    for r in 0..B {
+                        s.prefetch(w.add(r * self.ldw + i).cast::<u8>().wrapping_add(AHEAD));
+                    }
+                }
+                if paired {
+                    let mut even = [s.zero(); B];
+                    let mut uneven = [s.zero(); B];
+                    for r in 0..B {
+                        [even[r], uneven[r]] = W::load_pair(s, w.add(r * self.ldw + i));
+                    }
+                    for m in 0..M {
+                        let p = x.add(m * self.ldx + i);
+                        let pair = W::pair(s, [s.load(p), s.load(p.add(n))]);
+                        for r in 0..B {
+                            acc[0][m][r] = s.fma(even[r], pair[0], acc[0][m][r]);
+                            acc[odd][m][r] = s.fma(uneven[r], pair[1], acc[odd][m][r]);
+                        }
+                    }
+                } else {
+                    for (half, set) in [(0, 0), (n, odd)] {
+                        let mut rows = [s.zero(); B];
+                        for r in 0..B {
+                            rows[r] = W::load(s, w.add(r * self.ldw + i + half));
+                        }
+                        step!(s, acc, set, rows, m => s.load(x.add(m * self.ldx + i + half)));
+                    }
+                }
+                i += 2 * n;
+            }
+            if i + n <= self.k {
+                let mut rows = [s.zero(); B];
+                for r in 0..B {
+                    rows[r] = W::load(s, w.add(r * self.ldw + i));
+                }
+                step!(s, acc, 0, rows, m => s.load(x.add(m * self.ldx + i)));
+                i += n;
+            }
+            if i < self.k {
+                let mut rows = [s.zero(); B];
+                for r in 0..B {
+                    rows[r] = load_part(s, w.add(r * self.ldw + i), self.k - i);
+                }
+                step!(s, acc, odd, rows, m => load_part(s, x.add(m * self.ldx + i), self.k - i));
+            }
+            for m in 0..M {
+                let out = self.out.add((m0 + m) * self.ldo + r0);
+                let mut sums = acc[0][m];
+                if odd == 1 {
+                    for r in 0..B {
+                        sums[r] = s.add(sums[r], acc[1][m][r]);
+                    }
+                }
+                if B == R {
+                    let quad = s.reduce_add4([sums[0], sums[1 % B], sums[2 % B], sums[3 % B]]);
+                    for r in 0..B {
+                        self.put(out.add(r), quad[r]);
+                    }
+                } else {
+                    for r in 0..B {
+                        self.put(out.add(r), s.reduce_add(sums[r]));
+                    }
+                }
+            }
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn put(&self, out: *mut f32, sum: f32) {
+        // SAFETY: `out` is an element of the result.
+        unsafe { out.write(if self.accumulate { out.read() + sum } else { sum }) }
+    }
+}
+
+impl<W: Elem> Task for Panel<W> {
+    type Out = ();
+    #[inline(always)]
+    fn run<S: Simd>(self, s: S) {
+        let wide = matches!(W::DTYPE, DType::F32);
+        let most = if wide { S::GEMM_M } else { S::GEMM_M.min(NARROW_M) };
+        let mut m = 0;
+        // SAFETY: `new`'s caller vouches for the memory; m plus the columns computed is at most self.m.
+        unsafe {
+            while m < self.m {
+                let columns = (self.m - m).min(most);
+                match columns {
+                    1 => self.columns::<S, 1>(s, m),
+                    2 => self.columns::<S, 2>(s, m),
+                    3 => self.columns::<S, 3>(s, m),
+                    5 if wide => self.columns::<S, 5>(s, m),
+                    6 if wide => self.columns::<S, 6>(s, m),
+                    _ => self.columns::<S, 4>(s, m),
+                }
+                m += columns;
+            }
+        }
+    }
+}

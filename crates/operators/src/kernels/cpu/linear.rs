@@ -1,0 +1,577 @@
+//! Matrix products `y = x · Wᵀ (+ bias)` with `W` stored `[out, in]`, and what is fused to them.
+//!
+//! Two ways, chosen by the number of rows of `x` alone:
+//! - up to [`FEW`] rows: the weights stream through the core once, widened in registers; a tile is a block of output rows of a
+//!   size that keeps a tile's overhead small beside reading its weights ([`rows_per_tile`]);
+//! - more: a tile is a block of [`NB`] outputs by [`MB`] rows; it widens its weights, a panel of [`KC`] columns at a time, to f32
+//!   on the stack, and multiplies from there.
+//!
+//! A launch may normalise `x` on the way ([`NORM`], few rows only): each tile repeats the norm of the rows, which for narrow
+//! models costs less than a kernel of its own between two barriers.
+
+use std::mem::MaybeUninit;
+
+use leasehold_hal::kernel::CpuArgs;
+
+use super::dot::Panel;
+use super::elem::{DType, Elem, load_at, store_at, with_elem};
+use super::math::silu;
+use super::row;
+use super::simd::{Simd, Task};
+use super::tile::{Kernel, Launch, Operand, Refusal, accepted, dtype, params, positive, ptr, read, update, write};
+
+/// The most rows of `x` for which the weights are streamed.
+pub const FEW: usize = 8;
+/// Flag: `x` is normalised ([`RmsNorm`](super::norm::RmsNorm)) with the operand `norm` and `eps`.
+pub const NORM: u32 = 1;
+/// Flag: a bias is added to each product.
+pub const BIAS: u32 = 2;
+
+/// Outputs of a tile of many rows.
+const NB: usize = 32;
+/// Rows of a tile of many rows.
+const MB: usize = 96;
+/// Columns of a panel of widened weights.
+const KC: usize = 512;
+/// Elements from one row of a widened panel to the next: not a power of two, so that rows do not meet in one set of the cache.
+const LDP: usize = KC + 16;
+/// The largest register block of rows ([`Simd::GEMM_M`]).
+const MR: usize = 6;
+/// Rows of `x` that are computed together where they are few.
+const MC: usize = 4;
+/// Outputs that a tile of few rows finishes at a time.
+const RC: usize = 64;
+/// Elements of `x` that a tile of few rows has on the stack.
+const XC: usize = 4096;
+
+params! {
+    /// Parameters of the matrix products.
+    pub struct LinearParams {
+        /// Rows of `x`.
+        pub m: u32,
+        /// Columns of `x` and of each `W`.
+        pub k: u32,
+        /// Rows of each `W`; zero for those that the kernel does not have.
+        pub n: [u32; 3],
+        /// Elements from one row of `x` to the next.
+        pub ldx: u32,
+        /// Elements from one row of each `y` to the next.
+        pub ldy: [u32; 3],
+        /// Added to the mean square, with [`NORM`].
+        pub eps: f32,
+        /// Element type of `x`.
+        pub x: u32,
+        /// Element type of the weights.
+        pub w: u32,
+        /// Element type of the outputs.
+        pub y: u32,
+        /// Element type of `norm` and of the biases.
+        pub vector: u32,
+        /// [`NORM`] and [`BIAS`].
+        pub flags: u32,
+    }
+}
+
+/// `y = x · Wᵀ (+ bias)`.
+pub struct Linear;
+/// `y += x · Wᵀ (+ bias)`: a projection back into the residual stream.
+pub struct LinearAdd;
+/// Three products of one `x`: queries, keys and values.
+pub struct Linear3;
+/// `y = silu(x · Gᵀ (+ bias)) · (x · Uᵀ (+ bias))`: the gated half of a feed-forward block.
+pub struct LinearGated;
+
+/// How many rows of weights, of `row_bytes` each, a tile of few rows takes: a thirty-second of all `rows`, but at least 16 KiB and
+/// at most 128 KiB, and a multiple of four.
+fn rows_per_tile(row_bytes: usize, rows: usize) -> usize {
+    let target = (row_bytes * rows / 32).clamp(16 << 10, 128 << 10);
+    (target / row_bytes).next_multiple_of(4).max(4)
+}
+
+/// The grid: few or many rows, over matrices of `n` rows each of which stands for `weight_rows` rows of weights.
+struct Cut {
+    few: bool,
+    step: usize,
+}
+
+impl Cut {
+    #[inline(always)]
+    fn of(p: &LinearParams, weight_rows: usize) -> Self {
+        if p.m as usize <= FEW {
+            let rows = p.n.iter().map(|&n| n as usize).sum();
+            Self { few: true, step: rows_per_tile(p.k as usize * accepted(p.w).bytes() * weight_rows, rows) }
+        } else {
+            Self { few: false, step: NB }
+        }
+    }
+
+    /// Which matrix and which of its rows tile `x` of the grid computes.
+    #[inline(always)]
+    fn locate(&self, p: &LinearParams, x: u32) -> (usize, usize, usize) {
+        let mut tile = x as usize;
+        for (i, &n) in p.n.iter().enumerate() {
+            let tiles = (n as usize).div_ceil(self.step);
+            if tile < tiles {
+                let first = tile * self.step;
+                return (i, first, self.step.min(n as usize - first));
+            }
+            tile -= tiles;
+        }
+        (0, 0, 0)
+    }
+}
+
+/// Checks what the kernels share; gives the grid, and the extents of x, norm, a matrix, its bias and its output.
+#[expect(clippy::type_complexity, reason = "a closure per matrix would say less")]
+fn shape(
+    p: &LinearParams,
+    matrices: usize,
+    weight_rows: usize,
+) -> Result<([usize; 3], (usize, usize), (usize, usize), [[(usize, usize); 3]; 3]), Refusal> {
+    let (m, k) = (positive("the number of rows", p.m)?, positive("the inner dimension", p.k)?);
+    let (x, w) = (dtype("the activations", p.x)?.bytes(), dtype("the weights", p.w)?.bytes());
+    let (y, vector) = (dtype("the outputs", p.y)?.bytes(), dtype("the biases", p.vector)?.bytes());
+    if p.flags & !(NORM | BIAS) != 0 {
+        return Err(format!("flags {:#x} are unknown", p.flags & !(NORM | BIAS)).into());
+    }
+    if p.flags & NORM != 0 && m > FEW {
+        return Err(
+            format!("{m} rows are normalised by a kernel of their own: a product does so for {FEW} at most").into()
+        );
+    }
+    if (p.ldx as usize) < k {
+        return Err("rows of x overlap: their stride is smaller than the inner dimension".into());
+    }
+    let mut operands = [[(0, 1); 3]; 3];
+    let mut tiles = 0;
+    let cut = Cut::of(p, weight_rows);
+    for i in 0..3 {
+        if i >= matrices {
+            if p.n[i] != 0 {
+                return Err(format!("the kernel has {matrices} outputs, but n[{i}] is not zero").into());
+            }
+            continue;
+        }
+        let n = positive("the number of outputs", p.n[i])?;
+        if (p.ldy[i] as usize) < n {
+            return Err("rows of y overlap: their stride is smaller than the number of outputs".into());
+        }
+        tiles += n.div_ceil(cut.step);
+        let bias = if p.flags & BIAS != 0 { n } else { 0 };
+        operands[i] = [(n * k, w), (bias, vector), ((m - 1) * p.ldy[i] as usize + n, y)];
+    }
+    let grid = [tiles, if cut.few { 1 } else { m.div_ceil(MB) }, 1];
+    let norm = if p.flags & NORM != 0 { k } else { 0 };
+    Ok((grid, ((m - 1) * p.ldx as usize + k, x), (norm, vector), operands))
+}
+
+/// The rows of `x` that a tile multiplies.
+struct Input<'a> {
+    p: &'a LinearParams,
+    x: *const u8,
+    norm: *const u8,
+}
+
+impl Input<'_> {
+    #[inline(always)]
+    unsafe fn row(&self, m: usize) -> *const u8 {
+        // SAFETY: m is a row of x, which `plan` asked for.
+        unsafe { self.x.add(m * self.p.ldx as usize * accepted(self.p.x).bytes()) }
+    }
+
+    /// Widens columns `at..at + n` of row `m`, normalised if asked for, with the row's `scale`.
+    #[inline(always)]
+    unsafe fn widen<S: Simd>(&self, s: S, m: usize, at: usize, n: usize, scale: f32, to: *mut f32) {
+        // SAFETY: the columns are within the row; `to` has room for n.
+        unsafe {
+            row::widen(s, (accepted(self.p.x), self.row(m), at), to, n, scale);
+            if self.p.flags & NORM != 0 {
+                row::mul_by(s, to, (accepted(self.p.vector), self.norm, at), n);
+            }
+        }
+    }
+
+    /// Whether the rows can be multiplied where they lie.
+    #[inline(always)]
+    fn direct(&self) -> bool {
+        self.p.flags & NORM == 0 && accepted(self.p.x) == DType::F32
+    }
+}
+
+/// `rows` rows of weights from `w` over all `MC` or fewer rows of `x` from `m0`, into `out` (rows of `RC`).
+struct Few<'a, W> {
+    input: &'a Input<'a>,
+    w: *const W,
+    rows: usize,
+    m0: usize,
+    mc: usize,
+    /// The rows widened already (`k` apart), or null.
+    widened: *const f32,
+    scales: [f32; MC],
+    out: *mut f32,
+}
+
+impl<W: Elem> Few<'_, W> {
+    #[inline(always)]
+    unsafe fn run<S: Simd>(self, s: S) {
+        let k = self.input.p.k as usize;
+        // SAFETY: the weights, the rows of x and the result are those that the tile was given.
+        unsafe {
+            let rows = (self.w, k, self.rows);
+            if self.input.direct() {
+                let x = (self.input.row(self.m0).cast::<f32>(), self.input.p.ldx as usize, self.mc);
+                s.run(Panel::new(rows, x, k, (self.out, RC), false));
+            } else if !self.widened.is_null() {
+                s.run(Panel::new(rows, (self.widened, k, self.mc), k, (self.out, RC), false));
+            } else {
+                let mut buffer = MaybeUninit::<[f32; XC]>::uninit();
+                let buffer = buffer.as_mut_ptr().cast::<f32>();
+                let chunk = XC / MC;
+                for at in (0..k).step_by(chunk) {
+                    let n = chunk.min(k - at);
+                    for m in 0..self.mc {
+                        self.input.widen(s, self.m0 + m, at, n, self.scales[m], buffer.add(m * chunk));
+                    }
+                    let part = (self.w.add(at), k, self.rows);
+                    s.run(Panel::new(part, (buffer, chunk, self.mc), n, (self.out, RC), at != 0));
+                }
+            }
+        }
+    }
+}
+
+/// One output of a tile: where it goes and what is added.
+struct Output {
+    y: *mut u8,
+    ldy: usize,
+    bias: Option<*const u8>,
+    add: bool,
+}
+
+impl Output {
+    #[inline(always)]
+    unsafe fn bias<S: Simd>(&self, s: S, p: &LinearParams, sums: *mut f32, at: usize, n: usize) {
+        if let Some(bias) = self.bias {
+            // SAFETY: the bias has a value for each output.
+            unsafe { row::add_from(s, sums, (accepted(p.vector), bias, at), n) }
+        }
+    }
+
+    /// Stores `n` finished sums of row `m` from output `at` on.
+    #[inline(always)]
+    unsafe fn store<S: Simd>(&self, s: S, p: &LinearParams, sums: *mut f32, m: usize, at: usize, n: usize) {
+        let dtype = accepted(p.y);
+        // SAFETY: outputs at..at + n of row m are the tile's own.
+        unsafe {
+            let y = self.y.add(m * self.ldy * dtype.bytes());
+            if self.add {
+                row::add_from(s, sums, (dtype, y, at), n);
+            }
+            row::narrow(s, sums, (dtype, y, at), n);
+        }
+    }
+}
+
+/// `silu(gate) · up`, into `gate`.
+#[inline(always)]
+unsafe fn gate<S: Simd>(s: S, gate: *mut f32, up: *const f32, n: usize) {
+    for i in (0..n).step_by(S::N) {
+        // SAFETY: both have n elements.
+        unsafe { store_at(s, gate, i, n, s.mul(silu(s, load_at(s, gate, i, n)), load_at(s, up, i, n))) }
+    }
+}
+
+/// A tile of few rows: `rows` outputs from `first` on of the matrices `w` (one, or gate and up).
+#[inline(always)]
+unsafe fn few<S: Simd, const G: usize>(
+    s: S,
+    input: &Input<'_>,
+    w: [*const u8; G],
+    outputs: &[Output; G],
+    first: usize,
+    rows: usize,
+) {
+    let p = input.p;
+    let (m, k) = (p.m as usize, p.k as usize);
+    let mut sums = MaybeUninit::<[[f32; MC * RC]; G]>::uninit();
+    let sums = sums.as_mut_ptr().cast::<f32>();
+    let mut buffer = MaybeUninit::<[f32; XC]>::uninit();
+    let buffer = buffer.as_mut_ptr().cast::<f32>();
+    // SAFETY: the caller vouches for the tile; rows of sums are RC apart, matrices MC * RC.
+    unsafe {
+        for m0 in (0..m).step_by(MC) {
+            let mc = MC.min(m - m0);
+            let mut scales = [1.0; MC];
+            if p.flags & NORM != 0 {
+                for i in 0..mc {
+                    scales[i] = row::rms_scale(s, accepted(p.x), input.row(m0 + i), k, p.eps);
+                }
+            }
+            let fits = !input.direct() && mc * k <= XC;
+            if fits {
+                for i in 0..mc {
+                    input.widen(s, m0 + i, 0, k, scales[i], buffer.add(i * k));
+                }
+            }
+            let widened = if fits { buffer.cast_const() } else { std::ptr::null() };
+            for r in (first..first + rows).step_by(RC) {
+                let n = RC.min(first + rows - r);
+                for g in 0..G {
+                    let out = sums.add(g * MC * RC);
+                    with_elem!(accepted(p.w), W => {
+                        let w = w[g].cast::<W>().add(r * k);
+                        Few::<W> { input, w, rows: n, m0, mc, widened, scales, out }.run(s);
+                    });
+                    for i in 0..mc {
+                        outputs[g].bias(s, p, out.add(i * RC), r, n);
+                    }
+                }
+                for i in 0..mc {
+                    let out = sums.add(i * RC);
+                    if G == 2 {
+                        gate(s, out, sums.add(MC * RC + i * RC), n);
+                    }
+                    outputs[0].store(s, p, out, m0 + i, r, n);
+                }
+            }
+        }
+    }
+}
+
+/// The product of a block of many rows, into `sums` (rows of `NB`).
+#[inline(always)]
+unsafe fn block<S: Simd, W: Elem>(
+    s: S,
+    input: &Input<'_>,
+    w: *const W,
+    rows: usize,
+    m0: usize,
+    mc: usize,
+    sums: *mut f32,
+) {
+    let k = input.p.k as usize;
+    let mut panel = MaybeUninit::<[f32; NB * LDP]>::uninit();
+    let panel = panel.as_mut_ptr().cast::<f32>();
+    let mut buffer = MaybeUninit::<[f32; MR * LDP]>::uninit();
+    let buffer = buffer.as_mut_ptr().cast::<f32>();
+    // SAFETY: the caller vouches for the weights, the rows of x and the sums; at + n is at most k.
+    unsafe {
+        for at in (0..k).step_by(KC) {
+            let n = KC.min(k - at);
+            let weights = if W::DTYPE == DType::F32 {
+                (w.cast::<f32>().add(at), k, rows)
+            } else {
+                for r in 0..rows {
+                    row::widen(s, (W::DTYPE, w.cast(), r * k + at), panel.add(r * LDP), n, 1.0);
+                }
+                (panel.cast_const(), LDP, rows)
+            };
+            for m in (0..mc).step_by(S::GEMM_M) {
+                let few = S::GEMM_M.min(mc - m);
+                let x = if input.direct() {
+                    (input.row(m0 + m).cast::<f32>().add(at), input.p.ldx as usize, few)
+                } else {
+                    for i in 0..few {
+                        input.widen(s, m0 + m + i, at, n, 1.0, buffer.add(i * LDP));
+                    }
+                    (buffer.cast_const(), LDP, few)
+                };
+                s.run(Panel::new(weights, x, n, (sums.add(m * NB), NB), at != 0));
+            }
+        }
+    }
+}
+
+/// A tile of many rows.
+#[inline(always)]
+unsafe fn many<S: Simd, const G: usize>(
+    s: S,
+    input: &Input<'_>,
+    w: [*const u8; G],
+    outputs: &[Output; G],
+    (first, rows): (usize, usize),
+    m0: usize,
+) {
+    let p = input.p;
+    let k = p.k as usize;
+    let mc = MB.min(p.m as usize - m0);
+    let mut sums = MaybeUninit::<[[f32; MB * NB]; G]>::uninit();
+    let sums = sums.as_mut_ptr().cast::<f32>();
+    // SAFETY: the caller vouches for the tile; rows of sums are NB apart, matrices MB * NB.
+    unsafe {
+        for g in 0..G {
+            let out = sums.add(g * MB * NB);
+            with_elem!(accepted(p.w), W => {
+                s.run(Block::<W> { input, w: w[g].cast::<W>().add(first * k), rows, m0, mc, out });
+            });
+            for i in 0..mc {
+                outputs[g].bias(s, p, out.add(i * NB), first, rows);
+            }
+        }
+        for i in 0..mc {
+            let out = sums.add(i * NB);
+            if G == 2 {
+                gate(s, out, sums.add(MB * NB + i * NB), rows);
+            }
+            outputs[0].store(s, p, out, m0 + i, first, rows);
+        }
+    }
+}
+
+/// [`block`] as a function of its own: its panel is on the stack only while it runs.
+struct Block<'a, W> {
+    input: &'a Input<'a>,
+    w: *const W,
+    rows: usize,
+    m0: usize,
+    mc: usize,
+    out: *mut f32,
+}
+
+impl<W: Elem> Task for Block<'_, W> {
+    type Out = ();
+    #[inline(always)]
+    fn run<S: Simd>(self, s: S) {
+        // SAFETY: only `many` makes one, from its tile.
+        unsafe { block(s, self.input, self.w, self.rows, self.m0, self.mc, self.out) }
+    }
+}
+
+/// A tile of `G` matrices; `operands(matrix, g)` gives the places of a weight and of its output among the operands.
+///
+/// # Safety
+/// - The bullets of [`Kernel::tile`].
+#[inline(always)]
+unsafe fn project<S: Simd, const G: usize>(
+    s: S,
+    p: &LinearParams,
+    t: &CpuArgs<'_>,
+    add: bool,
+    operands: impl Fn(usize, usize) -> (usize, usize),
+) {
+    let cut = Cut::of(p, G);
+    let (matrix, first, rows) = cut.locate(p, t.tile[0]);
+    let input = Input { p, x: ptr(t, 0), norm: ptr(t, 1) };
+    let mut w = [std::ptr::null(); G];
+    let mut outputs = [const { Output { y: std::ptr::null_mut(), ldy: 0, bias: None, add: false } }; G];
+    for g in 0..G {
+        let (weight, y) = operands(matrix, g);
+        w[g] = ptr::<u8>(t, weight).cast_const();
+        let bias = (p.flags & BIAS != 0).then(|| ptr::<u8>(t, weight + 1).cast_const());
+        outputs[g] = Output { y: ptr(t, y), ldy: p.ldy[matrix] as usize, bias, add };
+    }
+    let m0 = if cut.few { None } else { Some(t.tile[1] as usize * MB) };
+    s.run(Outputs { input: &input, w, outputs: &outputs, first, rows, m0 });
+}
+
+/// The outputs of a tile, as a function that the kernels share.
+struct Outputs<'a, const G: usize> {
+    input: &'a Input<'a>,
+    w: [*const u8; G],
+    outputs: &'a [Output; G],
+    first: usize,
+    rows: usize,
+    /// The first row, where they are many.
+    m0: Option<usize>,
+}
+
+impl<const G: usize> Task for Outputs<'_, G> {
+    type Out = ();
+    #[inline(always)]
+    fn run<S: Simd>(self, s: S) {
+        // SAFETY: only `project` makes one, from its tile.
+        unsafe {
+            match self.m0 {
+                None => few(s, self.input, self.w, self.outputs, self.first, self.rows),
+                Some(m0) => many(s, self.input, self.w, self.outputs, (self.first, self.rows), m0),
+            }
+        }
+    }
+}
+
+impl Kernel for Linear {
+    const NAME: &'static str = "linear";
+    const OPERANDS: &'static [Operand] = &[read("x"), read("norm"), read("weight"), read("bias"), write("y")];
+    type Params = LinearParams;
+
+    fn plan(p: &LinearParams) -> Result<Launch, Refusal> {
+        let (grid, x, norm, [[w, b, y], ..]) = shape(p, 1, 1)?;
+        Launch::new(grid, &[x, norm, w, b, y])
+    }
+
+    #[inline(always)]
+    unsafe fn tile<S: Simd>(s: S, p: &LinearParams, t: &CpuArgs<'_>) {
+        // SAFETY: the caller's bullets are the same.
+        unsafe { project::<S, 1>(s, p, t, false, |_, _| (2, 4)) }
+    }
+}
+
+impl Kernel for LinearAdd {
+    const NAME: &'static str = "linear_add";
+    const OPERANDS: &'static [Operand] = &[read("x"), read("norm"), read("weight"), read("bias"), update("y")];
+    type Params = LinearParams;
+
+    fn plan(p: &LinearParams) -> Result<Launch, Refusal> {
+        Linear::plan(p)
+    }
+
+    #[inline(always)]
+    unsafe fn tile<S: Simd>(s: S, p: &LinearParams, t: &CpuArgs<'_>) {
+        // SAFETY: the caller's bullets are the same.
+        unsafe { project::<S, 1>(s, p, t, true, |_, _| (2, 4)) }
+    }
+}
+
+impl Kernel for Linear3 {
+    const NAME: &'static str = "linear3";
+    const OPERANDS: &'static [Operand] = &[
+        read("x"),
+        read("norm"),
+        read("weight 0"),
+        read("bias 0"),
+        write("y 0"),
+        read("weight 1"),
+        read("bias 1"),
+        write("y 1"),
+        read("weight 2"),
+        read("bias 2"),
+        write("y 2"),
+    ];
+    type Params = LinearParams;
+
+    fn plan(p: &LinearParams) -> Result<Launch, Refusal> {
+        let (grid, x, norm, [a, b, c]) = shape(p, 3, 1)?;
+        Launch::new(grid, &[x, norm, a[0], a[1], a[2], b[0], b[1], b[2], c[0], c[1], c[2]])
+    }
+
+    #[inline(always)]
+    unsafe fn tile<S: Simd>(s: S, p: &LinearParams, t: &CpuArgs<'_>) {
+        // SAFETY: the caller's bullets are the same.
+        unsafe { project::<S, 1>(s, p, t, false, |matrix, _| (2 + 3 * matrix, 4 + 3 * matrix)) }
+    }
+}
+
+impl Kernel for LinearGated {
+    const NAME: &'static str = "linear_gated";
+    const OPERANDS: &'static [Operand] = &[
+        read("x"),
+        read("norm"),
+        read("gate weight"),
+        read("gate bias"),
+        read("up weight"),
+        read("up bias"),
+        write("y"),
+    ];
+    type Params = LinearParams;
+
+    fn plan(p: &LinearParams) -> Result<Launch, Refusal> {
+        let (grid, x, norm, [[w, b, y], ..]) = shape(p, 1, 2)?;
+        Launch::new(grid, &[x, norm, w, b, w, b, y])
+    }
+
+    #[inline(always)]
+    unsafe fn tile<S: Simd>(s: S, p: &LinearParams, t: &CpuArgs<'_>) {
+        // SAFETY: the caller's bullets are the same.
+        unsafe { project::<S, 2>(s, p, t, false, |_, g| (2 + 2 * g, 6)) }
+    }
+}

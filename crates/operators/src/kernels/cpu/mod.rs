@@ -1,0 +1,60 @@
+//! The kernels of the CPU backend.
+//!
+//! | file | what |
+//! |---|---|
+//! | `tile` | what a kernel is: operands, parameters, grid, tile function |
+//! | `isa`, `simd` | levels of instructions; vectors |
+//! | `elem`, `row`, `math`, `dot` | element types; loops over a row; `exp`; the inner product |
+//! | `linear`, `norm`, `rope`, `attention`, `embedding`, `elementwise`, `sampling` | the kernels |
+//!
+//! Floating point is IEEE with denormals; nothing reorders sums but the number of lanes of a level. Results of one level are the
+//! same to the bit whatever the number of threads; results of two levels differ by rounding.
+
+#![expect(
+    clippy::needless_range_loop,
+    reason = "register blocks are indexed in step; iterators would hide which lanes meet"
+)]
+
+pub mod attention;
+pub mod dot;
+pub mod elem;
+pub mod elementwise;
+pub mod embedding;
+pub mod isa;
+pub mod linear;
+pub mod math;
+pub mod norm;
+pub mod rope;
+pub mod row;
+pub mod sampling;
+pub mod simd;
+pub mod tile;
+
+use tile::KernelSpec;
+
+/// Every kernel.
+pub static KERNELS: &[KernelSpec] = &[
+    KernelSpec::of::<linear::Linear>(),
+    KernelSpec::of::<linear::LinearAdd>(),
+    KernelSpec::of::<linear::Linear3>(),
+    KernelSpec::of::<linear::LinearGated>(),
+    KernelSpec::of::<norm::RmsNorm>(),
+    KernelSpec::of::<norm::AddRmsNorm>(),
+    KernelSpec::of::<rope::Rope>(),
+    KernelSpec::of::<rope::CacheAppend>(),
+    KernelSpec::of::<rope::RopeAppend>(),
+    KernelSpec::of::<attention::Attention>(),
+    KernelSpec::of::<attention::DecodeAttention>(),
+    KernelSpec::of::<embedding::Embedding>(),
+    KernelSpec::of::<elementwise::Add>(),
+    KernelSpec::of::<elementwise::Mul>(),
+    KernelSpec::of::<elementwise::SiluMul>(),
+    KernelSpec::of::<elementwise::Cast>(),
+    KernelSpec::of::<elementwise::Fill>(),
+    KernelSpec::of::<elementwise::Copy2d>(),
+    KernelSpec::of::<sampling::Softmax>(),
+    KernelSpec::of::<sampling::Argmax>(),
+    KernelSpec::of::<sampling::Sample>(),
+    KernelSpec::of::<sampling::Advance>(),
+    KernelSpec::of::<sampling::NextToken>(),
+];

@@ -1,0 +1,324 @@
+//! Rotary position embedding, and the key-value cache that rotated keys go to.
+//!
+//! The convention is Hugging Face's ("rotate half"): element `i` of a head is paired with element `i + rotary / 2`. Cosines and
+//! sines come from a table, a row per position: `rotary / 2` cosines, then as many sines ([`table`] makes one). The position of
+//! the first row is read from device memory, so that a recorded step can be replayed for every token.
+//!
+//! A cache holds `[kv_head][position][head_dim]`. A row whose position lies outside the table or the cache writes nothing to
+//! the cache, and NaN where a result is expected.
+
+use leasehold_hal::kernel::CpuArgs;
+
+use super::elem::{DType, load_at, store_at};
+use super::row;
+use super::simd::{Simd, Task};
+use super::tile::{Kernel, Launch, Operand, Refusal, accepted, dtype, params, positive, ptr, read, update};
+
+/// The widest head.
+pub const MAX_HEAD_DIM: usize = 256;
+/// Elements that a tile takes, about.
+const TILE: usize = 4096;
+
+params! {
+    /// Parameters of [`Rope`], [`CacheAppend`] and [`RopeAppend`].
+    pub struct RopeParams {
+        /// Rows; row `i` is at the position of the first row plus `i`.
+        pub m: u32,
+        /// Heads of `x` or of the queries.
+        pub heads: u32,
+        /// Heads of keys and values.
+        pub kv_heads: u32,
+        /// Elements of a head.
+        pub head_dim: u32,
+        /// Elements of a head that are rotated: even, the first of the head.
+        pub rotary: u32,
+        /// Positions of the table and of a cache.
+        pub positions: u32,
+        /// Elements from one row to the next, of `x` or the queries, of the keys and of the values.
+        pub ld: [u32; 3],
+        /// Element type of the rows.
+        pub x: u32,
+        /// Element type of the caches.
+        pub cache: u32,
+    }
+}
+
+/// Rotates the heads of `x` in place.
+pub struct Rope;
+/// Copies rows of `kv_heads · head_dim` elements to a cache, at their positions.
+pub struct CacheAppend;
+/// Rotates queries in place, and appends rotated keys, and values, to their caches.
+pub struct RopeAppend;
+
+/// The table for `positions` positions: `cos(p · f)` and `sin(p · f)` of each inverse frequency, computed in f64.
+#[must_use]
+pub fn table(inverse_frequencies: &[f64], positions: usize) -> Vec<f32> {
+    let mut table = Vec::with_capacity(2 * inverse_frequencies.len() * positions);
+    for position in 0..positions {
+        let angle = |f: &f64| position as f64 * f;
+        table.extend(inverse_frequencies.iter().map(|f| angle(f).cos() as f32));
+        table.extend(inverse_frequencies.iter().map(|f| angle(f).sin() as f32));
+    }
+    table
+}
+
+/// The position of the first row of a launch, if the device word holds one.
+///
+/// # Safety
+/// - `word` is a readable i32.
+#[inline(always)]
+pub unsafe fn position(word: *const i32, row: usize, limit: usize) -> Option<usize> {
+    // SAFETY: the caller vouches for it.
+    let first = unsafe { word.read() };
+    let at = usize::try_from(first).ok()?.checked_add(row)?;
+    (at < limit).then_some(at)
+}
+
+/// Rotates a head of f32.
+///
+/// # Safety
+/// - `head` has `2 * half` writable elements, `angles` as many readable ones.
+#[inline(always)]
+pub unsafe fn rotate<S: Simd>(s: S, head: *mut f32, angles: *const f32, half: usize) {
+    s.run(Rotate { head, angles, half });
+}
+
+struct Rotate {
+    head: *mut f32,
+    angles: *const f32,
+    half: usize,
+}
+
+impl Task for Rotate {
+    type Out = ();
+    #[inline(always)]
+    fn run<S: Simd>(self, s: S) {
+        let Self { head, angles, half } = self;
+        // SAFETY: lanes below half of four rows of that length, for which `rotate`'s caller vouches.
+        unsafe {
+            for i in (0..half).step_by(S::N) {
+                let (c, d) = (load_at(s, angles, i, half), load_at(s, angles.add(half), i, half));
+                let (a, b) = (load_at(s, head, i, half), load_at(s, head.add(half), i, half));
+                let first = s.sub(s.mul(a, c), s.mul(b, d));
+                let second = s.fma(b, c, s.mul(a, d));
+                store_at(s, head, i, half, first);
+                store_at(s, head.add(half), i, half, second);
+            }
+        }
+    }
+}
+
+/// Widens a head to f32, rotates it, and stores it in another type.
+///
+/// # Safety
+/// - Both rows have `dim` elements of their types from the given one on; `dim` is at most [`MAX_HEAD_DIM`].
+/// - `angles` has `rotary` elements, at most `dim`.
+#[inline(always)]
+pub unsafe fn rotate_to<S: Simd>(
+    s: S,
+    from: (DType, *const u8, usize),
+    to: (DType, *mut u8, usize),
+    dim: usize,
+    angles: *const f32,
+    rotary: usize,
+) {
+    let mut head = std::mem::MaybeUninit::<[f32; MAX_HEAD_DIM]>::uninit();
+    let head = head.as_mut_ptr().cast::<f32>();
+    // SAFETY: the caller vouches for the rows; the head on the stack is as long as the longest.
+    unsafe {
+        row::widen(s, from, head, dim, 1.0);
+        rotate(s, head, angles, rotary / 2);
+        row::narrow(s, head, to, dim);
+    }
+}
+
+/// Checks the dimensions of heads; gives the elements of a row of `heads` heads.
+pub(crate) fn head_shape(heads: u32, head_dim: u32) -> Result<usize, Refusal> {
+    let (heads, dim) = (positive("the number of heads", heads)?, positive("the width of a head", head_dim)?);
+    if dim > MAX_HEAD_DIM {
+        return Err(format!("a head of {dim} elements is wider than {MAX_HEAD_DIM}").into());
+    }
+    Ok(heads * dim)
+}
+
+/// Checks a rotation.
+pub(crate) fn rotary_shape(rotary: u32, head_dim: u32) -> Result<usize, Refusal> {
+    if rotary == 0 || !rotary.is_multiple_of(2) || rotary > head_dim {
+        return Err(format!(
+            "{rotary} elements of a head of {head_dim} cannot be rotated: an even number up to all can"
+        )
+        .into());
+    }
+    Ok(rotary as usize)
+}
+
+/// Elements of `m` rows of `width`, `ld` apart.
+pub(crate) fn extent(m: usize, width: usize, ld: u32) -> Result<usize, Refusal> {
+    if (ld as usize) < width {
+        return Err(format!("rows of {width} elements overlap: their stride is {ld}").into());
+    }
+    Ok((m - 1) * ld as usize + width)
+}
+
+/// Rows of `width` elements that a tile takes.
+fn rows_per_tile(width: usize) -> usize {
+    (TILE / width).max(1)
+}
+
+/// Elements of a row that a tile of any of the kernels reads: what tiles are sized by.
+#[inline(always)]
+fn width(p: &RopeParams) -> usize {
+    (p.heads as usize + 2 * p.kv_heads as usize) * p.head_dim as usize
+}
+
+#[inline(always)]
+fn rows_of(p: &RopeParams, t: &CpuArgs<'_>) -> std::ops::Range<usize> {
+    let step = rows_per_tile(width(p));
+    let first = t.tile[0] as usize * step;
+    first..(first + step).min(p.m as usize)
+}
+
+/// Rotates the heads of row `m` of operand 0 in place.
+#[inline(always)]
+unsafe fn rotate_row<S: Simd>(s: S, p: &RopeParams, t: &CpuArgs<'_>, m: usize, at: Option<usize>, table: *const f32) {
+    let (dim, elem) = (p.head_dim as usize, accepted(p.x));
+    // SAFETY: `plan` asked for the row and for the table's rows below `positions`.
+    unsafe {
+        let x = ptr::<u8>(t, 0).add(m * p.ld[0] as usize * elem.bytes());
+        let Some(at) = at else { return row::poison(elem, x, p.heads as usize * dim) };
+        let angles = table.add(at * p.rotary as usize);
+        for head in 0..p.heads as usize {
+            rotate_to(s, (elem, x, head * dim), (elem, x, head * dim), dim, angles, p.rotary as usize);
+        }
+    }
+}
+
+/// Appends row `from` to the cache at position `at`, rotated if there are angles.
+///
+/// # Safety
+/// - `from` is a row of `kv_heads` heads; the cache has `positions` positions of each; `at` is one of them.
+#[inline(always)]
+unsafe fn append<S: Simd>(
+    s: S,
+    p: &RopeParams,
+    from: *const u8,
+    cache: *mut u8,
+    at: usize,
+    angles: Option<*const f32>,
+) {
+    let (dim, elem, stored) = (p.head_dim as usize, accepted(p.x), accepted(p.cache));
+    // SAFETY: the caller vouches for the row and the cache.
+    unsafe {
+        for head in 0..p.kv_heads as usize {
+            let to = (stored, cache, (head * p.positions as usize + at) * dim);
+            let (angles, rotary) = angles.map_or((std::ptr::null(), 0), |angles| (angles, p.rotary as usize));
+            rotate_to(s, (elem, from, head * dim), to, dim, angles, rotary);
+        }
+    }
+}
+
+impl Kernel for Rope {
+    const NAME: &'static str = "rope";
+    const OPERANDS: &'static [Operand] = &[update("x"), read("table"), read("position")];
+    type Params = RopeParams;
+
+    fn plan(p: &RopeParams) -> Result<Launch, Refusal> {
+        let (m, positions) = (positive("the number of rows", p.m)?, positive("the number of positions", p.positions)?);
+        let rotary = rotary_shape(p.rotary, p.head_dim)?;
+        let x = extent(m, head_shape(p.heads, p.head_dim)?, p.ld[0])?;
+        Launch::new(
+            [m.div_ceil(rows_per_tile(width(p))), 1, 1],
+            &[(x, dtype("the rows", p.x)?.bytes()), (positions * rotary, 4), (1, 4)],
+        )
+    }
+
+    #[inline(always)]
+    unsafe fn tile<S: Simd>(s: S, p: &RopeParams, t: &CpuArgs<'_>) {
+        for m in rows_of(p, t) {
+            // SAFETY: the caller's bullets are the same.
+            unsafe { rotate_row(s, p, t, m, position(ptr(t, 2), m, p.positions as usize), ptr(t, 1)) }
+        }
+    }
+}
+
+impl Kernel for CacheAppend {
+    const NAME: &'static str = "cache_append";
+    const OPERANDS: &'static [Operand] = &[read("x"), update("cache"), read("position")];
+    type Params = RopeParams;
+
+    fn plan(p: &RopeParams) -> Result<Launch, Refusal> {
+        let (m, positions) = (positive("the number of rows", p.m)?, positive("the number of positions", p.positions)?);
+        let wide = head_shape(p.kv_heads, p.head_dim)?;
+        Launch::new(
+            [m.div_ceil(rows_per_tile(width(p))), 1, 1],
+            &[
+                (extent(m, wide, p.ld[0])?, dtype("the rows", p.x)?.bytes()),
+                (wide * positions, dtype("the cache", p.cache)?.bytes()),
+                (1, 4),
+            ],
+        )
+    }
+
+    #[inline(always)]
+    unsafe fn tile<S: Simd>(s: S, p: &RopeParams, t: &CpuArgs<'_>) {
+        for m in rows_of(p, t) {
+            // SAFETY: the caller's bullets are the same; the position is within the cache.
+            unsafe {
+                if let Some(at) = position(ptr(t, 2), m, p.positions as usize) {
+                    let from = ptr::<u8>(t, 0).add(m * p.ld[0] as usize * accepted(p.x).bytes());
+                    append(s, p, from, ptr(t, 1), at, None);
+                }
+            }
+        }
+    }
+}
+
+impl Kernel for RopeAppend {
+    const NAME: &'static str = "rope_append";
+    const OPERANDS: &'static [Operand] = &[
+        update("queries"),
+        read("keys"),
+        read("values"),
+        read("table"),
+        update("key cache"),
+        update("value cache"),
+        read("position"),
+    ];
+    type Params = RopeParams;
+
+    fn plan(p: &RopeParams) -> Result<Launch, Refusal> {
+        let (m, positions) = (positive("the number of rows", p.m)?, positive("the number of positions", p.positions)?);
+        let rotary = rotary_shape(p.rotary, p.head_dim)?;
+        let (q, kv) = (head_shape(p.heads, p.head_dim)?, head_shape(p.kv_heads, p.head_dim)?);
+        let x = dtype("the rows", p.x)?.bytes();
+        let cache = (kv * positions, dtype("the caches", p.cache)?.bytes());
+        Launch::new(
+            [m.div_ceil(rows_per_tile(width(p))), 1, 1],
+            &[
+                (extent(m, q, p.ld[0])?, x),
+                (extent(m, kv, p.ld[1])?, x),
+                (extent(m, kv, p.ld[2])?, x),
+                (positions * rotary, 4),
+                cache,
+                cache,
+                (1, 4),
+            ],
+        )
+    }
+
+    #[inline(always)]
+    unsafe fn tile<S: Simd>(s: S, p: &RopeParams, t: &CpuArgs<'_>) {
+        let bytes = accepted(p.x).bytes();
+        for m in rows_of(p, t) {
+            // SAFETY: the caller's bullets are the same; the position is within table and cache.
+            unsafe {
+                let at = position(ptr(t, 6), m, p.positions as usize);
+                rotate_row(s, p, t, m, at, ptr(t, 3));
+                let Some(at) = at else { continue };
+                let angles = ptr::<f32>(t, 3).add(at * p.rotary as usize).cast_const();
+                append(s, p, ptr::<u8>(t, 1).add(m * p.ld[1] as usize * bytes), ptr(t, 4), at, Some(angles));
+                append(s, p, ptr::<u8>(t, 2).add(m * p.ld[2] as usize * bytes), ptr(t, 5), at, None);
+            }
+        }
+    }
+}

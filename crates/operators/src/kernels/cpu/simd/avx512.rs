@@ -1,0 +1,170 @@
+//! Sixteen lanes: `x86-64-v4`.
+
+use std::arch::x86_64::*;
+
+use super::super::isa::Isa;
+use super::{Simd, Task};
+
+/// AVX-512 F, BW, DQ and VL.
+#[derive(Debug, Clone, Copy)]
+pub struct Avx512(());
+
+type V = __m512;
+
+/// An instruction of the level.
+macro_rules! isa {
+    ($e:expr) => {{
+        // SAFETY: a value of `Avx512` exists only where the features do; what takes a pointer relies on its caller's bullets.
+        unsafe { $e }
+    }};
+}
+
+impl Simd for Avx512 {
+    type V = V;
+    const N: usize = 16;
+    const GEMM_M: usize = 6;
+    const PAIRED: bool = true;
+    const ISA: Isa = Isa::Avx512;
+
+    #[inline(always)]
+    unsafe fn assume() -> Self {
+        Self(())
+    }
+    #[inline(always)]
+    fn run<T: Task>(self, task: T) -> T::Out {
+        #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c,bmi1,bmi2,lzcnt,popcnt")]
+        #[inline(never)]
+        fn compiled<T: Task>(s: Avx512, task: T) -> T::Out {
+            task.run(s)
+        }
+        isa!(compiled(self, task))
+    }
+    #[inline(always)]
+    fn splat(self, x: f32) -> V {
+        isa!(_mm512_set1_ps(x))
+    }
+    #[inline(always)]
+    fn add(self, a: V, b: V) -> V {
+        isa!(_mm512_add_ps(a, b))
+    }
+    #[inline(always)]
+    fn sub(self, a: V, b: V) -> V {
+        isa!(_mm512_sub_ps(a, b))
+    }
+    #[inline(always)]
+    fn mul(self, a: V, b: V) -> V {
+        isa!(_mm512_mul_ps(a, b))
+    }
+    #[inline(always)]
+    fn div(self, a: V, b: V) -> V {
+        isa!(_mm512_div_ps(a, b))
+    }
+    #[inline(always)]
+    fn fma(self, a: V, b: V, c: V) -> V {
+        isa!(_mm512_fmadd_ps(a, b, c))
+    }
+    #[inline(always)]
+    fn max(self, a: V, b: V) -> V {
+        isa!(_mm512_max_ps(a, b))
+    }
+    #[inline(always)]
+    fn min(self, a: V, b: V) -> V {
+        isa!(_mm512_min_ps(a, b))
+    }
+    #[inline(always)]
+    fn pow2(self, n: V) -> V {
+        isa!({
+            let biased = _mm512_add_epi32(_mm512_cvtps_epi32(n), _mm512_set1_epi32(127));
+            _mm512_castsi512_ps(_mm512_slli_epi32::<23>(biased))
+        })
+    }
+    #[inline(always)]
+    fn reduce_add(self, v: V) -> f32 {
+        isa!({
+            let h = _mm256_add_ps(_mm512_castps512_ps256(v), _mm512_extractf32x8_ps::<1>(v));
+            let q = _mm_add_ps(_mm256_castps256_ps128(h), _mm256_extractf128_ps::<1>(h));
+            let d = _mm_add_ps(q, _mm_movehl_ps(q, q));
+            _mm_cvtss_f32(_mm_add_ss(d, _mm_movehdup_ps(d)))
+        })
+    }
+    #[inline(always)]
+    fn reduce_add4(self, v: [V; 4]) -> [f32; 4] {
+        isa!({
+            let h = v.map(|v| _mm256_add_ps(_mm512_castps512_ps256(v), _mm512_extractf32x8_ps::<1>(v)));
+            let q = _mm256_hadd_ps(_mm256_hadd_ps(h[0], h[1]), _mm256_hadd_ps(h[2], h[3]));
+            let q = _mm_add_ps(_mm256_castps256_ps128(q), _mm256_extractf128_ps::<1>(q));
+            let mut out = [0.0; 4];
+            _mm_storeu_ps(out.as_mut_ptr(), q);
+            out
+        })
+    }
+    #[inline(always)]
+    fn reduce_max(self, v: V) -> f32 {
+        isa!(_mm512_reduce_max_ps(v))
+    }
+    #[inline(always)]
+    fn mask_eq(self, a: V, b: V) -> u32 {
+        u32::from(isa!(_mm512_cmp_ps_mask::<_CMP_EQ_OQ>(a, b)))
+    }
+    #[inline(always)]
+    fn mask_ge(self, a: V, b: V) -> u32 {
+        u32::from(isa!(_mm512_cmp_ps_mask::<_CMP_GE_OQ>(a, b)))
+    }
+    #[inline(always)]
+    unsafe fn load(self, p: *const f32) -> V {
+        isa!(_mm512_loadu_ps(p))
+    }
+    #[inline(always)]
+    unsafe fn store(self, p: *mut f32, v: V) {
+        isa!(_mm512_storeu_ps(p, v))
+    }
+    #[inline(always)]
+    unsafe fn load_bf16(self, p: *const u16) -> V {
+        isa!({
+            let words = _mm512_cvtepu16_epi32(_mm256_loadu_si256(p.cast()));
+            _mm512_castsi512_ps(_mm512_slli_epi32::<16>(words))
+        })
+    }
+    #[inline(always)]
+    unsafe fn store_bf16(self, p: *mut u16, v: V) {
+        isa!({
+            let bits = _mm512_castps_si512(v);
+            let odd = _mm512_and_si512(_mm512_srli_epi32::<16>(bits), _mm512_set1_epi32(1));
+            let rounded = _mm512_add_epi32(_mm512_add_epi32(bits, _mm512_set1_epi32(0x7fff)), odd);
+            let quiet = _mm512_or_si512(bits, _mm512_set1_epi32(0x0040_0000));
+            let nan = _mm512_cmp_ps_mask::<_CMP_UNORD_Q>(v, v);
+            let words = _mm512_srli_epi32::<16>(_mm512_mask_blend_epi32(nan, rounded, quiet));
+            _mm256_storeu_si256(p.cast(), _mm512_cvtepi32_epi16(words));
+        })
+    }
+    #[inline(always)]
+    unsafe fn load_f16(self, p: *const u16) -> V {
+        isa!(_mm512_cvtph_ps(_mm256_loadu_si256(p.cast())))
+    }
+    #[inline(always)]
+    unsafe fn store_f16(self, p: *mut u16, v: V) {
+        isa!(_mm256_storeu_si256(p.cast(), _mm512_cvtps_ph::<_MM_FROUND_TO_NEAREST_INT>(v)))
+    }
+    #[inline(always)]
+    unsafe fn load_pair_bf16(self, p: *const u16) -> [V; 2] {
+        // Even elements by a shift, odd ones by a mask: one load and no shuffle for 32 weights.
+        isa!({
+            let words = _mm512_loadu_si512(p.cast());
+            let even = _mm512_slli_epi32::<16>(words);
+            let odd = _mm512_and_si512(words, _mm512_set1_epi32(0xffff_0000_u32.cast_signed()));
+            [_mm512_castsi512_ps(even), _mm512_castsi512_ps(odd)]
+        })
+    }
+    #[inline(always)]
+    fn pair_bf16(self, x: [V; 2]) -> [V; 2] {
+        isa!({
+            let even = _mm512_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30);
+            let odd = _mm512_add_epi32(even, _mm512_set1_epi32(1));
+            [_mm512_permutex2var_ps(x[0], even, x[1]), _mm512_permutex2var_ps(x[0], odd, x[1])]
+        })
+    }
+    #[inline(always)]
+    fn prefetch(self, p: *const u8) {
+        isa!(_mm_prefetch::<_MM_HINT_T0>(p.cast()));
+    }
+}

@@ -1,0 +1,144 @@
+//! Vectors of f32: one trait, one implementation per instruction set.
+//!
+//! A kernel is written once, generic over [`Simd`], every function of it `#[inline(always)]`; [`Simd::run`] is the function
+//! compiled with the features of the level, into which all of that is inlined. A value of an implementing type is the proof
+//! that the machine has the features, so arithmetic is safe to call; only what takes a pointer is not.
+//!
+//! This module must not know any kernel, shape or parameter.
+
+#[cfg(target_arch = "x86_64")]
+mod avx2;
+#[cfg(target_arch = "x86_64")]
+mod avx512;
+mod generic;
+#[cfg(target_arch = "aarch64")]
+mod neon;
+
+#[cfg(target_arch = "x86_64")]
+pub use avx2::Avx2;
+#[cfg(target_arch = "x86_64")]
+pub use avx512::Avx512;
+pub use generic::Generic;
+#[cfg(target_arch = "aarch64")]
+pub use neon::Neon;
+
+use super::isa::Isa;
+
+/// Lanes of the widest vector: the size of stack buffers for parts of a vector.
+pub const MAX_LANES: usize = 16;
+
+/// Work to be compiled for a level. `run` must be `#[inline(always)]`, and so must all that it calls, or it is compiled without
+/// the level's instructions (slow, not wrong).
+pub trait Task {
+    /// What the work returns.
+    type Out;
+    /// Does it.
+    fn run<S: Simd>(self, s: S) -> Self::Out;
+}
+
+/// A level's vector of [`N`](Simd::N) f32 lanes.
+///
+/// Rounding is to nearest even and denormals are kept (no kernel changes the floating-point control register). `max` and `min`
+/// return their **second** operand when either is a NaN, on every level.
+pub trait Simd: Copy + Send + Sync + 'static {
+    /// The vector.
+    type V: Copy;
+    /// Lanes of `V`.
+    const N: usize;
+    /// Rows of activations that the blocked product keeps in registers beside four rows of weights.
+    const GEMM_M: usize;
+    /// Whether [`load_pair_bf16`](Simd::load_pair_bf16) is cheaper than two loads.
+    const PAIRED: bool = false;
+    /// Which level this is.
+    const ISA: Isa;
+
+    /// The proof, without the check.
+    ///
+    /// # Safety
+    /// - [`Isa::available`] is true for [`ISA`](Self::ISA).
+    unsafe fn assume() -> Self;
+
+    /// Runs `task` in a function compiled with the level's features. Never inlined: it bounds the size of the code and costs one call.
+    fn run<T: Task>(self, task: T) -> T::Out;
+
+    /// All lanes `x`.
+    fn splat(self, x: f32) -> Self::V;
+    /// All lanes zero.
+    #[inline(always)]
+    fn zero(self) -> Self::V {
+        self.splat(0.0)
+    }
+    /// `a + b`.
+    fn add(self, a: Self::V, b: Self::V) -> Self::V;
+    /// `a - b`.
+    fn sub(self, a: Self::V, b: Self::V) -> Self::V;
+    /// `a * b`.
+    fn mul(self, a: Self::V, b: Self::V) -> Self::V;
+    /// `a / b`.
+    fn div(self, a: Self::V, b: Self::V) -> Self::V;
+    /// `a * b + c`, rounded once where the level has a fused instruction.
+    fn fma(self, a: Self::V, b: Self::V, c: Self::V) -> Self::V;
+    /// `a > b ? a : b`.
+    fn max(self, a: Self::V, b: Self::V) -> Self::V;
+    /// `a < b ? a : b`.
+    fn min(self, a: Self::V, b: Self::V) -> Self::V;
+    /// Two to the power of `n`, for integral `n` in −127…127; zero for −127.
+    fn pow2(self, n: Self::V) -> Self::V;
+    /// Sum of the lanes, in a fixed order.
+    fn reduce_add(self, v: Self::V) -> f32;
+    /// The sums of four vectors: what four calls of [`reduce_add`](Simd::reduce_add) would cost, at half of it.
+    fn reduce_add4(self, v: [Self::V; 4]) -> [f32; 4];
+    /// The largest lane; lanes are no NaN.
+    fn reduce_max(self, v: Self::V) -> f32;
+    /// Bit `i` is set where lane `i` of `a` equals that of `b`.
+    fn mask_eq(self, a: Self::V, b: Self::V) -> u32;
+    /// Bit `i` is set where lane `i` of `a` is at least that of `b`.
+    fn mask_ge(self, a: Self::V, b: Self::V) -> u32;
+
+    /// `N` f32 from any address that may be read.
+    ///
+    /// # Safety
+    /// - `p` points to `N` readable f32; no alignment is asked.
+    unsafe fn load(self, p: *const f32) -> Self::V;
+    /// `N` f32 to any address that may be written.
+    ///
+    /// # Safety
+    /// - `p` points to `N` writable f32; no alignment is asked.
+    unsafe fn store(self, p: *mut f32, v: Self::V);
+    /// `N` bf16, widened.
+    ///
+    /// # Safety
+    /// - `p` points to `N` readable 16-bit words; no alignment is asked.
+    unsafe fn load_bf16(self, p: *const u16) -> Self::V;
+    /// `N` bf16, rounded to nearest even; a NaN stays one.
+    ///
+    /// # Safety
+    /// - `p` points to `N` writable 16-bit words; no alignment is asked.
+    unsafe fn store_bf16(self, p: *mut u16, v: Self::V);
+    /// `N` IEEE half-precision numbers, widened.
+    ///
+    /// # Safety
+    /// - `p` points to `N` readable 16-bit words; no alignment is asked.
+    unsafe fn load_f16(self, p: *const u16) -> Self::V;
+    /// `N` IEEE half-precision numbers, rounded to nearest even; a NaN stays one, too large is infinite.
+    ///
+    /// # Safety
+    /// - `p` points to `N` writable 16-bit words; no alignment is asked.
+    unsafe fn store_f16(self, p: *mut u16, v: Self::V);
+    /// `2 N` bf16 in the order that the level widens cheapest; [`pair_bf16`](Simd::pair_bf16) brings f32 into the same order.
+    ///
+    /// # Safety
+    /// - `p` points to `2 N` readable 16-bit words; no alignment is asked.
+    #[inline(always)]
+    unsafe fn load_pair_bf16(self, p: *const u16) -> [Self::V; 2] {
+        // SAFETY: the caller vouches for 2 N words.
+        unsafe { [self.load_bf16(p), self.load_bf16(p.add(Self::N))] }
+    }
+    /// `2 N` consecutive f32 in the order of [`load_pair_bf16`](Simd::load_pair_bf16).
+    #[inline(always)]
+    fn pair_bf16(self, x: [Self::V; 2]) -> [Self::V; 2] {
+        x
+    }
+    /// Asks for the cache line at `p`; any address, mapped or not.
+    fn prefetch(self, p: *const u8);
+}

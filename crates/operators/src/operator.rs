@@ -1,0 +1,132 @@
+//! An operator: one checked kernel launch with the memory that it uses.
+//!
+//! Made once, it can be executed any number of times, eagerly or recorded: it holds leases on its operands, and the launch is
+//! fixed. The constructors in [`ops`](crate::ops) make them from shapes.
+
+use crate::kernels::cpu::tile::{KernelSpec, MAX_OPERANDS, Params};
+use crate::library::Library;
+use crate::tensor::Tensor;
+use leasehold::graph::Encoder;
+use leasehold::kernel::KernelBase;
+use leasehold::{Buffer, Error, GraphOperator, Lease, Operand, Result, View};
+use std::fmt;
+
+/// A part of a buffer that an operator holds.
+#[derive(Clone)]
+pub struct Part {
+    lease: Lease<Buffer>,
+    offset: u64,
+    len: u64,
+}
+
+impl Part {
+    /// All of a buffer.
+    #[must_use]
+    pub fn whole(buffer: &Lease<Buffer>) -> Self {
+        Self { lease: buffer.clone(), offset: 0, len: buffer.len() }
+    }
+}
+
+impl From<&Tensor> for Part {
+    fn from(t: &Tensor) -> Self {
+        Self { lease: t.buffer().clone(), offset: t.offset(), len: t.bytes() }
+    }
+}
+
+impl From<&Lease<Buffer>> for Part {
+    fn from(buffer: &Lease<Buffer>) -> Self {
+        Self::whole(buffer)
+    }
+}
+
+/// One kernel launch, checked, with leases on all that it uses.
+#[doc(alias = "GraphOperator")]
+pub struct Operator {
+    kernel: KernelBase,
+    spec: &'static KernelSpec,
+    parts: Vec<Part>,
+    params: Vec<u8>,
+    grid: [u32; 3],
+}
+
+impl Operator {
+    /// A launch of kernel `name`; `None` for operands that the parameters leave out.
+    ///
+    /// # Errors
+    /// `NotFound` for an unknown kernel; `InvalidArgument` for parameters that it does not take, another number of operands, or an
+    /// operand that is too short.
+    pub fn new(library: &Library, name: &str, params: &impl Params, operands: &[Option<Part>]) -> Result<Self> {
+        let kernel = library.kernel(name)?.clone();
+        let spec = KernelSpec::find(name)
+            .ok_or_else(|| Error::NotFound(format!("no operator kernel is named {name:?}").into()))?;
+        let launch = spec.plan(params.as_bytes()).map_err(Error::InvalidArgument)?;
+        if operands.len() != spec.operands.len() {
+            return Err(Error::invalid(format!(
+                "operator {name} takes {} operands, not {}",
+                spec.operands.len(),
+                operands.len()
+            )));
+        }
+        let mut parts = Vec::with_capacity(operands.len());
+        for (i, operand) in operands.iter().enumerate() {
+            let part = match operand {
+                Some(part) if launch.bytes[i] > 0 => part.clone(),
+                _ => Part::whole(library.none()),
+            };
+            let aligned = part.offset.is_multiple_of(u64::from(launch.align[i].max(1)));
+            if part.len < launch.bytes[i] || !aligned {
+                return Err(Error::invalid(format!(
+                    "operand {:?} of operator {name} needs {} bytes aligned to {}; {} at byte {} are given",
+                    spec.operands[i].name, launch.bytes[i], launch.align[i], part.len, part.offset
+                )));
+            }
+            parts.push(part);
+        }
+        Ok(Self { kernel, spec, parts, params: params.as_bytes().to_vec(), grid: launch.grid })
+    }
+
+    /// The kernel's name.
+    #[must_use]
+    pub fn kernel_name(&self) -> &'static str {
+        self.spec.name
+    }
+
+    /// How many tiles a launch has.
+    #[must_use]
+    pub fn tiles(&self) -> u64 {
+        self.grid.iter().map(|&g| u64::from(g)).product()
+    }
+
+    #[inline]
+    fn operand(&self, i: usize) -> Operand<'_> {
+        let part = &self.parts[i];
+        // Checked when the operator was made; the buffer's length does not change.
+        part.lease.view().narrowed(part.offset, part.len).with(self.spec.operands[i].access)
+    }
+}
+
+impl GraphOperator for Operator {
+    fn name(&self) -> &str {
+        self.spec.name
+    }
+
+    fn accesses(&self) -> Vec<Operand<'_>> {
+        (0..self.parts.len()).map(|i| self.operand(i)).collect()
+    }
+
+    #[inline]
+    fn encode(&self, encoder: &mut Encoder<'_>) -> Result<()> {
+        let n = self.parts.len();
+        let mut operands = [self.operand(0); MAX_OPERANDS];
+        for (i, to) in operands.iter_mut().enumerate().take(n).skip(1) {
+            *to = self.operand(i);
+        }
+        encoder.launch(&self.kernel, &operands[..n], &self.params, self.grid, [1, 1, 1])
+    }
+}
+
+impl fmt::Debug for Operator {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Operator({}, {} tiles)", self.spec.name, self.tiles())
+    }
+}

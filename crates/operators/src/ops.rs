@@ -1,0 +1,592 @@
+//! Constructors of operators: shapes in, checked launches out.
+//!
+//! Each says what it computes and what it reads and writes; the roles are the kernels' own declarations. Rows of `x` are rows of the
+//! batch (tokens); weights are stored [out, in], as Hugging Face has them.
+
+use crate::kernels::cpu::attention::AttentionParams;
+use crate::kernels::cpu::elementwise::{CopyParams, ElementwiseParams, FillParams};
+use crate::kernels::cpu::embedding::EmbeddingParams;
+use crate::kernels::cpu::linear::{BIAS, LinearParams, NORM};
+use crate::kernels::cpu::norm::NormParams;
+use crate::kernels::cpu::rope::RopeParams;
+use crate::kernels::cpu::sampling::{AdvanceParams, RowParams, SampleParams};
+use crate::library::Library;
+use crate::operator::{Operator, Part};
+use crate::tensor::{DType, Tensor};
+use leasehold::{Buffer, Error, Lease, Result};
+
+fn some(t: &Tensor) -> Option<Part> {
+    Some(t.into())
+}
+
+fn raw(buffer: &Lease<Buffer>) -> Option<Part> {
+    Some(buffer.into())
+}
+
+fn check(ok: bool, what: impl FnOnce() -> String) -> Result<()> {
+    if ok { Ok(()) } else { Err(Error::invalid(what())) }
+}
+
+fn shape(t: &Tensor) -> String {
+    format!("{}×{} {}", t.rows(), t.cols(), t.dtype().name())
+}
+
+/// `y[i] = table[ids[i]]`; ids are i32. An id that is not in the table gives a row of NaN.
+///
+/// # Errors
+/// `InvalidArgument` for shapes that do not meet.
+pub fn embedding(library: &Library, ids: &Lease<Buffer>, table: &Tensor, y: &Tensor) -> Result<Operator> {
+    check(table.cols() == y.cols(), || format!("embedding: table {}, y {}", shape(table), shape(y)))?;
+    let params = EmbeddingParams {
+        m: y.rows(),
+        vocabulary: table.rows(),
+        k: table.cols(),
+        ldy: y.ld(),
+        table: table.dtype() as u32,
+        y: y.dtype() as u32,
+    };
+    Operator::new(library, "embedding", &params, &[raw(ids), some(table), some(y)])
+}
+
+/// `y = x / sqrt(mean(x²) + eps) · weight`, row by row.
+///
+/// # Errors
+/// `InvalidArgument` for shapes that do not meet.
+pub fn rms_norm(library: &Library, x: &Tensor, weight: &Tensor, eps: f32, y: &Tensor) -> Result<Operator> {
+    check(x.cols() == y.cols() && x.rows() == y.rows() && weight.cols() == x.cols() && x.dtype() == y.dtype(), || {
+        format!("rms_norm: x {}, weight {}, y {}", shape(x), shape(weight), shape(y))
+    })?;
+    let params = norm_params(x, weight, eps, y);
+    Operator::new(library, "rms_norm", &params, &[some(x), some(weight), some(y)])
+}
+
+/// `h += delta`, then `y = rms_norm(h)`.
+///
+/// # Errors
+/// `InvalidArgument` for shapes that do not meet.
+pub fn add_rms_norm(
+    library: &Library,
+    h: &Tensor,
+    delta: &Tensor,
+    weight: &Tensor,
+    eps: f32,
+    y: &Tensor,
+) -> Result<Operator> {
+    let alike = |a: &Tensor| a.rows() == h.rows() && a.cols() == h.cols() && a.dtype() == h.dtype();
+    check(alike(delta) && alike(y) && delta.ld() == h.ld() && weight.cols() == h.cols(), || {
+        format!("add_rms_norm: h {}, delta {}, y {}", shape(h), shape(delta), shape(y))
+    })?;
+    let params = norm_params(h, weight, eps, y);
+    Operator::new(library, "add_rms_norm", &params, &[some(h), some(delta), some(weight), some(y)])
+}
+
+fn norm_params(x: &Tensor, weight: &Tensor, eps: f32, y: &Tensor) -> NormParams {
+    NormParams {
+        rows: x.rows(),
+        k: x.cols(),
+        ldx: x.ld(),
+        ldy: y.ld(),
+        eps,
+        x: x.dtype() as u32,
+        weight: weight.dtype() as u32,
+    }
+}
+
+/// A weight matrix with its bias, and where its product goes.
+#[derive(Debug, Clone, Copy)]
+pub struct Projection<'a> {
+    /// Weights, [out, in].
+    pub weight: &'a Tensor,
+    /// One element per output, of the norm's type.
+    pub bias: Option<&'a Tensor>,
+    /// The product, a row per row of `x`.
+    pub y: &'a Tensor,
+}
+
+/// A normalisation that a product applies to its input on the way.
+#[derive(Debug, Clone, Copy)]
+pub struct Norm<'a> {
+    /// One element per column.
+    pub weight: &'a Tensor,
+    /// Added to the mean square.
+    pub eps: f32,
+}
+
+fn linear_params(what: &str, x: &Tensor, norm: Option<Norm<'_>>, to: &[Projection<'_>]) -> Result<LinearParams> {
+    let first = to[0];
+    for p in to {
+        check(
+            p.weight.cols() == x.cols()
+                && p.y.rows() == x.rows()
+                && p.y.cols() == p.weight.rows()
+                && p.weight.ld() == p.weight.cols()
+                && p.weight.dtype() == first.weight.dtype()
+                && p.y.dtype() == first.y.dtype()
+                && p.bias.is_some() == first.bias.is_some()
+                && p.bias.is_none_or(|b| b.cols() == p.weight.rows()),
+            || format!("{what}: x {}, weight {}, y {}", shape(x), shape(p.weight), shape(p.y)),
+        )?;
+    }
+    let mut vectors = to.iter().filter_map(|p| p.bias).chain(norm.map(|n| n.weight)).map(Tensor::dtype);
+    let vector = vectors.next().unwrap_or(DType::F32);
+    check(vectors.all(|v| v == vector), || format!("{what}: norm and biases are of one element type"))?;
+    check(norm.is_none_or(|n| n.weight.cols() == x.cols()), || format!("{what}: the norm has another width than x"))?;
+    let (mut n, mut ldy) = ([0; 3], [0; 3]);
+    for (i, p) in to.iter().enumerate() {
+        n[i] = p.weight.rows();
+        ldy[i] = p.y.ld();
+    }
+    let mut flags = 0;
+    if norm.is_some() {
+        flags |= NORM;
+    }
+    if first.bias.is_some() {
+        flags |= BIAS;
+    }
+    Ok(LinearParams {
+        m: x.rows(),
+        k: x.cols(),
+        n,
+        ldx: x.ld(),
+        ldy,
+        eps: norm.map_or(0.0, |n| n.eps),
+        x: x.dtype() as u32,
+        w: first.weight.dtype() as u32,
+        y: first.y.dtype() as u32,
+        vector: vector as u32,
+        flags,
+    })
+}
+
+/// `y = norm(x) · Wᵀ + bias`.
+///
+/// # Errors
+/// `InvalidArgument` for shapes that do not meet.
+#[doc(alias = "matmul")]
+pub fn linear(library: &Library, x: &Tensor, norm: Option<Norm<'_>>, to: Projection<'_>) -> Result<Operator> {
+    let params = linear_params("linear", x, norm, &[to])?;
+    let norm = norm.and_then(|n| some(n.weight));
+    Operator::new(library, "linear", &params, &[some(x), norm, some(to.weight), to.bias.and_then(some), some(to.y)])
+}
+
+/// `y += norm(x) · Wᵀ + bias`: a projection back into the residual stream.
+///
+/// # Errors
+/// `InvalidArgument` for shapes that do not meet.
+pub fn linear_add(library: &Library, x: &Tensor, norm: Option<Norm<'_>>, to: Projection<'_>) -> Result<Operator> {
+    let params = linear_params("linear_add", x, norm, &[to])?;
+    let norm = norm.and_then(|n| some(n.weight));
+    Operator::new(library, "linear_add", &params, &[some(x), norm, some(to.weight), to.bias.and_then(some), some(to.y)])
+}
+
+/// Three products of one normalised `x`: queries, keys and values.
+///
+/// # Errors
+/// `InvalidArgument` for shapes that do not meet.
+pub fn linear3(library: &Library, x: &Tensor, norm: Option<Norm<'_>>, to: [Projection<'_>; 3]) -> Result<Operator> {
+    let params = linear_params("linear3", x, norm, &to)?;
+    let mut operands = vec![some(x), norm.and_then(|n| some(n.weight))];
+    for p in to {
+        operands.extend([some(p.weight), p.bias.and_then(some), some(p.y)]);
+    }
+    Operator::new(library, "linear3", &params, &operands)
+}
+
+/// `y = silu(norm(x) · Gᵀ + bias) · (norm(x) · Uᵀ + bias)`. Both projections name the same `y`.
+///
+/// # Errors
+/// `InvalidArgument` for shapes that do not meet.
+pub fn linear_gated(
+    library: &Library,
+    x: &Tensor,
+    norm: Option<Norm<'_>>,
+    gate: Projection<'_>,
+    up: Projection<'_>,
+) -> Result<Operator> {
+    linear_params("linear_gated", x, norm, &[gate, up])?;
+    let params = linear_params("linear_gated", x, norm, &[gate])?;
+    check(gate.weight.rows() == up.weight.rows(), || "linear_gated: gate and up are of one shape".to_owned())?;
+    let norm = norm.and_then(|n| some(n.weight));
+    Operator::new(
+        library,
+        "linear_gated",
+        &params,
+        &[
+            some(x),
+            norm,
+            some(gate.weight),
+            gate.bias.and_then(some),
+            some(up.weight),
+            up.bias.and_then(some),
+            some(gate.y),
+        ],
+    )
+}
+
+/// The heads of an attention layer.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Heads {
+    /// Heads of queries.
+    pub heads: u32,
+    /// Heads of keys and values; divides `heads`.
+    pub kv_heads: u32,
+    /// Elements of a head.
+    pub head_dim: u32,
+    /// Positions of a cache and of the rotary table.
+    pub positions: u32,
+}
+
+/// The key and value caches of a layer: `[kv_head][position][head_dim]`.
+#[derive(Debug, Clone)]
+pub struct Cache {
+    /// Keys.
+    pub keys: Lease<Buffer>,
+    /// Values.
+    pub values: Lease<Buffer>,
+    /// Their element type.
+    pub dtype: DType,
+}
+
+/// Where the rows stand: the rotary table and the device-side position of the first row.
+#[derive(Debug, Clone, Copy)]
+pub struct Place<'a> {
+    /// cos and sin per position ([`rope::table`](crate::kernels::cpu::rope::table)), f32.
+    pub table: &'a Lease<Buffer>,
+    /// An i32 in device memory.
+    pub position: &'a Lease<Buffer>,
+}
+
+/// Rotates the heads of `x` in place (rotate-half, as Hugging Face does); row `i` stands at the position plus `i`.
+///
+/// # Errors
+/// `InvalidArgument` for shapes that do not meet.
+pub fn rope(library: &Library, x: &Tensor, heads: Heads, at: Place<'_>) -> Result<Operator> {
+    check(x.cols() == heads.heads * heads.head_dim, || format!("rope: x {}, {heads:?}", shape(x)))?;
+    let params = RopeParams {
+        m: x.rows(),
+        heads: heads.heads,
+        kv_heads: heads.kv_heads,
+        head_dim: heads.head_dim,
+        rotary: heads.head_dim,
+        positions: heads.positions,
+        ld: [x.ld(), 0, 0],
+        x: x.dtype() as u32,
+        cache: 0,
+    };
+    Operator::new(library, "rope", &params, &[some(x), raw(at.table), raw(at.position)])
+}
+
+/// Copies rows of keys or values into a cache at their positions, without rotating them.
+///
+/// # Errors
+/// `InvalidArgument` for shapes that do not meet.
+pub fn cache_append(
+    library: &Library,
+    x: &Tensor,
+    heads: Heads,
+    cache: (&Lease<Buffer>, DType),
+    position: &Lease<Buffer>,
+) -> Result<Operator> {
+    check(x.cols() == heads.kv_heads * heads.head_dim, || format!("cache_append: x {}, {heads:?}", shape(x)))?;
+    let params = RopeParams {
+        m: x.rows(),
+        heads: heads.heads,
+        kv_heads: heads.kv_heads,
+        head_dim: heads.head_dim,
+        rotary: 0,
+        positions: heads.positions,
+        ld: [x.ld(), 0, 0],
+        x: x.dtype() as u32,
+        cache: cache.1 as u32,
+    };
+    Operator::new(library, "cache_append", &params, &[some(x), raw(cache.0), raw(position)])
+}
+
+/// Rotates queries in place and appends rotated keys, and values, to the caches.
+///
+/// # Errors
+/// `InvalidArgument` for shapes that do not meet.
+pub fn rope_append(
+    library: &Library,
+    qkv: [&Tensor; 3],
+    heads: Heads,
+    cache: &Cache,
+    at: Place<'_>,
+) -> Result<Operator> {
+    let [q, k, v] = qkv;
+    check_qkv("rope_append", q, k, v, heads)?;
+    let params = RopeParams {
+        m: q.rows(),
+        heads: heads.heads,
+        kv_heads: heads.kv_heads,
+        head_dim: heads.head_dim,
+        rotary: heads.head_dim,
+        positions: heads.positions,
+        ld: [q.ld(), k.ld(), v.ld()],
+        x: q.dtype() as u32,
+        cache: cache.dtype as u32,
+    };
+    let operands = [some(q), some(k), some(v), raw(at.table), raw(&cache.keys), raw(&cache.values), raw(at.position)];
+    Operator::new(library, "rope_append", &params, &operands)
+}
+
+fn check_qkv(what: &str, q: &Tensor, k: &Tensor, v: &Tensor, heads: Heads) -> Result<()> {
+    let kv = heads.kv_heads * heads.head_dim;
+    check(
+        q.cols() == heads.heads * heads.head_dim
+            && k.cols() == kv
+            && v.cols() == kv
+            && q.rows() == k.rows()
+            && q.rows() == v.rows()
+            && q.dtype() == k.dtype()
+            && q.dtype() == v.dtype(),
+        || format!("{what}: q {}, k {}, v {}, {heads:?}", shape(q), shape(k), shape(v)),
+    )
+}
+
+/// Causal attention of rotated queries over a cache that holds their keys and values already.
+///
+/// # Errors
+/// `InvalidArgument` for shapes that do not meet.
+pub fn attention(
+    library: &Library,
+    q: &Tensor,
+    heads: Heads,
+    cache: &Cache,
+    position: &Lease<Buffer>,
+    y: &Tensor,
+) -> Result<Operator> {
+    check(q.cols() == heads.heads * heads.head_dim && y.cols() == q.cols() && y.rows() == q.rows(), || {
+        format!("attention: q {}, y {}, {heads:?}", shape(q), shape(y))
+    })?;
+    let params = attention_params(q, heads, cache, y, 0);
+    Operator::new(
+        library,
+        "attention",
+        &params,
+        &[some(q), raw(&cache.keys), raw(&cache.values), raw(position), some(y)],
+    )
+}
+
+/// One row, from the projections on: rotates queries and keys, appends keys and values to the caches, and attends.
+///
+/// # Errors
+/// `InvalidArgument` for shapes that do not meet, or more than one row.
+pub fn decode_attention(
+    library: &Library,
+    qkv: [&Tensor; 3],
+    heads: Heads,
+    cache: &Cache,
+    at: Place<'_>,
+    y: &Tensor,
+) -> Result<Operator> {
+    let [q, k, v] = qkv;
+    check_qkv("decode_attention", q, k, v, heads)?;
+    check(q.rows() == 1 && y.rows() == 1 && y.cols() == q.cols(), || {
+        format!("decode_attention: q {}, y {}", shape(q), shape(y))
+    })?;
+    let params = attention_params(q, heads, cache, y, heads.head_dim);
+    let operands =
+        [some(q), some(k), some(v), raw(at.table), raw(&cache.keys), raw(&cache.values), raw(at.position), some(y)];
+    Operator::new(library, "decode_attention", &params, &operands)
+}
+
+fn attention_params(q: &Tensor, heads: Heads, cache: &Cache, y: &Tensor, rotary: u32) -> AttentionParams {
+    AttentionParams {
+        m: q.rows(),
+        heads: heads.heads,
+        kv_heads: heads.kv_heads,
+        head_dim: heads.head_dim,
+        positions: heads.positions,
+        ldq: q.ld(),
+        ldo: y.ld(),
+        scale: (heads.head_dim as f32).sqrt().recip(),
+        x: q.dtype() as u32,
+        cache: cache.dtype as u32,
+        rotary,
+    }
+}
+
+fn elementwise(library: &Library, name: &str, a: &Tensor, b: &Tensor, y: &Tensor) -> Result<Operator> {
+    let alike = |t: &Tensor| t.rows() == a.rows() && t.cols() == a.cols() && t.dtype() == a.dtype();
+    check(alike(b) && alike(y), || format!("{name}: a {}, b {}, y {}", shape(a), shape(b), shape(y)))?;
+    let params = ElementwiseParams {
+        rows: a.rows(),
+        k: a.cols(),
+        ld: [a.ld(), b.ld(), y.ld()],
+        x: a.dtype() as u32,
+        y: y.dtype() as u32,
+    };
+    Operator::new(library, name, &params, &[some(a), some(b), some(y)])
+}
+
+/// `y = a + b`.
+///
+/// # Errors
+/// `InvalidArgument` for shapes that do not meet.
+pub fn add(library: &Library, a: &Tensor, b: &Tensor, y: &Tensor) -> Result<Operator> {
+    elementwise(library, "add", a, b, y)
+}
+
+/// `y = a · b`, element by element.
+///
+/// # Errors
+/// `InvalidArgument` for shapes that do not meet.
+pub fn mul(library: &Library, a: &Tensor, b: &Tensor, y: &Tensor) -> Result<Operator> {
+    elementwise(library, "mul", a, b, y)
+}
+
+/// `y = silu(a) · b`.
+///
+/// # Errors
+/// `InvalidArgument` for shapes that do not meet.
+pub fn silu_mul(library: &Library, a: &Tensor, b: &Tensor, y: &Tensor) -> Result<Operator> {
+    elementwise(library, "silu_mul", a, b, y)
+}
+
+/// `y = x` in `y`'s element type, rounded to nearest even.
+///
+/// # Errors
+/// `InvalidArgument` for shapes that do not meet.
+pub fn cast(library: &Library, x: &Tensor, y: &Tensor) -> Result<Operator> {
+    check(x.rows() == y.rows() && x.cols() == y.cols(), || format!("cast: x {}, y {}", shape(x), shape(y)))?;
+    let params = ElementwiseParams {
+        rows: x.rows(),
+        k: x.cols(),
+        ld: [x.ld(), y.ld(), 0],
+        x: x.dtype() as u32,
+        y: y.dtype() as u32,
+    };
+    Operator::new(library, "cast", &params, &[some(x), some(y)])
+}
+
+/// Fills with a pattern of `width` (1, 2 or 4) bytes.
+///
+/// # Errors
+/// `InvalidArgument` when the pattern does not fill the memory.
+pub fn fill(library: &Library, y: &Lease<Buffer>, pattern: u32, width: u32) -> Result<Operator> {
+    let params = FillParams { bytes: [y.len() as u32, (y.len() >> 32) as u32], width, pattern };
+    Operator::new(library, "fill", &params, &[raw(y)])
+}
+
+/// Copies rows between matrices of one shape and element type.
+///
+/// # Errors
+/// `InvalidArgument` for shapes that do not meet.
+pub fn copy(library: &Library, from: &Tensor, to: &Tensor) -> Result<Operator> {
+    check(from.rows() == to.rows() && from.cols() == to.cols() && from.dtype() == to.dtype(), || {
+        format!("copy: from {}, to {}", shape(from), shape(to))
+    })?;
+    let size = from.dtype().bytes() as u32;
+    let params = CopyParams {
+        rows: from.rows(),
+        bytes: from.cols() * size,
+        from_pitch: from.ld() * size,
+        to_pitch: to.ld() * size,
+    };
+    Operator::new(library, "copy_2d", &params, &[some(from), some(to)])
+}
+
+/// Softmax, row by row. A row with a NaN or +∞, or of −∞ only, is all NaN.
+///
+/// # Errors
+/// `InvalidArgument` for shapes that do not meet.
+pub fn softmax(library: &Library, x: &Tensor, y: &Tensor) -> Result<Operator> {
+    check(x.rows() == y.rows() && x.cols() == y.cols(), || format!("softmax: x {}, y {}", shape(x), shape(y)))?;
+    let params =
+        RowParams { rows: x.rows(), n: x.cols(), ldx: x.ld(), ldy: y.ld(), x: x.dtype() as u32, y: y.dtype() as u32 };
+    Operator::new(library, "softmax", &params, &[some(x), some(y)])
+}
+
+/// The index of the largest element of each row, as i32; of equal ones the first.
+///
+/// # Errors
+/// `InvalidArgument` when `ids` is too short.
+pub fn argmax(library: &Library, x: &Tensor, ids: &Lease<Buffer>) -> Result<Operator> {
+    let params = RowParams { rows: x.rows(), n: x.cols(), ldx: x.ld(), ldy: 0, x: x.dtype() as u32, y: 0 };
+    Operator::new(library, "argmax", &params, &[some(x), raw(ids)])
+}
+
+/// How the next token is chosen.
+#[derive(Debug, Clone, Copy, PartialEq, Default)]
+pub struct Sampling {
+    /// What logits are divided by; 0 takes the largest.
+    pub temperature: f32,
+    /// How many of the largest logits are candidates; 0 for all.
+    pub top_k: u32,
+    /// The seed. The same seed, position and logits give the same token.
+    pub seed: u64,
+}
+
+impl Sampling {
+    fn params(self, n: u32, ring: u32) -> SampleParams {
+        SampleParams {
+            n,
+            top_k: self.top_k,
+            temperature: self.temperature,
+            seed: [self.seed as u32, (self.seed >> 32) as u32],
+            ring,
+        }
+    }
+}
+
+/// Draws a token from one row of f32 logits; the device-side position is the counter of the random numbers.
+///
+/// # Errors
+/// `InvalidArgument` for logits that are not one row of f32.
+pub fn sample(
+    library: &Library,
+    logits: &Tensor,
+    how: Sampling,
+    position: &Lease<Buffer>,
+    token: &Lease<Buffer>,
+) -> Result<Operator> {
+    check_logits(logits)?;
+    Operator::new(library, "sample", &how.params(logits.cols(), 0), &[some(logits), raw(position), raw(token)])
+}
+
+fn check_logits(logits: &Tensor) -> Result<()> {
+    check(logits.rows() == 1 && logits.dtype() == DType::F32, || {
+        format!("sampling wants one row of F32 logits, not {}", shape(logits))
+    })
+}
+
+/// What a decode step carries from token to token, in device memory.
+#[derive(Debug, Clone)]
+pub struct Loop {
+    /// The token that the next step starts from: an i32.
+    pub token: Lease<Buffer>,
+    /// Its position: an i32.
+    pub position: Lease<Buffer>,
+    /// The tokens drawn so far, in a ring of i32.
+    pub ring: Lease<Buffer>,
+    /// How many were drawn: a u32.
+    pub count: Lease<Buffer>,
+}
+
+impl Loop {
+    fn ring_len(&self) -> u32 {
+        u32::try_from(self.ring.len() / 4).unwrap_or(u32::MAX)
+    }
+}
+
+/// `position += step`; the token goes to the ring; the count grows by one.
+///
+/// # Errors
+/// `InvalidArgument` for an empty ring.
+pub fn advance(library: &Library, state: &Loop, step: u32) -> Result<Operator> {
+    let params = AdvanceParams { step, ring: state.ring_len() };
+    let operands = [raw(&state.token), raw(&state.position), raw(&state.ring), raw(&state.count)];
+    Operator::new(library, "advance", &params, &operands)
+}
+
+/// Draws the next token and advances by one: the end of a decode step.
+///
+/// # Errors
+/// As [`sample`] and [`advance`].
+pub fn next_token(library: &Library, logits: &Tensor, how: Sampling, state: &Loop) -> Result<Operator> {
+    check_logits(logits)?;
+    let params = how.params(logits.cols(), state.ring_len());
+    let operands = [some(logits), raw(&state.token), raw(&state.position), raw(&state.ring), raw(&state.count)];
+    Operator::new(library, "next_token", &params, &operands)
+}

@@ -1,0 +1,152 @@
+//! Attention, over prompts and over one row.
+
+use leasehold_operators::kernels::cpu::attention::AttentionParams;
+use leasehold_operators::kernels::cpu::elem::DType;
+use leasehold_operators::kernels::cpu::rope::{RopeParams, table};
+use leasehold_operators::kernels::cpu::tile::bind;
+use proptest::prelude::*;
+
+use super::rope::frequencies;
+use super::{Tensor, cases, close, dtypes, levels, noise, rounding, run, run_scattered};
+
+/// Attention of row `r` of `q` with head `h`, over the first `len` positions.
+fn attend(q: &[f64], keys: &[f64], values: &[f64], dim: usize, scale: f64) -> Vec<f64> {
+    let scores: Vec<f64> = keys.chunks(dim).map(|k| k.iter().zip(q).map(|(a, b)| a * b).sum::<f64>() * scale).collect();
+    let max = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+    let weights: Vec<f64> = scores.iter().map(|s| (s - max).exp()).collect();
+    let total: f64 = weights.iter().sum();
+    (0..dim).map(|d| weights.iter().zip(values.chunks(dim)).map(|(w, v)| w * v[d]).sum::<f64>() / total).collect()
+}
+
+#[derive(Debug, Clone, Copy)]
+struct Shape {
+    m: usize,
+    kv_heads: usize,
+    group: usize,
+    dim: usize,
+    at: usize,
+    x: DType,
+    cache: DType,
+}
+
+const POSITIONS: usize = 200;
+
+fn shape() -> impl Strategy<Value = Shape> {
+    let dim = prop_oneof![Just(8usize), Just(16), Just(32), Just(64), Just(48), Just(80), Just(128), (1usize..20).prop_map(|d| 2 * d)];
+    let at = prop_oneof![Just(0usize), Just(63), Just(64), 0usize..190];
+    (prop_oneof![Just(1usize), 1usize..24], 1usize..5, prop_oneof![1usize..5, Just(17)], dim, at, dtypes(), dtypes())
+        .prop_map(|(m, kv_heads, group, dim, at, x, cache)| Shape { m, kv_heads, group, dim, at, x, cache })
+}
+
+fn params(s: &Shape) -> AttentionParams {
+    let wide = (s.kv_heads * s.group * s.dim) as u32;
+    AttentionParams {
+        m: s.m as u32,
+        heads: (s.kv_heads * s.group) as u32,
+        kv_heads: s.kv_heads as u32,
+        head_dim: s.dim as u32,
+        positions: POSITIONS as u32,
+        ldq: wide + 3,
+        ldo: wide + 1,
+        scale: (s.dim as f32).sqrt().recip(),
+        x: s.x as u32,
+        cache: s.cache as u32,
+        rotary: 0,
+    }
+}
+
+proptest! {
+    #![proptest_config(cases(60))]
+
+    #[test]
+    fn attention_is_causal_and_grouped(s in shape(), seed in 0u64..99) {
+        let heads = s.kv_heads * s.group;
+        let wide = heads * s.dim;
+        // Keys of some size, so that the running maximum moves between blocks.
+        let keys: Vec<f32> = noise(s.kv_heads * POSITIONS * s.dim, seed).iter().map(|v| 3.0 * v).collect();
+        let mut keys = Tensor::new(s.cache, &keys);
+        let mut values = Tensor::new(s.cache, &noise(s.kv_heads * POSITIONS * s.dim, seed + 1));
+        let mut q = Tensor::new(s.x, &noise(s.m * (wide + 3), seed + 2));
+        let mut position = [s.at as i32];
+        let at = bind(&mut position);
+        let (k, v, queries) = (keys.values(), values.values(), q.values());
+        let mut wanted = vec![f64::from(Tensor::junk(s.x, 1).values()[0] as f32); s.m * (wide + 1)];
+        for r in 0..s.m {
+            for h in 0..heads {
+                let len = s.at + r + 1;
+                let base = h / s.group * POSITIONS * s.dim;
+                let to = r * (wide + 1) + h * s.dim;
+                let row = if len <= POSITIONS {
+                    let head = &queries[r * (wide + 3) + h * s.dim..][..s.dim];
+                    attend(head, &k[base..base + len * s.dim], &v[base..base + len * s.dim], s.dim, 1.0 / (s.dim as f64).sqrt())
+                } else {
+                    vec![f64::NAN; s.dim]
+                };
+                wanted[to..to + s.dim].copy_from_slice(&row);
+            }
+        }
+        for isa in levels() {
+            let mut out = Tensor::junk(s.x, s.m * (wide + 1));
+            run(isa, "attention", &params(&s), &[q.bind(), keys.bind(), values.bind(), at, out.bind()]);
+            close(isa.name(), &out.values(), &wanted, |i| 4e-6 + wanted[i].abs() * rounding(s.x));
+            let mut again = Tensor::junk(s.x, s.m * (wide + 1));
+            run_scattered(isa, "attention", &params(&s), &[q.bind(), keys.bind(), values.bind(), at, again.bind()]);
+            prop_assert!(again.bits() == out.bits(), "{isa}: the order of tiles shows in the result");
+        }
+    }
+
+    #[test]
+    fn decode_attention_is_rope_append_and_attention(s in shape(), seed in 0u64..99) {
+        let s = Shape { m: 1, group: s.group.min(16), dim: s.dim.next_multiple_of(2), ..s };
+        let (heads, kv) = (s.kv_heads * s.group, s.kv_heads * s.dim);
+        let wide = heads * s.dim;
+        let cache = |seed| Tensor::new(s.cache, &noise(s.kv_heads * POSITIONS * s.dim, seed));
+        let mut q = Tensor::new(s.x, &noise(wide, seed));
+        let (mut k, mut v) = (Tensor::new(s.x, &noise(kv, seed + 1)), Tensor::new(s.x, &noise(kv, seed + 2)));
+        let mut angles = Tensor::new(DType::F32, &table(&frequencies(s.dim), POSITIONS));
+        let mut position = [s.at as i32];
+        let at = bind(&mut position);
+        let dim = s.dim as u32;
+        let rope = RopeParams {
+            m: 1, heads: heads as u32, kv_heads: s.kv_heads as u32, head_dim: dim, rotary: dim, positions: POSITIONS as u32,
+            ld: [wide as u32, kv as u32, kv as u32], x: s.x as u32, cache: s.cache as u32,
+        };
+        let p = AttentionParams { rotary: dim, ldq: wide as u32, ldo: wide as u32, ..params(&s) };
+        for isa in levels() {
+            let (mut keys, mut values, mut turned) = (cache(seed + 3), cache(seed + 4), q.clone());
+            let mut wanted = Tensor::junk(s.x, wide);
+            run(isa, "rope_append", &rope, &[turned.bind(), k.bind(), v.bind(), angles.bind(), keys.bind(), values.bind(), at]);
+            run(isa, "attention", &p, &[turned.bind(), keys.bind(), values.bind(), at, wanted.bind()]);
+            let (mut keys2, mut values2, mut out) = (cache(seed + 3), cache(seed + 4), Tensor::junk(s.x, wide));
+            run(isa, "decode_attention", &p, &[q.bind(), k.bind(), v.bind(), angles.bind(), keys2.bind(), values2.bind(), at, out.bind()]);
+            prop_assert!(keys2.bits() == keys.bits() && values2.bits() == values.bits());
+            // The rotated query is rounded to its type between the two kernels, and is not in the fused one.
+            close(isa.name(), &out.values(), &wanted.values(), |i| 1e-5 + wanted.values()[i].abs() * rounding(s.x) + 4.0 * rounding(s.x));
+        }
+    }
+}
+
+#[test]
+fn a_later_row_never_shows_in_an_earlier_one() {
+    let s = Shape { m: 5, kv_heads: 1, group: 2, dim: 16, at: 60, x: DType::F32, cache: DType::F32 };
+    let wide = s.group * s.dim;
+    for isa in levels() {
+        let outputs: Vec<Vec<f64>> = [0.5, f32::NAN]
+            .iter()
+            .map(|&last| {
+                let (mut k, mut v) = (noise(POSITIONS * s.dim, 1), noise(POSITIONS * s.dim, 2));
+                k[64 * s.dim..65 * s.dim].fill(last);
+                v[64 * s.dim..65 * s.dim].fill(last);
+                let (mut k, mut v) = (Tensor::new(s.cache, &k), Tensor::new(s.cache, &v));
+                let mut q = Tensor::new(s.x, &noise(s.m * (wide + 3), 3));
+                let mut out = Tensor::junk(s.x, s.m * (wide + 1));
+                let mut position = [s.at as i32];
+                run(isa, "attention", &params(&s), &[q.bind(), k.bind(), v.bind(), bind(&mut position), out.bind()]);
+                out.values()
+            })
+            .collect();
+        let whole = 4 * (wide + 1);
+        assert_eq!(outputs[0][..whole], outputs[1][..whole], "{isa}");
+        assert!(outputs[1][whole..whole + wide].iter().all(|v| v.is_nan()), "{isa}");
+    }
+}

@@ -1,0 +1,3 @@
+//! The kernels against naive references in f64, at every level that this machine runs.
+
+mod kernels;
