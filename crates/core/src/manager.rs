@@ -234,6 +234,12 @@ impl<R: Resource, K: Eq + Hash + Clone> PoolManager<R, K> {
         Ok(())
     }
 
+    /// How many keyed resources somebody beside the manager holds (a snapshot).
+    pub fn keyed_in_use(&self) -> u64 {
+        let keyed = self.keyed.lock();
+        keyed.entries.values().filter(|e| matches!(e, Entry::Ready(lease) if lease.strong_count() > 1)).count() as u64
+    }
+
     /// Destroys idle resources until at most `keep` are left; says how many.
     pub fn trim(&self, keep: u64) -> u64 {
         self.pool.get().map_or(0, |p| p.trim(keep))
