@@ -1,0 +1,156 @@
+//! Device memory: pages of the system, by `mmap`.
+//!
+//! Addresses are reserved once and cost nothing; granules of 2 MiB are made accessible, with advice to use huge pages, and given back. Where the
+//! system refuses the reservation (`RLIMIT_AS`, a memory checker) the allocator asks for smaller ones and in the end works with segments.
+//!
+//! The system promises more memory than it has, so the backing itself refuses what goes beyond the machine's (or the control group's): an
+//! error instead of the out-of-memory killer.
+//!
+//! This module must not know how blocks are placed.
+
+use crate::driver::memory;
+use crate::driver::topology::Topology;
+use crate::manager::device::DeviceState;
+use crate::manager::execution::HugePages;
+use leasehold_alloc::{Allocator, Backing, BackingCaps, Chunk};
+use leasehold_core::sync::atomic::{AtomicU64, Ordering};
+use leasehold_core::sync::{Arc, Mutex};
+use leasehold_core::{OutOfMemory, Result};
+
+/// Bytes of a granule: a huge page on x86-64, and on AArch64 with 4 KiB pages.
+const GRANULE: u64 = 2 << 20;
+
+/// The allocator of the device's memory; the first call makes it.
+///
+/// # Errors
+/// `OutOfMemory`.
+pub fn of(device: &DeviceState) -> Result<&Allocator> {
+    device.device_memory.get_or_make(|| super::make(device, "device memory"))
+}
+
+/// Memory from `mmap`.
+#[derive(Debug)]
+pub struct MmapBacking {
+    physical: u64,
+    granule: u64,
+    huge: bool,
+    /// Bytes committed, shared by the backings of a machine.
+    committed: Arc<AtomicU64>,
+    /// Address and length of each reservation.
+    reservations: Mutex<Vec<(u64, u64)>>,
+    calls: AtomicU64,
+}
+
+impl MmapBacking {
+    /// A backing on this machine. Backings that share `committed` share the machine's memory.
+    #[must_use]
+    pub fn new(machine: &Topology, huge_pages: HugePages, committed: Arc<AtomicU64>) -> Self {
+        let physical = if machine.memory == 0 { BackingCaps::default().physical } else { machine.memory };
+        Self {
+            physical,
+            granule: GRANULE.max(machine.page),
+            huge: huge_pages == HugePages::Advise,
+            committed,
+            reservations: Mutex::new(Vec::new()),
+            calls: AtomicU64::new(0),
+        }
+    }
+
+    fn call(&self) {
+        self.calls.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Counts bytes as committed, if there are that many.
+    fn take(&self, bytes: u64) -> Result<Taken<'_>> {
+        let fits = |used: u64| used.checked_add(bytes).filter(|&sum| sum <= self.physical);
+        match self.committed.fetch_update(Ordering::AcqRel, Ordering::Relaxed, fits) {
+            Ok(_) => Ok(Taken { backing: self, bytes }),
+            Err(used) => Err(OutOfMemory::new("the machine's memory", bytes)
+                .note(format!("{used} of {} bytes are committed", self.physical))
+                .into()),
+        }
+    }
+
+    fn is_reserved(&self, at: u64) -> bool {
+        self.reservations.lock().iter().any(|&(from, len)| (from..from + len).contains(&at))
+    }
+}
+
+/// Bytes that are counted; uncounted again unless kept.
+struct Taken<'a> {
+    backing: &'a MmapBacking,
+    bytes: u64,
+}
+
+impl Taken<'_> {
+    fn keep(self) {
+        std::mem::forget(self);
+    }
+}
+
+impl Drop for Taken<'_> {
+    fn drop(&mut self) {
+        self.backing.committed.fetch_sub(self.bytes, Ordering::AcqRel);
+    }
+}
+
+impl Backing for MmapBacking {
+    fn caps(&self) -> BackingCaps {
+        BackingCaps {
+            vmm: true,
+            granule: self.granule,
+            physical: self.physical,
+            reserve: true,
+            ..BackingCaps::default()
+        }
+    }
+
+    fn reserve(&self, bytes: u64) -> Result<u64> {
+        self.call();
+        let at = memory::reserve(bytes, self.granule)?;
+        self.reservations.lock().push((at, bytes));
+        Ok(at)
+    }
+
+    fn commit(&self, at: Option<u64>, bytes: u64) -> Result<Chunk> {
+        self.call();
+        let taken = self.take(bytes)?;
+        let addr = match at {
+            Some(at) => {
+                // SAFETY: the allocator commits inside its reservations.
+                unsafe { memory::commit(at, bytes, self.huge) }?;
+                at
+            }
+            None => memory::map_segment(bytes, self.granule, self.huge)?,
+        };
+        taken.keep();
+        Ok(Chunk { addr, bytes, native: 0 })
+    }
+
+    fn decommit(&self, chunk: Chunk) -> Result<()> {
+        self.call();
+        // SAFETY: the chunk was committed by this backing, and the allocator says that nobody uses it any more.
+        unsafe {
+            if self.is_reserved(chunk.addr) {
+                memory::decommit(chunk.addr, chunk.bytes)
+            } else {
+                memory::unmap(chunk.addr, chunk.bytes)
+            }
+        }?;
+        self.committed.fetch_sub(chunk.bytes, Ordering::AcqRel);
+        Ok(())
+    }
+
+    fn release(&self, addr: u64, bytes: u64) {
+        self.call();
+        self.reservations.lock().retain(|&r| r != (addr, bytes));
+        // SAFETY: a reservation of ours in which nothing is committed any more.
+        if let Err(error) = unsafe { memory::unmap(addr, bytes) } {
+            tracing::warn!(%error, "a reservation of addresses could not be given back");
+        }
+    }
+
+    fn driver_calls(&self) -> u64 {
+        self.calls.load(Ordering::Relaxed)
+    }
+}

@@ -1,0 +1,25 @@
+//! The allocator's glue: where its memory comes from. Fills the cells of the device's state.
+//!
+//! This module must not know how blocks are placed.
+
+pub mod device;
+pub mod pinned_host;
+
+use crate::manager::device::DeviceState;
+use leasehold_alloc::{Allocator, AllocatorConfig, HostKind};
+use leasehold_core::sync::Arc;
+use leasehold_core::{Result, Text};
+
+/// An allocator over pages of the system, for one kind of memory of a device.
+fn make(device: &DeviceState, what: &'static str) -> Result<Allocator> {
+    let backing = device::MmapBacking::new(device.topology(), device.config().huge_pages, device.committed.clone());
+    let config = AllocatorConfig {
+        name: Text::Owned(format!("{} {what}", device.info().id)),
+        host_kind: HostKind::Pageable,
+        ..AllocatorConfig::default()
+    };
+    let allocator = Allocator::new(Box::new(backing), config)?;
+    // Every line that a CPU stream's work can be behind is completed by another thread.
+    allocator.set_waiter(Arc::new(|point| point.line().wait(point.value(), None)));
+    Ok(allocator)
+}

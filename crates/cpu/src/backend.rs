@@ -1,0 +1,267 @@
+//! The implementation of `hal`: leases of the managers' states, shown as the traits' objects.
+//!
+//! This module must hold no state beside the execution manager.
+
+use crate::allocator;
+use crate::manager::device::DeviceState;
+use crate::manager::execution::{CpuConfig, CpuExecutionManager};
+use crate::manager::gate::GateState;
+use crate::manager::graph::GraphState;
+use crate::manager::stream::StreamState;
+use leasehold_alloc::Allocator;
+use leasehold_core::{Error, Lease, Line, Point, PoolStats, Result, Timeline, VALUE_LIMIT};
+use leasehold_hal::{
+    Backend, BackendKind, Caps, Device, DeviceId, DeviceInfo, Gate, GraphExec, KernelDesc, Limits, MemoryInfo,
+    MemoryKind, NodePatch, Op, Pipeline, Plan, Stream, StreamDesc, Timestamp,
+};
+use std::time::{Duration, Instant};
+
+/// The host's processors as a backend with one device, `cpu:0`.
+///
+/// Dropping it ends idle threads; leases may outlive it.
+#[derive(Debug)]
+pub struct CpuBackend {
+    manager: CpuExecutionManager,
+}
+
+impl Default for CpuBackend {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl CpuBackend {
+    /// A backend with the default configuration. Finds out about the machine; starts no thread.
+    #[must_use]
+    pub fn new() -> Self {
+        let manager = CpuExecutionManager::new();
+        if let Err(error) = manager.configure(CpuConfig::default()) {
+            // Only without host memory. Later calls say that the manager is not configured.
+            tracing::error!(%error, "the CPU backend could not be configured");
+        }
+        Self { manager }
+    }
+
+    /// A backend with this configuration.
+    ///
+    /// # Errors
+    /// As [`CpuConfig::validate`].
+    pub fn with_config(config: CpuConfig) -> Result<Self> {
+        let manager = CpuExecutionManager::new();
+        manager.configure(config)?;
+        Ok(Self { manager })
+    }
+
+    /// The managers.
+    pub fn manager(&self) -> &CpuExecutionManager {
+        &self.manager
+    }
+}
+
+impl Backend for CpuBackend {
+    fn kind(&self) -> BackendKind {
+        BackendKind::Cpu
+    }
+
+    fn devices(&self) -> Result<Vec<DeviceInfo>> {
+        self.manager.devices().describe()
+    }
+
+    fn open(&self, device: DeviceId) -> Result<Lease<dyn Device>> {
+        if device.backend != BackendKind::Cpu {
+            return Err(Error::NotFound(format!("{device}: this is the CPU backend").into()));
+        }
+        let lease = self.manager.devices().open(device.ordinal)?;
+        Ok(Lease::map(lease, |d| d as &dyn Device))
+    }
+
+    fn shutdown(&self) -> Result<()> {
+        self.manager.shutdown()
+    }
+
+    fn pools(&self, report: &mut dyn FnMut(&'static str, PoolStats)) {
+        report("device", self.manager.devices().stats());
+    }
+}
+
+impl Device for DeviceState {
+    fn info(&self) -> &DeviceInfo {
+        DeviceState::info(self)
+    }
+
+    fn caps(&self) -> Caps {
+        DeviceState::caps(self)
+    }
+
+    fn limits(&self) -> &Limits {
+        DeviceState::limits(self)
+    }
+
+    fn memory_info(&self) -> Result<MemoryInfo> {
+        Ok(crate::driver::memory::info())
+    }
+
+    fn make_current(&self) -> Result<()> {
+        Ok(())
+    }
+
+    fn memory(&self, kind: MemoryKind) -> Result<&Allocator> {
+        match kind {
+            MemoryKind::Device => allocator::device::of(self),
+            MemoryKind::Pinned => allocator::pinned_host::of(self),
+            other => Err(Error::Unsupported(format!("{}: no {other:?} memory", self.info().id).into())),
+        }
+    }
+
+    /// Priorities are clamped to the one there is.
+    fn stream(&self, _: &StreamDesc) -> Result<Lease<dyn Stream>> {
+        Ok(Lease::map(self.streams.acquire()?, |s| s as &dyn Stream))
+    }
+
+    fn pipeline(&self, desc: &KernelDesc<'_>) -> Result<Lease<Pipeline>> {
+        self.pipelines.get_or_create(desc)
+    }
+
+    fn timestamp(&self) -> Result<Lease<Timestamp>> {
+        self.events.acquire()
+    }
+
+    fn elapsed(&self, start: &Timestamp, end: &Timestamp) -> Result<Duration> {
+        self.events.elapsed(start, end)
+    }
+
+    fn instantiate(&self, plan: Plan) -> Result<Lease<dyn GraphExec>> {
+        Ok(Lease::map(self.graphs.instantiate(plan)?, |g| g as &dyn GraphExec))
+    }
+
+    fn gate(&self) -> Result<Lease<dyn Gate>> {
+        Ok(Lease::map(self.gates.acquire()?, |g| g as &dyn Gate))
+    }
+
+    /// A CPU device reaches itself; there is no other of its backend.
+    fn peer_access(&self, peer: DeviceId) -> Result<bool> {
+        if peer == self.info().id {
+            return Ok(true);
+        }
+        Err(Error::NotFound(format!("{peer}: {} has no such peer", self.info().id).into()))
+    }
+
+    fn synchronize(&self, timeout: Option<Duration>) -> Result<()> {
+        let deadline = timeout.and_then(|t| Instant::now().checked_add(t));
+        let mut first = Ok(());
+        for line in self.streams.lines() {
+            let left = deadline.map(|d| d.saturating_duration_since(Instant::now()));
+            match line.wait(line.submitted(), left) {
+                Ok(()) => {}
+                Err(e @ Error::Timeout(_)) => return Err(e),
+                Err(e) => first = first.and(Err(e)),
+            }
+        }
+        first
+    }
+
+    fn pools(&self, report: &mut dyn FnMut(&'static str, PoolStats)) {
+        DeviceState::pools(self, report);
+    }
+}
+
+impl Timeline for StreamState {
+    fn line(&self) -> &'static Line {
+        StreamState::line(self)
+    }
+
+    fn signal(&self) -> Result<u64> {
+        healthy(StreamState::line(self))?;
+        Ok(StreamState::line(self).submitted())
+    }
+
+    fn refresh(&self) -> Result<u64> {
+        Ok(StreamState::line(self).completed())
+    }
+
+    fn wait(&self, on: Point) -> Result<()> {
+        healthy(StreamState::line(self))?;
+        if on.is_settled() || on.line_id() == StreamState::line(self).id() && on.value() <= StreamState::line(self).submitted() {
+            return Ok(());
+        }
+        // SAFETY: a wait touches no memory.
+        unsafe { self.submit(&[Op::Wait(on)]) }.map(drop)
+    }
+
+    fn wait_host(&self, value: u64, timeout: Option<Duration>) -> Result<()> {
+        self.queue.wait_host(value, timeout)
+    }
+}
+
+/// The cause of a poisoned line as an error.
+fn healthy(line: &Line) -> Result<()> {
+    line.check(VALUE_LIMIT).map(drop)
+}
+
+impl Stream for StreamState {
+    #[inline]
+    unsafe fn submit(&self, ops: &[Op<'_>]) -> Result<u64> {
+        // SAFETY: the caller's promise.
+        unsafe { self.queue.submit(ops, |point| self.waits().note(point)) }
+    }
+
+    fn flush(&self) -> Result<()> {
+        Ok(())
+    }
+
+    fn native(&self) -> u64 {
+        0
+    }
+}
+
+impl Timeline for GateState {
+    fn line(&self) -> &'static Line {
+        GateState::line(self)
+    }
+
+    fn signal(&self) -> Result<u64> {
+        Ok(GateState::line(self).submitted())
+    }
+
+    fn refresh(&self) -> Result<u64> {
+        Ok(GateState::line(self).completed())
+    }
+
+    /// # Errors
+    /// `Unsupported`: only the host advances a gate.
+    fn wait(&self, _: Point) -> Result<()> {
+        Err(Error::Unsupported("a gate is signalled by the host; it waits for nothing".into()))
+    }
+
+    fn wait_host(&self, value: u64, timeout: Option<Duration>) -> Result<()> {
+        GateState::line(self).wait(value, timeout)
+    }
+}
+
+impl Gate for GateState {
+    fn signal_host(&self, value: u64) -> Result<()> {
+        self.raise(value)
+    }
+
+    fn fail(&self, cause: Error) {
+        GateState::fail(self, cause);
+    }
+}
+
+impl GraphExec for GraphState {
+    fn nodes(&self) -> usize {
+        self.program.nodes()
+    }
+
+    fn bytes(&self) -> u64 {
+        self.program.bytes()
+    }
+
+    fn update(&self, patches: &[NodePatch<'_>]) -> Result<()> {
+        self.program.update(patches)
+    }
+
+    fn native(&self) -> u64 {
+        std::ptr::from_ref(&*self.program) as u64
+    }
+}

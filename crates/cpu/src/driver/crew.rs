@@ -1,0 +1,237 @@
+//! The lock-free core of the tile pool: jobs of independent tiles, claimed by whoever is awake, and how helpers sleep.
+//!
+//! # Protocol
+//! A *job* is a number of tiles and a function that runs a range of them. Its *owner* (a queue's worker) takes a slot, opens it, runs tiles
+//! itself, closes it and leaves when no helper is inside. The function lives on the owner's stack.
+//!
+//! | field | rule |
+//! |---|---|
+//! | `taken` | CAS by an owner; a slot has one owner at a time |
+//! | `body`, `chunk` | written by the owner while the gate is closed and empty; read by helpers that found it open |
+//! | `gate` | `OPEN` bit, set and cleared by the owner, and the number of helpers inside. A helper adds itself first and looks at the bit it got back: if closed, it leaves without looking at anything else |
+//! | `next` | tiles are claimed by `fetch_add`; whoever gets the last ones clears the slot's bit in `open` |
+//! | `open` | one bit for each slot that may have unclaimed tiles; a hint for helpers, which may be wrong in both directions for an instant |
+//! | `sleepers`, `stop` | a helper adds itself to `sleepers`, then looks at `open`; an owner sets its bit in `open`, then looks at `sleepers`; a full fence between the two on either side, so that one sees the other. The lock is held from the look to the wait, and taken by the owner before it rings |
+//!
+//! # Why this is safe
+//! - The function is called by a helper only between an addition that returned `OPEN` and its subtraction. The owner leaves only after it
+//!   cleared `OPEN` and saw zero inside. So no call outlives the owner's borrow.
+//! - What a tile wrote is visible to the owner: the helper's subtraction releases, the owner's look acquires.
+//! - An owner may choose not to ring (the job is small): then helpers that are awake help, and the owner runs what they leave. Nobody
+//!   depends on a helper, so a crew without helpers is complete.
+//!
+//! This module must not know threads, time or what a tile is.
+
+use leasehold_core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering, fence};
+use leasehold_core::sync::{CachePadded, Condvar, Mutex, UnsafeCell, spin_loop};
+
+/// Runs tiles `from..to`.
+pub(crate) type Body<'a> = &'a (dyn Fn(u64, u64) + Sync + 'a);
+
+#[cfg(not(loom))]
+const SLOTS: usize = 32;
+#[cfg(loom)]
+const SLOTS: usize = 1;
+const OPEN: u32 = 1 << 31;
+
+struct Slot {
+    taken: AtomicBool,
+    gate: AtomicU32,
+    next: AtomicU64,
+    total: AtomicU64,
+    chunk: AtomicU64,
+    body: UnsafeCell<Option<Body<'static>>>,
+    panic: Mutex<Option<Box<str>>>,
+}
+
+/// Jobs and who may help with them.
+pub(crate) struct Crew {
+    slots: Box<[CachePadded<Slot>]>,
+    open: CachePadded<AtomicU64>,
+    sleepers: CachePadded<AtomicU32>,
+    stop: Mutex<bool>,
+    bell: Condvar,
+}
+
+// SAFETY: `body` is written by the slot's one owner while nobody is inside, and read under the gate (see the protocol).
+unsafe impl Sync for Crew {}
+// SAFETY: as above; the functions are `Sync`, hence their references `Send`.
+unsafe impl Send for Crew {}
+
+impl Crew {
+    pub(crate) fn new() -> Self {
+        let slot = || {
+            CachePadded::new(Slot {
+                taken: AtomicBool::new(false),
+                gate: AtomicU32::new(0),
+                next: AtomicU64::new(0),
+                total: AtomicU64::new(0),
+                chunk: AtomicU64::new(1),
+                body: UnsafeCell::new(None),
+                panic: Mutex::new(None),
+            })
+        };
+        Self {
+            slots: (0..SLOTS).map(|_| slot()).collect(),
+            open: CachePadded::new(AtomicU64::new(0)),
+            sleepers: CachePadded::new(AtomicU32::new(0)),
+            stop: Mutex::new(false),
+            bell: Condvar::new(),
+        }
+    }
+
+    /// Runs `total` tiles, in ranges of at most `chunk`, here and on helpers; rings for at most `ring` of those that sleep. Returns when all
+    /// tiles are over. With all slots taken, runs them here alone.
+    ///
+    /// Returns how many tiles ran here, or what the first panic said; the tiles that had not begun then never run. `run_here` wraps each call on
+    /// this thread.
+    pub(crate) fn run(&self, total: u64, chunk: u64, ring: u32, body: Body<'_>) -> Result<u64, Box<str>> {
+        let free = self.slots.iter().position(|s| {
+            !s.taken.load(Ordering::Relaxed)
+                && s.taken.compare_exchange(false, true, Ordering::Acquire, Ordering::Relaxed).is_ok()
+        });
+        let Some(index) = free else {
+            return guarded(|| body(0, total)).map(|()| total);
+        };
+        let slot = &self.slots[index];
+        // SAFETY: we only change the lifetime. The gate keeps every use of it inside this call (see the protocol).
+        let lasting: Body<'static> = unsafe { std::mem::transmute(body) };
+        // SAFETY: the slot is ours, and its gate is closed and empty: nobody reads the cell.
+        slot.body.with_mut(|b| unsafe { *b = Some(lasting) });
+        slot.chunk.store(chunk.max(1), Ordering::Relaxed);
+        slot.total.store(total, Ordering::Relaxed);
+        slot.next.store(0, Ordering::Relaxed);
+        slot.gate.fetch_or(OPEN, Ordering::Release);
+        self.open.fetch_or(1 << index, Ordering::Release);
+        self.ring(ring);
+        let mine = self.claim(index, body);
+        self.open.fetch_and(!(1 << index), Ordering::Relaxed);
+        slot.gate.fetch_and(!OPEN, Ordering::AcqRel);
+        let mut spins = 0u32;
+        while slot.gate.load(Ordering::Acquire) != 0 {
+            // The last tiles of others: soon over, unless their thread has lost its processor.
+            spins += 1;
+            if spins < 1000 { spin_loop() } else { leasehold_core::sync::thread::yield_now() }
+        }
+        let panic = slot.panic.lock().take();
+        slot.taken.store(false, Ordering::Release);
+        match panic {
+            Some(text) => Err(text),
+            None => Ok(mine),
+        }
+    }
+
+    /// Runs tiles of the job in a slot until none is unclaimed; says how many. The caller owns the slot or is inside its gate.
+    fn claim(&self, index: usize, body: Body<'_>) -> u64 {
+        let slot = &self.slots[index];
+        let total = slot.total.load(Ordering::Relaxed);
+        let chunk = slot.chunk.load(Ordering::Relaxed);
+        let mut mine = 0;
+        loop {
+            let from = slot.next.fetch_add(chunk, Ordering::Relaxed);
+            if from.saturating_add(chunk) >= total {
+                self.open.fetch_and(!(1 << index), Ordering::Relaxed);
+            }
+            if from >= total {
+                return mine;
+            }
+            let to = from.saturating_add(chunk).min(total);
+            if let Err(text) = guarded(|| body(from, to)) {
+                slot.panic.lock().get_or_insert(text);
+                // Nobody begins another tile.
+                slot.next.fetch_max(total, Ordering::Relaxed);
+            }
+            mine += to - from;
+        }
+    }
+
+    /// Helps with whatever jobs are open, starting to look at slot `seat`. Says whether it ran anything.
+    pub(crate) fn help(&self, seat: usize) -> bool {
+        let mut helped = false;
+        let open = self.open.load(Ordering::Relaxed);
+        if open == 0 {
+            return false;
+        }
+        for i in 0..SLOTS {
+            let index = (seat + i) % SLOTS;
+            if open & (1 << index) == 0 {
+                continue;
+            }
+            let slot = &self.slots[index];
+            if slot.gate.fetch_add(1, Ordering::Acquire) & OPEN != 0 {
+                // SAFETY: we are inside an open gate: the owner wrote the cell before and does not leave before we do.
+                let body = slot.body.with(|b| unsafe { *b });
+                if let Some(body) = body {
+                    helped |= self.claim(index, body) != 0;
+                }
+            }
+            slot.gate.fetch_sub(1, Ordering::Release);
+        }
+        helped
+    }
+
+    /// Whether a job may have unclaimed tiles: one load.
+    #[inline]
+    pub(crate) fn has_work(&self) -> bool {
+        self.open.load(Ordering::Relaxed) != 0
+    }
+
+    /// How many helpers sleep (a snapshot).
+    #[inline]
+    pub(crate) fn sleepers(&self) -> u32 {
+        self.sleepers.load(Ordering::Relaxed)
+    }
+
+    /// Wakes at most `most` helpers.
+    pub(crate) fn ring(&self, most: u32) {
+        if most == 0 {
+            return;
+        }
+        fence(Ordering::SeqCst);
+        let asleep = self.sleepers.load(Ordering::Relaxed).min(most);
+        if asleep != 0 {
+            drop(self.stop.lock());
+            for _ in 0..asleep {
+                self.bell.notify_one();
+            }
+        }
+    }
+
+    /// Sleeps until rung for. `false`: the crew is dismissed. May return without cause.
+    pub(crate) fn sleep(&self) -> bool {
+        let mut stop = self.stop.lock();
+        self.sleepers.fetch_add(1, Ordering::Relaxed);
+        fence(Ordering::SeqCst);
+        if !*stop && self.open.load(Ordering::Relaxed) == 0 {
+            self.bell.wait(&mut stop);
+        }
+        self.sleepers.fetch_sub(1, Ordering::Relaxed);
+        !*stop
+    }
+
+    /// Dismisses the helpers.
+    pub(crate) fn dismiss(&self) {
+        *self.stop.lock() = true;
+        self.bell.notify_all();
+    }
+}
+
+/// Calls `f`; a panic becomes its text.
+pub(crate) fn guarded(f: impl FnOnce()) -> Result<(), Box<str>> {
+    std::panic::catch_unwind(std::panic::AssertUnwindSafe(f)).map_err(panic_text)
+}
+
+/// What a panic said. The payload's own destructor may panic too.
+pub(crate) fn panic_text(payload: Box<dyn std::any::Any + Send>) -> Box<str> {
+    let text: Box<str> = if let Some(s) = payload.downcast_ref::<&'static str>() {
+        (*s).into()
+    } else if let Some(s) = payload.downcast_ref::<String>() {
+        s.as_str().into()
+    } else {
+        "a panic without a message".into()
+    };
+    if let Err(second) = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| drop(payload))) {
+        std::mem::forget(second);
+    }
+    format!("panicked: {text}").into_boxed_str()
+}

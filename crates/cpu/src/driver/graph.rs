@@ -1,0 +1,219 @@
+//! Replay of plans.
+//!
+//! A plan whose nodes each wait for the one before is a loop. Otherwise nodes are sorted by their depth in the dependencies: nodes of one depth
+//! (a *wave*) do not wait for each other, so their tiles are run as one job of the pool, if the costs that were measured say that it pays.
+//! Every so often a launch runs node by node and measures. Whatever way is taken, a node computes the same bits.
+//!
+//! A launch allocates nothing. Launches of one graph are serialised by its lock.
+//!
+//! This module must not know streams or managers.
+
+use super::crew::panic_text;
+use super::float;
+use super::queue::{Failure, Runner};
+use super::work::Work;
+use leasehold_core::sync::{Mutex, MutexGuard};
+use leasehold_core::{Error, Result};
+use leasehold_hal::{NodePatch, Op, Plan};
+use std::cell::Cell;
+use std::ops::Range;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+/// Every so many launches one runs node by node, so that costs are measured anew.
+const MEASURE_EVERY: u64 = 32;
+
+/// A plan that is ready to run.
+pub(crate) struct Program {
+    state: Mutex<State>,
+    nodes: usize,
+    bytes: u64,
+}
+
+struct State {
+    plan: Plan,
+    /// Nodes sorted by wave.
+    order: Vec<u32>,
+    /// Ranges of `order`; empty for a plan in which order is all.
+    waves: Vec<Range<u32>>,
+    /// For the wave that runs: tiles before each of its nodes.
+    before: Vec<u64>,
+    launches: u64,
+}
+
+impl Program {
+    /// Sorts a plan's nodes into waves.
+    ///
+    /// # Errors
+    /// `InvalidArgument` for dependencies that are not those of an order.
+    pub(crate) fn new(plan: Plan) -> Result<Self> {
+        let n = plan.len();
+        if n != 0 && plan.pred_at.len() != n + 1 || (0..n).any(|i| plan.predecessors(i).iter().any(|&p| p as usize >= i)) {
+            return Err(Error::invalid("a plan whose nodes do not come after what they wait for"));
+        }
+        let mut order = Vec::new();
+        let mut waves = Vec::new();
+        let mut widest = 0;
+        if !plan.is_chain() {
+            let mut depth = vec![0u32; n];
+            for i in 0..n {
+                depth[i] = plan.predecessors(i).iter().map(|&p| depth[p as usize] + 1).max().unwrap_or(0);
+            }
+            order = (0..n as u32).collect();
+            order.sort_by_key(|&i| depth[i as usize]);
+            let mut from = 0;
+            while from < n {
+                let d = depth[order[from] as usize];
+                let to = from + order[from..].iter().take_while(|&&i| depth[i as usize] == d).count();
+                waves.push(from as u32..to as u32);
+                widest = widest.max(to - from);
+                from = to;
+            }
+        }
+        let bytes = (order.len() * 4 + waves.len() * size_of::<Range<u32>>() + (widest + 1) * 8) as u64;
+        let state = State { plan, order, waves, before: Vec::with_capacity(widest + 1), launches: 0 };
+        Ok(Self { nodes: n, bytes: bytes + size_of::<Self>() as u64, state: Mutex::new(state) })
+    }
+
+    /// How many nodes.
+    pub(crate) fn nodes(&self) -> usize {
+        self.nodes
+    }
+
+    /// Bytes beside the plan.
+    pub(crate) fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    /// Runs it.
+    pub(crate) fn launch(&self, runner: &Runner<'_>) -> Result<(), Failure> {
+        let mut state: MutexGuard<'_, State> = self.state.lock();
+        let State { plan, order, waves, before, launches } = &mut *state;
+        *launches += 1;
+        let measure = *launches % MEASURE_EVERY == 1;
+        let at = Cell::new(0u32);
+        let outcome = catch_unwind(AssertUnwindSafe(|| -> Result<(), Failure> {
+            if waves.is_empty() || runner.pool.threads() == 1 || measure {
+                for (i, op) in plan.ops.iter().enumerate() {
+                    at.set(i as u32);
+                    runner.operation(&op)?;
+                }
+                return Ok(());
+            }
+            for wave in waves.iter() {
+                run_wave(plan, &order[wave.start as usize..wave.end as usize], before, runner, &at)?;
+            }
+            Ok(())
+        }));
+        let text = match outcome {
+            Ok(Ok(())) => return Ok(()),
+            Ok(Err(Failure::Here(text))) => text,
+            Ok(Err(other)) => return Err(other),
+            Err(panic) => {
+                float::set();
+                panic_text(panic)
+            }
+        };
+        let node = at.get();
+        let name = plan.ops.get(node as usize).map_or_else(String::new, |op| op.name());
+        Err(Failure::At(format!("graph node {node} ({name})"), text))
+    }
+
+    /// Changes nodes in place; all of them or, after an error, none.
+    ///
+    /// # Errors
+    /// `InvalidArgument` for a node that does not exist or is no dispatch, and for other numbers or sizes; `InvalidState` while a launch runs.
+    pub(crate) fn update(&self, patches: &[NodePatch<'_>]) -> Result<()> {
+        let mut state =
+            self.state.try_lock().ok_or_else(|| Error::state("a graph cannot be changed while a launch of it runs"))?;
+        for p in patches {
+            let index = p.node as usize;
+            let Some(Op::Dispatch(d)) = state.plan.ops.get(index) else {
+                return Err(Error::invalid(format!("node {index} is not a dispatch of this graph")));
+            };
+            if p.bindings.is_some_and(|b| b.len() != d.bindings.len()) {
+                return Err(Error::invalid(format!("node {index} has {} bindings", d.bindings.len())));
+            }
+            if p.params.is_some_and(|x| x.len() != d.params.len()) {
+                return Err(Error::invalid(format!("node {index} has {} bytes of parameters", d.params.len())));
+            }
+        }
+        for p in patches {
+            state.plan.ops.patch(p.node as usize, p.bindings, p.params, p.grid)?;
+        }
+        Ok(())
+    }
+}
+
+/// Runs nodes that do not wait for each other.
+fn run_wave(
+    plan: &Plan,
+    nodes: &[u32],
+    before: &mut Vec<u64>,
+    runner: &Runner<'_>,
+    at: &Cell<u32>,
+) -> Result<(), Failure> {
+    let one_by_one = || {
+        for &node in nodes {
+            at.set(node);
+            if let Some(op) = plan.ops.get(node as usize) {
+                runner.operation(&op)?;
+            }
+        }
+        Ok(())
+    };
+    if nodes.len() == 1 {
+        return one_by_one();
+    }
+    before.clear();
+    let (mut tiles, mut nanos) = (0u64, 0u64);
+    for &node in nodes {
+        let Some(work) = plan.ops.get(node as usize).and_then(|op| Work::of(&op)) else { return one_by_one() };
+        let cost = work.nanos(runner.pool);
+        if cost == 0 {
+            // Not measured yet.
+            return one_by_one();
+        }
+        before.push(tiles);
+        tiles = tiles.saturating_add(work.tiles());
+        nanos = nanos.saturating_add(cost);
+    }
+    let before = &*before;
+    let failed = leasehold_core::sync::atomic::AtomicU32::new(nodes[0]);
+    let body = |from: u64, to: u64| {
+        let mut from = from;
+        // The last node that begins at or before the tile; nodes without tiles are passed over.
+        let mut i = before.partition_point(|&b| b <= from) - 1;
+        while from < to {
+            let end = before.get(i + 1).copied().unwrap_or(tiles).min(to);
+            if end > from
+                && let Some(work) = plan.ops.get(nodes[i] as usize).and_then(|op| Work::of(&op))
+            {
+                let name = NameOnPanic { failed: &failed, node: nodes[i] };
+                // SAFETY: the launch's promise about addresses and accesses; each tile is claimed once.
+                unsafe { work.run(from - before[i], end - before[i]) };
+                std::mem::forget(name);
+                from = end;
+            }
+            i += 1;
+        }
+    };
+    match runner.pool.run(tiles, nanos, &body) {
+        Ok(_) => Ok(()),
+        Err(text) => {
+            at.set(failed.load(leasehold_core::sync::atomic::Ordering::Relaxed));
+            Err(Failure::Here(text))
+        }
+    }
+}
+
+/// Remembers which node panicked.
+struct NameOnPanic<'a> {
+    failed: &'a leasehold_core::sync::atomic::AtomicU32,
+    node: u32,
+}
+
+impl Drop for NameOnPanic<'_> {
+    fn drop(&mut self) {
+        self.failed.store(self.node, leasehold_core::sync::atomic::Ordering::Relaxed);
+    }
+}

@@ -1,0 +1,63 @@
+//! Instruction set extensions, and the architecture names that kernels are registered under.
+//!
+//! This module must not know kernels.
+
+/// What the processor that runs us can execute, most telling first: `avx512f`, `avx2`, `fma`, ….
+#[must_use]
+pub fn features() -> Vec<&'static str> {
+    let mut found = Vec::new();
+    #[cfg(target_arch = "x86_64")]
+    {
+        macro_rules! probe {
+            ($($name:tt)*) => { $(if std::arch::is_x86_feature_detected!($name) { found.push($name); })* };
+        }
+        probe!("avx512f" "avx512bw" "avx512cd" "avx512dq" "avx512vl" "avx512vnni" "avx512bf16" "avx512fp16" "avx2" "fma" "f16c" "bmi1" "bmi2"
+            "lzcnt" "movbe" "avx" "sse4.2" "sse4.1" "ssse3" "sse3" "popcnt" "aes" "sha");
+    }
+    #[cfg(target_arch = "aarch64")]
+    {
+        macro_rules! probe {
+            ($($name:tt)*) => { $(if std::arch::is_aarch64_feature_detected!($name) { found.push($name); })* };
+        }
+        probe!("sve2" "sve" "bf16" "i8mm" "fhm" "fp16" "dotprod" "neon" "aes" "sha2" "lse");
+    }
+    found
+}
+
+/// The architectures whose kernels run here, the most specific first and `cpu` last, from a processor's features.
+///
+/// ```
+/// use leasehold_cpu::driver::isa::architectures;
+/// assert_eq!(architectures("x86_64", &["sse4.2", "popcnt", "ssse3"]), ["cpu/x86-64-v2", "cpu/x86-64", "cpu"]);
+/// assert_eq!(architectures("riscv64", &[]), ["cpu/riscv64", "cpu"]);
+/// ```
+#[must_use]
+pub fn architectures(arch: &str, features: &[&str]) -> Vec<String> {
+    let all = |wanted: &[&str]| wanted.iter().all(|w| features.contains(w));
+    let mut names: Vec<String> = Vec::new();
+    match arch {
+        "x86_64" => {
+            // The psABI's levels. What every processor of a level has beside these is left out.
+            let v2 = all(&["sse4.2", "ssse3", "popcnt"]);
+            let v3 = v2 && all(&["avx2", "fma", "f16c", "bmi1", "bmi2", "lzcnt", "movbe"]);
+            let v4 = v3 && all(&["avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"]);
+            for (has, level) in [(v4, "v4"), (v3, "v3"), (v2, "v2")] {
+                if has {
+                    names.push(format!("cpu/x86-64-{level}"));
+                }
+            }
+            names.push("cpu/x86-64".into());
+        }
+        "aarch64" => {
+            for feature in ["sve2", "sve", "neon"] {
+                if all(&[feature]) {
+                    names.push(format!("cpu/aarch64-{feature}"));
+                }
+            }
+            names.push("cpu/aarch64".into());
+        }
+        other => names.push(format!("cpu/{other}")),
+    }
+    names.push("cpu".into());
+    names
+}

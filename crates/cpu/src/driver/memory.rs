@@ -1,0 +1,176 @@
+//! Address space and pages: `mmap` and what goes with it, and how much memory there is.
+//!
+//! Reservations are `PROT_NONE` and cost nothing. Committing makes a part accessible and asks for huge pages; pages appear at the first
+//! touch, on the NUMA node of the thread that touches them. Decommitting maps nothing over the part in one call, which gives the pages back and
+//! forgets protection and advice, so that the kernel can merge the part with its neighbours.
+//!
+//! This module must not know allocators.
+
+use super::cgroup;
+use leasehold_core::{Error, OutOfMemory, Result};
+use leasehold_hal::MemoryInfo;
+use std::io;
+use std::ptr;
+
+#[cfg(any(target_os = "linux", target_os = "android"))]
+const RESERVE_FLAGS: libc::c_int = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
+#[cfg(not(any(target_os = "linux", target_os = "android")))]
+const RESERVE_FLAGS: libc::c_int = libc::MAP_PRIVATE | libc::MAP_ANON;
+
+/// Bytes of a page.
+#[must_use]
+pub fn page_size() -> u64 {
+    // SAFETY: asks a constant of the system.
+    let size = unsafe { libc::sysconf(libc::_SC_PAGESIZE) };
+    u64::try_from(size).ok().filter(|s| s.is_power_of_two()).unwrap_or(4096)
+}
+
+/// The memory that this process can use: the machine's, cut by its control groups.
+#[must_use]
+pub fn info() -> MemoryInfo {
+    let mut info = system();
+    let group = cgroup::limits();
+    if let Some(limit) = group.memory
+        && limit < info.total
+    {
+        info.total = limit;
+        info.free = info.free.min(limit.saturating_sub(group.memory_used.unwrap_or(0)));
+    }
+    info
+}
+
+#[cfg(any(target_os = "linux", target_os = "android"))]
+fn system() -> MemoryInfo {
+    parse_meminfo(&std::fs::read_to_string("/proc/meminfo").unwrap_or_default())
+}
+
+#[cfg(not(any(target_os = "linux", target_os = "android")))]
+fn system() -> MemoryInfo {
+    let page = page_size();
+    // SAFETY: asks a constant of the system.
+    let pages = unsafe { libc::sysconf(libc::_SC_PHYS_PAGES) };
+    let total = u64::try_from(pages).unwrap_or(0).saturating_mul(page);
+    MemoryInfo { total, free: total }
+}
+
+/// Reads `/proc/meminfo`: total, and what is available without swapping.
+#[must_use]
+pub fn parse_meminfo(text: &str) -> MemoryInfo {
+    let field = |key: &str| text.lines().find_map(|l| l.strip_prefix(key)).and_then(parse_kib);
+    let free = field("MemAvailable:").or_else(|| field("MemFree:")).unwrap_or(0);
+    MemoryInfo { total: field("MemTotal:").unwrap_or(0), free }
+}
+
+/// Bytes of a field like `  1234 kB`.
+pub(crate) fn parse_kib(text: &str) -> Option<u64> {
+    text.trim().trim_end_matches("kB").trim().parse::<u64>().ok()?.checked_mul(1024)
+}
+
+/// Reserves `bytes` of addresses, aligned to `align` (a power of two, at least a page).
+///
+/// # Errors
+/// `OutOfMemory` when the system refuses: `RLIMIT_AS`, a memory checker, a full address space.
+pub(crate) fn reserve(bytes: u64, align: u64) -> Result<u64> {
+    map(bytes, align, libc::PROT_NONE)
+}
+
+/// Maps `bytes` of accessible memory at an address aligned to `align`.
+///
+/// # Errors
+/// As [`reserve`].
+pub(crate) fn map_segment(bytes: u64, align: u64, huge: bool) -> Result<u64> {
+    let at = map(bytes, align, libc::PROT_READ | libc::PROT_WRITE)?;
+    advise(at, bytes, huge);
+    Ok(at)
+}
+
+fn map(bytes: u64, align: u64, protection: libc::c_int) -> Result<u64> {
+    let refused = || OutOfMemory::new("address space", bytes);
+    // Somewhat more, so that an aligned part lies within; the rest is given back.
+    let span = bytes.checked_add(align).filter(|&s| s < 1 << 60 && bytes != 0).ok_or_else(|| Error::from(refused()))?;
+    // SAFETY: a new mapping at an address of the system's choice touches nobody's memory.
+    let at = unsafe { libc::mmap(ptr::null_mut(), span as usize, protection, RESERVE_FLAGS, -1, 0) };
+    if at == libc::MAP_FAILED {
+        return Err(refused().note(format!("mmap: {}", io::Error::last_os_error())).into());
+    }
+    let (from, to) = (at as u64, at as u64 + span);
+    let aligned = from.next_multiple_of(align);
+    for (cut, len) in [(from, aligned - from), (aligned + bytes, to - (aligned + bytes))] {
+        if len != 0 {
+            // SAFETY: whole pages at the ends of the mapping that was just made and that nobody else knows.
+            unsafe { libc::munmap(cut as *mut libc::c_void, len as usize) };
+        }
+    }
+    Ok(aligned)
+}
+
+/// Gives addresses and what lies there back.
+///
+/// # Errors
+/// `Driver`: the range is still there then.
+///
+/// # Safety
+/// - The range was mapped by this module, and nobody uses it any more.
+pub(crate) unsafe fn unmap(at: u64, bytes: u64) -> Result<()> {
+    // SAFETY: by the contract.
+    check("munmap", unsafe { libc::munmap(at as *mut libc::c_void, bytes as usize) })
+}
+
+/// Makes a part of a reservation accessible.
+///
+/// # Errors
+/// `OutOfMemory` when the system refuses to account for it or has no entry for the mapping.
+///
+/// # Safety
+/// - The range lies in a reservation of this module.
+pub(crate) unsafe fn commit(at: u64, bytes: u64, huge: bool) -> Result<()> {
+    // SAFETY: by the contract, our own addresses.
+    let rc =
+        unsafe { libc::mprotect(at as *mut libc::c_void, bytes as usize, libc::PROT_READ | libc::PROT_WRITE) };
+    if rc != 0 {
+        let error = io::Error::last_os_error();
+        return Err(OutOfMemory::new("memory", bytes).note(format!("mprotect: {error}")).into());
+    }
+    advise(at, bytes, huge);
+    Ok(())
+}
+
+/// Gives the pages of a part of a reservation back and makes it inaccessible; its addresses stay reserved.
+///
+/// # Errors
+/// `Driver`: nothing has changed then.
+///
+/// # Safety
+/// - The range lies in a reservation of this module, and nobody uses it any more.
+pub(crate) unsafe fn decommit(at: u64, bytes: u64) -> Result<()> {
+    let address = at as *mut libc::c_void;
+    // SAFETY: replaces our own mapping in one step; by the contract nobody looks at it.
+    let now = unsafe {
+        libc::mmap(address, bytes as usize, libc::PROT_NONE, RESERVE_FLAGS | libc::MAP_FIXED, -1, 0)
+    };
+    if now == libc::MAP_FAILED {
+        // No entry left for a mapping: give at least the pages back.
+        // SAFETY: as above; what is read there later is zero.
+        return check("madvise", unsafe { libc::madvise(address, bytes as usize, libc::MADV_DONTNEED) });
+    }
+    Ok(())
+}
+
+#[cfg(any(target_os = "linux", target_os = "android"))]
+fn advise(at: u64, bytes: u64, huge: bool) {
+    if huge {
+        // SAFETY: advice on our own mapping. A kernel without huge pages refuses, which is fine.
+        unsafe { libc::madvise(at as *mut libc::c_void, bytes as usize, libc::MADV_HUGEPAGE) };
+    }
+}
+
+#[cfg(not(any(target_os = "linux", target_os = "android")))]
+fn advise(_: u64, _: u64, _: bool) {}
+
+fn check(api: &'static str, rc: libc::c_int) -> Result<()> {
+    if rc == 0 {
+        return Ok(());
+    }
+    let error = io::Error::last_os_error();
+    Err(Error::Driver { api, code: error.raw_os_error().unwrap_or(0), name: error.to_string().into_boxed_str() })
+}

@@ -1,0 +1,439 @@
+//! Ordered queues: what a stream is on this device.
+//!
+//! # Protocol
+//! | who | does |
+//! |---|---|
+//! | a submitter | under the lock: checks, takes the line's next value, copies the operations to the pending list, sets `ready`, clears `parked`; afterwards rings if it was set |
+//! | the worker, awake | spins on `ready` for a bounded time, then takes the lock |
+//! | the worker, under the lock | swaps the pending list with its own empty one; or, if there is nothing, sets `parked` and sleeps |
+//!
+//! Everything that decides about sleeping happens under one lock, so no wake-up is lost. The two lists keep their room, so that in the steady
+//! state nothing is allocated. The worker gives up what a submission holds (leases, host memory, closures), then publishes its value:
+//! whoever saw the value complete finds everything released.
+//!
+//! A submission that fails poisons the line from its value on; the rest of it and everything later is not run, but values are published in
+//! order. A worker outlives any failure of what it runs.
+//!
+//! A queue that is dropped finishes what was submitted; its worker ends afterwards. The worker is started by the first submission.
+//!
+//! This module must not know managers.
+
+use super::crew::panic_text;
+use super::float;
+use super::graph::Program;
+use super::now_nanos;
+use super::pool::{TilePool, enter_device_thread, on_device_thread};
+use super::work::Work;
+use leasehold_core::sync::atomic::{AtomicBool, Ordering};
+use leasehold_core::sync::thread::{self, JoinHandle};
+use leasehold_core::sync::{Arc, CachePadded, Condvar, Mutex, MutexGuard};
+use leasehold_core::{Error, Fault, Line, LineId, LineOwner, Point, Result, VALUE_LIMIT};
+use leasehold_hal::{Op, OpList};
+use std::cell::Cell;
+use std::fmt;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::time::Duration;
+
+/// Operations that may be pending before a submitter waits for room.
+const ROOM: usize = 1 << 15;
+/// Room that a list has from the beginning: operations, bindings, bytes of parameters.
+const FIRST_ROOM: (usize, usize, usize) = (512, 2048, 32 << 10);
+/// A list that grew beyond this many bytes is given back when it is empty.
+const KEEP_BYTES: u64 = 16 << 20;
+/// The largest scratch memory of a tile.
+pub(crate) const SHARED_MAX: u32 = 1 << 20;
+
+thread_local! {
+    /// The line whose submissions this thread runs, and the value that it is running.
+    static RUNNING: Cell<Option<(LineId, u64)>> = const { Cell::new(None) };
+}
+
+/// What was submitted and not yet taken by the worker.
+#[derive(Default)]
+struct Pending {
+    ops: OpList,
+    /// Where each submission ends in `ops`; their values follow one another.
+    ends: Vec<u32>,
+    first: u64,
+    parked: bool,
+    closing: bool,
+    /// Submitters that wait for room.
+    crowd: u32,
+    worker: Option<JoinHandle<()>>,
+}
+
+impl Pending {
+    fn with_room() -> Self {
+        let mut p = Self::default();
+        p.make_room();
+        p
+    }
+
+    fn make_room(&mut self) {
+        let (ops, bindings, params) = FIRST_ROOM;
+        self.ops.reserve(ops, bindings, params);
+        self.ends.reserve(ops);
+    }
+
+    fn clear(&mut self) {
+        self.ops.clear();
+        self.ends.clear();
+        if self.ops.bytes() > KEEP_BYTES {
+            *self = Self::with_room();
+        }
+    }
+}
+
+struct Shared {
+    owner: LineOwner,
+    pool: Arc<TilePool>,
+    pending: Mutex<Pending>,
+    bell: Condvar,
+    room: Condvar,
+    /// There is something to take, or to end for.
+    ready: CachePadded<AtomicBool>,
+}
+
+/// An ordered queue with a timeline. Dropping it never waits for work.
+pub(crate) struct Queue {
+    shared: Arc<Shared>,
+}
+
+impl Queue {
+    /// A queue without a thread.
+    ///
+    /// # Errors
+    /// `OutOfMemory` when there are no lines left.
+    pub(crate) fn new(pool: Arc<TilePool>) -> Result<Self> {
+        let owner = LineOwner::take()?;
+        Ok(Self {
+            shared: Arc::new(Shared {
+                owner,
+                pool,
+                pending: Mutex::new(Pending::default()),
+                bell: Condvar::new(),
+                room: Condvar::new(),
+                ready: CachePadded::new(AtomicBool::new(false)),
+            }),
+        })
+    }
+
+    #[inline]
+    pub(crate) fn line(&self) -> &'static Line {
+        self.shared.owner.line()
+    }
+
+    /// Hands over operations as one submission; see `hal::Stream::submit`.
+    ///
+    /// # Errors
+    /// See there.
+    ///
+    /// # Safety
+    /// - See there.
+    pub(crate) unsafe fn submit(&self, ops: &[Op<'_>], note_wait: impl Fn(Point)) -> Result<u64> {
+        for op in ops {
+            check(op)?;
+        }
+        let line = self.line();
+        let mut pending = self.shared.pending.lock();
+        loop {
+            if line.failed(VALUE_LIMIT) {
+                return Err(cause(line));
+            }
+            if pending.closing {
+                return Err(Error::state("the stream is shut down"));
+            }
+            // The device's own threads never wait here: the one that makes room could be among them.
+            if pending.ops.len() < ROOM || on_device_thread() {
+                break;
+            }
+            pending.crowd += 1;
+            self.shared.room.wait(&mut pending);
+            pending.crowd -= 1;
+        }
+        if pending.worker.is_none() {
+            self.start_slow(&mut pending)?;
+        }
+        for op in ops {
+            if let Op::Wait(p) = op
+                && p.line_id() == line.id()
+                && p.value() > line.submitted()
+            {
+                return Err(Error::invalid(format!("{p:?} is not submitted yet: this stream would wait for itself")));
+            }
+        }
+        let value = line.advance()?;
+        if pending.ends.is_empty() {
+            pending.first = value;
+        }
+        for op in ops {
+            if let Op::Wait(p) = op {
+                line.learn(*p);
+                note_wait(*p);
+            }
+            pending.ops.push(op);
+        }
+        let end = pending.ops.len() as u32;
+        pending.ends.push(end);
+        self.shared.ready.store(true, Ordering::Release);
+        let parked = std::mem::replace(&mut pending.parked, false);
+        drop(pending);
+        if parked {
+            self.shared.bell.notify_one();
+        }
+        Ok(value)
+    }
+
+    #[cold]
+    fn start_slow(&self, pending: &mut MutexGuard<'_, Pending>) -> Result<()> {
+        pending.make_room();
+        let shared = self.shared.clone();
+        let name = format!("lh-{}-s{}", self.shared.pool.name().replace(':', ""), self.line().id().get());
+        let handle = thread::Builder::new().name(name).spawn(move || work(&shared)).map_err(|e| Error::Driver {
+            api: "pthread_create",
+            code: e.raw_os_error().unwrap_or(0),
+            name: e.to_string().into_boxed_str(),
+        })?;
+        pending.worker = Some(handle);
+        Ok(())
+    }
+
+    /// Blocks until `value` is over; see `Timeline::wait_host`.
+    ///
+    /// # Errors
+    /// See there; `InvalidState` on the queue's own worker, which would wait for itself.
+    pub(crate) fn wait_host(&self, value: u64, timeout: Option<Duration>) -> Result<()> {
+        let line = self.line();
+        if line.check(value)? {
+            return Ok(());
+        }
+        if let Some((id, running)) = RUNNING.get()
+            && id == line.id()
+            && value >= running
+        {
+            return Err(Error::state("a host call waits for the stream that it runs on"));
+        }
+        if timeout.is_none_or(|t| t > Duration::from_micros(100)) {
+            self.shared.pool.spin_outside(|| !matches!(line.check(value), Ok(false)));
+        }
+        line.wait(value, timeout)
+    }
+
+    /// Tells the worker to end after what was submitted, and waits for its end if it has nothing to do.
+    fn close(&self) {
+        let worker = {
+            let mut pending = self.shared.pending.lock();
+            pending.closing = true;
+            pending.parked = false;
+            self.shared.ready.store(true, Ordering::Release);
+            pending.worker.take()
+        };
+        self.shared.bell.notify_one();
+        self.shared.room.notify_all();
+        if let Some(worker) = worker
+            && self.line().is_idle()
+            && worker.thread().id() != thread::current().id()
+        {
+            // The worker catches what it runs; there is nothing to learn from the result.
+            drop(worker.join());
+        }
+    }
+}
+
+impl Drop for Queue {
+    fn drop(&mut self) {
+        self.close();
+    }
+}
+
+impl fmt::Debug for Queue {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Queue({:?})", self.line())
+    }
+}
+
+/// The cause of a poisoned line.
+#[cold]
+fn cause(line: &Line) -> Error {
+    line.failure().map_or_else(|| Error::state("the stream is poisoned"), |f| f.1)
+}
+
+/// Refuses what cannot be run, before anything is submitted.
+#[inline]
+fn check(op: &Op<'_>) -> Result<()> {
+    match op {
+        Op::Dispatch(d) => {
+            if d.bindings.len() != d.pipeline.bindings.len() || d.params.len() != d.pipeline.params as usize {
+                return Err(Error::invalid(format!(
+                    "{}: {} bindings and {} bytes of parameters, it declares {} and {}",
+                    op.name(),
+                    d.bindings.len(),
+                    d.params.len(),
+                    d.pipeline.bindings.len(),
+                    d.pipeline.params
+                )));
+            }
+            if d.shared > SHARED_MAX {
+                return Err(Error::invalid(format!(
+                    "{}: {} bytes of shared memory, the limit is {SHARED_MAX}",
+                    op.name(),
+                    d.shared
+                )));
+            }
+            Ok(())
+        }
+        Op::Copy(c) if c.rows == 1 && c.width != 0 => no_overlap(c.src, c.dst, c.width),
+        Op::Upload(u) if u.bytes != 0 => no_overlap(u.src as u64, u.dst, u.bytes),
+        Op::Download(d) if d.bytes != 0 => no_overlap(d.src, d.dst as u64, d.bytes),
+        Op::Fill(f) if !matches!(f.width, 1 | 2 | 4) || f.bytes % u64::from(f.width) != 0 => Err(Error::invalid(
+            format!("fill of {} bytes with a pattern of {}: want 1, 2 or 4, and whole patterns", f.bytes, f.width),
+        )),
+        _ => Ok(()),
+    }
+}
+
+#[inline]
+fn no_overlap(src: u64, dst: u64, bytes: u64) -> Result<()> {
+    if src.abs_diff(dst) < bytes {
+        return Err(Error::invalid(format!("copy of {bytes} bytes from {src:#x} to {dst:#x} overlaps itself")));
+    }
+    Ok(())
+}
+
+/// The worker's life.
+fn work(shared: &Shared) {
+    enter_device_thread();
+    let pool = &*shared.pool;
+    let line = shared.owner.line();
+    let mut mine = Pending::with_room();
+    pool.wake_up();
+    loop {
+        pool.spin_until(|| shared.ready.load(Ordering::Acquire));
+        let mut pending = shared.pending.lock();
+        while pending.ends.is_empty() {
+            if pending.closing {
+                pool.fall_asleep();
+                return;
+            }
+            pending.parked = true;
+            pool.fall_asleep();
+            shared.bell.wait(&mut pending);
+            pool.wake_up();
+        }
+        pending.parked = false;
+        std::mem::swap(&mut pending.ops, &mut mine.ops);
+        std::mem::swap(&mut pending.ends, &mut mine.ends);
+        let first = pending.first;
+        shared.ready.store(pending.closing, Ordering::Relaxed);
+        let crowd = pending.crowd;
+        drop(pending);
+        if crowd != 0 {
+            shared.room.notify_all();
+        }
+        let mut from = 0;
+        for i in 0..mine.ends.len() {
+            let (to, value) = (mine.ends[i] as usize, first + i as u64);
+            if !line.failed(value) {
+                RUNNING.set(Some((line.id(), value)));
+                Runner { pool, line, value }.run(&mine.ops, from, to);
+                RUNNING.set(None);
+            }
+            for index in from..to {
+                // What is given up may be anybody's; its destructor must not end the worker.
+                if let Err(panic) = catch_unwind(AssertUnwindSafe(|| mine.ops.vacate(index))) {
+                    drop(panic_text(panic));
+                }
+            }
+            line.complete(value);
+            from = to;
+        }
+        mine.clear();
+    }
+}
+
+/// Runs operations of one submission.
+pub(crate) struct Runner<'a> {
+    pub(crate) pool: &'a TilePool,
+    line: &'static Line,
+    value: u64,
+}
+
+impl Runner<'_> {
+    /// Runs operations `from..to`; the first failure poisons the line.
+    fn run(&self, ops: &OpList, from: usize, to: usize) {
+        for index in from..to {
+            let Some(op) = ops.get(index) else { return };
+            let outcome = catch_unwind(AssertUnwindSafe(|| self.operation(&op)));
+            let failure = match outcome {
+                Ok(Ok(())) => continue,
+                Ok(Err(Failure::Cause(error))) => error,
+                Ok(Err(Failure::Here(text))) => self.fault(op.name(), text),
+                Ok(Err(Failure::At(name, text))) => self.fault(name, text),
+                Err(panic) => {
+                    float::set();
+                    self.fault(op.name(), panic_text(panic))
+                }
+            };
+            self.line.poison(self.value, failure);
+            return;
+        }
+    }
+
+    #[cold]
+    fn fault(&self, op: String, what: Box<str>) -> Error {
+        let stream = format!("{} {:?}", self.pool.name(), self.line.id());
+        Fault::new(op, stream, self.value, what.into_string()).into()
+    }
+
+    /// Runs one operation. Panics of kernels and host calls pass through.
+    #[inline]
+    pub(crate) fn operation(&self, op: &Op<'_>) -> Result<(), Failure> {
+        if let Some(work) = Work::of(op) {
+            // SAFETY: the submitter's promise about addresses and accesses.
+            return unsafe { work.execute(self.pool) }.map_err(Failure::Here);
+        }
+        match op {
+            Op::Wait(point) => self.wait(*point).map_err(Failure::Cause),
+            Op::Stamp(stamp) => {
+                stamp.set(now_nanos());
+                Ok(())
+            }
+            Op::Host(call) => after_foreign_code(call.run()),
+            Op::Foreign(call) => after_foreign_code(call.run(0)),
+            Op::Graph(exec) => {
+                // SAFETY: graphs of a submission belong to this device (the submitter's promise), whose execs give their own address.
+                let program = unsafe { &*(exec.native() as *const Program) };
+                program.launch(self)
+            }
+            other => Err(Failure::Here(format!("a {} is not known here", other.kind()).into())),
+        }
+    }
+
+    /// Stands still until the point is settled.
+    fn wait(&self, point: Point) -> Result<()> {
+        let line = point.line();
+        let over = || !matches!(line.check(point.value()), Ok(false));
+        if !over() && !self.pool.spin_until(over) {
+            self.pool.fall_asleep();
+            let result = line.wait(point.value(), None);
+            self.pool.wake_up();
+            return result;
+        }
+        line.check(point.value()).map(drop)
+    }
+}
+
+fn after_foreign_code(result: Result<()>) -> Result<(), Failure> {
+    float::set();
+    result.map_err(|e| Failure::Here(e.to_string().into()))
+}
+
+/// Why an operation failed.
+pub(crate) enum Failure {
+    /// Another line's failure, passed on as it is.
+    Cause(Error),
+    /// This operation's own.
+    Here(Box<str>),
+    /// That of an operation inside this one, by its name.
+    At(String, Box<str>),
+}

@@ -1,0 +1,266 @@
+//! Operations as ranges of independent tiles: kernels, copies, fills.
+//!
+//! This module must not know who runs the tiles or in which order.
+
+use super::pool::{TilePool, with_scratch};
+use leasehold_hal::{CpuArgs, CpuFn, Dispatch, Op};
+use std::time::Instant;
+
+/// Bytes of a tile of a copy or fill: large enough to be worth a claim, small enough to spread.
+const PIECE: u64 = 256 << 10;
+/// What a copy moves in a nanosecond on one thread, roughly; only decides where it runs.
+const BYTES_PER_NANO: u64 = 8;
+
+/// A data-parallel operation.
+pub(crate) enum Work<'a> {
+    Kernel(Tiles<'a>),
+    Copy(Rows),
+    Fill(Pattern),
+}
+
+/// The tiles of a dispatch.
+pub(crate) struct Tiles<'a> {
+    run: CpuFn,
+    native: u64,
+    count: u64,
+    dispatch: Dispatch<'a>,
+}
+
+/// Rows of a copy. A copy without gaps is one long row.
+#[derive(Clone, Copy)]
+pub(crate) struct Rows {
+    src: u64,
+    src_pitch: u64,
+    dst: u64,
+    dst_pitch: u64,
+    width: u64,
+    rows: u64,
+    /// Pieces of a row, or 0: a piece is several rows.
+    pieces: u64,
+    rows_per_piece: u64,
+}
+
+/// A fill.
+#[derive(Clone, Copy)]
+pub(crate) struct Pattern {
+    dst: u64,
+    bytes: u64,
+    /// The pattern repeated to eight bytes.
+    word: u64,
+}
+
+impl<'a> Work<'a> {
+    /// The operation as work; `None` for one that is not data-parallel.
+    #[inline]
+    pub(crate) fn of(op: &Op<'a>) -> Option<Self> {
+        Some(match *op {
+            Op::Dispatch(d) => Work::Kernel(Tiles::new(d)),
+            Op::Copy(c) => Work::Copy(Rows::new(c.src, c.src_pitch, c.dst, c.dst_pitch, c.width, c.rows)),
+            Op::Upload(u) => Work::Copy(Rows::new(u.src as u64, 0, u.dst, 0, u.bytes, 1)),
+            Op::Download(d) => Work::Copy(Rows::new(d.src, 0, d.dst as u64, 0, d.bytes, 1)),
+            Op::Fill(f) => Work::Fill(Pattern::new(f.dst, f.bytes, f.pattern, f.width)),
+            _ => return None,
+        })
+    }
+
+    /// How many tiles.
+    #[inline]
+    pub(crate) fn tiles(&self) -> u64 {
+        match self {
+            Work::Kernel(t) => t.count,
+            Work::Copy(r) => r.tiles(),
+            Work::Fill(p) => p.bytes.div_ceil(PIECE),
+        }
+    }
+
+    /// Nanoseconds that all of it takes on one thread; 0 when unknown.
+    pub(crate) fn nanos(&self, pool: &TilePool) -> u64 {
+        match self {
+            Work::Kernel(t) => pool.cost(t.native).saturating_mul(t.count),
+            Work::Copy(r) => (r.width.saturating_mul(r.rows) / BYTES_PER_NANO).max(1),
+            Work::Fill(p) => (p.bytes / BYTES_PER_NANO).max(1),
+        }
+    }
+
+    /// Runs tiles `from..to`.
+    ///
+    /// # Safety
+    /// - The operation's addresses are valid for it, and nobody else runs the same tiles.
+    #[inline]
+    pub(crate) unsafe fn run(&self, from: u64, to: u64) {
+        // SAFETY: the caller's promise, for each kind.
+        unsafe {
+            match self {
+                Work::Kernel(t) => t.run(from, to),
+                Work::Copy(r) => r.run(from, to),
+                Work::Fill(p) => p.run(from, to),
+            }
+        }
+    }
+
+    /// Runs all of it, here and on the pool's helpers.
+    ///
+    /// # Errors
+    /// What the first panicking tile said.
+    ///
+    /// # Safety
+    /// - The operation's addresses are valid for it.
+    #[inline]
+    pub(crate) unsafe fn execute(&self, pool: &TilePool) -> Result<(), Box<str>> {
+        let tiles = self.tiles();
+        if tiles == 1 || pool.threads() == 1 {
+            // SAFETY: the caller's promise. A panic passes through to whoever guards the submission.
+            unsafe { self.run(0, tiles) };
+            return Ok(());
+        }
+        if tiles == 0 {
+            return Ok(());
+        }
+        let nanos = self.nanos(pool);
+        let start = Instant::now();
+        // SAFETY: the caller's promise; the pool runs each tile once.
+        let mine = pool.run(tiles, nanos, &|from, to| unsafe { self.run(from, to) })?;
+        if let Work::Kernel(t) = self {
+            pool.note_cost(t.native, start.elapsed().as_nanos() as u64, mine);
+        }
+        Ok(())
+    }
+}
+
+impl<'a> Tiles<'a> {
+    #[inline]
+    fn new(dispatch: Dispatch<'a>) -> Self {
+        let native = dispatch.pipeline.native;
+        // SAFETY: a pipeline of this backend holds the address of a `CpuFn` (its manager made it from one).
+        let run = unsafe { std::mem::transmute::<usize, CpuFn>(native as usize) };
+        let [x, y, z] = dispatch.grid;
+        let count = u64::from(x).saturating_mul(u64::from(y)).saturating_mul(u64::from(z));
+        Self { run, native, count, dispatch }
+    }
+
+    /// # Safety
+    /// - The bindings are valid for the kernel, and nobody else runs the same tiles.
+    #[inline]
+    unsafe fn run(&self, from: u64, to: u64) {
+        let d = &self.dispatch;
+        let [gx, gy, _] = d.grid;
+        with_scratch(d.shared, |shared| {
+            let mut args = CpuArgs {
+                tile: [0; 3],
+                grid: d.grid,
+                block: d.block,
+                bindings: d.bindings,
+                params: d.params,
+                shared,
+                shared_len: d.shared,
+            };
+            if from != 0 {
+                let (x, y) = (u64::from(gx), u64::from(gy));
+                args.tile = [(from % x) as u32, (from / x % y) as u32, (from / x / y) as u32];
+            }
+            for _ in from..to {
+                // SAFETY: the caller's promise.
+                unsafe { (self.run)(&args) };
+                args.tile[0] += 1;
+                if args.tile[0] == gx {
+                    args.tile[0] = 0;
+                    args.tile[1] += 1;
+                    if args.tile[1] == gy {
+                        args.tile[1] = 0;
+                        args.tile[2] = args.tile[2].wrapping_add(1);
+                    }
+                }
+            }
+        });
+    }
+}
+
+impl Rows {
+    fn new(src: u64, src_pitch: u64, dst: u64, dst_pitch: u64, width: u64, rows: u64) -> Self {
+        let (mut width, mut rows) = (width, rows);
+        if rows > 1 && src_pitch == width && dst_pitch == width {
+            width = width.saturating_mul(rows);
+            rows = 1;
+        }
+        if width == 0 || rows == 0 {
+            (width, rows) = (0, 0);
+        }
+        let (pieces, rows_per_piece) =
+            if width >= PIECE { (width.div_ceil(PIECE), 1) } else { (0, (PIECE / width.max(1)).max(1)) };
+        Self { src, src_pitch, dst, dst_pitch, width, rows, pieces, rows_per_piece }
+    }
+
+    fn tiles(&self) -> u64 {
+        if self.pieces == 0 {
+            self.rows.div_ceil(self.rows_per_piece)
+        } else {
+            self.rows.saturating_mul(self.pieces)
+        }
+    }
+
+    /// # Safety
+    /// - Source and destination are valid for all rows.
+    unsafe fn run(&self, from: u64, to: u64) {
+        if self.width == 0 {
+            return;
+        }
+        // SAFETY: the caller's promise; pieces lie within their rows. The copies tolerate overlap within a piece.
+        unsafe {
+            if self.pieces == 0 {
+                let rows = from * self.rows_per_piece..(to * self.rows_per_piece).min(self.rows);
+                for row in rows {
+                    self.copy(row, 0, self.width);
+                }
+            } else {
+                for tile in from..to {
+                    let at = tile % self.pieces * PIECE;
+                    self.copy(tile / self.pieces, at, (self.width - at).min(PIECE));
+                }
+            }
+        }
+    }
+
+    /// # Safety
+    /// - As [`run`](Self::run).
+    #[inline]
+    unsafe fn copy(&self, row: u64, at: u64, bytes: u64) {
+        let src = (self.src + row * self.src_pitch + at) as *const u8;
+        let dst = (self.dst + row * self.dst_pitch + at) as *mut u8;
+        // SAFETY: by the contract.
+        unsafe { std::ptr::copy(src, dst, bytes as usize) };
+    }
+}
+
+impl Pattern {
+    fn new(dst: u64, bytes: u64, pattern: u32, width: u8) -> Self {
+        let word = match width {
+            1 => u64::from(pattern & 0xff) * 0x0101_0101_0101_0101,
+            2 => u64::from(pattern & 0xffff) * 0x0001_0001_0001_0001,
+            _ => u64::from(pattern) * 0x0000_0001_0000_0001,
+        };
+        Self { dst, bytes, word }
+    }
+
+    /// # Safety
+    /// - The destination is valid for all bytes.
+    unsafe fn run(&self, from: u64, to: u64) {
+        // Pieces are multiples of eight bytes, so each begins with the pattern's first byte.
+        let (from, to) = (from * PIECE, to.saturating_mul(PIECE).min(self.bytes));
+        let len = (to - from) as usize;
+        let at = (self.dst + from) as *mut u8;
+        let block = self.word.to_le_bytes();
+        // SAFETY: by the contract; words are written unaligned, the rest by bytes.
+        unsafe {
+            if block.iter().all(|&b| b == block[0]) {
+                std::ptr::write_bytes(at, block[0], len);
+                return;
+            }
+            let words = len / 8;
+            let to = at.cast::<[u8; 8]>();
+            for i in 0..words {
+                to.add(i).write_unaligned(block);
+            }
+            std::ptr::copy_nonoverlapping(block.as_ptr(), at.add(words * 8), len % 8);
+        }
+    }
+}

@@ -1,0 +1,347 @@
+//! Devices: which there are, and what each owns.
+//!
+//! A machine is one device, `cpu:0`. Its payload owns the tile pool, the managers of its resources and, once `allocator/` has filled the cells, the
+//! allocators. Streams do not lease their device: they hold the pool themselves, so no order of drops can dangle, and the device's pools
+//! hold nothing that leads back to it.
+//!
+//! This module must not know backings.
+
+use super::buffer::BufferManager;
+use super::event::EventManager;
+use super::execution::CpuConfig;
+use super::gate::{GateManager, GateWaits};
+use super::graph::GraphManager;
+use super::pipeline::PipelineManager;
+use super::stream::StreamManager;
+use crate::driver::memory;
+use crate::driver::pool::TilePool;
+use crate::driver::queue::SHARED_MAX;
+use crate::driver::topology::Topology;
+use leasehold_alloc::Allocator;
+use leasehold_core::sync::atomic::AtomicU64;
+use leasehold_core::sync::{Arc, Mutex, OnceLock};
+use leasehold_core::{
+    DeviceHandle, Error, Fate, FixedSlotStore, Handle, Lease, PoolStats, Resource, Result, Tagged, tags,
+};
+use leasehold_hal::{Caps, DeviceId, DeviceInfo, Limits, MemoryKind};
+use std::fmt;
+
+/// An allocator that is made at its first use.
+#[derive(Default)]
+pub(crate) struct MemoryCell {
+    made: OnceLock<Allocator>,
+    making: Mutex<()>,
+}
+
+impl MemoryCell {
+    /// The allocator; the first caller makes it, and a failure is forgotten.
+    pub(crate) fn get_or_make(&self, make: impl FnOnce() -> Result<Allocator>) -> Result<&Allocator> {
+        if let Some(allocator) = self.made.get() {
+            return Ok(allocator);
+        }
+        let _turn = self.making.lock();
+        if let Some(allocator) = self.made.get() {
+            return Ok(allocator);
+        }
+        let allocator = make()?;
+        Ok(self.made.get_or_init(|| allocator))
+    }
+
+    pub(crate) fn get(&self) -> Option<&Allocator> {
+        self.made.get()
+    }
+}
+
+/// A device that was opened: what it is, and the managers of what it has.
+pub struct DeviceState {
+    info: DeviceInfo,
+    caps: Caps,
+    limits: Limits,
+    topology: Arc<Topology>,
+    config: CpuConfig,
+    pub(crate) pool: Arc<TilePool>,
+    pub(crate) streams: StreamManager,
+    pub(crate) events: EventManager,
+    pub(crate) gates: GateManager,
+    pub(crate) pipelines: PipelineManager,
+    pub(crate) graphs: GraphManager,
+    pub(crate) device_memory: MemoryCell,
+    pub(crate) pinned_memory: MemoryCell,
+    /// Bytes that both kinds of memory have committed: they share the machine's.
+    pub(crate) committed: Arc<AtomicU64>,
+}
+
+impl Tagged for DeviceState {
+    type Tag = tags::Device;
+}
+
+impl DeviceState {
+    fn new(ordinal: u32, topology: Arc<Topology>, config: CpuConfig) -> Result<Self> {
+        let threads = config.threads.map_or(topology.usable, |t| t as u32);
+        let info = describe(ordinal, &topology, threads);
+        let pool = Arc::new(TilePool::new(info.id.to_string(), threads, topology.usable, config.spin));
+        let waits = Arc::new(GateWaits::default());
+        let mut caps = Caps::default();
+        caps.host_visible = true;
+        caps.gates = true;
+        caps.timestamps = true;
+        caps.graphs = true;
+        caps.concurrent_streams = true;
+        caps.host_calls = true;
+        caps.foreign_calls = true;
+        caps.waits_for_any_line = true;
+        let mut limits = Limits::default();
+        limits.shared = SHARED_MAX;
+        limits.streams = config.streams;
+        limits.buffer = topology.memory.max(1);
+        Ok(Self {
+            streams: StreamManager::new(pool.clone(), waits.clone(), config.streams)?,
+            events: EventManager::new()?,
+            gates: GateManager::new(waits)?,
+            pipelines: PipelineManager::new()?,
+            graphs: GraphManager::new()?,
+            device_memory: MemoryCell::default(),
+            pinned_memory: MemoryCell::default(),
+            committed: Arc::new(AtomicU64::new(0)),
+            info,
+            caps,
+            limits,
+            topology,
+            config,
+            pool,
+        })
+    }
+
+    /// What it is.
+    pub fn info(&self) -> &DeviceInfo {
+        &self.info
+    }
+
+    /// What it can do.
+    pub fn caps(&self) -> Caps {
+        self.caps
+    }
+
+    /// How much of everything.
+    pub fn limits(&self) -> &Limits {
+        &self.limits
+    }
+
+    /// The machine.
+    pub fn topology(&self) -> &Topology {
+        &self.topology
+    }
+
+    /// The configuration that the device was opened with.
+    pub fn config(&self) -> &CpuConfig {
+        &self.config
+    }
+
+    /// Threads that one kernel can use.
+    pub fn threads(&self) -> u32 {
+        self.pool.threads()
+    }
+
+    /// The streams.
+    pub fn streams(&self) -> &StreamManager {
+        &self.streams
+    }
+
+    /// The time stamps.
+    pub fn events(&self) -> &EventManager {
+        &self.events
+    }
+
+    /// The gates.
+    pub fn gates(&self) -> &GateManager {
+        &self.gates
+    }
+
+    /// The kernels.
+    pub fn pipelines(&self) -> &PipelineManager {
+        &self.pipelines
+    }
+
+    /// The graphs.
+    pub fn graphs(&self) -> &GraphManager {
+        &self.graphs
+    }
+
+    /// The buffers of a kind of memory, as far as it is in use.
+    pub fn buffers(&self, kind: MemoryKind) -> Option<BufferManager<'_>> {
+        let cell = match kind {
+            MemoryKind::Device => &self.device_memory,
+            MemoryKind::Pinned => &self.pinned_memory,
+            _ => return None,
+        };
+        cell.get().map(BufferManager::new)
+    }
+
+    /// The statistics of all pools.
+    pub fn pools(&self, report: &mut dyn FnMut(&'static str, PoolStats)) {
+        report("stream", self.streams.stats());
+        report("timestamp", self.events.stats());
+        report("gate", self.gates.stats());
+        report("pipeline", self.pipelines.stats());
+        report("graph", self.graphs.stats());
+    }
+
+    /// What somebody holds of this device beside itself.
+    fn outstanding(&self) -> Result<()> {
+        let mut first = None;
+        self.pools(&mut |name, stats| {
+            // The pipelines' own manager holds each of them once.
+            let strong = if name == "pipeline" { self.pipelines.in_use() } else { stats.live };
+            if (strong != 0 || stats.weak != 0) && first.is_none() {
+                first = Some(Error::LeasesOutstanding { resource: name, strong, weak: stats.weak });
+            }
+        });
+        first.map_or(Ok(()), Err)
+    }
+}
+
+impl fmt::Debug for DeviceState {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("DeviceState").field("id", &self.info.id).field("pool", &self.pool).finish_non_exhaustive()
+    }
+}
+
+fn describe(ordinal: u32, topology: &Topology, threads: u32) -> DeviceInfo {
+    let mut info = DeviceInfo::new(DeviceId::cpu(ordinal), topology.name.clone());
+    info.arch.clone_from(&topology.arch);
+    info.units = topology.usable;
+    info.memory = memory::info();
+    info.details = vec![("threads".into(), format!("{threads} per kernel"))];
+    info.details.extend(topology.details());
+    info
+}
+
+struct Devices {
+    topology: Arc<Topology>,
+    config: CpuConfig,
+}
+
+impl Resource for Devices {
+    type Payload = DeviceState;
+    type Request<'a> = u32;
+    const NAME: &'static str = "device";
+
+    fn create(&self, _: Handle<tags::Device>, ordinal: &u32) -> Result<DeviceState> {
+        DeviceState::new(*ordinal, self.topology.clone(), self.config.clone())
+    }
+
+    fn recycle(&self, _: &mut DeviceState) -> Fate {
+        Fate::Destroy
+    }
+}
+
+/// Enumerates devices and owns their states.
+#[derive(Debug, Default)]
+pub struct DeviceManager {
+    store: OnceLock<(FixedSlotStore<Devices>, Arc<Topology>, CpuConfig)>,
+}
+
+impl fmt::Debug for Devices {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Devices")
+    }
+}
+
+impl DeviceManager {
+    /// A manager that knows no devices yet.
+    #[must_use]
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Enumerates the devices. None is opened.
+    ///
+    /// # Errors
+    /// `InvalidState` the second time.
+    #[doc(alias = "initializeDevices")]
+    pub fn initialize_devices(&self, topology: Arc<Topology>, config: CpuConfig) -> Result<()> {
+        config.validate()?;
+        let store = FixedSlotStore::new(Devices { topology: topology.clone(), config: config.clone() }, 1)?;
+        self.store.set((store, topology, config)).map_err(|_| Error::state("the device manager is configured already"))
+    }
+
+    fn store(&self) -> Result<&FixedSlotStore<Devices>> {
+        self.store.get().map(|s| &s.0).ok_or_else(|| Error::state("the device manager is not configured"))
+    }
+
+    /// How many devices there are; 0 before [`initialize_devices`](Self::initialize_devices).
+    pub fn device_count(&self) -> u32 {
+        self.store.get().map_or(0, |s| s.0.len())
+    }
+
+    /// What the devices are, without opening them.
+    ///
+    /// # Errors
+    /// `InvalidState` before [`initialize_devices`](Self::initialize_devices).
+    pub fn describe(&self) -> Result<Vec<DeviceInfo>> {
+        let Some((store, topology, config)) = self.store.get() else {
+            return Err(Error::state("the device manager is not configured"));
+        };
+        let threads = config.threads.map_or(topology.usable, |t| t as u32);
+        Ok((0..store.len()).map(|i| describe(i, topology, threads)).collect())
+    }
+
+    /// Opens the device unless it is open, and returns its handle.
+    ///
+    /// # Errors
+    /// `NotFound`; `InvalidState` before [`initialize_devices`](Self::initialize_devices) and after a shutdown.
+    #[doc(alias = "ensureAlive")]
+    pub fn ensure_alive(&self, ordinal: u32) -> Result<DeviceHandle> {
+        self.store()?.ensure_alive(ordinal, &ordinal)
+    }
+
+    /// Opens the device unless it is open.
+    ///
+    /// # Errors
+    /// As [`ensure_alive`](Self::ensure_alive).
+    pub fn open(&self, ordinal: u32) -> Result<Lease<DeviceState>> {
+        self.store()?.get(ordinal, &ordinal)
+    }
+
+    /// The state of an open device.
+    ///
+    /// # Errors
+    /// `StaleHandle`, `Occupied`.
+    #[doc(alias = "getState")]
+    pub fn get_state(&self, device: DeviceHandle) -> Result<Lease<DeviceState>> {
+        self.store()?.lease(device)
+    }
+
+    /// Whether the handle's device is open: one load.
+    pub fn is_alive(&self, device: DeviceHandle) -> bool {
+        self.store.get().is_some_and(|s| s.0.is_alive(device))
+    }
+
+    /// Gives up the manager's own lease; other holders are untouched.
+    ///
+    /// # Errors
+    /// `StaleHandle`.
+    pub fn release(&self, device: DeviceHandle) -> Result<()> {
+        self.store()?.release(device)
+    }
+
+    /// The statistics of the store.
+    pub fn stats(&self) -> PoolStats {
+        self.store.get().map(|s| s.0.stats()).unwrap_or_default()
+    }
+
+    /// Ends the manager. A second call is `Ok`, and so is one before [`initialize_devices`](Self::initialize_devices).
+    ///
+    /// # Errors
+    /// `LeasesOutstanding` while somebody holds a device or anything of one; nothing has changed then.
+    pub fn shutdown(&self) -> Result<()> {
+        let Some((store, ..)) = self.store.get() else { return Ok(()) };
+        for i in 0..store.len() {
+            // Dropped before the store decides.
+            if let Some(device) = store.existing(i) {
+                device.outstanding()?;
+            }
+        }
+        store.shutdown()
+    }
+}

@@ -1,0 +1,153 @@
+//! The top: configuration and life cycle of everything that the backend has.
+//!
+//! This module must not know streams, memory or kernels.
+
+use super::device::DeviceManager;
+use crate::driver::topology::Topology;
+use leasehold_core::sync::{Arc, Mutex};
+use leasehold_core::{Error, Result};
+use std::time::Duration;
+
+/// The most threads that can be asked for.
+pub const THREADS_MAX: usize = 1024;
+
+/// Whether committed memory asks for huge pages.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum HugePages {
+    /// Yes, where the system has them on advice.
+    #[default]
+    Advise,
+    /// No.
+    Never,
+}
+
+/// What can be chosen about the backend.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct CpuConfig {
+    /// Threads that one kernel can use, the stream's own worker included; `None`: as many as the process may keep busy. 1 to 1,024.
+    pub threads: Option<usize>,
+    /// How long threads stay awake after their last work before they sleep. Waiting threads yield to others.
+    pub spin: Duration,
+    /// Streams at a time.
+    pub streams: u32,
+    /// Huge pages.
+    pub huge_pages: HugePages,
+}
+
+impl Default for CpuConfig {
+    fn default() -> Self {
+        Self { threads: None, spin: Duration::from_micros(150), streams: 256, huge_pages: HugePages::default() }
+    }
+}
+
+impl CpuConfig {
+    /// The defaults with this many threads.
+    #[must_use]
+    pub fn threads(threads: usize) -> Self {
+        Self { threads: Some(threads), ..Self::default() }
+    }
+
+    /// As before, with this time to stay awake.
+    #[must_use]
+    pub fn spin(mut self, spin: Duration) -> Self {
+        self.spin = spin;
+        self
+    }
+
+    /// As before, with this many streams at most.
+    #[must_use]
+    pub fn streams(mut self, streams: u32) -> Self {
+        self.streams = streams;
+        self
+    }
+
+    /// As before, with this choice of huge pages.
+    #[must_use]
+    pub fn huge_pages(mut self, huge_pages: HugePages) -> Self {
+        self.huge_pages = huge_pages;
+        self
+    }
+
+    /// Checks the values.
+    ///
+    /// # Errors
+    /// `InvalidArgument` for no threads or more than 1,024, for no streams, and for a spin of more than a second.
+    pub fn validate(&self) -> Result<()> {
+        if let Some(threads) = self.threads
+            && !(1..=THREADS_MAX).contains(&threads)
+        {
+            return Err(Error::invalid(format!("{threads} threads: want 1 to {THREADS_MAX}")));
+        }
+        if self.streams == 0 {
+            return Err(Error::invalid("a device without streams can do nothing"));
+        }
+        if self.spin > Duration::from_secs(1) {
+            return Err(Error::invalid(format!("threads that stay awake for {:?}: want at most a second", self.spin)));
+        }
+        Ok(())
+    }
+}
+
+/// Owns the managers of the backend: the first to be made and the last to go.
+#[doc(alias = "RuntimeManager")]
+#[doc(alias = "ExecutionManager")]
+#[derive(Debug)]
+pub struct CpuExecutionManager {
+    devices: DeviceManager,
+    state: Mutex<State>,
+}
+
+#[derive(Debug, PartialEq, Eq, Clone, Copy)]
+enum State {
+    Unconfigured,
+    Configured,
+    ShutDown,
+}
+
+impl Default for CpuExecutionManager {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl CpuExecutionManager {
+    /// A manager that must be configured.
+    #[must_use]
+    pub fn new() -> Self {
+        Self { devices: DeviceManager::new(), state: Mutex::new(State::Unconfigured) }
+    }
+
+    /// Makes it ready. All-or-nothing. Finds out about the machine; starts no thread.
+    ///
+    /// # Errors
+    /// As [`CpuConfig::validate`]; `InvalidState` when it is configured or shut down already.
+    pub fn configure(&self, config: CpuConfig) -> Result<()> {
+        config.validate()?;
+        let mut state = self.state.lock();
+        if *state != State::Unconfigured {
+            return Err(Error::state("the CPU execution manager is configured already"));
+        }
+        self.devices.initialize_devices(Arc::new(Topology::detect()), config)?;
+        *state = State::Configured;
+        Ok(())
+    }
+
+    /// The devices.
+    pub fn devices(&self) -> &DeviceManager {
+        &self.devices
+    }
+
+    /// Ends everything; a second call is `Ok`.
+    ///
+    /// # Errors
+    /// `LeasesOutstanding`; nothing has changed then.
+    pub fn shutdown(&self) -> Result<()> {
+        let mut state = self.state.lock();
+        if *state == State::Configured {
+            self.devices.shutdown()?;
+        }
+        *state = State::ShutDown;
+        Ok(())
+    }
+}

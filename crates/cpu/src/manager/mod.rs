@@ -1,0 +1,23 @@
+//! The managers: they own the device's resources and expose them. They do not wait, signal, copy or launch.
+//!
+//! | manager | owns | kind of pool |
+//! |---|---|---|
+//! | [`execution`] | the device manager: the top | – |
+//! | [`device`] | devices, each with the managers below | fixed slots, created lazily |
+//! | [`stream`] | queues and their workers | growable, recycled, retire list |
+//! | [`event`] | time stamps | growable, recycled, thread cells |
+//! | [`gate`] | timelines that the host signals | growable |
+//! | [`pipeline`] | kernels made ready | keyed singletons |
+//! | [`graph`] | instantiated plans | growable |
+//! | [`buffer`] | nothing: a view over the allocators' block tables | – |
+//!
+//! This module must not know backings or the traits of `hal`'s devices.
+
+pub mod buffer;
+pub mod device;
+pub mod event;
+pub mod execution;
+pub mod gate;
+pub mod graph;
+pub mod pipeline;
+pub mod stream;

@@ -1,0 +1,92 @@
+//! Pipelines: kernels made ready. Here that is a function's address.
+//!
+//! This module must not know which kernels exist.
+
+use leasehold_core::{Error, Fate, Handle, Lease, PoolConfig, PoolManager, PoolStats, Resource, Result, tags};
+use leasehold_hal::{KernelDesc, KernelSource, Pipeline};
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+struct Key {
+    name: Box<str>,
+    entry: Box<str>,
+    function: usize,
+}
+
+struct Pipelines;
+
+impl Resource for Pipelines {
+    type Payload = Pipeline;
+    type Request<'a> = (&'a KernelDesc<'a>, usize);
+    const NAME: &'static str = "pipeline";
+
+    fn create(&self, _: Handle<tags::Pipeline>, (desc, function): &(&KernelDesc<'_>, usize)) -> Result<Pipeline> {
+        Ok(Pipeline {
+            native: *function as u64,
+            name: desc.name.as_ref().into(),
+            bindings: desc.bindings.as_ref().into(),
+            params: desc.params,
+            block_threads: 1024,
+        })
+    }
+
+    fn recycle(&self, _: &mut Pipeline) -> Fate {
+        Fate::Destroy
+    }
+}
+
+/// Owns the kernels of a device, one for each name, entry and function.
+#[doc(alias = "ModuleManager")]
+#[derive(Debug)]
+pub struct PipelineManager {
+    manager: PoolManager<Pipelines, Key>,
+}
+
+impl PipelineManager {
+    pub(crate) fn new() -> Result<Self> {
+        let manager = PoolManager::new();
+        manager.configure(Pipelines, PoolConfig { block: 64, ..PoolConfig::default() })?;
+        Ok(Self { manager })
+    }
+
+    /// The kernel's pipeline.
+    ///
+    /// # Errors
+    /// `InvalidArgument` beyond the limits, and for a kernel that declares something else than the one of the same key; `Unsupported` for what is
+    /// not a Rust function.
+    pub fn get_or_create(&self, desc: &KernelDesc<'_>) -> Result<Lease<Pipeline>> {
+        desc.validate()?;
+        let KernelSource::Cpu(function) = desc.source else {
+            return Err(Error::Unsupported(
+                format!("kernel {}: the CPU runs Rust functions, not {}", desc.name, desc.source.kind()).into(),
+            ));
+        };
+        let function = function as usize;
+        let key = Key { name: desc.name.as_ref().into(), entry: desc.entry.as_ref().into(), function };
+        let pipeline = self.manager.get_or_create(&key, &(desc, function))?;
+        if *pipeline.bindings != *desc.bindings || pipeline.params != desc.params {
+            return Err(Error::invalid(format!(
+                "kernel {}: it was made ready before with other bindings or parameters",
+                desc.name
+            )));
+        }
+        Ok(pipeline)
+    }
+
+    /// How many pipelines somebody beside this manager holds (a snapshot).
+    pub fn in_use(&self) -> u64 {
+        self.manager.keyed_in_use()
+    }
+
+    /// What the pool did so far.
+    pub fn stats(&self) -> PoolStats {
+        self.manager.stats()
+    }
+
+    /// Ends the manager.
+    ///
+    /// # Errors
+    /// `LeasesOutstanding`; nothing has changed then.
+    pub fn shutdown(&self) -> Result<()> {
+        self.manager.shutdown()
+    }
+}

@@ -1,0 +1,187 @@
+//! Streams: queues with a timeline, recycled with their worker.
+//!
+//! An idle, sound stream that nobody holds keeps its queue and its sleeping worker for the next request. One with work pending goes to the
+//! retire list and is taken from there again once its work is over. A poisoned one ends.
+//!
+//! This module must not know what streams run.
+
+use super::gate::GateWaits;
+use crate::driver::pool::TilePool;
+use crate::driver::queue::Queue;
+use leasehold_core::sync::{Arc, Mutex};
+use leasehold_core::{
+    Error, Fate, Handle, Lease, Line, PoolConfig, PoolManager, PoolStats, Resource, Result, RetireList, Tagged,
+    VALUE_LIMIT, tags,
+};
+use std::fmt;
+
+/// A stream: its queue.
+pub struct StreamState {
+    pub(crate) queue: Queue,
+    waits: Arc<GateWaits>,
+}
+
+impl StreamState {
+    /// Its line.
+    #[inline]
+    pub fn line(&self) -> &'static Line {
+        self.queue.line()
+    }
+
+    pub(crate) fn waits(&self) -> &GateWaits {
+        &self.waits
+    }
+
+    /// Whether it can be lent again.
+    fn is_sound(&self) -> bool {
+        let line = self.line();
+        line.is_idle() && !line.failed(VALUE_LIMIT) && line.submitted() < VALUE_LIMIT / 2
+    }
+}
+
+impl Tagged for StreamState {
+    type Tag = tags::Stream;
+}
+
+impl fmt::Debug for StreamState {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "StreamState({:?})", self.line())
+    }
+}
+
+struct Common {
+    retired: RetireList<StreamState>,
+    /// Lines of all streams that exist, the retired ones too.
+    lines: Mutex<Vec<&'static Line>>,
+}
+
+impl Common {
+    fn forget(&self, stream: StreamState) {
+        let id = stream.line().id();
+        self.lines.lock().retain(|l| l.id() != id);
+        drop(stream);
+    }
+}
+
+struct Streams {
+    pool: Arc<TilePool>,
+    waits: Arc<GateWaits>,
+    common: Arc<Common>,
+    limit: u32,
+}
+
+impl Resource for Streams {
+    type Payload = StreamState;
+    type Request<'a> = ();
+    const NAME: &'static str = "stream";
+
+    fn create(&self, _: Handle<tags::Stream>, (): &()) -> Result<StreamState> {
+        let mut again = None;
+        self.common.retired.drain(
+            |s| s.line().is_idle(),
+            |s| {
+                if again.is_none() && s.is_sound() {
+                    again = Some(s);
+                } else {
+                    self.common.forget(s);
+                }
+            },
+        );
+        if let Some(stream) = again {
+            return Ok(stream);
+        }
+        let used = self.common.lines.lock().len() as u64;
+        if used >= u64::from(self.limit) {
+            return Err(Error::OverBudget { requested: 1, used, limit: u64::from(self.limit) });
+        }
+        let stream = StreamState { queue: Queue::new(self.pool.clone())?, waits: self.waits.clone() };
+        self.common.lines.lock().push(stream.line());
+        Ok(stream)
+    }
+
+    fn recycle(&self, stream: &mut StreamState) -> Fate {
+        if stream.is_sound() { Fate::Keep } else { Fate::Destroy }
+    }
+
+    fn destroy(&self, stream: StreamState) {
+        // Ending a worker may block for an instant, and work may be pending.
+        self.common.retired.push(stream);
+    }
+}
+
+/// Owns the streams of a device.
+pub struct StreamManager {
+    manager: PoolManager<Streams>,
+    common: Arc<Common>,
+}
+
+impl StreamManager {
+    pub(crate) fn new(pool: Arc<TilePool>, waits: Arc<GateWaits>, limit: u32) -> Result<Self> {
+        let common = Arc::new(Common { retired: RetireList::new(), lines: Mutex::new(Vec::new()) });
+        let manager = PoolManager::new();
+        manager.configure(
+            Streams { pool, waits, common: common.clone(), limit },
+            PoolConfig { block: 16, ..PoolConfig::default() },
+        )?;
+        Ok(Self { manager, common })
+    }
+
+    /// A stream: an idle one, or a new one.
+    ///
+    /// # Errors
+    /// `OverBudget` beyond the limit of streams; `OutOfMemory` without lines.
+    pub fn acquire(&self) -> Result<Lease<StreamState>> {
+        self.manager.acquire(&())
+    }
+
+    /// A lease on the handle's stream.
+    ///
+    /// # Errors
+    /// `StaleHandle`, `Occupied`.
+    pub fn lease(&self, stream: Handle<tags::Stream>) -> Result<Lease<StreamState>> {
+        self.manager.lease(stream)
+    }
+
+    /// Whether the handle's stream is alive: one load.
+    pub fn is_alive(&self, stream: Handle<tags::Stream>) -> bool {
+        self.manager.is_alive(stream)
+    }
+
+    /// Ends idle streams and their workers until at most `keep` are left; says how many. May block for an instant.
+    pub fn trim(&self, keep: u64) -> u64 {
+        let ended = self.manager.trim(keep);
+        self.common.retired.drain(|s| s.line().is_idle(), |s| self.common.forget(s));
+        ended
+    }
+
+    /// Streams that were dropped while work was pending, or that failed, and have not ended yet.
+    pub fn retired(&self) -> usize {
+        self.common.retired.len()
+    }
+
+    /// The lines of all streams that exist.
+    pub fn lines(&self) -> Vec<&'static Line> {
+        self.common.lines.lock().clone()
+    }
+
+    /// What the pool did so far.
+    pub fn stats(&self) -> PoolStats {
+        self.manager.stats()
+    }
+
+    /// Ends the manager. Streams whose work is pending finish it by themselves.
+    ///
+    /// # Errors
+    /// `LeasesOutstanding`; nothing has changed then.
+    pub fn shutdown(&self) -> Result<()> {
+        self.manager.shutdown()?;
+        self.common.retired.take_all().into_iter().for_each(|s| self.common.forget(s));
+        Ok(())
+    }
+}
+
+impl fmt::Debug for StreamManager {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("StreamManager").field("streams", &self.manager).field("retired", &self.common.retired).finish()
+    }
+}
