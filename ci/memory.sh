@@ -36,8 +36,8 @@ echo "== models of the lock"
 RUSTFLAGS="--cfg loom" cargo test --quiet --release -p leasehold-memory --lib --target-dir "$target/loom" lock::
 echo "== AddressSanitizer and leak detection"
 host=$(rustc -vV | sed -n 's/^host: //p')
-RUSTC_BOOTSTRAP=1 RUSTFLAGS=-Zsanitizer=address ASAN_OPTIONS=detect_leaks=1 \
-    cargo test --quiet -p leasehold-memory --lib --tests --target "$host" --target-dir "$target/asan"
+RUSTC_BOOTSTRAP=1 RUSTFLAGS=-Zsanitizer=address RUSTDOCFLAGS=-Zsanitizer=address ASAN_OPTIONS=detect_leaks=1 \
+    cargo test --quiet -p leasehold-memory --target "$host" --target-dir "$target/asan"
 RUSTC_BOOTSTRAP=1 RUSTFLAGS=-Zsanitizer=address cargo build --quiet --release -p leasehold-memory --features bench \
     --example fuzz --target "$host" --target-dir "$target/asan"
 ASAN_OPTIONS=detect_leaks=1 "$target/asan/$host/release/examples/fuzz" --calls "${FUZZ_CALLS:-2000000}" --seed 3

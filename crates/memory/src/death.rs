@@ -19,6 +19,8 @@ use crate::shared::{CustomDestructor, TensorInfo};
 use crate::table::{Entry, HOST, Kind, State};
 use crate::vec_ptr::VecPtr;
 
+/// Tensors that leave the quarantine in one turn of the pool's lock.
+const BATCH: usize = 16;
 /// Against the budget, a dead tensor of unknown size counts as this much.
 const UNKNOWN_BYTES: u64 = 4096;
 
@@ -169,27 +171,28 @@ impl Local {
 
     /// Lets go of what died in scope `depth`, which is ending; false if that was nothing.
     pub(crate) fn end_mourning(&self, depth: u32) -> bool {
-        if self.marks.get(depth.wrapping_sub(1)).is_none_or(|mark| mark.flags & MOURNING == 0) {
+        if self.marks.read(depth.wrapping_sub(1), |mark| mark.flags & MOURNING != 0) != Some(true) {
             return false;
         }
         self.marks.update(depth - 1, |mark| mark.flags &= !MOURNING);
-        const BATCH: usize = 32;
-        let mut batch = [const { None }; BATCH];
-        loop {
-            let mut n = 0;
+        let next = || {
+            let last =
+                self.waiting.last().filter(|w| self.waiting.len() > self.waiting_from.get() && w.depth >= depth)?;
+            self.waiting.pop();
+            self.shared.unquarantine(last.bytes);
+            Some(last)
+        };
+        // Several at a time, for one turn of the pool's lock.
+        while let Some(first) = next() {
+            let mut batch = [first; BATCH];
+            let mut n = 1;
             while n < BATCH
-                && self.waiting.len() > self.waiting_from.get()
-                && let Some(last) = self.waiting.last().filter(|w| w.depth >= depth)
+                && let Some(waiting) = next()
             {
-                self.waiting.pop();
-                self.shared.unquarantine(last.bytes);
-                batch[n] = Some(last);
+                batch[n] = waiting;
                 n += 1;
             }
-            if n == 0 {
-                break;
-            }
-            self.settle_all(batch[..n].iter().flatten());
+            self.settle(&batch[..n]);
         }
         if self.waiting.len() == self.waiting_from.get() {
             self.waiting.truncate(0);
@@ -198,40 +201,32 @@ impl Local {
         true
     }
 
+    /// Hands tensors whose quarantine is over (at most [`BATCH`]) to the pool, and what it refuses to the destructor.
     fn settle(&self, waiting: &[Waiting]) {
-        self.settle_all(waiting.iter());
-    }
-
-    /// Hands tensors whose quarantine is over to the pool, and what it refuses to the destructor.
-    fn settle_all<'a>(&self, waiting: impl Iterator<Item = &'a Waiting> + Clone) {
-        let mut refused = Vec::new();
-        // Only those that were not revived meanwhile; from here on the table calls them pooled.
-        let ours = |w: &&Waiting| {
+        // Of each: whether it is still ours, and then, whether the pool has refused it.
+        let (mut ours, mut refused) = ([false; BATCH], [true; BATCH]);
+        for (w, ours) in waiting.iter().zip(&mut ours) {
             let mut shard = self.shared.table.lock(w.dead.addr, self.me);
             let entry = shard.find(w.dead.addr);
+            // Not if it was revived meanwhile; otherwise the table calls it pooled from here on.
             let entry = entry.filter(|e| e.generation == w.dead.generation && e.state == State::Quarantined);
-            entry.map(|e| e.state = State::Pooled).is_some()
-        };
-        let mut offered = Vec::new();
-        for w in waiting.filter(ours) {
-            match w.key {
-                Some(key) => offered.push((w.dead, key)),
-                None => refused.push(w.dead),
-            }
+            *ours = entry.map(|e| e.state = State::Pooled).is_some();
         }
         let mut evicted = Vec::new();
-        if !offered.is_empty() {
+        if waiting.iter().zip(ours).any(|(w, ours)| ours && w.key.is_some()) {
             self.shared.with_pool(|pool| {
-                for (dead, key) in offered {
-                    if pool.release_key(pointer(dead.addr), key, &mut evicted) == PoolOutcome::Full {
-                        refused.push(dead);
+                for ((w, ours), refused) in waiting.iter().zip(ours).zip(&mut refused) {
+                    if let Some(key) = w.key.filter(|_| ours) {
+                        *refused = pool.release_key(pointer(w.dead.addr), key, &mut evicted) == PoolOutcome::Full;
                     }
                 }
             });
         }
         self.evict(evicted);
-        for dead in refused {
-            self.discard(dead.addr);
+        for ((w, ours), refused) in waiting.iter().zip(ours).zip(refused) {
+            if ours && refused {
+                self.discard(w.dead.addr);
+            }
         }
     }
 

@@ -326,8 +326,12 @@ impl Local {
         self.shared.add_live(self.net.replace(0).into(), self.highest.replace(0).into());
     }
 
-    /// Ends this attachment: every frame and scope closed, the outermost included, everything that waits let go.
+    /// Ends this attachment: every frame and scope closed, the outermost included, everything that waits let go. Nothing can be
+    /// registered afterwards.
     pub(crate) fn detach(&self) {
+        if self.depth() == 0 {
+            return;
+        }
         self.floor.set(1);
         self.base_depth.set(1);
         self.base_frames.set(0);
@@ -339,6 +343,7 @@ impl Local {
         }
         self.close_to(1);
         self.empty_scope(1);
+        self.marks.truncate(0);
         self.report_live();
     }
 }
