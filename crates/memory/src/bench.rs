@@ -85,14 +85,15 @@ unsafe extern "C" fn free_tensor(tensor: *mut OpaqueTensor) {
     unsafe { libc::free(tensor.cast()) };
 }
 
-/// Nanoseconds per operation of each of `runs`, taken in turn; the medians.
+/// Nanoseconds of processor time (so that what else runs on the machine counts little) per operation of each of `runs`, taken in
+/// turn; the medians.
 fn medians<const N: usize>(options: Options, mut runs: [&mut dyn FnMut(usize); N]) -> [f64; N] {
     let mut times = [const { Vec::new() }; N];
     for round in 0..=options.rounds {
         for (run, times) in runs.iter_mut().zip(&mut times) {
-            let start = Instant::now();
+            let start = thread_time();
             run(options.operations);
-            let time = start.elapsed().as_secs_f64() * 1e9 / options.operations as f64;
+            let time = (thread_time() - start) * 1e9 / options.operations as f64;
             // The first round warms up.
             if round > 0 {
                 times.push(time);
