@@ -68,7 +68,7 @@ pub(crate) fn bindings(limits: &Limits, pipeline: &Pipeline, bindings: &[Binding
                 b.access, pipeline.name
             )));
         }
-        if b.len != 0 && b.addr % limits.binding_alignment.max(1) != 0 {
+        if b.len != 0 && !b.addr.is_multiple_of(limits.binding_alignment.max(1)) {
             return Err(Error::invalid(format!(
                 "binding {i} at {:#x} is not aligned to {} bytes",
                 b.addr, limits.binding_alignment
@@ -100,7 +100,7 @@ pub(crate) fn fill(f: &Fill) -> Result<()> {
         return Err(Error::invalid(format!("pattern {:#x} does not fit in {} bytes", f.pattern, f.width)));
     }
     let width = u64::from(f.width);
-    if f.dst % width != 0 || f.bytes % width != 0 {
+    if !f.dst.is_multiple_of(width) || !f.bytes.is_multiple_of(width) {
         return Err(Error::invalid(format!(
             "{} bytes at {:#x} are not aligned to the pattern's {width} bytes",
             f.bytes, f.dst

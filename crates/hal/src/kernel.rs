@@ -92,7 +92,7 @@ impl<'a> CpuArgs<'a> {
         if b.len == 0 {
             return &[];
         }
-        debug_assert!(b.addr as usize % align_of::<T>() == 0);
+        debug_assert!((b.addr as usize).is_multiple_of(align_of::<T>()));
         // SAFETY: by the contract; the length is rounded down to whole elements.
         unsafe { std::slice::from_raw_parts(b.addr as *const T, b.len as usize / size_of::<T>()) }
     }

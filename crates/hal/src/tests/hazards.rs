@@ -44,9 +44,8 @@ fn closure(n: usize, direct: impl Fn(usize, usize) -> bool) -> Vec<Vec<bool>> {
         for i in (0..j).rev() {
             if before[j][i] || direct(i, j) {
                 before[j][i] = true;
-                for k in 0..i {
-                    before[j][k] |= before[i][k];
-                }
+                let (lower, upper) = before.split_at_mut(j);
+                upper[0].iter_mut().zip(&lower[i]).for_each(|(j, i)| *j |= i);
             }
         }
     }

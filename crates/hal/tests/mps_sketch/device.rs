@@ -1,0 +1,289 @@
+//! Backend, device, memory and the small things of the sketch.
+
+use crate::mtl::*;
+use crate::stream::{Core, Exec, Gates, Graphs, LineTable, MpsStream, Streams};
+use leasehold_alloc::{Allocator, AllocatorConfig, Backing, BackingCaps, Chunk, HostKind};
+use leasehold_core::sync::{Arc, Mutex, OnceLock};
+use leasehold_core::{
+    DeviceHandle, Error, Fate, Handle, Lease, PoolConfig, PoolManager, PoolStats, Resource, Result, SlotPool, Tagged,
+    Timeline, tags,
+};
+use leasehold_hal::*;
+use std::collections::HashMap;
+use std::time::Duration;
+
+/// The backend: the devices, by ordinal.
+pub struct MpsBackend {
+    devices: PoolManager<Devices, u32>,
+    pub world: Arc<World>,
+    count: u32,
+}
+
+struct Devices(Arc<World>);
+
+impl Resource for Devices {
+    type Payload = MpsDevice;
+    type Request<'a> = u32;
+    const NAME: &'static str = "device";
+
+    fn create(&self, _: DeviceHandle, &ordinal: &u32) -> Result<MpsDevice> {
+        MpsDevice::new(self.0.clone(), ordinal)
+    }
+
+    fn recycle(&self, _: &mut MpsDevice) -> Fate {
+        Fate::Destroy
+    }
+}
+
+impl MpsBackend {
+    pub fn new(count: u32) -> Self {
+        let world = Arc::new(World::default());
+        let devices = PoolManager::new();
+        devices.configure(Devices(world.clone()), PoolConfig::default()).unwrap();
+        Self { devices, world, count }
+    }
+}
+
+impl Backend for MpsBackend {
+    fn kind(&self) -> BackendKind {
+        BackendKind::Mps
+    }
+
+    fn devices(&self) -> Result<Vec<DeviceInfo>> {
+        Ok((0..self.count).map(|i| DeviceInfo::new(DeviceId::new(BackendKind::Mps, i), "sketch")).collect())
+    }
+
+    fn open(&self, device: DeviceId) -> Result<Lease<dyn Device>> {
+        if device.ordinal >= self.count {
+            return Err(Error::NotFound(format!("{device}: there are {} devices", self.count).into()));
+        }
+        Ok(Lease::map(self.devices.get_or_create(&device.ordinal, &device.ordinal)?, |d| d as &dyn Device))
+    }
+
+    fn shutdown(&self) -> Result<()> {
+        self.devices.shutdown()
+    }
+}
+
+/// Memory: a placement heap a segment, one buffer that spans it. Addresses are `contents()`, so that the host may use them; an
+/// offset is an address less the spanning buffer's.
+struct Heaps {
+    device: Arc<MTLDevice>,
+    spans: Mutex<HashMap<u64, Span>>,
+}
+
+/// A heap and its buffer.
+struct Span(#[expect(dead_code, reason = "keeps the heap")] Retained<MTLHeap>, Retained<MTLBuffer>);
+
+// SAFETY: `MTLHeap` and `MTLBuffer` are not declared `Send` because their contents are shared; the objects themselves are reference
+// counted atomically and only created, asked for immutable properties and released here, under a lock.
+unsafe impl Send for Span {}
+
+impl Backing for Heaps {
+    fn caps(&self) -> BackingCaps {
+        BackingCaps { vmm: false, granule: 64 << 10, physical: 64 << 20, reserve: false, segment: 256 << 10 }
+    }
+
+    fn reserve(&self, _: u64) -> Result<u64> {
+        Err(Error::Unsupported("Metal has no address reservations".into()))
+    }
+
+    fn commit(&self, at: Option<u64>, bytes: u64) -> Result<Chunk> {
+        let none = || Error::from(leasehold_core::OutOfMemory::new("mps:0 heaps", bytes));
+        if at.is_some() {
+            return Err(Error::Unsupported("Metal places heaps by itself".into()));
+        }
+        let heap = self.device.newHeapWithDescriptor(bytes as usize).ok_or_else(none)?;
+        let buffer = heap.newBufferWithLength_offset(bytes as usize, 0).ok_or_else(none)?;
+        let (addr, native) = (buffer.contents() as u64, Arc::as_ptr(&buffer) as u64);
+        self.spans.lock().insert(native, Span(heap, buffer));
+        Ok(Chunk { addr, bytes, native })
+    }
+
+    fn decommit(&self, chunk: Chunk) -> Result<()> {
+        let span = self.spans.lock().remove(&chunk.native);
+        drop(span.map(|s| s.1));
+        Ok(())
+    }
+
+    fn release(&self, _: u64, _: u64) {}
+}
+
+/// A device: what lives as long as it does, and the pools.
+pub struct MpsDevice {
+    core: Arc<Core>,
+    info: DeviceInfo,
+    limits: Limits,
+    memory: Allocator,
+    streams: SlotPool<Streams>,
+    pipelines: PoolManager<Pipelines, String>,
+    stamps: SlotPool<Stamps>,
+    graphs: SlotPool<Graphs>,
+    gates: SlotPool<Gates>,
+}
+
+impl Tagged for MpsDevice {
+    type Tag = tags::Device;
+}
+
+impl MpsDevice {
+    fn new(world: Arc<World>, ordinal: u32) -> Result<Self> {
+        let id = DeviceId::new(BackendKind::Mps, ordinal);
+        let nil = |what: &str| Error::Unavailable(format!("{id}: no {what}").into());
+        let device = Arc::new(MTLDevice(world));
+        // One queue for all streams, with room for more buffers than the default of 64.
+        let queue = device.newCommandQueueWithMaxCommandBufferCount(2048).ok_or_else(|| nil("queue"))?;
+        let heaps = |name: &'static str, host_kind| {
+            let backing = Heaps { device: device.clone(), spans: Mutex::new(HashMap::new()) };
+            let config = AllocatorConfig { name: name.into(), host_kind, ..AllocatorConfig::default() };
+            Allocator::new(Box::new(backing), config)
+        };
+        let memory = heaps("mps device memory", HostKind::None)?;
+        // Unified memory: pinned memory is the same heaps, told apart for the statistics.
+        let staging = heaps("mps staging", HostKind::Pinned)?;
+        let core = Arc::new(Core { device, queue, staging, lines: LineTable::default(), fill: OnceLock::new() });
+        let pool = PoolConfig::default;
+        let pipelines = PoolManager::new();
+        pipelines.configure(Pipelines(core.device.clone()), pool())?;
+        let mut limits = Limits::default();
+        limits.binding_alignment = 4;
+        Ok(Self {
+            core,
+            info: DeviceInfo::new(id, "sketch"),
+            limits,
+            memory,
+            streams: SlotPool::new(Streams, pool())?,
+            pipelines,
+            stamps: SlotPool::new(Stamps, pool())?,
+            graphs: SlotPool::new(Graphs, pool())?,
+            gates: SlotPool::new(Gates, pool())?,
+        })
+    }
+}
+
+impl Device for MpsDevice {
+    fn info(&self) -> &DeviceInfo {
+        &self.info
+    }
+
+    fn caps(&self) -> Caps {
+        let mut caps = Caps::default();
+        caps.host_visible = true;
+        caps.pinned = true;
+        caps.gates = true;
+        caps.timestamps = true;
+        caps.graphs = true;
+        caps.concurrent_streams = true;
+        caps.foreign_calls = true;
+        caps.unordered_streams = true;
+        caps
+    }
+
+    fn limits(&self) -> &Limits {
+        &self.limits
+    }
+
+    fn memory_info(&self) -> Result<MemoryInfo> {
+        Ok(MemoryInfo { total: 64 << 20, free: 64 << 20 })
+    }
+
+    fn make_current(&self) -> Result<()> {
+        Ok(())
+    }
+
+    fn memory(&self, kind: MemoryKind) -> Result<&Allocator> {
+        match kind {
+            MemoryKind::Device => Ok(&self.memory),
+            MemoryKind::Pinned => Ok(&self.core.staging),
+            _ => Err(Error::Unsupported("no such memory".into())),
+        }
+    }
+
+    fn stream(&self, _: &StreamDesc) -> Result<Lease<dyn Stream>> {
+        let lease = self.streams.acquire(&&self.core)?;
+        Ok(Lease::map(lease, |s: &MpsStream| s as &dyn Stream))
+    }
+
+    fn pipeline(&self, desc: &KernelDesc<'_>) -> Result<Lease<Pipeline>> {
+        self.pipelines.get_or_create(&desc.name.to_string(), desc)
+    }
+
+    fn timestamp(&self) -> Result<Lease<Timestamp>> {
+        self.stamps.acquire(&())
+    }
+
+    fn elapsed(&self, start: &Timestamp, end: &Timestamp) -> Result<Duration> {
+        match (start.get(), end.get()) {
+            (Some(a), Some(b)) => Ok(Duration::from_nanos(b.saturating_sub(a))),
+            _ => Err(Error::state("a time stamp that was not written")),
+        }
+    }
+
+    fn instantiate(&self, plan: Plan) -> Result<Lease<dyn GraphExec>> {
+        let made = Mutex::new(Some(Exec::new(plan)));
+        Ok(Lease::map(self.graphs.acquire(&&made)?, |g: &Exec| g as &dyn GraphExec))
+    }
+
+    fn gate(&self) -> Result<Lease<dyn Gate>> {
+        Ok(Lease::map(self.gates.acquire(&&self.core)?, |g| g as &dyn Gate))
+    }
+
+    fn peer_access(&self, peer: DeviceId) -> Result<bool> {
+        Ok(peer == self.info.id)
+    }
+
+    fn synchronize(&self, timeout: Option<Duration>) -> Result<()> {
+        self.core.lines.streams().iter().try_for_each(|s| s.wait_host(s.line().submitted(), timeout))
+    }
+
+    fn pools(&self, report: &mut dyn FnMut(&'static str, PoolStats)) {
+        report("streams", self.streams.stats());
+        report("pipelines", self.pipelines.stats());
+    }
+}
+
+struct Pipelines(Arc<MTLDevice>);
+
+impl Resource for Pipelines {
+    type Payload = Pipeline;
+    type Request<'a> = KernelDesc<'a>;
+    const NAME: &'static str = "pipeline";
+
+    fn create(&self, _: Handle<tags::Pipeline>, desc: &KernelDesc<'_>) -> Result<Pipeline> {
+        if !matches!(desc.source, KernelSource::Msl(_) | KernelSource::Metallib(_)) {
+            return Err(Error::Unsupported(format!("Metal does not run {}", desc.source.kind()).into()));
+        }
+        let state = self.0.newComputePipelineState(&desc.entry).map_err(|e| Error::NotFound(e.into()))?;
+        Ok(Pipeline {
+            name: desc.name.as_ref().into(),
+            bindings: desc.bindings.as_ref().into(),
+            params: desc.params,
+            block_threads: state.maxTotalThreadsPerThreadgroup() as u32,
+            // The word owns a count, which `destroy` gives back.
+            native: Arc::into_raw(state) as u64,
+        })
+    }
+
+    fn destroy(&self, p: Pipeline) {
+        // SAFETY: the count that `create` made; the pipeline is gone, so nobody uses the word any more.
+        drop(unsafe { Arc::from_raw(p.native as *const MTLComputePipelineState) });
+    }
+}
+
+struct Stamps;
+
+impl Resource for Stamps {
+    type Payload = Timestamp;
+    type Request<'a> = ();
+    const NAME: &'static str = "time stamp";
+
+    fn create(&self, handle: Handle<tags::Timestamp>, (): &()) -> Result<Timestamp> {
+        // The index in the counter sample buffer.
+        Ok(Timestamp::new(u64::from(handle.index())))
+    }
+
+    fn recycle(&self, p: &mut Timestamp) -> Fate {
+        p.clear();
+        Fate::Keep
+    }
+}
