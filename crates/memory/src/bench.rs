@@ -1,6 +1,6 @@
 //! The benchmark behind `leasehold bench memory` (feature `bench`).
 //!
-//! Each figure is measured in alternation with the plain design ([`Plain`](crate::workload::Plain)) and, where one is named, a reference of
+//! Each figure is measured in alternation with the plain design ([`Plain`]) and, where one is named, a reference of
 //! the standard library, in this process: rounds of each in turn, of which the medians are reported. It prints nothing.
 
 use std::ffi::c_void;

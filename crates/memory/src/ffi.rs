@@ -8,7 +8,6 @@
 //! - Any thread may call any of them at any time, destructors and hooks included; not from signal handlers.
 //! - A thread that has detached (its thread-local destructors are running) may still acquire and release; the rest are no-ops.
 
-use std::cell::Cell;
 use std::ffi::{CStr, c_char, c_void};
 use std::fmt::Write;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -26,6 +25,7 @@ use crate::record::{About, Released};
 use crate::shared::{Config, CustomDestructor, ScopeEnterHook, ScopeExitHook, Shared, TensorDescriber};
 use crate::stats::Stats;
 use crate::table::Kind;
+use crate::tls;
 use crate::vec_ptr::VecPtr;
 
 fn global() -> &'static Arc<Shared> {
@@ -33,13 +33,10 @@ fn global() -> &'static Arc<Shared> {
     GLOBAL.get_or_init(|| Arc::new(Shared::new(Config::from_env(), Log::from_env())))
 }
 
-/// What `LOCAL` holds once the thread has detached.
+/// What the thread's word (`tls.rs`) holds once the thread has detached; null before it attaches.
 const GONE: *const Local = ptr::without_provenance(1);
 
 thread_local! {
-    /// This thread's attachment: null before the first call, [`GONE`] after the last. Needs no destructor, so that it can be
-    /// read at any time.
-    static LOCAL: Cell<*const Local> = const { Cell::new(ptr::null()) };
     /// Detaches when the thread ends.
     static AT_EXIT: AtExit = const { AtExit };
 }
@@ -48,7 +45,7 @@ struct AtExit;
 
 impl Drop for AtExit {
     fn drop(&mut self) {
-        let local = LOCAL.get();
+        let local = tls::get();
         if local.addr() > GONE.addr() {
             detach(local);
         }
@@ -57,10 +54,10 @@ impl Drop for AtExit {
 
 /// Closes everything (callbacks still find the attachment), then frees it.
 fn detach(local: *const Local) {
-    // SAFETY: `LOCAL` held a pointer from `Box::into_raw`, which only this function frees, once.
+    // SAFETY: the word held a pointer from `Box::into_raw`, which only this function frees, once.
     unsafe {
         (*local).detach();
-        LOCAL.set(GONE);
+        tls::set(GONE);
         drop(Box::from_raw(local.cast_mut()));
     }
 }
@@ -68,7 +65,7 @@ fn detach(local: *const Local) {
 /// This thread's attachment, made at the first call.
 #[inline(always)]
 fn local() -> Option<&'static Local> {
-    let local = LOCAL.get();
+    let local = tls::get();
     if local.addr() > GONE.addr() {
         // SAFETY: see `detach`. Callers use the reference during one call; `detach` runs when none is in progress.
         Some(unsafe { &*local })
@@ -84,7 +81,7 @@ fn attach(state: *const Local) -> Option<&'static Local> {
         return None;
     }
     let local = Box::into_raw(Box::new(Local::new(Arc::clone(global()))));
-    LOCAL.set(local);
+    tls::set(local);
     // Without the guard (the thread is ending already) the attachment stays until the process ends.
     let _ = AT_EXIT.try_with(|_| ());
     // SAFETY: just made.
@@ -103,7 +100,7 @@ fn with_or_briefly<R>(f: impl FnOnce(&Local) -> R) -> R {
 #[cold]
 fn briefly<R>(f: impl FnOnce(&Local) -> R) -> R {
     let local: *const Local = Box::into_raw(Box::new(Local::new(Arc::clone(global()))));
-    LOCAL.set(local);
+    tls::set(local);
     // SAFETY: just made; freed by `detach` below.
     let result = f(unsafe { &*local });
     detach(local);

@@ -31,6 +31,7 @@ mod stack;
 mod stats;
 mod table;
 mod tensor;
+mod tls;
 mod vec_ptr;
 #[cfg(feature = "bench")]
 pub mod workload;

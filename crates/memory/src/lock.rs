@@ -222,9 +222,9 @@ mod model {
             assert_eq!(add(&guarded, 1), Held::Biased);
             let other = Arc::clone(&guarded);
             let thread = thread::spawn(move || add(&other, 2));
-            add(&guarded, 1);
+            let _ = add(&guarded, 1);
             assert_eq!(thread.join().unwrap(), Held::Spin);
-            add(&guarded, 1);
+            let _ = add(&guarded, 1);
             // SAFETY: nobody else is left.
             assert_eq!(guarded.1.with(|n| unsafe { *n }), 4);
         });
