@@ -8,6 +8,7 @@
 use std::time::Instant;
 
 use half::{bf16, f16};
+use leasehold_hal::kernel::{Binding, CpuArgs, CpuFn};
 use leasehold_operators::kernels::cpu::attention::AttentionParams;
 use leasehold_operators::kernels::cpu::elem::DType;
 use leasehold_operators::kernels::cpu::embedding::EmbeddingParams;
@@ -16,7 +17,6 @@ use leasehold_operators::kernels::cpu::linear::{LinearParams, NORM};
 use leasehold_operators::kernels::cpu::rope;
 use leasehold_operators::kernels::cpu::sampling::SampleParams;
 use leasehold_operators::kernels::cpu::tile::{KernelSpec, NONE, Params, bind, bind_read};
-use leasehold_hal::kernel::{Binding, CpuArgs, CpuFn};
 
 const LAYERS: usize = 6;
 const WIDTH: usize = 256;
@@ -124,13 +124,15 @@ fn main() {
     let (mut h, mut q, mut k, mut v) = (vec![0f32; WIDTH], vec![0f32; WIDTH], vec![0f32; kv], vec![0f32; kv]);
     let (mut a, mut inner, mut logits) = (vec![0f32; WIDTH], vec![0f32; INNER], vec![0f32; VOCABULARY]);
     let (mut token, mut at, mut ring, mut count) = ([1i32], [0i32], vec![0i32; 64], [0u32]);
-    let [h, q, k, v, a, inner, logits] = [&mut h, &mut q, &mut k, &mut v, &mut a, &mut inner, &mut logits].map(|b| bind(b));
+    let [h, q, k, v, a, inner, logits] =
+        [&mut h, &mut q, &mut k, &mut v, &mut a, &mut inner, &mut logits].map(|b| bind(b));
     let (table, token_b, at_b, ring, count) =
         (bind_read(&table), bind(&mut token), bind(&mut at), bind(&mut ring), bind(&mut count));
 
     let none = NONE;
     let w = dtype as u32;
-    let linear = LinearParams { m: 1, k: WIDTH as u32, ldx: WIDTH as u32, eps: 1e-5, w, vector: w, ..Default::default() };
+    let linear =
+        LinearParams { m: 1, k: WIDTH as u32, ldx: WIDTH as u32, eps: 1e-5, w, vector: w, ..Default::default() };
     let embedding = weights.push(&noise(VOCABULARY * WIDTH, 0.2, 99));
     let mut steps = vec![Step::new(
         "embedding",

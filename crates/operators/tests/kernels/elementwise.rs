@@ -9,6 +9,8 @@ use proptest::prelude::*;
 
 use super::{Tensor, cases, close, dtypes, levels, noise, rounding, run, run_scattered, size};
 
+type Function = fn(f64, f64) -> f64;
+
 proptest! {
     #![proptest_config(cases(50))]
 
@@ -19,7 +21,7 @@ proptest! {
         let scaled: Vec<f32> = noise(rows * ld[0], seed).iter().map(|v| v * 30.0).collect();
         let mut a = Tensor::new(x, &scaled);
         let mut b = Tensor::new(x, &noise(rows * ld[1], seed + 1));
-        let functions: [(&str, fn(f64, f64) -> f64); 3] =
+        let functions: [(&str, Function); 3] =
             [("add", |a, b| a + b), ("mul", |a, b| a * b), ("silu_mul", |a, b| a / (1.0 + (-a).exp()) * b)];
         for (name, f) in functions {
             let (va, vb) = (a.values(), b.values());
@@ -103,7 +105,10 @@ fn casts_are_exact_or_round_to_even() {
         let mut wide = vec![0f32; words.len()];
         run(isa, "cast", &params(words.len(), DType::Bf16, DType::F32), &[bind(&mut words), bind(&mut wide)]);
         for (&w, f) in words.iter().zip(&wide) {
-            assert!(f.to_bits() | 0x0040_0000 == u32::from(w) << 16 | 0x0040_0000 && (f.is_nan() || f.to_bits() == u32::from(w) << 16));
+            assert!(
+                f.to_bits() | 0x0040_0000 == u32::from(w) << 16 | 0x0040_0000
+                    && (f.is_nan() || f.to_bits() == u32::from(w) << 16)
+            );
         }
         run(isa, "cast", &params(words.len(), DType::F16, DType::F32), &[bind(&mut words), bind(&mut wide)]);
         for (&w, f) in words.iter().zip(&wide) {
@@ -114,12 +119,18 @@ fn casts_are_exact_or_round_to_even() {
         run(isa, "cast", &params(singles.len(), DType::F32, DType::Bf16), &[bind(&mut singles), bind(&mut narrow)]);
         for (&f, &w) in singles.iter().zip(&narrow) {
             let (found, wanted) = (bf16::from_bits(w), bf16::from_f32(f));
-            assert!(if f.is_nan() { found.is_nan() } else { found.to_bits() == wanted.to_bits() }, "{isa}: {f:e} {found} {wanted}");
+            assert!(
+                if f.is_nan() { found.is_nan() } else { found.to_bits() == wanted.to_bits() },
+                "{isa}: {f:e} {found} {wanted}"
+            );
         }
         run(isa, "cast", &params(singles.len(), DType::F32, DType::F16), &[bind(&mut singles), bind(&mut narrow)]);
         for (&f, &w) in singles.iter().zip(&narrow) {
             let (found, wanted) = (f16::from_bits(w), f16::from_f32(f));
-            assert!(if f.is_nan() { found.is_nan() } else { found.to_bits() == wanted.to_bits() }, "{isa}: {f:e} {found} {wanted}");
+            assert!(
+                if f.is_nan() { found.is_nan() } else { found.to_bits() == wanted.to_bits() },
+                "{isa}: {f:e} {found} {wanted}"
+            );
         }
     }
 }
@@ -127,7 +138,8 @@ fn casts_are_exact_or_round_to_even() {
 /// The whole range of the exponential, through SiLU: infinities and NaN included.
 #[test]
 fn silu_of_extremes() {
-    let mut a = [0.0f32, -0.0, 88.0, -88.0, 200.0, -200.0, f32::INFINITY, f32::NAN, 1e-40, -86.5, -87.2, -87.4, 1e30, -1e30];
+    let mut a =
+        [0.0f32, -0.0, 88.0, -88.0, 200.0, -200.0, f32::INFINITY, f32::NAN, 1e-40, -86.5, -87.2, -87.4, 1e30, -1e30];
     let mut one = [1.0f32; 14];
     let p = ElementwiseParams { rows: 1, k: 14, ld: [14; 3], ..Default::default() };
     for isa in levels() {
@@ -136,7 +148,10 @@ fn silu_of_extremes() {
         for (&x, &y) in a.iter().zip(&y) {
             let wanted = f64::from(x) / (1.0 + (-f64::from(x)).exp());
             let near = (f64::from(y) - wanted).abs() <= wanted.abs() * 5e-7 + 1e-35;
-            assert!(near || (wanted.is_nan() && y.is_nan()) || f64::from(y) == wanted, "{isa}: silu({x}) = {y}, not {wanted}");
+            assert!(
+                near || (wanted.is_nan() && y.is_nan()) || f64::from(y) == wanted,
+                "{isa}: silu({x}) = {y}, not {wanted}"
+            );
         }
     }
 }

@@ -50,14 +50,24 @@ fn parameters_that_describe_nothing_are_refused() {
     assert!(refusal("linear", &LinearParams { m: FEW as u32 + 1, flags: NORM, ..linear }).contains("normalised"));
     assert!(refusal("linear3", &linear).contains("zero"));
     let attention = AttentionParams {
-        m: 1, heads: 6, kv_heads: 4, head_dim: 8, positions: 4, ldq: 48, ldo: 48, rotary: 8, ..Default::default()
+        m: 1,
+        heads: 6,
+        kv_heads: 4,
+        head_dim: 8,
+        positions: 4,
+        ldq: 48,
+        ldo: 48,
+        rotary: 8,
+        ..Default::default()
     };
     assert!(refusal("attention", &attention).contains("evenly"));
     assert!(refusal("attention", &AttentionParams { kv_heads: 3, head_dim: 512, ..attention }).contains("wider"));
     assert!(refusal("decode_attention", &AttentionParams { kv_heads: 3, rotary: 7, ..attention }).contains("rotated"));
     assert!(refusal("decode_attention", &AttentionParams { kv_heads: 3, m: 2, ..attention }).contains("one row"));
     assert!(refusal("sample", &SampleParams { n: 4, temperature: -1.0, ..Default::default() }).contains("temperature"));
-    assert!(refusal("sample", &SampleParams { n: 4, temperature: f32::NAN, ..Default::default() }).contains("temperature"));
+    assert!(
+        refusal("sample", &SampleParams { n: 4, temperature: f32::NAN, ..Default::default() }).contains("temperature")
+    );
 }
 
 #[test]

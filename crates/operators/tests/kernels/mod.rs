@@ -101,7 +101,7 @@ pub fn run(isa: Isa, name: &str, params: &impl Params, bindings: &[Binding]) {
 }
 
 /// Launches a kernel with its tiles in reverse on two threads.
-pub fn run_scattered(isa: Isa, name: &str, params: &impl Params, bindings: &[Binding]) {
+pub fn run_scattered(isa: Isa, name: &str, params: &(impl Params + Sync), bindings: &[Binding]) {
     let spec = KernelSpec::find(name).unwrap();
     let launch = spec.plan(params.as_bytes()).unwrap();
     spec.check(&launch, bindings).unwrap();

@@ -80,7 +80,16 @@ proptest! {
 
 #[test]
 fn a_negative_position_writes_nothing_to_a_cache() {
-    let p = RopeParams { m: 2, heads: 1, kv_heads: 1, head_dim: 4, rotary: 4, positions: 3, ld: [4, 4, 4], ..Default::default() };
+    let p = RopeParams {
+        m: 2,
+        heads: 1,
+        kv_heads: 1,
+        head_dim: 4,
+        rotary: 4,
+        positions: 3,
+        ld: [4, 4, 4],
+        ..Default::default()
+    };
     for isa in levels() {
         let mut position = [-2];
         let (mut x, mut cache) = (Tensor::new(DType::F32, &[1.0; 8]), Tensor::new(DType::F32, &[5.0; 12]));

@@ -126,7 +126,10 @@ fn samples_follow_the_distribution() {
     }
     let other = SampleParams { seed: [43, 0], ..p };
     let isa = Isa::Generic;
-    assert!((0..100).any(|at| sample(isa, &p, &logits, at) != sample(isa, &other, &logits, at)), "the seed does not matter");
+    assert!(
+        (0..100).any(|at| sample(isa, &p, &logits, at) != sample(isa, &other, &logits, at)),
+        "the seed does not matter"
+    );
 }
 
 #[test]
@@ -138,10 +141,20 @@ fn next_token_is_sample_and_advance() {
         let (mut token2, mut position2, mut ring2, mut count2) = ([-1i32], [10i32], [0i32; 4], [0u32]);
         for step in 0..6 {
             let loop_state = [bind(&mut token), bind(&mut position), bind(&mut ring), bind(&mut count)];
-            run(isa, "next_token", &p, &[bind_read(&logits), loop_state[0], loop_state[1], loop_state[2], loop_state[3]]);
+            run(
+                isa,
+                "next_token",
+                &p,
+                &[bind_read(&logits), loop_state[0], loop_state[1], loop_state[2], loop_state[3]],
+            );
             run(isa, "sample", &p, &[bind_read(&logits), bind(&mut position2), bind(&mut token2)]);
             let advance = AdvanceParams { step: 1, ring: 4 };
-            run(isa, "advance", &advance, &[bind(&mut token2), bind(&mut position2), bind(&mut ring2), bind(&mut count2)]);
+            run(
+                isa,
+                "advance",
+                &advance,
+                &[bind(&mut token2), bind(&mut position2), bind(&mut ring2), bind(&mut count2)],
+            );
             assert_eq!((token, position, ring, count), (token2, position2, ring2, count2));
             assert_eq!((position[0], count[0], ring[step % 4]), (11 + step as i32, 1 + step as u32, token[0]));
         }

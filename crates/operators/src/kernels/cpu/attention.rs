@@ -15,7 +15,9 @@ use super::math::exp;
 use super::rope::{MAX_HEAD_DIM, extent, head_shape, position, rotary_shape, rotate, rotate_to};
 use super::row;
 use super::simd::{Simd, Task};
-use super::tile::{Kernel, Launch, Operand, Refusal, accepted, dtype, params, positive, ptr, read, update, write};
+use super::tile::{
+    Extent, Kernel, Launch, Operand, Refusal, accepted, dtype, params, positive, ptr, read, update, write,
+};
 
 /// Positions of a block: a multiple of any vector's lanes.
 const POSITIONS: usize = 64;
@@ -286,8 +288,7 @@ unsafe fn columns<S: Simd, T: Elem, const Q: usize, const C: usize, const U: usi
 }
 
 /// The grid and the extents of queries, a cache and the output.
-#[expect(clippy::type_complexity, reason = "a grid and three extents")]
-fn shape(p: &AttentionParams) -> Result<([usize; 3], (usize, usize), (usize, usize), (usize, usize)), Refusal> {
+fn shape(p: &AttentionParams) -> Result<([usize; 3], Extent, Extent, Extent), Refusal> {
     let (m, positions) = (positive("the number of rows", p.m)?, positive("the number of positions", p.positions)?);
     let (wide, kv) = (head_shape(p.heads, p.head_dim)?, head_shape(p.kv_heads, p.head_dim)?);
     if !p.heads.is_multiple_of(p.kv_heads) {

@@ -10,7 +10,9 @@ use super::math::silu;
 use super::rope::extent;
 use super::row;
 use super::simd::{Simd, Task};
-use super::tile::{Kernel, Launch, Operand, Refusal, accepted, dtype, params, positive, ptr, read, update, write};
+use super::tile::{
+    Extent, Kernel, Launch, Operand, Refusal, accepted, dtype, params, positive, ptr, read, update, write,
+};
 
 /// Elements that a tile takes.
 const TILE: usize = 8192;
@@ -80,7 +82,7 @@ fn cut(k: usize) -> (usize, usize) {
 }
 
 /// The grid, and the extents of the three operands.
-fn shape(p: &ElementwiseParams, operands: usize) -> Result<([usize; 3], [(usize, usize); 3]), Refusal> {
+fn shape(p: &ElementwiseParams, operands: usize) -> Result<([usize; 3], [Extent; 3]), Refusal> {
     let (rows, k) = (positive("the number of rows", p.rows)?, positive("the width", p.k)?);
     let (x, y) = (dtype("the inputs", p.x)?.bytes(), dtype("the output", p.y)?.bytes());
     let (along, down) = cut(k);

@@ -18,7 +18,9 @@ use super::elem::{DType, Elem, load_at, store_at, with_elem};
 use super::math::silu;
 use super::row;
 use super::simd::{Simd, Task};
-use super::tile::{Kernel, Launch, Operand, Refusal, accepted, dtype, params, positive, ptr, read, update, write};
+use super::tile::{
+    Extent, Kernel, Launch, Operand, Refusal, accepted, dtype, params, positive, ptr, read, update, write,
+};
 
 /// The most rows of `x` for which the weights are streamed.
 pub const FEW: usize = 8;
@@ -121,13 +123,17 @@ impl Cut {
     }
 }
 
-/// Checks what the kernels share; gives the grid, and the extents of x, norm, a matrix, its bias and its output.
-#[expect(clippy::type_complexity, reason = "a closure per matrix would say less")]
-fn shape(
-    p: &LinearParams,
-    matrices: usize,
-    weight_rows: usize,
-) -> Result<([usize; 3], (usize, usize), (usize, usize), [[(usize, usize); 3]; 3]), Refusal> {
+/// What a launch takes.
+struct Shape {
+    grid: [usize; 3],
+    x: Extent,
+    norm: Extent,
+    /// Weight, bias and output of each matrix.
+    matrices: [[Extent; 3]; 3],
+}
+
+/// Checks what the kernels share.
+fn shape(p: &LinearParams, matrices: usize, weight_rows: usize) -> Result<Shape, Refusal> {
     let (m, k) = (positive("the number of rows", p.m)?, positive("the inner dimension", p.k)?);
     let (x, w) = (dtype("the activations", p.x)?.bytes(), dtype("the weights", p.w)?.bytes());
     let (y, vector) = (dtype("the outputs", p.y)?.bytes(), dtype("the biases", p.vector)?.bytes());
@@ -162,7 +168,7 @@ fn shape(
     }
     let grid = [tiles, if cut.few { 1 } else { m.div_ceil(MB) }, 1];
     let norm = if p.flags & NORM != 0 { k } else { 0 };
-    Ok((grid, ((m - 1) * p.ldx as usize + k, x), (norm, vector), operands))
+    Ok(Shape { grid, x: ((m - 1) * p.ldx as usize + k, x), norm: (norm, vector), matrices: operands })
 }
 
 /// The rows of `x` that a tile multiplies.
@@ -495,7 +501,7 @@ impl Kernel for Linear {
     type Params = LinearParams;
 
     fn plan(p: &LinearParams) -> Result<Launch, Refusal> {
-        let (grid, x, norm, [[w, b, y], ..]) = shape(p, 1, 1)?;
+        let Shape { grid, x, norm, matrices: [[w, b, y], ..] } = shape(p, 1, 1)?;
         Launch::new(grid, &[x, norm, w, b, y])
     }
 
@@ -540,7 +546,7 @@ impl Kernel for Linear3 {
     type Params = LinearParams;
 
     fn plan(p: &LinearParams) -> Result<Launch, Refusal> {
-        let (grid, x, norm, [a, b, c]) = shape(p, 3, 1)?;
+        let Shape { grid, x, norm, matrices: [a, b, c] } = shape(p, 3, 1)?;
         Launch::new(grid, &[x, norm, a[0], a[1], a[2], b[0], b[1], b[2], c[0], c[1], c[2]])
     }
 
@@ -565,7 +571,7 @@ impl Kernel for LinearGated {
     type Params = LinearParams;
 
     fn plan(p: &LinearParams) -> Result<Launch, Refusal> {
-        let (grid, x, norm, [[w, b, y], ..]) = shape(p, 1, 2)?;
+        let Shape { grid, x, norm, matrices: [[w, b, y], ..] } = shape(p, 1, 2)?;
         Launch::new(grid, &[x, norm, w, b, w, b, y])
     }
 

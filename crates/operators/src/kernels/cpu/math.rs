@@ -4,8 +4,8 @@ use super::simd::Simd;
 
 /// `1 / ln 2`.
 const LOG2_E: f32 = std::f32::consts::LOG2_E;
-/// The upper bits of `ln 2`: its product with an integral exponent is exact.
-const LN2_HI: f32 = 0.693_359_375;
+/// The upper ten bits of `ln 2`: the product with an integral exponent is exact.
+const LN2_HI: f32 = 355.0 / 512.0;
 /// `ln 2` minus [`LN2_HI`].
 const LN2_LO: f32 = -2.121_944_4e-4;
 /// Adding and subtracting it rounds to an integer (|x| < 2^22, rounding to nearest).

@@ -6,7 +6,9 @@ use leasehold_hal::kernel::CpuArgs;
 
 use super::row;
 use super::simd::Simd;
-use super::tile::{Kernel, Launch, Operand, Refusal, accepted, dtype, params, positive, ptr, read, update, write};
+use super::tile::{
+    Extent, Kernel, Launch, Operand, Refusal, accepted, dtype, params, positive, ptr, read, update, write,
+};
 
 /// Elements of the rows that a tile takes together.
 const TILE: usize = 4096;
@@ -43,7 +45,7 @@ fn rows_per_tile(k: usize) -> usize {
     (TILE / k).max(1)
 }
 
-fn shape(p: &NormParams) -> Result<([usize; 3], (usize, usize), (usize, usize), (usize, usize)), Refusal> {
+fn shape(p: &NormParams) -> Result<([usize; 3], Extent, Extent, Extent), Refusal> {
     let (rows, k) = (positive("the number of rows", p.rows)?, positive("the width", p.k)?);
     if (p.ldx as usize) < k || (p.ldy as usize) < k {
         return Err("rows overlap: a stride is smaller than the width".into());

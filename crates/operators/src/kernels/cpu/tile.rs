@@ -77,6 +77,9 @@ pub fn bind_read<T>(slice: &[T]) -> Binding {
 /// Why a launch is refused.
 pub type Refusal = Cow<'static, str>;
 
+/// What an operand takes: elements, and bytes of one.
+pub(crate) type Extent = (usize, usize);
+
 /// What a launch with given parameters needs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Launch {
@@ -91,7 +94,7 @@ pub struct Launch {
 
 impl Launch {
     /// A launch of `grid` tiles whose operands take so many elements of so many bytes.
-    pub(crate) fn new(grid: [usize; 3], operands: &[(usize, usize)]) -> Result<Self, Refusal> {
+    pub(crate) fn new(grid: [usize; 3], operands: &[Extent]) -> Result<Self, Refusal> {
         let mut launch = Self { grid: [0; 3], bytes: [0; MAX_OPERANDS], align: [1; MAX_OPERANDS] };
         for (to, from) in launch.grid.iter_mut().zip(grid) {
             *to = u32::try_from(from).map_err(|_| Refusal::from("more than 2^32 tiles"))?;
