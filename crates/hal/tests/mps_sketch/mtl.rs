@@ -2,6 +2,7 @@
 //! Nothing is computed; calls are recorded, the API's own rules are checked, and committed buffers complete when told to.
 
 #![expect(non_snake_case, reason = "the names are those of objc2-metal")]
+#![expect(clippy::arc_with_non_send_sync, reason = "stands for retained objects that must not cross threads")]
 
 use leasehold_core::sync::atomic::{AtomicU64, Ordering};
 use leasehold_core::sync::{Arc, Mutex};
@@ -141,7 +142,6 @@ impl MTLCommandQueue {
         let state = BufferState { encoder: false, committed: false, waits: vec![], signals: vec![], handlers: vec![] };
         let inner = Inner { world: self.world.clone(), id, queue: self.id, state: Mutex::new(state) };
         // Not `Send`, and retained all the same: so are the objects of Objective-C.
-        #[expect(clippy::arc_with_non_send_sync, reason = "stands for a retained object that must not cross threads")]
         let buffer = Arc::new(MTLCommandBuffer { inner: Arc::new(inner), marker: PhantomData });
         Some(buffer)
     }
@@ -199,7 +199,6 @@ impl MTLCommandBuffer {
 
     pub fn blitCommandEncoder(&self) -> Option<Retained<MTLBlitCommandEncoder>> {
         let encoder = self.inner.encoder("blit", "blitEncoder".to_owned());
-        #[expect(clippy::arc_with_non_send_sync, reason = "stands for a retained object that must not cross threads")]
         let blit = Arc::new(MTLBlitCommandEncoder { encoder, marker: PhantomData });
         Some(blit)
     }
@@ -278,7 +277,6 @@ impl Drop for Encoder {
 }
 
 fn compute(encoder: Encoder) -> Retained<MTLComputeCommandEncoder> {
-    #[expect(clippy::arc_with_non_send_sync, reason = "stands for a retained object that must not cross threads")]
     let compute = Arc::new(MTLComputeCommandEncoder { encoder, marker: PhantomData });
     compute
 }
@@ -409,7 +407,6 @@ impl MTLHeap {
         }
         self.world.say(format!("newBuffer {length} +{offset}"));
         let memory = vec![0u64; length.div_ceil(8)].into_boxed_slice();
-        #[expect(clippy::arc_with_non_send_sync, reason = "stands for a retained object that must not cross threads")]
         let buffer = Arc::new(MTLBuffer { memory: Mutex::new(memory), length, marker: self.marker });
         Some(buffer)
     }

@@ -1,1 +1,330 @@
+//! The wrappers, around the sketch: what is right passes as it would without them, what is wrong never arrives.
 
+use super::*;
+use leasehold_core::sync::Mutex;
+use leasehold_core::{Error, LineOwner};
+use std::fmt::Write as _;
+use tracing::field::{Field, Visit};
+use tracing::{Event, Metadata, Subscriber, span};
+
+type Checked = Validated<MpsBackend>;
+
+fn bench() -> Bench<Checked> {
+    Bench::of(Validated::new(MpsBackend::new(2)).unwrap())
+}
+
+impl Bench<Checked> {
+    /// The submission is refused, says where, and nothing arrived.
+    #[track_caller]
+    fn refused(&self, ops: &[Op<'_>], kind: &str, says: &str) {
+        let before = self.stream.line().submitted();
+        let e = self.submit(ops).unwrap_err();
+        let index = ops.len() - 1;
+        let place = format!("{} (operation {index} of submission {} of line", ops[index].name(), before + 1);
+        let text = e.to_string();
+        assert!(e.kind() == kind && text.contains(&place) && text.contains(says), "{e:?}");
+        assert_eq!(self.stream.line().submitted(), before);
+        let calls = self.backend.inner().world.calls();
+        assert!(!calls.iter().any(|c| c.contains("ncoder") || c.starts_with("commandBuffer")), "{calls:?}");
+    }
+}
+
+const READ: Access = Access::Read;
+const WRITE: Access = Access::Write;
+
+#[test]
+fn dispatches_are_checked_against_their_kernel_and_the_limits() {
+    let b = bench();
+    let (x, y) = (b.buffer(1000), b.buffer(1000));
+    let k = b.device.pipeline(&kernel("k", &[READ, WRITE], 4)).unwrap();
+    let good = [bound(&x, READ), bound(&y, WRITE)];
+    let op = Dispatch { pipeline: &k, grid: [1; 3], block: [8, 1, 1], shared: 0, bindings: &good, params: &[0; 4] };
+    let wrong = |op: Dispatch<'_>, says: &str| b.refused(&[Op::Dispatch(op)], "InvalidArgument", says);
+    wrong(Dispatch { bindings: &good[..1], ..op }, "1 bindings; kernel k takes 2");
+    wrong(
+        Dispatch { bindings: &[good[0], bound(&y, READ)], ..op },
+        "binding 1 is bound for Read; kernel k declares Write",
+    );
+    wrong(Dispatch { params: &[0; 3], ..op }, "3 bytes of parameters; kernel k takes 4");
+    wrong(Dispatch { block: [1025, 1, 1], ..op }, "1025 threads");
+    wrong(Dispatch { block: [64, 32, 1], ..op }, "2048 threads");
+    wrong(Dispatch { block: [0, 1, 1], ..op }, "has none");
+    wrong(Dispatch { grid: [1, 70_000, 1], ..op }, "a grid of [1, 70000, 1]");
+    wrong(Dispatch { shared: 1 << 20, ..op }, "shared memory");
+    let with = |b: Binding| [good[0], b];
+    let y = good[1];
+    wrong(Dispatch { bindings: &with(Binding { addr: 0, ..y }), ..op }, "null");
+    wrong(Dispatch { bindings: &with(Binding { addr: y.addr + 2, len: 8, ..y }), ..op }, "not aligned to 4");
+    wrong(
+        Dispatch { bindings: &with(Binding { len: 1001, ..y }), ..op },
+        "go beyond their buffer, which is 1000 bytes",
+    );
+    wrong(Dispatch { bindings: &with(Binding { addr: 1 << 63 | 512, ..y }), ..op }, "recording");
+    wrong(Dispatch { bindings: &with(Binding { native: 77, ..y }), ..op }, "native object");
+    wrong(Dispatch { bindings: &with(Binding { addr: 1 << 20, ..y }), ..op }, "no live buffer");
+    let gone = bound(&b.buffer(8), Access::ReadWrite);
+    wrong(Dispatch { bindings: &with(gone), ..op }, "no live buffer");
+    // A part of a buffer, an empty binding, more than the kernel asks for, an empty grid: all fine.
+    for last in [Binding { len: 4, addr: y.addr + 4, ..y }, Binding { addr: 0, len: 0, ..y }] {
+        b.submit(&[Op::Dispatch(Dispatch { bindings: &with(last), ..op })]).unwrap();
+    }
+    b.submit(&[Op::Dispatch(Dispatch { bindings: &with(Binding { access: Access::ReadWrite, ..y }), ..op })]).unwrap();
+    b.submit(&[Op::Dispatch(Dispatch { grid: [0, 1, 1], ..op })]).unwrap();
+}
+
+#[test]
+fn a_dropped_buffer_is_found_out_and_so_is_what_follows_a_good_operation() {
+    let b = bench();
+    let (x, y) = (b.buffer(100_000), b.buffer(100_000));
+    let k = b.kernel("k", &[WRITE]);
+    let (gone, kept) = ([bound(&x, WRITE)], [bound(&y, WRITE)]);
+    drop(x);
+    b.refused(&[dispatch(&k, &kept), dispatch(&k, &gone)], "InvalidArgument", "was the buffer dropped?");
+}
+
+#[test]
+fn copies_fills_and_host_copies_are_checked() {
+    let b = bench();
+    let (x, y) = (b.buffer(1000), b.buffer(1000));
+    let copy = |from: u64, to: u64, bytes| Op::Copy(Copy2d::linear((from, x.native()), (to, x.native()), bytes));
+    b.refused(&[copy(x.addr(), x.addr() + 8, 16)], "InvalidArgument", "overlap");
+    b.refused(&[copy(x.addr(), y.addr() + 990, 16)], "InvalidArgument", "beyond");
+    b.refused(&[copy(0, y.addr(), 16)], "InvalidArgument", "null");
+    let fill = |at: u64, bytes, width, pattern| Op::Fill(Fill { dst: at, native: x.native(), bytes, pattern, width });
+    b.refused(&[fill(x.addr(), 8, 3, 0)], "InvalidArgument", "pattern of 3 bytes");
+    b.refused(&[fill(x.addr() + 1, 8, 2, 0)], "InvalidArgument", "aligned");
+    b.refused(&[fill(x.addr(), 8, 1, 256)], "InvalidArgument", "does not fit");
+    b.refused(&[fill(x.addr() + 1000, 1, 1, 0)], "InvalidArgument", "no live buffer");
+    let mut host = [0u8; 8];
+    let up = Upload { src: host.as_ptr(), dst: x.addr(), native: x.native(), bytes: 8, keep: None };
+    let down = Download { src: x.addr(), native: x.native(), dst: host.as_mut_ptr(), bytes: 8, keep: None };
+    b.refused(&[Op::Upload(Upload { src: std::ptr::null(), ..up })], "InvalidArgument", "host address is null");
+    b.refused(
+        &[Op::Download(Download { dst: std::ptr::null_mut(), ..down })],
+        "InvalidArgument",
+        "host address is null",
+    );
+    b.refused(&[Op::Download(Download { bytes: 1 << 40, ..down })], "InvalidArgument", "beyond");
+    b.refused(&[Op::Host(&HostCall::new("call", || Ok(())))], "Unsupported", "no host calls");
+    b.submit(&[copy(x.addr(), x.addr() + 16, 16), fill(x.addr(), 8, 2, 0xffff), Op::Upload(up), Op::Download(down)])
+        .unwrap();
+    b.stream.flush().unwrap();
+    b.backend.inner().world.run();
+}
+
+#[test]
+fn waits_name_values_that_were_submitted_or_gates() {
+    let b = bench();
+    let (other, gate) = (b.device.stream(&StreamDesc::default()).unwrap(), b.device.gate().unwrap());
+    let never = other.line().at(other.line().submitted() + 1);
+    b.refused(&[Op::Wait(never)], "InvalidArgument", "was never submitted");
+    assert_eq!(b.stream.wait(never).unwrap_err().kind(), "InvalidArgument");
+    let own = b.stream.line().at(b.stream.line().submitted() + 2);
+    b.refused(&[Op::Wait(own)], "InvalidArgument", "wait for itself");
+    let foreign = LineOwner::take().unwrap();
+    let nobody = foreign.line().at(foreign.line().submitted() + 1);
+    b.refused(&[Op::Wait(nobody)], "Unsupported", "no");
+    let value = submit(&*other, &[]).unwrap();
+    let past = other.line().at(value);
+    b.submit(&[Op::Wait(past), Op::Wait(gate.line().at(gate.line().submitted() + 5))]).unwrap();
+    drop(other);
+    b.submit(&[Op::Wait(past)]).unwrap();
+    gate.signal_host(gate.line().submitted() + 5).unwrap();
+    b.stream.flush().unwrap();
+    b.backend.inner().world.run();
+    assert!(b.stream.line().is_idle());
+}
+
+#[test]
+fn objects_of_another_device_are_refused_and_memory_of_another_is_for_copies_only() {
+    let b = bench();
+    let far = b.backend.open(DeviceId::new(BackendKind::Mps, 1)).unwrap();
+    let far_stream = far.stream(&StreamDesc::default()).unwrap();
+    let k = far.pipeline(&kernel("k", &[WRITE], 0)).unwrap();
+    let (near, x) = (b.kernel("near", &[WRITE]), b.buffer(1000));
+    b.refused(&[dispatch(&k, &[bound(&x, WRITE)])], "InvalidArgument", "the kernel was not made by mps:0");
+    let stamp = far.timestamp().unwrap();
+    b.refused(&[Op::Stamp(&stamp)], "InvalidArgument", "the time stamp was not made by mps:0");
+    let own = b.device.timestamp().unwrap();
+    assert_eq!(b.device.elapsed(&own, &stamp).unwrap_err().kind(), "InvalidArgument");
+    let graph = far.instantiate(Plan::new(OpList::new())).unwrap();
+    b.refused(&[Op::Graph(&graph)], "InvalidArgument", "not instantiated on mps:0");
+    let memory = far.memory(MemoryKind::Device).unwrap();
+    let y = memory.alloc(Layout::new(1000), On::new(&*far_stream)).unwrap();
+    b.refused(&[dispatch(&near, &[bound(&y, WRITE)])], "InvalidArgument", "no live buffer of mps:0");
+    let copy = Copy2d::linear((y.addr(), y.native()), (x.addr(), x.native()), 1000);
+    b.submit(&[Op::Copy(copy), Op::Stamp(&own)]).unwrap();
+    b.backend.inner().world.calls();
+    drop(y);
+    b.refused(&[Op::Copy(copy)], "InvalidArgument", "no live buffer");
+}
+
+#[test]
+fn plans_updates_and_launches_are_checked() {
+    let b = bench();
+    let (x, y) = (b.buffer(1000), b.buffer(1000));
+    let k = b.device.pipeline(&kernel("k", &[WRITE], 4)).unwrap();
+    let bindings = [bound(&x, WRITE)];
+    let op = Dispatch { pipeline: &k, grid: [1; 3], block: [1; 3], shared: 0, bindings: &bindings, params: &[0; 4] };
+    let list = |op: Dispatch<'_>| {
+        let mut ops = OpList::new();
+        ops.push(&Op::Dispatch(op));
+        ops
+    };
+    let bad = Plan::new(list(Dispatch { params: &[], ..op }));
+    let e = b.device.instantiate(bad).unwrap_err();
+    assert!(e.to_string().contains("dispatch k (node 0 of a plan)"), "{e}");
+    for (pred, pred_at) in [(vec![0], vec![0, 1]), (vec![], vec![0]), (vec![], vec![0, 1])] {
+        let plan = Plan { ops: list(op), pred, pred_at };
+        assert_eq!(b.device.instantiate(plan).unwrap_err().kind(), "InvalidArgument");
+    }
+    let graph = b.device.instantiate(Plan::new(list(op))).unwrap();
+    let patch = NodePatch { node: 0, bindings: None, params: None, grid: None };
+    for bad in [
+        NodePatch { node: 1, ..patch },
+        NodePatch { params: Some(&[1]), ..patch },
+        NodePatch { grid: Some([1, 1, 1 << 20]), ..patch },
+        NodePatch { bindings: Some(&[]), ..patch },
+        NodePatch { bindings: Some(&[bound(&y, READ)]), ..patch },
+        NodePatch { bindings: Some(&[Binding { len: 2000, ..bindings[0] }]), ..patch },
+    ] {
+        let e = graph.update(&[bad]).unwrap_err();
+        assert!(e.kind() == "InvalidArgument" && e.to_string().contains("of a graph"), "{e:?}");
+    }
+    b.submit(&[Op::Graph(&graph)]).unwrap();
+    graph.update(&[NodePatch { bindings: Some(&[bound(&y, WRITE)]), ..patch }]).unwrap();
+    drop(x);
+    b.submit(&[Op::Graph(&graph)]).unwrap();
+    b.stream.flush().unwrap();
+    b.backend.inner().world.run();
+    b.backend.inner().world.calls();
+    drop(y);
+    b.refused(&[Op::Graph(&graph)], "InvalidArgument", "node 0");
+}
+
+#[test]
+fn a_wrapper_shares_the_life_of_what_is_inside() {
+    let b = bench();
+    let again = b.backend.open(DeviceId::new(BackendKind::Mps, 0)).unwrap();
+    assert!(again.same(&b.device) && again.handle() == b.device.handle());
+    assert_eq!(b.backend.open(DeviceId::new(BackendKind::Mps, 9)).unwrap_err().kind(), "NotFound");
+    drop(again);
+    let Bench { backend, device, stream, .. } = b;
+    let handle = device.handle();
+    assert_eq!(backend.shutdown().unwrap_err().kind(), "LeasesOutstanding");
+    // Nothing has changed: the device is the same one, and works.
+    let device2 = backend.open(DeviceId::new(BackendKind::Mps, 0)).unwrap();
+    assert_eq!(device2.handle(), handle);
+    drop((device, device2));
+    // A stream alone keeps its device too, and outlives the wrapper's.
+    assert_eq!(backend.shutdown().unwrap_err().kind(), "LeasesOutstanding");
+    submit(&*stream, &[]).unwrap();
+    drop(stream);
+    let device = backend.open(DeviceId::new(BackendKind::Mps, 0)).unwrap();
+    drop(device);
+    backend.shutdown().unwrap();
+    backend.shutdown().unwrap();
+    assert_eq!(backend.open(DeviceId::new(BackendKind::Mps, 0)).unwrap_err().kind(), "InvalidState");
+    let orphan = Bench::of(Validated::new(MpsBackend::new(1)).unwrap());
+    let Bench { backend, device, stream, .. } = orphan;
+    drop((backend, device));
+    submit(&*stream, &[]).unwrap();
+}
+
+#[test]
+fn steady_submissions_through_both_wrappers_reach_the_device_as_without_them() {
+    let run = |b: Bench<Arc<dyn Backend>>| {
+        let x = b.buffer(1000);
+        let k = b.kernel("k", &[Access::ReadWrite]);
+        let bindings = [bound(&x, Access::ReadWrite)];
+        let mut ops = OpList::new();
+        ops.push(&dispatch(&k, &bindings));
+        let graph = b.device.instantiate(Plan::new(ops)).unwrap();
+        for _ in 0..3 {
+            b.submit(&[dispatch(&k, &bindings), Op::Graph(&graph)]).unwrap();
+        }
+        b.stream.flush().unwrap();
+    };
+    let calls = |wrap: fn(MpsBackend) -> Arc<dyn Backend>| {
+        let inner = MpsBackend::new(1);
+        let world = inner.world.clone();
+        run(Bench::of(wrap(inner)));
+        world.run();
+        assert_eq!(world.broken_rules(), Vec::<String>::new());
+        kinds(&world.calls()).iter().map(|s| (*s).to_owned()).collect::<Vec<_>>()
+    };
+    let plain = calls(|b| Arc::new(b));
+    assert!(plain.iter().filter(|c| *c == "dispatch").count() == 6);
+    assert_eq!(calls(|b| Arc::new(Validated::new(b).unwrap())), plain);
+    assert_eq!(calls(|b| Arc::new(Traced::new(b).unwrap())), plain);
+    assert_eq!(calls(|b| Arc::new(Validated::new(Traced::new(b).unwrap()).unwrap())), plain);
+    assert_eq!(calls(|b| Arc::new(Traced::new(Validated::new(b).unwrap()).unwrap())), plain);
+}
+
+/// Keeps events as text.
+#[derive(Clone, Default)]
+struct Listener(Arc<Mutex<Vec<String>>>);
+
+struct Text(String);
+
+impl Visit for Text {
+    fn record_debug(&mut self, field: &Field, value: &dyn std::fmt::Debug) {
+        let _ = write!(self.0, "{}={value:?} ", field.name());
+    }
+}
+
+impl Subscriber for Listener {
+    fn enabled(&self, m: &Metadata<'_>) -> bool {
+        m.target() == traced::TARGET
+    }
+    fn new_span(&self, _: &span::Attributes<'_>) -> span::Id {
+        span::Id::from_u64(1)
+    }
+    fn record(&self, _: &span::Id, _: &span::Record<'_>) {}
+    fn record_follows_from(&self, _: &span::Id, _: &span::Id) {}
+    fn event(&self, event: &Event<'_>) {
+        let mut text = Text(String::new());
+        event.record(&mut text);
+        self.0.lock().push(text.0);
+    }
+    fn enter(&self, _: &span::Id) {}
+    fn exit(&self, _: &span::Id) {}
+}
+
+#[test]
+fn traced_calls_are_events_with_operation_value_and_time() {
+    let listener = Listener::default();
+    let b = Bench::of(Traced::new(MpsBackend::new(1)).unwrap());
+    let x = b.buffer(1000);
+    let k = b.kernel("norm", &[WRITE]);
+    // Nobody listens: no events, and nothing else changes.
+    b.submit(&[dispatch(&k, &[bound(&x, WRITE)])]).unwrap();
+    assert!(listener.0.lock().is_empty());
+    let value = tracing::subscriber::with_default(listener.clone(), || {
+        let value = b.submit(&[dispatch(&k, &[bound(&x, WRITE)]), Op::Wait(b.stream.line().now())]).unwrap();
+        b.stream.signal().unwrap();
+        assert!(b.device.pipeline(&kernel("missing", &[], 0)).is_err());
+        value
+    });
+    let events = std::mem::take(&mut *listener.0.lock());
+    let has = |words: &[&str]| {
+        let found = events.iter().any(|e| words.iter().all(|w| e.contains(w)));
+        assert!(found, "{words:?} in {events:#?}");
+    };
+    has(&["call=\"submit\"", "ops=2", &format!("value={value}"), "us=", "message=ok"]);
+    has(&["index=0", "op=\"dispatch norm\""]);
+    has(&["index=1", "op=\"wait\""]);
+    has(&["call=\"signal\"", "us="]);
+    has(&["call=\"pipeline\"", "on=mps:0", "message=failed", "not found"]);
+    b.stream.flush().unwrap();
+    b.backend.inner().world.run();
+}
+
+#[test]
+fn the_errors_of_the_inner_backend_pass_as_they_are() {
+    let b = bench();
+    let e = b.device.pipeline(&KernelDesc { source: KernelSource::Ptx(Cow::Borrowed("")), ..kernel("k", &[], 0) });
+    assert!(matches!(e, Err(Error::Unsupported(_))));
+    let limit = b.device.pipeline(&kernel("k", &[READ; 31], 0)).unwrap_err();
+    assert_eq!(limit.kind(), "InvalidArgument");
+}
