@@ -438,12 +438,12 @@ impl<R: Resource> SlotPool<R> {
             return Ok(Verdict::WasDown);
         }
         let held = self.capture(CLOSING);
-        let frozen = own.clone().take_while(|lease| lease.header().try_freeze()).count();
+        let frozen = own.clone().filter(|lease| lease.header().try_freeze()).count();
         // After the freeze: a lease that was dropped before it may have left a weak one.
         let weak = inner.weak_count();
         let strong = held.saturating_sub(frozen as u64);
         if strong != 0 || weak != 0 {
-            own.take(frozen).for_each(|lease| lease.header().unfreeze());
+            own.for_each(|lease| lease.header().unfreeze());
             self.reopen();
             return Err(Error::LeasesOutstanding { resource: R::NAME, strong, weak });
         }

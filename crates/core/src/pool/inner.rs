@@ -187,7 +187,8 @@ pub(super) unsafe fn give_vacant<R: Resource>(pool: NonNull<Inner<R>>, slot: Slo
     // SAFETY: the slot keeps the pool alive up to the push; `settle` gives up what it stood for.
     unsafe {
         let header = &raw const (*slot.as_ptr()).header;
-        let list: *const FreeList = &**(&(*pool.as_ptr()).vacant);
+        let vacant = &(*pool.as_ptr()).vacant;
+        let list: *const FreeList = &**vacant;
         if FreeList::push(list, &raw const (*header).next, (*header).index(), false) == Pushed::Orphaned {
             settle(pool);
         }

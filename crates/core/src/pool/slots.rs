@@ -77,12 +77,12 @@ impl<P> Slots<P> {
     /// # Errors
     /// The bytes that the host did not have.
     pub(super) fn grow(&self, capacity: u32, owner: *const Owner, generation: u32) -> Result<u32, u64> {
-        let (chunk, offset) = self.place(capacity);
-        debug_assert_eq!(offset, 0, "a chunk begins where the last one ended");
         let room = SLOTS_MAX - capacity;
         if room == 0 {
             return Ok(0);
         }
+        let (chunk, offset) = self.place(capacity);
+        debug_assert_eq!(offset, 0, "a chunk begins where the last one ended");
         let len = 1usize << (self.shift as usize + chunk);
         let mut slots: Vec<Slot<P>> = Vec::new();
         if slots.try_reserve_exact(len).is_err() {
@@ -183,6 +183,6 @@ mod tests {
         assert_eq!(slots.grow(2, owner, 1), Ok(4));
         assert_eq!(slots.get(1), Some(first));
         assert!(slots.get(5).is_some() && slots.get(6).is_none());
-        assert_eq!(slots.grow(SLOTS_MAX - (SLOTS_MAX % 2), owner, 1).map(|n| n <= 1), Ok(true));
+        assert_eq!(slots.grow(SLOTS_MAX, owner, 1), Ok(0), "full");
     }
 }

@@ -1,0 +1,226 @@
+//! Lines, points, stamps.
+
+use crate::support::kind;
+use leasehold_core::*;
+use std::time::{Duration, Instant};
+
+fn fault() -> Error {
+    Fault::new("dispatch x", "stream 1", 3, "told to").into()
+}
+
+#[test]
+fn points_and_stamps_are_words() {
+    let owner = LineOwner::take().unwrap();
+    let line = owner.line();
+    assert_eq!(size_of::<Stamp>(), 8);
+    assert_eq!(size_of::<Option<LineId>>(), 4);
+    let point = line.at(5);
+    let stamp = Stamp::from(point);
+    assert_eq!((stamp.line_id(), stamp.value(), stamp.point()), (line.id(), 5, Some(point)));
+    assert_eq!(Stamp::from_bits(stamp.to_bits()), stamp);
+    assert!(Stamp::NEVER.is_never() && Stamp::NEVER.is_settled() && Stamp::NEVER.point().is_none());
+    assert!(std::ptr::eq(point.line(), line));
+    assert_eq!(format!("{point:?} {:?}", Stamp::NEVER), format!("line{}@5 never", line.id().get()));
+    assert_eq!(Stamp::from(line.at(VALUE_LIMIT - 1)).value(), VALUE_LIMIT - 1);
+}
+
+#[test]
+fn values_grow_and_end_at_2_to_the_48() {
+    let owner = LineOwner::take().unwrap();
+    let line = owner.line();
+    let start = line.submitted();
+    assert_eq!(line.advance().unwrap(), start + 1);
+    assert_eq!(line.now(), line.at(start + 1));
+    assert_eq!(kind(line.advance_to(start + 1)), "InvalidArgument");
+    assert_eq!(line.advance_to(VALUE_LIMIT - 1).unwrap(), VALUE_LIMIT - 1);
+    assert_eq!(kind(line.advance()), "InvalidState");
+    assert_eq!(kind(line.advance_to(VALUE_LIMIT)), "InvalidState");
+    assert_eq!(line.submitted(), VALUE_LIMIT - 1, "a refused value changes nothing");
+    line.complete(VALUE_LIMIT - 1);
+    let id = line.id();
+    drop(owner);
+    let others: Vec<_> = (0..64).map(|_| LineOwner::take().unwrap()).collect();
+    assert!(others.iter().all(|o| o.line().id() != id), "beyond the limit a line is retired");
+}
+
+#[test]
+fn completion_is_monotone() {
+    let owner = LineOwner::take().unwrap();
+    let line = owner.line();
+    let a = line.advance().unwrap();
+    let b = line.advance().unwrap();
+    assert!(!line.is_idle() && !line.is_settled(a) && !line.at(a).is_settled());
+    line.complete(b);
+    line.complete(a);
+    assert_eq!(line.completed(), b);
+    assert!(line.is_idle() && line.is_settled(a) && Stamp::from(line.at(b)).is_settled());
+    assert!(line.check(b).unwrap() && !line.check(b + 1).unwrap());
+}
+
+#[test]
+fn a_fault_keeps_the_first_value_and_its_cause() {
+    let owner = LineOwner::take().unwrap();
+    let line = owner.line();
+    let [a, b, c] = [(); 3].map(|()| line.advance().unwrap());
+    line.poison(b, fault());
+    line.poison(c, Error::DeviceLost { cause: "second".into() });
+    assert!(line.failed(b) && line.failed(c) && !line.failed(a));
+    let (first, cause) = line.failure().unwrap();
+    assert_eq!((first, cause.kind()), (b, "Fault"));
+    assert_eq!(kind(line.check(b)), "Fault", "the cause at once, before completion");
+    assert!(!line.check(a).unwrap());
+    // Values still advance, so that nobody hangs; what failed never looks settled.
+    line.complete(c);
+    assert!(line.is_settled(a) && !line.is_settled(b) && !line.at(c).is_settled());
+    assert!(line.is_idle());
+    assert_eq!(kind(line.wait(c, None)), "Fault");
+    line.wait(a, None).unwrap();
+    // An earlier failure that is learnt of later moves the mark down.
+    line.poison(a, Error::DeviceLost { cause: "third".into() });
+    assert_eq!(line.failure().map(|(v, e)| (v, e.kind())), Some((a, "Fault")));
+    assert!(format!("{line:?}").contains("failed from"));
+}
+
+#[test]
+fn a_wait_ends_with_completion_failure_or_its_time() {
+    let owner = LineOwner::take().unwrap();
+    let line = owner.line();
+    let value = line.advance().unwrap();
+    let begin = Instant::now();
+    assert_eq!(kind(line.wait(value, Some(Duration::ZERO))), "Timeout");
+    assert!(begin.elapsed() < Duration::from_secs(5));
+    let begin = Instant::now();
+    let error = line.wait(value, Some(Duration::from_millis(20))).unwrap_err();
+    assert!(begin.elapsed() >= Duration::from_millis(20));
+    assert!(error.to_string().contains("did not complete in time"), "{error}");
+    std::thread::scope(|s| {
+        let waiters: Vec<_> = [None, Some(Duration::from_secs(60)), Some(Duration::MAX)]
+            .map(|timeout| s.spawn(move || line.wait(value, timeout)))
+            .into();
+        std::thread::sleep(Duration::from_millis(10));
+        line.complete(value);
+        waiters.into_iter().for_each(|w| w.join().unwrap().unwrap());
+    });
+    let value = line.advance().unwrap();
+    std::thread::scope(|s| {
+        let waiter = s.spawn(move || line.wait(value, None));
+        std::thread::sleep(Duration::from_millis(10));
+        line.poison(value, fault());
+        assert_eq!(kind(waiter.join().unwrap()), "Fault");
+    });
+    line.complete(value);
+}
+
+#[test]
+fn no_wake_up_is_lost() {
+    let owner = LineOwner::take().unwrap();
+    let line = owner.line();
+    let first = line.submitted();
+    const VALUES: u64 = 3000;
+    line.advance_to(first + VALUES).unwrap();
+    std::thread::scope(|s| {
+        for _ in 0..2 {
+            s.spawn(move || {
+                for value in first + 1..=first + VALUES {
+                    line.wait(value, Some(Duration::from_secs(60))).unwrap();
+                }
+            });
+        }
+        for value in first + 1..=first + VALUES {
+            line.complete(value);
+            if value % 16 == 0 {
+                std::thread::yield_now();
+            }
+        }
+    });
+}
+
+#[test]
+fn what_a_line_waited_for_it_knows() {
+    let (a, b) = (LineOwner::take().unwrap(), LineOwner::take().unwrap());
+    let (a, b) = (a.line(), b.line());
+    let (early, late) = (b.advance().unwrap(), b.advance().unwrap());
+    assert!(a.knows(Stamp::NEVER) && a.knows(a.at(9).into()), "its own order is known");
+    assert!(!a.knows(b.at(early).into()));
+    a.learn(b.at(late));
+    assert!(a.knows(b.at(early).into()) && a.knows(b.at(late).into()) && !a.knows(b.at(late + 1).into()));
+    a.learn(b.at(early));
+    assert!(a.knows(b.at(late).into()), "nothing is unlearnt");
+    b.complete(late);
+}
+
+#[test]
+fn more_lines_than_places_only_forget() {
+    let a = LineOwner::take().unwrap();
+    let others: Vec<_> = (0..50).map(|_| LineOwner::take().unwrap()).collect();
+    for other in &others {
+        let line = other.line();
+        let point = line.at(line.submitted() + 1);
+        a.line().learn(point);
+        assert!(a.line().knows(point.into()));
+        assert!(!a.line().knows(line.at(point.value() + 1).into()));
+    }
+}
+
+/// Owners of lines, kept apart from the other tests by the fact that each looks only at ids of its own.
+#[test]
+fn a_line_is_lent_again_only_when_idle_whole_and_without_memory() {
+    // The test keeps everything that it takes, so that ids tell lines apart.
+    let mut kept = Vec::new();
+    let find = |kept: &mut Vec<LineOwner>, id: LineId, tries: usize| {
+        for _ in 0..tries {
+            let owner = LineOwner::take().unwrap();
+            if owner.line().id() == id {
+                return Some(owner);
+            }
+            kept.push(owner);
+        }
+        None
+    };
+    // Idle: it comes back, and its counter goes on, so that old points stay settled.
+    let owner = LineOwner::take().unwrap();
+    let line = owner.line();
+    let value = line.advance().unwrap();
+    line.complete(value);
+    let foreign = LineOwner::take().unwrap();
+    let point = foreign.line().at(foreign.line().submitted() + 1);
+    line.learn(point);
+    drop(owner);
+    let owner = find(&mut kept, line.id(), 200).expect("an idle line is lent again");
+    assert!(line.submitted() >= value && line.is_settled(value));
+    // Regression: the next owner inherited what the last one had waited for.
+    assert!(!line.knows(point.into()));
+
+    // Pending: not before its work is over.
+    let value = line.advance().unwrap();
+    drop(owner);
+    assert!(find(&mut kept, line.id(), 100).is_none(), "work is pending");
+    line.complete(value);
+    let owner = find(&mut kept, line.id(), 300).expect("its work is over");
+
+    // Regression: a line that failed after it was given up was lent again once its values had advanced.
+    let value = line.advance().unwrap();
+    drop(owner);
+    line.poison(value, fault());
+    line.complete(value);
+    assert!(find(&mut kept, line.id(), 300).is_none(), "failed");
+
+    let failed = LineOwner::take().unwrap();
+    let id = failed.line().id();
+    failed.line().poison(1 << 40, fault());
+    drop(failed);
+    assert!(find(&mut kept, id, 100).is_none(), "failed while owned");
+}
+
+#[test]
+fn points_of_lines_that_changed_hands_stay_valid() {
+    let stamps: Vec<_> = (0..300)
+        .map(|_| {
+            let owner = LineOwner::take().unwrap();
+            let value = owner.line().advance().unwrap();
+            owner.line().complete(value);
+            Stamp::from(owner.line().now())
+        })
+        .collect();
+    assert!(stamps.iter().all(|s| s.is_settled()));
+}
