@@ -1,7 +1,16 @@
 //! The traits that a backend implements.
 //!
-//! Rules for all of them: any thread may call; nothing panics on a caller's mistake; no manager, pool or allocator lock is held
-//! across a driver call; a stream's own submission lock is a leaf.
+//! # Rules for all methods
+//! * **Threads.** Any thread may call any method at any time, also from a host call of a stream. No method needs a current context, and
+//!   only [`Device::make_current`] leaves one behind.
+//! * **Blocking.** A method blocks on the driver or on other threads only where its documentation says so. None waits for submitted work,
+//!   but `wait_host` and [`Device::synchronize`].
+//! * **Errors.** An error changes nothing, unless the documentation says otherwise. Nothing panics on a caller's mistake. `DeviceLost` may
+//!   come from every method that asks the driver, and from then on does.
+//! * **Locks.** No manager, pool or allocator lock is held across a driver call; a stream's own submission lock is a leaf: nothing is called
+//!   under it that could take another stream's.
+//! * **Life.** What is lent keeps alive all that it needs; the order of drops does not matter.
+//! * **Safety.** Only [`Stream::submit`] is unsafe. [`Validated`](crate::Validated) checks what can be checked of its contract.
 
 use crate::id::{BackendKind, DeviceId};
 use crate::info::{Caps, DeviceInfo, Limits, MemoryInfo, MemoryKind};
@@ -17,7 +26,7 @@ use std::time::Duration;
 
 /// A kind of device and its driver.
 pub trait Backend: Send + Sync {
-    /// Which one.
+    /// Which one. Constant; does not block.
     fn kind(&self) -> BackendKind;
 
     /// The devices that are there, in the driver's order; the same list every time. Empty when there are none. May block on the
@@ -33,13 +42,14 @@ pub trait Backend: Send + Sync {
     /// `NotFound` for a number that does not exist (saying how many there are), `Unavailable` without a driver, the driver's own.
     fn open(&self, device: DeviceId) -> Result<Lease<dyn Device>>;
 
-    /// Ends the backend's managers; a second call is `Ok`.
+    /// Ends the backend's managers; a second call is `Ok`. Decides first and ends afterwards, so it may be called again once the leases
+    /// that it counted are dropped. Work that dropped streams left behind is finished; it may block on that, not for ever on a gate.
     ///
     /// # Errors
-    /// `LeasesOutstanding`; nothing has changed then.
+    /// `LeasesOutstanding`, with the kind of resource and how many; nothing has changed then.
     fn shutdown(&self) -> Result<()>;
 
-    /// The statistics of the backend's own pools.
+    /// Calls `report` with the name and the statistics of each of the backend's own pools. A snapshot; does not block.
     fn pools(&self, report: &mut dyn FnMut(&'static str, PoolStats)) {
         let _ = report;
     }
@@ -85,13 +95,13 @@ impl StreamDesc {
 
 /// A device that was opened.
 pub trait Device: Any + Send + Sync {
-    /// What it is. Found out once, when it was opened.
+    /// What it is. Found out once, when it was opened; does not block.
     fn info(&self) -> &DeviceInfo;
 
-    /// What it can do.
+    /// What it can do. Constant; does not block. What is `false` here is `Unsupported` everywhere.
     fn caps(&self) -> Caps;
 
-    /// How much of everything.
+    /// How much of everything. Constant; does not block.
     fn limits(&self) -> &Limits;
 
     /// Its memory now. May ask the driver.
@@ -100,19 +110,25 @@ pub trait Device: Any + Send + Sync {
     /// `DeviceLost`; the driver's own.
     fn memory_info(&self) -> Result<MemoryInfo>;
 
-    /// Makes the device the driver's current one on this thread, where the driver has such a notion. Cheap when it is already.
+    /// Makes the device the driver's current one on this thread, where the driver has such a notion. Cheap when it is already. For foreign
+    /// code on this thread: the backend's own methods see to it themselves, and put back what was current.
     ///
     /// # Errors
     /// `DeviceLost`; the driver's own.
     fn make_current(&self) -> Result<()>;
 
-    /// The allocator of a kind of memory. Fetched once; calls on it are direct.
+    /// The allocator of a kind of memory: the same one every time. Fetched once; calls on it are direct. The first call may block on the
+    /// driver.
+    ///
+    /// A block's address is what operations name; it is an address of the host too where [`Caps::host_visible`]. Its native word goes into
+    /// [`Binding::native`] and the like unchanged.
     ///
     /// # Errors
     /// `Unsupported` for a kind that the device has not got; what making its backing says, the first time.
     fn memory(&self, kind: MemoryKind) -> Result<&Allocator>;
 
-    /// A stream. May block on the driver when none is idle.
+    /// A stream: an idle one or a new one, whose line goes on from where it stood. May block on the driver when none is idle. A priority
+    /// outside the range is clamped; [`Stream::priority`] says what it got.
     ///
     /// # Errors
     /// `OverBudget` beyond the limit of streams; the driver's own.
@@ -126,25 +142,29 @@ pub trait Device: Any + Send + Sync {
     /// an entry that the source has not got.
     fn pipeline(&self, desc: &KernelDesc<'_>) -> Result<Lease<Pipeline>>;
 
-    /// A time stamp to be written by [`Op::Stamp`].
+    /// A time stamp to be written by [`Op::Stamp`]. Recycled ones come back unwritten. May block on the driver when none is idle.
     ///
     /// # Errors
     /// `Unsupported`; the driver's own.
     fn timestamp(&self) -> Result<Lease<Timestamp>>;
 
-    /// The time between two stamps that were written. Does not block: both must be complete.
+    /// The time between two stamps that were written, zero if `end` is the earlier. Does not block: both must be complete. The resolution is
+    /// the device's own; where a stamp forces a boundary between encoders, the time includes it.
     ///
     /// # Errors
-    /// `InvalidState` for a stamp that was not written.
+    /// `InvalidState` for a stamp that was not written, or not yet; `InvalidArgument` for stamps of two devices, where that shows.
     fn elapsed(&self, start: &Timestamp, end: &Timestamp) -> Result<Duration>;
 
-    /// Makes a plan ready to be launched. Everything that launching needs is allocated here.
+    /// Makes a plan ready to be launched, any number of times, on any stream of this device. Everything that launching needs is allocated
+    /// here; a launch allocates nothing. May block on the driver. An empty plan gives a valid graph that does nothing.
+    ///
+    /// The graph holds what its operations lease (pipelines, stamps, keeps), and no buffer: who launches it keeps its memory alive.
     ///
     /// # Errors
     /// `Unsupported` for operations that graphs cannot hold; `OutOfMemory`; the driver's own.
     fn instantiate(&self, plan: Plan) -> Result<Lease<dyn GraphExec>>;
 
-    /// A timeline that the host signals.
+    /// A timeline that the host signals. May block on the driver when none is idle.
     ///
     /// # Errors
     /// `Unsupported` unless [`Caps::gates`].
@@ -152,19 +172,21 @@ pub trait Device: Any + Send + Sync {
         Err(Error::Unsupported("this device has no host-signalled timelines".into()))
     }
 
-    /// Whether this device can reach the memory of `peer`, after trying to enable it. Enabling twice is fine.
+    /// Whether this device can reach the memory of `peer`, after trying to enable it. Enabling twice is fine, and a device reaches itself.
+    /// May block on the driver. Where it is `false`, copies between the two go through the host.
     ///
     /// # Errors
     /// `NotFound` for a device of another backend; the driver's own.
     fn peer_access(&self, peer: DeviceId) -> Result<bool>;
 
-    /// Blocks until all work of all streams is over. `None` waits for ever.
+    /// Blocks until all work that was submitted before the call, to all streams of this device, is over. `None` waits for ever; zero polls.
+    /// Work behind a gate that nobody signals is waited for like any other.
     ///
     /// # Errors
     /// `Timeout`; the first stream's cause.
     fn synchronize(&self, timeout: Option<Duration>) -> Result<()>;
 
-    /// The statistics of the device's pools.
+    /// Calls `report` with the name and the statistics of each of the device's pools. A snapshot; does not block.
     fn pools(&self, report: &mut dyn FnMut(&'static str, PoolStats));
 }
 
@@ -173,38 +195,73 @@ impl Tagged for dyn Device {
 }
 
 /// An ordered queue of work on a device.
+///
+/// # Order
+/// Operations behave as if they ran one after the other, within a submission and from one to the next. A device that overlaps them
+/// ([`Caps::unordered_streams`]) derives what must wait from the declared accesses ([`hazard`](crate::hazard)). Between streams there is no
+/// order but that of waits.
+///
+/// # Values
+/// A submission takes the next value of the stream's line once the driver accepted it. The value is complete when all of the submission
+/// is over and the host may see it: bytes of downloads have arrived, time stamps are written, keeps and leases are given up. `completed()`
+/// may lag; it is brought up by [`signal`](Timeline::signal), [`refresh`](Timeline::refresh) and
+/// [`wait_host`](Timeline::wait_host), and at the latest every 64 submissions. So `refresh` must not take a device's signal for completion
+/// while the host's part of it is outstanding.
+///
+/// # Waits
+/// [`Op::Wait`] and [`Timeline::wait`] bind to a value, not to a stream, which may be gone. The backend sees to it that the value will
+/// happen without further calls: what another stream of its own still batches is flushed first, before the waiter's own lock is taken.
+/// Where streams share a native queue, a wait for a gate holds back its own stream and no other.
+///
+/// # Failure
+/// A failed submission poisons the line from its value on: that one and all later ones fail with the first cause, do not run where that
+/// can be helped, and complete all the same, so that nobody hangs. A stream that waits for a failed value is poisoned by it. Where the
+/// driver leaves its signal out after an error, the backend makes up for it.
+///
+/// # Drop
+/// The last lease never waits. What was submitted runs to its end (an open encoder is ended first), and points on the line stay good.
 pub trait Stream: Timeline + Any {
     /// Hands over operations as one submission and returns its value on the stream's line. Never waits for completion; may wait
-    /// for room in a full queue. Concurrent calls are serialised by the stream's own lock; a submission is never torn apart.
+    /// for room in a full queue. Concurrent calls are serialised by the stream's own lock; a submission is never torn apart. An empty
+    /// one is a submission too.
+    ///
+    /// What `ops` refers to is copied or leased before the call returns; only memory stays the caller's concern. An upload may read its
+    /// source at any time from the call to completion.
     ///
     /// An error means that nothing was submitted and no value was taken, except where the driver accepted a part: then the
     /// stream is poisoned.
     ///
     /// # Errors
-    /// The stream's cause when it is poisoned; `Unsupported` for an operation that this device cannot do; `DeviceLost`; the driver's own.
+    /// The stream's cause when it is poisoned, or when it is to wait for a value that has failed already (which poisons it);
+    /// `Unsupported` for an operation that this device cannot do, or a line that it cannot wait for; `DeviceLost`; the driver's own.
     ///
     /// # Safety
     /// - Pipelines, time stamps and graphs belong to this stream's device.
-    /// - Bindings and addresses lie in memory that this device reaches, and stay valid until the value completes.
+    /// - Bindings and addresses lie in memory that this device reaches, with the native word of their buffer, and stay valid until the
+    ///   value completes. So does the memory of a graph that is launched.
+    /// - Numbers and sizes of bindings and parameters are what the pipeline declares; grid, block and shared memory are within the limits.
+    /// - Copies do not overlap themselves; fills are aligned to their pattern.
     /// - Host memory without a [`Keep`](crate::Keep) stays valid until then, and is not written meanwhile (uploads) or touched at all (downloads).
     /// - `access` of each binding is true.
     unsafe fn submit(&self, ops: &[Op<'_>]) -> Result<u64>;
 
-    /// Makes sure that all that was submitted is on its way to the device. Does not block.
+    /// Makes sure that all that was submitted is on its way to the device, except what a gate holds back. Does not block. With nothing
+    /// pending it does nothing.
     ///
     /// # Errors
     /// `DeviceLost`; the driver's own.
     fn flush(&self) -> Result<()>;
 
-    /// The driver's stream, for libraries that take one; 0 where there is none.
+    /// The driver's stream (or the queue that it shares with others), for code that is not a [`ForeignCall`](crate::ForeignCall); 0 where
+    /// there is none. Constant; does not block. Work that is enqueued on it by hand has no value.
     fn native(&self) -> u64;
 
-    /// The priority that the stream got.
+    /// The priority that the stream got, after clamping. Constant.
     fn priority(&self) -> i32 {
         0
     }
 
-    /// Whether this stream records instead of running.
+    /// Whether this stream records instead of running: it takes operations and gives no values that come to pass. Constant.
     fn is_recording(&self) -> bool {
         false
     }
@@ -215,14 +272,19 @@ impl Tagged for dyn Stream {
 }
 
 /// A timeline that the host signals; streams may wait for values that nobody has signalled yet.
+///
+/// Nothing is submitted to a gate: its [`signal`](Timeline::signal) and [`refresh`](Timeline::refresh) only read, and
+/// [`wait`](Timeline::wait) is `Unsupported`. Its line was another's before: values go on from `submitted()`. Dropping it while streams
+/// wait for it fails them, since nobody can signal it any more.
 pub trait Gate: Timeline {
-    /// Raises the value. Wakes who waits for it or less.
+    /// Raises the value. Wakes who waits for it or less, in any order. Does not block; also from a host call.
     ///
     /// # Errors
     /// `InvalidArgument` unless the value grows; the cause after [`fail`](Self::fail).
     fn signal_host(&self, value: u64) -> Result<()>;
 
-    /// Fails the gate: whoever waits for a value that was not signalled gets the error. The first cause stays.
+    /// Fails the gate: whoever waits for a value that was not signalled gets the error, now or later; streams that wait for one are poisoned
+    /// and do not run what comes after. The first cause stays. Does not block.
     fn fail(&self, cause: Error);
 }
 
@@ -245,13 +307,16 @@ pub struct NodePatch<'a> {
 
 /// A graph, ready to be launched by [`Op::Graph`].
 pub trait GraphExec: Any + Send + Sync {
-    /// How many nodes.
+    /// How many nodes. Constant; does not block.
     fn nodes(&self) -> usize;
 
-    /// Bytes that the exec holds beside the plan, as far as known.
+    /// Bytes of host and device memory that the exec holds beside its buffers, as far as known. Does not block.
     fn bytes(&self) -> u64;
 
-    /// Changes nodes in place. The caller makes sure that no launch is in flight and that the plan's dependencies stay right.
+    /// Changes nodes in place, for launches from then on. All patches are taken or none. May block on the driver.
+    ///
+    /// The caller makes sure that no launch is in flight, that no other thread launches or updates meanwhile, and that the plan's
+    /// dependencies stay right; what a launch then runs is covered by [`Stream::submit`]'s contract.
     ///
     /// # Errors
     /// `TopologyChanged` when the driver cannot do it in place (the caller instantiates anew); `InvalidArgument` for a node that

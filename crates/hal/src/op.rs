@@ -152,7 +152,11 @@ impl fmt::Debug for HostCall {
     }
 }
 
-/// A library call that enqueues its own work on the native stream (cuBLAS, a BLAS on the CPU).
+/// A library call that enqueues its own work in stream order (cuBLAS, Metal's matrix kernels, a BLAS on the CPU).
+///
+/// It is given the word that libraries of the backend take: the stream where the driver has streams (the same word as
+/// [`Stream::native`](crate::Stream::native)); on Metal the open command buffer, between encoders, which it must neither commit nor keep;
+/// 0 on the CPU, where it runs by itself.
 #[derive(Clone)]
 pub struct ForeignCall {
     /// The name in reports.
@@ -163,7 +167,7 @@ pub struct ForeignCall {
 }
 
 impl ForeignCall {
-    /// Wraps a call that takes the native stream ([`Stream::native`](crate::Stream::native)) and touches only `accesses`.
+    /// Wraps a call that takes the library's word and touches only `accesses`. An error poisons the stream.
     pub fn new(
         name: &'static str,
         accesses: Vec<Binding>,

@@ -277,8 +277,7 @@ impl Drop for Encoder {
 }
 
 fn compute(encoder: Encoder) -> Retained<MTLComputeCommandEncoder> {
-    let compute = Arc::new(MTLComputeCommandEncoder { encoder, marker: PhantomData });
-    compute
+    Arc::new(MTLComputeCommandEncoder { encoder, marker: PhantomData })
 }
 
 /// `MTLComputeCommandEncoder`: neither `Send` nor `Sync`.
