@@ -232,8 +232,8 @@ pub trait Stream: Timeline + Any {
     /// stream is poisoned.
     ///
     /// # Errors
-    /// The stream's cause when it is poisoned, or when it is to wait for a value that has failed already (which poisons it);
-    /// `Unsupported` for an operation that this device cannot do, or a line that it cannot wait for; `DeviceLost`; the driver's own.
+    /// The stream's cause when it is poisoned; a backend that knows at the call that an awaited value has failed may answer with that cause
+    /// (the stream is poisoned all the same), or take the submission and let it fail; `Unsupported` for an operation that this device cannot do, or a line that it cannot wait for; `DeviceLost`; the driver's own.
     ///
     /// # Safety
     /// - Pipelines, time stamps and graphs belong to this stream's device.
