@@ -62,8 +62,8 @@ pub(crate) struct Core {
     pub(crate) imported: u64,
     pub(crate) imported_bytes: u64,
     pub(crate) allocations: u64,
-    /// Credit for moving granules, in thousandths of an episode.
-    pub(crate) credit: i64,
+    /// Episodes of moving granules so far.
+    pub(crate) episodes: u64,
 }
 
 impl Core {
@@ -251,7 +251,7 @@ impl Allocator {
             imported: 0,
             imported_bytes: 0,
             allocations: 0,
-            credit: crate::ladder::FIRST_CREDIT,
+            episodes: 0,
         };
         let inner = Box::new(Inner {
             owner: Owner { ops: &OPS },
@@ -405,6 +405,12 @@ impl Allocator {
         list.sort_by_key(|r| r.0);
     }
 
+    /// Whether this allocator lent the buffer.
+    #[inline]
+    pub fn owns(&self, buffer: &Lease<Buffer>) -> bool {
+        std::ptr::eq(buffer.header().owner(), self.inner().owner_ptr())
+    }
+
     /// Whether two allocators are the same one.
     pub fn same(&self, other: &Allocator) -> bool {
         Arc::ptr_eq(&self.0, &other.0)
@@ -462,7 +468,7 @@ impl Inner {
         if layout.size == 0 {
             return self.empty(on);
         }
-        let Some(need) = Need::of(layout.size, layout.align, self.caps.granule).filter(|_| layout.size <= SIZE_LIMIT)
+        let Some(need) = Need::of(layout.size, layout.align).filter(|_| layout.size <= SIZE_LIMIT)
         else {
             return Err(self.refuse(layout));
         };
@@ -494,7 +500,6 @@ impl Inner {
         row.buffer.describe(block.addr, block.native, size, Some(line), kind_bits(self.config.host_kind));
         row.buffer.inherit(block.stamp);
         core.allocations += 1;
-        core.credit += 1;
         core.live_bytes += size;
         if core.live_bytes > self.counters.live_peak.load(Ordering::Relaxed) {
             self.counters.live_peak.store(core.live_bytes, Ordering::Relaxed);

@@ -7,7 +7,7 @@ use crate::allocator::Inner;
 use leasehold_core::sync::Mutex;
 
 #[cfg(not(loom))]
-static GRAVES: Mutex<Vec<Box<Inner>>> = Mutex::new(Vec::new());
+static GRAVES: Mutex<Vec<Inner>> = Mutex::new(Vec::new());
 
 /// Destroys an allocator that nobody holds, now or when its streams are done.
 #[cfg(not(loom))]
@@ -15,7 +15,7 @@ pub(crate) fn bury(inner: Box<Inner>) {
     if inner.is_over() {
         drop(inner);
     } else {
-        GRAVES.lock().push(inner);
+        GRAVES.lock().push(*inner);
     }
 }
 

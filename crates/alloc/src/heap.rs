@@ -5,7 +5,7 @@
 //! its stamp has passed; then it is drained into lane 0. Neighbours merge when they lie in one lane. While a single line uses the heap,
 //! lane 0 and its lane merge too, so that one stream sees no fragmentation by readiness.
 //!
-//! Placement and residency are separate: a free part of a span may be backed by nothing (a hole). See `residency`.
+//! Placement and residency are separate: parts of a free node may be backed by nothing. See `residency`.
 //!
 //! Plain single-threaded state: whoever owns it guards it. Makes no driver call; must not know leases.
 
@@ -131,10 +131,9 @@ impl Heap {
             Node { start: unit, units: units as u32, span: slot as u16, state: State::Used, ..Node::VACANT };
         self.spans[slot] = Span { base, unit, units: units as u32, first: id, native, paged, live: true };
         if paged {
-            self.nodes[id].state = State::Hole;
-        } else {
-            self.give(id, READY, Stamp::NEVER);
+            self.nodes[id].holes = units as u32 >> self.res.shift;
         }
+        self.give(id, READY, Stamp::NEVER);
         Ok(slot)
     }
 
@@ -148,7 +147,6 @@ impl Heap {
         }
         match node.state {
             State::Free if passed(node.stamp) => self.unlink_free(span.first),
-            State::Hole => {}
             _ => return None,
         }
         self.nodes.put(span.first);
@@ -239,20 +237,50 @@ impl Heap {
         if self.lines > 1 {
             self.drain_some(8);
         }
+        let at = self.choose(units, align, lane);
+        if at == NIL || self.nodes[at].holes > 0 && self.missing_in(at, units, align) > 0 {
+            return Ok(None);
+        }
+        Ok(Some(self.carve(at, units, align)))
+    }
+
+    /// The free node that a request for `lane` is placed in, or `NIL`.
+    #[inline]
+    pub(crate) fn choose(&self, units: u32, align: u32, lane: u8) -> u32 {
         let mut at = NIL;
         if lane != READY {
             at = self.lanes[usize::from(lane)].index.find(&self.nodes.rows, units, align);
         }
         if at == NIL || self.nodes[at].units != units {
             let ready = self.lanes[0].index.find(&self.nodes.rows, units, align);
-            if ready != NIL && (at == NIL || self.nodes[ready].units < self.nodes[at].units) {
+            if ready != NIL && (at == NIL || crate::tlsf::better(&self.nodes[ready], &self.nodes[at], units)) {
                 at = ready;
             }
         }
-        if at == NIL {
-            return Ok(None);
+        at
+    }
+
+    /// Unbacked granules under the place that a request would get in a free node.
+    #[cold]
+    pub(crate) fn missing_in(&self, at: u32, units: u32, align: u32) -> u32 {
+        let start = self.nodes[at].start.next_multiple_of(align.max(1));
+        self.res.missing(start, start + units)
+    }
+
+    /// As [`take`](Self::take), but anything that is resident, however badly it fits. Slow path.
+    pub(crate) fn take_resident(&mut self, units: u32, align: u32, lane: u8) -> Result<Option<u32>> {
+        self.nodes.ensure(2)?;
+        for l in [lane, READY] {
+            let resident = |n: &Node| {
+                let start = n.start.next_multiple_of(align.max(1));
+                n.holes == 0 || self.res.missing(start, start + units) == 0
+            };
+            let at = self.lanes[usize::from(l)].index.find_where(&self.nodes.rows, units, align, resident);
+            if at != NIL {
+                return Ok(Some(self.carve(at, units, align)));
+            }
         }
-        Ok(Some(self.carve(at, units, align)))
+        Ok(None)
     }
 
     /// Takes a block from another line's lane whose stamp `allowed` accepts. Looks at one candidate per lane.
@@ -269,7 +297,7 @@ impl Heap {
                 continue;
             }
             let at = self.lanes[other].index.find(&self.nodes.rows, units, align);
-            if at != NIL && allowed(self.nodes[at].stamp) {
+            if at != NIL && allowed(self.nodes[at].stamp) && self.missing_in(at, units, align) == 0 {
                 return Ok(Some(self.carve(at, units, align)));
             }
         }
@@ -356,8 +384,21 @@ impl Heap {
         let upper = self.nodes.take();
         let low = self.nodes[at];
         debug_assert!(units > 0 && units < low.units);
-        self.nodes[upper] = Node { start: low.start + units, units: low.units - units, prev: at, ..low };
+        let (mut below, mut above) = (0, 0);
+        if low.holes > 0 {
+            // No unbacked granule lies across the cut: those that a part touches are its own.
+            if units < low.units / 2 {
+                below = self.res.missing(low.start, low.start + units);
+                above = low.holes - below;
+            } else {
+                above = self.res.missing(low.start + units, low.end());
+                below = low.holes - above;
+            }
+        }
+        self.nodes[upper] =
+            Node { start: low.start + units, units: low.units - units, prev: at, holes: above, ..low };
         self.nodes[at].units = units;
+        self.nodes[at].holes = below;
         self.nodes[at].next = upper;
         if low.next != NIL {
             self.nodes[low.next].prev = upper;
@@ -367,8 +408,9 @@ impl Heap {
 
     /// Joins a node with its upper neighbour; both are in no index. The lower one stays.
     pub(crate) fn join(&mut self, low: u32, high: u32) {
-        let Node { units, next, .. } = self.nodes[high];
+        let Node { units, next, holes, .. } = self.nodes[high];
         self.nodes[low].units += units;
+        self.nodes[low].holes += holes;
         self.nodes[low].next = next;
         if next != NIL {
             self.nodes[next].prev = low;
@@ -565,31 +607,21 @@ impl Heap {
     /// Units that lie free and resident in lane 0, and in the lines' lanes.
     pub(crate) fn free_units(&self) -> (u64, u64) {
         let waiting: u64 = self.waiting.iter().map(|(id, _)| u64::from(self.nodes[*id].units)).sum();
-        (self.lanes[0].index.units(), self.lanes[1..].iter().map(|l| l.index.units()).sum::<u64>() + waiting)
+        let resident = |l: &Lane| l.index.units() - (l.index.holes() << self.res.shift);
+        (resident(&self.lanes[0]), self.lanes[1..].iter().map(resident).sum::<u64>() + waiting)
+    }
+
+    /// The newest stamp of a block in a line's lane: of the line that is least far behind.
+    pub(crate) fn newest_pending(&self) -> Stamp {
+        let newest = self.lanes[1..].iter().filter(|l| l.newest != NIL).map(|l| self.nodes[l.newest].stamp);
+        let behind = |s: &Stamp| s.point().map_or(0, |p| p.value().saturating_sub(p.line().completed()));
+        newest.filter(|s| !passed(*s)).min_by_key(behind).unwrap_or(Stamp::NEVER)
     }
 
     /// The largest resident free block in units, whatever its lane.
     pub(crate) fn largest_free(&self) -> u32 {
-        self.lanes.iter().map(|l| l.index.largest(&self.nodes.rows)).max().unwrap_or(0)
-    }
-
-    /// The node that covers a unit of a span, by a walk. For look-ups by address in reports and tests.
-    pub(crate) fn node_at(&self, addr: u64) -> Option<u32> {
-        let (slot, span) = self
-            .spans
-            .iter()
-            .enumerate()
-            .find(|(_, s)| s.live && addr >= s.base && (addr - s.base) >> UNIT_SHIFT < u64::from(s.units))?;
-        let unit = span.unit + ((addr - span.base) >> UNIT_SHIFT) as u32;
-        debug_assert!(self.spans[slot].live);
-        let mut at = span.first;
-        while at != NIL {
-            if self.nodes[at].end() > unit {
-                return Some(at);
-            }
-            at = self.nodes[at].next;
-        }
-        None
+        let free = self.nodes.rows.iter().filter(|n| n.state == State::Free);
+        free.map(|n| n.units - (n.holes << self.res.shift).min(n.units)).max().unwrap_or(0)
     }
 
     /// Checks every invariant of spans, nodes, indexes and residency. For tests.
@@ -621,7 +653,7 @@ impl Heap {
                 if prev != NIL {
                     let p = &self.nodes[prev];
                     let both = |s: State| p.state == s && n.state == s;
-                    if both(State::Hole) || both(State::Free) && p.lane == n.lane {
+                    if both(State::Free) && p.lane == n.lane {
                         return Err(format!("nodes {prev} and {at} should have merged: {p:?} {n:?}"));
                     }
                 }

@@ -13,20 +13,26 @@ use crate::buffer::{Buffer, NO_SLOT};
 use crate::config::{CrossStream, Policy};
 use crate::heap::passed;
 use crate::layout::{Layout, UNIT_SHIFT};
-use crate::place::Means;
-use crate::residency::{End, Plan, Source, Step};
+use crate::place::{Means, Planned};
+use crate::residency::{End, Source, Step};
 use crate::store::Need;
 use leasehold_core::sync::atomic::Ordering;
 use leasehold_core::{Error, Lease, OutOfMemory, Point, Result, Stamp, Text};
 use std::panic::AssertUnwindSafe;
 use std::time::{Duration, Instant};
 
-/// Thousandths of an episode of moving granules that a new allocator has in hand.
-pub(crate) const FIRST_CREDIT: i64 = 32_000;
-const MOST_CREDIT: i64 = 64_000;
-const EPISODE: i64 = 1_000;
+/// Episodes of moving granules that an allocator may spend while it warms up, besides one per 1,000 operations.
+const WARM_UP: u64 = 64;
+/// One more for so many granules in hand.
+const GRANULES_PER_EPISODE: u64 = 32;
+/// Operations that pay for an episode.
+/// Waits for nearly free memory that cost as much as an episode.
+const WAITS_PER_EPISODE: u64 = 4;
+const OPERATIONS_PER_EPISODE: u64 = 1_000;
 /// The most that one growth takes from the driver in one piece.
 const PIECE: u64 = 32 << 20;
+/// Waits for nearly free memory, of one allocation, instead of growing.
+const MOST_NEAR_WAITS: u32 = 8;
 /// Host waits of one allocation.
 const MOST_WAITS: usize = 256;
 
@@ -88,6 +94,9 @@ impl Inner {
             let mut core = self.core.lock();
             core.store.drain(true);
             let mut block = core.store.take(need, on.line)?;
+            if block.is_none() && !self.may_move(&core) {
+                block = core.store.take_resident(need, on.line)?;
+            }
             if block.is_none() {
                 block = core.store.take_foreign(need, on.line, |s| on.line.knows(s))?;
             }
@@ -185,6 +194,29 @@ impl Inner {
         self.issue(&mut core, block, size, on.line).map(Some)
     }
 
+    /// Whether free granules are moved rather than new memory taken. Within a budget the memory up to it is the caller's to use, so
+    /// that a workload that repeats comes to rest; without one the allocator is frugal as long as it is cheap.
+    fn may_move(&self, core: &Core) -> bool {
+        match self.config.policy {
+            Policy::Fastest => false,
+            Policy::Compact => true,
+            Policy::Balanced => {
+                let granules = self.budget.committed() / self.caps.granule;
+                let paid = WARM_UP + granules / GRANULES_PER_EPISODE + core.store.heap.tick / OPERATIONS_PER_EPISODE;
+                self.budget.limit() == u64::MAX && core.episodes < paid
+            }
+        }
+    }
+
+    /// Whether the host waits for memory that is nearly free rather than taking new memory: as long as it is as rare as moving.
+    fn may_wait(&self, core: &Core) -> bool {
+        self.may_move(core)
+            || self.config.policy == Policy::Balanced
+                && self.budget.limit() == u64::MAX
+                && self.counters.host_waits.load(Ordering::Relaxed)
+                    < WAITS_PER_EPISODE * (WARM_UP + core.store.heap.tick / OPERATIONS_PER_EPISODE)
+    }
+
     /// The size of new pieces: grows with what is reserved, so that the overshoot stays below one percent.
     fn piece(&self) -> u64 {
         let granule = self.caps.granule;
@@ -204,40 +236,54 @@ impl Inner {
         if paged && let Some(lease) = self.grow_paged(need, size, on, pressed, trail)? {
             return Ok(Some(lease));
         }
-        if paged && !self.caps.vmm || !paged {
-            return self.grow_segment(need, size, on, pressed, trail);
-        }
-        Ok(None)
+        if paged { Ok(None) } else { self.grow_segment(need, size, on, pressed, trail) }
     }
 
     fn grow_paged(&self, need: Need, size: u64, on: On<'_>, pressed: bool, trail: &mut Trail) -> Lent {
         let granules = |bytes: u64| (bytes / self.caps.granule).max(1) as u32;
         let mut piece = if pressed { 1 } else { granules(self.piece()) };
+        let mut waits = 0;
         loop {
-            let plan = {
+            let planned = {
                 let mut core = self.core.lock();
-                core.credit = core.credit.min(MOST_CREDIT);
-                let steal = pressed
-                    || match self.config.policy {
-                        Policy::Fastest => false,
-                        Policy::Compact => true,
-                        Policy::Balanced => core.credit >= EPISODE,
-                    };
-                let means = Means { steal, create: true, piece };
+                let steal = pressed || self.may_move(&core);
+                let wait = !pressed && waits < MOST_NEAR_WAITS && self.may_wait(&core);
+                let means = Means { steal, create: true, wait, piece };
                 let lane = core.store.heap.lane_for(on.line);
-                let plan = core.store.heap.plan(need.units, need.align, lane, means, &self.budget)?;
-                if plan.as_ref().is_some_and(Plan::steals) {
-                    core.credit -= EPISODE;
+                let units = core.store.units(need);
+                let planned = core.store.heap.plan(units, need.align, lane, means, &self.budget)?;
+                match &planned {
+                    Planned::Plan(plan) if plan.steals() => core.episodes += 1,
+                    _ => {}
                 }
-                plan
+                planned
             };
-            let Some(mut plan) = plan else {
-                if piece > 1 {
+            let mut plan = match planned {
+                Planned::Plan(plan) => plan,
+                Planned::Wait(stamp) => {
+                    // Moving memory that is nearly free costs less than holding more for ever.
+                    waits += 1;
+                    if let Some(p) = stamp.point()
+                        && let Err(e) = self.wait_point(p, on)
+                    {
+                        trail.note(format!("waiting for {p:?}: {e}"));
+                        waits = MOST_NEAR_WAITS;
+                    }
+                    let mut core = self.core.lock();
+                    core.store.drain(true);
+                    if let Some(block) = core.store.take(need, on.line)? {
+                        return self.issue(&mut core, block, size, on.line).map(Some);
+                    }
+                    continue;
+                }
+                Planned::Nothing if piece > 1 => {
                     piece = 1;
                     continue;
                 }
-                trail.refused |= self.budget.room() < self.caps.granule;
-                return Ok(None);
+                Planned::Nothing => {
+                    trail.refused |= self.budget.room() < self.caps.granule;
+                    return Ok(None);
+                }
             };
             if plan.steals() {
                 self.counters.remaps.fetch_add(1, Ordering::Relaxed);
@@ -277,7 +323,8 @@ impl Inner {
 
     fn grow_segment(&self, need: Need, size: u64, on: On<'_>, pressed: bool, trail: &mut Trail) -> Lent {
         let granule = self.caps.granule;
-        let least = (u64::from(need.units) + u64::from(need.align.max(1)) - 1) << UNIT_SHIFT;
+        let units = self.core.lock().store.units(need);
+        let least = (u64::from(units) + u64::from(need.align.max(1)) - 1) << UNIT_SHIFT;
         let least = least.next_multiple_of(granule);
         let part = (self.budget.committed() / 8).next_multiple_of(granule).clamp(self.caps.segment, 8 * PIECE);
         let mut wants = [least.max(part.next_multiple_of(granule)), least.max(self.caps.segment), least];
@@ -365,7 +412,7 @@ impl Inner {
                 more.extend(stamps.iter().map(|&s| (bytes, s)));
             }
             core.store.slabs.pending(|bytes, s| more.push((bytes, s)));
-            core.store.heap.cheapest_wait(need.units, &more)
+            core.store.heap.cheapest_wait(core.store.units(need), &more)
         };
         let Some(point) = stamp.and_then(Stamp::point) else { return Ok(false) };
         match self.wait_point(point, on) {

@@ -14,10 +14,8 @@ pub(crate) const NIL: u32 = u32::MAX;
 pub(crate) enum State {
     /// A table entry that describes nothing.
     Vacant,
-    /// Free and backed by memory; in the index of its lane.
+    /// Free; in the index of its lane. Some of its granules may be backed by nothing.
     Free,
-    /// Free and backed by nothing; granule-aligned; in no index.
-    Hole,
     /// Lent, or a slab run.
     Used,
     /// Taken out for a driver call that runs outside the lock.
@@ -52,6 +50,8 @@ pub(crate) struct Node {
     pub(crate) stamp: Stamp,
     /// While used: the slab run, or `NIL`.
     pub(crate) run: u32,
+    /// Granules that lie wholly in it and are backed by nothing. Such a granule lies in one free node, never across two.
+    pub(crate) holes: u32,
     pub(crate) span: u16,
     pub(crate) state: State,
     /// While free: the lane it lies in.
@@ -72,6 +72,7 @@ impl Node {
         age_next: NIL,
         stamp: Stamp::NEVER,
         run: NIL,
+        holes: 0,
         span: 0,
         state: State::Vacant,
         lane: 0,

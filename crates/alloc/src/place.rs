@@ -16,109 +16,37 @@ pub(crate) struct Means {
     pub(crate) steal: bool,
     /// Take new memory from the driver.
     pub(crate) create: bool,
+    /// Instead of taking new memory, say which point to wait for, if that makes enough pieces free.
+    pub(crate) wait: bool,
     /// The size of new pieces in granules.
     pub(crate) piece: u32,
 }
 
-/// A range of free addresses that holds a request.
-#[derive(Debug, Clone, Copy)]
-struct Window {
-    start: u32,
-    node: u32,
-    missing: u32,
-    run_units: u32,
+/// What came of planning.
+#[derive(Debug)]
+pub(crate) enum Planned {
+    /// A plan to carry out.
+    Plan(Plan),
+    /// The means suffice once this point is over.
+    Wait(Stamp),
+    /// No addresses, or the means do not suffice.
+    Nothing,
 }
 
-/// Pieces under free memory, whose last use is over.
+/// Points further ahead than this many values are not waited for instead of growing.
+const NEAR: u64 = 256;
+
+/// A piece under free memory.
 struct Loot {
+    /// When its last use is over; never for one that may be taken now.
+    stamp: Stamp,
     piece: u32,
     at: u32,
     granules: u32,
-    run_units: u32,
 }
 
 impl Heap {
-    fn usable(&self, id: u32, lane: u8) -> bool {
-        let n = &self.nodes[id];
-        match n.state {
-            State::Hole => true,
-            State::Free => n.lane == READY || n.lane == lane,
-            _ => false,
-        }
-    }
-
-    /// The window that needs the fewest granules; among equals the one in the smallest run of free nodes, lowest first.
-    fn find_window(&self, units: u32, align: u32, lane: u8) -> Option<Window> {
-        let mut best: Option<Window> = None;
-        for span in self.spans.iter().filter(|s| s.live && s.paged) {
-            let mut at = span.first;
-            while at != NIL {
-                if !self.usable(at, lane) {
-                    at = self.nodes[at].next;
-                    continue;
-                }
-                let first = at;
-                let begin = self.nodes[at].start;
-                let mut end = begin;
-                while at != NIL && self.usable(at, lane) {
-                    end = self.nodes[at].end();
-                    at = self.nodes[at].next;
-                }
-                if end - begin >= units {
-                    self.best_in_run(&mut best, first, at, (begin, end), units, align);
-                }
-            }
-        }
-        best
-    }
-
-    fn best_in_run(&self, best: &mut Option<Window>, first: u32, stop: u32, run: (u32, u32), units: u32, align: u32) {
-        let (begin, end) = run;
-        let low = |at: u32| at.checked_next_multiple_of(align);
-        let high = |at: u32| at & !(align - 1);
-        let mut node = first;
-        while node != stop {
-            let n = self.nodes[node];
-            let candidates = [
-                low(n.start),
-                n.start.checked_sub(units).map(high),
-                n.end().checked_sub(units).map(high),
-                (node == first).then(|| low(begin)).flatten(),
-            ];
-            for start in candidates.into_iter().flatten() {
-                if start < begin || u64::from(start) + u64::from(units) > u64::from(end) {
-                    continue;
-                }
-                let mut from = node;
-                while self.nodes[from].start > start {
-                    from = self.nodes[from].prev;
-                }
-                let missing = self.missing(from, start, start + units);
-                let w = Window { start, node: from, missing, run_units: end - begin };
-                let key = |w: &Window| (w.missing, w.run_units, w.start);
-                if best.as_ref().is_none_or(|b| key(&w) < key(b)) {
-                    *best = Some(w);
-                }
-            }
-            node = n.next;
-        }
-    }
-
-    /// Granules that must be backed for `[start, end)`, walking from the node that covers `start`.
-    fn missing(&self, mut node: u32, start: u32, end: u32) -> u32 {
-        let shift = self.res.shift;
-        let mut missing = 0;
-        while node != NIL && self.nodes[node].start < end {
-            let n = &self.nodes[node];
-            if n.state == State::Hole {
-                missing += ((n.end().min(end) - 1) >> shift) - (n.start.max(start) >> shift) + 1;
-            }
-            node = n.next;
-        }
-        missing
-    }
-
-    /// Plans a block of `units` for `lane`. `None`: no window, or the means do not suffice.
+    /// Plans a block of `units` for `lane`.
     pub(crate) fn plan(
         &mut self,
         units: u32,
@@ -126,52 +54,80 @@ impl Heap {
         lane: u8,
         means: Means,
         budget: &Budget,
-    ) -> Result<Option<Plan>> {
+    ) -> Result<Planned> {
         self.tick += 1;
-        let Some(window) = self.find_window(units, align.max(1), lane) else { return Ok(None) };
-        let shift = self.res.shift;
-        // The target: the request, widened to whole granules where it lies in a hole.
-        let granule = 1u32 << shift;
-        let a = if self.nodes[window.node].state == State::Hole { window.start & !(granule - 1) } else { window.start };
-        let mut b = window.start + units;
-        let mut last = window.node;
-        while self.nodes[last].end() < b {
-            last = self.nodes[last].next;
+        let node = self.choose(units, align, lane);
+        if node == NIL || !self.spans[usize::from(self.nodes[node].span)].paged {
+            return Ok(Planned::Nothing);
         }
-        if self.nodes[last].state == State::Hole {
+        let shift = self.res.shift;
+        let granule = 1u32 << shift;
+        let n = self.nodes[node];
+        let start = n.start.next_multiple_of(align.max(1));
+        let missing = self.res.missing(start, start + units);
+        // The target: the request, widened to whole granules where an edge is not backed.
+        let bare = |unit: u32| self.res.piece_of(unit >> shift) == NIL;
+        let a = if bare(start) { start & !(granule - 1) } else { start };
+        let mut b = start + units;
+        if bare(b - 1) {
             b = b.next_multiple_of(granule);
         }
 
         // What there is to back it with.
         let cached: u32 = self.res.cached.iter().map(|&p| self.res.pieces[p as usize].granules).sum();
-        let mut loot = if means.steal && window.missing > cached { self.loot(lane, a, b) } else { Vec::new() };
-        let stealable: u32 = loot.iter().map(|l| l.granules).sum();
-        let short = window.missing.saturating_sub(cached + stealable);
-        if short > 0 && !means.create {
-            return Ok(None);
-        }
-        // Growth in pieces of several granules takes more of the hole above than it needs.
-        if means.create && short > 0 && means.piece > 1 && self.nodes[last].state == State::Hole {
-            let above = self.nodes[last].end() - b;
-            let extra = (short.next_multiple_of(means.piece) - short).min(above >> shift);
-            if self.res.bytes(short + extra) <= budget.room() {
-                b += extra << shift;
+        let mut loot = if means.steal && missing > cached { self.loot(a, b) } else { Vec::new() };
+        loot.sort_by_key(|l| (ahead(l.stamp), std::cmp::Reverse(l.granules), std::cmp::Reverse(l.at)));
+        let now = loot.partition_point(|l| l.stamp.is_never());
+        let stealable: u32 = loot[..now].iter().map(|l| l.granules).sum();
+        let short = missing.saturating_sub(cached + stealable);
+        if short > 0 && means.wait && !self.single() {
+            // What several lines still use does not merge: once it is over, what lies there may fit as it is.
+            let (_, pending) = self.free_units();
+            let newest = self.newest_pending();
+            if pending >> shift >= u64::from(short) && ahead(newest) <= NEAR && !newest.is_never() {
+                return Ok(Planned::Wait(newest));
             }
         }
-        loot.sort_by_key(|l| std::cmp::Reverse((l.granules, std::cmp::Reverse(l.run_units), l.at)));
-
-        let holes: u32 = self.gaps_in(window.node, a, b).iter().map(|g| g.1).sum();
-        let held = 8 + 4 * holes;
+        if short > 0 && means.wait && self.single() {
+            let mut more = 0;
+            let enough = loot[now..].iter().find(|l| {
+                more += l.granules;
+                more >= short
+            });
+            if let Some(l) = enough.filter(|l| ahead(l.stamp) <= NEAR) {
+                return Ok(Planned::Wait(l.stamp));
+            }
+        }
+        if short > 0 && !means.create {
+            return Ok(Planned::Nothing);
+        }
+        loot.truncate(now);
+        // Growth in pieces of several granules takes more of the addresses above than it needs.
+        if means.create && short > 0 && means.piece > 1 {
+            let extra = short.next_multiple_of(means.piece) - short;
+            if self.res.bytes(short + extra) <= budget.room() {
+                for _ in 0..extra {
+                    if b & (granule - 1) == 0 && b + granule <= n.end() && bare(b) {
+                        b += granule;
+                    }
+                }
+            }
+        }
+        let held = 8 + 4 * self.res.missing(a, b);
         self.nodes.hold(held)?;
-        let plan = self.claim(window.start, units, (a, b), window.node, lane, means, loot, budget);
+        let plan = self.claim(start, units, (a, b), node, lane, means, loot, budget);
         match plan {
             Ok(Some(mut plan)) => {
                 plan.nodes_held = held;
-                Ok(Some(plan))
+                Ok(Planned::Plan(plan))
             }
-            other => {
+            Ok(None) => {
                 self.nodes.unhold(held);
-                other
+                Ok(Planned::Nothing)
+            }
+            Err(e) => {
+                self.nodes.unhold(held);
+                Err(e)
             }
         }
     }
@@ -190,7 +146,7 @@ impl Heap {
     ) -> Result<Option<Plan>> {
         let shift = self.res.shift;
         self.res.reach(((b - 1) >> shift) + 1)?;
-        let mut gaps = self.gaps_in(node, a, b);
+        let mut gaps = self.gaps_in(a, b);
         let mut steps = Vec::new();
         steps.try_reserve(gaps.iter().map(|g| g.1 as usize).sum()).map_err(|_| host_steps())?;
         let step = |piece: u32, at: u32, granules: u32, handle: u64, source: Source| Step {
@@ -275,16 +231,17 @@ impl Heap {
     }
 
     /// The parts of `[a, b)` that are not backed, as (granule, granules).
-    fn gaps_in(&self, mut node: u32, a: u32, b: u32) -> Vec<(u32, u32)> {
+    fn gaps_in(&self, a: u32, b: u32) -> Vec<(u32, u32)> {
         let shift = self.res.shift;
-        let mut gaps = Vec::new();
-        while node != NIL && self.nodes[node].start < b {
-            let n = &self.nodes[node];
-            if n.state == State::Hole {
-                let (from, to) = (n.start.max(a), n.end().min(b));
-                gaps.push((from >> shift, (to - from) >> shift));
+        let mut gaps: Vec<(u32, u32)> = Vec::new();
+        for g in a >> shift..=(b - 1) >> shift {
+            if self.res.piece_of(g) != NIL {
+                continue;
             }
-            node = n.next;
+            match gaps.last_mut() {
+                Some(last) if last.0 + last.1 == g => last.1 += 1,
+                _ => gaps.push((g, 1)),
+            }
         }
         gaps
     }
@@ -303,97 +260,72 @@ impl Heap {
         NIL
     }
 
-    /// Pieces that lie wholly under free memory whose last use is over, outside `[a, b)`.
-    fn loot(&self, lane: u8, a: u32, b: u32) -> Vec<Loot> {
+    /// Pieces that lie wholly under one free node, outside `[a, b)`, with the time when they may be taken.
+    fn loot(&self, a: u32, b: u32) -> Vec<Loot> {
         let shift = self.res.shift;
         let mut loot = Vec::new();
         for span in self.spans.iter().filter(|s| s.live && s.paged) {
             let mut at = span.first;
             while at != NIL {
                 let n = &self.nodes[at];
-                if n.state != State::Free || n.lane != READY && n.lane != lane && !passed(n.stamp) {
-                    at = n.next;
+                at = n.next;
+                if n.state != State::Free {
                     continue;
                 }
-                // A run of resident free nodes, cut at the window.
-                let begin = n.start;
-                let mut end = begin;
-                let mut own = false;
-                while at != NIL {
-                    let n = &self.nodes[at];
-                    if n.state != State::Free || n.lane != READY && n.lane != lane && !passed(n.stamp) {
-                        break;
+                let over = n.lane == READY || passed(n.stamp);
+                let end = (n.end() >> shift).min(self.res.granules.len() as u32);
+                let mut g = n.start.div_ceil(1 << shift);
+                while g < end {
+                    let id = self.res.piece_of(g);
+                    if id == NIL {
+                        g += 1;
+                        continue;
                     }
-                    own |= n.lane != READY && !passed(n.stamp);
-                    end = n.end();
-                    at = n.next;
-                }
-                let line = self.lanes[usize::from(lane)].line;
-                for (from, to) in [(begin, end.min(a)), (begin.max(b), end)] {
-                    let mut g = from.div_ceil(1 << shift);
-                    while from < to && (g + 1) << shift <= to {
-                        let id = self.res.piece_of(g);
-                        if id == NIL {
-                            g += 1;
-                            continue;
-                        }
-                        let p = &self.res.pieces[id as usize];
-                        let whole = p.at == g && (g + p.granules) << shift <= to && p.place == Place::Mapped;
-                        let over = |g: u32| {
-                            let last = self.res.granules[g as usize].last;
-                            passed(last) && (last.is_never() || Some(last.line_id()) == line)
-                        };
-                        if whole && (!own || (g..g + p.granules).all(over)) {
-                            loot.push(Loot { piece: id, at: g, granules: p.granules, run_units: end - begin });
-                        }
-                        g = p.at + p.granules;
+                    let p = &self.res.pieces[id as usize];
+                    let to = p.at + p.granules;
+                    let apart = to << shift <= a || g << shift >= b;
+                    if apart && p.at == g && to <= end && p.place == Place::Mapped {
+                        let stamp = if over { Stamp::NEVER } else { self.last_use(g, to, n.stamp) };
+                        loot.push(Loot { stamp, piece: id, at: g, granules: p.granules });
                     }
+                    g = to;
                 }
             }
         }
         loot
     }
 
-    /// Takes `[a, b)`, free and tiled by usable nodes from `node` on, out of circulation as one node. Returns it with the latest stamp
-    /// of its parts that lie in a line's lane.
-    fn isolate(&mut self, node: u32, a: u32, b: u32) -> (u32, Stamp) {
-        let mut stamp = Stamp::NEVER;
-        let mut at = node;
-        let mut low = NIL;
-        loop {
-            let n = self.nodes[at];
-            let free = n.state == State::Free;
-            if free {
-                self.unlink_free(at);
-                if n.lane != READY && n.stamp.value() >= stamp.value() {
-                    stamp = n.stamp;
-                }
+    /// When the last use of granules of a pending free node is over: what is known of each, or the node's own stamp.
+    fn last_use(&self, from: u32, to: u32, node: Stamp) -> Stamp {
+        let mut latest = Stamp::NEVER;
+        for g in from..to {
+            let last = self.res.granules[g as usize].last;
+            if last.line_id() != node.line_id() {
+                return node;
             }
-            let mut mid = at;
-            if n.start < a {
-                mid = self.split(at, a - n.start);
-                if free {
-                    self.link_free(at, n.lane, n.stamp);
-                }
+            if !passed(last) && last.value() > latest.value() {
+                latest = last;
             }
-            if n.end() > b {
-                let upper = self.split(mid, b - self.nodes[mid].start);
-                if free {
-                    self.link_free(upper, n.lane, n.stamp);
-                }
-            }
-            let next = self.nodes[mid].next;
-            self.nodes[mid].state = State::Moving;
-            if low == NIL {
-                low = mid;
-            } else {
-                self.join(low, mid);
-            }
-            if n.end() >= b {
-                return (low, stamp);
-            }
-            at = next;
         }
+        latest
+    }
+
+    /// Takes `[a, b)`, which lies in a free node, out of circulation as one node. Returns it with the stamp of the node, if it lay in a
+    /// line's lane.
+    fn isolate(&mut self, at: u32, a: u32, b: u32) -> (u32, Stamp) {
+        self.unlink_free(at);
+        let n = self.nodes[at];
+        let mut mid = at;
+        if n.start < a {
+            mid = self.split(at, a - n.start);
+            self.link_free(at, n.lane, n.stamp);
+        }
+        if n.end() > b {
+            let upper = self.split(mid, b - a);
+            self.link_free(upper, n.lane, n.stamp);
+        }
+        self.nodes[mid].state = State::Moving;
+        (mid, if n.lane == READY { Stamp::NEVER } else { n.stamp })
     }
 
     /// Brings a plan back. `done`: it ran to its end; then the block is returned, used, with its stamp. Gives back what of the ticket
@@ -440,6 +372,7 @@ impl Heap {
             self.settle_by_residency(plan.target, lane, stamp);
             return None;
         }
+        self.nodes[plan.target].holes = 0;
         let mut block = plan.target;
         let target = self.nodes[block];
         if target.start < plan.start {
@@ -454,51 +387,38 @@ impl Heap {
         let n = &mut self.nodes[block];
         n.state = State::Used;
         n.stamp = stamp;
+        n.holes = 0;
         n.run = NIL;
         Some(block)
     }
 
-    /// Puts a node that was out of circulation back, part by part as its granules are backed.
+    /// Puts a node that was out of circulation back; parts that the driver would not take back stay out for ever.
     pub(crate) fn settle_by_residency(&mut self, mut id: u32, lane: u8, stamp: Stamp) {
         let shift = self.res.shift;
-        let kind = |heap: &Heap, g: u32| match heap.res.piece_of(g) {
-            NIL => State::Hole,
-            p if heap.res.pieces[p as usize].place == Place::Lost => State::Quarantined,
-            _ => State::Free,
+        let lost = |heap: &Heap, g: u32| {
+            let id = heap.res.piece_of(g);
+            id != NIL && heap.res.pieces[id as usize].place == Place::Lost
         };
         loop {
             let n = self.nodes[id];
-            let first = kind(self, n.start >> shift);
+            let first = lost(self, n.start >> shift);
             let mut g = (n.start >> shift) + 1;
-            while g << shift < n.end() && kind(self, g) == first {
+            while g << shift < n.end() && lost(self, g) == first {
                 g += 1;
             }
+            self.nodes[id].holes = 0;
             let rest = if g << shift < n.end() { self.split(id, (g << shift) - n.start) } else { NIL };
-            match first {
-                State::Hole => self.settle_hole(id),
-                State::Quarantined => self.nodes[id].state = State::Quarantined,
-                _ => {
-                    self.nodes[id].state = State::Used;
-                    self.resettle(id, lane, stamp);
-                }
+            if first {
+                self.nodes[id].state = State::Quarantined;
+            } else {
+                let n = self.nodes[id];
+                self.nodes[id].holes = self.res.missing(n.start, n.end());
+                self.resettle(id, lane, stamp);
             }
             if rest == NIL {
                 return;
             }
             id = rest;
-        }
-    }
-
-    fn settle_hole(&mut self, mut id: u32) {
-        self.nodes[id].state = State::Hole;
-        let prev = self.nodes[id].prev;
-        if prev != NIL && self.nodes[prev].state == State::Hole {
-            self.join(prev, id);
-            id = prev;
-        }
-        let next = self.nodes[id].next;
-        if next != NIL && self.nodes[next].state == State::Hole {
-            self.join(id, next);
         }
     }
 
@@ -523,7 +443,8 @@ impl Heap {
         let shift = self.res.shift;
         let mut out = self.plan_cached(surplus);
         surplus = surplus.saturating_sub(out.iter().map(|s| s.1.bytes).sum());
-        let mut loot = if surplus > 0 { self.loot(READY, 0, 0) } else { Vec::new() };
+        let mut loot = if surplus > 0 { self.loot(0, 0) } else { Vec::new() };
+        loot.retain(|l| l.stamp.is_never());
         loot.sort_by_key(|l| std::cmp::Reverse(l.at));
         for l in loot {
             if surplus == 0 {
@@ -662,4 +583,13 @@ impl Heap {
 #[cold]
 fn host_steps() -> leasehold_core::Error {
     leasehold_core::OutOfMemory::new("host memory for a plan of residency", 0).into()
+}
+
+/// How many values lie before a stamp is over.
+fn ahead(stamp: Stamp) -> u64 {
+    match stamp.point() {
+        None => 0,
+        Some(p) if p.line().failed(p.value()) => u64::MAX,
+        Some(p) => p.value().saturating_sub(p.line().completed()),
+    }
 }

@@ -136,25 +136,25 @@ impl Residency {
         (self.granules.capacity() * size_of::<Granule>() + self.pieces.capacity() * size_of::<Piece>()) as u64
     }
 
+    /// Unbacked granules that `[start, end)` touches.
+    #[inline]
+    pub(crate) fn missing(&self, start: u32, end: u32) -> u32 {
+        let (from, to) = ((start >> self.shift) as usize, ((end - 1) >> self.shift) as usize + 1);
+        let known = &self.granules[from.min(self.granules.len())..to.min(self.granules.len())];
+        let beyond = to - from - known.len();
+        known.iter().filter(|g| g.piece == NIL).count() as u32 + beyond as u32
+    }
+
     /// A node of a paged span agrees with the granules under it.
     pub(crate) fn check_node(&self, n: &Node) -> Result<(), String> {
-        let (from, to) = (n.start >> self.shift, (n.end() - 1) >> self.shift);
-        let unit = (1u32 << self.shift) - 1;
+        let (from, to) = (n.start.div_ceil(1 << self.shift), n.end() >> self.shift);
+        let whole = if from < to { self.missing(from << self.shift, to << self.shift) } else { 0 };
+        let touched = self.missing(n.start, n.end());
         match n.state {
-            State::Hole => {
-                if n.start & unit != 0 {
-                    return Err(format!("a hole is not granule-aligned: {n:?}"));
-                }
-                match (from..=to).find(|&g| self.piece_of(g) != NIL) {
-                    Some(g) => Err(format!("granule {g} in a hole is backed: {n:?}")),
-                    None => Ok(()),
-                }
-            }
-            State::Free | State::Used | State::Waiting => match (from..=to).find(|&g| self.piece_of(g) == NIL) {
-                Some(g) => Err(format!("granule {g} is not backed: {n:?}")),
-                None => Ok(()),
-            },
-            State::Moving | State::Suspended | State::Quarantined | State::Vacant => Ok(()),
+            State::Free if n.holes != whole => Err(format!("{whole} granules are unbacked in {n:?}")),
+            State::Free if touched != whole => Err(format!("an unbacked granule reaches out of {n:?}")),
+            State::Used | State::Waiting if touched != 0 => Err(format!("{touched} granules are unbacked in {n:?}")),
+            _ => Ok(()),
         }
     }
 

@@ -12,15 +12,18 @@ use crate::node::NIL;
 use leasehold_core::{Error, LineId, OutOfMemory, Result, Stamp};
 
 const WORDS: usize = 8;
+const RUN_FIRST: u64 = 64 << 10;
 const RUN_SMALL: u64 = 128 << 10;
 const RUN_LARGE: u64 = 512 << 10;
 /// Runs looked at before a new one is made.
 const PROBE: usize = 4;
 
-/// The bytes of a run of `class`.
-pub(crate) fn run_bytes(class: usize) -> u64 {
+/// The bytes of the next run of `class`, of which there are `runs`: few slots at first, since most classes never need more.
+fn run_bytes(class: usize, runs: u32) -> u64 {
     let size = class_size(class);
-    if size <= 8 << 10 { RUN_SMALL } else { (size * 8).next_multiple_of(UNIT).clamp(RUN_SMALL, RUN_LARGE) }
+    let most = if size <= 8 << 10 { RUN_SMALL } else { (size * 8).clamp(RUN_SMALL, RUN_LARGE) };
+    let first = (size * 2).max(RUN_FIRST);
+    (first << runs.min(6)).min(most).next_multiple_of(UNIT)
 }
 
 /// Who may take the pending slots.
@@ -65,6 +68,7 @@ pub(crate) struct Slabs {
     /// Slots that several lines used last.
     waiting: Vec<(u32, u16, Box<[Stamp]>)>,
     empty: [u32; CLASSES],
+    counts: [u32; CLASSES],
     free_bytes: u64,
     run_bytes: u64,
 }
@@ -77,6 +81,7 @@ impl Slabs {
             heads: [NIL; CLASSES],
             waiting: Vec::new(),
             empty: [0; CLASSES],
+            counts: [0; CLASSES],
             free_bytes: 0,
             run_bytes: 0,
         }
@@ -111,10 +116,16 @@ impl Slabs {
         None
     }
 
+    /// Units of the next run of a class.
+    #[inline]
+    pub(crate) fn run_units(&self, class: usize) -> u32 {
+        (run_bytes(class, self.counts[class]) >> UNIT_SHIFT) as u32
+    }
+
     /// Makes room for one more run, so that [`add_run`](Self::add_run) cannot fail.
     pub(crate) fn ensure_run(&mut self, class: usize) -> Result<Vec<Stamp>> {
         let host = || -> Error { OutOfMemory::new("host memory for the allocator's slab table", 4096).into() };
-        let slots = (run_bytes(class) / class_size(class)) as usize;
+        let slots = (RUN_LARGE.min(class_size(class) * WORDS as u64 * 64) / class_size(class)) as usize;
         let mut stamps = Vec::new();
         stamps.try_reserve_exact(slots).map_err(|_| host())?;
         if self.vacant.is_empty() {
@@ -164,6 +175,7 @@ impl Slabs {
         self.run_bytes += bytes;
         self.free_bytes += u64::from(slots) * class_size(class);
         self.empty[class] += 1;
+        self.counts[class] += 1;
         self.list(id);
     }
 
@@ -262,6 +274,7 @@ impl Slabs {
         self.run_bytes -= bytes;
         self.free_bytes -= u64::from(run.slots) * class_size(class);
         self.empty[class] -= 1;
+        self.counts[class] -= 1;
         self.unlist(id);
         self.runs[id as usize].stamps = Vec::new();
         self.vacant.push(id);
@@ -296,14 +309,6 @@ impl Slabs {
     /// The node of a run.
     pub(crate) fn node_of(&self, run: u32) -> Option<u32> {
         self.runs.get(run as usize).map(|r| r.node)
-    }
-
-    /// The slot that covers an address of a run, with the class.
-    pub(crate) fn slot_at(&self, run: u32, addr: u64) -> Option<(u16, usize)> {
-        let run = &self.runs[run as usize];
-        let class = usize::from(run.class);
-        let slot = (addr - run.addr) / class_size(class);
-        (slot < u64::from(run.slots)).then_some((slot as u16, class))
     }
 
     /// Bytes of host memory that the tables take.

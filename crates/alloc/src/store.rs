@@ -5,11 +5,8 @@
 use crate::heap::{Heap, READY, passed};
 use crate::layout::{MIN_ALIGN, SLAB_MAX, UNIT, UNIT_SHIFT, class_of};
 use crate::node::State;
-use crate::slab::{Slabs, run_bytes};
+use crate::slab::Slabs;
 use leasehold_core::{Line, Result, Stamp};
-
-/// Blocks from here on begin at a granule.
-const GRANULE_ALIGNED: u64 = 32 << 20;
 
 /// Where a block lies.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -35,6 +32,7 @@ pub(crate) struct Block {
 /// What the heap must supply when no free block fits: the request itself, or a slab run for it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Need {
+    /// Units of a block of its own; for a slab class see [`Store::units`].
     pub(crate) units: u32,
     pub(crate) align: u32,
     pub(crate) class: Option<usize>,
@@ -42,13 +40,12 @@ pub(crate) struct Need {
 
 impl Need {
     /// What a request of `size > 0` bytes aligned to `align` needs. `None`: more than the space of units.
-    pub(crate) fn of(size: u64, align: u64, granule: u64) -> Option<Need> {
+    pub(crate) fn of(size: u64, align: u64) -> Option<Need> {
         if size <= SLAB_MAX && align <= MIN_ALIGN {
             let class = class_of(size);
-            return Some(Need { units: (run_bytes(class) >> UNIT_SHIFT) as u32, align: 1, class: Some(class) });
+            return Some(Need { units: 0, align: 1, class: Some(class) });
         }
         let units = u32::try_from(size.div_ceil(UNIT)).ok()?;
-        let align = if size > GRANULE_ALIGNED { align.max(granule) } else { align };
         Some(Need { units, align: u32::try_from(align.div_ceil(UNIT)).ok()?, class: None })
     }
 }
@@ -70,6 +67,12 @@ pub(crate) struct Store {
 impl Store {
     pub(crate) fn new(granule: u64) -> Self {
         Self { heap: Heap::new(granule), slabs: Slabs::new() }
+    }
+
+    /// Units that the heap must supply for a need.
+    #[inline]
+    pub(crate) fn units(&self, need: Need) -> u32 {
+        need.class.map_or(need.units, |class| self.slabs.run_units(class))
     }
 
     /// Takes a block from what is resident and free for `line`. `None`: nothing fits.
@@ -101,9 +104,18 @@ impl Store {
     fn take_run_slow(&mut self, class: usize, need: Need, line: &Line) -> Result<Option<Block>> {
         let lane = self.heap.lane_for(line);
         let stamps = self.slabs.ensure_run(class)?;
-        let Some(node) = self.heap.take(need.units, 1, lane)? else { return Ok(None) };
+        let Some(node) = self.heap.take(self.slabs.run_units(class), 1, lane)? else { return Ok(None) };
         self.slabs.add_run(&mut self.heap, node, class, stamps);
         self.take_slot(class, need, line)
+    }
+
+    /// As [`take`](Self::take), but anything that is resident, however badly it fits.
+    pub(crate) fn take_resident(&mut self, need: Need, line: &Line) -> Result<Option<Block>> {
+        let lane = self.heap.lane_for(line);
+        match self.heap.take_resident(self.units(need), need.align, lane)? {
+            Some(node) => self.adopt(node, need, line),
+            None => Ok(None),
+        }
     }
 
     /// As [`take`](Self::take), from memory that other lines may still be using, where `allowed` accepts the stamp.
@@ -114,7 +126,7 @@ impl Store {
         allowed: impl FnMut(Stamp) -> bool,
     ) -> Result<Option<Block>> {
         let lane = self.heap.lane_for(line);
-        match self.heap.take_foreign(need.units, need.align, lane, allowed)? {
+        match self.heap.take_foreign(self.units(need), need.align, lane, allowed)? {
             Some(node) => self.adopt(node, need, line),
             None => Ok(None),
         }

@@ -2,8 +2,9 @@
 //!
 //! An [`Index`] holds the free nodes of one kind (ready for everybody, or still in use by one line). A bin covers 1/32 of a doubling.
 //! A search looks at the first few entries of the request's own bin, where a fit is possible but not certain, and then takes the next
-//! non-empty bin, where it is certain. Bins of large blocks are few and cold, so they are kept in address order and searched for
-//! the best fit: there the choice depends only on the set of free blocks, not on their history.
+//! non-empty bin, where it is certain. Bins of larger blocks are kept in address order (to a bounded number of steps), and the lowest
+//! address that fits is taken: first fit packs blocks of mixed sizes densely whatever their order, where best fit is chaotic (on the
+//! shared decoding trace, 2 % to 8 % more granules in use than bytes, depending on a few bytes at the beginning).
 //!
 //! Must not know spans, streams or budgets.
 
@@ -13,10 +14,12 @@ const LEVELS: usize = 28;
 const PER_LEVEL: usize = 32;
 /// How many entries of the request's own bin are looked at.
 const PROBE: usize = 4;
-/// How many entries of a bin of large blocks are looked at.
-const PROBE_LARGE: usize = 32;
-/// Blocks from here on (32 MiB in units) are large.
-const LARGE_UNITS: u32 = 1 << 16;
+/// How many entries of a bin of large blocks are looked at, on insertion and in a search.
+const PROBE_LARGE: usize = 16;
+/// How many non-empty bins of large blocks are looked at.
+const BINS_LARGE: usize = 32;
+/// Blocks from here on are placed first fit (64 KiB in units: everything that does not come from slabs).
+const LARGE_UNITS: u32 = 128;
 
 /// A set of free nodes, searchable by size.
 pub(crate) struct Index {
@@ -24,6 +27,7 @@ pub(crate) struct Index {
     bins: [u32; LEVELS],
     heads: Box<[u32]>,
     units: u64,
+    holes: u64,
     count: u32,
 }
 
@@ -37,6 +41,12 @@ fn bin_of(units: u32) -> (usize, usize) {
     ((top - 4) as usize, (units >> (top - 5)) as usize & (PER_LEVEL - 1))
 }
 
+/// Whether node `a` is the better place for a request than `b`: lower for large requests, tighter for others.
+#[inline]
+pub(crate) fn better(a: &Node, b: &Node, units: u32) -> bool {
+    if units >= LARGE_UNITS { a.start < b.start } else { a.units < b.units }
+}
+
 impl Index {
     pub(crate) fn new() -> Self {
         Self {
@@ -44,6 +54,7 @@ impl Index {
             bins: [0; LEVELS],
             heads: vec![NIL; LEVELS * PER_LEVEL].into_boxed_slice(),
             units: 0,
+            holes: 0,
             count: 0,
         }
     }
@@ -52,6 +63,11 @@ impl Index {
     #[inline]
     pub(crate) fn units(&self) -> u64 {
         self.units
+    }
+
+    /// Unbacked granules in the set.
+    pub(crate) fn holes(&self) -> u64 {
+        self.holes
     }
 
     /// Nodes in the set.
@@ -70,9 +86,11 @@ impl Index {
         let mut after = self.heads[at];
         if units >= LARGE_UNITS {
             let start = nodes[id as usize].start;
-            while after != NIL && nodes[after as usize].start < start {
+            let mut left = PROBE_LARGE;
+            while after != NIL && nodes[after as usize].start < start && left > 0 {
                 before = after;
                 after = nodes[after as usize].bin_next;
+                left -= 1;
             }
         }
         nodes[id as usize].bin_prev = before;
@@ -88,6 +106,7 @@ impl Index {
         self.bins[level] |= 1 << bin;
         self.levels |= 1 << level;
         self.units += u64::from(units);
+        self.holes += u64::from(nodes[id as usize].holes);
         self.count += 1;
     }
 
@@ -113,6 +132,7 @@ impl Index {
             }
         }
         self.units -= u64::from(units);
+        self.holes -= u64::from(nodes[id as usize].holes);
         self.count -= 1;
     }
 
@@ -122,6 +142,9 @@ impl Index {
         if self.levels == 0 {
             return NIL;
         }
+        if units >= LARGE_UNITS {
+            return self.find_large(nodes, units, align);
+        }
         let (level, bin) = bin_of(units);
         let found = self.probe(nodes, self.heads[level * PER_LEVEL + bin], units, align);
         if found != NIL || align > 1 {
@@ -130,8 +153,31 @@ impl Index {
         match self.next_bin(level, bin + 1) {
             None => NIL,
             Some((level, bin)) => {
-                let head = self.heads[level * PER_LEVEL + bin];
-                if nodes[head as usize].units < LARGE_UNITS { head } else { self.probe(nodes, head, units, align) }
+                self.heads[level * PER_LEVEL + bin]
+            }
+        }
+    }
+
+    /// The lowest address that fits: first fit keeps large blocks dense, whatever their sizes.
+    fn find_large(&self, nodes: &[Node], units: u32, align: u32) -> u32 {
+        let (mut level, mut bin) = bin_of(units);
+        let (mut best, mut best_start) = (NIL, u32::MAX);
+        let mut bins = BINS_LARGE;
+        loop {
+            let (mut at, mut left) = (self.heads[level * PER_LEVEL + bin], PROBE_LARGE);
+            while at != NIL && left > 0 {
+                let node = &nodes[at as usize];
+                if node.start < best_start && node.holds(units, align) {
+                    (best, best_start) = (at, node.start);
+                    break;
+                }
+                at = node.bin_next;
+                left -= 1;
+            }
+            bins -= 1;
+            match self.next_bin(level, bin + 1) {
+                Some(next) if bins > 0 || best == NIL => (level, bin) = next,
+                _ => return best,
             }
         }
     }
@@ -139,13 +185,14 @@ impl Index {
     /// The best of the first entries of a bin.
     #[inline]
     fn probe(&self, nodes: &[Node], head: u32, units: u32, align: u32) -> u32 {
-        let (mut at, mut best, mut best_units) = (head, NIL, u32::MAX);
-        let mut left = if units < LARGE_UNITS { PROBE } else { PROBE_LARGE };
+        let (mut at, mut best, mut best_key) = (head, NIL, (true, u32::MAX));
+        let mut left = PROBE;
         while at != NIL && left > 0 {
             let node = &nodes[at as usize];
-            if node.units < best_units && node.holds(units, align) {
-                (best, best_units) = (at, node.units);
-                if best_units == units {
+            let key = (node.holes > 0, node.units);
+            if key < best_key && node.holds(units, align) {
+                (best, best_key) = (at, key);
+                if key == (false, units) {
                     break;
                 }
             }
@@ -169,6 +216,34 @@ impl Index {
         NIL
     }
 
+    /// As [`find`](Self::find), among the nodes that `accept` takes; the smallest bin that has one. Slow path.
+    pub(crate) fn find_where(
+        &self,
+        nodes: &[Node],
+        units: u32,
+        align: u32,
+        mut accept: impl FnMut(&Node) -> bool,
+    ) -> u32 {
+        let (mut level, mut bin) = bin_of(units);
+        loop {
+            let (mut at, mut best, mut best_units) = (self.heads[level * PER_LEVEL + bin], NIL, u32::MAX);
+            while at != NIL {
+                let node = &nodes[at as usize];
+                if node.units < best_units && node.holds(units, align) && accept(node) {
+                    (best, best_units) = (at, node.units);
+                }
+                at = node.bin_next;
+            }
+            if best != NIL {
+                return best;
+            }
+            match self.next_bin(level, bin + 1) {
+                Some(at) => (level, bin) = at,
+                None => return NIL,
+            }
+        }
+    }
+
     #[inline]
     fn next_bin(&self, level: usize, bin: usize) -> Option<(usize, usize)> {
         if bin < PER_LEVEL {
@@ -183,21 +258,6 @@ impl Index {
         }
         let level = above.trailing_zeros() as usize;
         Some((level, self.bins[level].trailing_zeros() as usize))
-    }
-
-    /// The largest node of the set in units, to the precision of a walk over its top bin.
-    pub(crate) fn largest(&self, nodes: &[Node]) -> u32 {
-        if self.levels == 0 {
-            return 0;
-        }
-        let level = self.levels.ilog2() as usize;
-        let bin = self.bins[level].ilog2() as usize;
-        let (mut at, mut most) = (self.heads[level * PER_LEVEL + bin], 0);
-        while at != NIL {
-            most = most.max(nodes[at as usize].units);
-            at = nodes[at as usize].bin_next;
-        }
-        most
     }
 
     /// Checks the index against itself; returns the number of nodes seen. For tests.

@@ -1,0 +1,47 @@
+//! The allocator at its public API: against a model, through failures of the driver, on recorded traces, and once per defect that other
+//! allocators of this kind have had.
+
+mod arena;
+mod faults;
+mod model;
+mod regressions;
+mod traces;
+
+use leasehold_alloc::replay::VirtualStream;
+use leasehold_alloc::{Allocator, AllocatorConfig, Buffer, FakeBacking, Layout, On};
+use leasehold_core::{Lease, Result};
+
+const MIB: u64 = 1 << 20;
+
+/// An allocator over a fake device, and a stream.
+struct Bench {
+    fake: FakeBacking,
+    allocator: Allocator,
+    stream: VirtualStream,
+}
+
+impl Bench {
+    fn new(physical: u64) -> Self {
+        Self::with(FakeBacking::new(physical), AllocatorConfig::default())
+    }
+
+    fn with(fake: FakeBacking, config: AllocatorConfig) -> Self {
+        let allocator = Allocator::new(Box::new(fake.clone()), config).expect("an allocator over a fake backing");
+        Self { fake, allocator, stream: VirtualStream::new().expect("a line") }
+    }
+
+    fn alloc(&self, size: u64) -> Result<Lease<Buffer>> {
+        self.allocator.alloc(Layout::new(size), On::new(&self.stream))
+    }
+
+    /// Allocates, and fails the test if that fails.
+    fn take(&self, size: u64) -> Lease<Buffer> {
+        self.alloc(size).expect("an allocation that must succeed")
+    }
+
+    /// Invariants of the allocator and of its use of the backing.
+    fn check(&self) {
+        self.allocator.check().expect("the invariants");
+        assert_eq!(self.fake.violations(), Vec::<String>::new());
+    }
+}
