@@ -23,7 +23,7 @@ struct Case {
 }
 
 fn case() -> impl Strategy<Value = Case> {
-    let rows = prop_oneof![1usize..=FEW, FEW + 1..24, Just(97)];
+    let rows = prop_oneof![1usize..=FEW, FEW + 1..28, Just(97)];
     ((rows, size(), size(), 0usize..5), dtypes(), dtypes(), dtypes(), 0u32..4).prop_map(
         |((m, k, n, gap), x, w, y, flags)| {
             let flags = if m > FEW { flags & !NORM } else { flags };
@@ -175,7 +175,7 @@ proptest! {
 #[test]
 fn wide_rows_are_chunked() {
     for (m, x, flags) in
-        [(1, DType::F32, NORM), (4, DType::Bf16, 0), (7, DType::F32, NORM | BIAS), (9, DType::Bf16, BIAS)]
+        [(1, DType::F32, NORM), (4, DType::Bf16, 0), (7, DType::F32, NORM | BIAS), (9, DType::Bf16, BIAS), (25, DType::F32, 0)]
     {
         for w in [DType::F32, DType::Bf16, DType::F16] {
             let c = Case { m, k: 5003, n: 70, gap: 0, x, w, y: DType::F32, flags };

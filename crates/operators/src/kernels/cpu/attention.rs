@@ -125,6 +125,10 @@ impl<T: Elem> Task for Attend<'_, T> {
             sums.write_bytes(0, queries * dim);
             for at in (0..longest).step_by(POSITIONS) {
                 let block = POSITIONS.min(longest - at);
+                // Asked for while the scores are computed.
+                for line in (0..block * dim * size_of::<T>()).step_by(64) {
+                    s.prefetch(cache.values.add(at * dim).cast::<u8>().add(line));
+                }
                 let keys = (cache.keys.add(at * dim), dim, block);
                 s.run(Panel::new(keys, (q, dim, queries), dim, (scores, POSITIONS), false));
                 for (row, &len) in lens.iter().enumerate() {

@@ -1,7 +1,7 @@
 //! Matrix products `y = x · Wᵀ (+ bias)` with `W` stored `[out, in]`, and what is fused to them.
 //!
-//! Two ways, chosen by the number of rows of `x` alone:
-//! - up to [`FEW`] rows: the weights stream through the core once, widened in registers; a tile is a block of output rows of a
+//! Two ways, chosen by the number of rows of `x` and the type of the weights:
+//! - few rows ([`streams`]): the weights stream through the core once, widened in registers; a tile is a block of output rows of a
 //!   size that keeps a tile's overhead small beside reading its weights ([`rows_per_tile`]);
 //! - more: a tile is a block of [`NB`] outputs by [`MB`] rows; it widens its weights, a panel of [`KC`] columns at a time, to f32
 //!   on the stack, and multiplies from there.
@@ -22,7 +22,7 @@ use super::tile::{
     Extent, Kernel, Launch, Operand, Refusal, accepted, dtype, params, positive, ptr, read, update, write,
 };
 
-/// The most rows of `x` for which the weights are streamed.
+/// The most rows of `x` that a product normalises by itself, and that f32 weights are streamed for.
 pub const FEW: usize = 8;
 /// Flag: `x` is normalised ([`RmsNorm`](super::norm::RmsNorm)) with the operand `norm` and `eps`.
 pub const NORM: u32 = 1;
@@ -83,6 +83,13 @@ pub struct Linear3;
 /// `y = silu(x · Gᵀ (+ bias)) · (x · Uᵀ (+ bias))`: the gated half of a feed-forward block.
 pub struct LinearGated;
 
+/// Whether weights of this type are streamed for `m` rows. Beyond that, widening a panel once (16-bit weights) or the larger
+/// register block (f32) pays; the two ways were measured to cross here (`examples/products.rs`).
+#[must_use]
+pub fn streams(w: DType, m: usize) -> bool {
+    m <= if w == DType::F32 { FEW } else { 3 * FEW }
+}
+
 /// How many rows of weights, of `row_bytes` each, a tile of few rows takes: a thirty-second of all `rows`, but at least 16 KiB and
 /// at most 128 KiB, and a multiple of four.
 fn rows_per_tile(row_bytes: usize, rows: usize) -> usize {
@@ -99,7 +106,7 @@ struct Cut {
 impl Cut {
     #[inline(always)]
     fn of(p: &LinearParams, weight_rows: usize) -> Self {
-        if p.m as usize <= FEW {
+        if streams(accepted(p.w), p.m as usize) {
             let rows = p.n.iter().map(|&n| n as usize).sum();
             Self { few: true, step: rows_per_tile(p.k as usize * accepted(p.w).bytes() * weight_rows, rows) }
         } else {
