@@ -149,6 +149,8 @@ impl Device for DeviceState {
     fn synchronize(&self, timeout: Option<Duration>) -> Result<()> {
         let deadline = timeout.and_then(|t| Instant::now().checked_add(t));
         let mut first = Ok(());
+        // What nobody holds any more is nobody's failure.
+        self.streams.collect();
         for line in self.streams.lines() {
             let left = deadline.map(|d| d.saturating_duration_since(Instant::now()));
             match line.wait(line.submitted(), left) {
@@ -181,7 +183,9 @@ impl Timeline for StreamState {
 
     fn wait(&self, on: Point) -> Result<()> {
         healthy(StreamState::line(self))?;
-        if on.is_settled() || on.line_id() == StreamState::line(self).id() && on.value() <= StreamState::line(self).submitted() {
+        if on.is_settled()
+            || on.line_id() == StreamState::line(self).id() && on.value() <= StreamState::line(self).submitted()
+        {
             return Ok(());
         }
         // SAFETY: a wait touches no memory.

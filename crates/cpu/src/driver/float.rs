@@ -23,7 +23,9 @@ pub fn set() {
         // SAFETY: loads a valid control word (no reserved bit). All exceptions stay masked, so nothing can trap; only this thread is
         // concerned, which runs kernels and nothing else and never gives the state back. The optimiser may evaluate subnormal constants
         // as if the flags were not set, which changes no result but those that the module's documentation gives up.
-        unsafe { std::arch::asm!("ldmxcsr [{}]", in(reg) &raw const state, options(nostack, preserves_flags, readonly)) };
+        unsafe {
+            std::arch::asm!("ldmxcsr [{}]", in(reg) &raw const state, options(nostack, preserves_flags, readonly))
+        };
     }
 }
 

@@ -47,7 +47,9 @@ impl Program {
     /// `InvalidArgument` for dependencies that are not those of an order.
     pub(crate) fn new(plan: Plan) -> Result<Self> {
         let n = plan.len();
-        if n != 0 && plan.pred_at.len() != n + 1 || (0..n).any(|i| plan.predecessors(i).iter().any(|&p| p as usize >= i)) {
+        if n != 0 && plan.pred_at.len() != n + 1
+            || (0..n).any(|i| plan.predecessors(i).iter().any(|&p| p as usize >= i))
+        {
             return Err(Error::invalid("a plan whose nodes do not come after what they wait for"));
         }
         let mut order = Vec::new();

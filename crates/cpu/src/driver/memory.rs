@@ -125,8 +125,7 @@ pub(crate) unsafe fn unmap(at: u64, bytes: u64) -> Result<()> {
 /// - The range lies in a reservation of this module.
 pub(crate) unsafe fn commit(at: u64, bytes: u64, huge: bool) -> Result<()> {
     // SAFETY: by the contract, our own addresses.
-    let rc =
-        unsafe { libc::mprotect(at as *mut libc::c_void, bytes as usize, libc::PROT_READ | libc::PROT_WRITE) };
+    let rc = unsafe { libc::mprotect(at as *mut libc::c_void, bytes as usize, libc::PROT_READ | libc::PROT_WRITE) };
     if rc != 0 {
         let error = io::Error::last_os_error();
         return Err(OutOfMemory::new("memory", bytes).note(format!("mprotect: {error}")).into());
@@ -145,9 +144,7 @@ pub(crate) unsafe fn commit(at: u64, bytes: u64, huge: bool) -> Result<()> {
 pub(crate) unsafe fn decommit(at: u64, bytes: u64) -> Result<()> {
     let address = at as *mut libc::c_void;
     // SAFETY: replaces our own mapping in one step; by the contract nobody looks at it.
-    let now = unsafe {
-        libc::mmap(address, bytes as usize, libc::PROT_NONE, RESERVE_FLAGS | libc::MAP_FIXED, -1, 0)
-    };
+    let now = unsafe { libc::mmap(address, bytes as usize, libc::PROT_NONE, RESERVE_FLAGS | libc::MAP_FIXED, -1, 0) };
     if now == libc::MAP_FAILED {
         // No entry left for a mapping: give at least the pages back.
         // SAFETY: as above; what is read there later is zero.

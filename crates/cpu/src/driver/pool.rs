@@ -2,7 +2,7 @@
 //!
 //! With `threads` = N a job uses at most N threads: its owner (a queue's worker) and N − 1 helpers, which all queues of the device share.
 //! Helpers are started by the first job that wants them. After their last job they stay awake for a bounded *time*, then sleep and use no
-//! processor. Waiting threads give up their processor to any other thread that wants it.
+//! processor.
 //!
 //! A small table remembers roughly what a tile of each kernel costs. It decides only where tiles run, never what they compute.
 //!
@@ -234,7 +234,6 @@ fn spin(shared: &Shared, ready: impl Fn() -> bool) -> bool {
         return false;
     }
     let start = Instant::now();
-    let mut round = 0u32;
     loop {
         for _ in 0..32 {
             if ready() {
@@ -242,13 +241,9 @@ fn spin(shared: &Shared, ready: impl Fn() -> bool) -> bool {
             }
             spin_loop();
         }
-        round += 1;
+        // No yielding in between: on a loaded machine that gives a whole time slice away, while a sleeper is woken at once.
         if start.elapsed() > shared.spin {
             return ready();
-        }
-        // Whoever else is runnable gets the processor; otherwise this costs half a microsecond.
-        if round > 2 {
-            thread::yield_now();
         }
     }
 }

@@ -191,11 +191,7 @@ impl Rows {
     }
 
     fn tiles(&self) -> u64 {
-        if self.pieces == 0 {
-            self.rows.div_ceil(self.rows_per_piece)
-        } else {
-            self.rows.saturating_mul(self.pieces)
-        }
+        if self.pieces == 0 { self.rows.div_ceil(self.rows_per_piece) } else { self.rows.saturating_mul(self.pieces) }
     }
 
     /// # Safety

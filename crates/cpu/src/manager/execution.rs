@@ -27,7 +27,7 @@ pub enum HugePages {
 pub struct CpuConfig {
     /// Threads that one kernel can use, the stream's own worker included; `None`: as many as the process may keep busy. 1 to 1,024.
     pub threads: Option<usize>,
-    /// How long threads stay awake after their last work before they sleep. Waiting threads yield to others.
+    /// How long threads stay awake after their last work before they sleep. At most a second.
     pub spin: Duration,
     /// Streams at a time.
     pub streams: u32,

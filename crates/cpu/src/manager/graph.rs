@@ -3,9 +3,7 @@
 //! This module must not know how plans are made.
 
 use crate::driver::graph::Program;
-use leasehold_core::{
-    Error, Fate, Handle, Lease, PoolConfig, PoolManager, PoolStats, Resource, Result, Tagged, tags,
-};
+use leasehold_core::{Error, Fate, Handle, Lease, PoolConfig, PoolManager, PoolStats, Resource, Result, Tagged, tags};
 use leasehold_hal::Plan;
 use std::cell::Cell;
 use std::fmt;

@@ -131,7 +131,13 @@ impl StreamManager {
     /// # Errors
     /// `OverBudget` beyond the limit of streams; `OutOfMemory` without lines.
     pub fn acquire(&self) -> Result<Lease<StreamState>> {
+        self.collect();
         self.manager.acquire(&())
+    }
+
+    /// Ends retired streams that are over and cannot be lent again. One load when there are none.
+    pub fn collect(&self) {
+        self.common.retired.drain(|s| s.line().is_idle() && !s.is_sound(), |s| self.common.forget(s));
     }
 
     /// A lease on the handle's stream.

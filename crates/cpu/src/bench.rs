@@ -1,0 +1,227 @@
+//! Measurements of streams and graphs on the machine at hand, for the command and for scripts.
+//!
+//! Each function opens a backend of its own, runs for well under a second, and returns plain numbers that serialise. Medians over batches: a
+//! machine that does other things disturbs a batch, not the median.
+//!
+//! ```
+//! let report = leasehold_cpu::bench::graph(1, 100, 11)?;
+//! assert!(report.chain_ns_per_node > 0.0);
+//! # Ok::<(), leasehold_core::Error>(())
+//! ```
+//!
+//! This module must not print.
+
+use crate::backend::CpuBackend;
+use crate::manager::execution::CpuConfig;
+use leasehold_core::sync::{spin_loop, thread};
+use leasehold_core::{Lease, Result};
+use leasehold_hal::{
+    Access, Backend, Binding, CpuArgs, Device, DeviceId, Dispatch, KernelDesc, KernelSource, Op, OpList, Pipeline,
+    Plan, Stream, StreamDesc,
+};
+use serde::Serialize;
+use std::borrow::Cow;
+use std::time::{Duration, Instant};
+
+/// What a stream costs.
+#[derive(Debug, Clone, Serialize)]
+pub struct StreamReport {
+    /// Nanoseconds to enqueue a no-op while the worker runs what was enqueued before: median over batches.
+    pub enqueue_ns: f64,
+    /// Nanoseconds to enqueue a no-op while the worker is held up.
+    pub enqueue_held_ns: f64,
+    /// Microseconds from the call to the observed completion of a no-op, on a stream that was busy just before: median.
+    pub warm_completion_us: f64,
+    /// The same, 99th percentile.
+    pub warm_completion_p99_us: f64,
+    /// The same, on a stream whose worker sleeps: median.
+    pub parked_wake_us: f64,
+    /// Microseconds for a no-op and a blocking wait for it, on a warm stream: median.
+    pub submit_and_wait_us: f64,
+}
+
+/// What a replay costs.
+#[derive(Debug, Clone, Serialize)]
+pub struct GraphReport {
+    /// Threads that a kernel could use.
+    pub threads: u32,
+    /// Nodes of each graph.
+    pub nodes: usize,
+    /// Nanoseconds a node when each waits for the one before: median.
+    pub chain_ns_per_node: f64,
+    /// Nanoseconds a node when none waits for another: median.
+    pub wide_ns_per_node: f64,
+    /// Nanoseconds an operation when the same no-ops are submitted one by one: median.
+    pub eager_ns_per_node: f64,
+    /// Nanoseconds to instantiate a node of the chain.
+    pub instantiate_ns_per_node: f64,
+}
+
+/// A tile that does nothing.
+///
+/// # Safety
+/// - None.
+unsafe fn nothing(_: &CpuArgs<'_>) {}
+
+fn no_op(device: &dyn Device) -> Result<Lease<Pipeline>> {
+    device.pipeline(&KernelDesc {
+        name: Cow::Borrowed("no-op"),
+        entry: Cow::Borrowed("nothing"),
+        source: KernelSource::Cpu(nothing),
+        bindings: Cow::Borrowed(&[Access::ReadWrite]),
+        params: 0,
+    })
+}
+
+fn dispatch<'a>(pipeline: &'a Lease<Pipeline>, binding: &'a Binding) -> Op<'a> {
+    Op::Dispatch(Dispatch {
+        pipeline,
+        grid: [1; 3],
+        block: [1; 3],
+        shared: 0,
+        bindings: std::slice::from_ref(binding),
+        params: &[],
+    })
+}
+
+fn binding(addr: u64) -> Binding {
+    Binding { addr, len: 4, native: 0, access: Access::ReadWrite }
+}
+
+fn median(mut samples: Vec<f64>) -> f64 {
+    percentile(&mut samples, 0.5)
+}
+
+fn percentile(samples: &mut [f64], p: f64) -> f64 {
+    samples.sort_by(f64::total_cmp);
+    samples.get(((samples.len() as f64 - 1.0) * p).round() as usize).copied().unwrap_or(f64::NAN)
+}
+
+fn until(stream: &dyn Stream, value: u64) {
+    while stream.line().completed() < value {
+        spin_loop();
+    }
+}
+
+/// Measures a stream with `threads` threads (`None`: the default), over `rounds` batches or samples.
+///
+/// # Errors
+/// What the backend says.
+pub fn stream(threads: Option<usize>, rounds: usize) -> Result<StreamReport> {
+    const BATCH: usize = 1000;
+    let backend = CpuBackend::with_config(CpuConfig { threads, ..CpuConfig::default() })?;
+    let device = backend.open(DeviceId::cpu(0))?;
+    let stream = device.stream(&StreamDesc::default())?;
+    let pipeline = no_op(&*device)?;
+    let binding = binding(0);
+    let op = [dispatch(&pipeline, &binding)];
+    // SAFETY: the kernel touches nothing.
+    let submit = || unsafe { stream.submit(&op) };
+    let timed = |before: &dyn Fn(), after: &dyn Fn(u64)| -> Result<f64> {
+        before();
+        let start = Instant::now();
+        let value = submit()?;
+        after(value);
+        Ok(start.elapsed().as_nanos() as f64 / 1e3)
+    };
+    let batch = || -> Result<(f64, u64)> {
+        let start = Instant::now();
+        let mut last = 0;
+        for _ in 0..BATCH {
+            last = submit()?;
+        }
+        Ok((start.elapsed().as_nanos() as f64 / BATCH as f64, last))
+    };
+    stream.wait_host(batch()?.1, None)?;
+    let mut running = Vec::new();
+    let mut held = Vec::new();
+    for _ in 0..rounds {
+        let (nanos, last) = batch()?;
+        running.push(nanos);
+        stream.wait_host(last, None)?;
+        let gate = device.gate()?;
+        let opens = gate.line().completed() + 1;
+        stream.wait(gate.line().at(opens))?;
+        let (nanos, last) = batch()?;
+        held.push(nanos);
+        gate.signal_host(opens)?;
+        stream.wait_host(last, None)?;
+    }
+    let mut warm = Vec::new();
+    let mut waited = Vec::new();
+    for _ in 0..rounds * 100 {
+        warm.push(timed(&|| (), &|v| until(&*stream, v))?);
+    }
+    for _ in 0..rounds * 100 {
+        // A wait that fails would have failed in the loops before.
+        waited.push(timed(&|| (), &|v| drop(stream.wait_host(v, None)))?);
+    }
+    let asleep = backend.manager().devices().open(0)?.config().spin * 4 + Duration::from_millis(1);
+    let parked: Result<Vec<f64>> =
+        (0..rounds).map(|_| timed(&|| thread::sleep(asleep), &|v| until(&*stream, v))).collect();
+    Ok(StreamReport {
+        enqueue_ns: median(running),
+        enqueue_held_ns: median(held),
+        warm_completion_p99_us: percentile(&mut warm, 0.99),
+        warm_completion_us: median(warm),
+        parked_wake_us: median(parked?),
+        submit_and_wait_us: median(waited),
+    })
+}
+
+/// Measures the replay of graphs of `nodes` no-ops with `threads` threads, over `rounds` launches.
+///
+/// # Errors
+/// What the backend says.
+pub fn graph(threads: usize, nodes: usize, rounds: usize) -> Result<GraphReport> {
+    let backend = CpuBackend::with_config(CpuConfig::threads(threads))?;
+    let device = backend.open(DeviceId::cpu(0))?;
+    let stream = device.stream(&StreamDesc::default())?;
+    let pipeline = no_op(&*device)?;
+    let plan = |apart: u64| {
+        let mut ops = OpList::new();
+        for i in 0..nodes as u64 {
+            ops.push(&dispatch(&pipeline, &binding(0x1000 + i * apart)));
+        }
+        Plan::new(ops)
+    };
+    let replay = |plan: Plan| -> Result<f64> {
+        let exec = device.instantiate(plan)?;
+        let op = [Op::Graph(&exec)];
+        let mut samples = Vec::new();
+        for _ in 0..rounds + 1 {
+            let start = Instant::now();
+            // SAFETY: the kernels touch nothing; the graph belongs to the device.
+            until(&*stream, unsafe { stream.submit(&op) }?);
+            samples.push(start.elapsed().as_nanos() as f64 / nodes as f64);
+        }
+        samples.remove(0);
+        Ok(median(samples))
+    };
+    let chain = plan(0);
+    let start = Instant::now();
+    drop(device.instantiate(chain)?);
+    let instantiate = start.elapsed().as_nanos() as f64 / nodes as f64;
+    let (chain, wide) = (replay(plan(0))?, replay(plan(64))?);
+    let binding = binding(0x1000);
+    let op = [dispatch(&pipeline, &binding)];
+    let mut eager = Vec::new();
+    for _ in 0..rounds {
+        let start = Instant::now();
+        let mut last = 0;
+        for _ in 0..nodes {
+            // SAFETY: the kernel touches nothing.
+            last = unsafe { stream.submit(&op) }?;
+        }
+        until(&*stream, last);
+        eager.push(start.elapsed().as_nanos() as f64 / nodes as f64);
+    }
+    Ok(GraphReport {
+        threads: threads as u32,
+        nodes,
+        chain_ns_per_node: chain,
+        wide_ns_per_node: wide,
+        eager_ns_per_node: median(eager),
+        instantiate_ns_per_node: instantiate,
+    })
+}

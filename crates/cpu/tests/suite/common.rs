@@ -1,0 +1,150 @@
+//! Kernels, and shortcuts to say things once.
+
+use leasehold_alloc::{Layout, On};
+use leasehold_core::sync::atomic::{AtomicU64, Ordering};
+use leasehold_core::{Lease, Point, Result};
+use leasehold_cpu::{CpuBackend, CpuConfig};
+use leasehold_hal::{
+    Access, Backend, Binding, CpuArgs, CpuFn, Device, DeviceId, Dispatch, KernelDesc, KernelSource, MemoryKind, Op,
+    Pipeline, Stream, StreamDesc,
+};
+use std::borrow::Cow;
+use std::time::Duration;
+
+/// Long enough for any machine; a wait that takes so long is a hang.
+pub const LONG: Option<Duration> = Some(Duration::from_secs(30));
+
+pub struct Rig {
+    pub stream: Lease<dyn Stream>,
+    pub device: Lease<dyn Device>,
+    pub backend: CpuBackend,
+}
+
+pub fn rig(threads: usize) -> Rig {
+    rig_with(CpuConfig::threads(threads))
+}
+
+pub fn rig_with(config: CpuConfig) -> Rig {
+    let backend = CpuBackend::with_config(config).expect("a backend");
+    let device = backend.open(DeviceId::cpu(0)).expect("a device");
+    let stream = device.stream(&StreamDesc::default()).expect("a stream");
+    Rig { stream, device, backend }
+}
+
+impl Rig {
+    pub fn another(&self) -> Lease<dyn Stream> {
+        self.device.stream(&StreamDesc::default()).expect("a stream")
+    }
+
+    pub fn kernel(&self, name: &'static str, run: CpuFn, bindings: &[Access], params: u32) -> Lease<Pipeline> {
+        self.device.pipeline(&desc(name, run, bindings, params)).expect("a pipeline")
+    }
+
+    pub fn buffer(&self, bytes: u64) -> Lease<leasehold_alloc::Buffer> {
+        let memory = self.device.memory(MemoryKind::Device).expect("memory");
+        memory.alloc(Layout::new(bytes), On { line: self.stream.line(), timeline: &*self.stream }).expect("a buffer")
+    }
+}
+
+pub fn desc<'a>(name: &'a str, run: CpuFn, bindings: &'a [Access], params: u32) -> KernelDesc<'a> {
+    KernelDesc {
+        name: Cow::Borrowed(name),
+        entry: Cow::Borrowed("run"),
+        source: KernelSource::Cpu(run),
+        bindings: Cow::Borrowed(bindings),
+        params,
+    }
+}
+
+/// Submits, and gives the point.
+pub fn submit(stream: &Lease<dyn Stream>, ops: &[Op<'_>]) -> Result<Point> {
+    // SAFETY: each test keeps its memory until it has waited, and declares what its kernels do.
+    unsafe { stream.submit(ops) }.map(|v| stream.line().at(v))
+}
+
+pub fn finish(stream: &Lease<dyn Stream>) -> Result<()> {
+    stream.wait_host(stream.line().submitted(), LONG)
+}
+
+pub fn launch<'a>(pipeline: &'a Lease<Pipeline>, tiles: u32, bindings: &'a [Binding], params: &'a [u8]) -> Op<'a> {
+    Op::Dispatch(Dispatch { pipeline, grid: [tiles, 1, 1], block: [1; 3], shared: 0, bindings, params })
+}
+
+/// A binding of anything in this process.
+pub fn on<T>(values: &[T], access: Access) -> Binding {
+    Binding { addr: values.as_ptr() as u64, len: size_of_val(values) as u64, native: 0, access }
+}
+
+/// A cell that kernels and the test share.
+pub fn cell() -> Box<[AtomicU64; 1]> {
+    Box::new([AtomicU64::new(0)])
+}
+
+/// Binding 0, an atomic counter, gains one for each tile.
+///
+/// # Safety
+/// - Binding 0 holds an `AtomicU64`.
+pub unsafe fn count(args: &CpuArgs<'_>) {
+    // SAFETY: by the contract.
+    unsafe { &*args.pointer::<AtomicU64>(0).0 }.fetch_add(1, Ordering::Relaxed);
+}
+
+/// Binding 0, a plain integer: times ten, plus the parameter. Shows the order.
+///
+/// # Safety
+/// - Binding 0 holds a `u64` that nobody else touches.
+pub unsafe fn digit(args: &CpuArgs<'_>) {
+    // SAFETY: by the contract; one tile.
+    let at = unsafe { args.slice_mut::<u64>(0, 0, 1) };
+    at[0] = at[0].wrapping_mul(10).wrapping_add(u64::from(args.params::<u32>()));
+}
+
+/// Waits until the first counter of binding 0 is not zero, then adds one to the second.
+///
+/// # Safety
+/// - Binding 0 holds two `AtomicU64`s.
+pub unsafe fn spin_until_flag(args: &CpuArgs<'_>) {
+    let at = args.pointer::<AtomicU64>(0).0;
+    // SAFETY: by the contract.
+    let (flag, done) = unsafe { (&*at, &*at.add(1)) };
+    while flag.load(Ordering::Acquire) == 0 {
+        std::thread::yield_now();
+    }
+    done.fetch_add(1, Ordering::AcqRel);
+}
+
+/// Panics in the tile whose number is the parameter.
+///
+/// # Safety
+/// - None.
+pub unsafe fn trap(args: &CpuArgs<'_>) {
+    assert!(args.tile[0] != args.params::<u32>(), "the trap in tile {}", args.tile[0]);
+}
+
+/// Each tile writes a sum of many terms whose order matters to the last bit, through its scratch memory.
+///
+/// # Safety
+/// - Binding 0 holds one `f32` for each tile.
+pub unsafe fn sums(args: &CpuArgs<'_>) {
+    let i = args.tile[0] as usize;
+    assert_eq!(args.shared as usize % 64, 0, "scratch memory is aligned");
+    // SAFETY: the dispatch asks for 1,024 bytes of scratch memory.
+    let scratch = unsafe { std::slice::from_raw_parts_mut(args.shared.cast::<f32>(), 256) };
+    for (k, s) in scratch.iter_mut().enumerate() {
+        *s = (i as f32 + 1.0) / (k as f32 * 0.37 + 1.0);
+    }
+    // Subnormal: zero on every thread alike.
+    let tiny = std::hint::black_box(1e-30f32) * std::hint::black_box(1e-12f32);
+    let sum = scratch.iter().fold(0.0f32, |a, b| a * 0.999 + b) + tiny * 1e30;
+    // SAFETY: by the contract; each tile its own element.
+    let own = unsafe { args.slice_mut::<f32>(0, i, 1) };
+    own[0] = sum;
+}
+
+/// The processor time of this process so far.
+pub fn cpu_time() -> Duration {
+    let mut now = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: writes one timespec.
+    assert_eq!(unsafe { libc::clock_gettime(libc::CLOCK_PROCESS_CPUTIME_ID, &raw mut now) }, 0);
+    Duration::new(now.tv_sec as u64, now.tv_nsec as u32)
+}

@@ -1,0 +1,141 @@
+//! Memory: kinds, exhaustion, giving back, and systems that refuse address space.
+
+use crate::common::*;
+use leasehold_alloc::{Backing, HostKind, Layout, On};
+use leasehold_core::Error;
+use leasehold_core::sync::Arc;
+use leasehold_core::sync::atomic::AtomicU64;
+use leasehold_cpu::allocator::device::MmapBacking;
+use leasehold_cpu::driver::topology::Topology;
+use leasehold_cpu::{CpuConfig, HugePages};
+use leasehold_hal::{Fill, MemoryKind, Op};
+
+fn touch(rig: &Rig, kind: MemoryKind, bytes: u64) -> u64 {
+    let memory = rig.device.memory(kind).unwrap();
+    let on = On { line: rig.stream.line(), timeline: &*rig.stream };
+    let buffer = memory.alloc(Layout::new(bytes), on).unwrap();
+    assert_eq!(buffer.host_kind(), HostKind::Pageable);
+    let fill = Fill { dst: buffer.addr(), native: 0, bytes, pattern: 0x5a, width: 1 };
+    let p = submit(&rig.stream, &[Op::Fill(fill)]).unwrap();
+    buffer.mark_write(p);
+    finish(&rig.stream).unwrap();
+    // SAFETY: within the buffer, which nobody uses now.
+    let last = unsafe { std::ptr::read_volatile((buffer.addr() + bytes - 1) as *const u8) };
+    assert_eq!(last, 0x5a);
+    buffer.addr()
+}
+
+#[test]
+fn both_kinds_of_memory_work() {
+    for huge in [HugePages::Advise, HugePages::Never] {
+        let rig = rig_with(CpuConfig::threads(2).huge_pages(huge));
+        for kind in [MemoryKind::Device, MemoryKind::Pinned] {
+            for bytes in [1, 4097, 3 << 20, 20 << 20] {
+                assert_eq!(touch(&rig, kind, bytes) % 256, 0);
+            }
+            let memory = rig.device.memory(kind).unwrap();
+            assert!(memory.same(rig.device.memory(kind).unwrap()));
+            assert!(memory.trim(0).unwrap() > 0);
+            assert_eq!(memory.stats().reserved, 0, "all of it went back");
+            touch(&rig, kind, 1 << 20);
+        }
+    }
+}
+
+#[test]
+fn more_than_the_machine_has_is_out_of_memory_and_passes() {
+    let rig = rig(1);
+    let memory = rig.device.memory(MemoryKind::Device).unwrap();
+    let on = || On { line: rig.stream.line(), timeline: &*rig.stream };
+    let total = rig.device.info().memory.total;
+    for bytes in [total + (1 << 30), 1 << 50, u64::MAX] {
+        let refused = memory.alloc(Layout::new(bytes), on()).unwrap_err();
+        assert!(matches!(refused, Error::OutOfMemory(_)), "{refused}");
+    }
+    // Address space is not memory: untouched blocks cost nothing, and their sum is refused where the machine ends.
+    let mut held = Vec::new();
+    let refused = loop {
+        match memory.alloc(Layout::new(1 << 30), on()) {
+            Ok(block) => held.push(block),
+            Err(error) => break error,
+        }
+        assert!(held.len() as u64 <= total >> 30, "more than there is");
+    };
+    assert!(matches!(refused, Error::OutOfMemory(_)), "{refused}");
+    held.clear();
+    touch(&rig, MemoryKind::Device, 1 << 20);
+}
+
+#[test]
+fn a_backing_gives_zeroed_pages_again_after_giving_them_back() {
+    let machine = Topology::detect();
+    let backing = MmapBacking::new(&machine, HugePages::Advise, Arc::new(AtomicU64::new(0)));
+    let granule = backing.caps().granule;
+    let base = backing.reserve(granule * 8).unwrap();
+    assert_eq!(base % granule, 0);
+    for _ in 0..3 {
+        let chunk = backing.commit(Some(base + granule), granule * 2).unwrap();
+        let at = (chunk.addr + granule) as *mut u64;
+        // SAFETY: committed.
+        unsafe {
+            assert_eq!(at.read_volatile(), 0);
+            at.write_volatile(7);
+        }
+        backing.decommit(chunk).unwrap();
+    }
+    let segment = backing.commit(None, granule).unwrap();
+    assert_eq!(segment.addr % granule, 0);
+    // SAFETY: committed.
+    unsafe { (segment.addr as *mut u8).write_volatile(1) };
+    backing.decommit(segment).unwrap();
+    backing.release(base, granule * 8);
+    assert!(backing.driver_calls() >= 9);
+}
+
+/// A child process whose address space is limited.
+#[cfg(target_os = "linux")]
+#[test]
+fn a_refused_reservation_falls_back() {
+    if let Some(limit) = std::env::var_os("LEASEHOLD_TEST_RLIMIT_AS") {
+        let bytes: u64 = limit.to_str().unwrap().parse().unwrap();
+        let limit = libc::rlimit { rlim_cur: bytes, rlim_max: bytes };
+        // SAFETY: limits this process, which runs this test alone.
+        assert_eq!(unsafe { libc::setrlimit(libc::RLIMIT_AS, &raw const limit) }, 0);
+        let rig = rig(2);
+        touch(&rig, MemoryKind::Device, 3 << 20);
+        touch(&rig, MemoryKind::Pinned, 20 << 20);
+        let memory = rig.device.memory(MemoryKind::Device).unwrap();
+        let on = On { line: rig.stream.line(), timeline: &*rig.stream };
+        assert!(matches!(memory.alloc(Layout::new(bytes), on), Err(Error::OutOfMemory(_))));
+        touch(&rig, MemoryKind::Device, 3 << 20);
+        return;
+    }
+    if asan() {
+        eprintln!("skipped: the address sanitizer needs its own terabytes of addresses");
+        return;
+    }
+    // Less than the machine's memory, so that every reservation is refused; and, where the machine is small, several times as much.
+    for limit in [1u64 << 30, 4 << 30] {
+        let me = std::env::current_exe().unwrap();
+        let run = std::process::Command::new(me)
+            .args(["memory::a_refused_reservation_falls_back", "--exact", "--nocapture", "--test-threads", "1"])
+            .env("LEASEHOLD_TEST_RLIMIT_AS", limit.to_string())
+            .output()
+            .unwrap();
+        assert!(
+            run.status.success(),
+            "{}{}",
+            String::from_utf8_lossy(&run.stdout),
+            String::from_utf8_lossy(&run.stderr)
+        );
+    }
+}
+
+/// Whether this program was built with the address sanitizer: its runtime is linked in.
+#[cfg(target_os = "linux")]
+fn asan() -> bool {
+    std::fs::read_to_string("/proc/self/maps").is_ok_and(|maps| {
+        // Its shadow lies at a fixed place.
+        maps.lines().any(|l| l.starts_with("00007fff8000-") || l.starts_with("7fff8000-"))
+    })
+}
