@@ -537,6 +537,15 @@ impl Runtime {
         ops::wait_event(self.or_default(stream)?, event)
     }
 
+    /// Blocks until a point of any of the device's streams is over. Allocates nothing.
+    ///
+    /// # Errors
+    /// The cause of a failure before the point; `Recording` while recording.
+    pub fn wait_for(&self, point: Point) -> Result<()> {
+        recorder::refuse(&self.inner, "a point cannot be waited for while recording")?;
+        self.wait_point(point, None)
+    }
+
     /// Blocks until a point is over.
     pub(crate) fn wait_point(&self, point: Point, timeout: Option<Duration>) -> Result<()> {
         if point.line().check(point.value())? {

@@ -3,13 +3,23 @@
 //! A model is a Hugging Face directory: [`Config`] reads its `config.json`, [`Weights`] maps its safetensors and checks them
 //! against the config, [`Tokenizer`] reads its `tokenizer.json`. The same can be had from bytes that are part of the program.
 //!
+//! [`Model`] puts the weights on a device of the runtime, [`Decoder`] holds a sequence (KV caches, the loop from token to token)
+//! and runs its steps launch by launch or as a graph, and [`generate()`] does all of it.
+//!
 //! Everything that a file may have wrong is found while these three are made and comes back as a `leasehold_core::Error` that
 //! names the file and the key or tensor.
 
 mod config;
+mod decoder;
+mod generate;
+mod model;
 mod tokenizer;
 mod weights;
 
 pub use config::{Config, Rope, RopeScaling};
+pub use decoder::Decoder;
+pub use generate::{Generation, Mode, Request, generate};
+pub use leasehold_operators::{DType, ops::Sampling};
+pub use model::{Model, Progress};
 pub use tokenizer::{TextStream, Tokenizer};
 pub use weights::{Dtype, Source, Tensor, TensorSpec, Weights};

@@ -393,12 +393,18 @@ fn wait_host_visible(runtime: &Runtime, operand: &Operand<'_>) -> Result<()> {
             format!("the host cannot touch the memory of {}; download it instead", runtime.device()).into(),
         ));
     }
-    let mut points = Vec::new();
-    points.extend(buffer.write_stamp().point());
-    if operand.access().writes() {
-        buffer.for_each_read(|s| points.extend(s.point()));
+    if let Some(p) = buffer.write_stamp().point() {
+        runtime.wait_point(p, None)?;
     }
-    points.into_iter().try_for_each(|p| runtime.wait_point(p, None))
+    let mut result = Ok(());
+    if operand.access().writes() {
+        buffer.for_each_read(|s| {
+            if let (Ok(()), Some(p)) = (&result, s.point()) {
+                result = runtime.wait_point(p, None);
+            }
+        });
+    }
+    result
 }
 
 /// Runs a function on the host, in stream order. It may submit more work; it must not wait for its own stream. An error or a

@@ -2,6 +2,7 @@
 //! `models/generate.py` in the repository's root makes.
 
 mod directories;
+mod golden;
 
 use std::fs;
 use std::path::{Path, PathBuf};

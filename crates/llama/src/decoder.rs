@@ -1,0 +1,310 @@
+//! A sequence being decoded: KV caches, the closed loop from token to token, and its steps, eager or as a graph.
+//!
+//! A decode step begins at the token and position in device memory and ends by writing the next token, the next position and the
+//! ring of tokens. So one recording serves every token.
+
+use crate::model::{Dense, Layer, Model};
+use leasehold::graph::Encoder;
+use leasehold::ops::{self as rt, Pattern};
+use leasehold::{Buffer, Error, Graph, GraphOperator, Lease, Point, Result, View};
+use leasehold_operators::{DType, Operator, Tensor, ops};
+
+/// Rows of a prompt that are computed together.
+const CHUNK: usize = 256;
+/// A product of more rows does not normalise its input on the way.
+const FUSED_NORM_ROWS: u32 = leasehold_operators::kernels::cpu::linear::FEW as u32;
+
+/// Activations of `rows` rows.
+struct Scratch {
+    h: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    attended: Tensor,
+    inner: Tensor,
+    up: Option<Tensor>,
+    normed: Option<Tensor>,
+}
+
+impl Scratch {
+    fn new(model: &Model, rows: u32) -> Result<Self> {
+        let c = model.config();
+        let t = |cols: usize| Tensor::alloc(model.runtime(), model.activations(), rows, cols as u32);
+        // Gate and up of different element types cannot share a launch.
+        let apart = model.layers.iter().any(|l| !alike(&[&l.gate, &l.up]));
+        Ok(Self {
+            h: t(c.hidden_size)?,
+            q: t(c.query_width())?,
+            k: t(c.kv_width())?,
+            v: t(c.kv_width())?,
+            attended: t(c.query_width())?,
+            inner: t(c.intermediate_size)?,
+            up: if apart { Some(t(c.intermediate_size)?) } else { None },
+            normed: if rows > FUSED_NORM_ROWS { Some(t(c.hidden_size)?) } else { None },
+        })
+    }
+}
+
+fn alike(all: &[&Dense]) -> bool {
+    all.iter().all(|d| d.weight.dtype() == all[0].weight.dtype())
+}
+
+/// A sequence being decoded.
+pub struct Decoder<'m> {
+    model: &'m Model,
+    heads: ops::Heads,
+    caches: Vec<ops::Cache>,
+    table: Lease<Buffer>,
+    state: ops::Loop,
+    logits: Tensor,
+    step: Vec<Operator>,
+    /// Ends a prompt: the head on its last row, and the first token.
+    sampling: ops::Sampling,
+    filled: usize,
+    _scratch: Scratch,
+}
+
+impl<'m> Decoder<'m> {
+    /// A sequence of at most `positions` tokens, prompt and new ones together, with a ring of `ring` new tokens.
+    ///
+    /// # Errors
+    /// `InvalidArgument` for no positions, more than the model's context, or an empty ring; `OutOfMemory`.
+    pub fn new(model: &'m Model, positions: usize, ring: usize, sampling: ops::Sampling) -> Result<Self> {
+        let c = model.config();
+        if positions == 0 || ring == 0 {
+            return Err(Error::invalid("a sequence needs at least one position and room for one token"));
+        }
+        if positions > c.max_position_embeddings {
+            return Err(Error::invalid(format!(
+                "{positions} positions; the model's context is {}",
+                c.max_position_embeddings
+            )));
+        }
+        let runtime = model.runtime();
+        let heads = ops::Heads {
+            heads: c.num_attention_heads as u32,
+            kv_heads: c.num_key_value_heads as u32,
+            head_dim: c.head_dim as u32,
+            positions: positions as u32,
+        };
+        let cache_bytes = (c.kv_width() * positions * model.activations().bytes()) as u64;
+        let caches = (0..c.num_hidden_layers)
+            .map(|_| {
+                Ok(ops::Cache {
+                    keys: runtime.alloc(cache_bytes)?,
+                    values: runtime.alloc(cache_bytes)?,
+                    dtype: model.activations(),
+                })
+            })
+            .collect::<Result<Vec<_>>>()?;
+        let state = ops::Loop {
+            token: runtime.upload(&[0i32])?,
+            position: runtime.upload(&[0i32])?,
+            ring: runtime.alloc(4 * ring as u64)?,
+            count: runtime.upload(&[0u32])?,
+        };
+        let table = model.rope_table(positions)?;
+        let logits = Tensor::alloc(runtime, DType::F32, 1, c.vocab_size as u32)?;
+        let scratch = Scratch::new(model, 1)?;
+        let mut decoder = Self {
+            model,
+            heads,
+            caches,
+            table,
+            state,
+            logits,
+            step: Vec::new(),
+            sampling,
+            filled: 0,
+            _scratch: scratch,
+        };
+        let mut step = Vec::new();
+        decoder.rows(&decoder._scratch, &decoder.state.token, true, &mut step)?;
+        decoder.finish(&decoder._scratch.h, &mut step)?;
+        decoder.step = step;
+        Ok(decoder)
+    }
+
+    /// The layers over the rows of `s`, whose ids are in `ids`. `one` takes the decode step's fused attention.
+    fn rows(&self, s: &Scratch, ids: &Lease<Buffer>, one: bool, to: &mut Vec<Operator>) -> Result<()> {
+        let (library, c) = (&*self.model.library, self.model.config());
+        let place = ops::Place { table: &self.table, position: &self.state.position };
+        to.push(ops::embedding(library, ids, &self.model.embedding, &s.h)?);
+        for (layer, cache) in self.model.layers.iter().zip(&self.caches) {
+            let Layer { input_norm, qkv, out, post_norm, gate, up, down } = layer;
+            let [q, k, v] = qkv;
+            let (x, norm) = self.normalised(s, input_norm, to)?;
+            if alike(&[q, k, v]) {
+                to.push(ops::linear3(library, x, norm, [q.to(&s.q), k.to(&s.k), v.to(&s.v)])?);
+            } else {
+                for (dense, y) in [(q, &s.q), (k, &s.k), (v, &s.v)] {
+                    to.push(ops::linear(library, x, norm, dense.to(y))?);
+                }
+            }
+            if one {
+                to.push(ops::decode_attention(library, [&s.q, &s.k, &s.v], self.heads, cache, place, &s.attended)?);
+            } else {
+                to.push(ops::rope_append(library, [&s.q, &s.k, &s.v], self.heads, cache, place)?);
+                to.push(ops::attention(library, &s.q, self.heads, cache, &self.state.position, &s.attended)?);
+            }
+            to.push(ops::linear_add(library, &s.attended, None, out.to(&s.h))?);
+            let (x, norm) = self.normalised(s, post_norm, to)?;
+            match &s.up {
+                None => to.push(ops::linear_gated(library, x, norm, gate.to(&s.inner), up.to(&s.inner))?),
+                Some(other) => {
+                    to.push(ops::linear(library, x, norm, gate.to(&s.inner))?);
+                    to.push(ops::linear(library, x, norm, up.to(other))?);
+                    to.push(ops::silu_mul(library, &s.inner, other, &s.inner)?);
+                }
+            }
+            to.push(ops::linear_add(library, &s.inner, None, down.to(&s.h))?);
+        }
+        Ok(())
+    }
+
+    /// The residual stream as a product takes it: few rows are normalised on the way, many beforehand.
+    fn normalised<'a>(
+        &self,
+        s: &'a Scratch,
+        weight: &'a Tensor,
+        to: &mut Vec<Operator>,
+    ) -> Result<(&'a Tensor, Option<ops::Norm<'a>>)> {
+        let eps = self.model.config().rms_norm_eps;
+        match &s.normed {
+            None => Ok((&s.h, Some(ops::Norm { weight, eps }))),
+            Some(normed) => {
+                to.push(ops::rms_norm(&self.model.library, &s.h, weight, eps, normed)?);
+                Ok((normed, None))
+            }
+        }
+    }
+
+    /// The head on one row, and the next token.
+    fn finish(&self, h: &Tensor, to: &mut Vec<Operator>) -> Result<()> {
+        let (library, c) = (&*self.model.library, self.model.config());
+        let norm = ops::Norm { weight: &self.model.norm, eps: c.rms_norm_eps };
+        let head = ops::Projection { weight: &self.model.head, bias: None, y: &self.logits };
+        to.push(ops::linear(library, h, Some(norm), head)?);
+        to.push(ops::next_token(library, &self.logits, self.sampling, &self.state)?);
+        Ok(())
+    }
+
+    fn run(&self, operators: &[Operator]) -> Result<()> {
+        let runtime = self.model.runtime();
+        let mut encoder = Encoder::new(runtime, runtime.stream());
+        operators.iter().try_for_each(|o| o.encode(&mut encoder))
+    }
+
+    /// Takes a prompt in and draws the first new token. Does not wait for it. A second prompt begins a new sequence.
+    ///
+    /// # Errors
+    /// `InvalidArgument` for an empty prompt, one that does not fit, or an id that is not in the vocabulary; the stream's cause.
+    pub fn prefill(&mut self, prompt: &[u32]) -> Result<Point> {
+        let c = self.model.config();
+        if prompt.is_empty() {
+            return Err(Error::invalid("the prompt is empty; give at least one token"));
+        }
+        if prompt.len() > self.heads.positions as usize {
+            return Err(Error::invalid(format!(
+                "a prompt of {} tokens does not fit a sequence of {} positions",
+                prompt.len(),
+                self.heads.positions
+            )));
+        }
+        if let Some(id) = prompt.iter().find(|&&id| id as usize >= c.vocab_size) {
+            return Err(Error::invalid(format!("token id {id} is not in the vocabulary (0 to {})", c.vocab_size - 1)));
+        }
+        let (runtime, stream) = (self.model.runtime(), self.model.runtime().stream());
+        rt::fill(stream, self.state.count.view(), Pattern::U32(0))?;
+        let mut last = None;
+        for (i, chunk) in prompt.chunks(CHUNK).enumerate() {
+            let scratch = Scratch::new(self.model, chunk.len() as u32)?;
+            let ids: Vec<i32> = chunk.iter().map(|&id| id as i32).collect();
+            let ids = runtime.upload(&ids)?;
+            rt::fill(stream, self.state.position.view(), Pattern::U32((i * CHUNK) as u32))?;
+            let mut operators = Vec::new();
+            self.rows(&scratch, &ids, false, &mut operators)?;
+            self.run(&operators)?;
+            last = Some(scratch.h.slice_rows(chunk.len() as u32 - 1, 1)?);
+        }
+        if let Some(h) = last {
+            rt::fill(stream, self.state.position.view(), Pattern::U32(prompt.len() as u32 - 1))?;
+            let mut operators = Vec::new();
+            self.finish(&h, &mut operators)?;
+            self.run(&operators)?;
+        }
+        self.filled = prompt.len();
+        Ok(stream.now())
+    }
+
+    /// The logits of the last position that was computed: f32, one per vocabulary entry. Waits for them.
+    ///
+    /// # Errors
+    /// The stream's cause.
+    pub fn logits(&self) -> Result<Vec<f32>> {
+        self.model.runtime().download(self.logits.buffer())
+    }
+
+    /// Whether another step fits the sequence.
+    #[must_use]
+    pub fn has_room(&self) -> bool {
+        self.filled < self.heads.positions as usize
+    }
+
+    fn claim_position(&mut self) -> Result<()> {
+        if !self.has_room() {
+            return Err(Error::invalid(format!("the sequence's {} positions are full", self.heads.positions)));
+        }
+        self.filled += 1;
+        Ok(())
+    }
+
+    /// Computes the next token, launch by launch. Does not wait for it.
+    ///
+    /// # Errors
+    /// `InvalidArgument` when the sequence is full; the stream's cause.
+    pub fn step(&mut self) -> Result<Point> {
+        self.claim_position()?;
+        self.run(&self.step)?;
+        Ok(self.model.runtime().stream().now())
+    }
+
+    /// Records one step. The graph serves every token of this sequence.
+    ///
+    /// # Errors
+    /// As [`Runtime::record_graph`](leasehold::Runtime::record_graph).
+    pub fn record(&self) -> Result<Graph> {
+        self.model.runtime().record_graph(|_| self.run(&self.step))
+    }
+
+    /// Computes the next token by launching the graph of [`record`](Self::record). Does not wait for it.
+    ///
+    /// # Errors
+    /// `InvalidArgument` when the sequence is full; the stream's cause.
+    pub fn launch(&mut self, graph: &Graph) -> Result<Point> {
+        self.claim_position()?;
+        graph.launch()
+    }
+
+    /// New token `index` of this sequence, waiting for `point`, the step that computed it. Neither allocates nor calls the driver
+    /// where the host sees device memory.
+    ///
+    /// # Errors
+    /// The stream's cause; `InvalidArgument` for a token that the device could not choose.
+    pub fn token(&self, index: usize, point: Point) -> Result<u32> {
+        let runtime = self.model.runtime();
+        let ring = self.state.ring.len() / 4;
+        let slot = self.state.ring.part(index as u64 % ring * 4, 4)?;
+        let mut word = [0u8; 4];
+        if runtime.raw_device().caps().host_visible {
+            runtime.wait_for(point)?;
+            // SAFETY: a live host-visible buffer; the step that wrote this word is complete, and later ones write others as long as the
+            // ring has not come round, which its length excludes: it holds all tokens of the sequence.
+            word = unsafe { std::ptr::read_volatile(std::ptr::with_exposed_provenance(slot.addr() as usize)) };
+        } else {
+            runtime.memcpy_d2h(&mut word, slot)?;
+        }
+        let id = i32::from_le_bytes(word);
+        u32::try_from(id).map_err(|_| Error::invalid(format!("the device chose token {id}: no logit was a number")))
+    }
+}

@@ -1,0 +1,138 @@
+//! Text generation: a prompt in, tokens out, with the times that each took.
+
+use crate::decoder::Decoder;
+use crate::model::Model;
+use leasehold::Result;
+use leasehold_operators::ops::Sampling;
+use std::time::{Duration, Instant};
+
+/// How the steps are run.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Mode {
+    /// Launch by launch.
+    Eager,
+    /// Recorded once, replayed for every token.
+    Graph,
+}
+
+/// What to generate.
+#[derive(Debug, Clone)]
+pub struct Request<'a> {
+    /// The prompt's ids.
+    pub prompt: &'a [u32],
+    /// How many new tokens.
+    pub tokens: usize,
+    /// How the steps are run.
+    pub mode: Mode,
+    /// How tokens are chosen.
+    pub sampling: Sampling,
+    /// Ids that end the text early; they are part of the output.
+    pub stop_at: &'a [u32],
+}
+
+/// What was generated.
+#[derive(Debug, Clone)]
+pub struct Generation {
+    /// The new ids.
+    pub ids: Vec<u32>,
+    /// The logits after the prompt's last position.
+    pub last_logits: Vec<f32>,
+    /// From the prompt to the first token.
+    pub prefill: Duration,
+    /// From token to token, for the tokens after the first.
+    pub steps: Vec<Duration>,
+    /// All steps together.
+    pub decode: Duration,
+    /// Driver calls of the allocator during the steps.
+    pub driver_calls: u64,
+    /// Blocks that the allocator lent during the steps.
+    pub allocations: u64,
+}
+
+/// Generates. `on_token` is called with each new id, as soon as it is there; an error of its own ends the generation.
+///
+/// One step is in flight while the token before it is read, unless the text may end early.
+///
+/// # Errors
+/// `InvalidArgument` for a prompt that is empty, too long or not in the vocabulary, or no tokens asked for; the stream's cause.
+pub fn generate(
+    model: &Model,
+    request: &Request<'_>,
+    on_token: &mut dyn FnMut(u32) -> Result<()>,
+) -> Result<Generation> {
+    let invalid = |what: String| leasehold::Error::invalid(what);
+    if request.tokens == 0 {
+        return Err(invalid("no tokens are asked for; ask for at least one".to_owned()));
+    }
+    if request.prompt.is_empty() {
+        return Err(invalid("the prompt is empty; give at least one token".to_owned()));
+    }
+    let context = model.config().max_position_embeddings;
+    if request.prompt.len() > context {
+        return Err(invalid(format!(
+            "the prompt has {} tokens; the model's context is {context}",
+            request.prompt.len()
+        )));
+    }
+    // The last token is computed from the one before it: it needs no position of its own.
+    let positions = request.prompt.len() + request.tokens - 1;
+    if positions > context {
+        return Err(invalid(format!(
+            "a prompt of {} tokens and {} new ones do not fit the model's context of {context}",
+            request.prompt.len(),
+            request.tokens
+        )));
+    }
+    let mut decoder = Decoder::new(model, positions, request.tokens, request.sampling)?;
+    let graph = match request.mode {
+        Mode::Eager => None,
+        Mode::Graph => Some(decoder.record()?),
+    };
+    model.runtime().sync_stream()?;
+
+    let start = Instant::now();
+    let mut point = decoder.prefill(request.prompt)?;
+    let mut ids = Vec::with_capacity(request.tokens);
+    ids.push(decoder.token(0, point)?);
+    let prefill = start.elapsed();
+    let last_logits = decoder.logits()?;
+    on_token(ids[0])?;
+
+    let mut steps = Vec::with_capacity(request.tokens);
+    let before = model.runtime().memory_stats();
+    let next = |decoder: &mut Decoder<'_>| match &graph {
+        Some(graph) => decoder.launch(graph),
+        None => decoder.step(),
+    };
+    let ends = |id: u32| request.stop_at.contains(&id);
+    let start = Instant::now();
+    let mut mark = start;
+    let may_end = !request.stop_at.is_empty();
+    let mut in_flight = None;
+    while ids.len() < request.tokens && !ids.last().is_some_and(|&id| ends(id)) {
+        point = match in_flight.take() {
+            Some(point) => point,
+            None => next(&mut decoder)?,
+        };
+        if !may_end && ids.len() + 1 < request.tokens {
+            in_flight = Some(next(&mut decoder)?);
+        }
+        let id = decoder.token(ids.len(), point)?;
+        ids.push(id);
+        let now = Instant::now();
+        steps.push(now - mark);
+        mark = now;
+        on_token(id)?;
+    }
+    let decode = start.elapsed();
+    let after = model.runtime().memory_stats();
+    Ok(Generation {
+        ids,
+        last_logits,
+        prefill,
+        steps,
+        decode,
+        driver_calls: after.driver_calls - before.driver_calls,
+        allocations: after.allocations - before.allocations,
+    })
+}

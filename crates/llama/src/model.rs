@@ -1,0 +1,216 @@
+//! A model on a device: the weights as leased buffers, ready for operators.
+//!
+//! Where the host and the device share memory the weights are imported where they lie (a mapping, or bytes of the program) and
+//! nothing is copied; elsewhere they are uploaded.
+
+use crate::config::Config;
+use crate::weights::{Dtype, Weights};
+use leasehold::{Error, Lease, Result, Runtime};
+use leasehold_operators::kernels::cpu::rope;
+use leasehold_operators::{DType, Library, Tensor, ops};
+use std::fmt;
+use std::sync::Arc;
+
+/// A projection: weights and, where the config has them, biases.
+#[derive(Debug, Clone)]
+pub(crate) struct Dense {
+    pub(crate) weight: Tensor,
+    pub(crate) bias: Option<Tensor>,
+}
+
+impl Dense {
+    pub(crate) fn to<'a>(&'a self, y: &'a Tensor) -> ops::Projection<'a> {
+        ops::Projection { weight: &self.weight, bias: self.bias.as_ref(), y }
+    }
+}
+
+/// One layer's weights.
+#[derive(Debug)]
+pub(crate) struct Layer {
+    pub(crate) input_norm: Tensor,
+    pub(crate) qkv: [Dense; 3],
+    pub(crate) out: Dense,
+    pub(crate) post_norm: Tensor,
+    pub(crate) gate: Dense,
+    pub(crate) up: Dense,
+    pub(crate) down: Dense,
+}
+
+/// A Llama-family model whose weights are on a device.
+pub struct Model {
+    runtime: Runtime,
+    pub(crate) library: Arc<Library>,
+    config: Config,
+    pub(crate) embedding: Tensor,
+    pub(crate) layers: Vec<Layer>,
+    pub(crate) norm: Tensor,
+    pub(crate) head: Tensor,
+    activations: DType,
+}
+
+/// How far loading has come.
+pub type Progress<'a> = &'a mut dyn FnMut(u64, u64);
+
+fn dtype(d: Dtype) -> Result<DType> {
+    Ok(match d {
+        Dtype::F32 => DType::F32,
+        Dtype::Bf16 => DType::Bf16,
+        Dtype::F16 => DType::F16,
+    })
+}
+
+fn dim(n: usize, what: &str) -> Result<u32> {
+    u32::try_from(n).map_err(|_| Error::Unsupported(format!("{what} of {n} is beyond 2^32").into()))
+}
+
+/// Puts weights on the device.
+struct Loader<'a> {
+    runtime: &'a Runtime,
+    library: &'a Library,
+    weights: &'a Weights,
+    /// The element type of norms and biases: the stored one when it is the same everywhere, else f32.
+    vectors: DType,
+    progress: Progress<'a>,
+    done: u64,
+    total: u64,
+}
+
+impl Loader<'_> {
+    fn tensor(&mut self, name: &str) -> Result<Tensor> {
+        let stored = self.weights.tensor(name)?;
+        let (rows, cols) = match stored.shape() {
+            [cols] => (1, *cols),
+            [rows, cols] => (*rows, *cols),
+            other => return Err(Error::Unsupported(format!("tensor {name} has {} dimensions", other.len()).into())),
+        };
+        let bytes = stored.bytes();
+        let buffer = if self.runtime.raw_device().caps().host_visible {
+            // SAFETY: the bytes stay where they are while the kept source lives, and the device reads host memory in place. They
+            // are only ever read: the loader makes read-only tensors of them.
+            unsafe {
+                self.runtime.allocator().import(
+                    bytes.as_ptr().expose_provenance() as u64,
+                    bytes.len() as u64,
+                    0,
+                    Box::new(stored.keep_alive()),
+                )?
+            }
+        } else {
+            let buffer = self.runtime.alloc(bytes.len() as u64)?;
+            self.runtime.memcpy_h2d(leasehold::View::view(&buffer), bytes, false)?;
+            buffer
+        };
+        self.done += bytes.len() as u64;
+        (self.progress)(self.done, self.total);
+        Tensor::new(buffer, 0, dtype(stored.dtype())?, dim(rows, name)?, dim(cols, name)?)
+    }
+
+    /// A norm's weights or a bias, in the common element type.
+    fn vector(&mut self, name: &str) -> Result<Tensor> {
+        let stored = self.tensor(name)?;
+        if stored.dtype() == self.vectors {
+            return Ok(stored);
+        }
+        let cast = Tensor::alloc(self.runtime, self.vectors, 1, stored.cols())?;
+        self.runtime.add_graph_operator(&ops::cast(self.library, &stored, &cast)?)?;
+        Ok(cast)
+    }
+
+    fn dense(&mut self, name: &str, bias: bool) -> Result<Dense> {
+        Ok(Dense {
+            weight: self.tensor(&format!("{name}.weight"))?,
+            bias: if bias { Some(self.vector(&format!("{name}.bias"))?) } else { None },
+        })
+    }
+}
+
+impl Model {
+    /// Puts a model on a runtime's device. `activations` is the element type of activations and KV cache (f32 or bf16).
+    /// `progress` is called with bytes done and bytes in all.
+    ///
+    /// # Errors
+    /// `Unsupported` for activations in f16; what a tensor lacks; `OutOfMemory`.
+    pub fn load(
+        runtime: &Runtime,
+        config: &Config,
+        weights: &Weights,
+        activations: DType,
+        progress: Progress<'_>,
+    ) -> Result<Model> {
+        if activations == DType::F16 {
+            return Err(Error::Unsupported("activations in f16; there are f32 and bf16".into()));
+        }
+        let library = Library::of(runtime)?;
+        let mut types = weights.iter().filter(|(_, t)| t.shape().len() == 1).map(|(_, t)| t.dtype());
+        let first = types.next();
+        let vectors = match first {
+            Some(d) if types.all(|t| t == d) => dtype(d)?,
+            _ => DType::F32,
+        };
+        let mut loader =
+            Loader { runtime, library: &library, weights, vectors, progress, done: 0, total: weights.total_bytes() };
+        let embedding = loader.tensor("model.embed_tokens.weight")?;
+        let mut layers = Vec::with_capacity(config.num_hidden_layers);
+        for i in 0..config.num_hidden_layers {
+            let at = |name: &str| format!("model.layers.{i}.{name}");
+            let (a, m) = (config.attention_bias, config.mlp_bias);
+            layers.push(Layer {
+                input_norm: loader.vector(&at("input_layernorm.weight"))?,
+                qkv: [
+                    loader.dense(&at("self_attn.q_proj"), a)?,
+                    loader.dense(&at("self_attn.k_proj"), a)?,
+                    loader.dense(&at("self_attn.v_proj"), a)?,
+                ],
+                out: loader.dense(&at("self_attn.o_proj"), a)?,
+                post_norm: loader.vector(&at("post_attention_layernorm.weight"))?,
+                gate: loader.dense(&at("mlp.gate_proj"), m)?,
+                up: loader.dense(&at("mlp.up_proj"), m)?,
+                down: loader.dense(&at("mlp.down_proj"), m)?,
+            });
+        }
+        let norm = loader.vector("model.norm.weight")?;
+        let head = if config.tie_word_embeddings { embedding.clone() } else { loader.tensor("lm_head.weight")? };
+        runtime.sync_stream()?;
+        Ok(Model {
+            runtime: runtime.clone(),
+            library,
+            config: config.clone(),
+            embedding,
+            layers,
+            norm,
+            head,
+            activations,
+        })
+    }
+
+    /// The runtime that the model is on.
+    #[must_use]
+    pub fn runtime(&self) -> &Runtime {
+        &self.runtime
+    }
+
+    /// The config.
+    #[must_use]
+    pub fn config(&self) -> &Config {
+        &self.config
+    }
+
+    /// The element type of activations and KV cache.
+    #[must_use]
+    pub fn activations(&self) -> DType {
+        self.activations
+    }
+
+    /// The rotary table for so many positions, in device memory.
+    pub(crate) fn rope_table(&self, positions: usize) -> Result<Lease<leasehold::Buffer>> {
+        let frequencies: Vec<f64> =
+            self.config.rope.inverse_frequencies(self.config.head_dim).into_iter().map(f64::from).collect();
+        self.runtime.upload(&rope::table(&frequencies, positions))
+    }
+}
+
+impl fmt::Debug for Model {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Model({} layers on {})", self.layers.len(), self.runtime.device())
+    }
+}

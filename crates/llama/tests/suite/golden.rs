@@ -1,0 +1,47 @@
+//! Generated text against what transformers computed in float64, eager and as a graph.
+
+use super::{golden, model_dirs};
+use leasehold::{Context, DeviceId};
+use leasehold_llama::{Config, DType, Mode, Model, Request, Sampling, Weights, generate};
+
+#[test]
+fn tokens_and_logits_are_those_of_transformers() {
+    let context = Context::new();
+    let runtime = context.runtime(DeviceId::cpu(0)).unwrap();
+    for dir in model_dirs() {
+        let config = Config::from_dir(&dir).unwrap();
+        let weights = Weights::from_dir(&dir, &config).unwrap();
+        let model = Model::load(&runtime, &config, &weights, DType::F32, &mut |_, _| {}).unwrap();
+        for case in golden(&dir) {
+            let run = |mode| {
+                let request = Request {
+                    prompt: &case.prompt_ids,
+                    tokens: case.greedy.len(),
+                    mode,
+                    sampling: Sampling::default(),
+                    stop_at: &[],
+                };
+                generate(&model, &request, &mut |_| Ok(())).unwrap()
+            };
+            let (eager, graph) = (run(Mode::Eager), run(Mode::Graph));
+            assert_eq!(eager.ids, case.greedy, "{} {:?}", dir.display(), case.prompt_ids);
+            assert_eq!(eager.ids, graph.ids);
+            assert_eq!(eager.last_logits, graph.last_logits, "the modes agree to the bit");
+            let (mut worst, mut error, mut norm) = (0f64, 0f64, 0f64);
+            for (&ours, &theirs) in eager.last_logits.iter().zip(&case.last_logits) {
+                let d = f64::from(ours) - theirs;
+                worst = worst.max(d.abs());
+                error += d * d;
+                norm += theirs * theirs;
+            }
+            assert_eq!(eager.last_logits.len(), case.last_logits.len());
+            assert!(worst < 2e-2, "{}: worst {worst}", dir.display());
+            assert!((error / norm).sqrt() < 1e-3, "{}: relative {}", dir.display(), (error / norm).sqrt());
+            let best =
+                eager.last_logits.iter().enumerate().fold((0, f32::MIN), |b, (i, &x)| if x > b.1 { (i, x) } else { b });
+            assert_eq!(Some(&(best.0 as u32)), case.argmax_per_position.last());
+            assert_eq!(graph.driver_calls, 0);
+            assert_eq!(graph.allocations, 0);
+        }
+    }
+}
