@@ -1,3 +1,54 @@
-//! The leasehold command.
+//! The `leasehold` command: devices, run, bench.
+//!
+//! Errors are one line on standard error that says what and where; the exit status is 2 for a command line that makes no sense and 1
+//! for everything that fails. Results go to standard output, progress to standard error.
 
-fn main() {}
+mod bundled;
+mod commands;
+mod failure;
+mod table;
+
+use clap::error::ErrorKind;
+use clap::{Parser, Subcommand};
+use failure::Failure;
+use std::process::ExitCode;
+
+/// A device runtime for CPU, CUDA and Metal.
+#[derive(Debug, Parser)]
+#[command(name = "leasehold", version, propagate_version = true)]
+struct Arguments {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Lists every backend that this build knows, found or not, with its devices
+    Devices(commands::devices::Arguments),
+    /// Generates text with a Llama-family model, all on the runtime
+    Run(commands::run::Arguments),
+    /// Measures the runtime beside its peers
+    Bench(commands::bench::Arguments),
+}
+
+fn main() -> ExitCode {
+    let arguments = match Arguments::try_parse() {
+        Ok(arguments) => arguments,
+        Err(e) if matches!(e.kind(), ErrorKind::DisplayHelp | ErrorKind::DisplayVersion) => {
+            return match e.print() {
+                Ok(()) => ExitCode::SUCCESS,
+                Err(_) => ExitCode::FAILURE,
+            };
+        }
+        Err(e) => return Failure::usage(&e).report(),
+    };
+    let result = match arguments.command {
+        Command::Devices(a) => commands::devices::run(&a),
+        Command::Run(a) => commands::run::run(&a),
+        Command::Bench(a) => commands::bench::run(&a),
+    };
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(failure) => failure.report(),
+    }
+}

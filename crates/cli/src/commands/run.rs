@@ -1,0 +1,354 @@
+//! `leasehold run`: generates text with a Llama-family model. All of its memory, streams, events, kernels and graphs go through the
+//! runtime.
+
+use crate::bundled;
+use crate::commands::{open, percentile, print_json};
+use crate::failure::Failure;
+use crate::table::{Table, bytes};
+use clap::ValueEnum;
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use leasehold::{DeviceId, Runtime};
+use leasehold_llama::{Config, DType, Generation, Model, Request, Sampling, TextStream, Tokenizer, Weights, generate};
+use serde::Serialize;
+use std::io::Write;
+use std::path::{Path, PathBuf};
+
+/// What the bundled model is asked for when nobody says.
+const DEFAULT_PROMPT: &str = "def read_lines(path):\n    ";
+
+#[derive(Debug, clap::Args)]
+pub(crate) struct Arguments {
+    /// A Hugging Face directory (config.json, model.safetensors, tokenizer.json); the bundled model when left out
+    #[arg(long, value_name = "DIR")]
+    model: Option<PathBuf>,
+    /// The text to go on from
+    #[arg(long, value_name = "TEXT", conflicts_with = "prompt_ids")]
+    prompt: Option<String>,
+    /// The same as token ids, separated by commas
+    #[arg(long, value_name = "IDS", value_delimiter = ',')]
+    prompt_ids: Option<Vec<u32>>,
+    /// How many new tokens
+    #[arg(long, default_value_t = 64, value_parser = clap::value_parser!(u32).range(1..))]
+    tokens: u32,
+    /// The device
+    #[arg(long, default_value = "cpu:0", value_parser = parse_device)]
+    device: DeviceId,
+    /// Threads that a kernel may use; all that this process may use when left out
+    #[arg(long, value_parser = clap::value_parser!(u16).range(1..=1024))]
+    threads: Option<u16>,
+    /// Launch by launch, recorded and replayed, or one after the other
+    #[arg(long, value_enum, default_value_t = Modes::Both)]
+    mode: Modes,
+    /// The element type of activations and KV cache
+    #[arg(long, value_enum, default_value_t = Activations::F32)]
+    dtype: Activations,
+    /// What logits are divided by; 0 takes the largest
+    #[arg(long, default_value_t = 0.0, value_parser = parse_temperature)]
+    temperature: f32,
+    /// How many of the largest logits are candidates; 0 for all
+    #[arg(long, default_value_t = 0)]
+    top_k: u32,
+    /// The seed of the random numbers
+    #[arg(long, default_value_t = 0)]
+    seed: u64,
+    /// Ends the text at the model's end-of-sequence token
+    #[arg(long)]
+    stop_at_eos: bool,
+    /// Includes the logits after the prompt's last position in the JSON
+    #[arg(long, requires = "json")]
+    logits: bool,
+    /// Prints one JSON object and nothing else
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Modes {
+    Eager,
+    Graph,
+    Both,
+}
+
+impl Modes {
+    fn list(self) -> &'static [leasehold_llama::Mode] {
+        use leasehold_llama::Mode::{Eager, Graph};
+        match self {
+            Modes::Eager => &[Eager],
+            Modes::Graph => &[Graph],
+            Modes::Both => &[Eager, Graph],
+        }
+    }
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Activations {
+    F32,
+    Bf16,
+}
+
+impl From<Activations> for DType {
+    fn from(a: Activations) -> Self {
+        match a {
+            Activations::F32 => DType::F32,
+            Activations::Bf16 => DType::Bf16,
+        }
+    }
+}
+
+pub(crate) fn parse_device(text: &str) -> Result<DeviceId, String> {
+    text.parse().map_err(|e: leasehold::Error| e.to_string())
+}
+
+fn parse_temperature(text: &str) -> Result<f32, String> {
+    match text.parse::<f32>() {
+        Ok(t) if t.is_finite() && t >= 0.0 => Ok(t),
+        _ => Err("a temperature is a number from 0 on".to_owned()),
+    }
+}
+
+/// A model's files, read and checked.
+pub(crate) struct Files {
+    pub(crate) name: String,
+    pub(crate) config: Config,
+    pub(crate) weights: Weights,
+    tokenizer: Option<Tokenizer>,
+}
+
+impl Files {
+    /// The files of a directory, or the bundled ones. A tokenizer is only needed where there is text.
+    pub(crate) fn read(dir: Option<&Path>, tokenizer: bool) -> Result<Self, Failure> {
+        let Some(dir) = dir else {
+            let config = bundled::config()?;
+            return Ok(Self {
+                name: bundled::NAME.to_owned(),
+                weights: bundled::weights(&config)?,
+                config,
+                tokenizer: Some(bundled::tokenizer()?),
+            });
+        };
+        let config = Config::from_dir(dir)?;
+        let weights = Weights::from_dir(dir, &config)?;
+        let tokenizer = match Tokenizer::from_dir(dir) {
+            Ok(t) => Some(t),
+            Err(leasehold::Error::NotFound(_)) if !tokenizer => None,
+            Err(e) => return Err(e.into()),
+        };
+        Ok(Self { name: dir.display().to_string(), config, weights, tokenizer })
+    }
+}
+
+#[derive(Debug, Serialize)]
+struct Report {
+    device: String,
+    model: String,
+    prompt_ids: Vec<u32>,
+    output_ids: Vec<u32>,
+    text: Option<String>,
+    threads: Option<u16>,
+    modes: ModeReports,
+    /// `null` when only one mode ran.
+    modes_agree: Option<bool>,
+    memory: Memory,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    last_logits: Option<Vec<f32>>,
+}
+
+#[derive(Debug, Default, Serialize)]
+struct ModeReports {
+    #[serde(skip_serializing_if = "Option::is_none")]
+    eager: Option<ModeReport>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    graph: Option<ModeReport>,
+}
+
+#[derive(Debug, Clone, Serialize)]
+pub(crate) struct ModeReport {
+    pub(crate) prefill_ms: f64,
+    pub(crate) decode_tokens_per_s: f64,
+    pub(crate) token_ms_p50: f64,
+    pub(crate) token_ms_p99: f64,
+}
+
+impl From<&Generation> for ModeReport {
+    fn from(g: &Generation) -> Self {
+        let steps: Vec<f64> = g.steps.iter().map(|d| d.as_secs_f64() * 1e3).collect();
+        let seconds = g.decode.as_secs_f64();
+        Self {
+            prefill_ms: g.prefill.as_secs_f64() * 1e3,
+            decode_tokens_per_s: if steps.is_empty() || seconds == 0.0 { 0.0 } else { steps.len() as f64 / seconds },
+            token_ms_p50: percentile(&steps, 0.5),
+            token_ms_p99: percentile(&steps, 0.99),
+        }
+    }
+}
+
+#[derive(Debug, Serialize)]
+struct Memory {
+    live_peak_bytes: u64,
+    reserved_peak_bytes: u64,
+    imported_bytes: u64,
+    driver_allocations_in_decode: u64,
+    allocations_in_decode: u64,
+}
+
+/// Loads a model with a progress bar.
+pub(crate) fn load(runtime: &Runtime, files: &Files, activations: DType, quiet: bool) -> Result<Model, Failure> {
+    let bar = ProgressBar::new(files.weights.total_bytes());
+    if quiet {
+        bar.set_draw_target(ProgressDrawTarget::hidden());
+    }
+    if let Ok(style) = ProgressStyle::with_template("loading {bar:32} {bytes}/{total_bytes}") {
+        bar.set_style(style);
+    }
+    let model = Model::load(runtime, &files.config, &files.weights, activations, &mut |done, _| bar.set_position(done));
+    bar.finish_and_clear();
+    Ok(model?)
+}
+
+/// Prints text as it comes.
+struct Printer<'a> {
+    stream: Option<TextStream<'a>>,
+    print: bool,
+    text: String,
+}
+
+impl Printer<'_> {
+    fn token(&mut self, id: u32) -> leasehold::Result<()> {
+        let piece = match &mut self.stream {
+            Some(stream) => stream.push(id)?,
+            None => format!("{id} "),
+        };
+        self.emit(&piece);
+        Ok(())
+    }
+
+    fn emit(&mut self, piece: &str) {
+        self.text.push_str(piece);
+        if self.print {
+            let mut out = std::io::stdout().lock();
+            // Who closes the pipe has seen enough; the report that follows says so by its own error.
+            let _ = out.write_all(piece.as_bytes()).and_then(|()| out.flush());
+        }
+    }
+}
+
+pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
+    let files = Files::read(arguments.model.as_deref(), arguments.prompt_ids.is_none())?;
+    let prompt = match (&arguments.prompt_ids, &arguments.prompt, &files.tokenizer) {
+        (Some(ids), _, _) => ids.clone(),
+        (None, text, Some(tokenizer)) => tokenizer.encode(text.as_deref().unwrap_or(DEFAULT_PROMPT))?,
+        (None, _, None) => return Err(Failure::new(format!("{}: no tokenizer; give --prompt-ids", files.name))),
+    };
+    let runtime = open(arguments.device, arguments.threads.map(usize::from))?;
+    let model = load(&runtime, &files, arguments.dtype.into(), arguments.json).map_err(|e| e.at(&files.name))?;
+
+    let stop_at: &[u32] = if arguments.stop_at_eos { &files.config.eos_token_ids } else { &[] };
+    let mut runs: Vec<(leasehold_llama::Mode, Generation)> = Vec::new();
+    let mut text = None;
+    for &mode in arguments.mode.list() {
+        let first = runs.is_empty();
+        let mut printer = Printer {
+            stream: files.tokenizer.as_ref().map(Tokenizer::stream),
+            print: first && !arguments.json,
+            text: String::new(),
+        };
+        if let (true, Some(tokenizer)) = (printer.print, &files.tokenizer) {
+            let shown = tokenizer.decode(&prompt)?;
+            let mut out = std::io::stdout().lock();
+            out.write_all(shown.as_bytes())?;
+            out.flush()?;
+        }
+        let request = Request {
+            prompt: &prompt,
+            tokens: arguments.tokens as usize,
+            mode,
+            sampling: Sampling { temperature: arguments.temperature, top_k: arguments.top_k, seed: arguments.seed },
+            stop_at,
+        };
+        let generation =
+            generate(&model, &request, &mut |id| printer.token(id)).map_err(|e| Failure::from(e).at(&files.name))?;
+        if first {
+            if let Some(stream) = printer.stream.take() {
+                let rest = stream.finish()?;
+                printer.emit(&rest);
+            }
+            text = files.tokenizer.is_some().then_some(printer.text);
+        }
+        runs.push((mode, generation));
+    }
+
+    let agree = match &runs[..] {
+        [(_, a), (_, b)] => Some(
+            a.ids == b.ids && a.last_logits.iter().map(|x| x.to_bits()).eq(b.last_logits.iter().map(|x| x.to_bits())),
+        ),
+        _ => None,
+    };
+    let stats = runtime.memory_stats();
+    let memory = Memory {
+        live_peak_bytes: stats.live_peak,
+        reserved_peak_bytes: stats.reserved_peak,
+        imported_bytes: stats.imported_bytes,
+        driver_allocations_in_decode: runs.iter().map(|(_, g)| g.driver_calls).sum(),
+        allocations_in_decode: runs.iter().map(|(_, g)| g.allocations).sum(),
+    };
+    let find = |mode| runs.iter().find(|(m, _)| *m == mode).map(|(_, g)| ModeReport::from(g));
+    let modes = ModeReports { eager: find(leasehold_llama::Mode::Eager), graph: find(leasehold_llama::Mode::Graph) };
+    let Some((_, first)) = runs.first() else { return Err(Failure::new("no mode ran")) };
+    let report = Report {
+        device: arguments.device.to_string(),
+        model: files.name.clone(),
+        prompt_ids: prompt,
+        output_ids: first.ids.clone(),
+        text,
+        threads: arguments.threads,
+        modes,
+        modes_agree: agree,
+        memory,
+        last_logits: arguments.logits.then(|| first.last_logits.clone()),
+    };
+    if arguments.json {
+        print_json(&report)?
+    } else {
+        print_table(&report, &runtime)?
+    }
+    if agree == Some(false) {
+        return Err(Failure::new("eager and graph mode do not agree: this is a defect of the runtime"));
+    }
+    Ok(())
+}
+
+fn print_table(report: &Report, runtime: &Runtime) -> Result<(), Failure> {
+    let mut out = std::io::stdout().lock();
+    writeln!(out, "\n")?;
+    writeln!(out, "{} on {} ({})", report.model, report.device, runtime.info().name)?;
+    let mut table = Table::default();
+    table.row(["", "prefill", "decode", "token p50", "token p99"]);
+    for (name, mode) in [("eager", &report.modes.eager), ("graph", &report.modes.graph)] {
+        if let Some(m) = mode {
+            table.row([
+                name.to_owned(),
+                format!("{:.2} ms", m.prefill_ms),
+                format!("{:.0} tokens/s", m.decode_tokens_per_s),
+                format!("{:.3} ms", m.token_ms_p50),
+                format!("{:.3} ms", m.token_ms_p99),
+            ]);
+        }
+    }
+    write!(out, "{table}")?;
+    let m = &report.memory;
+    writeln!(
+        out,
+        "memory: peak {} live, {} reserved, {} imported; during decode {} allocations, {} driver calls",
+        bytes(m.live_peak_bytes),
+        bytes(m.reserved_peak_bytes),
+        bytes(m.imported_bytes),
+        m.allocations_in_decode,
+        m.driver_allocations_in_decode
+    )?;
+    match report.modes_agree {
+        Some(true) => writeln!(out, "eager and graph agree to the bit")?,
+        Some(false) => writeln!(out, "EAGER AND GRAPH DIFFER")?,
+        None => {}
+    }
+    Ok(())
+}
