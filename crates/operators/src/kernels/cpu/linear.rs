@@ -84,7 +84,7 @@ pub struct Linear3;
 pub struct LinearGated;
 
 /// Whether weights of this type are streamed for `m` rows. Beyond that, widening a panel once (16-bit weights) or the larger
-/// register block (f32) pays; the two ways were measured to cross here (`examples/products.rs`).
+/// register block (f32) pays; the two ways were measured to cross here (`bench/peers/gemm`).
 #[must_use]
 pub fn streams(w: DType, m: usize) -> bool {
     m <= if w == DType::F32 { FEW } else { 3 * FEW }
