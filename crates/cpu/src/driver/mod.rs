@@ -16,6 +16,8 @@
 #[cfg(not(loom))]
 pub mod cgroup;
 pub(crate) mod crew;
+#[cfg(all(test, loom))]
+mod crew_model;
 #[cfg(not(loom))]
 pub mod float;
 #[cfg(not(loom))]

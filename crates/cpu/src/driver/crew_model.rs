@@ -1,0 +1,130 @@
+//! Loom's models of the [`Crew`]: every tile runs once, nobody sleeps through a job that rang, no call outlives its owner.
+//!
+//! Run with `RUSTFLAGS="--cfg loom" cargo test --release -p leasehold-cpu --lib`.
+
+use super::crew::Crew;
+use leasehold_core::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use leasehold_core::sync::{Arc, UnsafeCell, thread};
+
+/// A tile's result: loom's cell sees two threads that run the same tile, and a read that is not ordered after the write.
+struct Cells(Vec<UnsafeCell<u32>>);
+
+// SAFETY: what the models are about; loom checks each access.
+unsafe impl Sync for Cells {}
+
+impl Cells {
+    fn new(n: usize) -> Self {
+        Self((0..n).map(|_| UnsafeCell::new(0)).collect())
+    }
+
+    fn bump(&self, from: u64, to: u64) {
+        for tile in from..to {
+            // SAFETY: loom checks it.
+            self.0[tile as usize].with_mut(|c| unsafe { *c += 1 });
+        }
+    }
+
+    fn expect(&self, value: u32) {
+        for cell in &self.0 {
+            // SAFETY: loom checks it.
+            assert_eq!(cell.with(|c| unsafe { *c }), value);
+        }
+    }
+}
+
+fn helper(crew: &Arc<Crew>) -> thread::JoinHandle<()> {
+    let crew = crew.clone();
+    thread::spawn(move || {
+        loop {
+            if !crew.help(0) && !crew.sleep() {
+                return;
+            }
+        }
+    })
+}
+
+fn model(preemptions: usize, f: impl Fn() + Sync + Send + 'static) {
+    let mut builder = loom::model::Builder::new();
+    builder.preemption_bound = Some(preemptions);
+    builder.check(f);
+}
+
+/// One helper, two jobs of the same owner in the same slot, the second with another function: the stack frame of the first is gone.
+#[test]
+fn tiles_run_once_and_calls_do_not_outlive_their_owner() {
+    model(3, || {
+        let crew = Arc::new(Crew::new());
+        let helper = helper(&crew);
+        for tiles in [2, 1] {
+            let cells = Cells::new(tiles);
+            let alive = AtomicBool::new(true);
+            let ran = crew.run(tiles as u64, 1, 1, &|from, to| {
+                assert!(alive.load(Ordering::Relaxed), "called after its owner left");
+                cells.bump(from, to);
+            });
+            assert!(ran.is_ok_and(|mine| mine <= tiles as u64));
+            alive.store(false, Ordering::Relaxed);
+            cells.expect(1);
+        }
+        crew.dismiss();
+        helper.join().unwrap();
+    });
+}
+
+/// Two helpers and an owner.
+#[test]
+fn two_helpers_share() {
+    model(2, || {
+        let crew = Arc::new(Crew::new());
+        let helpers = [helper(&crew), helper(&crew)];
+        let cells = Cells::new(3);
+        crew.run(3, 1, 2, &|from, to| cells.bump(from, to)).unwrap();
+        cells.expect(1);
+        crew.dismiss();
+        for h in helpers {
+            h.join().unwrap();
+        }
+    });
+}
+
+/// Two owners want the one slot that the model has: the one who finds it taken runs alone.
+#[test]
+fn two_owners_and_one_slot() {
+    model(2, || {
+        let crew = Arc::new(Crew::new());
+        let helper = helper(&crew);
+        let other = {
+            let crew = crew.clone();
+            thread::spawn(move || {
+                let cells = Cells::new(2);
+                crew.run(2, 1, 1, &|from, to| cells.bump(from, to)).unwrap();
+                cells.expect(1);
+            })
+        };
+        let cells = Cells::new(2);
+        crew.run(2, 1, 1, &|from, to| cells.bump(from, to)).unwrap();
+        cells.expect(1);
+        other.join().unwrap();
+        crew.dismiss();
+        helper.join().unwrap();
+    });
+}
+
+/// The job needs its helper: its first tile waits until the second has begun. Loom reports a dead-lock if the helper can sleep through the bell.
+#[test]
+fn nobody_sleeps_through_the_bell() {
+    model(3, || {
+        let crew = Arc::new(Crew::new());
+        let helper = helper(&crew);
+        let arrived = AtomicU32::new(0);
+        crew.run(2, 1, 1, &|_, _| {
+            arrived.fetch_add(1, Ordering::AcqRel);
+            while arrived.load(Ordering::Acquire) < 2 {
+                thread::yield_now();
+            }
+        })
+        .unwrap();
+        crew.dismiss();
+        helper.join().unwrap();
+    });
+}
