@@ -2,27 +2,37 @@
 
 use std::fmt;
 
-/// Rows of cells; the first column is left-aligned, the others right-aligned.
+/// Rows of cells; the first column is left-aligned, the others right-aligned, unless they are words.
 #[derive(Debug, Default)]
-pub(crate) struct Table(Vec<Vec<String>>);
+pub(crate) struct Table {
+    rows: Vec<Vec<String>>,
+    words: bool,
+}
 
 impl Table {
+    /// A table of words: every column is left-aligned.
+    pub(crate) fn words() -> Self {
+        Self { rows: Vec::new(), words: true }
+    }
+
     pub(crate) fn row<S: Into<String>>(&mut self, cells: impl IntoIterator<Item = S>) {
-        self.0.push(cells.into_iter().map(Into::into).collect());
+        self.rows.push(cells.into_iter().map(Into::into).collect());
     }
 }
 
 impl fmt::Display for Table {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let columns = self.0.iter().map(Vec::len).max().unwrap_or(0);
-        let width = |c: usize| self.0.iter().filter_map(|r| r.get(c)).map(|s| s.chars().count()).max().unwrap_or(0);
+        let columns = self.rows.iter().map(Vec::len).max().unwrap_or(0);
+        let width = |c: usize| self.rows.iter().filter_map(|r| r.get(c)).map(|s| s.chars().count()).max().unwrap_or(0);
         let widths: Vec<_> = (0..columns).map(width).collect();
-        for row in &self.0 {
+        for row in &self.rows {
             let mut line = String::new();
             for (c, cell) in row.iter().enumerate() {
                 let pad = " ".repeat(widths[c].saturating_sub(cell.chars().count()));
                 if c == 0 {
                     line = format!("{cell}{pad}");
+                } else if self.words {
+                    line = format!("{line}  {cell}{pad}");
                 } else {
                     line = format!("{line}  {pad}{cell}");
                 }

@@ -85,7 +85,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
         }
         for device in &backend.devices {
             writeln!(out, "{}: {}", device.id, device.name)?;
-            let mut table = Table::default();
+            let mut table = Table::words();
             table.row(["  units".to_owned(), device.units.to_string()]);
             table.row([
                 "  memory".to_owned(),

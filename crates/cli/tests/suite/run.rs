@@ -1,0 +1,136 @@
+//! `devices`, `run` and `bench`: what they print.
+
+use super::{call, json, leasehold, repository};
+
+fn golden() -> serde_json::Value {
+    let text = std::fs::read_to_string(repository("models/tiny-python/golden.json")).unwrap();
+    serde_json::from_str(&text).unwrap()
+}
+
+fn ids(value: &serde_json::Value) -> String {
+    value.as_array().unwrap().iter().map(ToString::to_string).collect::<Vec<_>>().join(",")
+}
+
+#[test]
+fn the_bundled_model_gives_the_golden_ids_and_logits() {
+    for case in golden()["cases"].as_array().unwrap() {
+        let prompt = ids(&case["prompt_ids"]);
+        let report = json(&["run", "--json", "--logits", "--prompt-ids", &prompt, "--tokens", "48"]);
+        assert_eq!(report["output_ids"], case["greedy_48"]);
+        assert_eq!(report["modes_agree"], true);
+        assert_eq!(report["memory"]["driver_allocations_in_decode"], 0);
+        let (mut worst, mut error, mut norm) = (0f64, 0f64, 0f64);
+        let pairs = report["last_logits"].as_array().unwrap().iter().zip(case["last_logits"].as_array().unwrap());
+        for (ours, theirs) in pairs {
+            let (ours, theirs) = (ours.as_f64().unwrap(), theirs.as_f64().unwrap());
+            worst = worst.max((ours - theirs).abs());
+            error += (ours - theirs).powi(2);
+            norm += theirs.powi(2);
+        }
+        assert!(worst < 2e-2 && (error / norm).sqrt() < 1e-3, "{worst} {}", (error / norm).sqrt());
+    }
+}
+
+#[test]
+fn every_thread_count_gives_the_same_bits() {
+    let all: Vec<_> = ["1", "2", "3", "4"]
+        .iter()
+        .map(|t| json(&["run", "--json", "--logits", "--prompt-ids", "316,221", "--tokens", "24", "--threads", t]))
+        .collect();
+    for report in &all {
+        assert_eq!(report["modes_agree"], true);
+        assert_eq!(report["output_ids"], all[0]["output_ids"]);
+        assert_eq!(report["last_logits"], all[0]["last_logits"]);
+    }
+}
+
+#[test]
+fn the_report_has_every_field() {
+    let report = json(&["run", "--json", "--tokens", "4", "--prompt", "import os"]);
+    for field in ["device", "model", "prompt_ids", "output_ids", "text", "modes_agree"] {
+        assert!(report.get(field).is_some(), "{field}");
+    }
+    for mode in ["eager", "graph"] {
+        for field in ["prefill_ms", "decode_tokens_per_s", "token_ms_p50", "token_ms_p99"] {
+            assert!(report["modes"][mode][field].as_f64().is_some(), "{mode}.{field}");
+        }
+    }
+    for field in ["live_peak_bytes", "reserved_peak_bytes", "driver_allocations_in_decode"] {
+        assert!(report["memory"][field].as_u64().is_some(), "{field}");
+    }
+    assert_eq!(report["output_ids"].as_array().unwrap().len(), 4);
+    assert!(report.get("last_logits").is_none());
+}
+
+#[test]
+fn one_mode_has_nothing_to_agree_with() {
+    let report = json(&["run", "--json", "--tokens", "2", "--mode", "graph"]);
+    assert!(report["modes"].get("eager").is_none());
+    assert!(report["modes_agree"].is_null());
+}
+
+#[test]
+fn sampling_is_a_function_of_its_seed() {
+    let draw = |seed: &str| {
+        json(&["run", "--json", "--tokens", "24", "--temperature", "1.2", "--top-k", "50", "--seed", seed])["output_ids"]
+            .clone()
+    };
+    assert_eq!(draw("7"), draw("7"));
+    assert_ne!(draw("7"), draw("8"));
+}
+
+#[test]
+fn bf16_activations_agree_between_modes() {
+    let report = json(&["run", "--json", "--tokens", "16", "--dtype", "bf16", "--prompt-ids", "316,221"]);
+    assert_eq!(report["modes_agree"], true);
+}
+
+#[test]
+fn text_streams_to_standard_output_and_a_table_follows() {
+    let output = call(&["run", "--tokens", "8", "--prompt", "import os"]);
+    let text = String::from_utf8(output.stdout).unwrap();
+    assert!(output.status.success() && text.starts_with("import os"), "{text}");
+    assert!(text.contains("tokens/s") && text.contains("agree to the bit"), "{text}");
+}
+
+#[test]
+fn the_command_works_from_any_folder() {
+    let folder = tempfile::tempdir().unwrap();
+    let copy = folder.path().join("copied");
+    std::fs::copy(env!("CARGO_BIN_EXE_leasehold"), &copy).unwrap();
+    let output = std::process::Command::new(&copy)
+        .args(["run", "--tokens", "1", "--json"])
+        .current_dir(folder.path())
+        .output()
+        .unwrap();
+    assert!(output.status.success());
+}
+
+#[test]
+fn devices_lists_every_backend_with_its_reason() {
+    let report = json(&["devices", "--json"]);
+    let backends = report["backends"].as_array().unwrap();
+    let find = |name: &str| backends.iter().find(|b| b["backend"] == name).unwrap();
+    let cpu = find("cpu");
+    assert_eq!(cpu["available"], true);
+    assert_eq!(cpu["devices"][0]["id"], "cpu:0");
+    assert!(cpu["devices"][0]["memory_total_bytes"].as_u64().unwrap() > 0);
+    for name in ["cuda", "mps"] {
+        assert_eq!(find(name)["available"], false);
+        assert!(!find(name)["reason"].as_str().unwrap().is_empty());
+    }
+    assert!(call(&["devices"]).status.success());
+}
+
+#[test]
+fn other_models_run_from_their_folders() {
+    for name in ["odd-sizes", "sharded", "llama3-rope"] {
+        let dir = repository("crates/llama/tests/models").join(name);
+        let output = leasehold()
+            .args(["run", "--json", "--prompt-ids", "3,1,4", "--tokens", "6", "--model"])
+            .arg(&dir)
+            .output()
+            .unwrap();
+        assert!(output.status.success(), "{name}: {}", String::from_utf8_lossy(&output.stderr));
+    }
+}
