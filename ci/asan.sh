@@ -1,0 +1,17 @@
+#!/bin/sh
+# The workspace's tests with AddressSanitizer and leak detection. The stable compiler has both behind RUSTC_BOOTSTRAP.
+#
+#   ci/asan.sh                     everything
+#   ci/asan.sh -p leasehold-core   one crate
+set -eu
+cd "$(dirname "$0")/.."
+host=$(rustc -vV | sed -n 's/^host: //p')
+export RUSTC_BOOTSTRAP=1 RUSTFLAGS="-Zsanitizer=address ${RUSTFLAGS:-}" ASAN_OPTIONS=detect_leaks=1
+# What must not compile has nothing to run.
+export LEASEHOLD_NO_COMPILE_FAIL=1
+# Tools are asked for where the library is not instrumented: programs without the sanitizer cannot load it.
+unset LEASEHOLD_REQUIRE_TOOLS
+CARGO_TARGET_DIR="${CARGO_TARGET_DIR:-target}/asan"
+export CARGO_TARGET_DIR
+[ $# -gt 0 ] || set -- --workspace
+ci/test.sh --target "$host" --lib --bins --tests "$@"

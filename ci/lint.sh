@@ -1,0 +1,93 @@
+#!/bin/sh
+# What can be said about the tree without running it: format, clippy and rustdoc without a warning, and the rules that no tool knows.
+#
+#   ci/lint.sh          everything
+#   ci/lint.sh rules    only the rules below, which build nothing
+set -eu
+cd "$(dirname "$0")/.."
+failed=0
+
+# Prints what was found, if anything, under the rule's name. Brackets in the patterns keep them from finding themselves.
+rule() {
+    if [ -n "$2" ]; then
+        printf 'rule: %s\n%s\n' "$1" "$2" >&2
+        failed=1
+    fi
+}
+
+# Atomics come from `leasehold_core::sync`, so that loom can take their place. Models may name `loom::model`.
+rule "atomics, locks and loom only through leasehold_core::sync" "$(
+    git grep --untracked -nE '(std|core)::sync::(atomic|\{[^}]*atomic)|(^|[^_a-z])parking_lot::|(^|[^_a-z])loom::' -- 'crates/*.rs' 'examples/*.rs' |
+        grep -vE '^crates/core/src/sync\.rs:|leasehold_core::sync|leasehold::core::sync|crate::core::sync|loom::model' || true
+)"
+
+rule "every source file opens with what it is" "$(
+    git ls-files --cached --others --exclude-standard 'crates/*.rs' 'examples/*.rs' | grep -v /compile_fail/ | sort -u |
+        while read -r file; do
+            [ ! -f "$file" ] || head -n 1 "$file" | grep -qE '^(//!|#!\[|// @generated)' || echo "$file"
+        done
+)"
+
+rule "no path of somebody's machine" "$(
+    git grep --untracked -nIE '(^|[^[:alnum:]_.])/(wor[k]/|tm[p]/|hom[e]/|roo[t]/|User[s]/)' -- . ':!*.lock' ':!models' ':!crates/llama/tests/models' || true
+)"
+
+# Everything comes from the public index, and links lead to public places.
+rule "packages from crates.io only" "$(git grep --untracked -n '^source = ' -- '*.lock' | grep -v '"registry+https://github.com/rust-lang/crates.io-inde[x]"' || true)"
+hosts='github\.com|(doc|www)\.rust-lang\.org|docs\.rs|crates\.io|(www\.)?apache\.org|docs\.nvidia\.com|developer\.apple\.com|opensource\.org|keepachangelog\.com|semver\.org|arxiv\.org|(www\.)?kernel\.org|docs\.kernel\.org|en\.wikipedia\.org|llvm\.org|huggingface\.co|json-schema\.org|dmlc\.github\.io'
+rule "links to known public hosts only (the list is in ci/lint.sh)" "$(
+    git grep --untracked -nIoE 'https?://[A-Za-z0-9._:-]+' -- . ':!*.lock' ':!models/*/*.json' ':!crates/llama/tests/models' ':!ci/lint.sh' |
+        grep -vE "https?://($hosts)\$" || true
+)"
+
+# Floors: a crate uses only crates on floors below its own. The table is ARCHITECTURE.md's; development dependencies may also name
+# the conformance suite.
+floors=$(awk -F'|' '/^\| *[0-9]+ *\|/ { n = $2 + 0; line = $3; while (match(line, /`[a-z]+`/)) { print substr(line, RSTART + 1, RLENGTH - 2), n; line = substr(line, RSTART + RLENGTH) } }' ARCHITECTURE.md)
+floor_of() { echo "$floors" | awk -v crate="$1" '$1 == crate { print $2 }'; }
+# Names of the workspace's packages that PACKAGE uses directly, by kind of dependency.
+uses() {
+    cargo tree --quiet --package "$1" --depth 1 --edges "$2" --all-features --target all --prefix none --format '{p}' |
+        awk -v self="$1" '/^leasehold(-[a-z]+)? v/ && $1 != self { print $1 }' | sort -u
+}
+check_floors() {
+    for manifest in crates/*/Cargo.toml; do
+        crate=$(basename "$(dirname "$manifest")")
+        package=$(sed -n 's/^name = "\(leasehold[a-z-]*\)"/\1/p' "$manifest" | head -n 1)
+        own=$(floor_of "$crate")
+        [ -n "$own" ] || { echo "$crate is on no floor of ARCHITECTURE.md"; continue; }
+        for kind in normal,build dev; do
+            for used in $(uses "$package" "$kind"); do
+                name=${used#leasehold-}
+                [ "$kind" = dev ] && [ "$name" = conformance ] && continue
+                floor=$(floor_of "$name")
+                [ -n "$floor" ] && [ "$floor" -lt "$own" ] || echo "$crate (floor $own) uses $name (floor ${floor:-none}; $kind)"
+            done
+        done
+    done
+}
+rule "imports run downwards" "$(check_floors)"
+
+for script in ci/*.sh bench/*.sh .ci/run; do
+    case $(head -n 1 "$script") in
+        *bash*) bash -n "$script" || failed=1 ;;
+        *) sh -n "$script" || failed=1 ;;
+    esac
+done
+if command -v shellcheck >/dev/null 2>&1; then
+    shellcheck ci/*.sh .ci/run || failed=1
+elif [ -n "${LEASEHOLD_REQUIRE_TOOLS:-}" ]; then
+    echo "shellcheck is required and missing" >&2
+    failed=1
+fi
+
+[ "$failed" -eq 0 ] || exit 1
+echo "rules: kept"
+[ "${1:-}" != rules ] || exit 0
+
+cargo fmt --all --check
+echo "format: kept"
+cargo clippy --quiet --workspace --all-targets -- -D warnings
+cargo clippy --quiet --workspace --all-targets --all-features -- -D warnings
+echo "clippy: no warning"
+RUSTDOCFLAGS="-D warnings" cargo doc --quiet --workspace --no-deps --all-features
+echo "rustdoc: no warning"

@@ -1,0 +1,28 @@
+#!/bin/sh
+# Model-checks the lock-free protocols: loom runs the code that ships through its interleavings. Some minutes on two cores.
+#
+#   ci/loom.sh                  core's pools, leases and lines; the tile pool's crew; the memory manager's lock
+#   ci/loom.sh core shutdown    core's models whose name contains `shutdown`; likewise cpu, memory
+set -eu
+cd "$(dirname "$0")/.."
+# Warnings are the business of ci/lint.sh.
+export RUSTFLAGS="--cfg loom -A warnings ${RUSTFLAGS:-}"
+export CARGO_TARGET_DIR="${CARGO_TARGET_DIR:-target}/loom"
+
+models() {
+    crate=$1
+    shift
+    case $crate in
+        core) set -- --test loom -- --nocapture "$@" ;;
+        cpu) set -- --lib -- "${@:-crew_model::}" ;;
+        memory) set -- --lib -- "${@:-lock::}" ;;
+        *) echo "no models in $crate" >&2 && exit 2 ;;
+    esac
+    cargo test --quiet --release -p "leasehold-$crate" "$@"
+}
+
+if [ $# -gt 0 ]; then
+    models "$@"
+else
+    for crate in core cpu memory; do models "$crate"; done
+fi

@@ -1,0 +1,33 @@
+#!/bin/sh
+# All tests of the workspace. Says nothing but the sum, unless something fails; the last line is `N passed, N failed`.
+#
+#   ci/test.sh                    tests that need a tool which is not there say so and pass
+#   LEASEHOLD_REQUIRE_TOOLS=1 …   a missing tool is a failure
+#   ci/test.sh -p leasehold-core  one crate
+set -eu
+cd "$(dirname "$0")/.."
+if [ -n "${LEASEHOLD_REQUIRE_TOOLS:-}" ] && [ -z "${LEASEHOLD_LLVMLITE_PYTHON:-}" ]; then
+    LEASEHOLD_LLVMLITE_PYTHON=$(ci/llvmlite.sh)
+    export LEASEHOLD_LLVMLITE_PYTHON
+fi
+[ $# -gt 0 ] || set -- --workspace
+
+log=$(mktemp)
+trap 'rm -f "$log"' EXIT
+status=0
+cargo test --no-fail-fast "$@" >"$log" 2>&1 || status=$?
+
+# A binary that does not build, or ends before it has reported, counts as one failure.
+sum=$(awk -v status="$status" '
+    /^test result: / { passed += $4; failed += $6; ignored += $8 }
+    END {
+        if (status != 0 && failed == 0) failed = 1
+        if (ignored > 0) print ignored + 0 " ignored"
+        print passed + 0 " passed, " failed + 0 " failed"
+    }' "$log")
+if [ "$status" -ne 0 ]; then
+    # Without the lines that say that all is well.
+    grep -vE '^(test .* \.\.\. ok|test result: ok.*|running [0-9]+ tests?| +(Compiling|Downloaded|Downloading) .*|)$' "$log" | tail -n 400
+fi
+echo "$sum"
+exit "$status"
