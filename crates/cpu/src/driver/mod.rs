@@ -43,3 +43,17 @@ pub(crate) fn now_nanos() -> u64 {
     static START: OnceLock<Instant> = OnceLock::new();
     START.get_or_init(Instant::now).elapsed().as_nanos() as u64 + 1
 }
+
+/// The processor that this thread runs on at the moment; `u32::MAX` where the system cannot say. A few instructions.
+#[cfg(not(loom))]
+pub(crate) fn current_cpu() -> u32 {
+    #[cfg(target_os = "linux")]
+    {
+        // SAFETY: no arguments, no side effects.
+        u32::try_from(unsafe { libc::sched_getcpu() }).unwrap_or(u32::MAX)
+    }
+    #[cfg(not(target_os = "linux"))]
+    {
+        u32::MAX
+    }
+}

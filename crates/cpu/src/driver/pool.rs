@@ -2,14 +2,15 @@
 //!
 //! With `threads` = N a job uses at most N threads: its owner (a queue's worker) and N − 1 helpers, which all queues of the device share.
 //! Helpers are started by the first job that wants them. After their last job they stay awake for a bounded *time*, then sleep and use no
-//! processor.
+//! processor. A thread that finds itself on the processor of the thread it waits for (a loaded machine) does not stay awake: it would keep that
+//! thread from running.
 //!
 //! A small table remembers roughly what a tile of each kernel costs. It decides only where tiles run, never what they compute.
 //!
 //! This module must not know operations, queues or streams.
 
 use super::crew::{Body, Crew, guarded};
-use super::float;
+use super::{current_cpu, float};
 use leasehold_core::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use leasehold_core::sync::thread::{self, JoinHandle};
 use leasehold_core::sync::{Arc, CachePadded, Mutex, spin_loop};
@@ -72,8 +73,11 @@ struct Shared {
     crew: Crew,
     cores: u32,
     spin: Duration,
+    host_spin: Duration,
     /// Threads of the device that are not asleep.
     awake: CachePadded<AtomicU32>,
+    /// The processor that the last job came from.
+    owner_cpu: AtomicU32,
     costs: Box<[AtomicU32]>,
 }
 
@@ -87,14 +91,23 @@ pub(crate) struct TilePool {
 }
 
 impl TilePool {
-    /// A pool for jobs of at most `threads` threads on `cores` processors, whose threads stay awake for `spin` after their last work.
-    pub(crate) fn new(name: impl Into<Box<str>>, threads: u32, cores: u32, spin: Duration) -> Self {
+    /// A pool for jobs of at most `threads` threads on `cores` processors, whose threads stay awake for `spin` after their last work, and the
+    /// application's for `host_spin` when they wait.
+    pub(crate) fn new(
+        name: impl Into<Box<str>>,
+        threads: u32,
+        cores: u32,
+        spin: Duration,
+        host_spin: Duration,
+    ) -> Self {
         Self {
             shared: Arc::new(Shared {
                 crew: Crew::new(),
                 cores: cores.max(1),
                 spin,
+                host_spin,
                 awake: CachePadded::new(AtomicU32::new(0)),
+                owner_cpu: AtomicU32::new(u32::MAX),
                 costs: (0..COSTS).map(|_| AtomicU32::new(0)).collect(),
             }),
             threads: threads.max(1),
@@ -158,6 +171,7 @@ impl TilePool {
         } else {
             most.min((nanos / WAKE_NANOS) as u32)
         };
+        self.shared.owner_cpu.store(current_cpu(), Ordering::Relaxed);
         let chunk = (tiles / (u64::from(self.threads) * SHARES)).max(1);
         self.shared.crew.run(tiles, chunk, ring, body)
     }
@@ -183,17 +197,17 @@ impl TilePool {
         self.started.store(true, Ordering::Release);
     }
 
-    /// Spins until `ready`, for a bounded time; says whether it is. Gives up at once when other threads need the processors.
-    pub(crate) fn spin_until(&self, ready: impl Fn() -> bool) -> bool {
-        spin(&self.shared, ready)
+    /// Spins until `ready`, for a bounded time; says whether it is. Does not spin on processor `not_on`, where the one who makes it ready runs.
+    pub(crate) fn spin_until(&self, not_on: u32, ready: impl Fn() -> bool) -> bool {
+        spin(&self.shared, self.shared.spin, not_on, ready)
     }
 
     /// As [`spin_until`](Self::spin_until), for a thread that is not the device's own: only where a processor is to spare.
-    pub(crate) fn spin_outside(&self, ready: impl Fn() -> bool) -> bool {
+    pub(crate) fn spin_outside(&self, not_on: u32, ready: impl Fn() -> bool) -> bool {
         if self.shared.awake.load(Ordering::Relaxed) >= self.shared.cores {
             return ready();
         }
-        spin(&self.shared, ready)
+        spin(&self.shared, self.shared.host_spin, not_on, ready)
     }
 
     /// Counts a thread of the device as awake.
@@ -226,11 +240,11 @@ impl fmt::Debug for TilePool {
     }
 }
 
-fn spin(shared: &Shared, ready: impl Fn() -> bool) -> bool {
+fn spin(shared: &Shared, time: Duration, not_on: u32, ready: impl Fn() -> bool) -> bool {
     if ready() {
         return true;
     }
-    if shared.cores == 1 || shared.spin.is_zero() {
+    if shared.cores == 1 || time.is_zero() || (not_on != u32::MAX && not_on == current_cpu()) {
         return false;
     }
     let start = Instant::now();
@@ -242,7 +256,7 @@ fn spin(shared: &Shared, ready: impl Fn() -> bool) -> bool {
             spin_loop();
         }
         // No yielding in between: on a loaded machine that gives a whole time slice away, while a sleeper is woken at once.
-        if start.elapsed() > shared.spin {
+        if start.elapsed() > time {
             return ready();
         }
     }
@@ -253,7 +267,9 @@ fn help(shared: &Shared, seat: usize) {
     enter_device_thread();
     shared.awake.fetch_add(1, Ordering::Relaxed);
     loop {
-        if shared.crew.help(seat) || spin(shared, || shared.crew.has_work()) {
+        if shared.crew.help(seat)
+            || spin(shared, shared.spin, shared.owner_cpu.load(Ordering::Relaxed), || shared.crew.has_work())
+        {
             // The pool is dismissed by its last owner, so there is no job then and the next round ends in `sleep`.
             continue;
         }

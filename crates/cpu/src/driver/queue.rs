@@ -21,10 +21,10 @@
 use super::crew::panic_text;
 use super::float;
 use super::graph::Program;
-use super::now_nanos;
 use super::pool::{TilePool, enter_device_thread, on_device_thread};
 use super::work::Work;
-use leasehold_core::sync::atomic::{AtomicBool, Ordering};
+use super::{current_cpu, now_nanos};
+use leasehold_core::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use leasehold_core::sync::thread::{self, JoinHandle};
 use leasehold_core::sync::{Arc, CachePadded, Condvar, Mutex, MutexGuard};
 use leasehold_core::{Error, Fault, Line, LineId, LineOwner, Point, Result, VALUE_LIMIT};
@@ -92,6 +92,9 @@ struct Shared {
     room: Condvar,
     /// There is something to take, or to end for.
     ready: CachePadded<AtomicBool>,
+    /// The processors that the last submission came from and that the worker was last seen on.
+    submitter_cpu: AtomicU32,
+    worker_cpu: AtomicU32,
 }
 
 /// An ordered queue with a timeline. Dropping it never waits for work.
@@ -114,6 +117,8 @@ impl Queue {
                 bell: Condvar::new(),
                 room: Condvar::new(),
                 ready: CachePadded::new(AtomicBool::new(false)),
+                submitter_cpu: AtomicU32::new(u32::MAX),
+                worker_cpu: AtomicU32::new(u32::MAX),
             }),
         })
     }
@@ -175,6 +180,7 @@ impl Queue {
         }
         let end = pending.ops.len() as u32;
         pending.ends.push(end);
+        self.shared.submitter_cpu.store(current_cpu(), Ordering::Relaxed);
         self.shared.ready.store(true, Ordering::Release);
         let parked = std::mem::replace(&mut pending.parked, false);
         drop(pending);
@@ -214,7 +220,8 @@ impl Queue {
             return Err(Error::state("a host call waits for the stream that it runs on"));
         }
         if timeout.is_none_or(|t| t > Duration::from_micros(100)) {
-            self.shared.pool.spin_outside(|| !matches!(line.check(value), Ok(false)));
+            let worker = self.shared.worker_cpu.load(Ordering::Relaxed);
+            self.shared.pool.spin_outside(worker, || !matches!(line.check(value), Ok(false)));
         }
         line.wait(value, timeout)
     }
@@ -308,7 +315,7 @@ fn work(shared: &Shared) {
     let mut mine = Pending::with_room();
     pool.wake_up();
     loop {
-        pool.spin_until(|| shared.ready.load(Ordering::Acquire));
+        pool.spin_until(shared.submitter_cpu.load(Ordering::Relaxed), || shared.ready.load(Ordering::Acquire));
         let mut pending = shared.pending.lock();
         while pending.ends.is_empty() {
             if pending.closing {
@@ -327,6 +334,7 @@ fn work(shared: &Shared) {
         shared.ready.store(pending.closing, Ordering::Relaxed);
         let crowd = pending.crowd;
         drop(pending);
+        shared.worker_cpu.store(current_cpu(), Ordering::Relaxed);
         if crowd != 0 {
             shared.room.notify_all();
         }
@@ -413,7 +421,7 @@ impl Runner<'_> {
     fn wait(&self, point: Point) -> Result<()> {
         let line = point.line();
         let over = || !matches!(line.check(point.value()), Ok(false));
-        if !over() && !self.pool.spin_until(over) {
+        if !over() && !self.pool.spin_until(u32::MAX, over) {
             self.pool.fall_asleep();
             let result = line.wait(point.value(), None);
             self.pool.wake_up();

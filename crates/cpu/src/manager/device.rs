@@ -79,7 +79,8 @@ impl DeviceState {
     fn new(ordinal: u32, topology: Arc<Topology>, config: CpuConfig) -> Result<Self> {
         let threads = config.threads.map_or(topology.usable, |t| t as u32);
         let info = describe(ordinal, &topology, threads);
-        let pool = Arc::new(TilePool::new(info.id.to_string(), threads, topology.usable, config.spin));
+        let pool =
+            Arc::new(TilePool::new(info.id.to_string(), threads, topology.usable, config.spin, config.host_spin));
         let waits = Arc::new(GateWaits::default());
         let mut caps = Caps::default();
         caps.host_visible = true;

@@ -29,6 +29,8 @@ pub struct CpuConfig {
     pub threads: Option<usize>,
     /// How long threads stay awake after their last work before they sleep. At most a second.
     pub spin: Duration,
+    /// How long a thread of the application that waits for a stream stays awake, if there is a processor that the device's own threads do not use.
+    pub host_spin: Duration,
     /// Streams at a time.
     pub streams: u32,
     /// Huge pages.
@@ -37,7 +39,13 @@ pub struct CpuConfig {
 
 impl Default for CpuConfig {
     fn default() -> Self {
-        Self { threads: None, spin: Duration::from_micros(150), streams: 256, huge_pages: HugePages::default() }
+        Self {
+            threads: None,
+            spin: Duration::from_micros(150),
+            host_spin: Duration::from_millis(1),
+            streams: 256,
+            huge_pages: HugePages::default(),
+        }
     }
 }
 
@@ -52,6 +60,13 @@ impl CpuConfig {
     #[must_use]
     pub fn spin(mut self, spin: Duration) -> Self {
         self.spin = spin;
+        self
+    }
+
+    /// As before, with this time for waiting threads of the application.
+    #[must_use]
+    pub fn host_spin(mut self, spin: Duration) -> Self {
+        self.host_spin = spin;
         self
     }
 
@@ -82,8 +97,9 @@ impl CpuConfig {
         if self.streams == 0 {
             return Err(Error::invalid("a device without streams can do nothing"));
         }
-        if self.spin > Duration::from_secs(1) {
-            return Err(Error::invalid(format!("threads that stay awake for {:?}: want at most a second", self.spin)));
+        let longest = self.spin.max(self.host_spin);
+        if longest > Duration::from_secs(1) {
+            return Err(Error::invalid(format!("threads that stay awake for {longest:?}: want at most a second")));
         }
         Ok(())
     }

@@ -141,6 +141,50 @@ pub unsafe fn sums(args: &CpuArgs<'_>) {
     own[0] = sum;
 }
 
+/// Other tests of this process run at the same time. Runs the test `name` alone in a child process and gives `false`; `true` there.
+pub fn alone(name: &str) -> bool {
+    const MARK: &str = "LEASEHOLD_TEST_ALONE";
+    if std::env::var(MARK).is_ok_and(|n| n == name) {
+        return true;
+    }
+    let run = std::process::Command::new(std::env::current_exe().expect("this program"))
+        .args([name, "--exact", "--nocapture", "--test-threads", "1"])
+        .env(MARK, name)
+        .output()
+        .expect("a child process");
+    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+    assert!(run.status.success(), "{}{}", text(&run.stdout), text(&run.stderr));
+    assert!(text(&run.stdout).contains("1 passed"), "no test of this name: {name}");
+    false
+}
+
+/// Counts what the whole process allocates.
+struct Counting;
+
+static ALLOCATIONS: AtomicU64 = AtomicU64::new(0);
+
+#[global_allocator]
+static COUNTING: Counting = Counting;
+
+// SAFETY: the system's allocator, and a counter.
+unsafe impl std::alloc::GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: std::alloc::Layout) -> *mut u8 {
+        ALLOCATIONS.fetch_add(1, Ordering::Relaxed);
+        // SAFETY: the caller's promise.
+        unsafe { std::alloc::System.alloc(layout) }
+    }
+
+    unsafe fn dealloc(&self, at: *mut u8, layout: std::alloc::Layout) {
+        // SAFETY: the caller's promise.
+        unsafe { std::alloc::System.dealloc(at, layout) }
+    }
+}
+
+/// How often anybody has allocated so far.
+pub fn allocations() -> u64 {
+    ALLOCATIONS.load(Ordering::Relaxed)
+}
+
 /// The processor time of this process so far.
 pub fn cpu_time() -> Duration {
     let mut now = libc::timespec { tv_sec: 0, tv_nsec: 0 };

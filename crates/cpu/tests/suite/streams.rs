@@ -5,7 +5,7 @@ use leasehold_core::Error;
 use leasehold_core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use leasehold_core::sync::{Arc, Mutex, thread};
 use leasehold_cpu::CpuConfig;
-use leasehold_hal::{Access, HostCall, Op, StreamDesc};
+use leasehold_hal::{Access, Copy2d, Dispatch, Fill, HostCall, Op, OpList, Plan, StreamDesc};
 use std::time::{Duration, Instant};
 
 #[test]
@@ -321,20 +321,7 @@ fn stamps_are_written_in_order() {
 
 #[test]
 fn idle_threads_use_no_processor() {
-    // Other tests of this process run at the same time: measured in a child process with this one alone.
-    if std::env::var_os("LEASEHOLD_TEST_IDLE").is_none() {
-        let me = std::env::current_exe().unwrap();
-        let run = std::process::Command::new(me)
-            .args(["streams::idle_threads_use_no_processor", "--exact", "--nocapture", "--test-threads", "1"])
-            .env("LEASEHOLD_TEST_IDLE", "1")
-            .output()
-            .unwrap();
-        assert!(
-            run.status.success(),
-            "{}{}",
-            String::from_utf8_lossy(&run.stdout),
-            String::from_utf8_lossy(&run.stderr)
-        );
+    if !alone("streams::idle_threads_use_no_processor") {
         return;
     }
     let rig = rig(4);
@@ -379,4 +366,74 @@ fn streams_are_limited_and_recycled() {
         }
     });
     assert_eq!(created, 4, "idle streams are lent again with their thread");
+}
+
+#[test]
+fn the_steady_state_allocates_nothing() {
+    if !alone("streams::the_steady_state_allocates_nothing") {
+        return;
+    }
+    let rig = rig(2);
+    let other = rig.another();
+    let sums = rig.kernel("sums", sums, &[Access::Write], 0);
+    let out = vec![0f32; 64];
+    let (from, to) = (vec![1u8; 1 << 20], vec![0u8; 1 << 20]);
+    let b = [on(&out, Access::Write)];
+    let dispatch = Op::Dispatch(Dispatch {
+        pipeline: &sums,
+        grid: [64, 1, 1],
+        block: [1; 3],
+        shared: 1024,
+        bindings: &b,
+        params: &[],
+    });
+    let copy = Op::Copy(Copy2d::linear((from.as_ptr() as u64, 0), (to.as_ptr() as u64, 0), 1 << 20));
+    let fill = Op::Fill(Fill { dst: to.as_ptr() as u64, native: 0, bytes: 64, pattern: 3, width: 2 });
+    let stamp = rig.device.timestamp().unwrap();
+    let mut ops = OpList::new();
+    for op in [dispatch, copy, fill, dispatch, Op::Stamp(&stamp)] {
+        ops.push(&op);
+    }
+    let exec = rig.device.instantiate(Plan::new(ops)).unwrap();
+    let round = || {
+        let p = submit(&rig.stream, &[dispatch, copy, fill, Op::Stamp(&stamp)]).unwrap();
+        submit(&other, &[Op::Wait(p), Op::Graph(&exec)]).unwrap();
+        finish(&other).unwrap();
+    };
+    for _ in 0..200 {
+        round();
+    }
+    let before = allocations();
+    for _ in 0..200 {
+        round();
+    }
+    assert_eq!(allocations() - before, 0, "allocations in 200 rounds");
+}
+
+#[test]
+fn every_thread_has_the_same_floating_point_state() {
+    /// Each tile multiplies two numbers whose product is subnormal.
+    ///
+    /// # Safety
+    /// - Binding 0 holds one `f32` for each tile.
+    unsafe fn tiny(args: &leasehold_hal::CpuArgs<'_>) {
+        let product = std::hint::black_box(1e-30f32) * std::hint::black_box(1e-12f32);
+        // SAFETY: by the contract.
+        unsafe { args.slice_mut::<f32>(0, args.tile[0] as usize, 1) }.fill(product);
+        thread::sleep(Duration::from_micros(200));
+    }
+    let rig = rig(3);
+    let tiny = rig.kernel("tiny", tiny, &[Access::Write], 0);
+    let out = vec![1f32; 64];
+    let b = [on(&out, Access::Write)];
+    submit(&rig.stream, &[launch(&tiny, 64, &b, &[])]).unwrap();
+    finish(&rig.stream).unwrap();
+    // SAFETY: the work is over; the kernel wrote here behind the compiler's back.
+    let now: Vec<u32> = out.iter().map(|x| unsafe { std::ptr::read_volatile(x) }.to_bits()).collect();
+    assert!(now.iter().all(|&bits| bits == now[0]), "{now:x?}");
+    if cfg!(any(target_arch = "x86_64", target_arch = "aarch64")) {
+        assert_eq!(now[0], 0, "subnormal results are zero");
+    }
+    // The application's own threads are left alone.
+    assert_ne!(std::hint::black_box(1e-30f32) * std::hint::black_box(1e-12f32), 0.0);
 }
