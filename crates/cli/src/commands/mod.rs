@@ -23,7 +23,11 @@ pub(crate) fn open(device: DeviceId, threads: Option<usize>) -> Result<Runtime, 
         }
         (_, None) => Context::new(),
     };
-    Ok(context.runtime(device)?)
+    context.runtime(device).map_err(|e| {
+        let named = e.to_string().contains(&device.to_string());
+        let failure = Failure::from(e);
+        if named { failure } else { failure.at(device) }
+    })
 }
 
 /// Prints one JSON object on one line.

@@ -43,7 +43,7 @@ pub(crate) struct Arguments {
     #[arg(long, value_enum, default_value_t = Activations::F32)]
     dtype: Activations,
     /// What logits are divided by; 0 takes the largest
-    #[arg(long, default_value_t = 0.0, value_parser = parse_temperature)]
+    #[arg(long, default_value_t = 0.0, allow_negative_numbers = true, value_parser = parse_temperature)]
     temperature: f32,
     /// How many of the largest logits are candidates; 0 for all
     #[arg(long, default_value_t = 0)]
