@@ -25,6 +25,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 /// A kind of device and its driver.
+#[doc(alias = "infiniRT")]
 pub trait Backend: Send + Sync {
     /// Which one. Constant; does not block.
     fn kind(&self) -> BackendKind;

@@ -7,6 +7,7 @@ use std::fmt;
 use std::str::FromStr;
 
 /// The kind of a backend.
+#[doc(alias = "Device::Type")]
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[non_exhaustive]
 pub enum BackendKind {

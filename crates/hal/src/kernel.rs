@@ -218,6 +218,7 @@ impl KernelDesc<'_> {
 }
 
 /// A kernel, ready to be dispatched on its device. Made by [`Device::pipeline`](crate::Device::pipeline).
+#[doc(alias = "ComputePipelineState")]
 pub struct Pipeline {
     /// The backend's object: a function pointer, a `CUfunction`, a pipeline state.
     pub native: u64,

@@ -39,6 +39,8 @@ mod wrapper;
 #[cfg(test)]
 mod tests;
 
+/// The allocator core, which backends glue to their memory.
+pub use leasehold_alloc as alloc;
 pub use backend::{Backend, Device, Gate, GraphExec, NodePatch, Stream, StreamDesc};
 pub use id::{BackendKind, DeviceId};
 pub use info::{Caps, DeviceInfo, Limits, MemoryInfo, MemoryKind};

@@ -161,7 +161,7 @@ impl fmt::Debug for HostCall {
 pub struct ForeignCall {
     /// The name in reports.
     pub name: &'static str,
-    call: Arc<dyn Fn(u64) -> Result<()> + Send + Sync>,
+    call: Arc<dyn Fn(u64, &[Binding]) -> Result<()> + Send + Sync>,
     /// What it reads and writes.
     pub accesses: Arc<[Binding]>,
 }
@@ -173,6 +173,16 @@ impl ForeignCall {
         accesses: Vec<Binding>,
         call: impl Fn(u64) -> Result<()> + Send + Sync + 'static,
     ) -> Self {
+        Self::with_bindings(name, accesses, move |word, _| call(word))
+    }
+
+    /// As [`new`](Self::new), for a call that is told where its operands lie when it runs: in a graph they get their addresses late, and
+    /// others by updates.
+    pub fn with_bindings(
+        name: &'static str,
+        accesses: Vec<Binding>,
+        call: impl Fn(u64, &[Binding]) -> Result<()> + Send + Sync + 'static,
+    ) -> Self {
         Self { name, call: Arc::new(call), accesses: accesses.into() }
     }
 
@@ -181,7 +191,7 @@ impl ForeignCall {
     /// # Errors
     /// The library's own.
     pub fn run(&self, native_stream: u64) -> Result<()> {
-        (self.call)(native_stream)
+        (self.call)(native_stream, &self.accesses)
     }
 }
 
