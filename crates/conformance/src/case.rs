@@ -1,0 +1,135 @@
+//! A case: a numbered sentence about backends, and the code that finds out whether it is true.
+//!
+//! This module must not know who runs cases.
+
+use crate::env::Env;
+use crate::factory::TestKernel;
+use leasehold::Error;
+use std::fmt;
+
+/// Which interface a case is stated over.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, serde::Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Tier {
+    /// The traits of `hal`.
+    Hal,
+    /// `Runtime`, with the backend injected.
+    Runtime,
+    /// A C interface; run by the crates that have one.
+    Abi,
+}
+
+impl fmt::Display for Tier {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Tier::Hal => "hal",
+            Tier::Runtime => "runtime",
+            Tier::Abi => "abi",
+        })
+    }
+}
+
+/// What a device must have for a case to mean anything on it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Need {
+    /// Timelines that the host signals.
+    Gates,
+    /// Time stamps.
+    Timestamps,
+    /// Graphs.
+    Graphs,
+    /// Host calls in streams.
+    HostCalls,
+    /// Streams that make progress at the same time.
+    ConcurrentStreams,
+    /// A test kernel.
+    Kernel(TestKernel),
+    /// A way to hold a stream back: gates, or the spinning kernel on concurrent streams.
+    Hold,
+}
+
+/// Why a case ended early.
+#[derive(Debug)]
+pub enum Stop {
+    /// The sentence is false here, and how that showed.
+    Failed(String),
+    /// The sentence means nothing here, and why.
+    Skipped(String),
+}
+
+impl From<Error> for Stop {
+    fn from(e: Error) -> Self {
+        Stop::Failed(format!("unexpected error {}: {e}", e.kind()))
+    }
+}
+
+/// What a case finds.
+pub type Outcome<T = ()> = Result<T, Stop>;
+
+/// A numbered sentence about backends.
+#[derive(Debug, Clone, Copy)]
+pub struct Case {
+    /// The number, the same for ever.
+    pub number: u16,
+    /// The sentence, short.
+    pub name: &'static str,
+    /// The interface.
+    pub tier: Tier,
+    /// What the device must have.
+    pub needs: &'static [Need],
+    /// Whether it makes work through the environment, and so runs replayed too.
+    pub replayed: bool,
+    /// Finds out.
+    pub run: fn(&Env) -> Outcome,
+}
+
+impl Case {
+    /// A case over the traits.
+    pub const fn hal(number: u16, name: &'static str, needs: &'static [Need], run: fn(&Env) -> Outcome) -> Self {
+        Self { number, name, tier: Tier::Hal, needs, replayed: false, run }
+    }
+
+    /// A case over the runtime.
+    pub const fn runtime(number: u16, name: &'static str, needs: &'static [Need], run: fn(&Env) -> Outcome) -> Self {
+        Self { number, name, tier: Tier::Runtime, needs, replayed: false, run }
+    }
+
+    /// The same, run eager and replayed.
+    pub const fn replayed(self) -> Self {
+        Self { replayed: true, ..self }
+    }
+}
+
+/// Fails the case with a message unless the condition holds.
+macro_rules! check {
+    ($cond:expr, $($message:tt)+) => {
+        if !$cond {
+            return Err($crate::case::Stop::Failed(format!($($message)+)));
+        }
+    };
+}
+
+/// Fails the case unless the two are equal.
+macro_rules! check_eq {
+    ($left:expr, $right:expr, $($message:tt)+) => {
+        match (&$left, &$right) {
+            (left, right) => {
+                if left != right {
+                    return Err($crate::case::Stop::Failed(format!("{}: {left:?}, not {right:?}", format!($($message)+))));
+                }
+            }
+        }
+    };
+}
+
+pub(crate) use {check, check_eq};
+
+/// Fails the case unless `result` is an error of this kind; gives the error.
+pub(crate) fn expect_error<T>(result: Result<T, Error>, kind: &str, what: &str) -> Outcome<Error> {
+    match result {
+        Err(e) if e.kind() == kind => Ok(e),
+        Err(e) => Err(Stop::Failed(format!("{what}: {kind} is the right error, not {}: {e}", e.kind()))),
+        Ok(_) => Err(Stop::Failed(format!("{what}: worked, where {kind} is right"))),
+    }
+}

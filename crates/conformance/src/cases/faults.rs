@@ -1,0 +1,200 @@
+//! Faults: kernels and host calls that fail, and what survives them.
+
+use crate::case::{Case, Need, Outcome, check, check_eq, expect_error};
+use crate::cases::streams::fill;
+use crate::env::{Env, bind, direct};
+use crate::factory::TestKernel;
+use leasehold::core::sync::atomic::{AtomicU32, Ordering};
+use leasehold::hal::{Access, Dispatch, HostCall, Op, Stream};
+use leasehold::{Error, Lease};
+use std::sync::Arc;
+
+const TRAP: Need = Need::Kernel(TestKernel::Trap);
+
+pub(crate) const CASES: &[Case] = &[
+    Case::hal(45, "a host call runs exactly once, in its turn", &[Need::HostCalls], host_call_once),
+    Case::hal(
+        46,
+        "a host call that fails poisons; one that submits does not dead-lock",
+        &[Need::HostCalls],
+        host_call_fails,
+    ),
+    Case::hal(108, "the first fault's cause is everybody's", &[Need::Kernel(TestKernel::OutOfBounds)], out_of_bounds),
+    Case::hal(109, "everything drops after a fault", &[TRAP], drops_after_fault),
+    Case::hal(112, "a wait for a poisoned stream gives the cause", &[TRAP], wait_poisoned),
+    Case::hal(113, "a fault names operation, stream and submission", &[TRAP], fault_names),
+    Case::hal(114, "a host call that panics poisons and nothing more", &[Need::HostCalls], host_panic),
+    Case::hal(
+        117,
+        "a kernel that fails poisons its stream and no other",
+        &[TRAP, Need::Kernel(TestKernel::Fill)],
+        kernel_fails,
+    ),
+];
+
+fn host_call_once(env: &Env) -> Outcome {
+    let stream = env.stream()?;
+    let order = Arc::new(AtomicU32::new(0));
+    let calls: Vec<HostCall> = (0..10)
+        .map(|i| {
+            let order = order.clone();
+            HostCall::new("in turn", move || {
+                let was = order.fetch_add(1, Ordering::AcqRel);
+                if was == i { Ok(()) } else { Err(Error::state(format!("call {i} came as number {was}"))) }
+            })
+        })
+        .collect();
+    let mut last = 0;
+    for call in &calls {
+        last = direct(&stream, &[Op::Host(call)])?;
+    }
+    env.wait(&stream, last)?;
+    check_eq!(order.load(Ordering::Acquire), 10, "calls that ran");
+    drop(stream);
+    check_eq!(order.load(Ordering::Acquire), 10, "calls that ran in all");
+    Ok(())
+}
+
+fn host_call_fails(env: &Env) -> Outcome {
+    let (stream, other) = (env.stream()?, env.stream()?);
+    let buffer = env.buffer(&other, 64)?;
+    env.write(&other, &buffer, &[1; 64])?;
+    let call = HostCall::new("fails", || Err(Error::state("the call's own reason")));
+    let submitted = direct(&stream, &[Op::Host(&call), fill(&buffer, 2, 1)]);
+    let result = submitted.and_then(|v| env.try_wait(&stream, v));
+    let Err(e) = result else { return Err(crate::case::Stop::Failed("a failed host call went unnoticed".into())) };
+    check!(e.to_string().contains("the call's own reason"), "the cause is lost: {e}");
+    env.until("the poisoned stream is over", || stream.line().is_idle())?;
+    check_eq!(env.read(&other, &buffer)?, [1; 64], "what came after the failed call");
+    // A call that submits to its own stream.
+    let again = env.stream()?;
+    let own = again.clone();
+    let target = env.buffer(&again, 64)?;
+    let (addr, native) = (target.addr(), target.native());
+    let call = HostCall::new("submits", move || {
+        let fill = leasehold::hal::Fill { dst: addr, native, bytes: 64, pattern: 5, width: 1 };
+        direct(&own, &[Op::Fill(fill)]).map(drop)
+    });
+    let first = direct(&again, &[Op::Host(&call)])?;
+    env.wait(&again, first)?;
+    env.drain(&again)?;
+    check_eq!(env.read(&again, &target)?, [5; 64], "what the host call submitted");
+    // The call holds a lease on its own stream.
+    drop(call);
+    Ok(())
+}
+
+fn trap(env: &Env, stream: &Lease<dyn Stream>) -> Outcome<(u64, Error)> {
+    let kernel = env.kernel(TestKernel::Trap)?;
+    let op = Dispatch { pipeline: &kernel, grid: [1; 3], block: [1; 3], shared: 0, bindings: &[], params: &[] };
+    let value = direct(stream, &[Op::Dispatch(op)])?;
+    match env.try_wait(stream, value) {
+        Err(e @ (Error::Fault(_) | Error::DeviceLost { .. })) => Ok((value, e)),
+        Err(e) => Err(crate::case::Stop::Failed(format!("a trap is {}: {e}", e.kind()))),
+        Ok(()) => Err(crate::case::Stop::Failed("a trap went unnoticed".into())),
+    }
+}
+
+fn out_of_bounds(env: &Env) -> Outcome {
+    let stream = env.stream()?;
+    let buffer = env.buffer(&stream, 64)?;
+    let kernel = env.kernel(TestKernel::OutOfBounds)?;
+    let op = Dispatch {
+        pipeline: &kernel,
+        grid: [1; 3],
+        block: [1; 3],
+        shared: 0,
+        bindings: &[bind(&buffer, Access::Write)],
+        params: &[],
+    };
+    let value = direct(&stream, &[Op::Dispatch(op)])?;
+    let Err(first) = env.try_wait(&stream, value) else {
+        return Err(crate::case::Stop::Failed("a write out of bounds went unnoticed".into()));
+    };
+    for _ in 0..5 {
+        let Err(later) = direct(&stream, &[]).and_then(|v| env.try_wait(&stream, v)) else {
+            return Err(crate::case::Stop::Failed("a poisoned stream works".into()));
+        };
+        check_eq!(later.to_string(), first.to_string(), "a later error");
+    }
+    env.until("the poisoned stream is over", || stream.line().is_idle())
+}
+
+fn drops_after_fault(env: &Env) -> Outcome {
+    let stream = env.stream()?;
+    let buffers: Vec<_> = (0..4).map(|_| env.buffer(&stream, 1 << 20)).collect::<Outcome<_>>()?;
+    let (value, _) = trap(env, &stream)?;
+    for buffer in &buffers {
+        buffer.mark_write(stream.line().at(value));
+    }
+    env.until("the poisoned stream is over", || stream.line().is_idle())?;
+    drop(buffers);
+    drop(stream);
+    let again = env.stream()?;
+    let buffer = env.buffer(&again, 1 << 20)?;
+    direct(&again, &[fill(&buffer, 1, 1)])?;
+    env.drain(&again)
+}
+
+fn wait_poisoned(env: &Env) -> Outcome {
+    let stream = env.stream()?;
+    let (value, cause) = trap(env, &stream)?;
+    for at in [value, value + 1, value + 1000] {
+        let start = std::time::Instant::now();
+        let Err(e) = env.try_wait(&stream, at) else {
+            return Err(crate::case::Stop::Failed(format!("value {at} of a stream that failed at {value} is fine")));
+        };
+        check_eq!(e.to_string(), cause.to_string(), "the error for value {at}");
+        check!(start.elapsed() < env.patience() / 2, "the error for value {at} took {:?}", start.elapsed());
+    }
+    check!(stream.line().check(value).is_err(), "the line of a poisoned stream says nothing");
+    check!(!stream.line().at(value).is_settled(), "a failed value is settled");
+    Ok(())
+}
+
+fn fault_names(env: &Env) -> Outcome {
+    let stream = env.stream()?;
+    direct(&stream, &[])?;
+    let (value, cause) = trap(env, &stream)?;
+    let text = cause.to_string();
+    check!(text.contains(TestKernel::Trap.name()), "the operation is not in: {text}");
+    check!(text.contains(&format!("{:?}", stream.line().id())), "the stream is not in: {text}");
+    check!(text.contains(&value.to_string()), "the submission {value} is not in: {text}");
+    Ok(())
+}
+
+fn host_panic(env: &Env) -> Outcome {
+    let (stream, other) = (env.stream()?, env.stream()?);
+    let call = HostCall::new("panics", || panic!("a panic of the case's, to be caught"));
+    let result = direct(&stream, &[Op::Host(&call)]).and_then(|v| env.try_wait(&stream, v));
+    let Err(e) = result else { return Err(crate::case::Stop::Failed("a panic went unnoticed".into())) };
+    check!(e.to_string().contains("to be caught"), "the panic's message is lost: {e}");
+    check!(direct(&stream, &[]).is_err(), "the poisoned stream takes work");
+    let value = direct(&other, &[])?;
+    env.wait(&other, value)
+}
+
+fn kernel_fails(env: &Env) -> Outcome {
+    let (stream, other) = (env.stream()?, env.stream()?);
+    let (set, buffer) = (env.kernel(TestKernel::Fill)?, env.buffer(&other, 4096)?);
+    for round in 0..3u32 {
+        let victim = if round == 0 { stream.clone() } else { env.stream()? };
+        trap(env, &victim)?;
+        expect_error(
+            direct(&victim, &[]).and_then(|v| env.try_wait(&victim, v)),
+            trap_kind(env, &victim),
+            "later work of the stream",
+        )?;
+        env.kernel_fill(&other, &set, &buffer, round)?;
+        check!(
+            env.read_u32(&other, &buffer)?.iter().all(|&v| v == round),
+            "round {round}: another stream after the fault"
+        );
+    }
+    Ok(())
+}
+
+/// The kind of the cause that a stream was poisoned with.
+fn trap_kind(_: &Env, stream: &Lease<dyn Stream>) -> &'static str {
+    stream.line().failure().map_or("Fault", |(_, e)| e.kind())
+}

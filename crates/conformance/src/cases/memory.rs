@@ -1,0 +1,450 @@
+//! Memory: sizes, alignment, reuse, budgets, imports.
+
+use crate::case::{Case, Need, Outcome, check, check_eq, expect_error};
+use crate::cases::streams::{copy, fill};
+use crate::env::{Env, direct, leasehold_on};
+use leasehold::core::sync::atomic::{AtomicU32, Ordering};
+use leasehold::hal::{MemoryKind, Op, Stream};
+use leasehold::{Allocator, Buffer, Layout, Lease};
+use std::sync::Arc;
+use std::time::Duration;
+
+pub(crate) const CASES: &[Case] = &[
+    Case::hal(47, "zero bytes are a valid empty buffer", &[], zero_bytes),
+    Case::hal(48, "every size from 1 to 4097 is aligned", &[], alignment),
+    Case::hal(49, "a request beyond the device is out of memory and harmless", &[], absurd_size),
+    Case::hal(50, "memory runs out and comes back", &[], exhaust),
+    Case::hal(
+        51,
+        "memory freed in use is not reused before the use is over",
+        &[Need::Hold, Need::ConcurrentStreams],
+        freed_in_use,
+    ),
+    Case::hal(52, "memory freed on a stream is ordered when reused there", &[], same_stream_reuse).replayed(),
+    Case::hal(
+        53,
+        "memory freed on a stream and reused on another is ordered",
+        &[Need::Hold, Need::ConcurrentStreams],
+        cross_stream_reuse,
+    ),
+    Case::hal(54, "trimming gives memory back", &[], trim),
+    Case::hal(56, "a storm of allocations never overlaps", &[], storm),
+    Case::hal(57, "statistics are exact", &[], statistics),
+    Case::hal(58, "beyond the budget is an error of its own", &[], budget),
+    Case::hal(64, "pinned memory carries copies both ways", &[], pinned),
+    Case::hal(65, "memory of one's own is imported, released and imported again", &[], import_again),
+    Case::hal(66, "an import is released exactly once and after its last use", &[Need::Hold], import_released_once),
+    Case::hal(116, "sixteen threads allocate from one pool", &[], threads_allocate),
+    Case::hal(129, "a freed block serves only what it satisfies", &[], fitting_reuse),
+    Case::hal(148, "out of memory is out of memory on every kind", &[], oom_kind),
+];
+
+fn memory(env: &Env) -> Outcome<&Allocator> {
+    Ok(env.device().memory(MemoryKind::Device)?)
+}
+
+fn alloc(env: &Env, stream: &Lease<dyn Stream>, layout: Layout) -> leasehold::Result<Lease<Buffer>> {
+    env.device().memory(MemoryKind::Device)?.alloc(layout, leasehold_on(stream))
+}
+
+fn overlap(a: &Lease<Buffer>, b: &Lease<Buffer>) -> bool {
+    a.addr() < b.addr() + b.len() && b.addr() < a.addr() + a.len()
+}
+
+fn zero_bytes(env: &Env) -> Outcome {
+    let stream = env.stream()?;
+    let (a, b) = (env.buffer(&stream, 0)?, env.buffer(&stream, 0)?);
+    check_eq!((a.addr(), a.len(), b.addr()), (0, 0, 0), "address and length of empty buffers");
+    check!(a.handle() != b.handle(), "two empty buffers are one");
+    let value = direct(&stream, &[fill(&a, 1, 1), copy(&a, &b)])?;
+    env.wait(&stream, value)
+}
+
+fn alignment(env: &Env) -> Outcome {
+    let stream = env.stream()?;
+    let least = env.device().limits().alignment.max(256);
+    let mut held = Vec::new();
+    for size in 1..=4097 {
+        let buffer = env.buffer(&stream, size)?;
+        check!(buffer.addr().is_multiple_of(least), "{size} bytes lie at {:#x}, not aligned to {least}", buffer.addr());
+        check_eq!(buffer.len(), size, "the length of a buffer");
+        if size % 7 == 0 {
+            held.push(buffer);
+        }
+    }
+    for align in [512, 4096, 1 << 16, 1 << 20] {
+        let buffer = alloc(env, &stream, Layout::aligned(1000, align))?;
+        check!(buffer.addr().is_multiple_of(align), "{:#x} is not aligned to {align}", buffer.addr());
+        held.push(buffer);
+    }
+    expect_error(alloc(env, &stream, Layout::aligned(8, 3)), "InvalidArgument", "an alignment of 3")?;
+    Ok(())
+}
+
+fn absurd_size(env: &Env) -> Outcome {
+    let stream = env.stream()?;
+    for size in [1 << 46, 1 << 62, u64::MAX] {
+        let result = alloc(env, &stream, Layout::new(size));
+        expect_error(result, "OutOfMemory", "an absurd size")?;
+        let buffer = env.buffer(&stream, 4096)?;
+        direct(&stream, &[fill(&buffer, 1, 1)])?;
+        env.drain(&stream)?;
+    }
+    Ok(())
+}
+
+/// Caps the memory at what is taken now and `room` bytes more.
+fn cap(memory: &Allocator, room: u64) -> u64 {
+    let limit = memory.stats().reserved + room;
+    memory.set_budget(limit);
+    limit
+}
+
+fn exhaust(env: &Env) -> Outcome {
+    let stream = env.stream()?;
+    let memory = memory(env)?;
+    let limit = cap(memory, 64 << 20);
+    for round in 0..3 {
+        let mut held = Vec::new();
+        let e = loop {
+            match alloc(env, &stream, Layout::new(4 << 20)) {
+                Ok(buffer) => held.push(buffer),
+                Err(e) => break e,
+            }
+            check!(held.len() < 4096, "round {round}: the budget of {limit} bytes never ends");
+        };
+        check_eq!(e.kind(), "OutOfMemory", "round {round}: the error at the end");
+        check!(held.len() >= 8, "round {round}: only {} blocks of 4 MiB", held.len());
+        check!(memory.stats().reserved <= limit, "round {round}: {} bytes beyond {limit}", memory.stats().reserved);
+        for (i, a) in held.iter().enumerate() {
+            check!(held[..i].iter().all(|b| !overlap(a, b)), "round {round}: two live blocks overlap");
+        }
+        drop(held);
+        let buffer = alloc(env, &stream, Layout::new(4 << 20))?;
+        direct(&stream, &[fill(&buffer, 1, 1)])?;
+        env.drain(&stream)?;
+    }
+    Ok(())
+}
+
+fn freed_in_use(env: &Env) -> Outcome {
+    let (user, other) = (env.stream()?, env.stream()?);
+    let size = 1 << 20;
+    let held_back = env.buffer(&user, size)?;
+    let address = held_back.addr();
+    let hold = env.hold(&user)?;
+    let point = user.line().at(direct(&user, &[fill(&held_back, 1, 1)])?);
+    held_back.mark_write(point);
+    drop(held_back);
+    // Another stream fills all that it can get. A block that the first still writes would lose its contents.
+    let mut taken = Vec::new();
+    for i in 0..16u32 {
+        let buffer = env.buffer(&other, size)?;
+        let reused = buffer.addr() < address + size && address < buffer.addr() + size;
+        check!(!reused || other.line().knows(point.into()), "a block in use was lent without an order");
+        if !reused {
+            let value = direct(&other, &[fill(&buffer, i + 2, 1)])?;
+            env.wait(&other, value)?;
+            taken.push((buffer, i + 2));
+        }
+    }
+    hold.release()?;
+    env.reached(point)?;
+    for (buffer, pattern) in &taken {
+        check!(
+            env.read(&other, buffer)?.iter().all(|&b| u32::from(b) == *pattern),
+            "a freed block's last use wrote into block {pattern}"
+        );
+    }
+    Ok(())
+}
+
+fn same_stream_reuse(env: &Env) -> Outcome {
+    let stream = env.stream()?;
+    let out = env.buffer(&stream, 1 << 16)?;
+    for round in 0..env.rounds(500).max(20) as u32 {
+        let a = env.buffer(&stream, 1 << 16)?;
+        let value = env.submit(&stream, &[fill(&a, round % 251, 1), copy(&a, &out)])?;
+        a.mark_write(stream.line().at(value));
+        drop(a);
+        let b = env.buffer(&stream, 1 << 16)?;
+        let value = env.submit(&stream, &[fill(&b, 255, 1)])?;
+        b.mark_write(stream.line().at(value));
+        drop(b);
+        if round % 16 == 0 {
+            check!(
+                env.read(&stream, &out)?.iter().all(|&x| u32::from(x) == round % 251),
+                "round {round}: the reused block's fill overtook the copy"
+            );
+        }
+    }
+    env.drain(&stream)
+}
+
+fn cross_stream_reuse(env: &Env) -> Outcome {
+    let (a, b) = (env.stream()?, env.stream()?);
+    let size = 1 << 20;
+    // With a budget for little more than one block the second stream has to have the first one's.
+    let x = env.buffer(&a, size)?;
+    let out = env.buffer(&a, size)?;
+    let hold = env.hold(&a)?;
+    let point = a.line().at(direct(&a, &[fill(&x, 7, 1), copy(&x, &out)])?);
+    x.mark_write(point);
+    let address = x.addr();
+    drop(x);
+    a.flush()?;
+    let y = env.buffer(&b, size)?;
+    let reused = y.addr() == address;
+    check!(!reused || b.line().knows(point.into()), "a block in use was lent to another stream without an order");
+    let value = direct(&b, &[fill(&y, 9, 1)])?;
+    b.flush()?;
+    hold.release()?;
+    env.wait(&b, value)?;
+    env.reached(point)?;
+    check!(env.read(&a, &out)?.iter().all(|&x| x == 7), "the second stream's fill overtook the first one's copy");
+    check!(env.read(&b, &y)?.iter().all(|&x| x == 9), "the first stream's fill came after the second one's");
+    Ok(())
+}
+
+fn trim(env: &Env) -> Outcome {
+    let stream = env.stream()?;
+    let memory = memory(env)?;
+    let buffers: Vec<_> = (0..16).map(|_| env.buffer(&stream, 8 << 20)).collect::<Outcome<_>>()?;
+    let with = memory.stats().reserved;
+    drop(buffers);
+    env.drain(&stream)?;
+    let freed = memory.trim(0)?;
+    let after = memory.stats().reserved;
+    check!(after + (100 << 20) <= with, "of {with} bytes, trimming left {after}");
+    check!(freed >= with - after, "trimming says {freed} and gave {}", with - after);
+    drop(env.buffer(&stream, 8 << 20)?);
+    Ok(())
+}
+
+/// A small generator; the storm must be the same every time.
+fn random(state: &mut u64) -> u64 {
+    *state ^= *state << 13;
+    *state ^= *state >> 7;
+    *state ^= *state << 17;
+    *state
+}
+
+fn storm(env: &Env) -> Outcome {
+    let stream = env.stream()?;
+    let memory = memory(env)?;
+    let before = memory.stats();
+    let mut state = 0x9E37_79B9_7F4A_7C15;
+    let mut live: Vec<Lease<Buffer>> = Vec::new();
+    let mut ranges = std::collections::BTreeMap::new();
+    for i in 0..env.rounds(100_000) {
+        if live.len() > 200 || (!live.is_empty() && random(&mut state).is_multiple_of(3)) {
+            let at = random(&mut state) as usize % live.len();
+            let gone = live.swap_remove(at);
+            ranges.remove(&gone.addr());
+        } else {
+            let size = 1 + random(&mut state) % (1 << (4 + random(&mut state) % 15));
+            let buffer = env.buffer(&stream, size)?;
+            let (start, end) = (buffer.addr(), buffer.addr() + size);
+            let below = ranges.range(..end).next_back().map(|(_, &e)| e);
+            check!(below.is_none_or(|e| e <= start), "allocation {i} of {size} bytes overlaps a live block");
+            ranges.insert(start, end);
+            live.push(buffer);
+        }
+    }
+    let stats = memory.stats();
+    check_eq!(stats.live - before.live, live.len() as u64, "live blocks");
+    check_eq!(stats.live_bytes - before.live_bytes, live.iter().map(|b| b.len()).sum::<u64>(), "live bytes");
+    drop(live);
+    check_eq!(memory.stats().live, before.live, "live blocks at the end");
+    Ok(())
+}
+
+fn statistics(env: &Env) -> Outcome {
+    let stream = env.stream()?;
+    let memory = memory(env)?;
+    let before = memory.stats();
+    let buffers: Vec<_> = [100, 70_000, 3 << 20].iter().map(|&n| env.buffer(&stream, n)).collect::<Outcome<_>>()?;
+    let with = memory.stats();
+    check_eq!(with.live - before.live, 3, "live blocks");
+    check_eq!(with.live_bytes - before.live_bytes, 100 + 70_000 + (3 << 20), "live bytes");
+    check!(with.reserved >= with.live_bytes, "{} reserved for {} live", with.reserved, with.live_bytes);
+    check!(
+        with.live_peak + (1 << 22) >= with.live_bytes && with.reserved_peak >= with.reserved,
+        "peaks below the present"
+    );
+    drop(buffers);
+    let after = memory.stats();
+    check_eq!((after.live, after.live_bytes), (before.live, before.live_bytes), "what lives after the drop");
+    Ok(())
+}
+
+fn budget(env: &Env) -> Outcome {
+    let stream = env.stream()?;
+    let memory = memory(env)?;
+    memory.set_budget(8 << 20);
+    for size in [(8 << 20) + 1, 1 << 30] {
+        expect_error(alloc(env, &stream, Layout::new(size)), "OverBudget", "a request larger than the budget")?;
+    }
+    memory.set_budget(u64::MAX);
+    drop(env.buffer(&stream, (8 << 20) + 1)?);
+    Ok(())
+}
+
+fn pinned(env: &Env) -> Outcome {
+    let stream = env.stream()?;
+    let pool = env.device().memory(MemoryKind::Pinned)?;
+    let n = 100_000u64;
+    let host = pool.alloc(Layout::new(n), leasehold_on(&stream))?;
+    check!(host.host_kind() != leasehold::HostKind::None, "pinned memory is not host memory");
+    check_eq!(
+        host.host_kind() == leasehold::HostKind::Pinned,
+        env.device().caps().pinned,
+        "pinning and its capability"
+    );
+    let device = env.buffer(&stream, n)?;
+    // SAFETY: host memory of `n` bytes that only this thread touches while no submission uses it.
+    let bytes = unsafe { std::slice::from_raw_parts_mut(host.addr() as *mut u8, n as usize) };
+    bytes.iter_mut().enumerate().for_each(|(i, b)| *b = i as u8);
+    let up = leasehold::hal::Upload {
+        src: host.addr() as *const u8,
+        dst: device.addr(),
+        native: device.native(),
+        bytes: n,
+        keep: None,
+    };
+    let value = direct(&stream, &[Op::Upload(up)])?;
+    env.wait(&stream, value)?;
+    bytes.fill(0);
+    let down = leasehold::hal::Download {
+        src: device.addr(),
+        native: device.native(),
+        dst: host.addr() as *mut u8,
+        bytes: n,
+        keep: None,
+    };
+    let value = direct(&stream, &[Op::Download(down)])?;
+    env.wait(&stream, value)?;
+    check!(bytes.iter().enumerate().all(|(i, &b)| b == i as u8), "bytes through pinned memory");
+    Ok(())
+}
+
+/// Counts its end.
+struct Bomb(Arc<AtomicU32>);
+
+impl Drop for Bomb {
+    fn drop(&mut self) {
+        self.0.fetch_add(1, Ordering::Relaxed);
+    }
+}
+
+fn import(env: &Env, memory: &[u64], ended: &Arc<AtomicU32>) -> Outcome<Lease<Buffer>> {
+    let pool = env.device().memory(MemoryKind::Pinned)?;
+    // SAFETY: the memory is host memory that the case keeps to its end.
+    Ok(unsafe { pool.import(memory.as_ptr() as u64, size_of_val(memory) as u64, 0, Box::new(Bomb(ended.clone()))) }?)
+}
+
+fn import_again(env: &Env) -> Outcome {
+    let memory = vec![7u64; 1024];
+    let ended = Arc::new(AtomicU32::new(0));
+    for round in 1..=50 {
+        let buffer = import(env, &memory, &ended)?;
+        check!(buffer.is_imported(), "an import does not know that it is one");
+        check_eq!((buffer.addr(), buffer.len()), (memory.as_ptr() as u64, 8192), "the imported range");
+        drop(buffer);
+        check_eq!(ended.load(Ordering::Relaxed), round, "releases after {round} imports");
+    }
+    Ok(())
+}
+
+fn import_released_once(env: &Env) -> Outcome {
+    let stream = env.stream()?;
+    let memory = vec![7u64; 1024];
+    let ended = Arc::new(AtomicU32::new(0));
+    let buffer = import(env, &memory, &ended)?;
+    let out = env.buffer(&stream, 8192)?;
+    let hold = env.hold(&stream)?;
+    let up = leasehold::hal::Upload {
+        src: buffer.addr() as *const u8,
+        dst: out.addr(),
+        native: out.native(),
+        bytes: 8192,
+        keep: None,
+    };
+    let point = stream.line().at(direct(&stream, &[Op::Upload(up)])?);
+    buffer.mark_read(point);
+    drop(buffer);
+    check_eq!(ended.load(Ordering::Relaxed), 0, "releases before the last use");
+    hold.release()?;
+    env.reached(point)?;
+    let pool = env.device().memory(MemoryKind::Pinned)?;
+    env.until("the import is released", || {
+        let _ = pool.trim(u64::MAX);
+        ended.load(Ordering::Relaxed) != 0
+    })?;
+    std::thread::sleep(Duration::from_millis(1));
+    check_eq!(ended.load(Ordering::Relaxed), 1, "releases after the last use");
+    check!(env.read(&stream, &out)?.chunks(8).all(|c| c == 7u64.to_ne_bytes()), "the imported bytes");
+    Ok(())
+}
+
+fn threads_allocate(env: &Env) -> Outcome {
+    let memory = memory(env)?;
+    let before = memory.stats().live;
+    let rounds = env.rounds(20_000);
+    std::thread::scope(|scope| {
+        let work = |seed: u64| -> Outcome {
+            let stream = env.stream()?;
+            let (mut state, mut held) = (seed * 77 + 1, Vec::new());
+            for _ in 0..rounds {
+                held.push(env.buffer(&stream, 1 + random(&mut state) % 100_000)?);
+                if held.len() > 20 {
+                    drop(held.swap_remove(random(&mut state) as usize % 20));
+                }
+            }
+            Ok(())
+        };
+        let threads: Vec<_> = (0..16).map(|i| scope.spawn(move || work(i))).collect();
+        threads
+            .into_iter()
+            .try_for_each(|t| t.join().map_err(|_| crate::case::Stop::Failed("a thread panicked".into()))?)
+    })?;
+    check_eq!(memory.stats().live, before, "live blocks after all threads");
+    Ok(())
+}
+
+fn fitting_reuse(env: &Env) -> Outcome {
+    let stream = env.stream()?;
+    let sizes = [1, 100, 256, 257, 4096, 5000, 65_536, 65_537, 1 << 20, (1 << 20) + 1];
+    for &small in &sizes {
+        for &large in &sizes {
+            let address = env.buffer(&stream, small)?.addr();
+            let again = env.buffer(&stream, large)?;
+            let guard = env.buffer(&stream, small)?;
+            check!(
+                !overlap(&again, &guard),
+                "{large} bytes at {:#x} (freed {small} at {address:#x}) reach into another block",
+                again.addr()
+            );
+        }
+        for align in [256, 4096, 1 << 16] {
+            drop(env.buffer(&stream, small)?);
+            let aligned = alloc(env, &stream, Layout::aligned(small, align))?;
+            check!(
+                aligned.addr().is_multiple_of(align),
+                "a freed block of {small} bytes served an alignment of {align}"
+            );
+        }
+    }
+    Ok(())
+}
+
+fn oom_kind(env: &Env) -> Outcome {
+    let stream = env.stream()?;
+    for kind in [MemoryKind::Device, MemoryKind::Pinned] {
+        let pool = env.device().memory(kind)?;
+        let e = expect_error(pool.alloc(Layout::new(1 << 50), leasehold_on(&stream)), "OutOfMemory", "2^50 bytes")?;
+        check!(e.to_string().contains(&(1u64 << 50).to_string()), "the error does not say how much was asked for: {e}");
+        drop(pool.alloc(Layout::new(4096), leasehold_on(&stream))?);
+    }
+    Ok(())
+}

@@ -1,0 +1,36 @@
+//! The cases, by subject.
+//!
+//! These modules must not know any backend.
+
+mod devices;
+mod events;
+mod faults;
+mod graphs;
+mod kernels;
+mod memory;
+mod recordings;
+mod streams;
+mod threads;
+mod timelines;
+mod transfers;
+
+use crate::case::Case;
+
+/// All of them, by subject.
+pub(crate) fn all() -> impl Iterator<Item = &'static Case> {
+    [
+        devices::CASES,
+        streams::CASES,
+        timelines::CASES,
+        events::CASES,
+        memory::CASES,
+        transfers::CASES,
+        kernels::CASES,
+        graphs::CASES,
+        recordings::CASES,
+        faults::CASES,
+        threads::CASES,
+    ]
+    .into_iter()
+    .flatten()
+}

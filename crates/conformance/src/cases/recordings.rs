@@ -1,0 +1,218 @@
+//! Recordings over the runtime.
+
+use crate::case::{Case, Need, Outcome, Stop, check, check_eq, expect_error};
+use crate::cases::kernels::launch;
+use crate::env::Env;
+use crate::factory::TestKernel;
+use leasehold::graph::NodeId;
+use leasehold::ops::{self, Pattern};
+use leasehold::{Buffer, Error, Graph, KernelBase, Lease, Runtime, View};
+use std::time::Duration;
+
+const HELD: &[Need] = &[Need::Graphs, Need::Kernel(TestKernel::Fill), Need::Hold];
+const FILL: &[Need] = &[Need::Graphs, Need::Kernel(TestKernel::Fill)];
+
+pub(crate) const CASES: &[Case] = &[
+    Case::runtime(96, "an update never changes a launch in flight", HELD, update_in_flight),
+    Case::runtime(99, "what cannot be recorded is refused and the stream lives on", &[Need::Graphs], illegal_calls),
+    Case::runtime(100, "another thread allocates while one records", &[Need::Graphs], other_thread_allocates),
+    Case::runtime(102, "temporaries of a recording belong to its graph", &[Need::Graphs], arena),
+    Case::runtime(104, "a graph records an event that others wait for", &[Need::Graphs], events),
+    Case::runtime(105, "a recording survives the first use of its kernels", FILL, lazy_kernels),
+    Case::runtime(144, "a recording is invisible to other threads", &[Need::Graphs], invisible),
+    Case::runtime(145, "an operator that fails in a recording is rolled back", FILL, rolled_back),
+];
+
+/// A graph that fills a buffer with 7.
+struct Filler {
+    runtime: Runtime,
+    buffer: Lease<Buffer>,
+    graph: Graph,
+}
+
+fn filler(env: &Env) -> Outcome<Filler> {
+    let runtime = env.runtime()?;
+    let kernel = KernelBase::new(env.desc(TestKernel::Fill)?)?;
+    let buffer = runtime.upload(&[0u32; 256])?;
+    let graph = runtime.record_graph(|rt| launch(rt, &kernel, &buffer, 7).map(drop))?;
+    Ok(Filler { runtime, buffer, graph })
+}
+
+fn update_in_flight(env: &Env) -> Outcome {
+    let f = filler(env)?;
+    let hold = env.hold_runtime(f.runtime.stream())?;
+    f.graph.launch()?;
+    std::thread::scope(|scope| {
+        let other = scope.spawn(|| f.graph.update(&leasehold::graph::Update::new().params(NodeId::new(0), &8u32)));
+        std::thread::sleep(Duration::from_millis(20));
+        let early = other.is_finished();
+        hold.release()?;
+        let result = other.join().map_err(|_| Stop::Failed("the update panicked".into()))?;
+        match result {
+            Ok(_) => check!(!early, "the update was over while a launch was in flight"),
+            Err(e) => check!(e.kind() == "InvalidState", "the update of a graph in flight: {e}"),
+        }
+        Ok::<_, Stop>(())
+    })?;
+    check_eq!(f.runtime.download::<u32>(&f.buffer)?, [7; 256], "the launch in flight");
+    f.graph.launch()?;
+    check_eq!(f.runtime.download::<u32>(&f.buffer)?, [8; 256], "the launch after the update");
+    Ok(())
+}
+
+fn illegal_calls(env: &Env) -> Outcome {
+    let runtime = env.runtime()?;
+    let buffer = runtime.upload(&[1u8; 64])?;
+    let event = runtime.create_event()?;
+    runtime.start_graph_recording()?;
+    check!(runtime.is_graph_recording(), "a recording that was started");
+    let refused = [
+        ("synchronising the stream", runtime.sync_stream().err()),
+        ("synchronising the device", runtime.sync_device().err()),
+        ("reading back", runtime.download::<u8>(&buffer).err()),
+        ("querying the stream", runtime.stream().query().err()),
+        ("querying an event", runtime.query_event(&event).err()),
+        ("allocating host memory", runtime.alloc_pinned(64).err()),
+        ("a second recording", runtime.start_graph_recording().err()),
+    ];
+    for (what, e) in refused {
+        check!(matches!(e, Some(Error::Recording { .. })), "{what} while recording gave {e:?}");
+    }
+    ops::fill(runtime.stream(), buffer.view(), Pattern::U8(9))?;
+    runtime.abandon_graph_recording();
+    check!(!runtime.is_graph_recording(), "a recording that was abandoned");
+    check_eq!(runtime.download::<u8>(&buffer)?, [1; 64], "the buffer after an abandoned recording");
+    expect_error(runtime.stop_graph_recording().map(drop), "Recording", "stopping without a recording")?;
+    ops::fill(runtime.stream(), buffer.view(), Pattern::U8(3))?;
+    check_eq!(runtime.download::<u8>(&buffer)?, [3; 64], "the stream after an abandoned recording");
+    Ok(())
+}
+
+fn other_thread_allocates(env: &Env) -> Outcome {
+    let runtime = env.runtime()?;
+    runtime.start_graph_recording()?;
+    let there = std::thread::scope(|scope| {
+        let work = || -> leasehold::Result<Vec<u8>> {
+            let stream = runtime.create_stream()?;
+            let buffer = runtime.alloc_on(&stream, leasehold::Layout::new(64))?;
+            ops::fill(&stream, buffer.view(), Pattern::U8(5))?;
+            let mut bytes = vec![0; 64];
+            ops::download(&stream, &mut bytes, buffer.view())?;
+            Ok(bytes)
+        };
+        scope.spawn(work).join().map_err(|_| Stop::Failed("the other thread panicked".into()))
+    });
+    runtime.abandon_graph_recording();
+    check_eq!(there??, [5; 64], "another thread's work while this one records");
+    Ok(())
+}
+
+fn arena(env: &Env) -> Outcome {
+    let runtime = env.runtime()?;
+    let input = runtime.upload(&[4u8; 1 << 16])?;
+    let output = runtime.alloc(1 << 16)?;
+    let graph = runtime.record_graph(|rt| {
+        let temporary = rt.alloc(1 << 16)?;
+        ops::copy(rt.stream(), temporary.view(), input.view())?;
+        ops::copy(rt.stream(), output.view(), temporary.view())
+        // Freed here: back to the plan, not to the pool.
+    })?;
+    check!(graph.arena_bytes() >= 1 << 16, "the graph holds {} bytes for its temporary", graph.arena_bytes());
+    for round in 0..5u8 {
+        ops::fill(runtime.stream(), input.view(), Pattern::U8(round))?;
+        graph.launch()?;
+        // What the general pool gives out meanwhile must not be the graph's.
+        let noise: Vec<_> = (0..8).map(|_| runtime.alloc(1 << 16)).collect::<leasehold::Result<_>>()?;
+        for buffer in &noise {
+            ops::fill(runtime.stream(), buffer.view(), Pattern::U8(0xff))?;
+        }
+        check!(
+            runtime.download::<u8>(&output)?.iter().all(|&b| b == round),
+            "round {round}: the temporary was overwritten"
+        );
+    }
+    Ok(())
+}
+
+fn events(env: &Env) -> Outcome {
+    let runtime = env.runtime()?;
+    let buffer = runtime.upload(&[0u8; 4096])?;
+    let event = runtime.create_event_with_flags(leasehold::EventFlags::DISABLE_TIMING)?;
+    let graph = runtime.record_graph(|rt| {
+        ops::fill(rt.stream(), buffer.view(), Pattern::U8(6))?;
+        rt.record_event(&event, None)
+    })?;
+    graph.launch()?;
+    let other = runtime.create_stream()?;
+    runtime.stream_wait_event(Some(&other), &event)?;
+    let mut bytes = vec![0; 4096];
+    ops::download(&other, &mut bytes, buffer.view())?;
+    check!(bytes.iter().all(|&b| b == 6), "a wait for an event that a graph recorded");
+    runtime.synchronize_event(&event)?;
+    Ok(())
+}
+
+fn lazy_kernels(env: &Env) -> Outcome {
+    // The kernel is made ready in the middle of the recording.
+    let f = filler(env)?;
+    check_eq!(f.runtime.download::<u32>(&f.buffer)?, [0; 256], "the buffer after recording");
+    f.graph.launch()?;
+    check_eq!(f.runtime.download::<u32>(&f.buffer)?, [7; 256], "the buffer after the launch");
+    Ok(())
+}
+
+fn invisible(env: &Env) -> Outcome {
+    let runtime = env.runtime()?;
+    let buffer = runtime.upload(&[1u8; 64])?;
+    runtime.start_graph_recording()?;
+    let (recording, stopped, bytes) = std::thread::scope(|scope| {
+        let look = || {
+            let stopped = runtime.stop_graph_recording().map(drop);
+            (runtime.is_graph_recording(), stopped, runtime.download::<u8>(&buffer))
+        };
+        scope.spawn(look).join().map_err(|_| Stop::Failed("the other thread panicked".into()))
+    })?;
+    check!(!recording, "another thread sees the recording");
+    expect_error(stopped, "Recording", "stopping another thread's recording")?;
+    check_eq!(bytes?, [1; 64], "another thread's read-back");
+    check!(runtime.is_graph_recording(), "another thread ended the recording");
+    ops::fill(runtime.stream(), buffer.view(), Pattern::U8(2))?;
+    let graph = runtime.stop_graph_recording()?;
+    check_eq!(runtime.download::<u8>(&buffer)?, [1; 64], "the buffer before the launch");
+    graph.launch()?;
+    check_eq!(runtime.download::<u8>(&buffer)?, [2; 64], "the buffer after the launch");
+    Ok(())
+}
+
+/// Encodes one fill, then fails.
+struct Broken<'a>(&'a Lease<Buffer>);
+
+impl leasehold::GraphOperator for Broken<'_> {
+    fn name(&self) -> &str {
+        "broken"
+    }
+    fn accesses(&self) -> Vec<leasehold::Operand<'_>> {
+        vec![self.0.write()]
+    }
+    fn encode(&self, encoder: &mut leasehold::graph::Encoder<'_>) -> leasehold::Result<()> {
+        encoder.fill(self.0.view(), Pattern::U8(0xbb))?;
+        Err(Error::invalid("it was meant to fail"))
+    }
+}
+
+fn rolled_back(env: &Env) -> Outcome {
+    let runtime = env.runtime()?;
+    let kernel = KernelBase::new(env.desc(TestKernel::Fill)?)?;
+    let (good, bad) = (runtime.upload(&[0u32; 64])?, runtime.upload(&[1u8; 64])?);
+    let graph = runtime.record_graph(|rt| {
+        launch(rt, &kernel, &good, 3)?;
+        match rt.add_graph_operator(&Broken(&bad)) {
+            Err(e) if e.to_string().contains("meant to fail") => Ok(()),
+            other => Err(Error::state(format!("the broken operator gave {other:?}"))),
+        }
+    })?;
+    graph.launch()?;
+    check_eq!(runtime.download::<u32>(&good)?, [3; 64], "what was recorded before the failure");
+    check_eq!(runtime.download::<u8>(&bad)?, [1; 64], "what the failed operator had encoded");
+    Ok(())
+}

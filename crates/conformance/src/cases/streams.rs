@@ -1,0 +1,248 @@
+//! Streams: order, overlap, limits, drops.
+
+use crate::case::{Case, Need, Outcome, check, check_eq, expect_error};
+use crate::env::{Env, direct, leasehold_on};
+use crate::factory::TestKernel;
+use leasehold::core::sync::atomic::{AtomicU32, Ordering};
+use leasehold::hal::{Access, Binding, Copy2d, Fill, MemoryKind, Op, StreamDesc};
+use leasehold::{Buffer, Layout, Lease};
+use std::time::{Duration, Instant};
+
+const FILL: Need = Need::Kernel(TestKernel::Fill);
+const SPIN: Need = Need::Kernel(TestKernel::SpinUntilFlag);
+
+pub(crate) const CASES: &[Case] = &[
+    Case::hal(11, "an empty stream is created and destroyed", &[], empty_stream),
+    Case::hal(12, "64 streams work and one beyond the limit is an error", &[], many_streams),
+    Case::hal(13, "work in one stream behaves in submission order", &[], in_order).replayed(),
+    Case::hal(14, "streams without edges can overlap", &[FILL, SPIN, Need::ConcurrentStreams], overlap),
+    Case::hal(15, "priorities out of range are clamped and reported", &[], priorities),
+    Case::hal(16, "a stream can be used from another thread", &[], other_thread),
+    Case::hal(17, "a stream dropped with pending work completes it", &[Need::Hold], drop_pending).replayed(),
+    Case::hal(18, "flushing with nothing pending does nothing", &[], flush_nothing),
+    Case::hal(19, "an idle stream is synchronised at once", &[], idle_sync),
+    Case::hal(20, "a query is false while work is pending and never blocks", &[Need::Hold], query_pending),
+    Case::hal(21, "one thread submits while another synchronises", &[], submit_while_waiting),
+    Case::hal(120, "a held queue does not starve another", &[Need::Hold, Need::ConcurrentStreams], no_starving),
+    Case::hal(
+        139,
+        "a stream dropped in flight still guards its memory",
+        &[Need::Hold, Need::ConcurrentStreams],
+        dropped_guards,
+    ),
+];
+
+pub(crate) fn fill(buffer: &Lease<Buffer>, pattern: u32, width: u8) -> Op<'static> {
+    Op::Fill(Fill { dst: buffer.addr(), native: buffer.native(), bytes: buffer.len(), pattern, width })
+}
+
+pub(crate) fn copy(from: &Lease<Buffer>, to: &Lease<Buffer>) -> Op<'static> {
+    Op::Copy(Copy2d::linear((from.addr(), from.native()), (to.addr(), to.native()), from.len()))
+}
+
+fn empty_stream(env: &Env) -> Outcome {
+    let stream = env.stream()?;
+    let handle = stream.handle();
+    drop(stream);
+    let again = env.stream()?;
+    check!(again.handle() != handle, "the handle of a dropped stream names a new one");
+    Ok(())
+}
+
+fn many_streams(env: &Env) -> Outcome {
+    let mut streams = Vec::new();
+    for i in 0..64u32.min(env.device().limits().streams) {
+        let stream = env.stream()?;
+        let buffer = env.buffer(&stream, 64)?;
+        direct(&stream, &[fill(&buffer, i, 1)])?;
+        streams.push((stream, buffer, i));
+    }
+    for (stream, buffer, i) in &streams {
+        check_eq!(env.read(stream, buffer)?, [*i as u8; 64], "stream {i}");
+    }
+    drop(streams);
+    let limit = env.device().limits().streams;
+    if limit <= 4096 {
+        let mut held = Vec::new();
+        for _ in 0..limit {
+            held.push(env.device().stream(&StreamDesc::default())?);
+        }
+        expect_error(env.device().stream(&StreamDesc::default()), "OverBudget", "a stream beyond the limit")?;
+        held.pop();
+        held.push(env.device().stream(&StreamDesc::default())?);
+    }
+    Ok(())
+}
+
+fn in_order(env: &Env) -> Outcome {
+    let stream = env.stream()?;
+    let (a, b) = (env.buffer(&stream, 1 << 16)?, env.buffer(&stream, 1 << 16)?);
+    for round in 0..20u32 {
+        // Each step undoes what another order would leave.
+        let ops = [fill(&a, round, 1), copy(&a, &b), fill(&a, round + 100, 1), copy(&a, &b), fill(&a, 255, 1)];
+        env.submit(&stream, &ops)?;
+        env.submit(&stream, &[copy(&b, &a)])?;
+        let value = (round + 100) as u8;
+        check!(env.read(&stream, &a)?.iter().all(|&x| x == value), "round {round}: not the last copy's {value}");
+        check!(env.read(&stream, &b)?.iter().all(|&x| x == value), "round {round}: the copy overtook a fill");
+    }
+    Ok(())
+}
+
+fn overlap(env: &Env) -> Outcome {
+    let (a, b) = (env.stream()?, env.stream()?);
+    let pinned = env.device().memory(MemoryKind::Pinned)?;
+    let shared = pinned.alloc(Layout::new(512), leasehold_on(&a))?;
+    let at =
+        |offset: u64, len: u64, access| Binding { addr: shared.addr() + offset, len, native: shared.native(), access };
+    // SAFETY: pinned memory is host memory at its address, aligned to 256, as long as its lease lives.
+    let seen = unsafe { &*((shared.addr() + 256) as *const AtomicU32) };
+    seen.store(0, Ordering::Relaxed);
+    // SAFETY: as above.
+    unsafe { &*(shared.addr() as *const AtomicU32) }.store(0, Ordering::Release);
+    let (spin, set) = (env.kernel(TestKernel::SpinUntilFlag)?, env.kernel(TestKernel::Fill)?);
+    let limit = u32::try_from(env.patience().as_millis()).unwrap_or(u32::MAX).to_le_bytes();
+    let waiting = env.dispatch(&a, &spin, 1, &[at(0, 4, Access::Read), at(256, 4, Access::Write)], &limit)?;
+    a.flush()?;
+    let setting = env.dispatch(&b, &set, 1, &[at(0, 4, Access::Write)], &1u32.to_le_bytes())?;
+    env.wait(&b, setting)?;
+    env.wait(&a, waiting)?;
+    check_eq!(seen.load(Ordering::Acquire), 1, "what the first stream's kernel saw of the second's");
+    Ok(())
+}
+
+fn priorities(env: &Env) -> Outcome {
+    let got = |p| -> Outcome<i32> { Ok(env.device().stream(&StreamDesc::priority(p))?.priority()) };
+    let (low, normal, high) = (got(i32::MIN)?, got(0)?, got(i32::MAX)?);
+    check!(low <= normal && normal <= high, "priorities {low}, {normal}, {high} are not in order");
+    check_eq!(got(high)?, high, "the greatest priority, asked for by its number");
+    check!(env.device().caps().priorities || (low, high) == (0, 0), "priorities without the capability: {low}, {high}");
+    Ok(())
+}
+
+fn other_thread(env: &Env) -> Outcome {
+    let stream = env.stream()?;
+    let buffer = env.buffer(&stream, 64)?;
+    direct(&stream, &[fill(&buffer, 1, 1)])?;
+    std::thread::scope(|scope| {
+        let there = scope.spawn(|| {
+            direct(&stream, &[fill(&buffer, 2, 1)])?;
+            env.read(&stream, &buffer)
+        });
+        let bytes = there.join().map_err(|_| crate::case::Stop::Failed("the other thread panicked".into()))??;
+        check_eq!(bytes, [2; 64], "work of the other thread");
+        Ok(())
+    })?;
+    direct(&stream, &[fill(&buffer, 3, 1)])?;
+    check_eq!(env.read(&stream, &buffer)?, [3; 64], "work of the first thread afterwards");
+    Ok(())
+}
+
+fn drop_pending(env: &Env) -> Outcome {
+    let (stream, reader) = (env.stream()?, env.stream()?);
+    let buffer = env.buffer(&stream, 4096)?;
+    env.write(&stream, &buffer, &[1; 4096])?;
+    let hold = env.hold(&stream)?;
+    let point = stream.line().at(env.submit(&stream, &[fill(&buffer, 9, 1)])?);
+    drop(stream);
+    check!(!point.is_settled(), "the work was over before its stream was let go");
+    hold.release()?;
+    env.reached(point)?;
+    check!(env.read(&reader, &buffer)?.iter().all(|&x| x == 9), "the dropped stream's work did not run");
+    Ok(())
+}
+
+fn flush_nothing(env: &Env) -> Outcome {
+    let stream = env.stream()?;
+    let before = stream.line().submitted();
+    let start = Instant::now();
+    for _ in 0..1000 {
+        stream.flush()?;
+    }
+    let took = start.elapsed();
+    check_eq!(stream.line().submitted(), before, "values after flushes of nothing");
+    check!(took < Duration::from_secs(1), "1,000 flushes of nothing took {took:?}");
+    Ok(())
+}
+
+fn idle_sync(env: &Env) -> Outcome {
+    let stream = env.stream()?;
+    let buffer = env.buffer(&stream, 64)?;
+    direct(&stream, &[fill(&buffer, 1, 1)])?;
+    env.drain(&stream)?;
+    let mut times: Vec<_> = (0..11)
+        .map(|_| {
+            let start = Instant::now();
+            env.drain(&stream).map(|()| start.elapsed())
+        })
+        .collect::<Outcome<_>>()?;
+    times.sort_unstable();
+    check!(times[5] < Duration::from_millis(3), "an idle stream takes {:?} to synchronise", times[5]);
+    Ok(())
+}
+
+fn query_pending(env: &Env) -> Outcome {
+    let stream = env.stream()?;
+    let buffer = env.buffer(&stream, 64)?;
+    let hold = env.hold(&stream)?;
+    let start = Instant::now();
+    let value = direct(&stream, &[fill(&buffer, 1, 1)])?;
+    for _ in 0..100 {
+        check!(stream.refresh()? < value, "complete while it was held back");
+        check_eq!(stream.line().check(value)?, false, "the query of held work");
+    }
+    check!(start.elapsed() < env.patience() / 2, "100 queries took {:?}", start.elapsed());
+    hold.release()?;
+    env.wait(&stream, value)?;
+    check!(stream.refresh()? >= value, "not complete after it was waited for");
+    check_eq!(stream.line().check(value)?, true, "the query of completed work");
+    Ok(())
+}
+
+fn submit_while_waiting(env: &Env) -> Outcome {
+    let stream = env.stream()?;
+    let buffer = env.buffer(&stream, 64)?;
+    let outcome = std::thread::scope(|scope| {
+        let waiter = scope.spawn(|| (0..200).try_for_each(|_| env.drain(&stream)));
+        for i in 0..200 {
+            direct(&stream, &[fill(&buffer, i, 1)])?;
+        }
+        waiter.join().map_err(|_| crate::case::Stop::Failed("the waiting thread panicked".into()))?
+    });
+    outcome?;
+    check_eq!(env.read(&stream, &buffer)?, [199; 64], "the last of 200 fills");
+    Ok(())
+}
+
+fn no_starving(env: &Env) -> Outcome {
+    let (held, free) = (env.stream()?, env.stream()?);
+    let buffer = env.buffer(&free, 64)?;
+    let hold = env.hold(&held)?;
+    let value = direct(&held, &[])?;
+    held.flush()?;
+    for i in 0..20 {
+        direct(&free, &[fill(&buffer, i, 1)])?;
+        check_eq!(env.read(&free, &buffer)?, [i as u8; 64], "fill {i} beside a held stream");
+    }
+    hold.release()?;
+    env.wait(&held, value)
+}
+
+fn dropped_guards(env: &Env) -> Outcome {
+    let (stream, other) = (env.stream()?, env.stream()?);
+    let buffer = env.buffer(&stream, 1 << 20)?;
+    let address = buffer.addr();
+    let hold = env.hold(&stream)?;
+    let point = stream.line().at(direct(&stream, &[fill(&buffer, 1, 1)])?);
+    buffer.mark_write(point);
+    drop(buffer);
+    drop(stream);
+    let taken: Vec<_> = (0..8).map(|_| env.buffer(&other, 1 << 20)).collect::<Outcome<_>>()?;
+    check!(!point.is_settled(), "the work was over although it was held back");
+    check!(
+        taken.iter().all(|b| b.addr() != address || other.line().knows(point.into())),
+        "memory in use by a dropped stream was lent to another without an order between them"
+    );
+    hold.release()?;
+    env.reached(point)
+}

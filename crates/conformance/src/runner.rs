@@ -1,0 +1,242 @@
+//! Runs cases: on a thread of their own, for a bounded time, in every variant.
+//!
+//! # Protocol
+//! A case runs on a fresh thread with a fresh backend. The runner waits for its answer up to a limit; a case that has not answered by then
+//! has failed, its thread is left behind, and what it worked with (lines, pools) goes into the message.
+//!
+//! This module must not know what a case does.
+
+use crate::case::{Case, Outcome, Stop, Tier};
+use crate::cases;
+use crate::env::{Env, Watch};
+use crate::factory::{Expectation, Factory};
+use crate::report::{CaseResult, Report, Status};
+use leasehold::DeviceId;
+use libtest_mimic::{Arguments, Completion, Failed, Trial};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::process::ExitCode;
+use std::sync::{Arc, mpsc};
+use std::time::{Duration, Instant};
+
+/// Whether the backend is wrapped.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Wrap {
+    /// As it is.
+    Plain,
+    /// In [`Validated`](leasehold::hal::Validated).
+    Validated,
+}
+
+/// How a case's work reaches the device.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Mode {
+    /// Submitted as it comes.
+    Eager,
+    /// Recorded, planned, instantiated and launched.
+    Replayed,
+}
+
+/// One way to run a case.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Variant {
+    /// The wrapper.
+    pub wrap: Wrap,
+    /// The mode.
+    pub mode: Mode,
+}
+
+impl Variant {
+    fn name(self) -> &'static str {
+        match (self.wrap, self.mode) {
+            (Wrap::Plain, Mode::Eager) => "plain",
+            (Wrap::Plain, Mode::Replayed) => "plain+replayed",
+            (Wrap::Validated, Mode::Eager) => "validated",
+            (Wrap::Validated, Mode::Replayed) => "validated+replayed",
+        }
+    }
+}
+
+/// Which cases to run, and how hard.
+#[derive(Debug, Clone)]
+pub struct Filter {
+    /// Cases by number; all when empty.
+    pub numbers: Vec<u16>,
+    /// One tier only.
+    pub tier: Option<Tier>,
+    /// One wrapper only.
+    pub wrap: Option<Wrap>,
+    /// The device to open; the backend's first otherwise.
+    pub device: Option<DeviceId>,
+    /// How long a single wait may take.
+    pub patience: Duration,
+    /// How long a case may take.
+    pub limit: Duration,
+    /// Cases that repeat something many times do so in full; otherwise a tenth of it.
+    pub thorough: bool,
+}
+
+impl Default for Filter {
+    fn default() -> Self {
+        Self {
+            numbers: Vec::new(),
+            tier: None,
+            wrap: None,
+            device: None,
+            patience: Duration::from_secs(10),
+            limit: Duration::from_secs(60),
+            thorough: false,
+        }
+    }
+}
+
+impl Filter {
+    /// Some cases only.
+    #[must_use]
+    pub fn only(numbers: &[u16]) -> Self {
+        Self { numbers: numbers.to_vec(), ..Self::default() }
+    }
+
+    fn takes(&self, case: &Case) -> bool {
+        (self.numbers.is_empty() || self.numbers.contains(&case.number)) && self.tier.is_none_or(|t| t == case.tier)
+    }
+}
+
+/// The cases.
+#[derive(Debug)]
+pub struct Suite {
+    cases: Vec<Case>,
+}
+
+impl Default for Suite {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl Suite {
+    /// All cases of this crate, by number.
+    #[must_use]
+    pub fn new() -> Self {
+        let mut cases: Vec<Case> = cases::all().copied().collect();
+        cases.sort_by_key(|c| (c.number, c.tier));
+        Self { cases }
+    }
+
+    /// The cases.
+    #[must_use]
+    pub fn cases(&self) -> &[Case] {
+        &self.cases
+    }
+
+    /// Each case with the variants that it runs in.
+    fn runs(&self, filter: &Filter) -> Vec<(Case, Variant)> {
+        let mut runs = Vec::new();
+        for case in self.cases.iter().filter(|c| filter.takes(c)) {
+            for wrap in [Wrap::Plain, Wrap::Validated] {
+                if filter.wrap.is_some_and(|w| w != wrap) {
+                    continue;
+                }
+                runs.push((*case, Variant { wrap, mode: Mode::Eager }));
+                if case.replayed {
+                    runs.push((*case, Variant { wrap, mode: Mode::Replayed }));
+                }
+            }
+        }
+        runs
+    }
+}
+
+/// Runs the cases that the filter takes, one after the other.
+pub fn run(factory: impl Factory, filter: &Filter) -> Report {
+    let factory: Arc<dyn Factory> = Arc::new(factory);
+    let results = Suite::new()
+        .runs(filter)
+        .into_iter()
+        .map(|(case, variant)| run_case(&factory, case, variant, filter))
+        .collect();
+    Report { results }
+}
+
+/// The body of a `tests/conformance.rs`: every case a named test, with the options of `cargo test` (a name, `--list`, `--exact`,
+/// `--ignored`, …). `LEASEHOLD_CONFORMANCE_THOROUGH=1` repeats in full. Cases run one at a time unless `--test-threads` says otherwise:
+/// some of them measure.
+pub fn harness(factory: impl Factory) -> ExitCode {
+    let mut arguments = Arguments::from_args();
+    arguments.test_threads = arguments.test_threads.or(Some(1));
+    let factory: Arc<dyn Factory> = Arc::new(factory);
+    let thorough = std::env::var_os("LEASEHOLD_CONFORMANCE_THOROUGH").is_some_and(|v| v != "0");
+    let filter = Arc::new(Filter { thorough, ..Filter::default() });
+    let trials = Suite::new().runs(&filter).into_iter().map(|(case, variant)| {
+        let (factory, filter) = (factory.clone(), filter.clone());
+        let name = format!("{}::{:03}_{}::{}", case.tier, case.number, case.name.replace(' ', "_"), variant.name());
+        Trial::ignorable_test(name, move || match run_case(&factory, case, variant, &filter).status {
+            Status::Passed | Status::ExpectedFailure(_) => Ok(Completion::Completed),
+            Status::Skipped(why) => Ok(Completion::ignored_with(why)),
+            Status::Failed(why) | Status::UnexpectedPass(why) => Err(Failed::from(why)),
+        })
+    });
+    let trials = trials.collect();
+    libtest_mimic::run(&arguments, trials).exit_code()
+}
+
+fn run_case(factory: &Arc<dyn Factory>, case: Case, variant: Variant, filter: &Filter) -> CaseResult {
+    let start = Instant::now();
+    let expectations = factory.expectations();
+    let known = |list: &[Expectation]| list.iter().find(|e| e.case == case.number).map(|e| e.reason);
+    let status = match known(expectations.unsupported) {
+        Some(reason) => Status::Skipped(reason.to_owned()),
+        None => {
+            let outcome = run_bounded(factory, case, variant, filter);
+            match (outcome, known(expectations.expected_failure)) {
+                (Err(Stop::Skipped(why)), _) => Status::Skipped(why),
+                (Ok(()), None) => Status::Passed,
+                (Ok(()), Some(reason)) => Status::UnexpectedPass(format!("was expected to fail: {reason}")),
+                (Err(Stop::Failed(why)), None) => Status::Failed(why),
+                (Err(Stop::Failed(why)), Some(reason)) => Status::ExpectedFailure(format!("{reason} ({why})")),
+            }
+        }
+    };
+    CaseResult {
+        case: case.number,
+        name: case.name,
+        tier: case.tier,
+        variant: variant.name().to_owned(),
+        status,
+        ms: start.elapsed().as_secs_f64() * 1e3,
+    }
+}
+
+fn run_bounded(factory: &Arc<dyn Factory>, case: Case, variant: Variant, filter: &Filter) -> Outcome {
+    let watch = Arc::new(Watch::default());
+    let (tell, told) = mpsc::channel();
+    let body = {
+        let (factory, filter, watch) = (factory.clone(), filter.clone(), watch.clone());
+        move || {
+            let outcome = catch_unwind(AssertUnwindSafe(|| {
+                let env = Env::new(factory, variant, &filter, watch)?;
+                env.needs(case.needs)?;
+                (case.run)(&env)?;
+                env.finish()
+            }));
+            let outcome = outcome.unwrap_or_else(|panic| {
+                let text = panic.downcast_ref::<&str>().map(|s| (*s).to_owned());
+                let text = text.or_else(|| panic.downcast_ref::<String>().cloned());
+                Err(Stop::Failed(format!("panicked: {}", text.unwrap_or_else(|| "without a message".to_owned()))))
+            });
+            // The runner may have given up on this case.
+            let _ = tell.send(outcome);
+        }
+    };
+    let thread = std::thread::Builder::new().name(format!("case {}", case.number)).spawn(body);
+    match thread {
+        Err(e) => Err(Stop::Failed(format!("no thread for the case: {e}"))),
+        Ok(thread) => match told.recv_timeout(filter.limit) {
+            Ok(outcome) => {
+                // It is at its end; a panic while it unwinds its last frame has been told already.
+                let _ = thread.join();
+                outcome
+            }
+            Err(_) => Err(Stop::Failed(format!("hangs: no answer in {:?}\n{}", filter.limit, watch.dump()))),
+        },
+    }
+}
