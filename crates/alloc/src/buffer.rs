@@ -67,6 +67,7 @@ const STORE: Ordering = Ordering::Release;
 impl Buffer {
     /// The address in the device's (or host's) address space; 0 for an empty buffer. While the buffer is symbolic: a name with
     /// [`SYMBOLIC`] set, unique among live symbolic ranges, so that address + offset stays identifiable.
+    #[doc(alias = "data")]
     #[inline]
     pub fn addr(&self) -> u64 {
         self.addr.load(Ordering::Acquire)

@@ -17,6 +17,7 @@ pub type Text = Cow<'static, str>;
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
 /// What can go wrong.
+#[doc(alias("INFINICORE_CHECK_ERROR", "throwError"))]
 #[derive(Debug, Clone, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {

@@ -237,6 +237,7 @@ impl Resource for Devices {
 }
 
 /// Enumerates devices and owns their states.
+#[doc(alias = "execution::cpu::DeviceManager")]
 #[derive(Debug, Default)]
 pub struct DeviceManager {
     store: OnceLock<(FixedSlotStore<Devices>, Arc<Topology>, CpuConfig)>,
