@@ -8,6 +8,8 @@
 //! * [`Error`] is the only error that crosses a public border.
 //! * [`sync`] is the only door to atomics and locks.
 
+#[cfg(feature = "bench")]
+pub mod bench;
 pub mod error;
 pub mod handle;
 pub mod lease;

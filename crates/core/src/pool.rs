@@ -98,7 +98,7 @@ impl<R: Resource> SlotPool<R> {
     ///
     /// # Errors
     /// What `create` says; `OverBudget` beyond `max_live`; `OutOfMemory`; `InvalidState` after shutdown.
-    #[inline]
+    #[inline(always)]
     pub fn acquire(&self, request: &R::Request<'_>) -> Result<Lease<R::Payload>> {
         let slot = self.take(request)?;
         // SAFETY: the slot is ours and holds a payload; the count made here is the lease's.
@@ -147,32 +147,40 @@ impl<R: Resource> SlotPool<R> {
     unsafe fn lend(slot: SlotOf<R>, unique: bool) -> (NonNull<Header>, NonNull<R::Payload>) {
         // SAFETY: by the contract; a field's address is not null.
         unsafe {
-            (*slot.as_ptr()).header.set_live(unique);
+            (*slot.as_ptr()).header.set_live_quietly(unique);
             (slot.cast::<Header>(), NonNull::new_unchecked((*slot.as_ptr()).payload.get().cast::<R::Payload>()))
         }
     }
 
     /// Takes a slot with a payload that fits the request out of a cell or list, or makes one.
-    #[inline]
+    ///
+    /// The common case comes back in a register; a result would go through memory, which costs as much as a read-modify-write.
+    #[inline(always)]
     fn take(&self, request: &R::Request<'_>) -> Result<SlotOf<R>> {
+        match self.take_at_hand(request) {
+            Some(slot) => Ok(slot),
+            None => self.take_slow(request),
+        }
+    }
+
+    /// Takes what lies at this thread's seat, if it fits.
+    #[inline]
+    fn take_at_hand(&self, request: &R::Request<'_>) -> Option<SlotOf<R>> {
         let inner = self.inner();
         let seat = seat::this_seat();
-        if inner.config.thread_cells
-            && let Some(index) = inner.cells.take(seat)
-        {
-            let slot = inner.slot(index);
-            if self.fits(slot, request) {
-                return Ok(slot);
-            }
-            self.put_idle(seat, slot);
-        } else if let Popped::Index(index) = inner.idle[seat % SHARDS].pop(|i| inner.next_of(i)) {
-            let slot = inner.slot(index);
-            if self.fits(slot, request) {
-                return Ok(slot);
-            }
-            self.put_idle(seat, slot);
+        let index = match inner.config.thread_cells.then(|| inner.cells.take(seat)).flatten() {
+            Some(index) => index,
+            None => match inner.idle[seat % SHARDS].pop(|i| inner.next_of(i)) {
+                Popped::Index(index) => index,
+                Popped::Empty | Popped::Closing => return None,
+            },
+        };
+        let slot = inner.slot(index);
+        if self.fits(slot, request) {
+            return Some(slot);
         }
-        self.take_slow(seat, request)
+        self.put_idle(seat, slot);
+        None
     }
 
     #[inline]
@@ -194,7 +202,8 @@ impl<R: Resource> SlotPool<R> {
 
     /// Nothing at hand: looks in the other shards and cells, then creates.
     #[cold]
-    fn take_slow(&self, seat: usize, request: &R::Request<'_>) -> Result<SlotOf<R>> {
+    fn take_slow(&self, request: &R::Request<'_>) -> Result<SlotOf<R>> {
+        let seat = seat::this_seat();
         loop {
             for shard in (0..SHARDS).map(|i| (seat + i) % SHARDS) {
                 if let Some(slot) = self.probe_list(shard, request) {
@@ -263,6 +272,8 @@ impl<R: Resource> SlotPool<R> {
         let slot = inner.slot(index);
         // SAFETY: the slot was popped: this call is alone with it, and it holds no payload. `self` is the owner.
         let (creation, generation) = unsafe { (Creation::new(self.0, slot), (*slot.as_ptr()).header.generation()) };
+        // SAFETY: alone with the slot.
+        unsafe { (*slot.as_ptr()).header.set_findable() };
         let payload = inner.resource.create(Handle::new(index, generation), request)?;
         Ok(Some(creation.succeed(payload)))
     }

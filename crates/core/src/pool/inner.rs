@@ -30,8 +30,6 @@ use crate::error::{OutOfMemory, Result};
 use crate::lease::{Header, Owner, OwnerOps};
 use crate::sync::atomic::{AtomicI64, AtomicU32, AtomicU64, Ordering};
 use crate::sync::{CachePadded, Mutex};
-use std::any::Any;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::ptr::NonNull;
 
 #[cfg(not(loom))]
@@ -337,15 +335,23 @@ unsafe fn weak<R: Resource>(hdr: NonNull<Header>, delta: i32) {
 }
 
 /// Runs `f`; `None` if it panicked. Not even the thrown value may panic here: leases are dropped during unwinding, too.
+#[cfg(not(loom))]
 #[inline]
-pub(super) fn quietly<T>(f: impl FnOnce() -> T) -> Option<T> {
+fn quietly<T>(f: impl FnOnce() -> T) -> Option<T> {
+    use std::panic::{AssertUnwindSafe, catch_unwind};
     #[cold]
-    fn discard(thrown: Box<dyn Any + Send>) {
+    fn discard(thrown: Box<dyn std::any::Any + Send>) {
         if let Err(again) = catch_unwind(AssertUnwindSafe(|| drop(thrown))) {
             std::mem::forget(again);
         }
     }
     catch_unwind(AssertUnwindSafe(f)).map_err(discard).ok()
+}
+
+/// A model reports what it finds by a panic, which must not be caught.
+#[cfg(loom)]
+fn quietly<T>(f: impl FnOnce() -> T) -> Option<T> {
+    Some(f())
 }
 
 /// The slot of a creation in progress: given back vacant unless the creation succeeds, by error or by panic.

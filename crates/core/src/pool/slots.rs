@@ -137,7 +137,7 @@ pub(super) fn next_first_generation() -> u32 {
     1
 }
 
-#[cfg(test)]
+#[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;
 

@@ -1,6 +1,8 @@
 //! Behaviour of the ground floor at its public API. The table in the crate's documentation says which sentence of the contracts
 //! each module holds.
 
+#![cfg(not(loom))]
+
 mod compile_fail;
 mod handle;
 mod lease;

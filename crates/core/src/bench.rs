@@ -1,0 +1,201 @@
+//! What handles and leases cost, beside what `Arc` costs in the same process. For programs; nothing here is a test.
+//!
+//! Each figure is taken in rounds: ours, then the peer's, a fraction of a millisecond each. The ratio of a round is unharmed by
+//! whatever else the machine does for longer than that; reported are medians over the rounds.
+//!
+//! This module must not print, and must not be needed by a library.
+
+use crate::{EventHandle, Fate, Handle, Lease, PoolConfig, Resource, Result, SlotPool, Tagged, tags};
+use std::hint::black_box;
+use std::sync::Arc;
+use std::time::Instant;
+
+/// One figure.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Figure {
+    /// What was measured.
+    pub name: &'static str,
+    /// Nanoseconds for one, the median.
+    pub ns: f64,
+    /// What it is held against; empty when against time alone.
+    pub peer: &'static str,
+    /// Nanoseconds for one of the peer's, the median; 0 without a peer.
+    pub peer_ns: f64,
+    /// The median of the rounds' ratios; 0 without a peer.
+    pub ratio: f64,
+    /// What `ratio`, or without a peer `ns`, should not exceed.
+    pub limit: f64,
+}
+
+impl Figure {
+    /// Whether the figure is within its limit.
+    #[must_use]
+    pub fn holds(&self) -> bool {
+        (if self.peer.is_empty() { self.ns } else { self.ratio }) <= self.limit
+    }
+}
+
+/// The payload: as large as a small native object with its bookkeeping.
+struct Thing([u64; 4]);
+
+impl Tagged for Thing {
+    type Tag = tags::Event;
+}
+
+struct Things;
+
+impl Resource for Things {
+    type Payload = Thing;
+    type Request<'a> = u64;
+    const NAME: &'static str = "thing";
+
+    fn create(&self, handle: EventHandle, request: &u64) -> Result<Thing> {
+        Ok(Thing([*request, u64::from(handle.index()), 0, 0]))
+    }
+
+    #[inline]
+    fn fits(&self, idle: &mut Thing, request: &u64) -> bool {
+        idle.0[0] = *request;
+        true
+    }
+
+    #[inline]
+    fn recycle(&self, _: &mut Thing) -> Fate {
+        Fate::Keep
+    }
+}
+
+/// What the figures are taken on.
+pub struct Bench {
+    list: SlotPool<Things>,
+    cells: SlotPool<Things>,
+    lease: Lease<Thing>,
+    handle: Handle<tags::Event>,
+    arc: Arc<Thing>,
+}
+
+type Body = fn(&Bench, u64);
+
+impl Bench {
+    /// Pools with an idle resource each, and one that is held.
+    ///
+    /// # Errors
+    /// `OutOfMemory`.
+    pub fn new() -> Result<Self> {
+        let list = SlotPool::new(Things, PoolConfig::default())?;
+        let cells = SlotPool::new(Things, PoolConfig { thread_cells: true, ..PoolConfig::default() })?;
+        let lease = list.acquire(&1)?;
+        let handle = lease.handle();
+        Ok(Self { list, cells, lease, handle, arc: Arc::new(Thing([1; 4])) })
+    }
+
+    /// The operations by name; each runs `n` times.
+    #[must_use]
+    pub fn body(name: &str) -> Option<Body> {
+        Some(match name {
+            "acquire_release" => Self::acquire_release,
+            "acquire_release_cells" => Self::acquire_release_cells,
+            "clone_drop" => Self::clone_drop,
+            "lease_handle_drop" => Self::lease_handle_drop,
+            "is_alive" => Self::is_alive,
+            "arc_new_drop" => Self::arc_new_drop,
+            "arc_clone_drop" => Self::arc_clone_drop,
+            _ => return None,
+        })
+    }
+
+    #[inline(never)]
+    fn acquire_release(&self, n: u64) {
+        for i in 0..n {
+            let Ok(lease) = self.list.acquire(black_box(&i)) else { return };
+            drop(black_box(lease));
+        }
+    }
+
+    #[inline(never)]
+    fn acquire_release_cells(&self, n: u64) {
+        for i in 0..n {
+            let Ok(lease) = self.cells.acquire(black_box(&i)) else { return };
+            drop(black_box(lease));
+        }
+    }
+
+    #[inline(never)]
+    fn clone_drop(&self, n: u64) {
+        for _ in 0..n {
+            drop(black_box(black_box(&self.lease).clone()));
+        }
+    }
+
+    #[inline(never)]
+    fn lease_handle_drop(&self, n: u64) {
+        for _ in 0..n {
+            let Ok(lease) = self.list.lease(black_box(self.handle)) else { return };
+            drop(black_box(lease));
+        }
+    }
+
+    #[inline(never)]
+    fn is_alive(&self, n: u64) {
+        for _ in 0..n {
+            black_box(self.list.is_alive(black_box(self.handle)));
+        }
+    }
+
+    #[inline(never)]
+    fn arc_new_drop(&self, n: u64) {
+        for i in 0..n {
+            drop(black_box(Arc::new(black_box(Thing([i, 0, 0, 0])))));
+        }
+    }
+
+    #[inline(never)]
+    fn arc_clone_drop(&self, n: u64) {
+        for _ in 0..n {
+            drop(black_box(black_box(&self.arc).clone()));
+        }
+    }
+
+    fn time(&self, body: Body, n: u64) -> f64 {
+        let begin = Instant::now();
+        body(self, n);
+        begin.elapsed().as_nanos() as f64 / n as f64
+    }
+}
+
+fn median(values: &mut [f64]) -> f64 {
+    values.sort_unstable_by(f64::total_cmp);
+    values[values.len() / 2]
+}
+
+/// Takes all figures: about a quarter of a second.
+///
+/// # Errors
+/// `OutOfMemory`.
+pub fn run() -> Result<Vec<Figure>> {
+    const ROUNDS: usize = 101;
+    const TIMES: u64 = 5_000;
+    let new = ("Arc::new + drop", Bench::arc_new_drop as Body);
+    let clone = ("Arc clone + drop", Bench::arc_clone_drop as Body);
+    let figures: [(&str, Body, Option<(&str, Body)>, f64); 5] = [
+        ("acquire + release of a recycled slot", Bench::acquire_release, Some(new), 1.8),
+        ("acquire + release through a thread cell", Bench::acquire_release_cells, Some(new), 1.0),
+        ("clone + drop", Bench::clone_drop, Some(clone), 1.05),
+        ("lease by handle + drop", Bench::lease_handle_drop, Some(clone), 1.3),
+        ("is_alive", Bench::is_alive, None, 4.0),
+    ];
+    let bench = Bench::new()?;
+    let take = |(name, ours, peer, limit): (&'static str, Body, Option<(&'static str, Body)>, f64)| {
+        let (mut ns, mut peer_ns, mut ratios) = ([0.0; ROUNDS], [0.0; ROUNDS], [0.0; ROUNDS]);
+        for round in 0..ROUNDS {
+            ns[round] = bench.time(ours, TIMES);
+            if let Some((_, body)) = peer {
+                peer_ns[round] = bench.time(body, TIMES);
+                ratios[round] = ns[round] / peer_ns[round];
+            }
+        }
+        let (ns, peer_ns, ratio) = (median(&mut ns), median(&mut peer_ns), median(&mut ratios));
+        Figure { name, ns, peer: peer.map_or("", |(name, _)| name), peer_ns, ratio, limit }
+    };
+    Ok(figures.into_iter().map(take).collect())
+}

@@ -1,0 +1,89 @@
+//! Lines: no wake-up is lost, and what failed never looks settled.
+
+use crate::support::*;
+use leasehold_core::sync::{Arc, thread};
+use leasehold_core::*;
+
+/// A lost wake-up is a dead lock, which loom reports.
+#[test]
+fn wait_beside_complete() {
+    explore("wait_beside_complete", 8, &["had to wait", "complete at once"], |seen| {
+        let line = Arc::new(Line::for_model());
+        ok(line.advance());
+        let there = line.clone();
+        side_by_side(
+            move || there.complete(1),
+            || {
+                seen.note(if ok(line.check(1)) { "complete at once" } else { "had to wait" });
+                ok(line.wait(1, None));
+            },
+        );
+    });
+}
+
+#[test]
+fn two_waiters_beside_complete() {
+    explore("two_waiters_beside_complete", 4, &["had to wait"], |seen| {
+        let line = Arc::new(Line::for_model());
+        ok(line.advance());
+        let waiter = || {
+            let (line, seen) = (line.clone(), seen.clone());
+            thread::spawn(move || {
+                if !ok(line.check(1)) {
+                    seen.note("had to wait");
+                }
+                ok(line.wait(1, None));
+            })
+        };
+        let waiters = [waiter(), waiter()];
+        line.complete(1);
+        for waiter in waiters {
+            waiter.join().unwrap();
+        }
+    });
+}
+
+#[test]
+fn wait_beside_poison() {
+    explore("wait_beside_poison", 7, &["had to wait", "failed at once"], |seen| {
+        let line = Arc::new(Line::for_model());
+        ok(line.advance());
+        let there = line.clone();
+        side_by_side(
+            move || there.poison(1, Error::state("told to")),
+            || {
+                seen.note(if line.check(1).is_err() { "failed at once" } else { "had to wait" });
+                let error = line.wait(1, None).expect_err("it failed");
+                assert_eq!(error.to_string(), "invalid state: told to", "the cause is there before the mark");
+            },
+        );
+    });
+}
+
+/// Poison, then complete: whoever sees the completion sees the failure.
+#[test]
+fn what_failed_never_looks_settled() {
+    explore("what_failed_never_looks_settled", 5, &["complete", "pending", "failed"], |seen| {
+        let line = Arc::new(Line::for_model());
+        ok(line.advance());
+        let there = line.clone();
+        let theirs = move || {
+            there.poison(1, Error::state("told to"));
+            there.complete(1);
+        };
+        side_by_side(theirs, || {
+            assert!(!line.is_settled(1));
+            match line.check(1) {
+                Ok(complete) => {
+                    assert!(!complete, "complete and not failed");
+                    seen.note("pending");
+                }
+                Err(_) => seen.note("failed"),
+            }
+            if line.completed() == 1 {
+                seen.note("complete");
+            }
+        });
+        assert!(!line.is_settled(1) && line.check(1).is_err());
+    });
+}
