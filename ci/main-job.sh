@@ -1,12 +1,18 @@
 #!/bin/sh
 # The main job, built for release: the bundled model's tokens and logits beside the golden values, in both modes, with one to four
-# threads; then the binary alone, copied elsewhere, in an empty environment.
+# threads; models of other shapes; then the binary alone, copied elsewhere, in an empty environment.
 set -eu
 cd "$(dirname "$0")/.."
 target=${CARGO_TARGET_DIR:-target}
 cargo build --quiet --release
 cargo build --quiet --release -p leasehold-cli --example check_golden
-"$target/release/examples/check_golden" "$target/release/leasehold" models/tiny-python/golden.json threads="${THREADS:-1,2,3,4}"
+check() { "$target/release/examples/check_golden" "$target/release/leasehold" "$@"; }
+check models/tiny-python/golden.json threads="${THREADS:-1,2,3,4}"
+for model in crates/llama/tests/models/*/; do
+    model=${model%/}
+    printf '%s: ' "${model##*/}"
+    check "$model/golden.json" model="$model" threads=1,2
+done
 
 elsewhere=$(mktemp -d)
 trap 'rm -rf "$elsewhere"' EXIT
