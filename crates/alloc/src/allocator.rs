@@ -1,6 +1,7 @@
 //! The allocator: the store under a lock, the backing, and the leases on the rows of its block table.
 //!
 //! # Protocol
+//! - Small blocks that were just freed lie in magazines in front of the lock ([`front`](crate::front)).
 //! - The lock guards the store, the list of vacant rows and the retire list. It is never held across a call of the backing, of a
 //!   timeline, of a reclaimer or of a foreign destructor.
 //! - A free runs in the drop of the last lease: [`last`]. It makes no driver call, waits for nothing but the lock, and works on any thread.
@@ -10,10 +11,11 @@
 
 use crate::backing::{Backing, BackingCaps};
 use crate::budget::Budget;
-use crate::buffer::{ARENA, Buffer, EMPTY, HostKind, IMPORTED, NO_SLOT, Row};
+use crate::front::{Chain, Front, Put, thread_number};
+use crate::buffer::{ARENA, Buffer, EMPTY, HostKind, IMPORTED, NO_CLASS, NO_SLOT, Row};
 use crate::config::{AllocStats, AllocatorConfig};
 use crate::heap::passed;
-use crate::layout::{Layout, SIZE_LIMIT};
+use crate::layout::{Layout, MIN_ALIGN, SIZE_LIMIT, SLAB_MAX, class_of};
 use crate::store::{Block, Need, Spot, Store};
 use crate::table::{Table, Vacant};
 use leasehold_core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
@@ -98,6 +100,7 @@ pub(crate) struct Inner {
     owner: Owner,
     refs: AtomicU64,
     pub(crate) table: Table,
+    pub(crate) front: Front,
     pub(crate) core: CachePadded<Mutex<Core>>,
     pub(crate) backing: Box<dyn Backing>,
     pub(crate) caps: BackingCaps,
@@ -136,6 +139,7 @@ static OPS: OwnerOps = OwnerOps { name: "buffer", last, weak };
 /// assert!(!allocator.is_alive(handle));
 /// # Ok::<(), Error>(())
 /// ```
+#[doc(alias = "MemoryAllocator")]
 #[derive(Clone)]
 #[doc(alias = "PinnableBlockAllocator")]
 #[doc(alias = "DevicePinnedHostAllocator")]
@@ -180,10 +184,10 @@ unsafe fn last(hdr: NonNull<Header>) {
     // SAFETY: the header is the first field of a row of our table, which is alive as long as one of its rows is out.
     let (row, inner) = unsafe { (hdr.cast::<Row>().as_ref(), inner_of(hdr)) };
     // SAFETY: as above.
-    let orphan = unsafe { inner.as_ref() }.free(row);
-    if orphan {
-        // SAFETY: an orphan counts the rows that are out; this one came back.
-        unsafe { release(inner, 1) };
+    let owed = unsafe { inner.as_ref() }.free(row);
+    if owed > 0 {
+        // SAFETY: an orphan counts the rows that are out; these came back.
+        unsafe { release(inner, owed) };
     }
 }
 
@@ -241,6 +245,11 @@ impl Allocator {
             }
         }
         let limit = config.budget;
+        let front = if config.magazines && !config.pass_through {
+            Front::new(std::thread::available_parallelism().map_or(4, usize::from), config.magazine_bytes)
+        } else {
+            Front::none()
+        };
         let core = Core {
             store,
             vacant: Vacant::new(),
@@ -257,6 +266,7 @@ impl Allocator {
             owner: Owner { ops: &OPS },
             refs: AtomicU64::new(1),
             table: Table::new(),
+            front,
             core: CachePadded::new(Mutex::new(core)),
             backing,
             caps,
@@ -374,7 +384,7 @@ impl Allocator {
     pub fn reset_peaks(&self) {
         let inner = self.inner();
         inner.budget.reset_peak();
-        let live = inner.core.lock().live_bytes;
+        let live = inner.core.lock().live_bytes.wrapping_add_signed(inner.front.stats().3);
         inner.counters.live_peak.store(live, Ordering::Relaxed);
     }
 
@@ -382,6 +392,7 @@ impl Allocator {
     /// driver call.
     pub fn drain(&self) {
         let inner = self.inner();
+        inner.flush();
         inner.core.lock().store.drain(true);
         inner.sweep_retired();
         crate::grave::sweep();
@@ -468,6 +479,16 @@ impl Inner {
         if layout.size == 0 {
             return self.empty(on);
         }
+        if layout.size <= SLAB_MAX && layout.align <= MIN_ALIGN {
+            // SAFETY: the table lives as long as the allocator, and rows in its magazines are rows of it.
+            let hit = unsafe {
+                self.front.take(thread_number(), class_of(layout.size), on.line.id(), layout.size)
+            };
+            if let Some(row) = hit {
+                row.buffer.relend(layout.size);
+                return Ok(self.lend(row));
+            }
+        }
         let Some(need) = Need::of(layout.size, layout.align).filter(|_| layout.size <= SIZE_LIMIT)
         else {
             return Err(self.refuse(layout));
@@ -497,11 +518,12 @@ impl Inner {
         };
         row.place.store(place, Ordering::Relaxed);
         row.slot.store(slot, Ordering::Relaxed);
+        row.class.store(block.class, Ordering::Relaxed);
         row.buffer.describe(block.addr, block.native, size, Some(line), kind_bits(self.config.host_kind));
         row.buffer.inherit(block.stamp);
         core.allocations += 1;
-        core.live_bytes += size;
-        if core.live_bytes > self.counters.live_peak.load(Ordering::Relaxed) {
+        core.live_bytes = core.live_bytes.wrapping_add(size);
+        if core.live_bytes > self.counters.live_peak.load(Ordering::Relaxed) && core.live_bytes >> 63 == 0 {
             self.counters.live_peak.store(core.live_bytes, Ordering::Relaxed);
         }
         Ok(self.lend(row))
@@ -516,39 +538,87 @@ impl Inner {
         Ok(self.lend(row))
     }
 
-    /// Takes a row back that nobody holds. `true`: the allocator is an orphan, and the caller owes it one count.
+    /// Takes a row back that nobody holds. Returns the counts that the caller owes to an orphaned allocator.
     #[inline]
-    fn free(&self, row: &Row) -> bool {
+    fn free(&self, row: &Row) -> u64 {
         let buffer = &row.buffer;
         let flags = buffer.flags();
         if flags & (IMPORTED | ARENA | EMPTY) != 0 {
-            return self.free_special(row, flags);
+            return u64::from(self.free_special(row, flags));
         }
         let spot = match row.slot.load(Ordering::Relaxed) {
             NO_SLOT => Spot::Node(row.place.load(Ordering::Relaxed)),
             slot => Spot::Slot(row.place.load(Ordering::Relaxed), slot),
         };
         let len = buffer.len();
-        if buffer.is_private() {
-            let stamp = buffer.own_stamp();
-            let mut core = self.core.lock();
-            core.store.give(spot, stamp);
-            core.live_bytes -= len;
-            self.table.put(&mut core.vacant, row);
-            return core.orphan;
+        if !buffer.is_private() {
+            return self.free_shared_slow(row, spot, len);
         }
-        self.free_shared_slow(row, spot, len)
+        let stamp = buffer.own_stamp();
+        if !self.table.renew(row) {
+            return self.free_worn_slow(spot, stamp, len);
+        }
+        let class = row.class.load(Ordering::Relaxed);
+        if class != NO_CLASS
+            && let Put::Kept(chain, drift) =
+                self.front.put(thread_number(), row, usize::from(class), buffer.home_line(), len)
+        {
+            return if chain.is_empty() && drift == 0 { 0 } else { self.receive(chain, drift) };
+        }
+        let mut core = self.core.lock();
+        core.store.give(spot, stamp);
+        core.live_bytes = core.live_bytes.wrapping_sub(len);
+        self.table.put_renewed(&mut core.vacant, row);
+        u64::from(core.orphan)
+    }
+
+    /// The row's generations are used up: it is not used again.
+    #[cold]
+    fn free_worn_slow(&self, spot: Spot, stamp: Stamp, len: u64) -> u64 {
+        let mut core = self.core.lock();
+        core.store.give(spot, stamp);
+        core.live_bytes = core.live_bytes.wrapping_sub(len);
+        core.vacant.live -= 1;
+        u64::from(core.orphan)
     }
 
     #[cold]
-    fn free_shared_slow(&self, row: &Row, spot: Spot, len: u64) -> bool {
+    fn free_shared_slow(&self, row: &Row, spot: Spot, len: u64) -> u64 {
         let stamps = uses(&row.buffer);
         row.buffer.reset();
         let mut core = self.core.lock();
         core.store.give_shared(spot, &stamps);
-        core.live_bytes -= len;
+        core.live_bytes = core.live_bytes.wrapping_sub(len);
         self.table.put(&mut core.vacant, row);
-        core.orphan
+        u64::from(core.orphan)
+    }
+
+    /// Takes rows from the magazines into the core, and what they know about live bytes.
+    #[cold]
+    fn receive(&self, mut chain: Chain, drift: i64) -> u64 {
+        let mut n = 0;
+        let mut core = self.core.lock();
+        // SAFETY: the table lives as long as `self`, and the chain's rows are rows of it.
+        while let Some(row) = unsafe { chain.pop() } {
+            let spot = Spot::Slot(row.place.load(Ordering::Relaxed), row.slot.load(Ordering::Relaxed));
+            core.store.give(spot, row.buffer.own_stamp());
+            self.table.put_renewed(&mut core.vacant, row);
+            n += 1;
+        }
+        core.live_bytes = core.live_bytes.wrapping_add_signed(drift);
+        let live = core.live_bytes;
+        if live > self.counters.live_peak.load(Ordering::Relaxed) && live >> 63 == 0 {
+            self.counters.live_peak.store(live, Ordering::Relaxed);
+        }
+        if core.orphan { n } else { 0 }
+    }
+
+    /// Brings everything in the magazines back to the core.
+    pub(crate) fn flush(&self) {
+        let (chain, drift) = self.front.flush(false);
+        // The caller holds the allocator: nobody is owed anything.
+        let owed = self.receive(chain, drift);
+        debug_assert_eq!(owed, 0);
     }
 
     #[cold]
@@ -602,6 +672,9 @@ impl Inner {
 
     /// The keeper is gone: from now on rows that come back count down.
     fn orphan(&self) {
+        let (chain, drift) = self.front.flush(true);
+        let owed = self.receive(chain, drift);
+        debug_assert_eq!(owed, 0);
         let mut core = self.core.lock();
         core.orphan = true;
         self.refs.fetch_add(u64::from(core.vacant.live), Ordering::Relaxed);
@@ -611,21 +684,21 @@ impl Inner {
     pub(crate) fn is_over(&self) -> bool {
         let mut core = self.core.lock();
         core.store.drain(true);
-        let (_, pending) = core.store.free_bytes();
-        pending == 0
-            && core.store.slabs.waiting().next().is_none()
-            && core.retired.iter().all(|(s, _)| s.iter().all(|&s| passed(s)))
+        let mut slots = core.store.slabs.waiting().next().is_none();
+        core.store.slabs.pending(|_, s| slots &= passed(s));
+        slots && core.store.heap.is_over() && core.retired.iter().all(|(s, _)| s.iter().all(|&s| passed(s)))
     }
 
     fn stats(&self) -> AllocStats {
         let core = self.core.lock();
+        let (rows, kept, hits, drift) = self.front.stats();
         let (free_ready, free_not_ready) = core.store.free_bytes();
         let c = &self.counters;
         let cached = core.store.heap.res.cached.iter();
         AllocStats {
-            live: u64::from(core.vacant.live) - core.imported,
-            live_bytes: core.live_bytes,
-            live_peak: c.live_peak.load(Ordering::Relaxed),
+            live: u64::from(core.vacant.live).saturating_sub(core.imported + rows),
+            live_bytes: core.live_bytes.wrapping_add_signed(drift),
+            live_peak: c.live_peak.load(Ordering::Relaxed).max(core.live_bytes.wrapping_add_signed(drift)),
             reserved: self.budget.committed(),
             reserved_peak: self.budget.peak(),
             imported: core.imported,
@@ -633,14 +706,14 @@ impl Inner {
             free_ready,
             free_not_ready,
             free_in_slabs: core.store.slabs.bytes().1,
-            free_in_magazines: 0,
+            free_in_magazines: kept,
             cached_pieces: cached
                 .map(|&p| core.store.heap.res.bytes(core.store.heap.res.pieces[p as usize].granules))
                 .sum(),
             quarantined: core.store.heap.res.quarantined,
             in_graphs: c.in_graphs.load(Ordering::Relaxed),
-            allocations: core.allocations,
-            magazine_hits: 0,
+            allocations: core.allocations + hits,
+            magazine_hits: hits,
             growths: c.growths.load(Ordering::Relaxed),
             remaps: c.remaps.load(Ordering::Relaxed),
             host_waits: c.host_waits.load(Ordering::Relaxed),

@@ -203,11 +203,72 @@ impl Heap {
             }
             None => return READY,
         };
+        if self.lines == 1 {
+            self.part_lanes();
+        }
         self.lanes[slot].line = Some(line);
         self.lanes[slot].used_at = self.tick;
         self.lane_of_line[id] = slot as u8;
         self.lines += 1;
         slot as u8
+    }
+
+    /// A second line comes: what the first one's lane has absorbed goes back to lane 0, granule by granule, unless its last use goes on.
+    fn part_lanes(&mut self) {
+        let shift = self.res.shift;
+        let known = self.res.granules.len() as u32;
+        for lane in 1..self.lanes.len() {
+            let mut left = self.lanes[lane].index.count();
+            let mut at = self.lanes[lane].oldest;
+            while at != NIL && left > 0 {
+                let Node { start, units, stamp, age_next, span, .. } = self.nodes[at];
+                left -= 1;
+                let (mut id, end) = (at, start + units);
+                at = age_next;
+                if passed(stamp) || !self.spans[usize::from(span)].paged {
+                    continue;
+                }
+                let busy = |heap: &Heap, g: u32| {
+                    let granule = heap.res.granules[g as usize];
+                    let mine = granule.last.line_id() == stamp.line_id();
+                    granule.piece != NIL && !(mine && passed(granule.last))
+                };
+                // Whole granules only; the edges stay in the lane.
+                let mut g = start.div_ceil(1 << shift);
+                while g << shift < end && (g + 1) << shift <= end {
+                    let from = g;
+                    let part = g >= known || !busy(self, g);
+                    g += 1;
+                    while (g + 1) << shift <= end && (g >= known || !busy(self, g)) == part {
+                        g = if g >= known { end >> shift } else { g + 1 };
+                    }
+                    if !part || self.nodes.ensure(2).is_err() {
+                        continue;
+                    }
+                    self.unlink_free(id);
+                    let mut ready = id;
+                    if self.nodes[id].start < from << shift {
+                        ready = self.split(id, (from << shift) - self.nodes[id].start);
+                        self.link_free(id, lane as u8, stamp);
+                    }
+                    let rest = if g << shift < end { self.split(ready, (g - from) << shift) } else { NIL };
+                    if rest != NIL {
+                        self.link_free(rest, lane as u8, stamp);
+                    }
+                    self.settle(ready, READY, Stamp::NEVER, false);
+                    if rest == NIL {
+                        break;
+                    }
+                    id = rest;
+                }
+            }
+        }
+    }
+
+    /// Whether nobody uses free memory any more.
+    pub(crate) fn is_over(&self) -> bool {
+        let free = self.nodes.rows.iter().filter(|n| n.state == State::Free && n.lane != READY);
+        self.waiting.iter().all(|w| w.1.iter().all(|&s| passed(s))) && { free }.all(|n| passed(n.stamp))
     }
 
     /// The lane in which a stamp's memory lies while it has not passed, if the line has one.

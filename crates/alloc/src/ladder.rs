@@ -90,6 +90,7 @@ impl Inner {
     fn climb(&self, need: Need, layout: Layout, on: On<'_>, trail: &mut Trail) -> Lent {
         let size = layout.size;
         // 1, 2
+        self.flush();
         {
             let mut core = self.core.lock();
             core.store.drain(true);
@@ -121,6 +122,7 @@ impl Inner {
             return Ok(Some(lease));
         }
         // 6, 7
+        self.flush();
         if let Some(lease) = self.scrape(need, layout, on, trail)? {
             return Ok(Some(lease));
         }
@@ -227,6 +229,14 @@ impl Inner {
         (1u64 << part.ilog2()).clamp(granule, PIECE.max(granule))
     }
 
+    /// Pieces of one growth. Growth below an earlier peak comes from fragmentation: a workload that repeats is brought to rest by more of
+    /// it at once, where more may be taken.
+    fn pieces(&self, core: &Core, size: u64) -> u64 {
+        let peak = self.counters.live_peak.load(Ordering::Relaxed);
+        let below = core.live_bytes.saturating_add(size) < peak - peak / 128;
+        if below && !self.may_move(core) { 4 } else { 1 }
+    }
+
     /// Grows. `pressed`: move free granules whatever the policy and the credit say, and take no more than needed.
     fn grow(&self, need: Need, size: u64, on: On<'_>, pressed: bool, trail: &mut Trail) -> Lent {
         let paged = {
@@ -248,7 +258,8 @@ impl Inner {
                 let mut core = self.core.lock();
                 let steal = pressed || self.may_move(&core);
                 let wait = !pressed && waits < MOST_NEAR_WAITS && self.may_wait(&core);
-                let means = Means { steal, create: true, wait, piece };
+                let pieces = if piece > 1 || !pressed { self.pieces(&core, size) as u32 } else { 1 };
+                let means = Means { steal, create: true, wait, piece, round: piece * pieces };
                 let lane = core.store.heap.lane_for(on.line);
                 let units = core.store.units(need);
                 let planned = core.store.heap.plan(units, need.align, lane, means, &self.budget)?;
@@ -487,7 +498,7 @@ impl Inner {
         };
         let mut report = OutOfMemory::new(self.config.name.clone(), layout.size);
         report.reserved = self.budget.committed();
-        report.live = stats.3;
+        report.live = stats.3.wrapping_add_signed(self.front.stats().3);
         report.free_ready = stats.0;
         report.free_not_ready = stats.1;
         report.largest_free = stats.2;
@@ -510,8 +521,13 @@ impl Inner {
 
     /// Gives free memory back to the driver until at most `keep` bytes lie free.
     pub(crate) fn trim(&self, keep: u64) -> Result<u64> {
+        self.flush();
         self.sweep_retired();
         crate::grave::sweep();
+        self.trim_core(keep)
+    }
+
+    fn trim_core(&self, keep: u64) -> Result<u64> {
         let (steps, segments) = {
             let mut core = self.core.lock();
             core.store.drain(true);
@@ -572,7 +588,8 @@ pub(crate) fn tear_down(inner: &mut Inner) {
     let retired = std::mem::take(&mut inner.core_mut().retired);
     drop(retired);
     // A trim that fails has given back what it could; the rest is the driver's own fault and leaks.
-    let _ = inner.trim(0);
+    // (The magazines were closed when the keeper went.)
+    let _ = inner.trim_core(0);
     let spans: Vec<_> = inner.core_mut().store.heap.spans.iter().filter(|s| s.live && s.paged).copied().collect();
     for span in spans {
         let heap = &inner.core_mut().store.heap;

@@ -6,6 +6,7 @@ mod budget;
 mod buffer;
 mod config;
 mod fake;
+mod front;
 mod grave;
 mod heap;
 mod ladder;

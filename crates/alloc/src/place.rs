@@ -20,6 +20,8 @@ pub(crate) struct Means {
     pub(crate) wait: bool,
     /// The size of new pieces in granules.
     pub(crate) piece: u32,
+    /// What is newly taken is a multiple of so many granules, where addresses and budget allow.
+    pub(crate) round: u32,
 }
 
 /// What came of planning.
@@ -103,8 +105,8 @@ impl Heap {
         }
         loot.truncate(now);
         // Growth in pieces of several granules takes more of the addresses above than it needs.
-        if means.create && short > 0 && means.piece > 1 {
-            let extra = short.next_multiple_of(means.piece) - short;
+        if means.create && short > 0 && means.round > 1 {
+            let extra = short.next_multiple_of(means.round) - short;
             if self.res.bytes(short + extra) <= budget.room() {
                 for _ in 0..extra {
                     if b & (granule - 1) == 0 && b + granule <= n.end() && bare(b) {

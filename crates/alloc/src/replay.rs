@@ -10,9 +10,10 @@ use crate::config::{AllocatorConfig, Policy};
 use crate::fake::FakeBacking;
 use crate::layout::Layout;
 use crate::trace::Trace;
-use leasehold_core::sync::atomic::{AtomicU64, Ordering};
+use leasehold_core::sync::Mutex;
+use leasehold_core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use leasehold_core::{Error, Lease, Line, LineOwner, Point, Result, Timeline};
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 use std::time::{Duration, Instant};
 
 /// How to replay.
@@ -98,6 +99,28 @@ pub struct VirtualStream {
     host_waits: AtomicU64,
 }
 
+/// What virtual streams wait for, by line: from which value on, and for which point.
+static WAITS: Mutex<BTreeMap<u16, Vec<(u64, Point)>>> = Mutex::new(BTreeMap::new());
+/// Whether there are any, so that a replay without waits takes no lock.
+static ANY_WAITS: AtomicBool = AtomicBool::new(false);
+
+/// Lets virtual time pass until a point is over: first whatever its stream was made to wait for before it.
+pub fn pass(point: Point) {
+    if ANY_WAITS.load(Ordering::Relaxed) {
+        let mut first = Vec::new();
+        if let Some(list) = WAITS.lock().get_mut(&point.line_id().get()) {
+            list.retain(|w| {
+                if w.0 <= point.value() {
+                    first.push(w.1);
+                }
+                w.0 > point.value()
+            });
+        }
+        first.into_iter().for_each(pass);
+    }
+    point.line().complete(point.value());
+}
+
 impl VirtualStream {
     /// A stream of its own.
     ///
@@ -125,8 +148,7 @@ impl VirtualStream {
 
 impl Drop for VirtualStream {
     fn drop(&mut self) {
-        let line = self.owner.line();
-        line.complete(line.submitted());
+        pass(self.owner.line().now());
     }
 }
 
@@ -141,12 +163,15 @@ impl Timeline for VirtualStream {
         Ok(self.owner.line().completed())
     }
     fn wait(&self, on: Point) -> Result<()> {
-        self.owner.line().learn(on);
+        let line = self.owner.line();
+        line.learn(on);
+        ANY_WAITS.store(true, Ordering::Relaxed);
+        WAITS.lock().entry(line.id().get()).or_default().push((line.submitted() + 1, on));
         Ok(())
     }
     fn wait_host(&self, value: u64, _: Option<Duration>) -> Result<()> {
         self.host_waits.fetch_add(1, Ordering::Relaxed);
-        self.owner.line().complete(value);
+        pass(self.owner.line().at(value));
         Ok(())
     }
 }
@@ -178,7 +203,7 @@ pub fn replay(trace: &Trace, options: &Options, backing: Box<dyn Backing>) -> Re
     let allocator = Allocator::new(backing, config)?;
     // Every wait ends at once: the epochs are virtual.
     allocator.set_waiter(leasehold_core::sync::Arc::new(|p: Point| {
-        p.line().complete(p.value());
+        pass(p);
         Ok(())
     }));
     let mut players = Vec::new();
@@ -298,7 +323,7 @@ impl<'a> Player<'a> {
             if self.pending.len() > self.lag
                 && let Some(done) = self.pending.pop_front()
             {
-                done.line().complete(done.value());
+                pass(done);
             }
         }
         Ok(())
@@ -307,7 +332,7 @@ impl<'a> Player<'a> {
     fn free_all(&mut self) {
         self.held.iter_mut().for_each(|h| *h = None);
         for done in self.pending.drain(..) {
-            done.line().complete(done.value());
+            pass(done);
         }
     }
 }

@@ -70,7 +70,10 @@ impl Residency {
         let to = ((node.end() - 1) >> self.shift) as usize;
         if let Some(range) = self.granules.get_mut(from..=to) {
             for g in range {
-                g.last = stamp;
+                // Frees need not come in the order of their stamps.
+                if g.last.line_id() != stamp.line_id() || g.last.value() < stamp.value() {
+                    g.last = stamp;
+                }
             }
         }
     }

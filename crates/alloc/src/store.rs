@@ -2,6 +2,7 @@
 //!
 //! What one allocator's lock guards. Pure state: no driver call, no lease, no thread.
 
+use crate::buffer::NO_CLASS;
 use crate::heap::{Heap, READY, passed};
 use crate::layout::{MIN_ALIGN, SLAB_MAX, UNIT, UNIT_SHIFT, class_of};
 use crate::node::State;
@@ -25,6 +26,8 @@ pub(crate) struct Block {
     /// Bytes that the block really takes.
     pub(crate) bytes: u64,
     pub(crate) native: u64,
+    /// The slab class, or [`NO_CLASS`].
+    pub(crate) class: u16,
     /// Until when the memory's former use goes on, on the line that asked; never for memory that is ready.
     pub(crate) stamp: Stamp,
 }
@@ -91,7 +94,7 @@ impl Store {
             let bytes = crate::layout::class_size(class);
             let native = if self.heap.spans.len() == 1 { self.heap.spans[0].native } else { self.native_of(slot.run) };
             let spot = Spot::Slot(slot.run, slot.slot);
-            return Ok(Some(Block { spot, addr: slot.addr, bytes, native, stamp: slot.stamp }));
+            return Ok(Some(Block { spot, addr: slot.addr, bytes, native, class: class as u16, stamp: slot.stamp }));
         }
         self.take_run_slow(class, need, line)
     }
@@ -158,6 +161,7 @@ impl Store {
             addr: self.heap.addr(node),
             bytes: u64::from(n.units) << UNIT_SHIFT,
             native: self.heap.native(node),
+            class: NO_CLASS,
             stamp: if n.stamp.is_never() || passed(n.stamp) { Stamp::NEVER } else { n.stamp },
         }
     }

@@ -79,10 +79,17 @@ impl Table {
     /// Gives a row back, under a new generation. A row whose generations are used up is not used again. Under the allocator's lock.
     #[inline]
     pub(crate) fn put(&self, vacant: &mut Vacant, row: &Row) {
-        vacant.live -= 1;
-        if !self.renew(row) {
-            return;
+        if self.renew(row) {
+            self.put_renewed(vacant, row);
+        } else {
+            vacant.live -= 1;
         }
+    }
+
+    /// As [`put`](Self::put), for a row that has its new generation already.
+    #[inline]
+    pub(crate) fn put_renewed(&self, vacant: &mut Vacant, row: &Row) {
+        vacant.live -= 1;
         row.header.next.store(vacant.head, Ordering::Relaxed);
         vacant.head = row.header.index();
     }

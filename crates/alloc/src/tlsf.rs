@@ -15,7 +15,7 @@ const PER_LEVEL: usize = 32;
 /// How many entries of the request's own bin are looked at.
 const PROBE: usize = 4;
 /// How many entries of a bin of large blocks are looked at, on insertion and in a search.
-const PROBE_LARGE: usize = 16;
+const PROBE_LARGE: usize = 6;
 /// How many non-empty bins of large blocks are looked at.
 const BINS_LARGE: usize = 32;
 /// Blocks from here on are placed first fit (64 KiB in units: everything that does not come from slabs).
@@ -26,6 +26,8 @@ pub(crate) struct Index {
     levels: u32,
     bins: [u32; LEVELS],
     heads: Box<[u32]>,
+    /// The first unit of each head: in a bin of large blocks the lowest of the bin.
+    lows: Box<[u32]>,
     units: u64,
     holes: u64,
     count: u32,
@@ -53,6 +55,7 @@ impl Index {
             levels: 0,
             bins: [0; LEVELS],
             heads: vec![NIL; LEVELS * PER_LEVEL].into_boxed_slice(),
+            lows: vec![NIL; LEVELS * PER_LEVEL].into_boxed_slice(),
             units: 0,
             holes: 0,
             count: 0,
@@ -100,6 +103,7 @@ impl Index {
         }
         if before == NIL {
             self.heads[at] = id;
+            self.lows[at] = nodes[id as usize].start;
         } else {
             nodes[before as usize].bin_next = id;
         }
@@ -124,7 +128,9 @@ impl Index {
             let at = level * PER_LEVEL + bin;
             debug_assert_eq!(self.heads[at], id);
             self.heads[at] = bin_next;
-            if bin_next == NIL {
+            if bin_next != NIL {
+                self.lows[at] = nodes[bin_next as usize].start;
+            } else {
                 self.bins[level] &= !(1 << bin);
                 if self.bins[level] == 0 {
                     self.levels &= !(1 << level);
@@ -161,25 +167,39 @@ impl Index {
     /// The lowest address that fits: first fit keeps large blocks dense, whatever their sizes.
     fn find_large(&self, nodes: &[Node], units: u32, align: u32) -> u32 {
         let (mut level, mut bin) = bin_of(units);
+        // The request's own bin and, for aligned requests, the others too: a fit is possible but not certain.
         let (mut best, mut best_start) = (NIL, u32::MAX);
         let mut bins = BINS_LARGE;
         loop {
-            let (mut at, mut left) = (self.heads[level * PER_LEVEL + bin], PROBE_LARGE);
-            while at != NIL && left > 0 {
-                let node = &nodes[at as usize];
-                if node.start < best_start && node.holds(units, align) {
-                    (best, best_start) = (at, node.start);
-                    break;
+            let at = level * PER_LEVEL + bin;
+            let certain = align <= 1 && bins < BINS_LARGE;
+            if self.lows[at] < best_start || !certain {
+                let found = if certain { self.heads[at] } else { self.first(nodes, self.heads[at], units, align) };
+                if found != NIL && nodes[found as usize].start < best_start {
+                    (best, best_start) = (found, nodes[found as usize].start);
                 }
-                at = node.bin_next;
-                left -= 1;
             }
-            bins -= 1;
+            bins = bins.saturating_sub(1);
             match self.next_bin(level, bin + 1) {
                 Some(next) if bins > 0 || best == NIL => (level, bin) = next,
                 _ => return best,
             }
         }
+    }
+
+    /// The first of the first entries of a bin that fits.
+    #[inline]
+    fn first(&self, nodes: &[Node], head: u32, units: u32, align: u32) -> u32 {
+        let (mut at, mut left) = (head, PROBE_LARGE);
+        while at != NIL && left > 0 {
+            let node = &nodes[at as usize];
+            if node.holds(units, align) {
+                return at;
+            }
+            at = node.bin_next;
+            left -= 1;
+        }
+        NIL
     }
 
     /// The best of the first entries of a bin.

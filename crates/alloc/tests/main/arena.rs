@@ -1,1 +1,207 @@
-//! x
+//! Graph arenas: every state against every call, what is kept alive by whom, suspension, and the packer against its bound.
+
+use crate::model::Rng;
+use crate::{Bench, MIB};
+use leasehold_alloc::planner::{Interval, plan};
+use leasehold_alloc::{AllocatorConfig, ArenaState, FakeBacking, GraphArena, Layout, Lifetime, On, SYMBOLIC};
+use leasehold_core::{Error, Result};
+
+fn used(symbol: u64, first: u32, last: u32) -> Lifetime {
+    Lifetime { symbol, first, last, live_at_end: false }
+}
+
+/// An arena in the given state.
+fn at(b: &Bench, state: ArenaState) -> GraphArena {
+    let arena = b.allocator.arena().expect("an arena");
+    let x = arena.alloc(Layout::new(4 * MIB)).expect("a symbolic buffer");
+    let lifetimes = [used(x.addr(), 0, 1)];
+    drop(x);
+    let on = On::new(&b.stream);
+    match state {
+        ArenaState::Planning => {}
+        ArenaState::Primed => drop(arena.prime(&lifetimes, on).expect("primes")),
+        ArenaState::Recording => {
+            arena.prime(&lifetimes, on).expect("primes");
+            arena.record().expect("records");
+        }
+        ArenaState::Sealed => drop(arena.seal(&lifetimes, on).expect("seals")),
+        ArenaState::Suspended => {
+            arena.seal(&lifetimes, on).expect("seals");
+            arena.suspend(on, |_, _| Ok(())).expect("suspends");
+        }
+        ArenaState::Aborted => arena.abort().expect("aborts"),
+    }
+    assert_eq!(arena.state(), state);
+    arena
+}
+
+#[test]
+fn every_illegal_edge_is_an_error_and_changes_nothing() {
+    use ArenaState::{Aborted, Planning, Primed, Recording, Sealed, Suspended};
+    let b = Bench::new(256 * MIB);
+    type Step = (&'static str, fn(&Bench, &GraphArena) -> Result<()>, &'static [ArenaState]);
+    let steps: [Step; 8] = [
+        ("alloc", |_, a| a.alloc(Layout::new(4 * MIB)).map(drop), &[Planning, Primed, Recording]),
+        ("prime", |b, a| a.prime(&[], On::new(&b.stream)).map(drop), &[Planning]),
+        ("record", |_, a| a.record(), &[Primed]),
+        ("close", |_, a| a.close(), &[Primed, Recording]),
+        ("abort", |_, a| a.abort(), &[Planning, Primed, Recording]),
+        ("launch", |_, a| a.launch().map(drop), &[Sealed]),
+        ("suspend", |b, a| a.suspend(On::new(&b.stream), |_, _| Ok(())).map(drop), &[Sealed]),
+        ("resume", |_, a| a.resume(|_, _| Ok(())), &[Suspended]),
+    ];
+    for state in [Planning, Primed, Recording, Sealed, Suspended, Aborted] {
+        for (name, step, legal) in &steps {
+            let arena = at(&b, state);
+            let result = step(&b, &arena);
+            assert_eq!(result.is_ok(), legal.contains(&state), "{name} while {state:?}: {result:?}");
+            if result.is_err() {
+                assert_eq!(arena.state(), state, "{name} while {state:?}");
+            }
+            drop(arena);
+            b.check();
+        }
+    }
+    b.allocator.trim(0).expect("a trim");
+    assert_eq!(b.allocator.stats().reserved, 0);
+}
+
+#[test]
+fn disjoint_lifetimes_share_and_overlapping_ones_do_not() {
+    let b = Bench::new(256 * MIB);
+    let arena = b.allocator.arena().expect("an arena");
+    let sizes = [4 * MIB, 4 * MIB, 4 * MIB];
+    let held: Vec<_> = sizes.iter().map(|&n| arena.alloc(Layout::new(n)).expect("symbolic")).collect();
+    let symbols: Vec<u64> = held.iter().map(|x| x.addr()).collect();
+    assert!(held.iter().all(|x| x.is_symbolic() && x.addr() & SYMBOLIC != 0));
+    drop(held);
+    let lifetimes = [used(symbols[0], 0, 1), used(symbols[1], 1, 2), used(symbols[2], 2, 3)];
+    let bindings = arena.seal(&lifetimes, On::new(&b.stream)).expect("seals");
+    let addr: Vec<u64> = symbols.iter().map(|&s| bindings.resolve(s).expect("bound")).collect();
+    assert_eq!(addr[0], addr[2]);
+    assert!(addr[1].abs_diff(addr[0]) >= 4 * MIB);
+    assert_eq!(bindings.resolve(symbols[1] + 77), Some(addr[1] + 77), "views stay identifiable");
+    assert_eq!(bindings.resolve(symbols[2] + 4 * MIB + 4096), None);
+    assert_eq!(bindings.bytes, 8 * MIB);
+}
+
+#[test]
+fn an_output_outlives_its_graph() {
+    let b = Bench::new(256 * MIB);
+    let arena = b.allocator.arena().expect("an arena");
+    let out = arena.alloc(Layout::new(3 * MIB)).expect("symbolic");
+    let temp = arena.alloc(Layout::new(3 * MIB)).expect("symbolic");
+    let lifetimes = [used(out.addr(), 0, 0), used(temp.addr(), 1, 1)];
+    let temp_symbol = temp.addr();
+    drop(temp);
+    let bindings = arena.seal(&lifetimes, On::new(&b.stream)).expect("seals");
+    assert!(!out.is_symbolic() && b.fake.is_backed(out.addr(), 3 * MIB));
+    let temp_addr = bindings.resolve(temp_symbol).expect("bound");
+    assert!(temp_addr.abs_diff(out.addr()) >= 3 * MIB, "a held buffer is wanted after the list");
+    let addr = out.addr();
+    drop(arena);
+    b.allocator.trim(0).expect("a trim");
+    assert!(b.fake.is_backed(addr, 3 * MIB));
+    drop(out);
+    b.allocator.trim(0).expect("a trim");
+    assert_eq!(b.allocator.stats().reserved, 0);
+    assert_eq!(b.allocator.stats().in_graphs, 0);
+}
+
+#[test]
+fn suspension_gives_memory_back_and_keeps_addresses() {
+    let b = Bench::new(64 * MIB);
+    let arena = at(&b, ArenaState::Sealed);
+    let before = b.allocator.stats().reserved;
+    let mut saved = Vec::new();
+    let freed = arena
+        .suspend(On::new(&b.stream), |addr, bytes| {
+            saved.push((addr, bytes));
+            Ok(())
+        })
+        .expect("suspends");
+    assert_eq!(freed, 4 * MIB);
+    assert_eq!(b.allocator.stats().reserved, before - freed);
+    assert!(matches!(arena.launch().map(drop), Err(Error::Suspended(_))));
+    b.check();
+    // Others may use the memory, never the addresses.
+    let others: Vec<_> = (0..15).map(|_| b.take(4 * MIB)).collect();
+    assert!(others.iter().all(|x| x.addr() + x.len() <= saved[0].0 || saved[0].0 + saved[0].1 <= x.addr()));
+    let full: Vec<_> = std::iter::from_fn(|| b.alloc(2 * MIB).ok()).collect();
+    assert!(arena.resume(|_, _| Ok(())).is_err(), "there is no memory");
+    assert_eq!(arena.state(), ArenaState::Suspended);
+    b.check();
+    drop((others, full));
+    b.allocator.trim(0).expect("a trim");
+    let mut back = Vec::new();
+    arena
+        .resume(|addr, bytes| {
+            back.push((addr, bytes));
+            Ok(())
+        })
+        .expect("resumes");
+    assert_eq!(back, saved);
+    assert!(b.fake.is_backed(saved[0].0, saved[0].1));
+    drop(arena);
+    b.check();
+    b.allocator.trim(0).expect("a trim");
+    assert_eq!(b.allocator.stats().reserved, 0);
+}
+
+#[test]
+fn a_suspended_arena_may_be_dropped() {
+    let b = Bench::new(64 * MIB);
+    let arena = at(&b, ArenaState::Suspended);
+    drop(arena);
+    b.check();
+    drop(b.take(60 * MIB));
+    b.allocator.trim(0).expect("a trim");
+    assert_eq!(b.allocator.stats().reserved, 0);
+}
+
+#[test]
+fn a_plan_that_finds_no_memory_may_be_sealed_later() {
+    let b = Bench::with(FakeBacking::new(64 * MIB), AllocatorConfig::default());
+    let hog = b.take(40 * MIB);
+    let arena = b.allocator.arena().expect("an arena");
+    let x = arena.alloc(Layout::new(30 * MIB)).expect("symbolic");
+    let lifetimes = [used(x.addr(), 0, 1)];
+    assert!(matches!(arena.seal(&lifetimes, On::new(&b.stream)), Err(Error::OutOfMemory(_))));
+    assert_eq!(arena.state(), ArenaState::Planning);
+    drop(hog);
+    arena.seal(&lifetimes, On::new(&b.stream)).expect("seals");
+    assert!(!x.is_symbolic());
+}
+
+#[test]
+fn packings_are_disjoint_deterministic_and_close_to_their_bound() {
+    let mut rng = Rng(99);
+    let (mut total, mut bound) = (0, 0);
+    for _ in 0..200 {
+        let n = 1 + rng.below(60);
+        let list: Vec<Interval> = (0..n)
+            .map(|_| {
+                let first = rng.below(50) as u32;
+                let (size, align) = (rng.below(1 << 20), 1 << rng.below(10));
+                Interval { size, align, first, last: first + rng.below(12) as u32 }
+            })
+            .collect();
+        let p = plan(&list).expect("a packing");
+        assert_eq!(p, plan(&list).expect("a packing"));
+        for (i, a) in list.iter().enumerate() {
+            assert_eq!(p.offsets[i] % a.align, 0);
+            assert!(p.offsets[i] + a.size <= p.total || a.size == 0);
+            for (j, b) in list.iter().enumerate().skip(i + 1) {
+                let apart = p.offsets[i] + a.size <= p.offsets[j] || p.offsets[j] + b.size <= p.offsets[i];
+                let meet = a.first <= b.last && b.first <= a.last && a.size > 0 && b.size > 0;
+                assert!(apart || !meet, "{a:?} and {b:?} overlap");
+            }
+        }
+        assert!(p.total >= p.bound);
+        total += p.total;
+        bound += p.bound;
+    }
+    assert!(total as f64 <= bound as f64 * 1.08, "{total} against {bound}");
+    assert!(plan(&[Interval { size: 1, align: 3, first: 0, last: 0 }]).is_err());
+    assert!(plan(&[Interval { size: u64::MAX, align: 1, first: 0, last: 0 }]).is_err());
+}

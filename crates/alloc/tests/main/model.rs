@@ -1,10 +1,10 @@
 //! Random operations against a naive model: live blocks are disjoint, aligned and backed; memory that a stream may still use is lent to
 //! that stream only, or to one that is ordered after it; the numbers are what the model counts; in the end everything goes back.
 
-use leasehold_alloc::replay::VirtualStream;
+use leasehold_alloc::replay::{VirtualStream, pass};
 use leasehold_alloc::{Allocator, AllocatorConfig, Buffer, CrossStream, FakeBacking, Layout, On, Policy};
 use leasehold_core::sync::Arc;
-use leasehold_core::{Error, Lease, Point, Stamp};
+use leasehold_core::{Error, Lease, Point, Stamp, Timeline};
 use proptest::prelude::*;
 use std::collections::BTreeMap;
 
@@ -53,7 +53,7 @@ impl Model {
     fn new(fake: FakeBacking, config: AllocatorConfig) -> Self {
         let allocator = Allocator::new(Box::new(fake.clone()), config).expect("an allocator");
         allocator.set_waiter(Arc::new(|p: Point| {
-            p.line().complete(p.value());
+            pass(p);
             Ok(())
         }));
         let streams = (0..3).map(|_| VirtualStream::new().expect("a line")).collect();
@@ -128,7 +128,7 @@ impl Model {
         }
         let at = rng.below(self.live.len() as u64) as usize;
         let t = rng.below(self.streams.len() as u64) as usize;
-        let line = leasehold_core::Timeline::line(&self.streams[t]);
+        let line = self.streams[t].line();
         let (buffer, stamps) = &mut self.live[at];
         let kind = rng.below(3);
         // What the runtime does: a write waits for all that is recorded, a read for the last write; then it submits, then it marks.
@@ -137,7 +137,9 @@ impl Model {
             if kind == 0 {
                 buffer.for_each_read(|s| before.push(s));
             }
-            before.iter().filter(|s| !over(**s)).filter_map(|s| s.point()).for_each(|p| line.learn(p));
+            for p in before.iter().filter(|s| !over(**s)).filter_map(|s| s.point()) {
+                self.streams[t].wait(p).expect("a virtual wait");
+            }
         }
         let point = self.streams[t].submit().expect("a value");
         match kind {
@@ -157,9 +159,9 @@ impl Model {
             40..75 => self.free(rng),
             75..93 => self.use_one(rng),
             93..98 => {
-                let line = leasehold_core::Timeline::line(&self.streams[rng.below(3) as usize]);
+                let line = self.streams[rng.below(3) as usize].line();
                 let (done, all) = (line.completed(), line.submitted());
-                line.complete(done + rng.below(all - done + 1));
+                pass(line.at(done + rng.below(all - done + 1)));
             }
             98 => self.allocator.drain(),
             _ => {
@@ -181,8 +183,7 @@ impl Model {
     fn end(mut self) {
         self.live.clear();
         for s in &self.streams {
-            let line = leasehold_core::Timeline::line(s);
-            line.complete(line.submitted());
+            pass(s.line().now());
         }
         self.allocator.trim(0).expect("a trim on a healthy device");
         self.check();

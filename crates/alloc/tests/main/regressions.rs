@@ -1,1 +1,341 @@
-//! x
+//! One test per defect that allocators of this kind have had; the names say which.
+
+use crate::{Bench, MIB};
+use leasehold_alloc::replay::VirtualStream;
+use leasehold_alloc::{
+    AllocatorConfig, ArenaState, BackingCaps, Call, CrossStream, FakeBacking, Fault, HostKind, Layout, Lifetime, On,
+};
+use leasehold_core::{Error, Timeline};
+
+/// A recorded graph with one temporary of `bytes`, and the temporary's address.
+fn graph(b: &Bench, bytes: u64) -> (leasehold_alloc::GraphArena, u64) {
+    let arena = b.allocator.arena().expect("an arena");
+    let t = arena.alloc(Layout::new(bytes)).expect("a symbolic buffer");
+    let symbol = t.addr();
+    drop(t);
+    let used = Lifetime { symbol, first: 0, last: 3, live_at_end: false };
+    let bindings = arena.seal(&[used], On::new(&b.stream)).expect("a sealed arena");
+    let addr = bindings.resolve(symbol).expect("the temporary has an address");
+    (arena, addr)
+}
+
+#[test]
+fn trim_spares_memory_of_recorded_graphs() {
+    let b = Bench::new(256 * MIB);
+    // A block that lies cached is what the recording gets.
+    drop(b.take(16 * MIB));
+    let (arena, addr) = graph(&b, 16 * MIB);
+    b.allocator.trim(0).expect("a trim");
+    assert!(b.fake.is_backed(addr, 16 * MIB));
+    assert!(b.allocator.stats().reserved >= 16 * MIB);
+    drop(arena);
+    b.allocator.trim(0).expect("a trim");
+    assert_eq!(b.allocator.stats().reserved, 0);
+    b.check();
+}
+
+#[test]
+fn recorded_temporaries_are_not_lent() {
+    let b = Bench::new(256 * MIB);
+    let (arena, addr) = graph(&b, 4 * MIB);
+    let held: Vec<_> = (0..20).map(|_| b.take(4 * MIB)).collect();
+    for h in &held {
+        assert!(h.addr() + h.len() <= addr || addr + 4 * MIB <= h.addr());
+    }
+    assert_eq!(arena.state(), ArenaState::Sealed);
+    drop((held, arena));
+    b.check();
+}
+
+#[test]
+fn oom_uses_what_lies_cached() {
+    for fake in [FakeBacking::new(256 * MIB), FakeBacking::segments(256 * MIB)] {
+        let b = Bench::with(fake, AllocatorConfig::default());
+        // All of the device lies free in the cache, in pieces of other sizes.
+        let pieces: Vec<_> = (0..8).map(|_| b.take(31 * MIB)).collect();
+        drop(pieces);
+        if b.allocator.caps().vmm {
+            drop(b.take(250 * MIB));
+        } else {
+            // Segments cannot be joined; what fits one of them is served without the driver.
+            let calls = b.allocator.stats().driver_calls;
+            drop(b.take(30 * MIB));
+            assert_eq!(b.allocator.stats().driver_calls, calls);
+        }
+        b.check();
+    }
+}
+
+#[test]
+fn small_requests_do_not_take_large_blocks() {
+    let b = Bench::new(1 << 40);
+    let held: Vec<_> = (0..1000).map(|_| b.take(300)).collect();
+    assert!(b.allocator.stats().reserved <= 2 * MIB, "{:?}", b.allocator.stats());
+    drop(held);
+    let small = b.take(1);
+    let s = b.allocator.stats();
+    assert!(s.reserved <= 2 * MIB);
+    drop(small);
+    drop(b.take(8 << 30));
+    let reserved = b.allocator.stats().reserved;
+    let mid = b.take(257 * MIB);
+    // The rest of the cached block is there for others.
+    let rest = b.take((7 << 30) + 700 * MIB);
+    assert_eq!(b.allocator.stats().reserved, reserved);
+    drop((mid, rest));
+    b.check();
+}
+
+#[test]
+fn huge_sizes_do_not_wrap() {
+    let b = Bench::new(256 * MIB);
+    for size in [u64::MAX, u64::MAX - 4095, 1 << 63, (1 << 60) + 1, 1 << 60, 1 << 48, 300 * MIB] {
+        for align in [256, 4096, 2 * MIB, 1 << 62] {
+            let got = b.allocator.alloc(Layout { size, align }, On::new(&b.stream));
+            assert!(matches!(got, Err(Error::OutOfMemory(_))), "{size} aligned to {align}: {got:?}");
+        }
+    }
+    assert!(matches!(b.allocator.alloc(Layout { size: 8, align: 3 }, On::new(&b.stream)), Err(Error::InvalidArgument(_))));
+    assert!(matches!(b.allocator.alloc(Layout { size: 8, align: 0 }, On::new(&b.stream)), Err(Error::InvalidArgument(_))));
+    drop(b.take(64 * MIB));
+    b.check();
+}
+
+#[test]
+fn pins_stop_trimming_not_sharing() {
+    let b = Bench::new(256 * MIB);
+    // 76 graphs, one per batch size, that never run together: the largest first.
+    let first = b.allocator.arena().expect("an arena");
+    let mut arenas = vec![first];
+    for _ in 1..76 {
+        let next = arenas[0].share();
+        arenas.push(next);
+    }
+    for (i, arena) in arenas.iter().enumerate() {
+        let t = arena.alloc(Layout::new((76 - i as u64) * MIB)).expect("a symbolic buffer");
+        let used = Lifetime { symbol: t.addr(), first: 0, last: 1, live_at_end: false };
+        drop(t);
+        arena.seal(&[used], On::new(&b.stream)).expect("a sealed arena");
+    }
+    assert!(b.allocator.stats().reserved <= 78 * MIB, "{:?}", b.allocator.stats());
+    let largest = arenas.remove(0);
+    drop(arenas);
+    b.allocator.trim(0).expect("a trim");
+    assert!(b.allocator.stats().reserved >= 76 * MIB, "the last graph still has its memory");
+    drop(largest);
+    b.allocator.trim(0).expect("a trim");
+    assert_eq!(b.allocator.stats().reserved, 0);
+}
+
+#[test]
+fn reuse_respects_size_and_alignment() {
+    let b = Bench::new(256 * MIB);
+    drop(b.take(64));
+    let big = b.allocator.alloc(Layout::aligned(MIB, 4096), On::new(&b.stream)).expect("1 MiB");
+    assert_eq!(big.addr() % 4096, 0);
+    assert!(b.fake.is_backed(big.addr(), MIB));
+    for shift in 8..24 {
+        let x = b.allocator.alloc(Layout::aligned(100, 1 << shift), On::new(&b.stream)).expect("aligned");
+        assert_eq!(x.addr() % (1 << shift), 0);
+    }
+    b.check();
+}
+
+#[test]
+fn idle_stream_does_not_strand_memory() {
+    let b = Bench::new(256 * MIB);
+    let side = VirtualStream::new().expect("a line");
+    // A side stream uses most of the device once, and never again. Nobody asks it anything afterwards.
+    let big = b.allocator.alloc(Layout::new(200 * MIB), On::new(&side)).expect("200 MiB");
+    let p = side.submit().expect("a value");
+    big.mark_write(p);
+    drop(big);
+    side.line().complete(p.value());
+    drop(b.take(220 * MIB));
+    b.check();
+}
+
+#[test]
+fn partial_map_failure_is_undone() {
+    let b = Bench::new(256 * MIB);
+    let keep = b.take(8 * MIB);
+    for (call, most) in [(Call::Create, 3), (Call::Map, 3), (Call::Enable, 1)] {
+        for k in 0..most {
+            b.fake.fail(call, Fault::From(k));
+            assert!(b.alloc(200 * MIB).is_err(), "{call:?} from {k}");
+            b.fake.heal();
+            b.check();
+            assert_eq!(b.allocator.stats().reserved, b.fake.used());
+        }
+    }
+    drop(b.take(200 * MIB));
+    drop(keep);
+    b.check();
+}
+
+#[test]
+fn failed_allocation_leaves_the_pool_usable() {
+    for fake in [FakeBacking::new(64 * MIB), FakeBacking::segments(64 * MIB)] {
+        let b = Bench::with(fake, AllocatorConfig::default());
+        let held: Vec<_> = (0..4).map(|_| b.take(10 * MIB)).collect();
+        for _ in 0..100 {
+            let err = b.alloc(100 * MIB).expect_err("more than there is");
+            assert!(matches!(&err, Error::OutOfMemory(r) if r.requested == 100 * MIB && r.live == 40 * MIB), "{err}");
+        }
+        drop(held);
+        drop(b.take(20 * MIB));
+        b.check();
+    }
+}
+
+#[test]
+fn pinned_sizes_are_exact() {
+    let caps = BackingCaps { physical: 1 << 40, segment: 32 * MIB, ..BackingCaps::default() };
+    let config = AllocatorConfig { host_kind: HostKind::Pinned, ..AllocatorConfig::default() };
+    let b = Bench::with(FakeBacking::with_caps(caps), config);
+    let asked = 20 * 1024 * MIB + 400 * MIB;
+    let pinned = b.take(asked);
+    assert_eq!(pinned.host_kind(), HostKind::Pinned);
+    assert!(b.allocator.stats().reserved <= asked + 2 * MIB, "{:?}", b.allocator.stats());
+}
+
+#[test]
+fn foreign_thread_free_neither_syncs_nor_strands() {
+    let b = Bench::new(64 * MIB);
+    for _ in 0..50 {
+        let buffers: Vec<_> = [1000, 100_000, 30 * MIB].into_iter().map(|n| b.take(n)).collect();
+        let p = b.stream.submit().expect("a value");
+        buffers.iter().for_each(|x| x.mark_write(p));
+        let calls = b.allocator.stats().driver_calls;
+        std::thread::scope(|s| s.spawn(|| drop(buffers)).join()).expect("the freeing thread");
+        assert_eq!(b.allocator.stats().driver_calls, calls);
+        assert_eq!(b.stream.host_waits(), 0);
+        assert_eq!(b.allocator.stats().live, 0);
+    }
+    b.stream.line().complete(b.stream.line().submitted());
+    b.allocator.trim(0).expect("a trim");
+    assert_eq!(b.allocator.stats().reserved, 0);
+    b.check();
+}
+
+#[test]
+fn a_block_in_use_by_another_stream_is_taken_only_when_there_is_no_other() {
+    let b = Bench::new(64 * MIB);
+    let other = VirtualStream::new().expect("a line");
+    let x = b.allocator.alloc(Layout::new(20 * MIB), On::new(&other)).expect("20 MiB");
+    let (addr, p) = (x.addr(), other.submit().expect("a value"));
+    x.mark_write(p);
+    drop(x);
+    let y = b.take(20 * MIB);
+    assert_ne!(y.addr(), addr, "there was other memory");
+    let z = b.take(20 * MIB);
+    let w = b.take(20 * MIB);
+    assert_eq!(w.write_stamp().point(), Some(p), "the taker is told whom to wait for");
+    assert!(b.stream.line().knows(p.into()), "the stream was made to wait");
+    assert_eq!(b.allocator.stats().inserted_waits, 1);
+    drop((y, z, w));
+    b.check();
+}
+
+#[test]
+fn never_means_never() {
+    let config = AllocatorConfig { cross_stream: CrossStream::Never, budget: 24 * MIB, ..AllocatorConfig::default() };
+    let b = Bench::with(FakeBacking::new(64 * MIB), config);
+    b.allocator.set_waiter(leasehold_core::sync::Arc::new(|p| {
+        p.line().complete(p.value());
+        Ok(())
+    }));
+    let other = VirtualStream::new().expect("a line");
+    let x = b.allocator.alloc(Layout::new(20 * MIB), On::new(&other)).expect("20 MiB");
+    x.mark_write(other.submit().expect("a value"));
+    drop(x);
+    drop(b.take(20 * MIB));
+    let s = b.allocator.stats();
+    assert_eq!((s.inserted_waits, s.host_waits), (0, 1));
+}
+
+#[test]
+fn leases_outlive_their_allocator() {
+    let Bench { fake, allocator, stream } = Bench::new(256 * MIB);
+    let on = On::new(&stream);
+    let held: Vec<_> =
+        [0, 100, 100_000, 5 * MIB].into_iter().map(|n| allocator.alloc(Layout::new(n), on).expect("fits")).collect();
+    let weak = held[1].downgrade();
+    drop(allocator);
+    assert!(fake.used() > 0);
+    assert!(held[1].addr() != 0 && weak.upgrade().is_some());
+    std::thread::spawn(move || drop(held)).join().expect("the freeing thread");
+    assert!(weak.upgrade().is_none());
+    drop(weak);
+    assert_eq!(fake.outstanding(), (0, 0, 0, 0));
+}
+
+#[test]
+fn what_a_stream_still_uses_is_not_torn_down() {
+    let Bench { fake, allocator, stream } = Bench::new(256 * MIB);
+    let x = allocator.alloc(Layout::new(5 * MIB), On::new(&stream)).expect("5 MiB");
+    let (addr, p) = (x.addr(), stream.submit().expect("a value"));
+    x.mark_write(p);
+    drop(allocator);
+    drop(x);
+    assert!(fake.is_backed(addr, 5 * MIB), "the kernel still runs");
+    stream.line().complete(p.value());
+    // Any allocator's slow path finds it done.
+    let sweeper = Bench::new(4 * MIB);
+    sweeper.allocator.drain();
+    assert_eq!(fake.outstanding(), (0, 0, 0, 0));
+}
+
+#[test]
+fn imports_are_kept_until_their_last_use_is_over() {
+    use leasehold_core::sync::Arc;
+    let b = Bench::new(64 * MIB);
+    let memory = Arc::new(vec![0u8; 4096]);
+    // SAFETY: the vector lives as long as `keep`, and nothing here touches the memory.
+    let x = unsafe { b.allocator.import(memory.as_ptr() as u64, 4096, 0, Box::new(memory.clone())) }.expect("an import");
+    let s = b.allocator.stats();
+    assert_eq!((s.imported, s.imported_bytes, s.live_bytes, s.reserved), (1, 4096, 0, 0));
+    let p = b.stream.submit().expect("a value");
+    x.mark_read(p);
+    drop(x);
+    b.allocator.drain();
+    assert_eq!(Arc::strong_count(&memory), 2, "the copy still runs");
+    b.stream.line().complete(p.value());
+    b.allocator.drain();
+    assert_eq!(Arc::strong_count(&memory), 1);
+    assert_eq!(b.allocator.stats().imported, 0);
+}
+
+#[test]
+fn eight_threads_share_one_allocator() {
+    let b = Bench::new(1 << 32);
+    std::thread::scope(|s| {
+        for t in 0..8u64 {
+            let b = &b;
+            s.spawn(move || {
+                let stream = VirtualStream::new().expect("a line");
+                let mut held = Vec::new();
+                let mut rng = crate::model::Rng(t * 77 + 1);
+                for i in 0..2000u64 {
+                    let size = if rng.below(20) == 0 { rng.below(3 * MIB) } else { rng.below(9000) };
+                    let x = b.allocator.alloc(Layout::new(size), On::new(&stream)).expect("fits");
+                    if i % 3 == 0 {
+                        x.mark_write(stream.submit().expect("a value"));
+                    }
+                    held.push(x);
+                    if held.len() > 40 {
+                        drop(held.swap_remove(rng.below(40) as usize));
+                    }
+                    if i % 500 == 499 {
+                        b.allocator.trim(0).expect("a trim");
+                    }
+                }
+            });
+        }
+    });
+    b.check();
+    let stats = b.allocator.stats();
+    assert_eq!((stats.live, stats.live_bytes), (0, 0));
+    b.allocator.trim(0).expect("a trim");
+    assert_eq!(b.allocator.stats().reserved, 0, "{:?}", b.allocator.stats());
+}
