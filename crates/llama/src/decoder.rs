@@ -14,6 +14,9 @@ const CHUNK: usize = 256;
 /// A product of more rows does not normalise its input on the way.
 const FUSED_NORM_ROWS: u32 = leasehold_operators::kernels::cpu::linear::FEW as u32;
 
+/// The most query heads for each key and value head that the decode step's fused attention takes.
+const FUSED_GROUP: usize = 16;
+
 /// Activations of `rows` rows.
 struct Scratch {
     h: Tensor,
@@ -61,7 +64,7 @@ pub struct Decoder<'m> {
     /// Ends a prompt: the head on its last row, and the first token.
     sampling: ops::Sampling,
     filled: usize,
-    _scratch: Scratch,
+    scratch: Scratch,
 }
 
 impl<'m> Decoder<'m> {
@@ -116,11 +119,13 @@ impl<'m> Decoder<'m> {
             step: Vec::new(),
             sampling,
             filled: 0,
-            _scratch: scratch,
+            scratch,
         };
         let mut step = Vec::new();
-        decoder.rows(&decoder._scratch, &decoder.state.token, true, &mut step)?;
-        decoder.finish(&decoder._scratch.h, &mut step)?;
+        // The fused kernel keeps a group's queries on the stack; wide groups take the general one.
+        let fused = c.queries_per_kv_head() <= FUSED_GROUP;
+        decoder.rows(&decoder.scratch, &decoder.state.token, fused, &mut step)?;
+        decoder.finish(&decoder.scratch.h, &mut step)?;
         decoder.step = step;
         Ok(decoder)
     }
