@@ -94,6 +94,7 @@ impl Bench {
     pub fn body(name: &str) -> Option<Body> {
         Some(match name {
             "acquire_release" => Self::acquire_release,
+            "acquire_handle_release" => Self::acquire_handle_release,
             "acquire_release_cells" => Self::acquire_release_cells,
             "clone_drop" => Self::clone_drop,
             "lease_handle_drop" => Self::lease_handle_drop,
@@ -108,6 +109,15 @@ impl Bench {
     fn acquire_release(&self, n: u64) {
         for i in 0..n {
             let Ok(lease) = self.list.acquire(black_box(&i)) else { return };
+            drop(black_box(lease));
+        }
+    }
+
+    #[inline(never)]
+    fn acquire_handle_release(&self, n: u64) {
+        for i in 0..n {
+            let Ok(lease) = self.list.acquire(black_box(&i)) else { return };
+            black_box(lease.handle());
             drop(black_box(lease));
         }
     }
@@ -163,6 +173,13 @@ impl Bench {
     }
 }
 
+/// What a figure is held against.
+#[derive(Clone, Copy)]
+struct Peer {
+    name: &'static str,
+    body: Body,
+}
+
 fn median(values: &mut [f64]) -> f64 {
     values.sort_unstable_by(f64::total_cmp);
     values[values.len() / 2]
@@ -175,27 +192,28 @@ fn median(values: &mut [f64]) -> f64 {
 pub fn run() -> Result<Vec<Figure>> {
     const ROUNDS: usize = 101;
     const TIMES: u64 = 5_000;
-    let new = ("Arc::new + drop", Bench::arc_new_drop as Body);
-    let clone = ("Arc clone + drop", Bench::arc_clone_drop as Body);
-    let figures: [(&str, Body, Option<(&str, Body)>, f64); 5] = [
-        ("acquire + release of a recycled slot", Bench::acquire_release, Some(new), 1.8),
-        ("acquire + release through a thread cell", Bench::acquire_release_cells, Some(new), 1.0),
-        ("clone + drop", Bench::clone_drop, Some(clone), 1.05),
-        ("lease by handle + drop", Bench::lease_handle_drop, Some(clone), 1.3),
+    let new = Some(Peer { name: "Arc::new + drop", body: Bench::arc_new_drop });
+    let clone = Some(Peer { name: "Arc clone + drop", body: Bench::arc_clone_drop });
+    let figures: [(&str, Body, Option<Peer>, f64); 6] = [
+        ("acquire + release of a recycled slot", Bench::acquire_release, new, 1.8),
+        ("the same, asked for its handle", Bench::acquire_handle_release, new, 1.8),
+        ("acquire + release through a thread cell", Bench::acquire_release_cells, new, 1.0),
+        ("clone + drop", Bench::clone_drop, clone, 1.05),
+        ("lease by handle + drop", Bench::lease_handle_drop, clone, 1.3),
         ("is_alive", Bench::is_alive, None, 4.0),
     ];
     let bench = Bench::new()?;
-    let take = |(name, ours, peer, limit): (&'static str, Body, Option<(&'static str, Body)>, f64)| {
+    let take = |(name, ours, peer, limit): (&'static str, Body, Option<Peer>, f64)| {
         let (mut ns, mut peer_ns, mut ratios) = ([0.0; ROUNDS], [0.0; ROUNDS], [0.0; ROUNDS]);
         for round in 0..ROUNDS {
             ns[round] = bench.time(ours, TIMES);
-            if let Some((_, body)) = peer {
-                peer_ns[round] = bench.time(body, TIMES);
+            if let Some(peer) = peer {
+                peer_ns[round] = bench.time(peer.body, TIMES);
                 ratios[round] = ns[round] / peer_ns[round];
             }
         }
         let (ns, peer_ns, ratio) = (median(&mut ns), median(&mut peer_ns), median(&mut ratios));
-        Figure { name, ns, peer: peer.map_or("", |(name, _)| name), peer_ns, ratio, limit }
+        Figure { name, ns, peer: peer.map_or("", |peer| peer.name), peer_ns, ratio, limit }
     };
     Ok(figures.into_iter().map(take).collect())
 }

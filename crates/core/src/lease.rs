@@ -2,7 +2,7 @@
 //!
 //! # Protocol
 //! Every resource has one [`Header`], whoever asks for it. Its `state` word is
-//! `generation:32 | pinned:1 | frozen:1 | unique:1 | claim:1 | mapped:1 | findable:1 | strong:26`.
+//! `generation:32 | pinned:1 | frozen:1 | unique:1 | claim:1 | mapped:1 | findable:1 | asked:1 | strong:25`.
 //!
 //! | who | may do | when |
 //! |---|---|---|
@@ -18,13 +18,14 @@
 //! CAS that was prepared before fails.
 //!
 //! Findable: the bit is set before anybody can know the handle or have a weak lease. A lease that is the only one of a resource
-//! that nobody can find is alone with the word, so its drop needs no read-modify-write: a third of the cost of a release.
+//! that nobody can find is alone with the word, so its drop needs no read-modify-write: a third of the cost of a release. A slot
+//! that was asked for its handle once (`asked`) is findable from the start in its later lives, which then need not set the bit.
 //!
 //! Mapping: a lease that was narrowed by [`Lease::map`] points into the payload, or wherever the payload leads. With `&mut` to the
 //! payload somebody could pull that away, and a mapped lease made unique would give `&mut` to what was only shared. So the first
 //! map sets a bit that forbids a unique lease for the rest of the generation.
 //!
-//! Overflow: far below 2^26 clones the slot is pinned; from then on drops no longer count and the resource is leaked.
+//! Overflow: far below 2^25 clones the slot is pinned; from then on drops no longer count and the resource is leaked.
 //!
 //! This module must not know pools, managers or what a payload is.
 
@@ -37,7 +38,8 @@ use std::mem::ManuallyDrop;
 use std::ops::{Deref, DerefMut};
 use std::ptr::NonNull;
 
-const STRONG: u64 = (1 << 26) - 1;
+const STRONG: u64 = (1 << 25) - 1;
+const ASKED: u64 = FINDABLE >> 1;
 const FINDABLE: u64 = 1 << 26;
 const MAPPED: u64 = 1 << 27;
 const CLAIM: u64 = 1 << 28;
@@ -45,8 +47,8 @@ const UNIQUE: u64 = 1 << 29;
 const FROZEN: u64 = 1 << 30;
 const PINNED: u64 = 1 << 31;
 const GENERATION_SHIFT: u32 = 32;
-/// From this count on a slot is pinned. Half of the field, so that 2^25 threads would have to clone at one instant to wrap it.
-const PIN_AT: u64 = 1 << 25;
+/// From this count on a slot is pinned. Half of the field, so that 2^24 threads would have to clone at one instant to wrap it.
+const PIN_AT: u64 = 1 << 24;
 
 /// What an owner of control blocks supplies. One static value per kind of resource.
 pub struct OwnerOps {
@@ -191,13 +193,14 @@ impl Header {
         self.set_live_quietly(unique);
     }
 
-    /// As [`set_live`](Self::set_live); unless it was set findable before, it becomes so when it is asked for its handle or a weak
-    /// lease.
+    /// As [`set_live`](Self::set_live); unless it was set findable before, or asked for its handle in an earlier life, it becomes
+    /// findable when it is asked for its handle or a weak lease.
     #[inline]
     pub(crate) fn set_live_quietly(&self, unique: bool) {
         let s = self.state.load(Ordering::Relaxed);
         debug_assert_eq!(s & STRONG, 0, "the owner makes the first lease of a slot that nobody holds");
-        self.state.store(s | 1 | if unique { UNIQUE } else { 0 }, Ordering::Release);
+        let findable = (s & ASKED) * (FINDABLE / ASKED);
+        self.state.store(s | findable | 1 | if unique { UNIQUE } else { 0 }, Ordering::Release);
     }
 
     /// Somebody is about to know the handle of what will be made here. Only the owner may call it, on a header that nobody holds.
@@ -210,6 +213,13 @@ impl Header {
     #[inline]
     pub fn set_vacant(&self, generation: u32) {
         self.state.store(u64::from(generation) << GENERATION_SHIFT, Ordering::Release);
+    }
+
+    /// As [`set_vacant`](Self::set_vacant), remembering whether anybody ever asked for a handle.
+    #[inline]
+    pub(crate) fn set_vacant_again(&self, generation: u32) {
+        let asked = self.state.load(Ordering::Relaxed) & ASKED;
+        self.state.store(u64::from(generation) << GENERATION_SHIFT | asked, Ordering::Release);
     }
 
     /// Adds a count if `generation` is the present one and somebody holds it.
@@ -244,18 +254,18 @@ impl Header {
         self.state.fetch_and(!FROZEN, Ordering::Release);
     }
 
-    /// Sets [`MAPPED`] or [`FINDABLE`] for the rest of the generation. The caller has a count.
+    /// Sets flags for the rest of the generation. The caller has a count.
     #[inline]
-    fn mark(&self, flag: u64) {
-        if self.state.load(Ordering::Relaxed) & flag == 0 {
-            self.state.fetch_or(flag, Ordering::Relaxed);
+    fn mark(&self, flags: u64) {
+        if self.state.load(Ordering::Relaxed) & flags != flags {
+            self.state.fetch_or(flags, Ordering::Relaxed);
         }
     }
 
     /// The generation, for somebody to look the resource up by. The caller has a count.
     #[inline]
     fn publish(&self) -> u32 {
-        self.mark(FINDABLE);
+        self.mark(FINDABLE | ASKED);
         self.generation()
     }
 
