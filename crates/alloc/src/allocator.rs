@@ -11,9 +11,9 @@
 
 use crate::backing::{Backing, BackingCaps};
 use crate::budget::Budget;
-use crate::front::{Chain, Front, Put, thread_number};
 use crate::buffer::{ARENA, Buffer, EMPTY, HostKind, IMPORTED, NO_CLASS, NO_SLOT, Row};
 use crate::config::{AllocStats, AllocatorConfig};
+use crate::front::{Chain, Front, Put, thread_number};
 use crate::heap::passed;
 use crate::layout::{Layout, MIN_ALIGN, SIZE_LIMIT, SLAB_MAX, class_of};
 use crate::store::{Block, Need, Spot, Store};
@@ -24,6 +24,7 @@ use leasehold_core::{BufferHandle, Error, Header, Lease, Line, Miss, Owner, Owne
 use std::any::Any;
 use std::fmt;
 use std::ptr::NonNull;
+use std::time::Duration;
 
 /// The stream that asks. A hit touches only the line; the timeline is for the slow path.
 #[derive(Clone, Copy)]
@@ -47,8 +48,8 @@ impl<'a> On<'a> {
 /// ends its turn. One that panics is not called again.
 pub type Reclaimer = Box<dyn Fn(u64) -> u64 + Send + Sync>;
 
-/// Blocks the host until a point is over.
-pub type PointWaiter = Arc<dyn Fn(Point) -> Result<()> + Send + Sync>;
+/// Blocks the host until a point is over, or for so long at most.
+pub type PointWaiter = Arc<dyn Fn(Point, Option<Duration>) -> Result<()> + Send + Sync>;
 
 /// What the lock guards.
 pub(crate) struct Core {
@@ -481,16 +482,13 @@ impl Inner {
         }
         if layout.size <= SLAB_MAX && layout.align <= MIN_ALIGN {
             // SAFETY: the table lives as long as the allocator, and rows in its magazines are rows of it.
-            let hit = unsafe {
-                self.front.take(thread_number(), class_of(layout.size), on.line.id(), layout.size)
-            };
+            let hit = unsafe { self.front.take(thread_number(), class_of(layout.size), on.line.id(), layout.size) };
             if let Some(row) = hit {
                 row.buffer.relend(layout.size);
                 return Ok(self.lend(row));
             }
         }
-        let Some(need) = Need::of(layout.size, layout.align).filter(|_| layout.size <= SIZE_LIMIT)
-        else {
+        let Some(need) = Need::of(layout.size, layout.align).filter(|_| layout.size <= SIZE_LIMIT) else {
             return Err(self.refuse(layout));
         };
         {

@@ -381,7 +381,7 @@ impl GraphArena {
         }
         let inner = self.0.allocator.inner();
         if let Some(p) = last {
-            inner.wait_point(p, on)?;
+            inner.wait_point(p, on, None)?;
         }
         for r in &regions {
             save(r.block.addr(), r.block.len())?;

@@ -456,8 +456,7 @@ impl Heap {
                 below = low.holes - above;
             }
         }
-        self.nodes[upper] =
-            Node { start: low.start + units, units: low.units - units, prev: at, holes: above, ..low };
+        self.nodes[upper] = Node { start: low.start + units, units: low.units - units, prev: at, holes: above, ..low };
         self.nodes[at].units = units;
         self.nodes[at].holes = below;
         self.nodes[at].next = upper;

@@ -33,6 +33,8 @@ const OPERATIONS_PER_EPISODE: u64 = 1_000;
 const PIECE: u64 = 32 << 20;
 /// Waits for nearly free memory, of one allocation, instead of growing.
 const MOST_NEAR_WAITS: u32 = 8;
+/// The longest of them. Longer ones cost more than the memory that they save, and might never end.
+const NEAR_WAIT: Duration = Duration::from_millis(1);
 /// Host waits of one allocation.
 const MOST_WAITS: usize = 256;
 
@@ -229,12 +231,16 @@ impl Inner {
         (1u64 << part.ilog2()).clamp(granule, PIECE.max(granule))
     }
 
-    /// Pieces of one growth. Growth below an earlier peak comes from fragmentation: a workload that repeats is brought to rest by more of
-    /// it at once, where more may be taken.
-    fn pieces(&self, core: &Core, size: u64) -> u64 {
+    /// What a growth takes at least, in granules. Growth below an earlier peak comes from fragmentation: a workload that repeats is brought
+    /// to rest by taking more at once, where more may be taken.
+    fn round(&self, core: &Core, size: u64, piece: u32) -> u32 {
         let peak = self.counters.live_peak.load(Ordering::Relaxed);
-        let below = core.live_bytes.saturating_add(size) < peak - peak / 128;
-        if below && !self.may_move(core) { 4 } else { 1 }
+        let below = core.live_bytes.saturating_add(size) <= peak;
+        if !below || self.may_move(core) {
+            return piece;
+        }
+        let part = self.budget.committed() / 32 / self.caps.granule;
+        u32::try_from(part).unwrap_or(piece).max(piece)
     }
 
     /// Grows. `pressed`: move free granules whatever the policy and the credit say, and take no more than needed.
@@ -258,8 +264,8 @@ impl Inner {
                 let mut core = self.core.lock();
                 let steal = pressed || self.may_move(&core);
                 let wait = !pressed && waits < MOST_NEAR_WAITS && self.may_wait(&core);
-                let pieces = if piece > 1 || !pressed { self.pieces(&core, size) as u32 } else { 1 };
-                let means = Means { steal, create: true, wait, piece, round: piece * pieces };
+                let round = if pressed { 1 } else { self.round(&core, size, piece) };
+                let means = Means { steal, create: true, wait, piece, round };
                 let lane = core.store.heap.lane_for(on.line);
                 let units = core.store.units(need);
                 let planned = core.store.heap.plan(units, need.align, lane, means, &self.budget)?;
@@ -274,9 +280,15 @@ impl Inner {
                 Planned::Wait(stamp) => {
                     // Moving memory that is nearly free costs less than holding more for ever.
                     waits += 1;
-                    if let Some(p) = stamp.point()
-                        && let Err(e) = self.wait_point(p, on)
-                    {
+                    let Some(p) = stamp.point() else { continue };
+                    // Without a way to wait for another stream, growing is the better choice.
+                    let blind = p.line_id() != on.line.id() && self.waiter.lock().is_none();
+                    if blind {
+                        waits = MOST_NEAR_WAITS;
+                        continue;
+                    }
+                    // Bounded: the caller itself may be the one who lets that stream go on.
+                    if let Err(e) = self.wait_point(p, on, Some(NEAR_WAIT)) {
                         trail.note(format!("waiting for {p:?}: {e}"));
                         waits = MOST_NEAR_WAITS;
                     }
@@ -426,7 +438,7 @@ impl Inner {
             core.store.heap.cheapest_wait(core.store.units(need), &more)
         };
         let Some(point) = stamp.and_then(Stamp::point) else { return Ok(false) };
-        match self.wait_point(point, on) {
+        match self.wait_point(point, on, None) {
             Ok(()) => Ok(passed(Stamp::from(point))),
             Err(e @ Error::DeviceLost { .. }) => Err(e),
             Err(e) => {
@@ -438,16 +450,16 @@ impl Inner {
     }
 
     /// Blocks until a point is over.
-    pub(crate) fn wait_point(&self, point: Point, on: On<'_>) -> Result<()> {
+    pub(crate) fn wait_point(&self, point: Point, on: On<'_>, timeout: Option<Duration>) -> Result<()> {
         if passed(Stamp::from(point)) {
             return Ok(());
         }
         self.counters.host_waits.fetch_add(1, Ordering::Relaxed);
         if point.line_id() == on.line.id() {
             on.timeline.signal()?;
-            return on.timeline.wait_host(point.value(), None);
+            return on.timeline.wait_host(point.value(), timeout);
         }
-        self.wait_foreign(point)
+        self.wait_foreign(point, timeout)
     }
 
     /// Gives the memory under a block back to the driver and keeps its addresses. Returns the bytes that went.
@@ -481,11 +493,11 @@ impl Inner {
         result
     }
 
-    fn wait_foreign(&self, point: Point) -> Result<()> {
+    fn wait_foreign(&self, point: Point, timeout: Option<Duration>) -> Result<()> {
         let waiter = self.waiter.lock().clone();
         match waiter {
-            Some(wait) => wait(point),
-            None => point.line().wait(point.value(), Some(Duration::from_secs(10))),
+            Some(wait) => wait(point, timeout),
+            None => point.line().wait(point.value(), Some(timeout.unwrap_or(Duration::from_secs(10)))),
         }
     }
 

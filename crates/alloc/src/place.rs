@@ -49,14 +49,7 @@ struct Loot {
 
 impl Heap {
     /// Plans a block of `units` for `lane`.
-    pub(crate) fn plan(
-        &mut self,
-        units: u32,
-        align: u32,
-        lane: u8,
-        means: Means,
-        budget: &Budget,
-    ) -> Result<Planned> {
+    pub(crate) fn plan(&mut self, units: u32, align: u32, lane: u8, means: Means, budget: &Budget) -> Result<Planned> {
         self.tick += 1;
         let node = self.choose(units, align, lane);
         if node == NIL || !self.spans[usize::from(self.nodes[node].span)].paged {

@@ -202,7 +202,7 @@ pub fn replay(trace: &Trace, options: &Options, backing: Box<dyn Backing>) -> Re
     };
     let allocator = Allocator::new(backing, config)?;
     // Every wait ends at once: the epochs are virtual.
-    allocator.set_waiter(leasehold_core::sync::Arc::new(|p: Point| {
+    allocator.set_waiter(leasehold_core::sync::Arc::new(|p: Point, _| {
         pass(p);
         Ok(())
     }));

@@ -7,12 +7,13 @@ use crate::runtime::{Runtime, RuntimeInner};
 use crate::stream::Stream;
 use leasehold_alloc::Allocator;
 use leasehold_core::sync::{Arc, Mutex, RwLock};
-use leasehold_core::{Error, Result};
+use leasehold_core::{Error, Point, Result};
 use leasehold_hal::{Backend, BackendKind, Device, DeviceId, DeviceInfo};
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
 use std::fmt;
 use std::sync::{OnceLock, Weak};
+use std::time::Duration;
 
 struct Inner {
     backends: Vec<Arc<dyn Backend>>,
@@ -116,14 +117,24 @@ impl Context {
             return Err(Error::Unavailable(format!("{device}: {why}").into()));
         };
         let inner = Arc::new(RuntimeInner::open(self.clone(), &**backend, device)?);
+        inner.supply_waiter();
         *cell = Arc::downgrade(&inner);
         Ok(Runtime::from_inner(inner))
     }
 
-    /// Ends the backends' managers.
+    /// Who of the context's other runtimes advances the point's line waits for it; `None` when none does.
+    pub(crate) fn wait_elsewhere(&self, point: Point, timeout: Option<Duration>) -> Option<Result<()>> {
+        // Copied: nothing is waited for or dropped under the lock.
+        let cells: Vec<_> = self.0.runtimes.lock().values().cloned().collect();
+        let runtimes = cells.iter().filter_map(|c| c.try_lock()?.upgrade());
+        runtimes.filter_map(|r| r.stream_of(point)).next().map(|s| s.raw.wait_host(point.value(), timeout))
+    }
+
+    /// Ends the backends' managers, one after the other.
     ///
     /// # Errors
-    /// `LeasesOutstanding` while a runtime, a buffer or anything else is held; nothing has changed then.
+    /// `LeasesOutstanding` while a runtime, a buffer or anything else is held (the process's [default](Current::set_process_default) holds its
+    /// runtime too); nothing of that backend has changed then, and the call may be repeated.
     pub fn shutdown(&self) -> Result<()> {
         self.0.backends.iter().try_for_each(|b| b.shutdown())
     }
@@ -142,7 +153,9 @@ impl fmt::Debug for Context {
 }
 
 thread_local! {
-    static CURRENT: RefCell<Option<Current>> = const { RefCell::new(None) };
+    /// The contexts that the thread's guards set, by guard, the current one last.
+    static CURRENT: RefCell<Vec<(u64, Current)>> = const { RefCell::new(Vec::new()) };
+    static NEXT_GUARD: Cell<u64> = const { Cell::new(0) };
 }
 
 static PROCESS_DEFAULT: RwLock<Option<Current>> = RwLock::new(None);
@@ -161,7 +174,7 @@ impl Current {
     /// # Errors
     /// `InvalidState` on a thread that has neither: nothing is inherited.
     pub fn get() -> Result<Current> {
-        let own = CURRENT.try_with(|c| c.borrow().clone()).unwrap_or(None);
+        let own = CURRENT.try_with(|c| c.borrow().last().map(|c| c.1.clone())).unwrap_or(None);
         own.or_else(|| PROCESS_DEFAULT.read().clone()).ok_or_else(|| {
             Error::state(
                 "this thread has no current context; set one with ops::set_context, or a default for the process",
@@ -169,7 +182,7 @@ impl Current {
         })
     }
 
-    /// Sets what threads without a context of their own get; `None` takes it back.
+    /// Sets what threads without a context of their own get; `None` takes it back. It keeps the runtime alive until then.
     pub fn set_process_default(runtime: Option<&Runtime>) {
         let new = runtime.map(|r| Current { runtime: r.clone(), stream: r.stream().clone() });
         let old = std::mem::replace(&mut *PROCESS_DEFAULT.write(), new);
@@ -201,11 +214,13 @@ impl Current {
     }
 }
 
-/// Restores the thread's former context when dropped. Guards are dropped in the reverse order of their making.
+/// Restores the thread's former context when dropped.
+///
+/// Guards may be dropped in any order: the current context is that of the latest guard that is left.
 #[derive(Debug)]
 #[must_use = "the former context is restored at once when the guard is dropped"]
 pub struct ContextGuard {
-    former: Option<Current>,
+    id: u64,
     /// A guard belongs to the thread that made it.
     _thread: std::marker::PhantomData<*const ()>,
 }
@@ -214,19 +229,28 @@ impl ContextGuard {
     pub(crate) fn enter(runtime: &Runtime, stream: &Stream) -> Result<Self> {
         let new = Current { runtime: runtime.clone(), stream: stream.clone() };
         runtime.raw_device().make_current()?;
-        let former = CURRENT.with(|c| c.borrow_mut().replace(new));
-        Ok(Self { former, _thread: std::marker::PhantomData })
+        let id = NEXT_GUARD.replace(NEXT_GUARD.get() + 1);
+        CURRENT
+            .try_with(|c| c.borrow_mut().push((id, new)))
+            .map_err(|_| Error::state("this thread is ending; it has no current context any more"))?;
+        Ok(Self { id, _thread: std::marker::PhantomData })
     }
 }
 
 impl Drop for ContextGuard {
     fn drop(&mut self) {
-        let former = self.former.take();
-        if let Some(current) = &former {
+        let ours = CURRENT.try_with(|c| {
+            let mut all = c.borrow_mut();
+            let at = all.iter().position(|c| c.0 == self.id)?;
+            let was_current = at + 1 == all.len();
+            let ours = all.remove(at);
+            Some((ours, all.last().filter(|_| was_current).map(|c| c.1.clone())))
+        });
+        if let Ok(Some((_, Some(former)))) = &ours {
             // The driver's notion follows; where that fails the next call on the device reports it.
-            let _ = current.runtime.raw_device().make_current();
+            let _ = former.runtime.raw_device().make_current();
         }
-        let ours = CURRENT.try_with(|c| std::mem::replace(&mut *c.borrow_mut(), former));
+        // Without the borrow: it may be the runtime's last.
         drop(ours);
     }
 }

@@ -37,6 +37,8 @@ pub struct Event {
     pub(crate) serial: AtomicU32,
     pub(crate) time: Option<Lease<Timestamp>>,
     pub(crate) device: DeviceId,
+    /// The runtime that made it: another one may be of the same device, in another context.
+    pub(crate) runtime: u64,
 }
 
 impl Event {
@@ -84,6 +86,7 @@ pub(crate) struct Events;
 /// What an event is asked to be, and of which device.
 pub(crate) struct EventRequest<'a> {
     pub(crate) device: &'a dyn Device,
+    pub(crate) runtime: u64,
     pub(crate) flags: EventFlags,
 }
 
@@ -98,6 +101,7 @@ impl Resource for Events {
             serial: AtomicU32::new(0),
             time: if request.flags.timing { Some(request.device.timestamp()?) } else { None },
             device: request.device.info().id,
+            runtime: request.runtime,
         })
     }
 

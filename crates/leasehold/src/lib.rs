@@ -24,8 +24,10 @@
 
 pub mod context;
 pub mod event;
+pub mod gate;
 pub mod graph;
 pub mod kernel;
+#[doc(alias = "stream_ops")]
 pub mod ops;
 mod pod;
 pub mod runtime;
@@ -34,6 +36,7 @@ pub mod view;
 
 pub use context::{BackendReport, Context, ContextGuard, Current};
 pub use event::{Event, EventFlags};
+pub use gate::Gate;
 pub use graph::{Graph, GraphOperator, Update};
 pub use kernel::{KernelBase, KernelSession};
 pub use leasehold_alloc::Buffer as Memory;

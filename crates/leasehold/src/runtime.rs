@@ -7,11 +7,12 @@
 
 use crate::context::Context;
 use crate::event::{Event, EventFlags, EventRequest, Events};
+use crate::gate::Gate;
 use crate::graph::{Graph, GraphOperator, recorder};
 use crate::kernel::base::BaseCell;
-use crate::ops;
+use crate::ops::{self, call};
 use crate::pod::{Pod, bytes, bytes_mut};
-use crate::stream::{Stream, StreamCore};
+use crate::stream::{Stream, StreamCore, is_over};
 use crate::view::{Operand, Slice, View};
 use leasehold_alloc::{AllocStats, Allocator, Buffer, HostKind, Layout, On};
 use leasehold_core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -22,23 +23,23 @@ use std::any::{Any, TypeId};
 use std::collections::HashMap;
 use std::fmt;
 use std::sync::Weak;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-/// The part of a runtime that its streams, graphs and handles share.
+/// The part of a runtime that its streams, graphs and handles share. The order of the fields is that of their end.
 pub(crate) struct RuntimeInner {
     serial: u64,
     id: DeviceId,
-    pub(crate) default: Arc<StreamCore>,
+    bases: Mutex<Vec<Weak<BaseCell>>>,
+    extensions: RwLock<HashMap<TypeId, Arc<dyn Any + Send + Sync>>>,
     pub(crate) memory: Allocator,
     events: SlotPool<Events>,
-    extensions: RwLock<HashMap<TypeId, Arc<dyn Any + Send + Sync>>>,
-    bases: Mutex<Vec<Weak<BaseCell>>>,
+    pub(crate) default: Arc<StreamCore>,
     /// Streams beside the default one, to find who advances a line.
     streams: Mutex<Vec<Weak<StreamCore>>>,
     warned_pageable: AtomicBool,
     pub(crate) device: Lease<dyn Device>,
     /// Keeps the backends alive.
-    _context: Context,
+    context: Context,
 }
 
 impl RuntimeInner {
@@ -59,7 +60,7 @@ impl RuntimeInner {
             streams: Mutex::new(Vec::new()),
             warned_pageable: AtomicBool::new(false),
             device,
-            _context: context,
+            context,
         })
     }
 
@@ -81,8 +82,56 @@ impl RuntimeInner {
         bases.push(Arc::downgrade(base));
     }
 
+    /// Tells the allocator how to wait for other streams of this device.
+    pub(crate) fn supply_waiter(self: &Arc<Self>) {
+        let weak = Arc::downgrade(self);
+        self.memory.set_waiter(Arc::new(move |point, timeout| match weak.upgrade() {
+            Some(runtime) => runtime.wait_point(point, timeout),
+            None => point.line().wait(point.value(), timeout),
+        }));
+    }
+
+    /// Blocks until a point is over, or known to have failed.
+    pub(crate) fn wait_point(&self, point: Point, timeout: Option<Duration>) -> Result<()> {
+        if point.line().check(point.value())? {
+            return Ok(());
+        }
+        if let Some(stream) = self.stream_of(point) {
+            return stream.raw.wait_host(point.value(), timeout);
+        }
+        match self.context.wait_elsewhere(point, timeout) {
+            Some(result) => result,
+            None => point.line().wait(point.value(), timeout),
+        }
+    }
+
+    /// Blocks until a point is over, whatever became of it.
+    ///
+    /// # Errors
+    /// Why it cannot be waited for: `DeviceLost`, or in a host call of the point's own stream.
+    pub(crate) fn wait_over(&self, point: Point) -> Result<()> {
+        let mut nap = Duration::from_micros(1);
+        loop {
+            let result = self.wait_point(point, None);
+            if is_over(point) {
+                return Ok(());
+            }
+            // A failure is known before its value is over; anything else will not get better.
+            if let Err(e) = result
+                && (!point.line().failed(point.value()) || call::inside() || matches!(e, Error::DeviceLost { .. }))
+            {
+                return Err(e);
+            }
+            if let Some(stream) = self.stream_of(point) {
+                stream.raw.refresh()?;
+            }
+            std::thread::sleep(nap);
+            nap = (nap * 2).min(Duration::from_millis(1));
+        }
+    }
+
     /// The stream of this runtime that advances the point's line. A stream that was dropped advances no more: its manager drains it.
-    fn stream_of(&self, point: Point) -> Option<Arc<StreamCore>> {
+    pub(crate) fn stream_of(&self, point: Point) -> Option<Arc<StreamCore>> {
         if point.line_id() == self.default.line.id() {
             return Some(self.default.clone());
         }
@@ -201,6 +250,7 @@ impl Runtime {
     ///
     /// # Errors
     /// `DeviceLost`; the driver's own.
+    #[doc(alias = "infinirtSetDevice")]
     pub fn activate(&self) -> Result<&Self> {
         self.inner.device.make_current()?;
         Ok(self)
@@ -246,7 +296,8 @@ impl Runtime {
     }
 
     /// The value of type `T` in the runtime's extension slots, made when first asked for: the operator library, a cache of
-    /// somebody else's. Dropped with the runtime, before its streams.
+    /// somebody else's. Dropped with the runtime, before its streams. It may hold buffers and kernels of this runtime, but must not hold the
+    /// runtime itself, a [`Stream`] or a [`Graph`]: they hold the runtime, which then would never end.
     ///
     /// # Errors
     /// What `make` says; nothing is kept then.
@@ -261,7 +312,11 @@ impl Runtime {
         }
         // Made outside the lock: it may use the runtime. When two threads make one, the first stays.
         let made: Arc<dyn Any + Send + Sync> = Arc::new(make(self)?);
-        let kept = self.inner.extensions.write().entry(id).or_insert(made).clone();
+        let mut slots = self.inner.extensions.write();
+        let kept = slots.entry(id).or_insert_with(|| made.clone()).clone();
+        drop(slots);
+        // Not under the lock: the one that is too many may use the runtime as it goes.
+        drop(made);
         cast(kept)
     }
 
@@ -290,6 +345,7 @@ impl Runtime {
     ///
     /// # Errors
     /// `Timeout`; the first stream's cause; `Recording` on a thread that records on this device.
+    #[doc(alias = "~Runtime")]
     pub fn close(self, timeout: Duration) -> Result<()> {
         recorder::refuse(
             &self.inner,
@@ -314,7 +370,7 @@ impl Runtime {
     /// As [`alloc`](Self::alloc), for first use on another stream, with an alignment.
     ///
     /// # Errors
-    /// As [`alloc`](Self::alloc).
+    /// As [`alloc`](Self::alloc); `InvalidArgument` for a stream of another device, or an alignment that is no power of two.
     #[inline]
     pub fn alloc_on(&self, stream: &Stream, layout: Layout) -> Result<Lease<Buffer>> {
         if recorder::is_active()
@@ -322,7 +378,10 @@ impl Runtime {
         {
             return result;
         }
-        let core = &stream.core;
+        if !Arc::ptr_eq(&stream.runtime, &self.inner) {
+            return Err(Error::invalid(format!("{stream:?} is not a stream of {}", self.inner.id)));
+        }
+        let core = &*stream.core;
         self.inner.memory.alloc(layout, On { line: core.line, timeline: core.raw_timeline() })
     }
 
@@ -361,7 +420,7 @@ impl Runtime {
     /// As [`alloc`](Self::alloc) and [`memcpy_h2d`](Self::memcpy_h2d).
     pub fn upload<T: Pod>(&self, values: &[T]) -> Result<Lease<Buffer>> {
         let buffer = self.alloc(size_of_val(values) as u64)?;
-        self.memcpy_h2d(buffer.view(), bytes(values), true)?;
+        self.memcpy_h2d(buffer.view(), values, true)?;
         Ok(buffer)
     }
 
@@ -384,36 +443,41 @@ impl Runtime {
             std::ptr::write_bytes(values.as_mut_ptr(), 0, count);
             values.set_len(count);
         }
-        self.memcpy_d2h(bytes_mut(&mut values), from)?;
+        self.memcpy_d2h(&mut values, from)?;
         Ok(values)
     }
 
-    /// Copies host bytes to the device, on the default stream. The bytes are taken during the call, so that they may change or go
+    /// Copies host values to the device, on the default stream. The bytes are taken during the call, so that they may change or go
     /// right after it: small ones are staged, large ones (or `asynchronous` false) are waited for.
     /// [`ops::upload_owned`] hands over memory without either.
     ///
     /// # Errors
-    /// `InvalidArgument` when the lengths differ; the stream's cause.
+    /// As [`ops::upload`].
     #[doc(alias = "memcpyH2D")]
-    pub fn memcpy_h2d(&self, dst: Slice<'_>, src: &[u8], asynchronous: bool) -> Result<()> {
-        ops::upload(&self.stream, dst, src, asynchronous)
+    pub fn memcpy_h2d<T: Pod>(&self, dst: Slice<'_>, src: &[T], asynchronous: bool) -> Result<()> {
+        ops::upload(&self.stream, dst, bytes(src), asynchronous)
     }
 
-    /// Copies device bytes to the host, on the default stream, and waits for them.
+    /// Copies device bytes to host values, on the default stream, and waits for them.
     ///
     /// # Errors
-    /// `InvalidArgument` when the lengths differ; the stream's cause; `Recording` while recording.
+    /// As [`ops::download`].
     #[doc(alias = "memcpyD2H")]
-    pub fn memcpy_d2h(&self, dst: &mut [u8], src: Slice<'_>) -> Result<()> {
-        ops::download(&self.stream, dst, src)
+    pub fn memcpy_d2h<T: Pod>(&self, dst: &mut [T], src: Slice<'_>) -> Result<()> {
+        ops::download(&self.stream, bytes_mut(dst), src)
     }
 
     /// Copies within the device, on the default stream; waits for it when `asynchronous` is false.
     ///
     /// # Errors
-    /// `InvalidArgument` when the lengths differ or the parts overlap; the stream's cause.
+    /// `InvalidArgument` when the lengths differ or the parts overlap; the stream's cause; with `asynchronous` false also `Recording` while
+    /// recording, and `InvalidState` in a host call of the stream.
     #[doc(alias = "memcpyD2D")]
     pub fn memcpy_d2d(&self, dst: Slice<'_>, src: Slice<'_>, asynchronous: bool) -> Result<()> {
+        if !asynchronous {
+            recorder::refuse(&self.inner, "a copy cannot be waited for while recording; make it asynchronous")?;
+            ops::may_wait(&self.stream)?;
+        }
         ops::copy(&self.stream, dst, src)?;
         if asynchronous { Ok(()) } else { self.stream.synchronize() }
     }
@@ -435,7 +499,7 @@ impl Runtime {
     /// `Unsupported` for timing on a device without time stamps; the driver's own.
     #[doc(alias = "createEventWithFlags")]
     pub fn create_event_with_flags(&self, flags: EventFlags) -> Result<Lease<Event>> {
-        self.inner.events.acquire(&EventRequest { device: &*self.inner.device, flags })
+        self.inner.events.acquire(&EventRequest { device: &*self.inner.device, runtime: self.inner.serial, flags })
     }
 
     /// The event that a handle names.
@@ -487,7 +551,7 @@ impl Runtime {
     pub fn synchronize_event_timeout(&self, event: &Event, timeout: Option<Duration>) -> Result<()> {
         recorder::refuse(&self.inner, "an event cannot be waited for while recording")?;
         let point = event.point()?;
-        self.wait_point(point, timeout)
+        self.inner.wait_point(point, timeout)
     }
 
     /// Ends an event. Dropping the lease does the same; this says so where a handle outlives it.
@@ -514,17 +578,17 @@ impl Runtime {
     pub fn elapsed(&self, start: &Event, end: &Event) -> Result<Duration> {
         recorder::refuse(&self.inner, "elapsed time cannot be asked for while recording")?;
         for event in [start, end] {
-            if event.device != self.inner.id {
+            if event.runtime != self.inner.serial {
                 return Err(Error::invalid(format!(
-                    "an event of {} cannot be timed on {}",
+                    "an event of another runtime (of {}) cannot be timed on {}",
                     event.device, self.inner.id
                 )));
             }
         }
         let no_timing = || Error::state("the event was created without timing");
         let (from, to) = (start.time.as_ref().ok_or_else(no_timing)?, end.time.as_ref().ok_or_else(no_timing)?);
-        self.wait_point(start.point()?, None)?;
-        self.wait_point(end.point()?, None)?;
+        self.inner.wait_point(start.point()?, None)?;
+        self.inner.wait_point(end.point()?, None)?;
         self.inner.device.elapsed(from, to)
     }
 
@@ -537,24 +601,72 @@ impl Runtime {
         ops::wait_event(self.or_default(stream)?, event)
     }
 
-    /// Blocks until a point of any of the device's streams is over. Allocates nothing.
+    /// Blocks until a point is over: of any of the device's streams (then it allocates nothing), of another of the context's runtimes, or of a
+    /// gate.
     ///
     /// # Errors
     /// The cause of a failure before the point; `Recording` while recording.
     pub fn wait_for(&self, point: Point) -> Result<()> {
         recorder::refuse(&self.inner, "a point cannot be waited for while recording")?;
-        self.wait_point(point, None)
+        self.inner.wait_point(point, None)
     }
 
-    /// Blocks until a point is over.
-    pub(crate) fn wait_point(&self, point: Point, timeout: Option<Duration>) -> Result<()> {
-        if point.line().check(point.value())? {
-            return Ok(());
+    /// Blocks until all of several points are over, within one deadline. Nothing to wait for is over.
+    ///
+    /// # Errors
+    /// The first cause, in the order of the points; `Timeout`; `Recording` while recording.
+    pub fn wait_for_all(&self, points: &[Point], timeout: Option<Duration>) -> Result<()> {
+        recorder::refuse(&self.inner, "a point cannot be waited for while recording")?;
+        let deadline = timeout.and_then(|t| Instant::now().checked_add(t));
+        for &point in points {
+            self.inner.wait_point(point, deadline.map(|d| d.saturating_duration_since(Instant::now())))?;
         }
-        match self.inner.stream_of(point) {
-            Some(stream) => stream.raw.wait_host(point.value(), timeout),
-            None => point.line().wait(point.value(), timeout),
+        Ok(())
+    }
+
+    /// Blocks until one of several points is over, and returns its place. Looks at each in turn, so it may be late by a tenth of a
+    /// millisecond.
+    ///
+    /// # Errors
+    /// The cause of the first point that is found to have failed; `Timeout`; `InvalidArgument` without points, which nobody could wait for;
+    /// `Recording` while recording.
+    pub fn wait_for_any(&self, points: &[Point], timeout: Option<Duration>) -> Result<usize> {
+        recorder::refuse(&self.inner, "a point cannot be waited for while recording")?;
+        if points.is_empty() {
+            return Err(Error::invalid("waiting for one of no points would never end"));
         }
+        let deadline = timeout.and_then(|t| Instant::now().checked_add(t));
+        let mut turn = 0;
+        loop {
+            for (i, &point) in points.iter().enumerate() {
+                match self.inner.wait_point(point, Some(Duration::ZERO)) {
+                    Ok(()) => return Ok(i),
+                    Err(Error::Timeout(_)) => {}
+                    Err(e) => return Err(e),
+                }
+            }
+            let left = deadline.map_or(Duration::MAX, |d| d.saturating_duration_since(Instant::now()));
+            if left.is_zero() {
+                return Err(Error::Timeout(format!("none of {} points was over in time", points.len()).into()));
+            }
+            let i = turn % points.len();
+            turn += 1;
+            match self.inner.wait_point(points[i], Some(left.min(Duration::from_micros(100)))) {
+                Ok(()) => return Ok(i),
+                Err(Error::Timeout(_)) => {}
+                Err(e) => return Err(e),
+            }
+        }
+    }
+
+    // ---- gates ------------------------------------------------------------------------------------------------------
+
+    /// A timeline that the host signals, for streams to wait for before the signal: see [`ops::wait`], [`ops::raise`], [`ops::fail`].
+    ///
+    /// # Errors
+    /// `Unsupported` on a device without gates; the driver's own.
+    pub fn create_gate(&self) -> Result<Gate> {
+        Ok(Gate { raw: self.inner.device.gate()?, runtime: self.inner.clone() })
     }
 
     // ---- graphs -----------------------------------------------------------------------------------------------------
@@ -611,9 +723,9 @@ impl Runtime {
             }
         }
         self.start_graph_recording()?;
-        let abandon = Abandon(self);
+        // Also when it cannot be stopped; once it is, there is nothing to abandon.
+        let _abandon = Abandon(self);
         record(self)?;
-        std::mem::forget(abandon);
         self.stop_graph_recording()
     }
 
@@ -645,4 +757,5 @@ const _: () = {
     shared::<Runtime>();
     shared::<Stream>();
     shared::<Graph>();
+    shared::<Gate>();
 };

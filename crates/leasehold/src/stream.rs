@@ -8,12 +8,18 @@
 //! The turn is a word: free, held for one short call (others spin), or held by a session or a graph (others get `Occupied`).
 //! It is a leaf: nothing else is locked while it is held but the backend's own submission lock.
 //!
+//! # Room
+//! A backend may block a submitter while its queue is full. Nobody may be blocked so while holding the turn: a host call on the same stream
+//! that submits would wait for the turn, and the queue for the host call. So callers pause *before* they take the turn, as soon as about
+//! 8,192 operations are pending ([`StreamCore::turn`]); host calls never pause.
+//!
 //! While a thread records, its calls on any stream of that device go to the recorder instead, and the stream is not touched.
 
 use crate::graph::recorder;
+use crate::ops::call;
 use crate::runtime::{Runtime, RuntimeInner};
 use crate::view::Operand;
-use leasehold_core::sync::atomic::{AtomicU8, Ordering};
+use leasehold_core::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering};
 use leasehold_core::sync::{Arc, UnsafeCell, spin_loop, thread};
 use leasehold_core::{Error, Lease, Line, Point, Result, Stamp, StreamHandle, Timeline};
 use leasehold_hal::Op;
@@ -23,6 +29,9 @@ use std::time::Duration;
 const FREE: u8 = 0;
 const CALL: u8 = 1;
 const SESSION: u8 = 2;
+
+/// Operations after which submitters see to it that the ones before are over.
+const SEGMENT: u32 = 4096;
 
 /// What a stream keeps between calls so that a launch allocates nothing.
 pub(crate) struct Frame {
@@ -98,19 +107,124 @@ impl Seat {
 pub(crate) struct StreamCore {
     pub(crate) raw: Lease<dyn leasehold_hal::Stream>,
     pub(crate) line: &'static Line,
-    pub(crate) seat: Seat,
+    seat: Seat,
+    /// Operations since `mark`. Written in the turn.
+    since: AtomicU32,
+    /// What was submitted when `since` began. Written in the turn.
+    mark: AtomicU64,
 }
 
 impl StreamCore {
     pub(crate) fn new(raw: Lease<dyn leasehold_hal::Stream>) -> Self {
         let line = raw.line();
-        Self { raw, line, seat: Seat::new() }
+        Self { raw, line, seat: Seat::new(), since: AtomicU32::new(0), mark: AtomicU64::new(0) }
     }
 
     /// The cold half of the stream's timeline.
     #[inline]
     pub(crate) fn raw_timeline(&self) -> &dyn Timeline {
         &*self.raw
+    }
+
+    /// Takes the turn for one short call, once there is room.
+    ///
+    /// # Errors
+    /// `Occupied` while a session is open on the stream.
+    #[inline]
+    pub(crate) fn turn(&self) -> Result<Turn<'_>> {
+        self.breathe()?;
+        self.seat.turn()
+    }
+
+    /// Takes the turn for one short call of somebody who breathed before taking a lock.
+    ///
+    /// # Errors
+    /// `Occupied` while a session is open on the stream.
+    #[inline]
+    pub(crate) fn turn_now(&self) -> Result<Turn<'_>> {
+        self.seat.turn()
+    }
+
+    /// Takes the turn for a session, once there is room.
+    #[inline]
+    pub(crate) fn session_turn(&self) -> Result<Turn<'_>> {
+        self.breathe()?;
+        self.seat.session_turn()
+    }
+
+    /// Waits until there is room for another submission. Called without any lock.
+    #[inline]
+    pub(crate) fn breathe(&self) -> Result<()> {
+        if self.since.load(Ordering::Relaxed) < SEGMENT { Ok(()) } else { self.breathe_slow() }
+    }
+
+    #[cold]
+    fn breathe_slow(&self) -> Result<()> {
+        if call::inside() {
+            return Ok(());
+        }
+        let mut gave_up = false;
+        loop {
+            let target = {
+                let _turn = self.seat.turn()?;
+                let since = self.since.load(Ordering::Relaxed);
+                if since < SEGMENT {
+                    return Ok(());
+                }
+                // One segment may be pending while the next one is filled; after a giant submission none.
+                let huge = since > 4 * SEGMENT;
+                let target = if huge { self.line.submitted() } else { self.mark.load(Ordering::Relaxed) };
+                if gave_up || self.line.completed() >= target || self.line.failed(target) {
+                    self.mark.store(self.line.submitted(), Ordering::Relaxed);
+                    self.since.store(0, Ordering::Relaxed);
+                    return Ok(());
+                }
+                target
+            };
+            // A failure is the business of the submission that follows.
+            gave_up = self.raw.wait_host(target, None).is_err();
+        }
+    }
+
+    /// Submits one operation after the frame's waits, and remembers what the stream knows from then on.
+    ///
+    /// # Safety
+    /// - As [`leasehold_hal::Stream::submit`].
+    #[inline]
+    pub(crate) unsafe fn submit(&self, frame: &mut Frame, op: &Op<'_>) -> Result<u64> {
+        let value = if frame.waits.is_empty() {
+            // SAFETY: by the caller's contract.
+            unsafe { self.raw.submit(std::slice::from_ref(op)) }?
+        } else {
+            // SAFETY: as above.
+            unsafe { self.submit_after(frame, op) }?
+        };
+        self.count(1 + frame.waits.len());
+        Ok(value)
+    }
+
+    /// # Safety
+    /// - As [`submit`](Self::submit).
+    #[cold]
+    unsafe fn submit_after(&self, frame: &mut Frame, op: &Op<'_>) -> Result<u64> {
+        let Frame { waits, ops, .. } = frame;
+        ops.clear();
+        ops.extend(waits.iter().map(|&p| Op::Wait(p)));
+        // SAFETY: the list is cleared before the operation's borrows end.
+        ops.push(unsafe { std::mem::transmute::<Op<'_>, Op<'static>>(*op) });
+        // SAFETY: by the caller's contract.
+        let result = unsafe { self.raw.submit(ops) };
+        ops.clear();
+        let value = result?;
+        waits.iter().for_each(|&p| self.line.learn(p));
+        Ok(value)
+    }
+
+    /// Counts operations that were submitted. In the turn.
+    #[inline]
+    pub(crate) fn count(&self, ops: usize) {
+        let ops = u32::try_from(ops).unwrap_or(u32::MAX);
+        self.since.store(self.since.load(Ordering::Relaxed).saturating_add(ops), Ordering::Relaxed);
     }
 }
 
@@ -136,22 +250,30 @@ impl Drop for Turn<'_> {
 }
 
 /// Adds the points that an operand makes a submission on `line` wait for.
+///
+/// A failed write is waited for by whoever reads what was written: the failure must reach them. Who only overwrites it all, or
+/// follows a read, needs no more than that the failed work is over: so a buffer can be used again after a failure.
 #[inline]
 pub(crate) fn gather(line: &Line, operand: &Operand<'_>, waits: &mut Vec<Point>) {
     let buffer = operand.slice.lease;
-    let mut need = |stamp: Stamp| {
-        // What failed is waited for too: the failure must reach this stream.
+    let mut need = |stamp: Stamp, data: bool| {
         if !line.knows(stamp)
-            && !stamp.is_settled()
             && let Some(p) = stamp.point()
+            && !(if data { p.is_settled() } else { is_over(p) })
         {
             add_wait(waits, p);
         }
     };
-    need(buffer.write_stamp());
+    need(buffer.write_stamp(), operand.access.reads() || operand.is_part());
     if operand.access.writes() {
-        buffer.for_each_read(need);
+        buffer.for_each_read(|s| need(s, false));
     }
+}
+
+/// Whether a point is complete or failed and over; may lag.
+#[inline]
+pub(crate) fn is_over(p: Point) -> bool {
+    p.line().completed() >= p.value()
 }
 
 /// Keeps one point per line, the latest.
@@ -175,8 +297,14 @@ pub(crate) fn mark(operand: &Operand<'_>, p: Point) {
 
 /// An ordered queue of work on a device. Clones are the same stream.
 ///
-/// Within a stream operations behave in order. Any thread may use it, one call at a time; while a session is open on it, other
-/// calls get `Occupied`. Dropping a stream with work pending loses nothing: the work completes.
+/// Within a stream operations behave in order. Any thread may use it; calls of several threads take turns, and while a
+/// [`KernelSession`](crate::KernelSession) is open on it, other submissions get `Occupied`. Dropping a stream with work pending loses
+/// nothing: the work completes. A call blocks only while about 8,192 operations are pending.
+///
+/// A failed operation poisons its stream: from then on every call returns that cause, and nothing more is run. Take another stream (or, for
+/// the default stream, drop all clones of the runtime and open it again) to go on. Buffers that the failed work wrote hand the failure to
+/// whoever reads them, until they are overwritten as a whole.
+#[doc(alias("infinirtStream_t", "Stream_t"))]
 #[derive(Clone)]
 pub struct Stream {
     pub(crate) core: Arc<StreamCore>,
@@ -279,43 +407,17 @@ impl Stream {
             }
         }
         self.runtime.refuse_symbolic(operands)?;
-        let turn = self.core.seat.turn()?;
-        // SAFETY: by the caller's contract.
-        unsafe { self.pass_in_turn(&turn, op, operands) }.map(Some)
-    }
-
-    /// # Safety
-    /// - As [`pass`](Self::pass).
-    pub(crate) unsafe fn pass_in_turn(&self, turn: &Turn<'_>, op: &Op<'_>, operands: &[Operand<'_>]) -> Result<Point> {
-        let line = self.core.line;
-        let waits = &mut turn.frame().waits;
-        waits.clear();
+        let core = &*self.core;
+        let turn = core.turn()?;
+        let frame = turn.frame();
+        frame.waits.clear();
         for operand in operands {
-            gather(line, operand, waits);
+            gather(core.line, operand, &mut frame.waits);
         }
-        let value = if waits.is_empty() {
-            // SAFETY: by the caller's contract.
-            unsafe { self.core.raw.submit(std::slice::from_ref(op)) }?
-        } else {
-            // SAFETY: as above.
-            unsafe { self.submit_after(waits, op) }?
-        };
-        let point = line.at(value);
-        operands.iter().for_each(|o| mark(o, point));
-        Ok(point)
-    }
-
-    /// # Safety
-    /// - As [`pass`](Self::pass).
-    #[cold]
-    pub(crate) unsafe fn submit_after(&self, waits: &[Point], op: &Op<'_>) -> Result<u64> {
-        let mut ops: Vec<Op<'_>> = Vec::with_capacity(waits.len() + 1);
-        ops.extend(waits.iter().map(|&p| Op::Wait(p)));
-        ops.push(*op);
         // SAFETY: by the caller's contract.
-        let value = unsafe { self.core.raw.submit(&ops) }?;
-        waits.iter().for_each(|&p| self.core.line.learn(p));
-        Ok(value)
+        let point = core.line.at(unsafe { core.submit(frame, op) }?);
+        operands.iter().for_each(|o| mark(o, point));
+        Ok(Some(point))
     }
 }
 

@@ -86,6 +86,12 @@ impl<'a> Operand<'a> {
         self.access
     }
 
+    /// Whether it leaves something of its buffer out.
+    #[inline]
+    pub(crate) fn is_part(&self) -> bool {
+        self.slice.len < self.slice.lease.len()
+    }
+
     #[inline]
     pub(crate) fn binding(&self) -> Binding {
         Binding { addr: self.slice.addr(), len: self.slice.len, native: self.slice.lease.native(), access: self.access }

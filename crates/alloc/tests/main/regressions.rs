@@ -95,8 +95,14 @@ fn huge_sizes_do_not_wrap() {
             assert!(matches!(got, Err(Error::OutOfMemory(_))), "{size} aligned to {align}: {got:?}");
         }
     }
-    assert!(matches!(b.allocator.alloc(Layout { size: 8, align: 3 }, On::new(&b.stream)), Err(Error::InvalidArgument(_))));
-    assert!(matches!(b.allocator.alloc(Layout { size: 8, align: 0 }, On::new(&b.stream)), Err(Error::InvalidArgument(_))));
+    assert!(matches!(
+        b.allocator.alloc(Layout { size: 8, align: 3 }, On::new(&b.stream)),
+        Err(Error::InvalidArgument(_))
+    ));
+    assert!(matches!(
+        b.allocator.alloc(Layout { size: 8, align: 0 }, On::new(&b.stream)),
+        Err(Error::InvalidArgument(_))
+    ));
     drop(b.take(64 * MIB));
     b.check();
 }
@@ -241,7 +247,7 @@ fn a_block_in_use_by_another_stream_is_taken_only_when_there_is_no_other() {
 fn never_means_never() {
     let config = AllocatorConfig { cross_stream: CrossStream::Never, budget: 24 * MIB, ..AllocatorConfig::default() };
     let b = Bench::with(FakeBacking::new(64 * MIB), config);
-    b.allocator.set_waiter(leasehold_core::sync::Arc::new(|p| {
+    b.allocator.set_waiter(leasehold_core::sync::Arc::new(|p, _| {
         p.line().complete(p.value());
         Ok(())
     }));
@@ -292,7 +298,8 @@ fn imports_are_kept_until_their_last_use_is_over() {
     let b = Bench::new(64 * MIB);
     let memory = Arc::new(vec![0u8; 4096]);
     // SAFETY: the vector lives as long as `keep`, and nothing here touches the memory.
-    let x = unsafe { b.allocator.import(memory.as_ptr() as u64, 4096, 0, Box::new(memory.clone())) }.expect("an import");
+    let x =
+        unsafe { b.allocator.import(memory.as_ptr() as u64, 4096, 0, Box::new(memory.clone())) }.expect("an import");
     let s = b.allocator.stats();
     assert_eq!((s.imported, s.imported_bytes, s.live_bytes, s.reserved), (1, 4096, 0, 0));
     let p = b.stream.submit().expect("a value");

@@ -20,6 +20,6 @@ fn make(device: &DeviceState, what: &'static str) -> Result<Allocator> {
     };
     let allocator = Allocator::new(Box::new(backing), config)?;
     // Every line that a CPU stream's work can be behind is completed by another thread.
-    allocator.set_waiter(Arc::new(|point| point.line().wait(point.value(), None)));
+    allocator.set_waiter(Arc::new(|point, timeout| point.line().wait(point.value(), timeout)));
     Ok(allocator)
 }

@@ -4,30 +4,47 @@
 //! Launches of one graph are serialised on its last launch; an update waits for it likewise. A graph keeps alive everything that
 //! it uses: outside buffers, kernels, host calls, its arena. Dropping it while a launch runs loses nothing: memory is given back
 //! when its points have passed.
+//!
+//! # Locks
+//! A launch takes the arena's shared guard, the graph's state, the stream's turn, in this order, and waits for nothing under them. An update
+//! waits before it takes the state.
 
 use crate::event::Event;
-use crate::graph::recorder::Recording;
+use crate::graph::optimise::{moved, redundant};
+use crate::graph::recorder::{self, Recording};
 use crate::pod::{Pod, bytes};
-use crate::runtime::{Runtime, RuntimeInner};
-use crate::stream::{Stream, add_wait, mark};
+use crate::runtime::RuntimeInner;
+use crate::stream::{Stream, StreamCore, add_wait, gather, is_over, mark};
 use crate::view::{Operand, View};
 use leasehold_alloc::{Buffer, GraphArena};
-use leasehold_core::sync::{Arc, Mutex};
-use leasehold_core::{Error, Lease, Point, Result, Stamp};
+use leasehold_core::sync::{Arc, Mutex, MutexGuard};
+use leasehold_core::{Error, Lease, Point, Result, Stamp, WeakLease};
 use leasehold_hal::{Access, GraphExec, NodePatch, Op, OpList, Plan};
-use std::collections::HashMap;
 use std::fmt;
 
 /// A buffer that was there before the recording.
 pub(crate) struct Outside {
     pub(crate) lease: Lease<Buffer>,
+    /// Something of what was there before a launch is read.
+    pub(crate) reads: bool,
     pub(crate) writes: bool,
 }
 
 impl Outside {
     fn operand(&self) -> Operand<'_> {
-        Operand { slice: self.lease.view(), access: if self.writes { Access::ReadWrite } else { Access::Read } }
+        let access = match (self.reads, self.writes) {
+            (true, true) => Access::ReadWrite,
+            (false, true) => Access::Write,
+            (_, false) => Access::Read,
+        };
+        Operand { slice: self.lease.view(), access }
     }
+}
+
+/// A buffer of the recording that somebody still held when it stopped. The graph does not keep it, only its memory.
+pub(crate) struct Held {
+    pub(crate) buffer: WeakLease<Buffer>,
+    pub(crate) writes: bool,
 }
 
 /// Names an operation of a graph, by its place in the recording.
@@ -60,7 +77,11 @@ pub enum Updated {
 
 struct State {
     exec: Lease<dyn GraphExec>,
-    /// The plan as it was instantiated, to derive updates from.
+    /// All that was recorded, with the buffers and parameters of now.
+    recorded: OpList,
+    /// Which of it does nothing.
+    redundant: Vec<bool>,
+    /// The rest, as it was instantiated.
     plan: Plan,
     outside: Vec<Outside>,
     last: Stamp,
@@ -70,12 +91,12 @@ struct State {
 struct Inner {
     runtime: Arc<RuntimeInner>,
     arena: GraphArena,
+    /// When the arena's memory became the graph's.
+    born: Point,
+    held: Vec<Held>,
     events: Vec<Lease<Event>>,
     waits: Vec<Lease<Event>>,
     points: Vec<Point>,
-    /// Where each recorded operation went in the plan; `None` for those that were redundant.
-    places: Vec<Option<u32>>,
-    recorded: usize,
     state: Mutex<State>,
 }
 
@@ -84,91 +105,43 @@ struct Inner {
 #[derive(Clone)]
 pub struct Graph(Arc<Inner>);
 
-/// Which recorded operations do nothing: empty ones, copies onto themselves, and copies or fills that repeat what still stands.
-fn redundant(ops: &OpList) -> Vec<bool> {
-    let mut standing: Vec<Op<'_>> = Vec::new();
-    let overlaps = |a: (u64, u64), b: (u64, u64)| a.0 < b.0.saturating_add(b.1) && b.0 < a.0.saturating_add(a.1);
-    ops.iter()
-        .map(|op| {
-            let useless = match &op {
-                Op::Copy(c) => c.width == 0 || c.rows == 0 || (c.src == c.dst && c.src_pitch == c.dst_pitch),
-                Op::Fill(f) => f.bytes == 0,
-                Op::Upload(u) => u.bytes == 0,
-                Op::Download(d) => d.bytes == 0,
-                Op::Dispatch(d) => d.grid.contains(&0),
-                _ => false,
-            };
-            let repeats = |s: &Op<'_>| match (s, &op) {
-                (Op::Copy(a), Op::Copy(b)) => a == b,
-                (Op::Fill(a), Op::Fill(b)) => a == b,
-                _ => false,
-            };
-            if useless || standing.iter().any(repeats) {
-                return true;
-            }
-            if op.is_barrier() {
-                // A host call may write anything.
-                standing.clear();
-            }
-            op.for_each_access(|addr, len, access| {
-                if access.writes() {
-                    standing.retain(|s| {
-                        let mut hit = false;
-                        s.for_each_access(|a, l, _| hit |= overlaps((a, l), (addr, len)));
-                        !hit
-                    });
-                }
-            });
-            if matches!(op, Op::Copy(_) | Op::Fill(_)) {
-                standing.push(op);
-            }
-            false
-        })
-        .collect()
+/// The plan of what is not redundant.
+fn plan_of(recorded: &OpList, redundant: &[bool]) -> Plan {
+    let mut ops = recorded.clone();
+    ops.retain(|i| !redundant[i]);
+    Plan::new(ops)
 }
 
 impl Graph {
-    pub(crate) fn build(runtime: &Runtime, recording: Recording) -> Result<Self> {
-        let Recording { runtime: inner, mut ops, arena, outside, events, waits, points, .. } = recording;
-        let recorded = ops.len();
-        let redundant = redundant(&ops);
-        let mut next = 0;
-        let places = redundant
-            .iter()
-            .map(|&r| {
-                (!r).then(|| {
-                    next += 1;
-                    next - 1
-                })
-            })
-            .collect();
-        ops.retain(|i| !redundant[i]);
-        let plan = Plan::new(ops);
-        let exec = runtime.inner.device.instantiate(plan.clone())?;
+    pub(crate) fn build(recording: Recording, held: Vec<Held>, born: Point) -> Result<Self> {
+        let Recording { runtime, ops: recorded, arena, outside, events, waits, points, .. } = recording;
+        let redundant = redundant(&recorded);
+        let plan = plan_of(&recorded, &redundant);
+        let exec = runtime.device.instantiate(plan.clone())?;
         let mut outside: Vec<_> = outside.into_values().collect();
         outside.sort_by_key(|o| o.lease.handle());
-        let state = State { exec, plan, outside, last: Stamp::NEVER, launches: 0 };
+        let state = State { exec, recorded, redundant, plan, outside, last: Stamp::NEVER, launches: 0 };
         Ok(Self(Arc::new(Inner {
-            runtime: inner,
+            runtime,
             arena,
+            born,
+            held,
             events,
             waits,
             points,
-            places,
-            recorded,
             state: Mutex::new(state),
         })))
     }
 
-    /// Launches the graph on the default stream: one submission. Allocates nothing. Does not block.
+    /// Launches the graph on the default stream: one submission. Allocates nothing. Does not block, but as every call on a stream
+    /// for room.
     ///
     /// # Errors
     /// The stream's cause when it is poisoned; `Suspended`; `Recording` on a thread that records on this device (graphs are not
-    /// nested); the driver's own.
+    /// nested); `InvalidState` for an event that is waited for and was never recorded; the driver's own.
     #[doc(alias = "execute")]
     pub fn launch(&self) -> Result<Point> {
-        let stream = Stream { core: self.0.runtime.default.clone(), runtime: self.0.runtime.clone() };
-        self.launch_on(&stream)
+        self.submit(&self.0.runtime.default)
     }
 
     /// Launches the graph on a stream of its device.
@@ -176,48 +149,54 @@ impl Graph {
     /// # Errors
     /// As [`launch`](Self::launch); `InvalidArgument` for a stream of another device.
     pub fn launch_on(&self, stream: &Stream) -> Result<Point> {
-        let inner = &*self.0;
-        if !Arc::ptr_eq(&stream.runtime, &inner.runtime) {
-            return Err(Error::invalid(format!("{stream:?} is not a stream of {}", inner.runtime.id())));
+        if !Arc::ptr_eq(&stream.runtime, &self.0.runtime) {
+            return Err(Error::invalid(format!("{stream:?} is not a stream of {}", self.0.runtime.id())));
         }
-        crate::graph::recorder::refuse(&inner.runtime, "a graph cannot be launched while recording on its device")?;
+        self.submit(&stream.core)
+    }
+
+    fn submit(&self, core: &StreamCore) -> Result<Point> {
+        let inner = &*self.0;
+        recorder::refuse(&inner.runtime, "a graph cannot be launched while recording on its device")?;
+        core.breathe()?;
         let guard = inner.arena.launch()?;
         let mut state = inner.state.lock();
-        let line = stream.core.line;
-        let turn = stream.core.seat.turn()?;
-        let waits = &mut turn.frame().waits;
-        waits.clear();
+        let line = core.line;
+        let turn = core.turn_now()?;
+        let frame = turn.frame();
+        frame.waits.clear();
         for o in &state.outside {
-            crate::stream::gather(line, &o.operand(), waits);
+            gather(line, &o.operand(), &mut frame.waits);
         }
-        let mut need = |p: Point| {
+        for (lease, access) in inner.held() {
+            gather(line, &Operand { slice: lease.view(), access }, &mut frame.waits);
+        }
+        // These only had the memory before; what became of them does not matter.
+        for p in [state.last.point(), Some(inner.born)].into_iter().flatten() {
+            if !line.knows(p.into()) && !is_over(p) {
+                add_wait(&mut frame.waits, p);
+            }
+        }
+        let after = |p: Point, waits: &mut Vec<Point>| {
             if !line.knows(p.into()) && !p.is_settled() {
                 add_wait(waits, p);
             }
         };
-        if let Some(p) = state.last.point() {
-            need(p);
-        }
-        inner.points.iter().for_each(|&p| need(p));
+        inner.points.iter().for_each(|&p| after(p, &mut frame.waits));
         for event in &inner.waits {
-            need(event.point()?);
+            after(event.point()?, &mut frame.waits);
         }
-        let op = Op::Graph(&state.exec);
         // SAFETY: the exec is of this device; it and the graph's buffers are kept alive by their owners until their points have
         // passed: outside buffers and the arena are marked below, the backend holds the exec while it runs.
-        let value = unsafe {
-            if waits.is_empty() {
-                stream.core.raw.submit(std::slice::from_ref(&op))?
-            } else {
-                stream.submit_after(waits, &op)?
-            }
-        };
+        let value = unsafe { core.submit(frame, &Op::Graph(&state.exec)) }?;
         let point = line.at(value);
         state.outside.iter().for_each(|o| mark(&o.operand(), point));
+        for (lease, access) in inner.held() {
+            mark(&Operand { slice: lease.view(), access }, point);
+        }
         guard.launched(point);
         state.last = point.into();
         state.launches += 1;
-        drop(turn);
         inner.events.iter().for_each(|e| e.set(point));
         Ok(point)
     }
@@ -225,7 +204,7 @@ impl Graph {
     /// How many operations were recorded.
     #[must_use]
     pub fn recorded(&self) -> usize {
-        self.0.recorded
+        self.0.state.lock().recorded.len()
     }
 
     /// How many operations a launch runs.
@@ -265,30 +244,28 @@ impl Graph {
         &self.0.arena
     }
 
-    /// Changes parameters, grids and buffers. Blocks until the last launch is over. All-or-nothing.
+    /// Changes parameters, grids and buffers. Blocks until the last launch is over, whatever became of it. All-or-nothing.
     ///
-    /// A change that alters which operations depend on which (a buffer that now meets another) instantiates the graph anew, and says so.
+    /// The graph is then what recording with the new values would have given. A change that alters which operations depend on which (a
+    /// buffer that now meets another), or which are redundant, instantiates the graph anew, and says so; so does one of a copy's or fill's
+    /// buffer.
     ///
     /// # Errors
-    /// `InvalidArgument` for a node that is no launch, another size, a buffer that the graph does not use, or one that is too
-    /// small; the cause when the last launch failed.
+    /// `InvalidArgument` for a node that is no launch, another size of parameters, a grid beyond the device's limits, a buffer that the graph
+    /// does not use, or one that is too small or another device's; `Recording` on a thread that records on this device; `InvalidState` in a host
+    /// call of the graph itself.
     pub fn update(&self, update: &Update<'_>) -> Result<Updated> {
         let inner = &*self.0;
-        crate::graph::recorder::refuse(&inner.runtime, "a graph cannot be updated while recording on its device")?;
-        let mut state = inner.state.lock();
-        if let Some(last) = state.last.point() {
-            Runtime::from_inner(inner.runtime.clone()).wait_point(last, None)?;
-        }
-        let mut ops = state.plan.ops.clone();
-        let mut changed: Vec<u32> = Vec::new();
-        let mut swaps: HashMap<u64, &Lease<Buffer>> = HashMap::new();
+        recorder::refuse(&inner.runtime, "a graph cannot be updated while recording on its device")?;
+        let mut state = self.idle_state()?;
+        let mut recorded = state.recorded.clone();
+        let mut changed = vec![false; recorded.len()];
+        let mut swaps: Vec<Option<&Lease<Buffer>>> = vec![None; state.outside.len()];
         for (old, new) in &update.buffers {
             let Some(at) = state.outside.iter().position(|o| o.lease.same(old)) else {
                 return Err(Error::invalid("the graph does not use the buffer that is to be replaced"));
             };
-            if !inner.runtime.memory.owns(new) {
-                inner.runtime.check_operands(&[new.read()])?;
-            }
+            inner.runtime.check_operands(&[new.read()])?;
             inner.runtime.refuse_symbolic(&[new.read()])?;
             if new.len() < old.len() {
                 return Err(Error::invalid(format!(
@@ -297,77 +274,111 @@ impl Graph {
                     old.len()
                 )));
             }
-            swaps.insert(at as u64, new);
+            swaps[at] = Some(new);
         }
-        if !swaps.is_empty() {
-            let ranges: Vec<_> = swaps
-                .iter()
-                .map(|(&at, new)| {
-                    let old = &state.outside[at as usize].lease;
-                    (old.addr(), old.len(), new.addr(), new.native())
-                })
-                .collect();
-            for (i, op) in state.plan.ops.iter().enumerate() {
-                let mut hit = false;
-                op.for_each_access(|addr, _, _| hit |= ranges.iter().any(|r| addr >= r.0 && addr < r.0 + r.1));
-                if hit {
-                    changed.push(i as u32);
-                }
-            }
-            ops.rebind(|addr| ranges.iter().find(|r| addr >= r.0 && addr < r.0 + r.1).map(|r| (addr - r.0 + r.2, r.3)));
+        let ranges: Vec<_> = std::iter::zip(&state.outside, &swaps)
+            .filter_map(|(o, new)| new.map(|new| (o.lease.addr(), o.lease.len(), new.addr(), new.native())))
+            .collect();
+        if !ranges.is_empty() {
+            recorded = moved(recorded, &ranges, &mut changed);
         }
+        let limits = inner.runtime.device.limits();
         for (node, params, grid) in &update.nodes {
-            let place = inner.places.get(node.0 as usize).copied().flatten();
-            let Some(place) = place else {
-                return Err(Error::invalid(format!("node {} is not a launch of this graph", node.0)));
-            };
-            ops.patch(place as usize, None, params.as_deref(), *grid)?;
-            changed.push(place);
-        }
-        changed.sort_unstable();
-        changed.dedup();
-        let plan = Plan::new(ops);
-        let same = plan.pred == state.plan.pred && plan.pred_at == state.plan.pred_at;
-        let mut outcome = Updated::Reinstantiated;
-        if same {
-            let mut only_launches = true;
-            let mut patches = Vec::with_capacity(changed.len());
-            for &i in &changed {
-                match plan.ops.get(i as usize) {
-                    Some(Op::Dispatch(d)) => patches.push(NodePatch {
-                        node: i,
-                        bindings: Some(d.bindings),
-                        params: Some(d.params),
-                        grid: Some(d.grid),
-                    }),
-                    _ => only_launches = false,
-                }
+            if let Some(grid) = grid
+                && (0..3).any(|i| grid[i] > limits.grid[i])
+            {
+                return Err(Error::invalid(format!("grid {grid:?} of node {}; the limit is {:?}", node.0, limits.grid)));
             }
-            if only_launches {
-                match state.exec.update(&patches) {
-                    Ok(()) => outcome = Updated::InPlace,
-                    Err(Error::TopologyChanged(_)) => {}
-                    Err(e) => return Err(e),
-                }
+            recorded.patch(node.0 as usize, None, params.as_deref(), *grid)?;
+            changed[node.0 as usize] = true;
+        }
+        let redundant = redundant(&recorded);
+        let plan = plan_of(&recorded, &redundant);
+        let same = redundant == state.redundant && plan.pred == state.plan.pred && plan.pred_at == state.plan.pred_at;
+        let mut outcome = Updated::Reinstantiated;
+        if same && let Some(patches) = patches(&plan, &redundant, &changed) {
+            match state.exec.update(&patches) {
+                Ok(()) => outcome = Updated::InPlace,
+                Err(Error::TopologyChanged(_)) => {}
+                Err(e) => return Err(e),
             }
         }
         if outcome == Updated::Reinstantiated {
             state.exec = inner.runtime.device.instantiate(plan.clone())?;
         }
-        state.plan = plan;
-        let mut old = Vec::new();
-        for (at, new) in swaps {
-            old.push(std::mem::replace(&mut state.outside[at as usize].lease, new.clone()));
-        }
+        let old = (std::mem::replace(&mut state.recorded, recorded), std::mem::replace(&mut state.plan, plan));
+        state.redundant = redundant;
+        let old_outside = state.swap_outside(&swaps);
         drop(state);
-        drop(old);
+        // Without the lock: what goes may be anybody's closure.
+        drop((old, old_outside));
         Ok(outcome)
     }
+
+    /// The state, once the last launch is over.
+    fn idle_state(&self) -> Result<MutexGuard<'_, State>> {
+        loop {
+            let state = self.0.state.lock();
+            match state.last.point() {
+                Some(last) if !is_over(last) => {
+                    drop(state);
+                    self.0.runtime.wait_over(last)?;
+                }
+                _ => return Ok(state),
+            }
+        }
+    }
+}
+
+impl Inner {
+    /// Buffers of the recording that somebody still holds.
+    fn held(&self) -> impl Iterator<Item = (Lease<Buffer>, Access)> {
+        self.held
+            .iter()
+            .filter_map(|h| Some((h.buffer.upgrade()?, if h.writes { Access::ReadWrite } else { Access::Read })))
+    }
+}
+
+impl State {
+    /// Puts the new buffers in the places of the old ones, and returns those. Two that became one are one from then on.
+    fn swap_outside(&mut self, swaps: &[Option<&Lease<Buffer>>]) -> Vec<Outside> {
+        let mut new: Vec<Outside> = std::iter::zip(&self.outside, swaps)
+            .map(|(o, new)| Outside { lease: new.unwrap_or(&o.lease).clone(), reads: o.reads, writes: o.writes })
+            .collect();
+        new.sort_by_key(|o| o.lease.handle());
+        new.dedup_by(|gone, stays| {
+            let same = gone.lease.same(&stays.lease);
+            if same {
+                // Which of the two comes first is not known: what was there may be read.
+                stays.reads |= gone.reads || gone.writes && stays.writes;
+                stays.writes |= gone.writes;
+            }
+            same
+        });
+        std::mem::replace(&mut self.outside, new)
+    }
+}
+
+/// The changed launches, by their place in the plan; `None` when something else changed as well.
+fn patches<'a>(plan: &'a Plan, redundant: &[bool], changed: &[bool]) -> Option<Vec<NodePatch<'a>>> {
+    let places = changed.iter().zip(redundant).filter(|(_, redundant)| !**redundant).map(|(changed, _)| *changed);
+    let mut patches = Vec::new();
+    for (at, _) in places.enumerate().filter(|(_, changed)| *changed) {
+        let Some(Op::Dispatch(d)) = plan.ops.get(at) else { return None };
+        patches.push(NodePatch {
+            node: at as u32,
+            bindings: Some(d.bindings),
+            params: Some(d.params),
+            grid: Some(d.grid),
+        });
+    }
+    Some(patches)
 }
 
 impl fmt::Debug for Graph {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Graph({}, {} nodes)", self.0.runtime.id(), self.nodes())
+        // Not the state: whoever prints may be in the middle of a launch.
+        write!(f, "Graph({}, {:?})", self.0.runtime.id(), self.0.arena)
     }
 }
 
@@ -388,13 +399,13 @@ impl<'a> Update<'a> {
         Self::default()
     }
 
-    /// New parameters of a launch.
+    /// New parameters of a launch, of the size that its kernel declares.
     pub fn params<T: Pod>(mut self, node: NodeId, params: &T) -> Self {
         self.nodes.push((node, Some(bytes(std::slice::from_ref(params)).to_vec()), None));
         self
     }
 
-    /// A new grid of a launch.
+    /// A new grid of a launch. With a zero in it the launch does nothing.
     pub fn grid(mut self, node: NodeId, grid: [u32; 3]) -> Self {
         self.nodes.push((node, None, Some(grid)));
         self

@@ -3,10 +3,28 @@
 //! Recording notes a flat list of operations with what they read and write; nothing runs. Stopping packs the temporaries by
 //! liveness into the graph's arena, derives the dependencies from the accesses, and hands the plan to the backend. Launching waits for
 //! the outside buffers' last uses, submits one operation, and marks them.
+//!
+//! ```
+//! use leasehold::{Context, DeviceId, View, ops};
+//! # fn main() -> leasehold::Result<()> {
+//! let runtime = Context::new().runtime(DeviceId::cpu(0))?;
+//! let x = runtime.upload(&[1.0f32; 64])?;
+//! let y = runtime.alloc(256)?;
+//! let graph = runtime.record_graph(|runtime| {
+//!     let scratch = runtime.alloc(256)?; // has no address until the recording stops
+//!     ops::copy(runtime.stream(), scratch.view(), x.view())?;
+//!     ops::copy(runtime.stream(), y.view(), scratch.view())
+//! })?;
+//! graph.launch()?;
+//! assert_eq!(runtime.download::<f32>(&y)?, [1.0; 64]);
+//! # Ok(())
+//! # }
+//! ```
 
 mod encoder;
 mod exec;
 mod operator;
+mod optimise;
 pub(crate) mod recorder;
 
 pub use encoder::Encoder;

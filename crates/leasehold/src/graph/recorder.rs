@@ -4,82 +4,118 @@
 //! buffers: each launch of the graph waits for and marks the outside buffers. Buffers allocated while recording are symbolic: they get
 //! their addresses when it stops.
 //!
-//! A recording that is dropped (its thread ends, its closure panics) takes its arena with it: nothing is left.
+//! A recording that is dropped (its thread ends, its closure panics) takes its arena with it: nothing is left. An operator that fails, or
+//! panics, in the middle is undone by a journal ([`Encoding`]).
+//!
+//! The thread's recordings lie in a cell that is borrowed for moments only: nothing that is called or dropped meanwhile is the user's.
 
 use crate::event::Event;
-use crate::graph::exec::{Graph, Outside};
+use crate::graph::exec::{Graph, Held, Outside};
 use crate::graph::{Encoder, GraphOperator};
 use crate::runtime::{Runtime, RuntimeInner};
 use crate::stream::{Seat, Turn};
 use crate::view::Operand;
 use leasehold_alloc::{Buffer, GraphArena, Layout, Lifetime, On};
+use leasehold_core::sync::atomic::{AtomicU64, Ordering};
 use leasehold_core::sync::{Arc, Mutex};
-use leasehold_core::{Error, Lease, Point, Result};
+use leasehold_core::{BufferHandle, Error, Lease, Point, Result};
 use leasehold_hal::{Op, OpList};
 use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
 
 /// A recording in progress.
 pub(crate) struct Recording {
+    /// Tells it from every other; never 0.
+    id: u64,
     pub(crate) runtime: Arc<RuntimeInner>,
     pub(crate) ops: OpList,
     pub(crate) arena: GraphArena,
-    /// First and last use of each symbolic buffer, by its symbol.
-    pub(crate) uses: HashMap<u64, (u32, u32)>,
+    seat: OwnSeat,
+    /// The buffers allocated in it, by symbol.
+    members: HashMap<u64, Member>,
     /// Buffers that were there before, by handle.
-    pub(crate) outside: HashMap<u64, Outside>,
+    pub(crate) outside: HashMap<BufferHandle, Outside>,
     pub(crate) events: Vec<Lease<Event>>,
     pub(crate) waits: Vec<Lease<Event>>,
     pub(crate) points: Vec<Point>,
-    /// Everything that the operator being encoded touched, to be compared with what it declared.
-    touched: Option<Vec<(u64, bool)>>,
+    /// The operators that are being encoded, the innermost last.
+    encodings: Vec<Encoding>,
+}
+
+/// A buffer of the recording.
+struct Member {
+    handle: BufferHandle,
+    usage: Usage,
+}
+
+/// The first and the last operation that use a member, and whether any writes it.
+#[derive(Clone, Copy, Default)]
+struct Usage {
+    span: Option<(u32, u32)>,
+    writes: bool,
+}
+
+/// An operator that is being encoded: where the recording stood before, what it touched, and how to undo it.
+#[derive(Default)]
+struct Encoding {
+    ops: usize,
+    events: usize,
+    waits: usize,
+    points: usize,
+    /// What it touched, and whether it wrote it; to be compared with what it declares.
+    touched: Vec<(BufferHandle, bool)>,
+    /// What it allocated: its own affair.
+    own: Vec<BufferHandle>,
+    journal: Vec<Undo>,
+}
+
+enum Undo {
+    Member(u64, Usage),
+    /// The buffer was new, or whether it was written before.
+    Outside(BufferHandle, Option<bool>),
+}
+
+/// A seat that outlives its recording: a session may have been forgotten on it, or still be open. It goes back to a pool.
+struct OwnSeat(&'static Seat);
+
+static SEATS: Mutex<Vec<&'static Seat>> = Mutex::new(Vec::new());
+
+impl OwnSeat {
+    fn take() -> Self {
+        let mut seats = SEATS.lock();
+        match seats.iter().position(|s| !s.is_taken()) {
+            Some(free) => Self(seats.swap_remove(free)),
+            None => Self(Box::leak(Box::new(Seat::new()))),
+        }
+    }
+}
+
+impl Drop for OwnSeat {
+    fn drop(&mut self) {
+        SEATS.lock().push(self.0);
+    }
 }
 
 thread_local! {
     /// How many recordings this thread has: the glance that every eager call makes.
     static ACTIVE: Cell<u32> = const { Cell::new(0) };
     static RECORDINGS: RefCell<Vec<Recording>> = const { RefCell::new(Vec::new()) };
-    static SEAT: OwnSeat = const { OwnSeat(Cell::new(None)) };
-}
-
-/// Seats outlive their threads: a session may have been forgotten on one. They go back to a pool.
-struct OwnSeat(Cell<Option<&'static Seat>>);
-
-static SEATS: Mutex<Vec<&'static Seat>> = Mutex::new(Vec::new());
-
-impl Drop for OwnSeat {
-    fn drop(&mut self) {
-        if let Some(seat) = self.0.take()
-            && !seat.is_taken()
-        {
-            SEATS.lock().push(seat);
-        }
-    }
-}
-
-fn seat() -> &'static Seat {
-    SEAT.with(|own| {
-        let seat = own.0.get().unwrap_or_else(|| {
-            let pooled = SEATS.lock().pop();
-            pooled.unwrap_or_else(|| Box::leak(Box::new(Seat::new())))
-        });
-        own.0.set(Some(seat));
-        seat
-    })
 }
 
 /// Whether this thread records on any device.
 #[inline]
 pub(crate) fn is_active() -> bool {
-    ACTIVE.try_with(Cell::get).unwrap_or(0) != 0
+    ACTIVE.get() != 0
 }
 
-/// Runs `f` on this thread's recording of the runtime, if there is one.
+/// Runs `f` on this thread's recording of the runtime, if there is one. There is none any more while the thread's end drops them.
 fn with<T>(runtime: &Arc<RuntimeInner>, f: impl FnOnce(&mut Recording) -> T) -> Option<T> {
     if !is_active() {
         return None;
     }
-    RECORDINGS.with(|r| r.borrow_mut().iter_mut().find(|r| Arc::ptr_eq(&r.runtime, runtime)).map(f))
+    RECORDINGS
+        .try_with(|r| r.borrow_mut().iter_mut().find(|r| Arc::ptr_eq(&r.runtime, runtime)).map(f))
+        .unwrap_or(None)
 }
 
 pub(crate) fn is_recording(runtime: &Arc<RuntimeInner>) -> bool {
@@ -92,12 +128,17 @@ pub(crate) fn refuse(runtime: &Arc<RuntimeInner>, rule: &'static str) -> Result<
     if is_active() && is_recording(runtime) { Err(Error::recording(rule)) } else { Ok(()) }
 }
 
-/// The turn of this thread's recordings.
-pub(crate) fn session_turn() -> Result<Turn<'static>> {
-    seat().session_turn()
+/// The turn of this thread's recording of the runtime, and the recording's number; `None` when it does not record there.
+#[inline]
+pub(crate) fn session_turn(runtime: &Arc<RuntimeInner>) -> Result<Option<(Turn<'static>, u64)>> {
+    if !is_active() {
+        return Ok(None);
+    }
+    with(runtime, |r| (r.seat.0, r.id)).map(|(seat, id)| Ok((seat.session_turn()?, id))).transpose()
 }
 
 pub(crate) fn start(runtime: &Runtime) -> Result<()> {
+    static NEXT: AtomicU64 = AtomicU64::new(1);
     let inner = &runtime.inner;
     if !inner.device.caps().graphs {
         return Err(Error::Unsupported(format!("{} has no graphs", inner.id()).into()));
@@ -107,23 +148,23 @@ pub(crate) fn start(runtime: &Runtime) -> Result<()> {
             "this thread records on this device already; stop or abandon that recording first",
         ));
     }
-    if seat().is_taken() && !is_active() {
-        // A session was forgotten on it: this thread takes another.
-        SEAT.with(|own| own.0.set(None));
-    }
     let recording = Recording {
+        id: NEXT.fetch_add(1, Ordering::Relaxed),
         runtime: inner.clone(),
         ops: OpList::new(),
         arena: inner.memory.arena()?,
-        uses: HashMap::new(),
+        seat: OwnSeat::take(),
+        members: HashMap::new(),
         outside: HashMap::new(),
         events: Vec::new(),
         waits: Vec::new(),
         points: Vec::new(),
-        touched: None,
+        encodings: Vec::new(),
     };
-    RECORDINGS.with(|r| r.borrow_mut().push(recording));
-    ACTIVE.with(|a| a.set(a.get() + 1));
+    RECORDINGS
+        .try_with(|r| r.borrow_mut().push(recording))
+        .map_err(|_| Error::state("this thread is ending; it cannot record"))?;
+    ACTIVE.set(ACTIVE.get() + 1);
     Ok(())
 }
 
@@ -139,7 +180,7 @@ fn take(runtime: &Arc<RuntimeInner>) -> Option<Recording> {
         })
         .ok()
         .flatten()?;
-    ACTIVE.with(|a| a.set(a.get() - 1));
+    ACTIVE.set(ACTIVE.get() - 1);
     Some(taken)
 }
 
@@ -148,46 +189,100 @@ pub(crate) fn abandon(runtime: &Arc<RuntimeInner>) {
 }
 
 pub(crate) fn stop(runtime: &Runtime) -> Result<Graph> {
-    if is_recording(&runtime.inner) && seat().is_taken() {
-        return Err(Error::Occupied { resource: "recording (a session is open on it)" });
+    match with(&runtime.inner, |r| (r.seat.0.is_taken(), !r.encodings.is_empty())) {
+        Some((true, _)) => return Err(Error::Occupied { resource: "recording (a session is open on it)" }),
+        Some((_, true)) => return Err(Error::recording("an operator cannot stop the recording that it is encoded into")),
+        _ => {}
     }
     let Some(mut recording) = take(&runtime.inner) else {
         return Err(Error::recording("this thread does not record on this device"));
     };
+    // Whoever still holds a buffer of the recording may use it beside the graph. The leases keep it so until it has its address.
+    let memory = &runtime.inner.memory;
+    let held: Vec<_> =
+        recording.members.values().filter_map(|m| Some((memory.lease(m.handle).ok()?, m.usage.writes))).collect();
     let lifetimes: Vec<Lifetime> = recording
-        .uses
+        .members
         .iter()
-        .map(|(&symbol, &(first, last))| Lifetime { symbol, first, last, live_at_end: false })
+        .filter_map(|(&symbol, m)| {
+            m.usage.span.map(|(first, last)| Lifetime { symbol, first, last, live_at_end: false })
+        })
         .collect();
     let core = &runtime.inner.default;
     let bindings = recording.arena.seal(&lifetimes, On { line: core.line, timeline: core.raw_timeline() })?;
+    // The arena's memory may have been another's, whose last use on the default stream goes on.
+    let born = core.line.now();
     recording.ops.rebind(|addr| {
         (addr & leasehold_alloc::SYMBOLIC != 0)
             .then(|| bindings.resolve(addr).map(|real| (real, bindings.native)))
             .flatten()
     });
-    Graph::build(runtime, recording)
+    let held = held.into_iter().map(|(lease, writes)| Held { buffer: lease.downgrade(), writes }).collect();
+    Graph::build(recording, held, born)
 }
 
 pub(crate) fn alloc(runtime: &Arc<RuntimeInner>, layout: Layout) -> Option<Result<Lease<Buffer>>> {
-    with(runtime, |r| r.arena.alloc(layout))
+    with(runtime, |r| {
+        let lease = r.arena.alloc(layout)?;
+        let handle = lease.handle();
+        r.members.insert(lease.addr(), Member { handle, usage: Usage::default() });
+        if let Some(encoding) = r.encodings.last_mut() {
+            encoding.own.push(handle);
+        }
+        Ok(lease)
+    })
 }
 
 impl Recording {
+    /// Refuses buffers of another recording, which have no address here.
+    fn check(&self, operands: &[Operand<'_>]) -> Result<()> {
+        let strange = |o: &Operand<'_>| {
+            let lease = o.slice.lease;
+            lease.is_symbolic() && self.members.get(&lease.addr()).is_none_or(|m| m.handle != lease.handle())
+        };
+        if operands.iter().any(strange) {
+            return Err(Error::recording("a buffer that was allocated in another recording has no address in this one"));
+        }
+        Ok(())
+    }
+
     fn note(&mut self, operand: &Operand<'_>, node: u32) {
         let lease = operand.slice.lease;
-        let writes = operand.access.writes();
-        if let Some(touched) = &mut self.touched {
-            touched.push((lease.handle().to_bits().get(), writes));
+        if lease.is_empty() {
+            return;
+        }
+        let (handle, writes) = (lease.handle(), operand.access.writes());
+        let mut encoding = self.encodings.last_mut();
+        if let Some(e) = &mut encoding {
+            e.touched.push((handle, writes));
         }
         if lease.is_symbolic() {
-            let uses = self.uses.entry(lease.addr()).or_insert((node, node));
-            uses.1 = node;
-        } else if !lease.is_empty() {
-            self.outside
-                .entry(lease.handle().to_bits().get())
-                .and_modify(|o| o.writes |= writes)
-                .or_insert_with(|| Outside { lease: lease.clone(), writes });
+            let symbol = lease.addr();
+            let Some(member) = self.members.get_mut(&symbol) else { return };
+            if let Some(e) = encoding {
+                e.journal.push(Undo::Member(symbol, member.usage));
+            }
+            let first = member.usage.span.map_or(node, |s| s.0);
+            member.usage = Usage { span: Some((first, node)), writes: member.usage.writes || writes };
+            return;
+        }
+        match self.outside.get_mut(&handle) {
+            Some(outside) => {
+                if writes && !outside.writes {
+                    if let Some(e) = encoding {
+                        e.journal.push(Undo::Outside(handle, Some(false)));
+                    }
+                    outside.writes = true;
+                }
+            }
+            None => {
+                if let Some(e) = encoding {
+                    e.journal.push(Undo::Outside(handle, None));
+                }
+                // What is written as a whole before it is read needs nothing of what was there.
+                let reads = operand.access.reads() || operand.is_part();
+                self.outside.insert(handle, Outside { lease: lease.clone(), reads, writes });
+            }
         }
     }
 }
@@ -198,16 +293,35 @@ impl Recording {
 /// - As the submission that is recorded, for every launch of the graph.
 pub(crate) unsafe fn record(runtime: &Arc<RuntimeInner>, op: &Op<'_>, operands: &[Operand<'_>]) -> Option<Result<()>> {
     with(runtime, |r| {
+        r.check(operands)?;
         let node = r.ops.push(op) as u32;
         operands.iter().for_each(|o| r.note(o, node));
         Ok(())
     })
 }
 
-/// Records the launches of a session. All of them are taken to use all of the session's operands for the sake of liveness; the
-/// dependencies come from each launch's own bindings.
-pub(crate) fn record_many(runtime: &Arc<RuntimeInner>, ops: &[Op<'_>], operands: &[Operand<'_>]) -> Result<()> {
+/// Whether the operands may be used in recording `id`.
+pub(crate) fn check(runtime: &Arc<RuntimeInner>, id: u64, operands: &[Operand<'_>]) -> Result<()> {
+    with(runtime, |r| if r.id == id { r.check(operands) } else { Err(over()) }).unwrap_or_else(|| Err(over()))
+}
+
+#[cold]
+fn over() -> Error {
+    Error::recording("the recording ended while a session was open on it")
+}
+
+/// Records the launches of a session that was begun in recording `id`. All of them are taken to use all of the session's operands for the
+/// sake of liveness; the dependencies come from each launch's own bindings.
+pub(crate) fn record_many(
+    runtime: &Arc<RuntimeInner>,
+    id: u64,
+    ops: &[Op<'_>],
+    operands: &[Operand<'_>],
+) -> Result<()> {
     with(runtime, |r| {
+        if r.id != id {
+            return Err(over());
+        }
         let first = r.ops.len() as u32;
         for op in ops {
             r.ops.push(op);
@@ -217,8 +331,9 @@ pub(crate) fn record_many(runtime: &Arc<RuntimeInner>, ops: &[Op<'_>], operands:
             r.note(operand, first);
             r.note(operand, last);
         }
+        Ok(())
     })
-    .ok_or_else(|| Error::recording("the recording ended while a session was open on it"))
+    .unwrap_or_else(|| Err(over()))
 }
 
 /// The number of nodes recorded so far.
@@ -260,48 +375,104 @@ pub(crate) fn wait_point(runtime: &Arc<RuntimeInner>, point: Point) -> Option<Re
     })
 }
 
-/// Encodes an operator; in a recording its work is rolled back when it fails, and checked against what it declared.
+/// Encodes an operator; in a recording its work is undone when it fails or panics, and checked against what it declared.
 pub(crate) fn add_operator(runtime: &Runtime, operator: &dyn GraphOperator) -> Result<()> {
-    let inner = &runtime.inner;
     let mut encoder = Encoder::new(runtime, runtime.stream());
-    let Some(before) = with(inner, |r| {
-        r.touched = Some(Vec::new());
-        (r.ops.len(), r.uses.clone(), r.outside.keys().copied().collect::<Vec<_>>())
-    }) else {
-        return operator.encode(&mut encoder);
-    };
-    let mut result = operator.encode(&mut encoder);
-    let (len, uses, outside) = before;
-    let undo = with(inner, |r| {
-        let touched = r.touched.take().unwrap_or_default();
-        if result.is_ok() {
-            let declared: Vec<_> = operator
-                .accesses()
-                .iter()
-                .map(|o| (o.slice.lease.handle().to_bits().get(), o.access.writes()))
-                .collect();
-            // What it allocated itself is its own affair.
-            let own = |h: u64| !outside.contains(&h) && !r.outside.contains_key(&h);
-            if let Some((h, writes)) =
-                touched.into_iter().find(|&(h, w)| !own(h) && !declared.iter().any(|&(d, dw)| d == h && (dw || !w)))
-            {
-                result = Err(Error::invalid(format!(
-                    "operator {} {} a buffer (handle {h:#x}) that it does not declare",
-                    operator.name(),
+    let Some(open) = OpenEncoding::begin(&runtime.inner) else { return operator.encode(&mut encoder) };
+    operator.encode(&mut encoder)?;
+    let declared: Vec<_> =
+        operator.accesses().iter().map(|o| (o.slice.lease.handle(), o.access.writes())).collect();
+    open.keep(operator.name(), &declared)
+}
+
+/// An operator that is being encoded; undone unless it is kept.
+struct OpenEncoding<'a> {
+    runtime: &'a Arc<RuntimeInner>,
+    recording: u64,
+    /// How many operators it is encoded by.
+    depth: usize,
+}
+
+impl<'a> OpenEncoding<'a> {
+    fn begin(runtime: &'a Arc<RuntimeInner>) -> Option<Self> {
+        with(runtime, |r| {
+            let depth = r.encodings.len();
+            r.encodings.push(Encoding {
+                ops: r.ops.len(),
+                events: r.events.len(),
+                waits: r.waits.len(),
+                points: r.points.len(),
+                ..Encoding::default()
+            });
+            Self { runtime, recording: r.id, depth }
+        })
+    }
+
+    /// Runs `f` on the recording if it is still the same.
+    fn with<T>(&self, f: impl FnOnce(&mut Recording) -> T) -> Option<T> {
+        with(self.runtime, |r| (r.id == self.recording && r.encodings.len() > self.depth).then(|| f(r))).flatten()
+    }
+
+    /// Keeps what was encoded, unless it touched more than was declared.
+    fn keep(self, name: &str, declared: &[(BufferHandle, bool)]) -> Result<()> {
+        let checked = self.with(|r| {
+            let e = &r.encodings[self.depth];
+            let allowed = |h: BufferHandle, w: bool| {
+                e.own.contains(&h) || declared.iter().any(|&(d, dw)| d == h && (dw || !w))
+            };
+            if let Some(&(h, writes)) = e.touched.iter().find(|&&(h, w)| !allowed(h, w)) {
+                return Err(Error::invalid(format!(
+                    "operator {name} {} a buffer ({h:?}) that it does not declare",
                     if writes { "writes" } else { "reads" }
                 )));
             }
+            let done: Vec<_> = r.encodings.drain(self.depth..).collect();
+            if let Some(outer) = r.encodings.last_mut() {
+                for e in done {
+                    outer.touched.extend(e.touched);
+                    outer.own.extend(e.own);
+                    outer.journal.extend(e.journal);
+                }
+            }
+            Ok(())
+        });
+        checked.unwrap_or_else(|| Err(Error::recording("the recording ended while an operator was being encoded")))
+    }
+}
+
+impl Drop for OpenEncoding<'_> {
+    fn drop(&mut self) {
+        let undone = self.with(|r| {
+            let undo: Vec<_> = r.encodings.drain(self.depth..).collect();
+            let mut leases = Vec::new();
+            for change in undo.iter().rev().flat_map(|e| e.journal.iter().rev()) {
+                match *change {
+                    Undo::Member(symbol, usage) => {
+                        if let Some(member) = r.members.get_mut(&symbol) {
+                            member.usage = usage;
+                        }
+                    }
+                    Undo::Outside(handle, None) => leases.extend(r.outside.remove(&handle)),
+                    Undo::Outside(handle, Some(writes)) => {
+                        if let Some(outside) = r.outside.get_mut(&handle) {
+                            outside.writes = writes;
+                        }
+                    }
+                }
+            }
+            let to = undo.first().map_or(r.ops.len(), |e| e.ops);
+            let (events, waits) = undo.first().map_or((usize::MAX, usize::MAX), |e| (e.events, e.waits));
+            r.points.truncate(undo.first().map_or(usize::MAX, |e| e.points));
+            let events = r.events.split_off(events.min(r.events.len()));
+            let waits = r.waits.split_off(waits.min(r.waits.len()));
+            (std::mem::take(&mut r.ops), to, leases, events, waits)
+        });
+        // Outside the borrow: what is dropped may be anybody's closure.
+        if let Some((mut ops, to, leases, events, waits)) = undone {
+            ops.truncate(to);
+            drop((leases, events, waits));
+            let meanwhile = with(self.runtime, |r| std::mem::replace(&mut r.ops, ops));
+            drop(meanwhile);
         }
-        if result.is_err() {
-            r.ops.truncate(len);
-            r.uses = uses;
-            let known = outside;
-            let dropped: Vec<Outside> = r.outside.extract_if(|h, _| !known.contains(h)).map(|(_, o)| o).collect();
-            return dropped;
-        }
-        Vec::new()
-    });
-    // Outside the recording's borrow: dropping a lease may run anything.
-    drop(undo);
-    result
+    }
 }

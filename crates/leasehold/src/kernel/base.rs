@@ -103,12 +103,18 @@ impl KernelBase {
     /// A kernel with a source for each of several backends; each device uses the first that it takes.
     ///
     /// # Errors
-    /// As [`new`](Self::new); `InvalidArgument` without any source.
+    /// As [`new`](Self::new); `InvalidArgument` without any source, or when they declare different bindings or parameters.
     pub fn with_sources(descs: Vec<KernelDesc<'static>>) -> Result<Self> {
         if descs.is_empty() {
             return Err(leasehold_core::Error::invalid("a kernel needs a source"));
         }
         descs.iter().try_for_each(KernelDesc::validate)?;
+        if let Some(other) = descs.iter().find(|d| d.bindings != descs[0].bindings || d.params != descs[0].params) {
+            return Err(leasehold_core::Error::invalid(format!(
+                "the sources of kernel {} declare different bindings or parameters than {}",
+                other.name, descs[0].name
+            )));
+        }
         Ok(Self(Arc::new(BaseCell { descs, first: Block::new(), fill: Mutex::new(()) })))
     }
 

@@ -51,6 +51,8 @@ struct Launch {
 /// What a session stages; part of the stream's frame. The raw pointers come from borrows that outlive the session.
 #[derive(Default)]
 pub(crate) struct Staged {
+    /// The recording that the session was begun in; 0 for none.
+    recording: u64,
     launches: Vec<Launch>,
     bindings: Vec<Binding>,
     params: Vec<u8>,
@@ -126,16 +128,19 @@ impl<'s> KernelSession<'s, Begun> {
     pub fn begin(kernel: &'s KernelBase, stream: &'s Stream) -> Result<Self> {
         let pipeline = kernel.pipeline(&stream.runtime)?;
         // A recording is a stream of its own: the real one is not touched.
-        let turn = if recorder::is_active() && recorder::is_recording(&stream.runtime) {
-            recorder::session_turn()?
-        } else {
-            let turn = stream.core.seat.session_turn()?;
-            if stream.core.line.failed(stream.core.line.submitted() + 1) {
-                return Err(stream.failure().unwrap_or_else(|| Error::state("a poisoned stream without a cause")));
+        let (turn, recording) = match recorder::session_turn(&stream.runtime)? {
+            Some((turn, recording)) => (turn, recording),
+            None => {
+                let turn = stream.core.session_turn()?;
+                if stream.core.line.failed(stream.core.line.submitted() + 1) {
+                    return Err(stream.failure().unwrap_or_else(|| Error::state("a poisoned stream without a cause")));
+                }
+                (turn, 0)
             }
-            turn
         };
-        turn.frame().session.clear();
+        let staged = &mut turn.frame().session;
+        staged.clear();
+        staged.recording = recording;
         Ok(Self { stream, turn: Some(turn), kernel: pipeline, _state: PhantomData })
     }
 }
@@ -172,10 +177,12 @@ impl<'s, State> KernelSession<'s, State> {
     #[inline]
     pub(crate) fn note_dependencies(self, operands: &[Operand<'s>]) -> Result<KernelSession<'s, Ready>> {
         self.stream.runtime.check_operands(operands)?;
-        if !recorder::is_active() {
-            self.stream.runtime.refuse_symbolic(operands)?;
-        }
         let staged = self.staged();
+        if staged.recording == 0 {
+            self.stream.runtime.refuse_symbolic(operands)?;
+        } else {
+            recorder::check(&self.stream.runtime, staged.recording, operands)?;
+        }
         staged.first_operand = staged.operands.len();
         for &operand in operands {
             // SAFETY: the frame is cleared before the session's borrows end: by `finish`, or by the next `begin` before it is read.
@@ -301,8 +308,8 @@ impl<'s> KernelSession<'s, Updated> {
         let (staged, waits, ops) = (&frame.session, &mut frame.waits, &mut frame.ops);
         ops.clear();
         waits.clear();
-        let recording = recorder::is_active() && recorder::is_recording(&self.stream.runtime);
-        if !recording {
+        let recording = staged.recording;
+        if recording == 0 {
             let line = self.stream.core.line;
             staged.operands.iter().for_each(|o| crate::stream::gather(line, o, waits));
             ops.extend(waits.iter().map(|&p| Op::Wait(p)));
@@ -328,16 +335,18 @@ impl<'s> KernelSession<'s, Updated> {
             };
             ops.push(op);
         }
-        if recording {
-            let result = recorder::record_many(&self.stream.runtime, ops, &staged.operands);
+        if recording != 0 {
+            let result = recorder::record_many(&self.stream.runtime, recording, ops, &staged.operands);
             ops.clear();
             return result.map(|()| None);
         }
         // SAFETY: operands were checked to be this device's; bindings are views of them, and their access is the kernel's own
         // declaration; the allocator keeps freed memory until its points have passed.
         let result = unsafe { self.stream.core.raw.submit(ops) };
+        let count = ops.len();
         ops.clear();
         let value = result?;
+        self.stream.core.count(count);
         let line = self.stream.core.line;
         waits.iter().for_each(|&p| line.learn(p));
         let point = line.at(value);

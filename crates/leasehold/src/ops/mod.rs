@@ -2,15 +2,21 @@
 //!
 //! All of them go to the recording when the calling thread records on the stream's device.
 
+pub(crate) mod call;
+mod gate;
+
+pub use call::{foreign_call, host_call, host_call_once};
+pub use gate::{fail, raise};
+
 use crate::context::ContextGuard;
 use crate::event::Event;
 use crate::graph::recorder;
 use crate::runtime::Runtime;
 use crate::stream::Stream;
 use crate::view::{Operand, Slice, View};
-use leasehold_core::sync::{Arc, Mutex};
+use leasehold_core::sync::Arc;
 use leasehold_core::{Error, Lease, Point, Result};
-use leasehold_hal::{Access, Copy2d, Download, Fill, ForeignCall, HostCall, Keep, Op, Upload};
+use leasehold_hal::{Access, Copy2d, Download, Fill, Keep, Op, Upload};
 
 /// Host bytes up to this many are staged; more are copied while the call waits.
 const STAGED_MAX: usize = 64 << 10;
@@ -24,26 +30,40 @@ pub fn set_context(runtime: &Runtime, stream: Option<&Stream>) -> Result<Context
     ContextGuard::enter(runtime, runtime.or_default(stream)?)
 }
 
-/// Makes later work of the stream start after a point, on the device. Does not block the host.
+/// Makes later work of the stream start after a point, on the device. Does not block the host. The point may be another device's, or a
+/// [`Gate`](crate::Gate)'s that nobody has raised yet. While recording: each launch of the graph comes after the point.
 ///
 /// # Errors
-/// `Unsupported` when the device cannot wait for that line; the stream's cause. Waiting for a failed point poisons the stream.
-#[doc(alias("wait_on", "stream::wait"))]
+/// `Unsupported` when the device cannot wait for that line ([`Runtime::wait_for`] then blocks the host instead); `InvalidArgument` for a point
+/// of this very stream that is not submitted yet; the stream's cause. Waiting for a failed point poisons the stream.
+#[doc(alias("wait_on", "stream::wait", "execution::stream::wait"))]
 pub fn wait(stream: &Stream, point: Point) -> Result<()> {
+    let core = &*stream.core;
+    let line = core.line;
+    if point.line_id() == line.id() && point.value() > line.submitted() {
+        return Err(Error::invalid(format!("{point:?} is not submitted yet: {stream:?} would wait for itself")));
+    }
     if recorder::is_active()
         && let Some(result) = recorder::wait_point(&stream.runtime, point)
     {
         return result;
     }
-    let turn = stream.core.seat.turn()?;
-    let line = stream.core.line;
+    let turn = core.turn()?;
+    healthy(stream)?;
     if line.knows(point.into()) || point.is_settled() {
         return Ok(());
     }
-    stream.core.raw.wait(point)?;
+    core.raw.wait(point)?;
     line.learn(point);
+    core.count(1);
     drop(turn);
     Ok(())
+}
+
+/// The stream's cause, if it is poisoned.
+fn healthy(stream: &Stream) -> Result<()> {
+    let line = stream.core.line;
+    if line.failed(line.submitted() + 1) { stream.failure().map_or(Ok(()), Err) } else { Ok(()) }
 }
 
 /// Makes later work of the stream start after the event's last record. A later record of the event does not disturb it.
@@ -65,28 +85,31 @@ pub fn wait_event(stream: &Stream, event: &Lease<Event>) -> Result<()> {
 /// The stream's cause when it is poisoned; `InvalidArgument` for an event of another device.
 #[doc(alias = "stream::signal")]
 pub fn signal(stream: &Stream, event: &Lease<Event>) -> Result<()> {
-    if event.device != stream.runtime.id() {
-        return Err(Error::invalid(format!("an event of {} cannot be recorded on {stream:?}", event.device)));
+    if event.runtime != stream.runtime.serial() {
+        return Err(Error::invalid(format!(
+            "an event of another runtime (of {}) cannot be recorded on {stream:?}",
+            event.device
+        )));
     }
     if recorder::is_active()
         && let Some(result) = recorder::signal(&stream.runtime, event)
     {
         return result;
     }
-    let turn = stream.core.seat.turn()?;
-    let line = stream.core.line;
+    let core = &*stream.core;
+    let turn = core.turn()?;
+    let frame = turn.frame();
+    frame.waits.clear();
     let value = match &event.time {
         // SAFETY: the time stamp is of this device; it is leased by the submission.
-        Some(time) => unsafe { stream.core.raw.submit(&[Op::Stamp(time)])? },
+        Some(time) => unsafe { core.submit(frame, &Op::Stamp(time))? },
         // Marks at once: completion of everything so far becomes observable.
         None => {
-            if let Some((_, cause)) = line.failure() {
-                return Err(cause);
-            }
-            stream.core.raw.signal()?
+            healthy(stream)?;
+            core.raw.signal()?
         }
     };
-    event.set(line.at(value));
+    event.set(core.line.at(value));
     drop(turn);
     Ok(())
 }
@@ -116,6 +139,8 @@ pub fn copy(stream: &Stream, dst: Slice<'_>, src: Slice<'_>) -> Result<()> {
 
 /// Copies `rows` rows of `width` bytes, `src_pitch` and `dst_pitch` bytes from row to row.
 ///
+/// Within one buffer the rows of the source may lie between those of the destination if both pitches are equal.
+///
 /// # Errors
 /// `InvalidArgument` when a row is wider than a pitch, the rows do not lie in the parts, or source and destination overlap; the stream's cause.
 pub fn copy_2d(
@@ -142,7 +167,15 @@ pub fn copy_2d(
         )));
     }
     let (from, to) = (src.offset(), dst.offset());
-    if src.buffer().same(dst.buffer()) && from < to + extent(dst_pitch) && to < from + extent(src_pitch) {
+    let beside = rows > 1 && src_pitch == dst_pitch && {
+        let apart = from.abs_diff(to) % src_pitch;
+        width <= apart && apart <= src_pitch - width
+    };
+    if src.buffer().same(dst.buffer())
+        && from < to + extent(dst_pitch)
+        && to < from + extent(src_pitch)
+        && !beside
+    {
         return Err(Error::invalid("source and destination of a copy overlap"));
     }
     let op = Op::Copy(Copy2d {
@@ -212,16 +245,21 @@ pub fn fill(stream: &Stream, dst: Slice<'_>, pattern: Pattern) -> Result<()> {
 /// false, are waited for. While recording they are kept by the graph, whose every launch copies them again.
 ///
 /// # Errors
-/// `InvalidArgument` when the lengths differ; the stream's cause.
+/// `InvalidArgument` when the lengths differ; the stream's cause; with `asynchronous` false also `Recording` while recording, and
+/// `InvalidState` in a host call of this stream, which would wait for itself.
 pub fn upload(stream: &Stream, dst: Slice<'_>, src: &[u8], asynchronous: bool) -> Result<()> {
     same_length(dst.len(), src.len() as u64)?;
     if src.is_empty() {
         return Ok(());
     }
+    if !asynchronous {
+        recorder::refuse(&stream.runtime, "a copy cannot be waited for while recording; make it asynchronous")?;
+    }
     let recording = recorder::is_active() && recorder::is_recording(&stream.runtime);
-    if recording || (asynchronous && src.len() <= STAGED_MAX) {
+    if recording || (asynchronous && (src.len() <= STAGED_MAX || call::inside())) {
         return upload_owned(stream, dst, Arc::new(src.to_vec()));
     }
+    may_wait(stream)?;
     let op = Op::Upload(Upload {
         src: src.as_ptr(),
         dst: dst.addr(),
@@ -238,17 +276,21 @@ pub fn upload(stream: &Stream, dst: Slice<'_>, src: &[u8], asynchronous: bool) -
     }
 }
 
-/// Waits until a point is over, whatever became of it, then says so.
+/// Waits until a point is over, whatever became of it, then says so: borrowed memory must outlive the submission.
 fn settle(stream: &Stream, point: Point) -> Result<()> {
-    let result = stream.core.raw.wait_host(point.value(), None);
-    // A failure is reported at once, even before the value is over; borrowed memory must outlive the submission all the same.
-    while stream.core.line.completed() < point.value() {
-        if matches!(stream.core.raw.refresh(), Err(Error::DeviceLost { .. })) {
-            break;
+    stream.runtime.wait_over(point)?;
+    point.line().check(point.value()).map(drop)
+}
+
+/// Refuses to wait for a stream in one of its own host calls, before anything is submitted.
+pub(crate) fn may_wait(stream: &Stream) -> Result<()> {
+    if call::inside() {
+        let next = stream.core.line.submitted() + 1;
+        if let Err(e @ Error::InvalidState(_)) = stream.core.raw.wait_host(next, Some(std::time::Duration::ZERO)) {
+            return Err(e);
         }
-        leasehold_core::sync::thread::yield_now();
     }
-    result
+    Ok(())
 }
 
 /// Host memory that an asynchronous copy keeps alive by itself.
@@ -295,13 +337,15 @@ pub fn upload_owned<H: HostBytes>(stream: &Stream, dst: Slice<'_>, src: Arc<H>) 
 /// Copies device bytes to the host and waits for them.
 ///
 /// # Errors
-/// `InvalidArgument` when the lengths differ; the stream's cause; `Recording` while recording.
+/// `InvalidArgument` when the lengths differ; the stream's cause; `Recording` while recording; `InvalidState` in a host call of this
+/// stream, which would wait for itself.
 pub fn download(stream: &Stream, dst: &mut [u8], src: Slice<'_>) -> Result<()> {
     same_length(dst.len() as u64, src.len())?;
     recorder::refuse(&stream.runtime, "device memory cannot be read back while recording")?;
     if dst.is_empty() {
         return Ok(());
     }
+    may_wait(stream)?;
     let op = Op::Download(Download {
         src: src.addr(),
         native: src.buffer().native(),
@@ -394,74 +438,17 @@ fn wait_host_visible(runtime: &Runtime, operand: &Operand<'_>) -> Result<()> {
         ));
     }
     if let Some(p) = buffer.write_stamp().point() {
-        runtime.wait_point(p, None)?;
+        runtime.inner.wait_point(p, None)?;
     }
     let mut result = Ok(());
     if operand.access().writes() {
         buffer.for_each_read(|s| {
             if let (Ok(()), Some(p)) = (&result, s.point()) {
-                result = runtime.wait_point(p, None);
+                result = runtime.inner.wait_point(p, None);
             }
         });
     }
     result
-}
-
-/// Runs a function on the host, in stream order. It may submit more work; it must not wait for its own stream. An error or a
-/// panic poisons the stream. While recording: every launch of the graph runs it, so it must be `Fn`.
-///
-/// # Errors
-/// `Unsupported` on a device without host calls; the stream's cause.
-#[doc(alias = "launchHostFunc")]
-pub fn host_call(
-    stream: &Stream,
-    name: &'static str,
-    call: impl Fn() -> Result<()> + Send + Sync + 'static,
-) -> Result<()> {
-    if !stream.runtime.device.caps().host_calls {
-        return Err(Error::Unsupported(format!("{} has no host calls in streams", stream.runtime.id()).into()));
-    }
-    let call = HostCall::new(name, call);
-    // SAFETY: a host call touches no device memory by itself, and is kept by the submission.
-    unsafe { stream.pass(&Op::Host(&call), &[]) }.map(drop)
-}
-
-/// As [`host_call`], for a function that can run once only; not while recording.
-///
-/// # Errors
-/// `Recording` while recording; as [`host_call`].
-pub fn host_call_once(
-    stream: &Stream,
-    name: &'static str,
-    call: impl FnOnce() -> Result<()> + Send + 'static,
-) -> Result<()> {
-    recorder::refuse(&stream.runtime, "a function that runs once cannot be recorded; use host_call")?;
-    let cell = Mutex::new(Some(call));
-    host_call(stream, name, move || match cell.lock().take() {
-        Some(call) => call(),
-        None => Ok(()),
-    })
-}
-
-/// Runs a library call that enqueues its own work on the native stream and touches only the operands.
-///
-/// # Errors
-/// `Unsupported` on a device without foreign calls; the stream's cause.
-///
-/// # Safety
-/// - The call touches only the operands' memory, as their roles say, and only through work on the native stream that it is given.
-pub unsafe fn foreign_call(
-    stream: &Stream,
-    name: &'static str,
-    operands: &[Operand<'_>],
-    call: impl Fn(u64) -> Result<()> + Send + Sync + 'static,
-) -> Result<()> {
-    if !stream.runtime.device.caps().foreign_calls {
-        return Err(Error::Unsupported(format!("{} has no foreign calls", stream.runtime.id()).into()));
-    }
-    let call = ForeignCall::new(name, operands.iter().map(Operand::binding).collect(), call);
-    // SAFETY: by the contract.
-    unsafe { stream.pass(&Op::Foreign(&call), operands) }.map(drop)
 }
 
 /// The number of operations that the calling thread has recorded on the runtime's device so far: the next one's

@@ -1,0 +1,69 @@
+//! Gates: timelines that the host signals.
+//!
+//! The one place where a stream may wait for something that has not been submitted. Raising and failing is the business of
+//! [`ops`](crate::ops).
+
+use crate::runtime::RuntimeInner;
+use leasehold_core::sync::Arc;
+use leasehold_core::{Lease, Point, Result};
+use std::fmt;
+use std::time::Duration;
+
+/// A timeline that the host signals: streams may wait for values that nobody has raised yet. Clones are the same gate; any thread.
+///
+/// Dropping the last clone while a stream waits for a value fails that stream: nobody could raise it any more.
+///
+/// ```
+/// use leasehold::{Context, DeviceId, View, ops};
+/// # fn main() -> leasehold::Result<()> {
+/// let runtime = Context::new().runtime(DeviceId::cpu(0))?;
+/// let (gate, x) = (runtime.create_gate()?, runtime.alloc(4)?);
+/// let go = gate.next();
+/// ops::wait(runtime.stream(), go)?; // before the signal
+/// ops::fill(runtime.stream(), x.view(), ops::Pattern::U32(7))?;
+/// assert!(!runtime.stream().query()?);
+/// ops::raise(&gate, go.value())?;
+/// assert_eq!(runtime.download::<u32>(&x)?, [7]);
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Clone)]
+pub struct Gate {
+    pub(crate) raw: Lease<dyn leasehold_hal::Gate>,
+    /// Keeps the device and its backend.
+    pub(crate) runtime: Arc<RuntimeInner>,
+}
+
+impl Gate {
+    /// The value that it stands at. A fresh gate stands anywhere: values only grow from there.
+    #[must_use]
+    pub fn value(&self) -> u64 {
+        self.raw.line().submitted()
+    }
+
+    /// The point of a value, to wait for.
+    #[must_use]
+    pub fn at(&self, value: u64) -> Point {
+        self.raw.line().at(value)
+    }
+
+    /// The point of the value after the present one.
+    #[must_use]
+    pub fn next(&self) -> Point {
+        self.at(self.value() + 1)
+    }
+
+    /// Blocks the calling thread until the value is raised. `None` waits for ever; zero polls.
+    ///
+    /// # Errors
+    /// `Timeout`; the cause after [`ops::fail`](crate::ops::fail).
+    pub fn synchronize(&self, value: u64, timeout: Option<Duration>) -> Result<()> {
+        self.raw.wait_host(value, timeout)
+    }
+}
+
+impl fmt::Debug for Gate {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Gate({}, {:?})", self.runtime.id(), self.raw.line())
+    }
+}

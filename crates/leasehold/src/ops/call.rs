@@ -1,0 +1,104 @@
+//! Calls in stream order: functions of the host's, and library calls that enqueue work of their own.
+//!
+//! A thread that runs one is marked: it never waits for room in a queue, since it may be what the queue waits for.
+
+use crate::graph::recorder;
+use crate::stream::Stream;
+use crate::view::Operand;
+use leasehold_core::sync::Mutex;
+use leasehold_core::{Error, Result};
+use leasehold_hal::{Binding, ForeignCall, HostCall, Op};
+use std::cell::Cell;
+
+thread_local! {
+    static DEPTH: Cell<u32> = const { Cell::new(0) };
+}
+
+/// Whether the thread runs a host or foreign call of some stream.
+#[inline]
+pub(crate) fn inside() -> bool {
+    DEPTH.get() != 0
+}
+
+struct Inside;
+
+impl Inside {
+    fn enter() -> Self {
+        DEPTH.set(DEPTH.get() + 1);
+        Self
+    }
+}
+
+impl Drop for Inside {
+    fn drop(&mut self) {
+        DEPTH.set(DEPTH.get() - 1);
+    }
+}
+
+/// Runs a function on the host, in stream order. It may submit more work, also to its own stream; it must not wait for its own stream. An
+/// error or a panic poisons the stream. While recording: every launch of the graph runs it, so it must be `Fn`.
+///
+/// The stream keeps the function until it has run (a graph, as long as the graph lives): one that holds a clone of its own [`Graph`](crate::Graph)
+/// or is kept by a graph while it holds the graph's runtime is a cycle that nothing ends.
+///
+/// # Errors
+/// `Unsupported` on a device without host calls; the stream's cause.
+#[doc(alias = "launchHostFunc")]
+pub fn host_call(
+    stream: &Stream,
+    name: &'static str,
+    call: impl Fn() -> Result<()> + Send + Sync + 'static,
+) -> Result<()> {
+    if !stream.runtime.device.caps().host_calls {
+        return Err(Error::Unsupported(format!("{} has no host calls in streams", stream.runtime.id()).into()));
+    }
+    let call = HostCall::new(name, move || {
+        let _inside = Inside::enter();
+        call()
+    });
+    // SAFETY: a host call touches no device memory by itself, and is kept by the submission.
+    unsafe { stream.pass(&Op::Host(&call), &[]) }.map(drop)
+}
+
+/// As [`host_call`], for a function that can run once only; not while recording.
+///
+/// # Errors
+/// `Recording` while recording; as [`host_call`].
+pub fn host_call_once(
+    stream: &Stream,
+    name: &'static str,
+    call: impl FnOnce() -> Result<()> + Send + 'static,
+) -> Result<()> {
+    recorder::refuse(&stream.runtime, "a function that runs once cannot be recorded; use host_call")?;
+    let cell = Mutex::new(Some(call));
+    host_call(stream, name, move || match cell.lock().take() {
+        Some(call) => call(),
+        None => Ok(()),
+    })
+}
+
+/// Runs a library call that enqueues its own work on the native stream and touches only the operands. It is given the native stream, and
+/// where the operands lie: not known before in a recording, where its temporaries get their addresses late and updates replace buffers.
+///
+/// # Errors
+/// `Unsupported` on a device without foreign calls; `InvalidArgument` for memory of another device; the stream's cause.
+///
+/// # Safety
+/// - The call touches only the operands' memory, at the addresses that it is given, as their roles say, and only through work on the native
+///   stream that it is given.
+pub unsafe fn foreign_call(
+    stream: &Stream,
+    name: &'static str,
+    operands: &[Operand<'_>],
+    call: impl Fn(u64, &[Binding]) -> Result<()> + Send + Sync + 'static,
+) -> Result<()> {
+    if !stream.runtime.device.caps().foreign_calls {
+        return Err(Error::Unsupported(format!("{} has no foreign calls", stream.runtime.id()).into()));
+    }
+    let call = ForeignCall::with_bindings(name, operands.iter().map(Operand::binding).collect(), move |word, bindings| {
+        let _inside = Inside::enter();
+        call(word, bindings)
+    });
+    // SAFETY: by the contract.
+    unsafe { stream.pass(&Op::Foreign(&call), operands) }.map(drop)
+}
