@@ -1,6 +1,6 @@
 //! The conformance suite on the CPU backend.
 
-use leasehold_conformance::{Expectation, Expectations, Factory, TestKernel, harness};
+use leasehold_conformance::{Expectations, Factory, TestKernel, harness};
 use leasehold_core::Result;
 use leasehold_core::sync::Arc;
 use leasehold_core::sync::atomic::{AtomicU32, Ordering};
@@ -84,14 +84,7 @@ impl Factory for Cpu {
     }
 
     fn expectations(&self) -> Expectations {
-        Expectations {
-            unsupported: &[Expectation {
-                case: 139,
-                reason: "the allocator's balanced policy blocks the host for memory that is nearly free, without a bound and before it takes \
-                         new memory: a dead-lock when the same thread is to release the stream",
-            }],
-            expected_failure: &[],
-        }
+        Expectations { unsupported: &[], expected_failure: &[] }
     }
 }
 
