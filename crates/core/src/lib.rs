@@ -7,6 +7,9 @@
 //! * [`Line`], [`Point`], [`Stamp`] and [`Timeline`] say what comes after what.
 //! * [`Error`] is the only error that crosses a public border.
 //! * [`sync`] is the only door to atomics and locks.
+//!
+//! # Contracts
+#![doc = include_str!("contracts.md")]
 
 #[cfg(feature = "bench")]
 pub mod bench;

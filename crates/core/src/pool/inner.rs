@@ -340,10 +340,15 @@ unsafe fn weak<R: Resource>(hdr: NonNull<Header>, delta: i32) {
 fn quietly<T>(f: impl FnOnce() -> T) -> Option<T> {
     use std::panic::{AssertUnwindSafe, catch_unwind};
     #[cold]
-    fn discard(thrown: Box<dyn std::any::Any + Send>) {
-        if let Err(again) = catch_unwind(AssertUnwindSafe(|| drop(thrown))) {
-            std::mem::forget(again);
+    fn discard(mut thrown: Box<dyn std::any::Any + Send>) {
+        for _ in 0..8 {
+            match catch_unwind(AssertUnwindSafe(|| drop(thrown))) {
+                Ok(()) => return,
+                Err(again) => thrown = again,
+            }
         }
+        // Every drop throws something else whose drop throws: leak it rather than go on for ever.
+        std::mem::forget(thrown);
     }
     catch_unwind(AssertUnwindSafe(f)).map_err(discard).ok()
 }

@@ -64,6 +64,7 @@ fn handle_beside_shutdown() {
         let theirs = move || match there.lease(handle) {
             Ok(lease) => {
                 lease.read();
+                assert!(!ok(there.pool()).is_shut_down(), "ended although somebody holds it");
                 note.note("served");
             }
             Err(e) => note.note(e.kind()),

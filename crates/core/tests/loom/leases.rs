@@ -4,23 +4,50 @@ use crate::support::*;
 use leasehold_core::sync::{Arc, UnsafeCell};
 use leasehold_core::{Handle, Lease};
 
+/// A new resource is findable, so that every drop is a read-modify-write; a recycled one is not, and its last drop is not.
 #[test]
 fn clone_and_drop_beside_drop() {
-    explore("clone_and_drop_beside_drop", 7, &["the other was last", "this was last"], |seen| {
-        let (pool, alive) = pool(config(false), true);
-        let a = ok(pool.acquire(&()));
-        let b = a.clone();
-        let theirs = move || {
-            let c = b.clone();
-            drop(b);
-            c.read();
-        };
-        let note = seen.clone();
-        side_by_side(theirs, move || {
-            a.read();
-            note.note(if a.strong_count() == 1 { "this was last" } else { "the other was last" });
+    for recycled in [false, true] {
+        explore("clone_and_drop_beside_drop", 7, &["the other was last", "this was last"], move |seen| {
+            let (pool, alive) = pool(config(false), !recycled);
+            if recycled {
+                drop(ok(pool.acquire(&())));
+            }
+            let a = ok(pool.acquire(&()));
+            let b = a.clone();
+            let theirs = move || {
+                let c = b.clone();
+                drop(b);
+                c.read();
+            };
+            let note = seen.clone();
+            side_by_side(theirs, move || {
+                a.read();
+                note.note(if a.strong_count() == 1 { "this was last" } else { "the other was last" });
+            });
+            assert_eq!(existing(&alive), usize::from(recycled));
+            assert_eq!(pool.stats().live, 0);
         });
-        assert_eq!(existing(&alive), 0);
+    }
+}
+
+/// What was never asked for its handle cannot be found, not even by who guesses it.
+#[test]
+fn a_guess_finds_nothing() {
+    explore("a_guess_finds_nothing", 7, &["dropped", "not yet"], |seen| {
+        let (pool, _alive) = pool(config(false), false);
+        drop(ok(pool.acquire(&())));
+        let lease = ok(pool.acquire(&()));
+        let guess = Handle::from_bits(2 << 32).expect("a model's second generation is 2");
+        assert!(pool.is_alive(guess));
+        side_by_side(
+            move || drop(lease),
+            || {
+                assert!(pool.lease(guess).is_err());
+                seen.note(if pool.is_alive(guess) { "not yet" } else { "dropped" });
+            },
+        );
+        assert_eq!(pool.stats().idle, 1);
     });
 }
 

@@ -4,6 +4,7 @@
 #![cfg(not(loom))]
 
 mod compile_fail;
+mod contracts;
 mod handle;
 mod lease;
 mod lifecycle;
