@@ -254,7 +254,8 @@ impl GraphArena {
             self.intervals(&plan, lifetimes)?
         };
         let packed = plan_offsets(&intervals)?;
-        let region = self.region(packed.total, on)?;
+        let align = intervals.iter().map(|i| i.align).max().unwrap_or(crate::layout::MIN_ALIGN);
+        let region = self.region(packed.total, align, on)?;
         let mut plan = self.0.plan.lock();
         if plan.state != ArenaState::Planning {
             return Err(illegal("prime", plan.state));
@@ -449,19 +450,19 @@ impl GraphArena {
         Ok((intervals, symbols, alive))
     }
 
-    /// Memory of `bytes` that graphs of this group may use in turns.
-    fn region(&self, bytes: u64, on: On<'_>) -> Result<Option<Arc<Region>>> {
+    /// Memory of `bytes` that graphs of this group may use in turns, aligned as the most demanding member.
+    fn region(&self, bytes: u64, align: u64, on: On<'_>) -> Result<Option<Arc<Region>>> {
         if bytes == 0 {
             return Ok(None);
         }
-        if let Some(r) = self.0.group.lock().iter().find(|r| r.block.len() >= bytes) {
+        if let Some(r) = self.0.group.lock().iter().find(|r| r.block.len() >= bytes && r.block.addr().is_multiple_of(align)) {
             return Ok(Some(r.clone()));
         }
         let granule = self.0.allocator.caps().granule;
         let layout = if bytes >= granule {
-            Layout::aligned(bytes.next_multiple_of(granule), granule)
+            Layout::aligned(bytes.next_multiple_of(granule), granule.max(align))
         } else {
-            Layout::new(bytes)
+            Layout::aligned(bytes, align)
         };
         let block = self.0.allocator.alloc(layout, on)?;
         self.0.allocator.inner().counters.in_graphs.fetch_add(block.len(), Ordering::Relaxed);

@@ -1,4 +1,21 @@
 //! The allocator core: places blocks in address ranges, knows no driver and no device.
+//!
+//! It must not call a driver, dereference the memory that it manages, or know scopes, frames or tensors. Memory comes from a [`Backing`],
+//! order from lines and points; a block is a row of the block table, and that row is the control block of its `Lease<Buffer>`.
+//!
+//! | layer | module | what it does |
+//! |---|---|---|
+//! | leases | `allocator`, `buffer`, `table` | rows at stable addresses, the record of each buffer's last uses, drops on any thread |
+//! | front | `front` | magazines of just-freed small blocks, entered by their owner without an atomic read-modify-write |
+//! | store | `store`, `slab`, `heap`, `tlsf`, `node` | slabs up to 64 KiB, first fit above, lanes of memory that a line may still use |
+//! | residency | `residency`, `place`, `budget` | which granules are backed, moving them to where they are needed, the hard budget |
+//! | slow path | `ladder` | what is tried, in order, before `OutOfMemory` |
+//! | graphs | `arena`, [`planner`] | symbolic buffers while recording, packed by liveness when it stops |
+//! | evidence | [`trace`], [`replay`], `fake` | recorded workloads, a device without memory, faults on demand |
+//!
+//! Locks: the allocator's one lock is a leaf, and is never held across a call of a backing, a timeline, a reclaimer or a foreign destructor.
+//! An arena's lock is taken before it, never after.
+
 mod allocator;
 mod arena;
 mod backing;
