@@ -57,7 +57,7 @@ impl<B: Backend> Validated<B> {
     pub fn new(inner: B) -> Result<Self> {
         let lines = (0..=u16::MAX).map(|_| AtomicU8::new(UNKNOWN)).collect();
         let registry = Arc::new(Registry { lines, devices: RwLock::new(Vec::new()) });
-        Ok(Self(Wrapper::new(inner, Checks(registry))?))
+        Ok(Self(Wrapper::new(inner, Checks { registry, known: Mutex::new(Vec::new()) })?))
     }
 
     /// The backend inside.
@@ -102,12 +102,18 @@ const FORMER: u8 = 3;
 /// What is shared by the devices of one wrapper.
 pub(crate) struct Registry {
     lines: Box<[AtomicU8]>,
-    devices: RwLock<Vec<Arc<Known>>>,
+    /// Weak: each of them holds the registry.
+    devices: RwLock<Vec<Weak<Known>>>,
 }
 
 impl Registry {
     fn mark(&self, line: &Line, what: u8) {
         self.lines[usize::from(line.id().get())].store(what, Ordering::Release);
+    }
+
+    /// What is known about the devices but one.
+    fn others(&self, id: DeviceId) -> Vec<Arc<Known>> {
+        self.devices.read().iter().filter_map(Weak::upgrade).filter(|k| k.id != id).collect()
     }
 }
 
@@ -145,7 +151,11 @@ struct CheckedNode {
 }
 
 /// The layer.
-pub(crate) struct Checks(Arc<Registry>);
+pub(crate) struct Checks {
+    registry: Arc<Registry>,
+    /// Keeps what is known, so that a device which is opened again finds it.
+    known: Mutex<Vec<Arc<Known>>>,
+}
 
 impl Layer for Checks {
     type Device = Known;
@@ -154,20 +164,21 @@ impl Layer for Checks {
 
     fn opened(&self, inner: &Lease<dyn Device>) -> Arc<Known> {
         let id = inner.info().id;
-        let mut devices = self.0.devices.write();
-        if let Some(known) = devices.iter().find(|k| k.id == id) {
+        let mut all = self.known.lock();
+        if let Some(known) = all.iter().find(|k| k.id == id) {
             return known.clone();
         }
         let known = Arc::new(Known {
             id,
-            registry: self.0.clone(),
+            registry: self.registry.clone(),
             objects: RwLock::new(HashSet::new()),
             graphs: RwLock::new(HashMap::new()),
             kinds: std::array::from_fn(|_| AtomicBool::new(false)),
             hints: Box::new(std::array::from_fn(|_| std::array::from_fn(|_| AtomicU32::new(u32::MAX)))),
             open: Mutex::new(Weak::new()),
         });
-        devices.push(known.clone());
+        self.registry.devices.write().push(Arc::downgrade(&known));
+        all.push(known.clone());
         known
     }
 
@@ -290,7 +301,7 @@ impl Known {
         if self.objects.read().contains(&address) {
             return;
         }
-        for other in self.registry.devices.read().iter().filter(|k| k.id != self.id) {
+        for other in self.registry.others(self.id) {
             other.objects.write().remove(&address);
         }
         self.objects.write().insert(address);
@@ -486,8 +497,7 @@ fn in_peer(open: &Open<Checks>, peer: bool, addr: u64, len: u64) -> Option<Holdi
     if !peer {
         return None;
     }
-    let devices = open.known.registry.devices.read();
-    devices.iter().filter(|k| k.id != open.known.id).find_map(|known| {
+    open.known.registry.others(open.known.id).into_iter().find_map(|known| {
         let other = known.open.lock().upgrade()?;
         known.find(&*other.inner, addr, len)
     })

@@ -44,6 +44,13 @@ impl MpsBackend {
     }
 }
 
+impl Drop for MpsBackend {
+    /// Metal completes what it accepted, whoever is left to see it.
+    fn drop(&mut self) {
+        self.world.run();
+    }
+}
+
 impl Backend for MpsBackend {
     fn kind(&self) -> BackendKind {
         BackendKind::Mps

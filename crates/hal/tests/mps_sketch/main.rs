@@ -21,11 +21,12 @@ use std::time::Duration;
 
 /// A device with one stream.
 struct Bench<B> {
-    backend: B,
     device: Lease<dyn Device>,
     stream: Lease<dyn Stream>,
     /// Where the line stood: it may have been another stream's before.
     start: u64,
+    /// Dropped last: it completes what the stream left.
+    backend: B,
 }
 
 impl Bench<MpsBackend> {
@@ -45,7 +46,7 @@ impl<B: Backend> Bench<B> {
         let device = backend.open(DeviceId::new(BackendKind::Mps, 0)).unwrap();
         let stream = device.stream(&StreamDesc::default()).unwrap();
         let start = stream.line().submitted();
-        Self { backend, device, stream, start }
+        Self { device, stream, start, backend }
     }
 
     fn buffer(&self, bytes: u64) -> Lease<Buffer> {
