@@ -27,6 +27,8 @@ enum Command {
     Devices(commands::devices::Arguments),
     /// Generates text with a Llama-family model, all on the runtime
     Run(commands::run::Arguments),
+    /// Replays an allocation trace against the allocator
+    Replay(commands::replay::Arguments),
     /// Measures the runtime beside its peers
     Bench(commands::bench::Arguments),
 }
@@ -45,6 +47,7 @@ fn main() -> ExitCode {
     let result = match arguments.command {
         Command::Devices(a) => commands::devices::run(&a),
         Command::Run(a) => commands::run::run(&a),
+        Command::Replay(a) => commands::replay::run(&a),
         Command::Bench(a) => commands::bench::run(&a),
     };
     match result {

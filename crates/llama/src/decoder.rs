@@ -109,18 +109,8 @@ impl<'m> Decoder<'m> {
         let table = model.rope_table(positions)?;
         let logits = Tensor::alloc(runtime, DType::F32, 1, c.vocab_size as u32)?;
         let scratch = Scratch::new(model, 1)?;
-        let mut decoder = Self {
-            model,
-            heads,
-            caches,
-            table,
-            state,
-            logits,
-            step: Vec::new(),
-            sampling,
-            filled: 0,
-            scratch,
-        };
+        let mut decoder =
+            Self { model, heads, caches, table, state, logits, step: Vec::new(), sampling, filled: 0, scratch };
         let mut step = Vec::new();
         // The fused kernel keeps a group's queries on the stack; wide groups take the general one.
         let fused = c.queries_per_kv_head() <= FUSED_GROUP;
@@ -132,7 +122,7 @@ impl<'m> Decoder<'m> {
 
     /// The layers over the rows of `s`, whose ids are in `ids`. `one` takes the decode step's fused attention.
     fn rows(&self, s: &Scratch, ids: &Lease<Buffer>, one: bool, to: &mut Vec<Operator>) -> Result<()> {
-        let (library, c) = (&*self.model.library, self.model.config());
+        let library = &*self.model.library;
         let place = ops::Place { table: &self.table, position: &self.state.position };
         to.push(ops::embedding(library, ids, &self.model.embedding, &s.h)?);
         for (layer, cache) in self.model.layers.iter().zip(&self.caches) {

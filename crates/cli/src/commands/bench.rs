@@ -18,6 +18,8 @@ pub(crate) struct Arguments {
 
 #[derive(Debug, clap::Subcommand)]
 enum What {
+    /// Handles and leases beside `Arc`
+    Lease(JsonOnly),
     /// Enqueue, completion and wake-up of a CPU stream
     Stream(Common),
     /// Replay of a graph of no-ops on the CPU
@@ -26,6 +28,13 @@ enum What {
     Decode(DecodeArguments),
     /// The memory manager for compiled code beside the plain design
     Memory(Common),
+}
+
+#[derive(Debug, clap::Args)]
+struct JsonOnly {
+    /// Prints one JSON object
+    #[arg(long)]
+    json: bool,
 }
 
 #[derive(Debug, clap::Args)]
@@ -73,6 +82,7 @@ const ROUNDS: usize = 101;
 
 pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     match &arguments.what {
+        What::Lease(a) => lease(a),
         What::Stream(a) => {
             let report = leasehold_cpu::bench::stream(a.threads.map(usize::from), ROUNDS)?;
             print(&report, a.json)
@@ -98,6 +108,57 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
             Ok(())
         }
     }
+}
+
+#[derive(Debug, Serialize)]
+struct LeaseReport {
+    figures: Vec<LeaseFigure>,
+}
+
+#[derive(Debug, Serialize)]
+struct LeaseFigure {
+    name: &'static str,
+    ns: f64,
+    /// What it is held against; empty when against time alone.
+    peer: &'static str,
+    peer_ns: f64,
+    /// Median of the rounds' ratios.
+    ratio: f64,
+    /// What the ratio (or, without a peer, the time) should not exceed.
+    limit: f64,
+    within: bool,
+}
+
+fn lease(a: &JsonOnly) -> Result<(), Failure> {
+    let figures: Vec<LeaseFigure> = leasehold_core::bench::run()?
+        .into_iter()
+        .map(|f| LeaseFigure {
+            within: f.holds(),
+            name: f.name,
+            ns: f.ns,
+            peer: f.peer,
+            peer_ns: f.peer_ns,
+            ratio: f.ratio,
+            limit: f.limit,
+        })
+        .collect();
+    if a.json {
+        return print_json(&LeaseReport { figures });
+    }
+    let mut table = Table::default();
+    table.row(["", "ns", "peer's ns", "ratio", "limit", "peer"]);
+    for f in &figures {
+        table.row([
+            f.name.to_owned(),
+            format!("{:.1}", f.ns),
+            if f.peer.is_empty() { String::new() } else { format!("{:.1}", f.peer_ns) },
+            if f.peer.is_empty() { String::new() } else { format!("{:.2}", f.ratio) },
+            format!("{:.2}", f.limit),
+            f.peer.to_owned(),
+        ]);
+    }
+    write!(std::io::stdout().lock(), "{table}")?;
+    Ok(())
 }
 
 /// Prints a flat report: one JSON object, or a row per figure.

@@ -2,6 +2,7 @@
 
 pub(crate) mod bench;
 pub(crate) mod devices;
+pub(crate) mod replay;
 pub(crate) mod run;
 
 use crate::failure::Failure;
