@@ -39,12 +39,12 @@ mod wrapper;
 #[cfg(test)]
 mod tests;
 
-/// The allocator core, which backends glue to their memory.
-pub use leasehold_alloc as alloc;
 pub use backend::{Backend, Device, Gate, GraphExec, NodePatch, Stream, StreamDesc};
 pub use id::{BackendKind, DeviceId};
 pub use info::{Caps, DeviceInfo, Limits, MemoryInfo, MemoryKind};
 pub use kernel::{Access, Binding, CpuArgs, CpuFn, KernelDesc, KernelSource, Pipeline};
+/// The allocator core, which backends glue to their memory.
+pub use leasehold_alloc as alloc;
 pub use list::OpList;
 pub use null::NullBackend;
 pub use op::{Copy2d, Dispatch, Download, Fill, ForeignCall, HostCall, Keep, Op, Timestamp, Upload};
