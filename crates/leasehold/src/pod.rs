@@ -4,7 +4,28 @@
 ///
 /// # Safety
 /// - Every byte pattern of its size is a valid value, and it has no padding.
-pub unsafe trait Pod: Copy + Send + Sync + 'static {}
+///
+/// ```
+/// use leasehold::Pod;
+/// #[derive(Clone, Copy)]
+/// #[repr(C)]
+/// struct Params {
+///     rows: u32,
+///     scale: f32,
+/// }
+/// // SAFETY: two words without padding, of which every pattern is a value.
+/// unsafe impl Pod for Params {}
+/// assert_eq!(Params { rows: 1, scale: 0.0 }.as_bytes().len(), 8);
+/// ```
+pub unsafe trait Pod: Copy + Send + Sync + 'static {
+    /// Its bytes: how parameters are given to a kernel.
+    fn as_bytes(&self) -> &[u8]
+    where
+        Self: Sized,
+    {
+        bytes(std::slice::from_ref(self))
+    }
+}
 
 macro_rules! pod {
     // SAFETY: integers and floats have neither padding nor invalid patterns.

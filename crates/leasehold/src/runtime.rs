@@ -11,7 +11,7 @@ use crate::gate::Gate;
 use crate::graph::{Graph, GraphOperator, recorder};
 use crate::kernel::base::BaseCell;
 use crate::ops::{self, call};
-use crate::pod::{Pod, bytes, bytes_mut};
+use crate::pod::Pod;
 use crate::stream::{Stream, StreamCore, is_over};
 use crate::view::{Operand, Slice, View};
 use leasehold_alloc::{AllocStats, Allocator, Buffer, HostKind, Layout, On};
@@ -455,7 +455,7 @@ impl Runtime {
     /// As [`ops::upload`].
     #[doc(alias = "memcpyH2D")]
     pub fn memcpy_h2d<T: Pod>(&self, dst: Slice<'_>, src: &[T], asynchronous: bool) -> Result<()> {
-        ops::upload(&self.stream, dst, bytes(src), asynchronous)
+        ops::upload(&self.stream, dst, src, asynchronous)
     }
 
     /// Copies device bytes to host values, on the default stream, and waits for them.
@@ -464,7 +464,7 @@ impl Runtime {
     /// As [`ops::download`].
     #[doc(alias = "memcpyD2H")]
     pub fn memcpy_d2h<T: Pod>(&self, dst: &mut [T], src: Slice<'_>) -> Result<()> {
-        ops::download(&self.stream, bytes_mut(dst), src)
+        ops::download(&self.stream, dst, src)
     }
 
     /// Copies within the device, on the default stream; waits for it when `asynchronous` is false.

@@ -64,6 +64,43 @@ impl<'a> Slice<'a> {
     pub fn with(self, access: Access) -> Operand<'a> {
         Operand { slice: self, access }
     }
+
+    // As the methods of `View`, but bound to the buffer's borrow, not to that of this value.
+
+    /// `len` bytes from `offset` on.
+    ///
+    /// # Errors
+    /// `InvalidArgument` beyond the end.
+    pub fn part(self, offset: u64, len: u64) -> Result<Slice<'a>> {
+        match offset.checked_add(len) {
+            Some(end) if end <= self.len => Ok(Slice { lease: self.lease, offset: self.offset + offset, len }),
+            _ => Err(Error::invalid(format!(
+                "bytes {offset}..{offset}+{len} do not lie in a buffer of {} bytes",
+                self.len
+            ))),
+        }
+    }
+
+    /// The operation reads it.
+    #[inline]
+    #[must_use]
+    pub fn read(self) -> Operand<'a> {
+        self.with(Access::Read)
+    }
+
+    /// The operation writes all of it and reads none of it.
+    #[inline]
+    #[must_use]
+    pub fn write(self) -> Operand<'a> {
+        self.with(Access::Write)
+    }
+
+    /// The operation reads and writes it.
+    #[inline]
+    #[must_use]
+    pub fn read_write(self) -> Operand<'a> {
+        self.with(Access::ReadWrite)
+    }
 }
 
 /// A part of a buffer, and what an operation does with it.
@@ -98,7 +135,7 @@ impl<'a> Operand<'a> {
     }
 }
 
-/// Ways to look at a buffer: whole or in part, with a role.
+/// Ways to look at a buffer: whole or in part, with a role. A type of your own that wraps a buffer needs [`view`](Self::view) alone.
 ///
 /// ```
 /// # use leasehold::{Context, DeviceId, View};
@@ -121,32 +158,25 @@ pub trait View {
     /// # Errors
     /// `InvalidArgument` beyond the end.
     fn part(&self, offset: u64, len: u64) -> Result<Slice<'_>> {
-        let whole = self.view();
-        match offset.checked_add(len) {
-            Some(end) if end <= whole.len => Ok(Slice { lease: whole.lease, offset: whole.offset + offset, len }),
-            _ => Err(Error::invalid(format!(
-                "bytes {offset}..{offset}+{len} do not lie in a buffer of {} bytes",
-                whole.len
-            ))),
-        }
+        self.view().part(offset, len)
     }
 
     /// The operation reads it.
     #[inline]
     fn read(&self) -> Operand<'_> {
-        Operand { slice: self.view(), access: Access::Read }
+        self.view().read()
     }
 
     /// The operation writes all of it and reads none of it.
     #[inline]
     fn write(&self) -> Operand<'_> {
-        Operand { slice: self.view(), access: Access::Write }
+        self.view().write()
     }
 
     /// The operation reads and writes it.
     #[inline]
     fn read_write(&self) -> Operand<'_> {
-        Operand { slice: self.view(), access: Access::ReadWrite }
+        self.view().read_write()
     }
 }
 

@@ -11,9 +11,11 @@ pub use gate::{fail, raise};
 use crate::context::ContextGuard;
 use crate::event::Event;
 use crate::graph::recorder;
+use crate::graph::NodeId;
+use crate::pod::{Pod, bytes, bytes_mut};
 use crate::runtime::Runtime;
 use crate::stream::Stream;
-use crate::view::{Operand, Slice, View};
+use crate::view::{Operand, Slice};
 use leasehold_core::sync::Arc;
 use leasehold_core::{Error, Lease, Point, Result};
 use leasehold_hal::{Access, Copy2d, Download, Fill, Keep, Op, Upload};
@@ -241,13 +243,14 @@ pub fn fill(stream: &Stream, dst: Slice<'_>, pattern: Pattern) -> Result<()> {
     unsafe { stream.pass(&op, &[writing(dst)]) }.map(drop)
 }
 
-/// Copies host bytes to the device. The bytes are taken during the call: up to 64 KiB are staged; more, or with `asynchronous`
+/// Copies host values to the device. They are taken during the call: up to 64 KiB are staged; more, or with `asynchronous`
 /// false, are waited for. While recording they are kept by the graph, whose every launch copies them again.
 ///
 /// # Errors
 /// `InvalidArgument` when the lengths differ; the stream's cause; with `asynchronous` false also `Recording` while recording, and
 /// `InvalidState` in a host call of this stream, which would wait for itself.
-pub fn upload(stream: &Stream, dst: Slice<'_>, src: &[u8], asynchronous: bool) -> Result<()> {
+pub fn upload<T: Pod>(stream: &Stream, dst: Slice<'_>, src: &[T], asynchronous: bool) -> Result<()> {
+    let src = bytes(src);
     same_length(dst.len(), src.len() as u64)?;
     if src.is_empty() {
         return Ok(());
@@ -305,9 +308,9 @@ impl HostBytes for Vec<u8> {
     }
 }
 
-impl<T: crate::pod::Pod> HostBytes for Box<[T]> {
+impl<T: Pod> HostBytes for Box<[T]> {
     fn bytes(&self) -> &[u8] {
-        crate::pod::bytes(self)
+        bytes(self)
     }
 }
 
@@ -334,12 +337,13 @@ pub fn upload_owned<H: HostBytes>(stream: &Stream, dst: Slice<'_>, src: Arc<H>) 
     unsafe { stream.pass(&op, &[writing(dst)]) }.map(drop)
 }
 
-/// Copies device bytes to the host and waits for them.
+/// Copies device bytes to host values and waits for them.
 ///
 /// # Errors
 /// `InvalidArgument` when the lengths differ; the stream's cause; `Recording` while recording; `InvalidState` in a host call of this
 /// stream, which would wait for itself.
-pub fn download(stream: &Stream, dst: &mut [u8], src: Slice<'_>) -> Result<()> {
+pub fn download<T: Pod>(stream: &Stream, dst: &mut [T], src: Slice<'_>) -> Result<()> {
+    let dst = bytes_mut(dst);
     same_length(dst.len() as u64, src.len())?;
     recorder::refuse(&stream.runtime, "device memory cannot be read back while recording")?;
     if dst.is_empty() {
@@ -365,12 +369,12 @@ pub fn download(stream: &Stream, dst: &mut [u8], src: Slice<'_>) -> Result<()> {
 /// # Errors
 /// `InvalidArgument` when the lengths differ, or unless exactly one of the two is host memory; the stream's cause.
 pub fn copy_pinned(stream: &Stream, dst: Slice<'_>, src: Slice<'_>) -> Result<()> {
-    use leasehold_alloc::HostKind;
     same_length(dst.len(), src.len())?;
     if dst.is_empty() {
         return Ok(());
     }
-    let host = |s: &Slice<'_>| s.buffer().host_kind() != HostKind::None;
+    // By its allocator: on a CPU device memory is host memory too. That it is one of this device's is checked by the door.
+    let host = |s: &Slice<'_>| !stream.runtime.memory.owns(s.buffer());
     let op = match (host(&dst), host(&src)) {
         (false, true) => Op::Upload(Upload {
             src: src.addr() as *const u8,
@@ -451,9 +455,15 @@ fn wait_host_visible(runtime: &Runtime, operand: &Operand<'_>) -> Result<()> {
     result
 }
 
-/// The number of operations that the calling thread has recorded on the runtime's device so far: the next one's
-/// [`NodeId`](crate::graph::NodeId). `None` when it does not record.
+/// The number of operations that the calling thread has recorded on the runtime's device so far. `None` when it does not record.
 #[must_use]
 pub fn recorded_nodes(runtime: &Runtime) -> Option<u32> {
     recorder::nodes(&runtime.inner)
+}
+
+/// What the next operation that the calling thread records will be called in [`Graph::update`](crate::Graph::update). `None` when it does not
+/// record.
+#[must_use]
+pub fn next_node(runtime: &Runtime) -> Option<NodeId> {
+    recorded_nodes(runtime).map(NodeId::new)
 }

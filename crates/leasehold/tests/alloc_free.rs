@@ -1,0 +1,122 @@
+//! The steady state allocates nothing: a kernel session from begin to finish, `Runtime::alloc` and drop, launching a graph and waiting
+//! for it. Counted by the global allocator over all threads, by the runtime's own count of driver calls, and by the process's map.
+//!
+//! A test binary of its own, without the test harness, so that nothing else allocates meanwhile.
+
+use leasehold::core::sync::atomic::{AtomicU64, Ordering};
+use leasehold::kernel::{CpuArgs, KernelDesc, KernelSource, session_ops, session_sync_ops};
+use leasehold::{Access, Context, DeviceId, KernelBase, KernelSession, Operand, Result, Stream, View, ops};
+use std::alloc::{GlobalAlloc, Layout, System};
+
+struct Counting;
+
+static CALLS: AtomicU64 = AtomicU64::new(0);
+
+// SAFETY: everything is the system's allocator; counting changes nothing.
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        CALLS.fetch_add(1, Ordering::Relaxed);
+        // SAFETY: the caller's promise.
+        unsafe { System.alloc(layout) }
+    }
+    unsafe fn dealloc(&self, at: *mut u8, layout: Layout) {
+        CALLS.fetch_add(1, Ordering::Relaxed);
+        // SAFETY: the caller's promise.
+        unsafe { System.dealloc(at, layout) }
+    }
+    unsafe fn realloc(&self, at: *mut u8, layout: Layout, size: usize) -> *mut u8 {
+        CALLS.fetch_add(1, Ordering::Relaxed);
+        // SAFETY: the caller's promise.
+        unsafe { System.realloc(at, layout, size) }
+    }
+}
+
+#[global_allocator]
+static ALLOCATOR: Counting = Counting;
+
+unsafe fn increment(args: &CpuArgs<'_>) {
+    // SAFETY: each tile has an element of its own.
+    let values = unsafe { args.slice_mut::<u32>(0, args.tile[0] as usize, 1) };
+    let by: u32 = args.params();
+    values[0] += by;
+}
+
+fn launch(stream: &Stream, kernel: &KernelBase, operands: &[Operand<'_>], by: u32) -> Result<()> {
+    let session = KernelSession::begin(kernel, stream)?;
+    let session = session_sync_ops::wait(session, operands)?;
+    let session = session_ops::bind(session, operands)?;
+    let session = session_ops::params(session, &by)?;
+    let session = session_ops::dispatch_1d(session, 4, 1)?;
+    session_sync_ops::update_tokens(session).finish().map(drop)
+}
+
+/// Ranges of addresses with their rights and files: what `mmap`, `munmap` and `brk` change.
+fn map() -> String {
+    std::fs::read_to_string("/proc/self/maps").unwrap_or_default()
+}
+
+fn main() -> Result<()> {
+    let runtime = Context::new().runtime(DeviceId::cpu(0))?;
+    let kernel = KernelBase::new(KernelDesc {
+        name: "increment".into(),
+        entry: "increment".into(),
+        source: KernelSource::Cpu(increment),
+        bindings: vec![Access::ReadWrite].into(),
+        params: 4,
+    })?;
+    let x = runtime.upload(&[0u32; 4])?;
+    let y = runtime.upload(&[0u32; 4])?;
+    let other = runtime.create_stream()?;
+    let graph = runtime.record_graph(|runtime| {
+        let t = runtime.alloc(16)?;
+        ops::copy(runtime.stream(), t.view(), x.view())?;
+        launch(runtime.stream(), &kernel, &[t.read_write()], 1)?;
+        ops::copy(runtime.stream(), x.view(), t.view())
+    })?;
+    let operands = [y.read_write()];
+    let check = |what: &str, round: &dyn Fn() -> Result<()>| -> Result<()> {
+        for _ in 0..200 {
+            round()?;
+        }
+        runtime.sync_device()?;
+        let before = map();
+        let (calls, driver) = (CALLS.load(Ordering::SeqCst), runtime.memory_stats().driver_calls);
+        for _ in 0..2000 {
+            round()?;
+        }
+        runtime.stream().synchronize()?;
+        other.synchronize()?;
+        let heap = CALLS.load(Ordering::SeqCst) - calls;
+        let driver = runtime.memory_stats().driver_calls - driver;
+        assert_eq!((heap, driver), (0, 0), "{what}: heap calls and driver calls in 2,000 rounds");
+        assert!(before == map(), "{what}: the process's map changed");
+        println!("{what}: nothing allocated, nothing mapped");
+        Ok(())
+    };
+    check("session", &|| launch(runtime.stream(), &kernel, &operands, 1))?;
+    check("session on two streams in turn", &|| {
+        launch(runtime.stream(), &kernel, &operands, 1)?;
+        launch(&other, &kernel, &operands, 1)
+    })?;
+    check("alloc and drop", &|| runtime.alloc(4096).map(drop))?;
+    check("alloc, use and drop", &|| {
+        let t = runtime.alloc(1 << 20)?;
+        ops::fill(runtime.stream(), t.part(0, 16)?, ops::Pattern::U32(1))
+    })?;
+    check("launch and wait", &|| runtime.wait_for(graph.launch()?))?;
+    check("launch on two streams in turn", &|| {
+        graph.launch()?;
+        graph.launch_on(&other).map(drop)
+    })?;
+    let event = runtime.create_event()?;
+    check("record and wait for an event", &|| {
+        runtime.record_event(&event, None)?;
+        runtime.synchronize_event(&event)
+    })?;
+    let mut word = [0u8; 16];
+    let word = std::cell::RefCell::new(&mut word);
+    check("read back", &|| runtime.memcpy_d2h(*word.borrow_mut(), x.view()))?;
+    assert_eq!(runtime.download::<u32>(&y)?, [3 * 2200; 4]);
+    assert_eq!(runtime.download::<u32>(&x)?, [3 * 2200; 4]);
+    Ok(())
+}

@@ -1,0 +1,19 @@
+//! A copy that nobody waits for must own its source.
+
+use leasehold::{Lease, Buffer, Stream, View, ops};
+use std::sync::Arc;
+
+struct Borrowed<'a>(&'a [u8]);
+
+impl ops::HostBytes for Borrowed<'_> {
+    fn bytes(&self) -> &[u8] {
+        self.0
+    }
+}
+
+fn dangle(stream: &Stream, to: &Lease<Buffer>) {
+    let local = vec![0u8; 16];
+    ops::upload_owned(stream, to.view(), Arc::new(Borrowed(&local))).unwrap();
+}
+
+fn main() {}

@@ -1,0 +1,15 @@
+//! What is lost when it is dropped must not be dropped silently.
+
+#![deny(unused_must_use)]
+
+use leasehold::{KernelSession, Runtime, Update, View};
+use leasehold::kernel::Begun;
+
+fn forget(runtime: &Runtime, session: KernelSession<'_, Begun>, x: &leasehold::Lease<leasehold::Buffer>) {
+    runtime.sync_stream();
+    session;
+    Update::new();
+    x.part(0, 4);
+}
+
+fn main() {}

@@ -1,0 +1,108 @@
+//! A runtime, a few kernels, and bounded waits.
+
+use leasehold::kernel::{CpuArgs, CpuFn, KernelDesc, KernelSource, session_ops, session_sync_ops};
+use leasehold::{Access, Context, DeviceId, Error, Gate, KernelBase, KernelSession, Operand, Point, Result};
+use leasehold::{Runtime, Stream};
+use std::time::Duration;
+
+/// A wait that takes this long is a hang.
+pub const LONG: Option<Duration> = Some(Duration::from_secs(20));
+
+/// A runtime that nobody shares.
+pub fn runtime() -> Runtime {
+    Context::new().runtime(DeviceId::cpu(0)).expect("the CPU is always there")
+}
+
+pub fn kernel(name: &'static str, run: CpuFn, bindings: &[Access], params: u32) -> KernelBase {
+    KernelBase::new(desc(name, run, bindings, params)).expect("a kernel within the limits")
+}
+
+pub fn desc(name: &'static str, run: CpuFn, bindings: &[Access], params: u32) -> KernelDesc<'static> {
+    KernelDesc {
+        name: name.into(),
+        entry: name.into(),
+        source: KernelSource::Cpu(run),
+        bindings: bindings.to_vec().into(),
+        params,
+    }
+}
+
+/// Elements of a tile.
+pub const TILE: usize = 4;
+
+unsafe fn run_axpy(args: &CpuArgs<'_>) {
+    let from = args.tile[0] as usize * TILE;
+    // SAFETY: each tile has `TILE` elements of its own; `x` is only read.
+    let (x, y) = unsafe { (args.slice::<f32>(0), args.slice_mut::<f32>(1, from, TILE)) };
+    let a: f32 = args.params();
+    y.iter_mut().zip(&x[from..]).for_each(|(y, x)| *y += a * x);
+}
+
+/// `y += a * x`, a tile of four elements a block.
+pub fn axpy() -> KernelBase {
+    kernel("axpy", run_axpy, &[Access::Read, Access::ReadWrite], 4)
+}
+
+unsafe fn run_iota(args: &CpuArgs<'_>) {
+    let from = args.tile[0] as usize * TILE;
+    // SAFETY: each tile has `TILE` elements of its own.
+    let y = unsafe { args.slice_mut::<u32>(0, from, TILE) };
+    let first: u32 = args.params();
+    y.iter_mut().enumerate().for_each(|(i, y)| *y = first + (from + i) as u32);
+}
+
+/// `y[i] = first + i`.
+pub fn iota() -> KernelBase {
+    kernel("iota", run_iota, &[Access::Write], 4)
+}
+
+unsafe fn run_trap(_: &CpuArgs<'_>) {
+    panic!("a kernel that traps");
+}
+
+/// Panics.
+pub fn trap() -> KernelBase {
+    kernel("trap", run_trap, &[Access::ReadWrite], 0)
+}
+
+/// One launch, step by step.
+pub fn launch(
+    stream: &Stream,
+    kernel: &KernelBase,
+    operands: &[Operand<'_>],
+    params: &[u8],
+    blocks: u32,
+) -> Result<Option<Point>> {
+    let session = KernelSession::begin(kernel, stream)?;
+    let session = session_sync_ops::wait(session, operands)?;
+    let session = session_ops::bind(session, operands)?;
+    let session = session_ops::params_bytes(session, params)?;
+    let session = session_ops::dispatch_1d(session, blocks, 1)?;
+    session_sync_ops::update_tokens(session).finish()
+}
+
+/// Holds a stream back until the gate is raised, and returns the gate and the value.
+pub fn hold(stream: &Stream) -> (Gate, Point) {
+    let gate = stream.runtime().create_gate().expect("the CPU has gates");
+    let point = gate.next();
+    leasehold::ops::wait(stream, point).expect("a stream waits for its gate");
+    (gate, point)
+}
+
+pub fn open((gate, point): (Gate, Point)) {
+    leasehold::ops::raise(&gate, point.value()).expect("a gate that nobody failed");
+}
+
+/// Poisons a stream.
+pub fn poison(stream: &Stream) {
+    leasehold::ops::host_call(stream, "fails", || Err(Error::state("on purpose"))).expect("it is accepted");
+    assert!(stream.synchronize_timeout(LONG).is_err());
+}
+
+#[track_caller]
+pub fn kind<T>(result: Result<T>) -> &'static str {
+    match result {
+        Ok(_) => "ok",
+        Err(e) => e.kind(),
+    }
+}

@@ -1,0 +1,156 @@
+//! Mistakes and failures: each is an error that says what it is, and leaves the rest usable.
+
+use crate::common::*;
+use leasehold::{DeviceId, Error, EventFlags, KernelSession, View, ops};
+
+#[test]
+fn memory_and_streams_of_another_runtime_are_refused() {
+    let (a, b) = (runtime(), runtime());
+    let (x, y) = (a.upload(&[1u32; 4]).unwrap(), b.upload(&[2u32; 4]).unwrap());
+    let refused = [
+        kind(ops::copy(a.stream(), x.view(), y.view())),
+        kind(ops::copy(b.stream(), x.view(), y.view())),
+        kind(ops::fill(a.stream(), y.view(), ops::Pattern::U8(0))),
+        kind(a.memcpy_h2d(y.view(), &[0u32; 4], true)),
+        kind(a.download::<u32>(&y)),
+        kind(ops::upload_owned(a.stream(), y.view(), std::sync::Arc::new(vec![0u8; 16]))),
+        kind(a.alloc_on(b.stream(), leasehold::Layout::new(4))),
+        // SAFETY: nothing is touched.
+        kind(unsafe { ops::map_read(&a, y.view()) }),
+        // SAFETY: it does nothing.
+        kind(unsafe { ops::foreign_call(a.stream(), "f", &[y.read()], |_, _| Ok(())) }),
+    ];
+    assert_eq!(refused, ["InvalidArgument"; 9]);
+    let error = a.download::<u32>(&y).unwrap_err().to_string();
+    assert!(error.contains("16 bytes") && error.contains("cpu:0"), "{error}");
+    assert_eq!((a.download::<u32>(&x).unwrap(), b.download::<u32>(&y).unwrap()), (vec![1; 4], vec![2; 4]));
+}
+
+#[test]
+fn after_a_kernel_trapped_every_call_tells_the_first_cause() {
+    let runtime = runtime();
+    let stream = runtime.create_stream().unwrap();
+    let x = runtime.upload(&vec![1u32; 50_000]).unwrap();
+    let trap = trap();
+    launch(&stream, &trap, &[x.read_write()], &[], 1).unwrap();
+    let first = stream.synchronize_timeout(LONG).unwrap_err();
+    assert!(matches!(first, Error::Fault(_)) && first.to_string().contains("trap"), "{first}");
+    assert!(first.to_string().contains("a kernel that traps"), "{first}");
+    let y = runtime.alloc(200_000).unwrap();
+    let event = runtime.create_event_with_flags(EventFlags::DISABLE_TIMING).unwrap();
+    let settled = runtime.stream().now();
+    let bytes = vec![0u8; 200_000];
+    let later: Vec<Error> = vec![
+        KernelSession::begin(&trap, &stream).unwrap_err(),
+        ops::copy(&stream, y.view(), x.view()).unwrap_err(),
+        ops::fill(&stream, y.view(), ops::Pattern::U8(0)).unwrap_err(),
+        ops::upload(&stream, y.view(), &bytes, true).unwrap_err(),
+        ops::upload(&stream, y.part(0, 8).unwrap(), &bytes[..8], true).unwrap_err(),
+        ops::download(&stream, &mut vec![0u8; 200_000], y.view()).unwrap_err(),
+        ops::signal(&stream, &event).unwrap_err(),
+        ops::wait(&stream, settled).unwrap_err(),
+        ops::host_call(&stream, "h", || Ok(())).unwrap_err(),
+        stream.query().unwrap_err(),
+        stream.failure().unwrap(),
+    ];
+    for error in later {
+        assert_eq!(error.to_string(), first.to_string());
+    }
+    assert!(runtime.stream().failure().is_none());
+    ops::fill(runtime.stream(), y.view(), ops::Pattern::U32(4)).unwrap();
+    assert_eq!(runtime.download::<u32>(&y).unwrap(), vec![4; 50_000]);
+}
+
+#[test]
+fn a_failure_reaches_who_reads_its_result_and_ends_when_it_is_overwritten() {
+    let runtime = runtime();
+    let stream = runtime.create_stream().unwrap();
+    let (x, y) = (runtime.upload(&[1u32; 4]).unwrap(), runtime.upload(&[1u32; 4]).unwrap());
+    runtime.sync_device().unwrap();
+    launch(&stream, &trap(), &[x.read_write()], &[], 1).unwrap();
+    let cause = stream.synchronize_timeout(LONG).unwrap_err().to_string();
+    let reader = runtime.create_stream().unwrap();
+    let read = ops::copy(&reader, y.view(), x.view()).and_then(|()| reader.synchronize_timeout(LONG));
+    assert_eq!(read.unwrap_err().to_string(), cause);
+    // Two hops.
+    let second = runtime.create_stream().unwrap();
+    let third = ops::wait(&second, reader.now()).and_then(|()| second.synchronize_timeout(LONG));
+    if reader.now().value() > 0 {
+        assert_eq!(third.unwrap_err().to_string(), cause);
+    }
+    // A part is not all of it: the rest is still the failed one's.
+    let partial = runtime.create_stream().unwrap();
+    let part = ops::fill(&partial, x.part(0, 4).unwrap(), ops::Pattern::U8(0));
+    assert!(part.and_then(|()| partial.synchronize_timeout(LONG)).is_err());
+    // All of it is.
+    ops::fill(runtime.stream(), x.view(), ops::Pattern::U32(9)).unwrap();
+    ops::fill(runtime.stream(), y.view(), ops::Pattern::U32(9)).unwrap();
+    runtime.sync_stream().unwrap();
+    assert_eq!(runtime.download::<u32>(&x).unwrap(), [9; 4]);
+    let fresh = runtime.create_stream().unwrap();
+    ops::copy(&fresh, y.view(), x.view()).unwrap();
+    fresh.synchronize_timeout(LONG).unwrap();
+}
+
+#[test]
+fn memory_of_a_failed_stream_is_as_good_as_new() {
+    let runtime = runtime();
+    for round in 0..20 {
+        let stream = runtime.create_stream().unwrap();
+        let layout = leasehold::Layout::new(1 << 20);
+        let x = runtime.alloc_on(&stream, layout).unwrap();
+        launch(&stream, &trap(), &[x.read_write()], &[], 1).unwrap();
+        drop(x);
+        assert!(stream.synchronize_timeout(LONG).is_err());
+        let other = runtime.create_stream().unwrap();
+        let y = runtime.alloc_on(&other, layout).unwrap();
+        ops::fill(&other, y.view(), ops::Pattern::U32(round)).unwrap();
+        other.synchronize_timeout(LONG).unwrap();
+    }
+    assert!(runtime.memory_stats().reserved <= 64 << 20, "{:?}", runtime.memory_stats());
+}
+
+#[test]
+fn a_stream_does_not_wait_for_itself() {
+    let runtime = runtime();
+    let stream = runtime.stream();
+    let future = stream.raw().line().at(stream.now().value() + 10);
+    assert_eq!(kind(ops::wait(stream, future)), "InvalidArgument");
+    ops::wait(stream, stream.now()).unwrap();
+}
+
+#[test]
+fn asking_for_too_much_is_refused_and_nothing_is_lost() {
+    let runtime = runtime();
+    assert_eq!(kind(runtime.alloc(u64::MAX)), "OutOfMemory");
+    assert_eq!(kind(runtime.alloc(1 << 59)), "OutOfMemory");
+    let error = runtime.alloc(1 << 59).unwrap_err().to_string();
+    assert!(error.contains("cpu") || error.contains("bytes"), "{error}");
+    let x = runtime.upload(&[3u8; 100]).unwrap();
+    assert_eq!(runtime.download::<u8>(&x).unwrap(), [3; 100]);
+}
+
+#[test]
+fn a_budget_is_kept() {
+    let runtime = runtime();
+    drop(runtime.alloc(1 << 20).unwrap());
+    let reserved = runtime.memory_stats().reserved;
+    runtime.allocator().set_budget(reserved);
+    assert!(runtime.alloc(256 << 20).is_err());
+    runtime.allocator().set_budget(u64::MAX);
+    drop(runtime.alloc(1 << 20).unwrap());
+}
+
+#[test]
+fn errors_name_what_was_asked() {
+    let runtime = runtime();
+    let x = runtime.upload(&[0u8; 16]).unwrap();
+    let says = |error: Error, words: &[&str]| {
+        let text = error.to_string();
+        assert!(words.iter().all(|w| text.contains(w)), "{text:?} should say {words:?}");
+    };
+    says(x.part(10, 10).unwrap_err(), &["10", "16 bytes"]);
+    says(runtime.memcpy_h2d(x.view(), &[0u8; 3], true).unwrap_err(), &["3", "16"]);
+    says(launch(runtime.stream(), &axpy(), &[x.read()], &[], 1).unwrap_err(), &["axpy", "2", "1"]);
+    says(leasehold::Context::with_backends(Vec::new()).runtime(DeviceId::cpu(0)).unwrap_err(), &["cpu:0"]);
+}

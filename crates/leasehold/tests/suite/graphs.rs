@@ -1,0 +1,443 @@
+//! Recording, planning, replay.
+
+use crate::common::*;
+use leasehold::core::sync::atomic::{AtomicU32, Ordering};
+use leasehold::{Buffer, Layout, Lease, Result, Runtime, Stream, View, ops};
+use std::sync::Arc;
+use std::time::Duration;
+
+const N: usize = 64;
+
+struct Work {
+    axpy: leasehold::KernelBase,
+    iota: leasehold::KernelBase,
+    x: Lease<Buffer>,
+    y: Lease<Buffer>,
+}
+
+impl Work {
+    fn new(runtime: &Runtime) -> Self {
+        let x: Vec<f32> = (0..N).map(|i| 0.1 + i as f32).collect();
+        Self {
+            axpy: axpy(),
+            iota: iota(),
+            x: runtime.upload(&x).unwrap(),
+            y: runtime.upload(&[0.3f32; N]).unwrap(),
+        }
+    }
+
+    /// `y = y + x/3`, then twice more by way of temporaries.
+    fn run(&self, runtime: &Runtime, stream: &Stream) -> Result<()> {
+        let bytes = 4 * N as u64;
+        let third = (1.0f32 / 3.0).to_ne_bytes();
+        let blocks = N as u32 / 4;
+        launch(stream, &self.axpy, &[self.x.read(), self.y.read_write()], &third, blocks)?;
+        for _ in 0..2 {
+            let t = runtime.alloc_on(stream, Layout::new(bytes))?;
+            ops::copy(stream, t.view(), self.y.view())?;
+            launch(stream, &self.axpy, &[self.x.read(), t.read_write()], &third, blocks)?;
+            ops::copy(stream, self.y.view(), t.view())?;
+        }
+        Ok(())
+    }
+}
+
+#[test]
+fn replay_equals_eager_to_the_bit_a_hundred_times() {
+    let runtime = runtime();
+    let (eager, replayed) = (Work::new(&runtime), Work::new(&runtime));
+    let graph = runtime.record_graph(|r| replayed.run(r, r.stream())).unwrap();
+    let bits = |b: &Lease<Buffer>| runtime.download::<u32>(b).unwrap();
+    assert_eq!(bits(&replayed.y), [0.3f32.to_bits(); N], "nothing runs while recording");
+    for _ in 0..100 {
+        eager.run(&runtime, runtime.stream()).unwrap();
+        graph.launch().unwrap();
+        assert_eq!(bits(&eager.y), bits(&replayed.y));
+    }
+    assert_eq!((graph.launches(), graph.recorded(), graph.nodes()), (100, 7, 7));
+}
+
+#[test]
+fn an_empty_recording_is_a_graph_that_does_nothing() {
+    let runtime = runtime();
+    let graph = runtime.record_graph(|_| Ok(())).unwrap();
+    let point = graph.launch().unwrap();
+    runtime.wait_for(point).unwrap();
+    assert_eq!((graph.nodes(), graph.arena_bytes()), (0, 0));
+}
+
+#[test]
+fn temporaries_are_packed_by_liveness() {
+    let runtime = runtime();
+    let work = Work::new(&runtime);
+    let bytes = 1u64 << 20;
+    let graph = runtime
+        .record_graph(|r| {
+            let mut last = r.alloc(bytes)?;
+            launch(r.stream(), &work.iota, &[last.write()], &0u32.to_ne_bytes(), 1)?;
+            for _ in 0..15 {
+                let next = r.alloc(bytes)?;
+                ops::copy(r.stream(), next.view(), last.view())?;
+                last = next;
+            }
+            ops::copy(r.stream(), work.y.part(0, 16)?, last.part(0, 16)?)
+        })
+        .unwrap();
+    // Two live at a time; rounded up to what the driver gives.
+    assert!(graph.arena_bytes() < 4 * bytes + (4 << 20), "{} of {}", graph.arena_bytes(), 16 * bytes);
+    graph.launch().unwrap();
+    assert_eq!(runtime.download::<u32>(&work.y.part(0, 16).unwrap()).unwrap(), [0, 1, 2, 3]);
+    let live = runtime.memory_stats().live_bytes;
+    drop(graph);
+    runtime.sync_device().unwrap();
+    assert!(runtime.memory_stats().live_bytes < live, "the graph's memory goes with it");
+}
+
+#[test]
+fn the_addresses_of_temporaries_are_aligned_as_asked() {
+    let runtime = runtime();
+    // So that the next block lies just anywhere.
+    let _odd: Vec<_> = (0..3).map(|_| runtime.alloc(70_000).unwrap()).collect();
+    for align in [256u64, 4096, 1 << 16, 1 << 20] {
+        let mut held = Vec::new();
+        runtime
+            .record_graph(|r| {
+                for i in 1..4 {
+                    let t = r.alloc_on(r.stream(), Layout::aligned(100 * i, align))?;
+                    assert!(t.is_symbolic());
+                    ops::fill(r.stream(), t.view(), ops::Pattern::U8(1))?;
+                    held.push(t);
+                }
+                Ok(())
+            })
+            .unwrap();
+        for t in &held {
+            assert!(!t.is_symbolic() && t.addr() % align == 0, "{:#x} is not aligned to {align}", t.addr());
+        }
+    }
+}
+
+#[test]
+fn a_temporary_that_is_still_held_has_an_address_and_its_uses_are_ordered() {
+    let runtime = runtime();
+    let (x, other) = (runtime.upload(&[1u32; 1024]).unwrap(), runtime.create_stream().unwrap());
+    let mut kept = None;
+    let graph = runtime
+        .record_graph(|r| {
+            let t = r.alloc(4096)?;
+            ops::copy(r.stream(), t.view(), x.view())?;
+            kept = Some(t);
+            Ok(())
+        })
+        .unwrap();
+    let t = kept.unwrap();
+    runtime.sync_device().unwrap();
+    for round in 0..50u32 {
+        ops::fill(runtime.stream(), x.view(), ops::Pattern::U32(round)).unwrap();
+        graph.launch().unwrap();
+        // On another stream: ordered by the buffer's own record.
+        let mut bytes = vec![0u8; 4096];
+        ops::download(&other, &mut bytes, t.view()).unwrap();
+        assert!(bytes.chunks(4).all(|b| u32::from_ne_bytes(b.try_into().unwrap()) == round));
+    }
+    // The lease keeps the memory, the graph need not.
+    drop(graph);
+    assert_eq!(runtime.download::<u32>(&t).unwrap(), [49; 1024]);
+}
+
+#[test]
+fn the_graph_waits_for_the_former_use_of_its_memory() {
+    // What was freed on the default stream while work was pending becomes the arena; the graph is launched on another stream.
+    let runtime = runtime();
+    let (other, out) = (runtime.create_stream().unwrap(), runtime.upload(&[0u32; 1024]).unwrap());
+    for _ in 0..20 {
+        let held = hold(runtime.stream());
+        let old = runtime.alloc(4096).unwrap();
+        ops::fill(runtime.stream(), old.view(), ops::Pattern::U32(0xdead)).unwrap();
+        drop(old);
+        let graph = runtime
+            .record_graph(|r| {
+                let t = r.alloc(4096)?;
+                ops::fill(r.stream(), t.view(), ops::Pattern::U32(7))?;
+                ops::host_call(r.stream(), "nap", || {
+                    std::thread::sleep(Duration::from_micros(300));
+                    Ok(())
+                })?;
+                ops::copy(r.stream(), out.view(), t.view())
+            })
+            .unwrap();
+        let point = graph.launch_on(&other).unwrap();
+        open(held);
+        runtime.wait_for(point).unwrap();
+        assert_eq!(runtime.download::<u32>(&out).unwrap(), [7; 1024]);
+    }
+}
+
+#[test]
+fn what_repeats_is_left_out() {
+    let runtime = runtime();
+    let (x, y) = (runtime.upload(&[1u32; 16]).unwrap(), runtime.upload(&[0u32; 16]).unwrap());
+    let graph = runtime
+        .record_graph(|r| {
+            let s = r.stream();
+            ops::copy(s, y.view(), x.view())?;
+            ops::copy(s, y.view(), x.view())?;
+            ops::fill(s, x.part(0, 4)?, ops::Pattern::U32(5))?;
+            ops::copy(s, y.view(), x.view())?;
+            ops::fill(s, x.part(0, 4)?, ops::Pattern::U32(5))
+        })
+        .unwrap();
+    assert_eq!((graph.recorded(), graph.nodes()), (5, 3));
+    graph.launch().unwrap();
+    assert_eq!(runtime.download::<u32>(&y).unwrap()[..2], [5, 1]);
+}
+
+#[test]
+fn temporaries_that_share_an_address_are_not_taken_for_repeats() {
+    let runtime = runtime();
+    let (out, work) = (runtime.upload(&[0u32; 8]).unwrap(), iota());
+    let graph = runtime
+        .record_graph(|r| {
+            for first in [10u32, 20] {
+                // The same memory both times.
+                let t = r.alloc(16)?;
+                launch(r.stream(), &work, &[t.write()], &first.to_ne_bytes(), 1)?;
+                ops::copy(r.stream(), out.part(0, 16)?, t.view())?;
+                ops::copy(r.stream(), out.part(u64::from(first - 10) / 10 * 16, 16)?, out.part(0, 16)?).or_else(|e| {
+                    if first == 10 { Ok(()) } else { Err(e) }
+                })?;
+            }
+            Ok(())
+        })
+        .unwrap();
+    graph.launch().unwrap();
+    assert_eq!(runtime.download::<u32>(&out).unwrap(), [20, 21, 22, 23, 20, 21, 22, 23]);
+}
+
+#[test]
+fn branches_without_a_common_buffer_do_not_wait_for_each_other() {
+    let runtime = runtime();
+    let buffers: Vec<_> = (0..4).map(|_| runtime.upload(&[0u32; 64]).unwrap()).collect();
+    let out = runtime.alloc(256).unwrap();
+    let work = iota();
+    let graph = runtime
+        .record_graph(|r| {
+            for (i, b) in buffers.iter().enumerate() {
+                launch(r.stream(), &work, &[b.write()], &(i as u32).to_ne_bytes(), 16)?;
+            }
+            for (i, b) in buffers.iter().enumerate() {
+                ops::copy(r.stream(), out.part(64 * i as u64, 64)?, b.part(0, 64)?)?;
+            }
+            Ok(())
+        })
+        .unwrap();
+    let nodes = graph.describe();
+    assert!(nodes[..4].iter().all(|n| n.1.is_empty()), "{nodes:?}");
+    assert!((0..4).all(|i| nodes[4 + i].1 == [i as u32]), "{nodes:?}");
+    assert_eq!(nodes[0].0, "dispatch iota");
+    for _ in 0..40 {
+        graph.launch().unwrap();
+        let got = runtime.download::<u32>(&out).unwrap();
+        assert!((0..64).all(|i| got[i] == (i / 16 + i % 16) as u32), "{got:?}");
+    }
+}
+
+#[test]
+fn two_threads_launch_one_graph_on_two_streams() {
+    let runtime = runtime();
+    let x = runtime.upload(&[0.0f32; 16]).unwrap();
+    let one = runtime.upload(&[1.0f32; 16]).unwrap();
+    let kernel = axpy();
+    let graph = runtime
+        .record_graph(|r| {
+            let t = r.alloc(64)?;
+            ops::copy(r.stream(), t.view(), x.view())?;
+            launch(r.stream(), &kernel, &[one.read(), t.read_write()], &1.0f32.to_ne_bytes(), 4)?;
+            ops::copy(r.stream(), x.view(), t.view())
+        })
+        .unwrap();
+    runtime.sync_device().unwrap();
+    std::thread::scope(|s| {
+        for _ in 0..2 {
+            s.spawn(|| {
+                let stream = runtime.create_stream().unwrap();
+                for _ in 0..200 {
+                    graph.launch_on(&stream).unwrap();
+                }
+                stream.synchronize_timeout(LONG).unwrap();
+            });
+        }
+    });
+    assert_eq!(graph.launches(), 400);
+    assert_eq!(runtime.download::<f32>(&x).unwrap(), [400.0; 16], "serialised on the last launch");
+}
+
+#[test]
+fn a_graph_is_ordered_with_the_eager_work_around_it() {
+    let runtime = runtime();
+    let (x, y) = (runtime.upload(&[0u32; 256]).unwrap(), runtime.upload(&[0u32; 256]).unwrap());
+    let graph = runtime.record_graph(|r| ops::copy(r.stream(), y.view(), x.view())).unwrap();
+    let (a, b) = (runtime.create_stream().unwrap(), runtime.create_stream().unwrap());
+    runtime.sync_device().unwrap();
+    for round in 1..100u32 {
+        ops::fill(&a, x.view(), ops::Pattern::U32(round)).unwrap();
+        graph.launch_on(&b).unwrap();
+        // Overwrites what the graph reads.
+        ops::fill(&a, x.view(), ops::Pattern::U32(0)).unwrap();
+        let got = runtime.download::<u32>(&y).unwrap();
+        assert!(got.iter().all(|&v| v == round), "round {round}: {:?}", &got[..4]);
+    }
+}
+
+#[test]
+fn dropping_a_graph_while_it_runs_loses_nothing() {
+    let runtime = runtime();
+    let out = runtime.upload(&[0u32; 1024]).unwrap();
+    let ran = Arc::new(AtomicU32::new(0));
+    for _ in 0..20 {
+        let counted = ran.clone();
+        let graph = runtime
+            .record_graph(|r| {
+                let t = r.alloc(4096)?;
+                let staged = r.upload(&[3u32; 1024])?;
+                ops::copy(r.stream(), t.view(), staged.view())?;
+                ops::host_call(r.stream(), "counts", move || {
+                    counted.fetch_add(1, Ordering::Relaxed);
+                    std::thread::sleep(Duration::from_micros(200));
+                    Ok(())
+                })?;
+                ops::copy(r.stream(), out.view(), t.view())
+            })
+            .unwrap();
+        graph.launch().unwrap();
+        drop(graph);
+        // What comes now must not get the graph's memory.
+        let next = runtime.alloc(4096).unwrap();
+        ops::fill(runtime.stream(), next.view(), ops::Pattern::U32(9)).unwrap();
+        assert_eq!(runtime.download::<u32>(&out).unwrap(), [3; 1024]);
+    }
+    assert_eq!(ran.load(Ordering::Relaxed), 20);
+    assert_eq!(Arc::strong_count(&ran), 1, "and then lets go of everything");
+}
+
+#[test]
+fn recorded_events_are_recorded_by_each_launch() {
+    let runtime = runtime();
+    let (start, end) = (runtime.create_event().unwrap(), runtime.create_event().unwrap());
+    let graph = runtime
+        .record_graph(|r| {
+            r.record_event(&start, None)?;
+            ops::host_call(r.stream(), "nap", || {
+                std::thread::sleep(Duration::from_millis(1));
+                Ok(())
+            })?;
+            r.record_event(&end, None)?;
+            r.stream_wait_event(None, &end)
+        })
+        .unwrap();
+    assert_eq!(kind(runtime.query_event(&end)), "InvalidState", "recording records nothing");
+    for launches in 1..4 {
+        graph.launch().unwrap();
+        assert!(runtime.elapsed_time(&start, &end).unwrap() >= 0.9);
+        assert_eq!(end.serial(), launches);
+    }
+}
+
+#[test]
+fn a_graph_that_failed_can_be_launched_again_on_another_stream() {
+    let runtime = runtime();
+    let (fail, y) = (Arc::new(AtomicU32::new(1)), runtime.upload(&[0u32]).unwrap());
+    let flag = fail.clone();
+    let graph = runtime
+        .record_graph(|r| {
+            ops::host_call(r.stream(), "may fail", move || match flag.load(Ordering::Relaxed) {
+                0 => Ok(()),
+                _ => Err(leasehold::Error::state("on purpose")),
+            })?;
+            ops::fill(r.stream(), y.view(), ops::Pattern::U32(5))
+        })
+        .unwrap();
+    let (a, b) = (runtime.create_stream().unwrap(), runtime.create_stream().unwrap());
+    graph.launch_on(&a).unwrap();
+    let error = a.synchronize_timeout(LONG).unwrap_err().to_string();
+    assert!(error.contains("node 0") && error.contains("may fail"), "{error}");
+    assert_eq!(kind(graph.launch_on(&a)), "Fault");
+    fail.store(0, Ordering::Relaxed);
+    let point = graph.launch_on(&b).unwrap();
+    runtime.wait_for(point).unwrap();
+    assert_eq!(runtime.download::<u32>(&y).unwrap(), [5]);
+}
+
+#[test]
+fn library_calls_in_a_graph_learn_where_their_temporaries_lie() {
+    let runtime = runtime();
+    let (x, y) = (runtime.upload(&[1u32, 2, 3, 4]).unwrap(), runtime.upload(&[0u32; 4]).unwrap());
+    let graph = runtime
+        .record_graph(|r| {
+            let t = r.alloc(16)?;
+            ops::copy(r.stream(), t.view(), x.view())?;
+            let double = |_: u64, bindings: &[leasehold::hal::Binding]| {
+                for i in 0..4 {
+                    // SAFETY: within the operand.
+                    unsafe { *(bindings[0].addr as *mut u32).add(i) *= 2 };
+                }
+                Ok(())
+            };
+            // SAFETY: it touches its operand alone.
+            unsafe { ops::foreign_call(r.stream(), "double", &[t.read_write()], double) }?;
+            ops::copy(r.stream(), y.view(), t.view())
+        })
+        .unwrap();
+    graph.launch().unwrap();
+    assert_eq!(runtime.download::<u32>(&y).unwrap(), [2, 4, 6, 8]);
+    // And where others lie after an update.
+    let z = runtime.upload(&[10u32; 4]).unwrap();
+    let _ = graph.update(&leasehold::Update::new().buffer(&x, &z)).unwrap();
+    graph.launch().unwrap();
+    assert_eq!(runtime.download::<u32>(&y).unwrap(), [20; 4]);
+}
+
+#[test]
+fn a_suspended_graph_says_so_and_goes_on_after_it_is_resumed() {
+    let runtime = runtime();
+    let y = runtime.upload(&[0u32; 4]).unwrap();
+    let graph = runtime
+        .record_graph(|r| {
+            let t = r.alloc(8 << 20)?;
+            ops::fill(r.stream(), t.view(), ops::Pattern::U32(3))?;
+            ops::copy(r.stream(), y.view(), t.part(4096, 16)?)
+        })
+        .unwrap();
+    graph.launch().unwrap();
+    let raw = runtime.stream().raw().clone();
+    let on = || leasehold_alloc::On { line: raw.line(), timeline: &*raw };
+    match graph.arena().suspend(on(), |_, _| Ok(())) {
+        Ok(freed) => assert!(freed > 0),
+        Err(leasehold::Error::Unsupported(_)) => return,
+        Err(e) => panic!("{e}"),
+    }
+    assert_eq!(kind(graph.launch()), "Suspended");
+    graph.arena().resume(|_, _| Ok(())).unwrap();
+    ops::fill(runtime.stream(), y.view(), ops::Pattern::U32(0)).unwrap();
+    graph.launch().unwrap();
+    assert_eq!(runtime.download::<u32>(&y).unwrap(), [3; 4]);
+}
+
+#[test]
+fn a_graph_of_thousands_of_nodes() {
+    let runtime = runtime();
+    let x = runtime.upload(&[0.0f32; 16]).unwrap();
+    let one = runtime.upload(&[1.0f32; 16]).unwrap();
+    let kernel = axpy();
+    let graph = runtime
+        .record_graph(|r| {
+            (0..4096).try_for_each(|_| {
+                launch(r.stream(), &kernel, &[one.read(), x.read_write()], &1.0f32.to_ne_bytes(), 4).map(drop)
+            })
+        })
+        .unwrap();
+    assert_eq!(graph.nodes(), 4096);
+    assert!(graph.exec_bytes() < 4 << 20, "{}", graph.exec_bytes());
+    graph.launch().unwrap();
+    assert_eq!(runtime.download::<f32>(&x).unwrap(), [4096.0; 16]);
+}

@@ -1,0 +1,316 @@
+//! Bases, sessions and the registry.
+
+use crate::common::*;
+use leasehold::kernel::{CpuArgs, KernelSource, Registry, session_ops, session_sync_ops};
+use leasehold::{Access, Context, DeviceId, KernelBase, KernelSession, Operand, View, ops};
+
+fn ones() -> [u8; 4] {
+    1.0f32.to_ne_bytes()
+}
+
+#[test]
+fn a_session_launches_what_it_staged_as_one_submission() {
+    let runtime = runtime();
+    let kernel = axpy();
+    let x = runtime.upload(&[1.0f32; 16]).unwrap();
+    let y = runtime.upload(&[0.0f32; 16]).unwrap();
+    let before = runtime.stream().now().value();
+    let operands = [x.read(), y.read_write()];
+    let mut session = KernelSession::begin(&kernel, runtime.stream()).unwrap();
+    for a in [1.0f32, 2.0, 4.0] {
+        let waited = session_sync_ops::wait(session, &operands).unwrap();
+        let bound = session_ops::bind(waited, &operands).unwrap();
+        let ready = session_ops::params(bound, &a).unwrap();
+        let staged = session_ops::dispatch_3d(ready, [4, 1, 1], [1, 1, 1], 0).unwrap();
+        session = session_sync_ops::update_tokens(staged).kernel(&kernel).unwrap();
+    }
+    let waited = session_sync_ops::wait(session, &operands).unwrap();
+    let bound = session_ops::bind(waited, &operands).unwrap();
+    let ready = session_ops::params(bound, &8.0f32).unwrap();
+    let staged = session_ops::dispatch_1d(ready, 4, 1).unwrap();
+    let point = session_sync_ops::update_tokens(staged).finish().unwrap().unwrap();
+    assert_eq!(point.value(), before + 1);
+    runtime.wait_for(point).unwrap();
+    assert_eq!(runtime.download::<f32>(&y).unwrap(), [15.0; 16]);
+}
+
+#[test]
+fn dropping_a_session_at_any_step_discards_it() {
+    let runtime = runtime();
+    let kernel = axpy();
+    let x = runtime.upload(&[1.0f32; 16]).unwrap();
+    let y = runtime.upload(&[3.0f32; 16]).unwrap();
+    let operands = [x.read(), y.read_write()];
+    let before = runtime.stream().now();
+    for step in 0..6 {
+        let session = KernelSession::begin(&kernel, runtime.stream()).unwrap();
+        if step == 0 {
+            continue;
+        }
+        let session = session_sync_ops::wait(session, &operands).unwrap();
+        if step == 1 {
+            continue;
+        }
+        let session = session_ops::bind(session, &operands).unwrap();
+        if step == 2 {
+            continue;
+        }
+        let session = session_ops::params(session, &1.0f32).unwrap();
+        if step == 3 {
+            continue;
+        }
+        let session = session_ops::dispatch_1d(session, 4, 1).unwrap();
+        if step == 4 {
+            continue;
+        }
+        drop(session_sync_ops::update_tokens(session));
+    }
+    assert_eq!(runtime.stream().now(), before, "nothing reached the driver");
+    launch(runtime.stream(), &kernel, &operands, &ones(), 4).unwrap();
+    assert_eq!(runtime.download::<f32>(&y).unwrap(), [4.0; 16]);
+}
+
+#[test]
+fn while_a_session_is_open_its_stream_is_occupied_and_others_are_not() {
+    let runtime = runtime();
+    let kernel = axpy();
+    let other = runtime.create_stream().unwrap();
+    let x = runtime.upload(&[1.0f32; 16]).unwrap();
+    let session = KernelSession::begin(&kernel, runtime.stream()).unwrap();
+    assert_eq!(kind(KernelSession::begin(&kernel, runtime.stream())), "Occupied");
+    assert_eq!(kind(ops::fill(runtime.stream(), x.view(), ops::Pattern::U8(0))), "Occupied");
+    assert_eq!(kind(std::thread::scope(|s| {
+        s.spawn(|| ops::fill(runtime.stream(), x.view(), ops::Pattern::U8(0))).join().unwrap()
+    })), "Occupied");
+    let event = runtime.create_event().unwrap();
+    assert_eq!(kind(runtime.record_event(&event, None)), "Occupied");
+    ops::fill(&other, x.view(), ops::Pattern::U8(0)).unwrap();
+    drop(KernelSession::begin(&kernel, &other).unwrap());
+    runtime.sync_stream().unwrap();
+    let _more = runtime.alloc(16).unwrap();
+    drop(session);
+    ops::fill(runtime.stream(), x.view(), ops::Pattern::U8(0)).unwrap();
+}
+
+#[test]
+fn a_forgotten_session_leaves_its_stream_occupied_and_hurts_nobody() {
+    let runtime = runtime();
+    let stream = runtime.create_stream().unwrap();
+    {
+        let kernel = axpy();
+        let x = runtime.upload(&[1.0f32; 16]).unwrap();
+        let operands = [x.read(), x.read_write()];
+        let session = KernelSession::begin(&kernel, &stream).unwrap();
+        std::mem::forget(session_sync_ops::wait(session, &operands).unwrap());
+    }
+    assert_eq!(kind(KernelSession::begin(&axpy(), &stream)), "Occupied");
+    stream.synchronize().unwrap();
+    drop(stream);
+    runtime.sync_device().unwrap();
+}
+
+#[test]
+fn wrong_operands_and_parameters_are_named() {
+    let runtime = runtime();
+    let kernel = axpy();
+    let x = runtime.upload(&[1.0f32; 16]).unwrap();
+    let y = runtime.upload(&[1.0f32; 16]).unwrap();
+    let right = [x.read(), y.read_write()];
+    let bind = |waited: &[Operand<'_>], bound: &[Operand<'_>]| {
+        let session = KernelSession::begin(&kernel, runtime.stream()).unwrap();
+        let session = session_sync_ops::wait(session, waited).unwrap();
+        kind(session_ops::bind(session, bound))
+    };
+    assert_eq!(bind(&right, &right), "ok");
+    assert_eq!(bind(&right, &right[..1]), "InvalidArgument");
+    assert_eq!(bind(&right, &[x.read(), y.write()]), "InvalidArgument");
+    assert_eq!(bind(&right, &[x.read_write(), y.read_write()]), "InvalidArgument");
+    assert_eq!(bind(&[x.read()], &right), "InvalidState", "it did not wait for y");
+    assert_eq!(bind(&[x.read(), y.read()], &right), "InvalidState", "it waited to read y, not to write it");
+    for bytes in [&[][..], &[0; 3], &[0; 8]] {
+        assert_eq!(kind(launch(runtime.stream(), &kernel, &right, bytes, 4)), "InvalidArgument");
+    }
+    let strange = crate::common::runtime().upload(&[1.0f32; 16]).unwrap();
+    assert_eq!(kind(launch(runtime.stream(), &kernel, &[strange.read(), y.read_write()], &ones(), 4)), "InvalidArgument");
+    // After all of these the stream works.
+    launch(runtime.stream(), &kernel, &right, &ones(), 4).unwrap();
+    assert_eq!(runtime.download::<f32>(&y).unwrap(), [2.0; 16]);
+}
+
+#[test]
+fn grids_and_blocks_are_within_the_limits() {
+    let runtime = runtime();
+    let kernel = kernel("nothing", |_| {}, &[], 0);
+    let shape = |grid: [u32; 3], block: [u32; 3], shared: u32| {
+        let session = KernelSession::begin(&kernel, runtime.stream()).unwrap();
+        let session = session_sync_ops::wait(session, &[]).unwrap();
+        let session = session_ops::bind(session, &[]).unwrap();
+        let session = session_ops::no_params(session).unwrap();
+        let result = session_ops::dispatch_3d(session, grid, block, shared);
+        result.and_then(|s| session_sync_ops::update_tokens(s).finish())
+    };
+    assert_eq!(kind(shape([1, 1, 1], [1, 1, 1], 0)), "ok");
+    assert_eq!(kind(shape([1, 70_000, 1], [1, 1, 1], 0)), "InvalidArgument");
+    assert_eq!(kind(shape([1, 1, 1], [0, 1, 1], 0)), "InvalidArgument");
+    assert_eq!(kind(shape([1, 1, 1], [1024, 2, 1], 0)), "InvalidArgument");
+    assert_eq!(kind(shape([1, 1, 1], [1, 1, 65], 0)), "InvalidArgument");
+    assert_eq!(kind(shape([1, 1, 1], [1, 1, 1], u32::MAX)), "InvalidArgument");
+    let before = runtime.stream().now().value();
+    assert_eq!(shape([0, 1, 1], [1, 1, 1], 0).unwrap().unwrap().value(), before + 1, "an empty grid still counts");
+    runtime.sync_stream().unwrap();
+}
+
+#[test]
+fn a_kernel_is_within_the_limits_of_every_backend() {
+    let many = |n| KernelBase::new(desc("many", |_| {}, &vec![Access::Read; n], 0));
+    assert!(many(30).is_ok());
+    assert_eq!(kind(many(31)), "InvalidArgument");
+    assert!(KernelBase::new(desc("large", |_| {}, &[], 4096)).is_ok());
+    assert_eq!(kind(KernelBase::new(desc("large", |_| {}, &[], 4097))), "InvalidArgument");
+    assert_eq!(kind(KernelBase::with_sources(vec![])), "InvalidArgument");
+}
+
+#[test]
+fn thirty_bindings_and_four_kilobytes_of_parameters_arrive() {
+    unsafe fn sums(args: &CpuArgs<'_>) {
+        let params: [u32; 1024] = args.params();
+        // SAFETY: the inputs are only read; the last binding is this tile's alone.
+        let inputs: u32 = (0..29).map(|i| unsafe { args.slice::<u32>(i) }[0]).sum();
+        // SAFETY: as above.
+        let sum = unsafe { args.slice_mut::<u32>(29, 0, 1) };
+        sum[0] = inputs + params.iter().sum::<u32>();
+    }
+    let runtime = runtime();
+    let mut roles = vec![Access::Read; 29];
+    roles.push(Access::Write);
+    let kernel = kernel("sums", sums, &roles, 4096);
+    let buffers: Vec<_> = (0..30u32).map(|i| runtime.upload(&[i]).unwrap()).collect();
+    let operands: Vec<_> = buffers.iter().zip(&roles).map(|(b, &r)| b.view().with(r)).collect();
+    let params: Vec<u8> = (0..1024u32).flat_map(u32::to_ne_bytes).collect();
+    launch(runtime.stream(), &kernel, &operands, &params, 1).unwrap();
+    assert_eq!(runtime.download::<u32>(&buffers[29]).unwrap(), [28 * 29 / 2 + 1023 * 1024 / 2]);
+}
+
+#[test]
+fn a_session_waits_for_other_streams_on_the_device() {
+    let runtime = runtime();
+    let kernel = axpy();
+    let (a, b) = (runtime.create_stream().unwrap(), runtime.create_stream().unwrap());
+    let x = runtime.upload(&[0.0f32; 16]).unwrap();
+    let y = runtime.upload(&[0.0f32; 16]).unwrap();
+    runtime.sync_device().unwrap();
+    let held = hold(&a);
+    ops::fill(&a, x.view(), ops::Pattern::f32(5.0)).unwrap();
+    let point = launch(&b, &kernel, &[x.read(), y.read_write()], &ones(), 4).unwrap().unwrap();
+    assert!(!b.query().unwrap(), "it waits");
+    // A write after the read waits for the reader.
+    ops::fill(&a, x.view(), ops::Pattern::f32(7.0)).unwrap();
+    open(held);
+    runtime.wait_for(point).unwrap();
+    assert_eq!(runtime.download::<f32>(&y).unwrap(), [5.0; 16]);
+    assert_eq!(runtime.download::<f32>(&x).unwrap(), [7.0; 16]);
+}
+
+#[test]
+fn a_base_serves_many_devices_and_is_emptied_by_their_end() {
+    let kernel = axpy();
+    // More runtimes than a block of the cache has cells.
+    let runtimes: Vec<_> = (0..6).map(|_| runtime()).collect();
+    for _ in 0..2 {
+        for runtime in &runtimes {
+            let x = runtime.upload(&[1.0f32; 4]).unwrap();
+            let y = runtime.upload(&[1.0f32; 4]).unwrap();
+            launch(runtime.stream(), &kernel, &[x.read(), y.read_write()], &ones(), 1).unwrap();
+            assert_eq!(runtime.download::<f32>(&y).unwrap(), [2.0; 4]);
+        }
+    }
+    drop(runtimes);
+    let context = Context::new();
+    let runtime = context.runtime(DeviceId::cpu(0)).unwrap();
+    kernel.prepare(&runtime).unwrap();
+    drop(runtime);
+    context.shutdown().expect("a kernel that outlives the runtime holds nothing of it");
+}
+
+#[test]
+fn sixteen_threads_make_a_kernel_ready_once() {
+    let runtime = runtime();
+    let kernel = axpy();
+    std::thread::scope(|s| {
+        for _ in 0..16 {
+            s.spawn(|| kernel.prepare(&runtime).unwrap());
+        }
+    });
+    let pools = runtime.pools();
+    assert_eq!(pools.iter().find(|p| p.0 == "pipeline").unwrap().1.created, 1);
+}
+
+#[test]
+fn a_device_takes_the_first_source_that_it_can() {
+    let ptx = leasehold::kernel::KernelDesc { source: KernelSource::Ptx("".into()), ..desc("d", |_| {}, &[], 0) };
+    let runtime = runtime();
+    let only = KernelBase::new(ptx.clone()).unwrap();
+    assert_eq!(kind(only.prepare(&runtime)), "Unsupported");
+    assert_eq!(kind(KernelSession::begin(&only, runtime.stream())), "Unsupported");
+    assert!(KernelSession::begin(&axpy(), runtime.stream()).is_ok(), "a begin that failed gave the stream back");
+    let both = KernelBase::with_sources(vec![ptx.clone(), desc("d", |_| {}, &[], 0)]).unwrap();
+    both.prepare(&runtime).unwrap();
+    let unlike = KernelBase::with_sources(vec![ptx, desc("d", |_| {}, &[Access::Read], 0)]);
+    assert_eq!(kind(unlike), "InvalidArgument");
+}
+
+#[test]
+fn a_name_resolves_to_the_most_specific_architecture() {
+    fn check(registered: &[&str], arch: &[&str], expect: &str) {
+        let registry = Registry::new();
+        for (i, arch) in registered.iter().enumerate() {
+            registry.register(arch, desc("k", |_| {}, &[], i as u32)).unwrap();
+        }
+        let mut info = leasehold::DeviceInfo::new(DeviceId::cpu(0), "a test");
+        info.arch = arch.iter().map(|a| (*a).to_owned()).collect();
+        let found = registry.resolve_for("k", &info);
+        match found {
+            Ok(base) => {
+                // The parameters' size says which one it is.
+                let runtime = runtime();
+                let size = registered.iter().position(|r| *r == expect).unwrap();
+                let session = KernelSession::begin(&base, runtime.stream()).unwrap();
+                assert_eq!(session.pipeline().params as usize, size);
+            }
+            Err(e) => assert_eq!(e.kind(), expect),
+        }
+    }
+    check(&["cpu", "cpu/v3", "cpu/v4"], &["cpu/v4", "cpu/v3", "cpu"], "cpu/v4");
+    check(&["cpu", "cpu/v3"], &["cpu/v4", "cpu/v3", "cpu"], "cpu/v3");
+    check(&["cpu"], &["cpu/v4", "cpu/v3", "cpu"], "cpu");
+    check(&["cuda/sm_90"], &["cpu/v4", "cpu"], "Unsupported");
+    check(&[], &["cpu"], "NotFound");
+    let registry = Registry::new();
+    registry.register("cpu", desc("k", |_| {}, &[], 0)).unwrap();
+    assert_eq!(kind(registry.register("cpu", desc("k", |_| {}, &[], 4))), "InvalidArgument");
+    assert_eq!(registry.names(), ["k"]);
+    assert!(registry.resolve("k", &runtime()).is_ok());
+}
+
+#[test]
+fn two_threads_that_launch_on_one_stream_take_turns() {
+    let runtime = runtime();
+    let kernel = axpy();
+    let x = runtime.upload(&[1.0f32; 4]).unwrap();
+    let y = runtime.upload(&[0.0f32; 4]).unwrap();
+    let done: u32 = std::thread::scope(|s| {
+        let run = || {
+            (0..500)
+                .filter(|_| match launch(runtime.stream(), &kernel, &[x.read(), y.read_write()], &ones(), 1) {
+                    Ok(_) => true,
+                    Err(leasehold::Error::Occupied { .. }) => false,
+                    Err(e) => panic!("{e}"),
+                })
+                .count() as u32
+        };
+        let other = s.spawn(run);
+        run() + other.join().unwrap()
+    });
+    assert!(done >= 500);
+    assert_eq!(runtime.download::<f32>(&y).unwrap(), [done as f32; 4]);
+}

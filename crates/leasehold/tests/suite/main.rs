@@ -1,0 +1,15 @@
+//! Behaviour of the runtime at its public API, on the CPU backend.
+
+mod common;
+mod compile_fail;
+mod contexts;
+mod errors;
+mod events;
+mod gates;
+mod graph_updates;
+mod graphs;
+mod kernels;
+mod ops;
+mod recordings;
+mod runtime;
+mod threads;

@@ -1,0 +1,345 @@
+//! Copies, fills, calls and mappings.
+
+use crate::common::*;
+use leasehold::core::sync::Mutex;
+use leasehold::{Error, View, ops};
+use std::sync::Arc;
+use std::time::Duration;
+
+#[test]
+fn copies_of_every_alignment_and_length() {
+    let runtime = runtime();
+    let source: Vec<u8> = (0..64).map(|i| i as u8 + 1).collect();
+    let from = runtime.upload(&source).unwrap();
+    let to = runtime.alloc(64).unwrap();
+    for src in 0..16 {
+        for dst in 0..16 {
+            for len in [0, 1, 3, 15, 16, 17, 33] {
+                ops::fill(runtime.stream(), to.view(), ops::Pattern::U8(0)).unwrap();
+                let (s, d) = (from.part(src, len).unwrap(), to.part(dst, len).unwrap());
+                ops::copy(runtime.stream(), d, s).unwrap();
+                let mut expect = [0u8; 64];
+                let (src, dst, len) = (src as usize, dst as usize, len as usize);
+                expect[dst..dst + len].copy_from_slice(&source[src..src + len]);
+                assert_eq!(runtime.download::<u8>(&to).unwrap(), expect, "{src} to {dst}, {len} bytes");
+            }
+        }
+    }
+}
+
+#[test]
+fn uploads_and_downloads_of_every_alignment() {
+    let runtime = runtime();
+    let x = runtime.alloc(64).unwrap();
+    for offset in 0..16 {
+        for len in 0..33 {
+            let bytes: Vec<u8> = (0..len).map(|i| (i * 3 + offset) as u8).collect();
+            let part = x.part(offset, len).unwrap();
+            runtime.memcpy_h2d(part, &bytes, offset % 2 == 0).unwrap();
+            assert_eq!(runtime.download::<u8>(&part).unwrap(), bytes);
+        }
+    }
+}
+
+#[test]
+fn fills_of_every_pattern_offset_and_length() {
+    let runtime = runtime();
+    let x = runtime.alloc(64).unwrap();
+    for (pattern, bytes) in [
+        (ops::Pattern::U8(0xab), vec![0xab]),
+        (ops::Pattern::U16(0x1234), vec![0x34, 0x12]),
+        (ops::Pattern::U32(0x0102_0304), vec![4, 3, 2, 1]),
+        (ops::Pattern::f32(1.5), 1.5f32.to_le_bytes().to_vec()),
+    ] {
+        let width = bytes.len();
+        for offset in 0..16usize {
+            for len in 0..20usize {
+                ops::fill(runtime.stream(), x.view(), ops::Pattern::U8(0)).unwrap();
+                let result = ops::fill(runtime.stream(), x.part(offset as u64, len as u64).unwrap(), pattern);
+                if offset % width != 0 || len % width != 0 {
+                    assert_eq!(kind(result), "InvalidArgument");
+                    continue;
+                }
+                result.unwrap();
+                let mut expect = [0u8; 64];
+                expect[offset..offset + len].iter_mut().enumerate().for_each(|(i, b)| *b = bytes[i % width]);
+                assert_eq!(runtime.download::<u8>(&x).unwrap(), expect);
+            }
+        }
+    }
+}
+
+#[test]
+fn rows_are_copied_at_their_pitches() {
+    let runtime = runtime();
+    let source: Vec<u8> = (0..200).map(|i| i as u8).collect();
+    let from = runtime.upload(&source).unwrap();
+    let to = runtime.upload(&[0xffu8; 200]).unwrap();
+    for (width, rows, src_pitch, dst_pitch) in [(1u64, 5u64, 7u64, 11u64), (8, 8, 8, 24), (13, 6, 20, 13), (9, 1, 0, 0)] {
+        ops::fill(runtime.stream(), to.view(), ops::Pattern::U8(0xff)).unwrap();
+        let (s, d) = (from.part(3, 190).unwrap(), to.part(5, 190).unwrap());
+        ops::copy_2d(runtime.stream(), d, dst_pitch, s, src_pitch, width, rows).unwrap();
+        let mut expect = vec![0xffu8; 200];
+        for r in 0..rows {
+            for i in 0..width {
+                expect[(5 + r * dst_pitch + i) as usize] = source[(3 + r * src_pitch + i) as usize];
+            }
+        }
+        assert_eq!(runtime.download::<u8>(&to).unwrap(), expect);
+    }
+    let copy = |width, rows, pitch| ops::copy_2d(runtime.stream(), to.view(), pitch, from.view(), pitch, width, rows);
+    assert_eq!(kind(copy(8, 2, 7)), "InvalidArgument");
+    assert_eq!(kind(copy(8, 100, 8)), "InvalidArgument");
+    assert_eq!(kind(copy(u64::MAX, 2, u64::MAX)), "InvalidArgument");
+    copy(0, 5, 1).unwrap();
+    copy(5, 0, 1).unwrap();
+}
+
+#[test]
+fn the_columns_of_one_matrix_are_copied_to_others_of_the_same() {
+    let runtime = runtime();
+    let x = runtime.upload(&(0..64u8).collect::<Vec<_>>()).unwrap();
+    // 8 rows of 8: columns 0..3 to columns 4..7.
+    let (left, right) = (x.part(0, 60).unwrap(), x.part(4, 60).unwrap());
+    ops::copy_2d(runtime.stream(), right, 8, left, 8, 3, 8).unwrap();
+    let got = runtime.download::<u8>(&x).unwrap();
+    for r in 0..8usize {
+        let row = [0, 1, 2, 3, 0, 1, 2, 7].map(|c| (r * 8 + c) as u8);
+        assert_eq!(got[r * 8..r * 8 + 8], row);
+    }
+    let close = x.part(2, 62).unwrap();
+    assert_eq!(kind(ops::copy_2d(runtime.stream(), close, 8, left, 8, 3, 7)), "InvalidArgument");
+}
+
+#[test]
+fn overlaps_and_unequal_lengths_are_refused() {
+    let runtime = runtime();
+    let x = runtime.upload(&[0u8; 64]).unwrap();
+    let part = |offset| x.part(offset, 16).unwrap();
+    for offset in [0, 1, 15] {
+        assert_eq!(kind(ops::copy(runtime.stream(), part(offset), part(0))), "InvalidArgument");
+        assert_eq!(kind(ops::copy(runtime.stream(), part(0), part(offset))), "InvalidArgument");
+    }
+    ops::copy(runtime.stream(), part(16), part(0)).unwrap();
+    assert_eq!(kind(ops::copy(runtime.stream(), x.part(0, 8).unwrap(), part(16))), "InvalidArgument");
+    assert_eq!(kind(runtime.memcpy_h2d(part(0), &[0u8; 15], true)), "InvalidArgument");
+    assert_eq!(kind(runtime.memcpy_d2h(&mut [0u8; 17], part(0))), "InvalidArgument");
+    assert_eq!(kind(runtime.download::<u32>(&x.part(0, 7).unwrap())), "InvalidArgument");
+    assert_eq!(kind(x.part(60, 5)), "InvalidArgument");
+    assert_eq!(kind(x.part(u64::MAX, 2)), "InvalidArgument");
+    assert_eq!(x.view().narrowed(60, 100).len(), 4);
+    assert_eq!(x.view().narrowed(100, 1).len(), 0);
+}
+
+#[test]
+fn memory_that_is_handed_over_is_kept_until_it_was_copied() {
+    let runtime = runtime();
+    let x = runtime.alloc(200_000).unwrap();
+    let held = hold(runtime.stream());
+    let bytes = Arc::new((0..200_000u32).map(|i| i as u8).collect::<Vec<u8>>());
+    ops::upload_owned(runtime.stream(), x.view(), bytes.clone()).unwrap();
+    assert_eq!(Arc::strong_count(&bytes), 2, "never waits, keeps it");
+    open(held);
+    assert_eq!(runtime.download::<u8>(&x).unwrap(), *bytes);
+    assert_eq!(Arc::strong_count(&bytes), 1);
+    let values: Arc<Box<[f32]>> = Arc::new(vec![1.5f32; 10].into());
+    ops::upload_owned(runtime.stream(), x.part(0, 40).unwrap(), values).unwrap();
+    assert_eq!(runtime.download::<f32>(&x.part(0, 40).unwrap()).unwrap(), [1.5; 10]);
+}
+
+#[test]
+fn pinned_memory_is_copied_in_both_directions_without_waiting() {
+    let runtime = runtime();
+    let (there, back) = (runtime.alloc_pinned(256).unwrap(), runtime.alloc_pinned(256).unwrap());
+    let x = runtime.alloc(256).unwrap();
+    // SAFETY: nobody else touches the buffer.
+    unsafe { ops::map_write(&runtime, there.view()) }.unwrap().fill(0x5a);
+    let held = hold(runtime.stream());
+    ops::copy_pinned(runtime.stream(), x.view(), there.view()).unwrap();
+    ops::copy_pinned(runtime.stream(), back.view(), x.view()).unwrap();
+    open(held);
+    // SAFETY: nobody writes it any more.
+    assert_eq!(unsafe { ops::map_read(&runtime, back.view()) }.unwrap(), [0x5a; 256]);
+    assert_eq!(kind(ops::copy_pinned(runtime.stream(), back.view(), there.view())), "InvalidArgument");
+    assert_eq!(kind(ops::copy_pinned(runtime.stream(), x.part(0, 1).unwrap(), there.view())), "InvalidArgument");
+}
+
+#[test]
+fn mapping_waits_for_who_uses_the_memory() {
+    let runtime = runtime();
+    let stream = runtime.create_stream().unwrap();
+    let (x, y) = (runtime.upload(&[0u32; 4]).unwrap(), runtime.alloc(16).unwrap());
+    runtime.sync_stream().unwrap();
+    let held = hold(&stream);
+    ops::fill(&stream, x.view(), ops::Pattern::U32(6)).unwrap();
+    ops::copy(&stream, y.view(), x.view()).unwrap();
+    std::thread::scope(|s| {
+        s.spawn(|| {
+            std::thread::sleep(Duration::from_millis(10));
+            open(held);
+        });
+        // SAFETY: nobody writes it any more.
+        assert_eq!(unsafe { ops::map_read(&runtime, x.part(4, 4).unwrap()) }.unwrap(), [6, 0, 0, 0]);
+    });
+    // SAFETY: nobody else touches it.
+    unsafe { ops::map_write(&runtime, x.view()) }.unwrap().fill(1);
+    assert_eq!(runtime.download::<u8>(&x).unwrap(), [1; 16]);
+    let empty = runtime.alloc(0).unwrap();
+    // SAFETY: as above.
+    assert!(unsafe { ops::map_read(&runtime, empty.view()) }.unwrap().is_empty());
+}
+
+#[test]
+fn host_calls_run_once_and_in_order() {
+    let runtime = runtime();
+    let seen = Arc::new(Mutex::new(Vec::new()));
+    for i in 0..100 {
+        let seen = seen.clone();
+        ops::host_call(runtime.stream(), "notes", move || {
+            seen.lock().push(i);
+            Ok(())
+        })
+        .unwrap();
+    }
+    let token = Box::new(100);
+    let last = seen.clone();
+    ops::host_call_once(runtime.stream(), "consumes", move || {
+        last.lock().push(*token);
+        Ok(())
+    })
+    .unwrap();
+    runtime.sync_stream().unwrap();
+    assert_eq!(*seen.lock(), (0..=100).collect::<Vec<_>>());
+    assert_eq!(Arc::strong_count(&seen), 1, "what ran is given up");
+}
+
+#[test]
+fn a_host_call_may_submit_to_its_own_stream() {
+    let runtime = runtime();
+    let x = runtime.upload(&[1u32; 4]).unwrap();
+    let (again, to) = (runtime.clone(), x.clone());
+    ops::host_call(runtime.stream(), "submits", move || {
+        ops::fill(again.stream(), to.view(), ops::Pattern::U32(8))?;
+        again.memcpy_h2d(to.part(0, 4)?, &[9u32], true)
+    })
+    .unwrap();
+    runtime.sync_stream().unwrap();
+    assert_eq!(runtime.download::<u32>(&x).unwrap(), [9, 8, 8, 8]);
+}
+
+#[test]
+fn a_host_call_that_submits_while_the_queue_is_full_does_not_deadlock() {
+    let runtime = runtime();
+    let x = runtime.upload(&[0u32]).unwrap();
+    let (again, to) = (runtime.clone(), x.clone());
+    let (started, flooded) = std::sync::mpsc::channel::<()>();
+    let ready = Mutex::new(Some(started));
+    ops::host_call(runtime.stream(), "submits late", move || {
+        drop(ready.lock().take());
+        std::thread::sleep(Duration::from_millis(30));
+        for _ in 0..100 {
+            ops::fill(again.stream(), to.view(), ops::Pattern::U32(1))?;
+        }
+        Ok(())
+    })
+    .unwrap();
+    assert!(flooded.recv().is_err(), "it runs");
+    for _ in 0..50_000 {
+        ops::fill(runtime.stream(), x.view(), ops::Pattern::U32(2)).unwrap();
+    }
+    runtime.stream().synchronize_timeout(LONG).unwrap();
+    assert_eq!(runtime.download::<u32>(&x).unwrap(), [2]);
+}
+
+#[test]
+fn a_host_call_must_not_wait_for_its_own_stream_and_is_told_so() {
+    let runtime = runtime();
+    let x = runtime.upload(&vec![7u8; 100_000]).unwrap();
+    let (again, to) = (runtime.clone(), x.clone());
+    let seen = Arc::new(Mutex::new(Vec::new()));
+    let notes = seen.clone();
+    ops::host_call(runtime.stream(), "waits", move || {
+        let mut bytes = vec![0u8; 100_000];
+        let mut notes = notes.lock();
+        notes.push(kind(again.memcpy_d2h(&mut bytes, to.view())));
+        notes.push(kind(again.memcpy_h2d(to.view(), &bytes, false)));
+        notes.push(kind(again.sync_stream()));
+        notes.push(kind(again.memcpy_d2d(to.part(0, 4)?, to.part(8, 4)?, false)));
+        // Too large to be staged elsewhere; here it is, since it cannot be waited for.
+        notes.push(kind(again.memcpy_h2d(to.view(), &bytes, true)));
+        Ok(())
+    })
+    .unwrap();
+    runtime.stream().synchronize_timeout(LONG).unwrap();
+    assert_eq!(*seen.lock(), ["InvalidState", "InvalidState", "InvalidState", "InvalidState", "ok"]);
+    assert_eq!(runtime.download::<u8>(&x).unwrap(), vec![0u8; 100_000]);
+}
+
+#[test]
+fn a_host_call_that_fails_or_panics_poisons_its_stream() {
+    let runtime = runtime();
+    let failing = runtime.create_stream().unwrap();
+    ops::host_call(&failing, "reads a file", || Err(Error::state("no such file"))).unwrap();
+    let error = failing.synchronize_timeout(LONG).unwrap_err();
+    assert!(error.to_string().contains("reads a file") && error.to_string().contains("no such file"), "{error}");
+    let panicking = runtime.create_stream().unwrap();
+    ops::host_call(&panicking, "panics", || panic!("on purpose")).unwrap();
+    assert!(panicking.synchronize_timeout(LONG).unwrap_err().to_string().contains("on purpose"));
+    runtime.sync_stream().unwrap();
+}
+
+#[test]
+fn a_library_call_runs_in_stream_order_with_its_operands() {
+    let runtime = runtime();
+    let x = runtime.upload(&[1u32, 2, 3, 4]).unwrap();
+    let run = |first: u32| {
+        let add = move |_: u64, bindings: &[leasehold::hal::Binding]| {
+            let at = bindings[0].addr as *mut u32;
+            for i in 0..bindings[0].len as usize / 4 {
+                // SAFETY: within the operand.
+                unsafe { *at.add(i) += first };
+            }
+            Ok(())
+        };
+        // SAFETY: it touches its operand alone.
+        unsafe { ops::foreign_call(runtime.stream(), "add", &[x.part(4, 8).unwrap().read_write()], add) }
+    };
+    let held = hold(runtime.stream());
+    run(10).unwrap();
+    run(100).unwrap();
+    open(held);
+    assert_eq!(runtime.download::<u32>(&x).unwrap(), [1, 112, 113, 4]);
+}
+
+#[test]
+fn a_copy_orders_itself_after_the_streams_that_used_its_operands() {
+    let runtime = runtime();
+    let streams: Vec<_> = (0..3).map(|_| runtime.create_stream().unwrap()).collect();
+    let x = runtime.upload(&[0u32; 1024]).unwrap();
+    let y = runtime.upload(&[0u32; 1024]).unwrap();
+    runtime.sync_device().unwrap();
+    for round in 1..200u32 {
+        // Write on one, read on the next, overwrite on the third: RAW, WAR and WAW.
+        ops::fill(&streams[round as usize % 3], x.view(), ops::Pattern::U32(round)).unwrap();
+        ops::copy(&streams[(round as usize + 1) % 3], y.view(), x.view()).unwrap();
+        let got = runtime.download::<u32>(&y).unwrap();
+        assert!(got.iter().all(|&v| v == round), "round {round}: {:?}", &got[..4]);
+    }
+}
+
+#[test]
+fn a_stream_may_be_given_to_other_threads() {
+    let runtime = runtime();
+    let x = runtime.upload(&[0u32; 8]).unwrap();
+    std::thread::scope(|s| {
+        for i in 0..8u64 {
+            let (runtime, x) = (&runtime, &x);
+            s.spawn(move || {
+                for n in 0..200 {
+                    ops::fill(runtime.stream(), x.part(i * 4, 4).unwrap(), ops::Pattern::U32(n)).unwrap();
+                }
+            });
+        }
+    });
+    assert_eq!(runtime.download::<u32>(&x).unwrap(), [199; 8]);
+}

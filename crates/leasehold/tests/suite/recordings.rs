@@ -1,0 +1,464 @@
+//! What may and may not happen while a thread records, and how recordings are undone.
+
+use crate::common::*;
+use leasehold::graph::Encoder;
+use leasehold::kernel::{session_ops, session_sync_ops};
+use leasehold::{Buffer, Error, GraphOperator, KernelSession, Lease, Operand, Result, Runtime, View, ops};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::time::Duration;
+
+/// An operator made of closures.
+struct Op<'a> {
+    accesses: Vec<Operand<'a>>,
+    encode: Box<dyn Fn(&mut Encoder<'_>) -> Result<()> + 'a>,
+}
+
+impl<'a> Op<'a> {
+    fn new(accesses: &[Operand<'a>], encode: impl Fn(&mut Encoder<'_>) -> Result<()> + 'a) -> Self {
+        Self { accesses: accesses.to_vec(), encode: Box::new(encode) }
+    }
+}
+
+impl GraphOperator for Op<'_> {
+    fn name(&self) -> &str {
+        "a test's"
+    }
+    fn accesses(&self) -> Vec<Operand<'_>> {
+        self.accesses.clone()
+    }
+    fn encode(&self, encoder: &mut Encoder<'_>) -> Result<()> {
+        (self.encode)(encoder)
+    }
+}
+
+#[test]
+fn what_asks_or_waits_is_refused_and_the_recording_goes_on() {
+    let runtime = runtime();
+    let x = runtime.upload(&[1u32; 4]).unwrap();
+    let event = runtime.create_event().unwrap();
+    runtime.record_event(&event, None).unwrap();
+    let point = runtime.stream().now();
+    let finished = runtime.record_graph(|_| Ok(())).unwrap();
+    let graph = runtime
+        .record_graph(|r| {
+            let zero = Some(Duration::ZERO);
+            let refused = [
+                kind(r.sync_stream()),
+                kind(r.sync_device()),
+                kind(r.stream().query()),
+                kind(r.stream().synchronize_timeout(zero)),
+                kind(r.query_event(&event)),
+                kind(r.synchronize_event(&event)),
+                kind(r.elapsed(&event, &event)),
+                kind(r.wait_for(point)),
+                kind(r.wait_for_all(&[], zero)),
+                kind(r.wait_for_any(&[point], zero)),
+                kind(r.download::<u32>(&x)),
+                kind(r.alloc_pinned(4)),
+                kind(r.memcpy_h2d(x.view(), &[0u32; 4], false)),
+                kind(r.memcpy_d2d(x.part(0, 4)?, x.part(8, 4)?, false)),
+                // SAFETY: nothing is read.
+                kind(unsafe { ops::map_read(r, x.view()) }),
+                // SAFETY: nothing is written.
+                kind(unsafe { ops::map_write(r, x.view()) }),
+                kind(ops::host_call_once(r.stream(), "once", || Ok(()))),
+                kind(r.start_graph_recording()),
+                kind(finished.launch()),
+                kind(finished.update(&leasehold::Update::new())),
+                kind(r.clone().close(Duration::ZERO)),
+            ];
+            assert_eq!(refused, ["Recording"; 21]);
+            assert_eq!(ops::recorded_nodes(r), Some(0), "none of it was recorded");
+            ops::fill(r.stream(), x.view(), ops::Pattern::U32(6))
+        })
+        .unwrap();
+    assert_eq!(ops::recorded_nodes(&runtime), None);
+    graph.launch().unwrap();
+    assert_eq!(runtime.download::<u32>(&x).unwrap(), [6; 4]);
+}
+
+#[test]
+fn other_threads_are_not_affected() {
+    let runtime = runtime();
+    let x = runtime.upload(&[0u32; 4]).unwrap();
+    runtime.start_graph_recording().unwrap();
+    ops::fill(runtime.stream(), x.view(), ops::Pattern::U32(1)).unwrap();
+    std::thread::scope(|s| {
+        s.spawn(|| {
+            assert!(!runtime.is_graph_recording());
+            assert_eq!(kind(runtime.stop_graph_recording()), "Recording");
+            let y = runtime.alloc(16).unwrap();
+            assert!(!y.is_symbolic());
+            ops::fill(runtime.stream(), y.view(), ops::Pattern::U32(2)).unwrap();
+            assert_eq!(runtime.download::<u32>(&y).unwrap(), [2; 4]);
+            assert_eq!(runtime.download::<u32>(&x).unwrap(), [0; 4]);
+            // It may record as well.
+            let graph = runtime.record_graph(|r| ops::fill(r.stream(), y.view(), ops::Pattern::U32(3))).unwrap();
+            graph.launch().unwrap();
+            assert_eq!(runtime.download::<u32>(&y).unwrap(), [3; 4]);
+        });
+    });
+    assert!(runtime.is_graph_recording());
+    let graph = runtime.stop_graph_recording().unwrap();
+    assert_eq!(graph.recorded(), 1);
+}
+
+#[test]
+fn one_thread_records_on_two_devices_and_works_on_a_third() {
+    let (a, b, c) = (runtime(), runtime(), runtime());
+    let kernel = iota();
+    let x = [&a, &b, &c].map(|r| r.upload(&[0u32; 4]).unwrap());
+    let run = |r: &Runtime, x: &Lease<Buffer>, first: u32| {
+        launch(r.stream(), &kernel, &[x.write()], &first.to_ne_bytes(), 1)
+    };
+    a.start_graph_recording().unwrap();
+    b.start_graph_recording().unwrap();
+    assert!(run(&a, &x[0], 10).unwrap().is_none());
+    assert!(run(&b, &x[1], 20).unwrap().is_none());
+    assert!(run(&c, &x[2], 30).unwrap().is_some());
+    // A session open on one recording does not occupy the other.
+    let session = KernelSession::begin(&kernel, a.stream()).unwrap();
+    run(&b, &x[1], 21).unwrap();
+    assert_eq!(kind(run(&a, &x[0], 11)), "Occupied");
+    assert_eq!(kind(a.stop_graph_recording()), "Occupied");
+    drop(session);
+    let (ga, gb) = (a.stop_graph_recording().unwrap(), b.stop_graph_recording().unwrap());
+    assert_eq!((ga.recorded(), gb.recorded()), (1, 2));
+    ga.launch().unwrap();
+    gb.launch().unwrap();
+    assert_eq!(a.download::<u32>(&x[0]).unwrap(), [10, 11, 12, 13]);
+    assert_eq!(b.download::<u32>(&x[1]).unwrap(), [21, 22, 23, 24]);
+    assert_eq!(c.download::<u32>(&x[2]).unwrap(), [30, 31, 32, 33]);
+}
+
+#[test]
+fn an_abandoned_recording_rolls_back() {
+    let runtime = runtime();
+    let x = runtime.upload(&[1u32; 4]).unwrap();
+    let live = runtime.memory_stats().live_bytes;
+    let strong = x.strong_count();
+    let check = |how: &str| {
+        assert!(!runtime.is_graph_recording(), "{how}");
+        assert_eq!(x.strong_count(), strong, "{how}: nothing is retained");
+        assert_eq!(runtime.download::<u32>(&x).unwrap(), [1; 4], "{how}: nothing ran");
+        assert_eq!(runtime.memory_stats().live_bytes, live, "{how}");
+        runtime.record_graph(|_| Ok(())).unwrap();
+    };
+    let record = |r: &Runtime| -> Result<()> {
+        let t = r.alloc(1 << 20)?;
+        ops::copy(r.stream(), t.part(0, 16)?, x.view())?;
+        ops::fill(r.stream(), x.view(), ops::Pattern::U32(9))
+    };
+    runtime.start_graph_recording().unwrap();
+    record(&runtime).unwrap();
+    runtime.abandon_graph_recording();
+    check("abandoned by hand");
+    runtime.abandon_graph_recording();
+
+    let failed = runtime.record_graph(|r| {
+        record(r)?;
+        Err(Error::state("on purpose"))
+    });
+    assert_eq!(kind(failed), "InvalidState");
+    check("the closure failed");
+
+    let panicked = catch_unwind(AssertUnwindSafe(|| {
+        runtime.record_graph(|r| {
+            record(r).unwrap();
+            panic!("on purpose")
+        })
+    }));
+    assert!(panicked.is_err());
+    check("the closure panicked");
+
+    std::thread::scope(|s| {
+        let ends = s.spawn(|| {
+            runtime.start_graph_recording().unwrap();
+            record(&runtime).unwrap();
+        });
+        // The scope itself does not wait for a thread's own destructors.
+        ends.join().unwrap();
+    });
+    check("the thread ended");
+}
+
+#[test]
+fn a_thread_that_ends_while_it_records_may_be_the_runtimes_last_holder() {
+    let x = std::thread::spawn(|| {
+        // Dropped by the recording, at the thread's end; its destructor looks for a recording.
+        struct Nosy(Runtime);
+        impl Drop for Nosy {
+            fn drop(&mut self) {
+                assert!(!self.0.alloc(16).unwrap().is_symbolic());
+            }
+        }
+        let (runtime, other) = (runtime(), runtime());
+        let x = runtime.upload(&[1u32; 4]).unwrap();
+        let nosy = Nosy(other);
+        runtime.start_graph_recording().unwrap();
+        ops::host_call(runtime.stream(), "holds", move || {
+            let _ = &nosy;
+            Ok(())
+        })
+        .unwrap();
+        x
+    })
+    .join()
+    .expect("the thread's end must not panic");
+    assert_eq!(x.len(), 16);
+}
+
+#[test]
+fn a_buffer_of_a_recording_belongs_to_it() {
+    let runtime = runtime();
+    let x = runtime.upload(&[1u32; 4]).unwrap();
+    runtime.start_graph_recording().unwrap();
+    let t = runtime.alloc(16).unwrap();
+    assert!(t.is_symbolic());
+    std::thread::scope(|s| {
+        s.spawn(|| {
+            // Eagerly, or in another recording: it has no address there.
+            assert_eq!(kind(ops::copy(runtime.stream(), x.view(), t.view())), "Recording");
+            assert_eq!(kind(runtime.download::<u32>(&t)), "Recording");
+            assert_eq!(kind(launch(runtime.stream(), &iota(), &[t.write()], &[0; 4], 1)), "Recording");
+            let graph = runtime
+                .record_graph(|r| {
+                    assert_eq!(kind(ops::copy(r.stream(), x.view(), t.view())), "Recording");
+                    assert_eq!(kind(launch(r.stream(), &iota(), &[t.write()], &[0; 4], 1)), "Recording");
+                    Ok(())
+                })
+                .unwrap();
+            assert_eq!(graph.recorded(), 0);
+        });
+    });
+    // Also when this thread records elsewhere.
+    let other = crate::common::runtime();
+    runtime.abandon_graph_recording();
+    other.start_graph_recording().unwrap();
+    assert_eq!(kind(ops::copy(runtime.stream(), x.view(), t.view())), "Recording");
+    assert_eq!(kind(launch(runtime.stream(), &iota(), &[t.write()], &[0; 4], 1)), "Recording");
+    other.abandon_graph_recording();
+    assert_eq!(runtime.download::<u32>(&x).unwrap(), [1; 4]);
+}
+
+#[test]
+fn a_session_stays_where_it_was_begun() {
+    let runtime = runtime();
+    let kernel = iota();
+    let x = runtime.upload(&[0u32; 4]).unwrap();
+    let finish = |session| -> Result<Option<leasehold::Point>> {
+        let session = session_sync_ops::wait(session, &[x.write()])?;
+        let session = session_ops::bind(session, &[x.write()])?;
+        let session = session_ops::params(session, &5u32)?;
+        session_sync_ops::update_tokens(session_ops::dispatch_1d(session, 1, 1)?).finish()
+    };
+    // Begun eagerly, finished while the thread records: it runs.
+    let session = KernelSession::begin(&kernel, runtime.stream()).unwrap();
+    runtime.start_graph_recording().unwrap();
+    assert!(finish(session).unwrap().is_some());
+    assert_eq!(ops::recorded_nodes(&runtime), Some(0));
+    // Begun in a recording that is gone: it is refused, and never runs on the stream.
+    let session = KernelSession::begin(&kernel, runtime.stream()).unwrap();
+    runtime.abandon_graph_recording();
+    let before = runtime.stream().now();
+    assert_eq!(kind(finish(session)), "Recording");
+    assert_eq!(runtime.stream().now(), before);
+    // Nor in the next recording.
+    runtime.start_graph_recording().unwrap();
+    let session = KernelSession::begin(&kernel, runtime.stream()).unwrap();
+    runtime.abandon_graph_recording();
+    runtime.start_graph_recording().unwrap();
+    assert_eq!(kind(finish(session)), "Recording");
+    assert_eq!(runtime.stop_graph_recording().unwrap().recorded(), 0);
+    assert_eq!(runtime.download::<u32>(&x).unwrap(), [5, 6, 7, 8]);
+}
+
+#[test]
+fn a_session_forgotten_in_a_recording_ends_that_recording_only() {
+    let runtime = runtime();
+    let kernel = iota();
+    let x = runtime.upload(&[0u32; 4]).unwrap();
+    let failed = runtime.record_graph(|r| {
+        std::mem::forget(KernelSession::begin(&kernel, r.stream())?);
+        Ok(())
+    });
+    assert_eq!(kind(failed), "Occupied");
+    assert!(!runtime.is_graph_recording(), "a recording that cannot be stopped is given up");
+    let graph = runtime
+        .record_graph(|r| launch(r.stream(), &kernel, &[x.write()], &1u32.to_ne_bytes(), 1).map(drop))
+        .unwrap();
+    graph.launch().unwrap();
+    assert_eq!(runtime.download::<u32>(&x).unwrap(), [1, 2, 3, 4]);
+}
+
+#[test]
+fn an_operator_runs_eagerly_or_is_recorded_by_the_same_code() {
+    let runtime = runtime();
+    let (x, y) = (runtime.upload(&[2u32; 4]).unwrap(), runtime.upload(&[0u32; 4]).unwrap());
+    let op = Op::new(&[x.read(), y.write()], |encoder| {
+        let t = encoder.temporary(16)?;
+        encoder.copy(t.view(), x.view())?;
+        encoder.fill(t.part(0, 4)?, ops::Pattern::U32(7))?;
+        encoder.copy(y.view(), t.view())
+    });
+    runtime.add_graph_operator(&op).unwrap();
+    assert_eq!(runtime.download::<u32>(&y).unwrap(), [7, 2, 2, 2]);
+    ops::fill(runtime.stream(), y.view(), ops::Pattern::U8(0)).unwrap();
+    let graph = runtime.record_graph(|r| r.add_graph_operator(&op)).unwrap();
+    assert_eq!(runtime.download::<u32>(&y).unwrap(), [0; 4]);
+    graph.launch().unwrap();
+    assert_eq!(runtime.download::<u32>(&y).unwrap(), [7, 2, 2, 2]);
+    let stream = runtime.create_stream().unwrap();
+    op.execute(&runtime, &stream).unwrap();
+    stream.synchronize().unwrap();
+}
+
+#[test]
+fn an_operator_that_fails_in_the_middle_leaves_no_trace() {
+    let runtime = runtime();
+    let (x, y) = (runtime.upload(&[1u32; 4]).unwrap(), runtime.upload(&[0u32; 4]).unwrap());
+    let (z, event) = (runtime.upload(&[8u32; 4]).unwrap(), runtime.create_event().unwrap());
+    let failing = Op::new(&[x.read_write(), z.read_write()], |encoder| {
+        let r = encoder.runtime();
+        encoder.fill(x.view(), ops::Pattern::U32(66))?; // so far x was only read
+        encoder.fill(z.view(), ops::Pattern::U32(66))?;
+        r.record_event(&event, None)?;
+        ops::wait(encoder.stream(), r.create_gate()?.next())?;
+        Err(Error::state("on purpose"))
+    });
+    let panicking = Op::new(&[z.read_write()], |encoder| {
+        encoder.fill(z.view(), ops::Pattern::U32(77))?;
+        panic!("on purpose")
+    });
+    let graph = runtime
+        .record_graph(|r| {
+            ops::copy(r.stream(), y.view(), x.view())?;
+            assert_eq!(kind(r.add_graph_operator(&failing)), "InvalidState");
+            assert!(catch_unwind(AssertUnwindSafe(|| r.add_graph_operator(&panicking))).is_err());
+            assert_eq!(ops::recorded_nodes(r), Some(1));
+            ops::fill(r.stream(), y.part(0, 4)?, ops::Pattern::U32(5))
+        })
+        .unwrap();
+    assert_eq!(z.strong_count(), 1, "what only the failed operators used is not retained");
+    let point = graph.launch().unwrap();
+    runtime.wait_for(point).unwrap();
+    assert_eq!(event.serial(), 0);
+    assert_eq!(runtime.download::<u32>(&y).unwrap(), [5, 1, 1, 1]);
+    assert_eq!(runtime.download::<u32>(&x).unwrap(), [1; 4]);
+    // x is read by the graph, not written: reading it elsewhere does not wait for a launch.
+    let held = hold(runtime.stream());
+    graph.launch().unwrap();
+    let other = runtime.create_stream().unwrap();
+    let mut bytes = [0u8; 16];
+    ops::download(&other, &mut bytes, x.view()).unwrap();
+    open(held);
+}
+
+#[test]
+fn an_operator_must_declare_what_it_touches() {
+    let runtime = runtime();
+    let (x, y) = (runtime.upload(&[1u32; 4]).unwrap(), runtime.upload(&[0u32; 4]).unwrap());
+    let copy = |accesses: &[Operand<'_>]| {
+        let op = Op::new(accesses, |encoder| encoder.copy(y.view(), x.view()));
+        let graph = runtime.record_graph(|r| {
+            let result = r.add_graph_operator(&op);
+            assert_eq!(ops::recorded_nodes(r), Some(u32::from(result.is_ok())));
+            result
+        });
+        kind(graph)
+    };
+    assert_eq!(copy(&[x.read(), y.write()]), "ok");
+    assert_eq!(copy(&[x.read_write(), y.read_write()]), "ok");
+    assert_eq!(copy(&[y.write()]), "InvalidArgument");
+    assert_eq!(copy(&[x.read(), y.read()]), "InvalidArgument");
+    // A temporary of somebody else's must be declared as well, one of its own need not.
+    runtime
+        .record_graph(|r| {
+            let t = r.alloc(16)?;
+            ops::copy(r.stream(), t.view(), x.view())?;
+            let op = Op::new(&[y.write()], |encoder| encoder.copy(y.view(), t.view()));
+            assert_eq!(kind(r.add_graph_operator(&op)), "InvalidArgument");
+            let op = Op::new(&[y.write(), t.read()], |encoder| {
+                let own = encoder.temporary(16)?;
+                encoder.copy(own.view(), t.view())?;
+                encoder.copy(y.view(), own.view())
+            });
+            r.add_graph_operator(&op)
+        })
+        .unwrap();
+}
+
+#[test]
+fn operators_may_be_made_of_operators() {
+    let runtime = runtime();
+    let (x, y) = (runtime.upload(&[1u32; 4]).unwrap(), runtime.upload(&[0u32; 4]).unwrap());
+    let inner = Op::new(&[x.read(), y.write()], |encoder| encoder.copy(y.view(), x.view()));
+    let broken = Op::new(&[x.read_write()], |encoder| {
+        encoder.fill(x.view(), ops::Pattern::U8(0))?;
+        Err(Error::state("on purpose"))
+    });
+    let outer = Op::new(&[x.read(), y.write()], |encoder| {
+        assert!(encoder.runtime().add_graph_operator(&broken).is_err());
+        encoder.runtime().add_graph_operator(&inner)
+    });
+    let careless = Op::new(&[y.write()], |encoder| encoder.runtime().add_graph_operator(&inner));
+    let meddling = Op::new(&[], |encoder| encoder.runtime().stop_graph_recording().map(drop));
+    let graph = runtime
+        .record_graph(|r| {
+            r.add_graph_operator(&outer)?;
+            assert_eq!(kind(r.add_graph_operator(&careless)), "InvalidArgument");
+            assert_eq!(kind(r.add_graph_operator(&meddling)), "Recording");
+            assert_eq!(ops::recorded_nodes(r), Some(1));
+            Ok(())
+        })
+        .unwrap();
+    graph.launch().unwrap();
+    assert_eq!(runtime.download::<u32>(&y).unwrap(), [1; 4]);
+}
+
+#[test]
+fn host_bytes_are_taken_when_they_are_recorded() {
+    let runtime = runtime();
+    let x = runtime.upload(&[0u32; 4]).unwrap();
+    let mut values = vec![4u32; 4];
+    let graph = runtime.record_graph(|r| r.memcpy_h2d(x.view(), &values, true)).unwrap();
+    values.fill(0);
+    for _ in 0..3 {
+        ops::fill(runtime.stream(), x.view(), ops::Pattern::U8(0)).unwrap();
+        graph.launch().unwrap();
+        assert_eq!(runtime.download::<u32>(&x).unwrap(), [4; 4]);
+    }
+}
+
+#[test]
+fn memory_freed_while_recording_does_not_go_to_the_pool() {
+    let runtime = runtime();
+    let (y, seen) = (runtime.upload(&[0u32; 4]).unwrap(), runtime.memory_stats());
+    let graph = runtime
+        .record_graph(|r| {
+            for i in 0..8 {
+                let t = r.alloc(16)?;
+                ops::fill(r.stream(), t.view(), ops::Pattern::U32(i))?;
+                ops::copy(r.stream(), y.view(), t.view())?;
+            }
+            assert_eq!(runtime.memory_stats().live_bytes, seen.live_bytes, "a recording takes no memory");
+            Ok(())
+        })
+        .unwrap();
+    graph.launch().unwrap();
+    assert_eq!(runtime.download::<u32>(&y).unwrap(), [7; 4]);
+}
+
+#[test]
+fn a_dropped_runtime_lives_as_long_as_its_graph() {
+    let runtime = runtime();
+    let x = runtime.upload(&[0u32; 4]).unwrap();
+    let graph = runtime.record_graph(|r| ops::fill(r.stream(), x.view(), ops::Pattern::U32(3))).unwrap();
+    drop(runtime);
+    graph.launch().unwrap();
+    let clone = graph.clone();
+    drop(graph);
+    let point = clone.launch().unwrap();
+    point.line().wait(point.value(), LONG).unwrap();
+    assert_eq!(clone.launches(), 2);
+}

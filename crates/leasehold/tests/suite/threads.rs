@@ -1,0 +1,101 @@
+//! Many threads, each with streams of its own.
+
+use crate::common::*;
+use leasehold::{Current, Layout, View, ops};
+
+#[test]
+fn eight_threads_work_on_streams_of_their_own() {
+    let runtime = runtime();
+    let kernel = axpy();
+    std::thread::scope(|s| {
+        for t in 0..8u32 {
+            let (runtime, kernel) = (&runtime, &kernel);
+            s.spawn(move || {
+                let stream = runtime.create_stream().unwrap();
+                let _current = ops::set_context(runtime, Some(&stream)).unwrap();
+                for round in 0..50u32 {
+                    let current = Current::get().unwrap();
+                    let n = 4 * (1 + (t + round) as usize % 9);
+                    let layout = Layout::new(4 * n as u64);
+                    let x = runtime.alloc_on(current.stream(), layout).unwrap();
+                    let y = runtime.alloc_on(current.stream(), layout).unwrap();
+                    ops::fill(&stream, x.view(), ops::Pattern::f32(t as f32)).unwrap();
+                    ops::fill(&stream, y.view(), ops::Pattern::f32(round as f32)).unwrap();
+                    launch(&stream, kernel, &[x.read(), y.read_write()], &2.0f32.to_ne_bytes(), n as u32 / 4).unwrap();
+                    let mut bytes = vec![0u8; 4 * n];
+                    ops::download(&stream, &mut bytes, y.view()).unwrap();
+                    let expect = round as f32 + 2.0 * t as f32;
+                    assert!(bytes.chunks(4).all(|b| f32::from_ne_bytes(b.try_into().unwrap()) == expect));
+                }
+            });
+        }
+    });
+    runtime.sync_device().unwrap();
+    assert_eq!(runtime.memory_stats().live_bytes, 0);
+}
+
+#[test]
+fn buffers_go_from_thread_to_thread() {
+    let runtime = runtime();
+    let kernel = axpy();
+    let one = runtime.upload(&[1.0f32; 64]).unwrap();
+    let (to, from) = std::sync::mpsc::sync_channel::<leasehold::Lease<leasehold::Buffer>>(4);
+    std::thread::scope(|s| {
+        let (runtime, kernel, one) = (&runtime, &kernel, &one);
+        s.spawn(move || {
+            let stream = runtime.create_stream().unwrap();
+            for i in 0..100 {
+                let x = runtime.alloc_on(&stream, Layout::new(256)).unwrap();
+                ops::fill(&stream, x.view(), ops::Pattern::f32(i as f32)).unwrap();
+                to.send(x).unwrap();
+            }
+        });
+        s.spawn(move || {
+            let stream = runtime.create_stream().unwrap();
+            for (i, x) in from.iter().enumerate() {
+                launch(&stream, kernel, &[one.read(), x.read_write()], &1.0f32.to_ne_bytes(), 16).unwrap();
+                let mut bytes = [0u8; 256];
+                ops::download(&stream, &mut bytes, x.view()).unwrap();
+                assert!(bytes.chunks(4).all(|b| f32::from_ne_bytes(b.try_into().unwrap()) == i as f32 + 1.0));
+            }
+        });
+    });
+}
+
+#[test]
+fn a_stream_is_waited_for_while_another_thread_submits_to_it() {
+    let runtime = runtime();
+    let x = runtime.upload(&[0u32]).unwrap();
+    std::thread::scope(|s| {
+        let submit = s.spawn(|| {
+            for i in 0..2000 {
+                ops::fill(runtime.stream(), x.view(), ops::Pattern::U32(i)).unwrap();
+            }
+        });
+        while !submit.is_finished() {
+            runtime.sync_stream().unwrap();
+        }
+    });
+    assert_eq!(runtime.download::<u32>(&x).unwrap(), [1999]);
+}
+
+#[test]
+fn streams_are_made_and_dropped_by_many_threads() {
+    let runtime = runtime();
+    std::thread::scope(|s| {
+        for _ in 0..8 {
+            s.spawn(|| {
+                for i in 0..50u32 {
+                    let stream = runtime.create_stream().unwrap();
+                    let x = runtime.alloc_on(&stream, Layout::new(64)).unwrap();
+                    ops::fill(&stream, x.view(), ops::Pattern::U32(i)).unwrap();
+                    let point = stream.now();
+                    drop(stream);
+                    // A stream that was dropped runs what it was given.
+                    runtime.wait_for(point).unwrap();
+                }
+            });
+        }
+    });
+    runtime.sync_device().unwrap();
+}

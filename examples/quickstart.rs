@@ -1,0 +1,82 @@
+//! The runtime in one page: open a device, allocate, copy, launch a kernel of one's own, time it with events, record, replay.
+//!
+//! `cargo run --release -p leasehold --example quickstart`
+
+use leasehold::kernel::{CpuArgs, KernelDesc, KernelSource, session_ops, session_sync_ops};
+use leasehold::{Access, Context, DeviceId, KernelBase, KernelSession, Operand, Result, Stream, View};
+
+/// Elements that one tile (a block of the grid) computes.
+const TILE: usize = 4096;
+
+/// `y += a * x`, one tile of it. Tiles run on all processors at once.
+unsafe fn axpy(args: &CpuArgs<'_>) {
+    let from = args.tile[0] as usize * TILE;
+    // SAFETY: binding 0 is only read; each tile writes elements of its own of binding 1.
+    let (x, y) = unsafe { (args.slice::<f32>(0), args.slice_mut::<f32>(1, from, TILE)) };
+    let a: f32 = args.params();
+    for (y, x) in y.iter_mut().zip(&x[from..]) {
+        *y += a * x;
+    }
+}
+
+/// One launch: wait for whoever used the operands, bind, set the parameters, dispatch, note the use, submit.
+fn launch(stream: &Stream, kernel: &KernelBase, operands: &[Operand<'_>], a: f32, tiles: u32) -> Result<()> {
+    let session = KernelSession::begin(kernel, stream)?;
+    let session = session_sync_ops::wait(session, operands)?;
+    let session = session_ops::bind(session, operands)?;
+    let session = session_ops::params(session, &a)?;
+    let session = session_ops::dispatch_1d(session, tiles, 1)?;
+    session_sync_ops::update_tokens(session).finish()?;
+    Ok(())
+}
+
+fn main() -> Result<()> {
+    let context = Context::new();
+    let runtime = context.runtime(DeviceId::cpu(0))?;
+    println!("{}", runtime.info());
+
+    // Buffers are leases: cloned and dropped like `Rc`, freed with the last one.
+    let n = 256 * TILE;
+    let x = runtime.upload(&vec![1.0f32; n])?;
+    let y = runtime.alloc(4 * n as u64)?;
+    runtime.memcpy_d2d(y.view(), x.view(), true)?;
+
+    let kernel = KernelBase::new(KernelDesc {
+        name: "axpy".into(),
+        entry: "axpy".into(),
+        source: KernelSource::Cpu(axpy),
+        bindings: vec![Access::Read, Access::ReadWrite].into(),
+        params: size_of::<f32>() as u32,
+    })?;
+    let operands = [x.read(), y.read_write()];
+    let tiles = (n / TILE) as u32;
+
+    // Everything above is asynchronous; events tell when the device got there.
+    let (start, end) = (runtime.create_event()?, runtime.create_event()?);
+    runtime.record_event(&start, None)?;
+    launch(runtime.stream(), &kernel, &operands, 2.0, tiles)?;
+    runtime.record_event(&end, None)?;
+    println!("axpy of {n} elements: {:.3} ms", runtime.elapsed_time(&start, &end)?);
+    assert_eq!(runtime.download::<f32>(&y.part(0, 16)?)?, [3.0; 4]);
+
+    // The same calls, recorded once and replayed. The temporary's memory belongs to the graph.
+    let graph = runtime.record_graph(|runtime| {
+        let sum = runtime.alloc(4 * n as u64)?;
+        runtime.memcpy_d2d(sum.view(), x.view(), true)?;
+        launch(runtime.stream(), &kernel, &[y.read(), sum.read_write()], 0.5, tiles)?;
+        runtime.memcpy_d2d(y.view(), sum.view(), true)
+    })?;
+    runtime.record_event(&start, None)?;
+    for _ in 0..10 {
+        graph.launch()?;
+    }
+    runtime.record_event(&end, None)?;
+    println!("{} replays of {} operations: {:.3} ms", graph.launches(), graph.nodes(), runtime.elapsed_time(&start, &end)?);
+
+    // y = 1 + y / 2, ten times, from 3 on.
+    let expect = (0..10).fold(3.0f32, |y, _| 1.0 + 0.5 * y);
+    let got = runtime.download::<f32>(&y)?;
+    assert!(got.iter().all(|&y| y == expect), "{} instead of {expect}", got[0]);
+    println!("y = {expect}");
+    Ok(())
+}
