@@ -152,6 +152,9 @@ impl fmt::Debug for HostCall {
     }
 }
 
+/// A call with the library's word and its operands.
+type Foreign = dyn Fn(u64, &[Binding]) -> Result<()> + Send + Sync;
+
 /// A library call that enqueues its own work in stream order (cuBLAS, Metal's matrix kernels, a BLAS on the CPU).
 ///
 /// It is given the word that libraries of the backend take: the stream where the driver has streams (the same word as
@@ -161,7 +164,7 @@ impl fmt::Debug for HostCall {
 pub struct ForeignCall {
     /// The name in reports.
     pub name: &'static str,
-    call: Arc<dyn Fn(u64, &[Binding]) -> Result<()> + Send + Sync>,
+    call: Arc<Foreign>,
     /// What it reads and writes.
     pub accesses: Arc<[Binding]>,
 }
