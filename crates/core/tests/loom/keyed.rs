@@ -7,7 +7,7 @@ use leasehold_core::*;
 fn manager() -> (Arc<PoolManager<Items, u8>>, Arc<()>) {
     let alive = Arc::new(());
     let manager = PoolManager::new();
-    ok(manager.configure(Items { alive: alive.clone(), destroy: false }, config(false)));
+    ok(manager.configure(items(&alive, false), config(false)));
     (Arc::new(manager), alive)
 }
 

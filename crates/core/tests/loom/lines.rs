@@ -1,23 +1,34 @@
 //! Lines: no wake-up is lost, and what failed never looks settled.
 
 use crate::support::*;
-use leasehold_core::sync::{Arc, thread};
+use leasehold_core::sync::{Arc, UnsafeCell, thread};
 use leasehold_core::*;
 
-/// A lost wake-up is a dead lock, which loom reports.
+/// A lost wake-up is a dead lock, which loom reports. What was written before the completion is seen after it.
 #[test]
 fn wait_beside_complete() {
     explore("wait_beside_complete", 8, &["had to wait", "complete at once"], |seen| {
         let line = Arc::new(Line::for_model());
         ok(line.advance());
-        let there = line.clone();
-        side_by_side(
-            move || there.complete(1),
-            || {
-                seen.note(if ok(line.check(1)) { "complete at once" } else { "had to wait" });
-                ok(line.wait(1, None));
-            },
-        );
+        let written = Arc::new(UnsafeCell::new(0));
+        let (there, result) = (line.clone(), written.clone());
+        let theirs = move || {
+            // SAFETY: before the completion it is the worker's; loom checks it.
+            result.with_mut(|p| unsafe { *p = 7 });
+            there.complete(1);
+        };
+        // SAFETY: after the completion nobody writes; loom checks it.
+        let read = || written.with(|p| assert_eq!(unsafe { *p }, 7));
+        side_by_side(theirs, || {
+            if ok(line.check(1)) {
+                seen.note("complete at once");
+                read();
+            } else {
+                seen.note("had to wait");
+            }
+            ok(line.wait(1, None));
+            read();
+        });
     });
 }
 

@@ -102,6 +102,26 @@ fn the_owner_goes_beside_the_last_weak_lease() {
     explore("the_owner_goes_beside_the_last_weak_lease", 5, &expected, end_of_the_pool(false, true));
 }
 
+/// A weak lease that is cloned while the owner counts what is out.
+#[test]
+fn the_owner_goes_beside_a_clone_of_a_weak_lease() {
+    explore("the_owner_goes_beside_a_clone_of_a_weak_lease", 6, &["freed", "pinned"], |seen| {
+        let (pool, alive) = pool(config(false), false);
+        let weak = ok(pool.acquire(&())).downgrade();
+        let theirs = move || {
+            let clone = weak.clone();
+            drop(weak);
+            // The memory of the pool is still there.
+            assert!(clone.upgrade().is_none());
+        };
+        side_by_side(theirs, || {
+            drop(pool);
+            seen.note(if Arc::strong_count(&alive) == 1 { "freed" } else { "pinned" });
+        });
+        assert_eq!(Arc::strong_count(&alive), 1);
+    });
+}
+
 /// A shutdown beside one thread that acquires and releases: it ends the pool or changes nothing.
 fn shutdown_beside_use(thread_cells: bool, initially_idle: bool) -> impl Fn(&Seen) + Send + Sync {
     move |seen| {

@@ -80,6 +80,17 @@ impl Tagged for Item {
 pub struct Items {
     pub alive: Arc<()>,
     pub destroy: bool,
+    /// Looked at by every last drop and ended with the pool: a pool that is freed too early, or without an order, is found.
+    pub pool: UnsafeCell<()>,
+}
+
+// SAFETY: the cell is written only by the drop, as loom checks.
+unsafe impl Sync for Items {}
+
+impl Drop for Items {
+    fn drop(&mut self) {
+        self.pool.with_mut(|_| ());
+    }
 }
 
 impl Resource for Items {
@@ -98,6 +109,7 @@ impl Resource for Items {
 
     fn recycle(&self, item: &mut Item) -> Fate {
         item.write();
+        self.pool.with(|_| ());
         if self.destroy { Fate::Destroy } else { Fate::Keep }
     }
 }
@@ -106,10 +118,14 @@ pub fn config(thread_cells: bool) -> PoolConfig {
     PoolConfig { block: 1, thread_cells, ..PoolConfig::default() }
 }
 
+pub fn items(alive: &Arc<()>, destroy: bool) -> Items {
+    Items { alive: alive.clone(), destroy, pool: UnsafeCell::new(()) }
+}
+
 /// A pool, and what counts its payloads (and the pool's traits type).
 pub fn pool(config: PoolConfig, destroy: bool) -> (Arc<SlotPool<Items>>, Arc<()>) {
     let alive = Arc::new(());
-    let pool = SlotPool::new(Items { alive: alive.clone(), destroy }, config).ok().expect("a valid configuration");
+    let pool = SlotPool::new(items(&alive, destroy), config).ok().expect("a valid configuration");
     (Arc::new(pool), alive)
 }
 
