@@ -455,7 +455,9 @@ impl GraphArena {
         if bytes == 0 {
             return Ok(None);
         }
-        if let Some(r) = self.0.group.lock().iter().find(|r| r.block.len() >= bytes && r.block.addr().is_multiple_of(align)) {
+        if let Some(r) =
+            self.0.group.lock().iter().find(|r| r.block.len() >= bytes && r.block.addr().is_multiple_of(align))
+        {
             return Ok(Some(r.clone()));
         }
         let granule = self.0.allocator.caps().granule;

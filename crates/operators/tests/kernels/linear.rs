@@ -174,9 +174,13 @@ proptest! {
 /// Wider than what fits on the stack, so that rows are widened chunk by chunk; and several panels of many rows.
 #[test]
 fn wide_rows_are_chunked() {
-    for (m, x, flags) in
-        [(1, DType::F32, NORM), (4, DType::Bf16, 0), (7, DType::F32, NORM | BIAS), (9, DType::Bf16, BIAS), (25, DType::F32, 0)]
-    {
+    for (m, x, flags) in [
+        (1, DType::F32, NORM),
+        (4, DType::Bf16, 0),
+        (7, DType::F32, NORM | BIAS),
+        (9, DType::Bf16, BIAS),
+        (25, DType::F32, 0),
+    ] {
         for w in [DType::F32, DType::Bf16, DType::F16] {
             let c = Case { m, k: 5003, n: 70, gap: 0, x, w, y: DType::F32, flags };
             let (mut x, mut norm, mut w, mut bias) = operands(&c, 5);
