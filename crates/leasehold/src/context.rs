@@ -48,11 +48,11 @@ fn absent() -> Vec<(BackendKind, &'static str)> {
 
 /// The backends of this build: the only place that names them.
 fn registered() -> Vec<Arc<dyn Backend>> {
-    #[cfg_attr(not(feature = "cpu"), expect(unused_mut, reason = "without backends nothing is pushed"))]
-    let mut backends: Vec<Arc<dyn Backend>> = Vec::new();
     #[cfg(feature = "cpu")]
-    backends.push(Arc::new(leasehold_cpu::CpuBackend::new()));
-    backends
+    let cpu: Option<Arc<dyn Backend>> = Some(Arc::new(leasehold_cpu::CpuBackend::new()));
+    #[cfg(not(feature = "cpu"))]
+    let cpu: Option<Arc<dyn Backend>> = None;
+    [cpu].into_iter().flatten().collect()
 }
 
 impl Default for Context {
