@@ -117,11 +117,23 @@ impl Env {
 
     /// Nothing may be left over: the backend shuts down.
     pub(crate) fn finish(self) -> Outcome {
+        // A failure is known before its submission is over and has given up what it held.
+        let lines = self.watch.lines.lock().clone();
+        self.until("all streams are over", || lines.iter().all(|l| l.is_idle()))?;
         let Env { backend, device, graphs, watch, .. } = self;
         drop((device, graphs));
         *watch.device.lock() = None;
         *watch.backend.lock() = None;
         backend.shutdown().map_err(|e| Stop::Failed(format!("something was left over at the end of the case: {e}")))
+    }
+
+    /// After a case that ended early: what it submitted may still use memory that it has dropped without a mark. That memory stays mapped
+    /// as long as its device, so the device stays until all is over, for ever if need be.
+    pub(crate) fn abandon(self) {
+        let lines = self.watch.lines.lock().clone();
+        if self.until("all streams are over", || lines.iter().all(|l| l.is_idle())).is_err() {
+            std::mem::forget(self);
+        }
     }
 
     /// The backend, wrapped where the variant says so.
@@ -152,11 +164,6 @@ impl Env {
     /// Whether work is replayed.
     pub fn is_replayed(&self) -> bool {
         self.variant.mode == Mode::Replayed
-    }
-
-    /// Puts the device's lease away, for cases that end it themselves. The rest of the environment still names it.
-    pub fn let_go(&self) {
-        *self.watch.device.lock() = None;
     }
 
     /// A stream.

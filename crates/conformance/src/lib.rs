@@ -12,7 +12,7 @@
 //! ```
 //!
 //! ```no_run
-//! use leasehold::hal::{Backend, KernelDesc, NullBackend};
+//! use leasehold::hal::{Backend, KernelDesc, KernelSource, NullBackend};
 //! use leasehold_conformance::{Expectations, Factory, TestKernel};
 //! use std::sync::Arc;
 //!
@@ -23,8 +23,8 @@
 //!         Ok(Arc::new(NullBackend)) // here: one's own, fresh for every case
 //!     }
 //!     fn kernel(&self, kernel: TestKernel) -> Option<KernelDesc<'static>> {
-//!         let _ = kernel; // here: its source for one's own device; see `TestKernel` for what each must do
-//!         None
+//!         // Here: its source for one's own device; see `TestKernel` for what each must do.
+//!         Some(kernel.with_source(KernelSource::Cpu(kernel.function())))
 //!     }
 //!     fn expectations(&self) -> Expectations {
 //!         Expectations { unsupported: &[], expected_failure: &[] }
@@ -52,6 +52,7 @@ mod case;
 mod cases;
 mod env;
 mod factory;
+mod functions;
 mod report;
 mod runner;
 

@@ -13,6 +13,7 @@ use crate::factory::{Expectation, Factory};
 use crate::report::{CaseResult, Report, Status};
 use leasehold::DeviceId;
 use libtest_mimic::{Arguments, Completion, Failed, Trial};
+use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::process::ExitCode;
 use std::sync::{Arc, mpsc};
@@ -212,16 +213,15 @@ fn run_bounded(factory: &Arc<dyn Factory>, case: Case, variant: Variant, filter:
     let body = {
         let (factory, filter, watch) = (factory.clone(), filter.clone(), watch.clone());
         move || {
-            let outcome = catch_unwind(AssertUnwindSafe(|| {
-                let env = Env::new(factory, variant, &filter, watch)?;
-                env.needs(case.needs)?;
-                (case.run)(&env)?;
-                env.finish()
-            }));
-            let outcome = outcome.unwrap_or_else(|panic| {
-                let text = panic.downcast_ref::<&str>().map(|s| (*s).to_owned());
-                let text = text.or_else(|| panic.downcast_ref::<String>().cloned());
-                Err(Stop::Failed(format!("panicked: {}", text.unwrap_or_else(|| "without a message".to_owned()))))
+            let outcome = Env::new(factory, variant, &filter, watch).and_then(|env| {
+                let tried = catch_unwind(AssertUnwindSafe(|| env.needs(case.needs).and_then(|()| (case.run)(&env))));
+                match tried.unwrap_or_else(|panic| Err(Stop::Failed(panic_text(&*panic)))) {
+                    Ok(()) => env.finish(),
+                    Err(stop) => {
+                        env.abandon();
+                        Err(stop)
+                    }
+                }
             });
             // The runner may have given up on this case.
             let _ = tell.send(outcome);
@@ -239,4 +239,9 @@ fn run_bounded(factory: &Arc<dyn Factory>, case: Case, variant: Variant, filter:
             Err(_) => Err(Stop::Failed(format!("hangs: no answer in {:?}\n{}", filter.limit, watch.dump()))),
         },
     }
+}
+
+fn panic_text(panic: &(dyn Any + Send)) -> String {
+    let text = panic.downcast_ref::<&str>().copied().or_else(|| panic.downcast_ref::<String>().map(String::as_str));
+    format!("panicked: {}", text.unwrap_or("without a message"))
 }

@@ -138,7 +138,7 @@ fn sane_limits(env: &Env) -> Outcome {
 }
 
 fn ask_from_threads(env: &Env) -> Outcome {
-    let first = (env.device().info().clone(), env.device().limits().clone());
+    let first = (env.device().info().clone(), *env.device().limits());
     let same = std::thread::scope(|scope| {
         let ask = || {
             (0..200).all(|_| {

@@ -107,6 +107,8 @@ fn wrong_order(env: &Env) -> Outcome {
     let z = env.buffer(&c, 64)?;
     direct(&c, &[fill(&z, 3, 1)])?;
     check_eq!(env.read(&c, &z)?, [3; 64], "unrelated work behind two waits");
+    std::thread::sleep(Duration::from_millis(20));
+    check_eq!(b.line().check(early)?, false, "the earlier value's work before its signal");
     gate.signal_host(next)?;
     env.wait(&b, early)?;
     check_eq!(a.line().check(late)?, false, "the later value's work");
@@ -179,6 +181,8 @@ fn fan(env: &Env) -> Outcome {
     }
     let last = direct(&sink, &ops)?;
     sink.flush()?;
+    // Long enough for work that does not wait to be seen.
+    std::thread::sleep(Duration::from_millis(20));
     check_eq!(sink.line().check(last)?, false, "the fan-in before the signal");
     gate.signal_host(next)?;
     env.wait(&sink, last)?;
