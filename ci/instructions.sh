@@ -36,7 +36,9 @@ while read -r operation baseline package example; do
     case " $built " in
         *" $package/$example "*) ;;
         *)
-            cargo build --quiet --release -p "$package" --features "$package/bench" --example "$example"
+            bench=
+            ! grep -q '^bench = ' "crates/${package#leasehold-}/Cargo.toml" || bench=$package/bench
+            cargo build --quiet --release -p "$package" --features "$bench" --example "$example"
             built="$built $package/$example"
             ;;
     esac

@@ -4,9 +4,7 @@
 //!
 //! The backend accepts everything and does nothing, at once, so what is counted is the public path alone and the same every time.
 
-use leasehold::core::{
-    Fate, Handle, Line, LineOwner, PoolConfig, Resource, SlotPool, Tagged, Timeline, tags,
-};
+use leasehold::core::{Fate, Handle, Line, LineOwner, PoolConfig, Resource, SlotPool, Tagged, Timeline, tags};
 use leasehold::hal::{
     Caps, Device, GraphExec, Limits, MemoryInfo, NodePatch, Op, Pipeline, Plan, Stream, StreamDesc, Timestamp,
 };

@@ -48,11 +48,10 @@ fn absent() -> Vec<(BackendKind, &'static str)> {
 
 /// The backends of this build: the only place that names them.
 fn registered() -> Vec<Arc<dyn Backend>> {
-    #[cfg(feature = "cpu")]
-    let cpu: Option<Arc<dyn Backend>> = Some(Arc::new(leasehold_cpu::CpuBackend::new()));
-    #[cfg(not(feature = "cpu"))]
-    let cpu: Option<Arc<dyn Backend>> = None;
-    [cpu].into_iter().flatten().collect()
+    Vec::from([
+        #[cfg(feature = "cpu")]
+        (Arc::new(leasehold_cpu::CpuBackend::new()) as Arc<dyn Backend>),
+    ])
 }
 
 impl Default for Context {

@@ -1,7 +1,7 @@
 //! Streams: ordered queues of work, and the one door through which all work goes.
 //!
 //! # The door
-//! Every copy, fill, session, event and graph launch passes [`Stream::pass`]: take the stream's turn; find the points that the operands must
+//! Every copy, fill, session, event and graph launch passes `Stream::pass`: take the stream's turn; find the points that the operands must
 //! wait for; one submission to the backend; mark the operands with the new point. Waits are inserted only for uses on other
 //! lines that this line does not know of: on a single stream nothing is waited for and no driver is called.
 //!
@@ -11,7 +11,7 @@
 //! # Room
 //! A backend may block a submitter while its queue is full. Nobody may be blocked so while holding the turn: a host call on the same stream
 //! that submits would wait for the turn, and the queue for the host call. So callers pause *before* they take the turn, as soon as about
-//! 8,192 operations are pending ([`StreamCore::turn`]); host calls never pause.
+//! 8,192 operations are pending (`StreamCore::turn`); host calls never pause.
 //!
 //! While a thread records, its calls on any stream of that device go to the recorder instead, and the stream is not touched.
 

@@ -121,16 +121,7 @@ impl Graph {
         let mut outside: Vec<_> = outside.into_values().collect();
         outside.sort_by_key(|o| o.lease.handle());
         let state = State { exec, recorded, redundant, plan, outside, last: Stamp::NEVER, launches: 0 };
-        Ok(Self(Arc::new(Inner {
-            runtime,
-            arena,
-            born,
-            held,
-            events,
-            waits,
-            points,
-            state: Mutex::new(state),
-        })))
+        Ok(Self(Arc::new(Inner { runtime, arena, born, held, events, waits, points, state: Mutex::new(state) })))
     }
 
     /// Launches the graph on the default stream: one submission. Allocates nothing. Does not block, but as every call on a stream
@@ -287,7 +278,10 @@ impl Graph {
             if let Some(grid) = grid
                 && (0..3).any(|i| grid[i] > limits.grid[i])
             {
-                return Err(Error::invalid(format!("grid {grid:?} of node {}; the limit is {:?}", node.0, limits.grid)));
+                return Err(Error::invalid(format!(
+                    "grid {grid:?} of node {}; the limit is {:?}",
+                    node.0, limits.grid
+                )));
             }
             recorded.patch(node.0 as usize, None, params.as_deref(), *grid)?;
             changed[node.0 as usize] = true;

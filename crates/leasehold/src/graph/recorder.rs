@@ -113,9 +113,7 @@ fn with<T>(runtime: &Arc<RuntimeInner>, f: impl FnOnce(&mut Recording) -> T) -> 
     if !is_active() {
         return None;
     }
-    RECORDINGS
-        .try_with(|r| r.borrow_mut().iter_mut().find(|r| Arc::ptr_eq(&r.runtime, runtime)).map(f))
-        .unwrap_or(None)
+    RECORDINGS.try_with(|r| r.borrow_mut().iter_mut().find(|r| Arc::ptr_eq(&r.runtime, runtime)).map(f)).unwrap_or(None)
 }
 
 pub(crate) fn is_recording(runtime: &Arc<RuntimeInner>) -> bool {
@@ -191,7 +189,9 @@ pub(crate) fn abandon(runtime: &Arc<RuntimeInner>) {
 pub(crate) fn stop(runtime: &Runtime) -> Result<Graph> {
     match with(&runtime.inner, |r| (r.seat.0.is_taken(), !r.encodings.is_empty())) {
         Some((true, _)) => return Err(Error::Occupied { resource: "recording (a session is open on it)" }),
-        Some((_, true)) => return Err(Error::recording("an operator cannot stop the recording that it is encoded into")),
+        Some((_, true)) => {
+            return Err(Error::recording("an operator cannot stop the recording that it is encoded into"));
+        }
         _ => {}
     }
     let Some(mut recording) = take(&runtime.inner) else {
@@ -241,7 +241,9 @@ impl Recording {
             lease.is_symbolic() && self.members.get(&lease.addr()).is_none_or(|m| m.handle != lease.handle())
         };
         if operands.iter().any(strange) {
-            return Err(Error::recording("a buffer that was allocated in another recording has no address in this one"));
+            return Err(Error::recording(
+                "a buffer that was allocated in another recording has no address in this one",
+            ));
         }
         Ok(())
     }
@@ -380,8 +382,7 @@ pub(crate) fn add_operator(runtime: &Runtime, operator: &dyn GraphOperator) -> R
     let mut encoder = Encoder::new(runtime, runtime.stream());
     let Some(open) = OpenEncoding::begin(&runtime.inner) else { return operator.encode(&mut encoder) };
     operator.encode(&mut encoder)?;
-    let declared: Vec<_> =
-        operator.accesses().iter().map(|o| (o.slice.lease.handle(), o.access.writes())).collect();
+    let declared: Vec<_> = operator.accesses().iter().map(|o| (o.slice.lease.handle(), o.access.writes())).collect();
     open.keep(operator.name(), &declared)
 }
 
@@ -417,9 +418,8 @@ impl<'a> OpenEncoding<'a> {
     fn keep(self, name: &str, declared: &[(BufferHandle, bool)]) -> Result<()> {
         let checked = self.with(|r| {
             let e = &r.encodings[self.depth];
-            let allowed = |h: BufferHandle, w: bool| {
-                e.own.contains(&h) || declared.iter().any(|&(d, dw)| d == h && (dw || !w))
-            };
+            let allowed =
+                |h: BufferHandle, w: bool| e.own.contains(&h) || declared.iter().any(|&(d, dw)| d == h && (dw || !w));
             if let Some(&(h, writes)) = e.touched.iter().find(|&&(h, w)| !allowed(h, w)) {
                 return Err(Error::invalid(format!(
                     "operator {name} {} a buffer ({h:?}) that it does not declare",

@@ -95,10 +95,11 @@ pub unsafe fn foreign_call(
     if !stream.runtime.device.caps().foreign_calls {
         return Err(Error::Unsupported(format!("{} has no foreign calls", stream.runtime.id()).into()));
     }
-    let call = ForeignCall::with_bindings(name, operands.iter().map(Operand::binding).collect(), move |word, bindings| {
-        let _inside = Inside::enter();
-        call(word, bindings)
-    });
+    let call =
+        ForeignCall::with_bindings(name, operands.iter().map(Operand::binding).collect(), move |word, bindings| {
+            let _inside = Inside::enter();
+            call(word, bindings)
+        });
     // SAFETY: by the contract.
     unsafe { stream.pass(&Op::Foreign(&call), operands) }.map(drop)
 }

@@ -10,8 +10,8 @@ pub use gate::{fail, raise};
 
 use crate::context::ContextGuard;
 use crate::event::Event;
-use crate::graph::recorder;
 use crate::graph::NodeId;
+use crate::graph::recorder;
 use crate::pod::{Pod, bytes, bytes_mut};
 use crate::runtime::Runtime;
 use crate::stream::Stream;
@@ -173,11 +173,7 @@ pub fn copy_2d(
         let apart = from.abs_diff(to) % src_pitch;
         width <= apart && apart <= src_pitch - width
     };
-    if src.buffer().same(dst.buffer())
-        && from < to + extent(dst_pitch)
-        && to < from + extent(src_pitch)
-        && !beside
-    {
+    if src.buffer().same(dst.buffer()) && from < to + extent(dst_pitch) && to < from + extent(src_pitch) && !beside {
         return Err(Error::invalid("source and destination of a copy overlap"));
     }
     let op = Op::Copy(Copy2d {

@@ -2,11 +2,10 @@
 
 use leasehold::{KernelBase, KernelSession, Runtime};
 
+fn elsewhere<T: Send>(_: T) {}
+
 fn send(runtime: &Runtime, kernel: &KernelBase) {
-    let session = KernelSession::begin(kernel, runtime.stream()).unwrap();
-    std::thread::scope(|s| {
-        s.spawn(move || drop(session));
-    });
+    elsewhere(KernelSession::begin(kernel, runtime.stream()).unwrap());
 }
 
 fn main() {}

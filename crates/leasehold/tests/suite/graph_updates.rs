@@ -10,9 +10,7 @@ fn add(runtime: &Runtime, a: f32) -> (Graph, [leasehold::Lease<leasehold::Buffer
     let y = runtime.upload(&[0.0f32; 16]).unwrap();
     let kernel = axpy();
     let graph = runtime
-        .record_graph(|r| {
-            launch(r.stream(), &kernel, &[x.read(), y.read_write()], &a.to_ne_bytes(), 4).map(drop)
-        })
+        .record_graph(|r| launch(r.stream(), &kernel, &[x.read(), y.read_write()], &a.to_ne_bytes(), 4).map(drop))
         .unwrap();
     (graph, [x, y])
 }
@@ -50,8 +48,7 @@ fn parameters_buffers_and_grids_change_in_place() {
 fn a_buffer_that_meets_another_changes_the_dependencies() {
     let runtime = runtime();
     let kernel = iota();
-    let (a, b, out) =
-        (runtime.alloc(16).unwrap(), runtime.alloc(16).unwrap(), runtime.upload(&[0u32; 4]).unwrap());
+    let (a, b, out) = (runtime.alloc(16).unwrap(), runtime.alloc(16).unwrap(), runtime.upload(&[0u32; 4]).unwrap());
     let graph = runtime
         .record_graph(|r| {
             launch(r.stream(), &kernel, &[a.write()], &1u32.to_ne_bytes(), 1)?;

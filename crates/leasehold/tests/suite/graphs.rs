@@ -18,12 +18,7 @@ struct Work {
 impl Work {
     fn new(runtime: &Runtime) -> Self {
         let x: Vec<f32> = (0..N).map(|i| 0.1 + i as f32).collect();
-        Self {
-            axpy: axpy(),
-            iota: iota(),
-            x: runtime.upload(&x).unwrap(),
-            y: runtime.upload(&[0.3f32; N]).unwrap(),
-        }
+        Self { axpy: axpy(), iota: iota(), x: runtime.upload(&x).unwrap(), y: runtime.upload(&[0.3f32; N]).unwrap() }
     }
 
     /// `y = y + x/3`, then twice more by way of temporaries.
@@ -203,9 +198,11 @@ fn temporaries_that_share_an_address_are_not_taken_for_repeats() {
                 let t = r.alloc(16)?;
                 launch(r.stream(), &work, &[t.write()], &first.to_ne_bytes(), 1)?;
                 ops::copy(r.stream(), out.part(0, 16)?, t.view())?;
-                ops::copy(r.stream(), out.part(u64::from(first - 10) / 10 * 16, 16)?, out.part(0, 16)?).or_else(|e| {
-                    if first == 10 { Ok(()) } else { Err(e) }
-                })?;
+                ops::copy(r.stream(), out.part(u64::from(first - 10) / 10 * 16, 16)?, out.part(0, 16)?).or_else(
+                    |e| {
+                        if first == 10 { Ok(()) } else { Err(e) }
+                    },
+                )?;
             }
             Ok(())
         })

@@ -79,9 +79,12 @@ fn while_a_session_is_open_its_stream_is_occupied_and_others_are_not() {
     let session = KernelSession::begin(&kernel, runtime.stream()).unwrap();
     assert_eq!(kind(KernelSession::begin(&kernel, runtime.stream())), "Occupied");
     assert_eq!(kind(ops::fill(runtime.stream(), x.view(), ops::Pattern::U8(0))), "Occupied");
-    assert_eq!(kind(std::thread::scope(|s| {
-        s.spawn(|| ops::fill(runtime.stream(), x.view(), ops::Pattern::U8(0))).join().unwrap()
-    })), "Occupied");
+    assert_eq!(
+        kind(std::thread::scope(|s| {
+            s.spawn(|| ops::fill(runtime.stream(), x.view(), ops::Pattern::U8(0))).join().unwrap()
+        })),
+        "Occupied"
+    );
     let event = runtime.create_event().unwrap();
     assert_eq!(kind(runtime.record_event(&event, None)), "Occupied");
     ops::fill(&other, x.view(), ops::Pattern::U8(0)).unwrap();
@@ -131,7 +134,10 @@ fn wrong_operands_and_parameters_are_named() {
         assert_eq!(kind(launch(runtime.stream(), &kernel, &right, bytes, 4)), "InvalidArgument");
     }
     let strange = crate::common::runtime().upload(&[1.0f32; 16]).unwrap();
-    assert_eq!(kind(launch(runtime.stream(), &kernel, &[strange.read(), y.read_write()], &ones(), 4)), "InvalidArgument");
+    assert_eq!(
+        kind(launch(runtime.stream(), &kernel, &[strange.read(), y.read_write()], &ones(), 4)),
+        "InvalidArgument"
+    );
     // After all of these the stream works.
     launch(runtime.stream(), &kernel, &right, &ones(), 4).unwrap();
     assert_eq!(runtime.download::<f32>(&y).unwrap(), [2.0; 16]);

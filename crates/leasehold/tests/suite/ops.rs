@@ -75,7 +75,8 @@ fn rows_are_copied_at_their_pitches() {
     let source: Vec<u8> = (0..200).map(|i| i as u8).collect();
     let from = runtime.upload(&source).unwrap();
     let to = runtime.upload(&[0xffu8; 200]).unwrap();
-    for (width, rows, src_pitch, dst_pitch) in [(1u64, 5u64, 7u64, 11u64), (8, 8, 8, 24), (13, 6, 20, 13), (9, 1, 0, 0)] {
+    for (width, rows, src_pitch, dst_pitch) in [(1u64, 5u64, 7u64, 11u64), (8, 8, 8, 24), (13, 6, 20, 13), (9, 1, 0, 0)]
+    {
         ops::fill(runtime.stream(), to.view(), ops::Pattern::U8(0xff)).unwrap();
         let (s, d) = (from.part(3, 190).unwrap(), to.part(5, 190).unwrap());
         ops::copy_2d(runtime.stream(), d, dst_pitch, s, src_pitch, width, rows).unwrap();

@@ -7,10 +7,12 @@ use leasehold::{Buffer, Error, GraphOperator, KernelSession, Lease, Operand, Res
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::Duration;
 
+type Encode<'a> = Box<dyn Fn(&mut Encoder<'_>) -> Result<()> + 'a>;
+
 /// An operator made of closures.
 struct Op<'a> {
     accesses: Vec<Operand<'a>>,
-    encode: Box<dyn Fn(&mut Encoder<'_>) -> Result<()> + 'a>,
+    encode: Encode<'a>,
 }
 
 impl<'a> Op<'a> {
@@ -108,9 +110,8 @@ fn one_thread_records_on_two_devices_and_works_on_a_third() {
     let (a, b, c) = (runtime(), runtime(), runtime());
     let kernel = iota();
     let x = [&a, &b, &c].map(|r| r.upload(&[0u32; 4]).unwrap());
-    let run = |r: &Runtime, x: &Lease<Buffer>, first: u32| {
-        launch(r.stream(), &kernel, &[x.write()], &first.to_ne_bytes(), 1)
-    };
+    let run =
+        |r: &Runtime, x: &Lease<Buffer>, first: u32| launch(r.stream(), &kernel, &[x.write()], &first.to_ne_bytes(), 1);
     a.start_graph_recording().unwrap();
     b.start_graph_recording().unwrap();
     assert!(run(&a, &x[0], 10).unwrap().is_none());
@@ -284,9 +285,8 @@ fn a_session_forgotten_in_a_recording_ends_that_recording_only() {
     });
     assert_eq!(kind(failed), "Occupied");
     assert!(!runtime.is_graph_recording(), "a recording that cannot be stopped is given up");
-    let graph = runtime
-        .record_graph(|r| launch(r.stream(), &kernel, &[x.write()], &1u32.to_ne_bytes(), 1).map(drop))
-        .unwrap();
+    let graph =
+        runtime.record_graph(|r| launch(r.stream(), &kernel, &[x.write()], &1u32.to_ne_bytes(), 1).map(drop)).unwrap();
     graph.launch().unwrap();
     assert_eq!(runtime.download::<u32>(&x).unwrap(), [1, 2, 3, 4]);
 }
