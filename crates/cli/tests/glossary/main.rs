@@ -56,7 +56,6 @@ const SPELLINGS: [(&str, &str); 7] = [
     ("leasehold::core::PoolManager", "leasehold::core::PoolManager::<R, K>"),
     ("leasehold::hal::Device", "<dyn leasehold::hal::Device>"),
     ("leasehold::Runtime::extension", "|r: &leasehold::Runtime| r.extension(|_| Ok(()))"),
-    ("leasehold::Error::invalid", "leasehold::Error::invalid::<&'static str>"),
     ("leasehold::ops::upload_owned", "leasehold::ops::upload_owned::<Vec<u8>>"),
 ];
 

@@ -116,7 +116,7 @@ where
     let _ = leasehold::Buffer::host_kind;
     let _ = leasehold::Context::runtime;
     let _ = leasehold::Current::allocator;
-    let _ = leasehold::Error::invalid::<&'static str>;
+    let _ = leasehold::Error::kind;
     let _ = leasehold::Event::serial;
     let _ = leasehold::Graph::launch;
     let _ = leasehold::Handle::<T>::generation;
