@@ -113,7 +113,7 @@ fn dropped_event(env: &Env) -> Outcome {
     runtime.destroy_event(event);
     expect_error(runtime.event(handle).map(drop), "StaleHandle", "the handle of a destroyed event")?;
     hold.release()?;
-    let mut bytes = vec![0; 4096];
+    let mut bytes = vec![0u8; 4096];
     ops::download(&waiter, &mut bytes, buffer.view())?;
     check!(bytes.iter().all(|&b| b == 4), "who waited for a dropped event ran too early");
     Ok(())

@@ -96,7 +96,7 @@ fn other_thread_allocates(env: &Env) -> Outcome {
             let stream = runtime.create_stream()?;
             let buffer = runtime.alloc_on(&stream, leasehold::Layout::new(64))?;
             ops::fill(&stream, buffer.view(), Pattern::U8(5))?;
-            let mut bytes = vec![0; 64];
+            let mut bytes = vec![0u8; 64];
             ops::download(&stream, &mut bytes, buffer.view())?;
             Ok(bytes)
         };
@@ -145,7 +145,7 @@ fn events(env: &Env) -> Outcome {
     graph.launch()?;
     let other = runtime.create_stream()?;
     runtime.stream_wait_event(Some(&other), &event)?;
-    let mut bytes = vec![0; 4096];
+    let mut bytes = vec![0u8; 4096];
     ops::download(&other, &mut bytes, buffer.view())?;
     check!(bytes.iter().all(|&b| b == 6), "a wait for an event that a graph recorded");
     runtime.synchronize_event(&event)?;
