@@ -81,17 +81,24 @@ impl Crew {
     }
 
     /// Runs `total` tiles, in ranges of at most `chunk`, here and on helpers; rings for at most `ring` of those that sleep. Returns when all
-    /// tiles are over. With all slots taken, runs them here alone.
+    /// tiles are over. Helpers call `body`, this thread calls `mine`, which must do the same. With all slots taken, runs all of them here.
     ///
-    /// Returns how many tiles ran here, or what the first panic said; the tiles that had not begun then never run. `run_here` wraps each call on
-    /// this thread.
-    pub(crate) fn run(&self, total: u64, chunk: u64, ring: u32, body: Body<'_>) -> Result<u64, Box<str>> {
+    /// # Errors
+    /// What the first panic said; tiles that had not begun then never run.
+    pub(crate) fn run(
+        &self,
+        total: u64,
+        chunk: u64,
+        ring: u32,
+        body: Body<'_>,
+        mine: &dyn Fn(u64, u64),
+    ) -> Result<(), Box<str>> {
         let free = self.slots.iter().position(|s| {
             !s.taken.load(Ordering::Relaxed)
                 && s.taken.compare_exchange(false, true, Ordering::Acquire, Ordering::Relaxed).is_ok()
         });
         let Some(index) = free else {
-            return guarded(|| body(0, total)).map(|()| total);
+            return guarded(|| mine(0, total));
         };
         let slot = &self.slots[index];
         // SAFETY: we only change the lifetime. The gate keeps every use of it inside this call (see the protocol).
@@ -104,7 +111,7 @@ impl Crew {
         slot.gate.fetch_or(OPEN, Ordering::Release);
         self.open.fetch_or(1 << index, Ordering::Release);
         self.ring(ring);
-        let mine = self.claim(index, body);
+        self.claim(index, mine);
         self.open.fetch_and(!(1 << index), Ordering::Relaxed);
         slot.gate.fetch_and(!OPEN, Ordering::AcqRel);
         let mut spins = 0u32;
@@ -117,23 +124,23 @@ impl Crew {
         slot.taken.store(false, Ordering::Release);
         match panic {
             Some(text) => Err(text),
-            None => Ok(mine),
+            None => Ok(()),
         }
     }
 
-    /// Runs tiles of the job in a slot until none is unclaimed; says how many. The caller owns the slot or is inside its gate.
-    fn claim(&self, index: usize, body: Body<'_>) -> u64 {
+    /// Runs tiles of the job in a slot until none is unclaimed; says whether there were any. The caller owns the slot or is inside its gate.
+    fn claim(&self, index: usize, body: &dyn Fn(u64, u64)) -> bool {
         let slot = &self.slots[index];
         let total = slot.total.load(Ordering::Relaxed);
         let chunk = slot.chunk.load(Ordering::Relaxed);
-        let mut mine = 0;
+        let mut any = false;
         loop {
             let from = slot.next.fetch_add(chunk, Ordering::Relaxed);
             if from.saturating_add(chunk) >= total {
                 self.open.fetch_and(!(1 << index), Ordering::Relaxed);
             }
             if from >= total {
-                return mine;
+                return any;
             }
             let to = from.saturating_add(chunk).min(total);
             if let Err(text) = guarded(|| body(from, to)) {
@@ -141,7 +148,7 @@ impl Crew {
                 // Nobody begins another tile.
                 slot.next.fetch_max(total, Ordering::Relaxed);
             }
-            mine += to - from;
+            any = true;
         }
     }
 
@@ -162,7 +169,7 @@ impl Crew {
                 // SAFETY: we are inside an open gate: the owner wrote the cell before and does not leave before we do.
                 let body = slot.body.with(|b| unsafe { *b });
                 if let Some(body) = body {
-                    helped |= self.claim(index, body) != 0;
+                    helped |= self.claim(index, body);
                 }
             }
             slot.gate.fetch_sub(1, Ordering::Release);

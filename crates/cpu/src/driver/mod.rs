@@ -6,13 +6,15 @@
 //! | [`memory`] | address space and pages |
 //! | [`float`] | the floating-point state of threads that run kernels |
 //! | `crew` | the lock-free core of the tile pool |
-//! | `pool` | threads around it, and when it is worth waking them |
+//! | `pool`, `advice` | threads around it, and when it is worth waking them |
 //! | `work` | operations as ranges of tiles: kernels, copies, fills |
 //! | `queue` | ordered queues and their workers |
 //! | `graph` | replay of plans |
 //!
 //! This module must not know managers, leases of devices, or allocators.
 
+#[cfg(not(loom))]
+pub(crate) mod advice;
 #[cfg(not(loom))]
 pub mod cgroup;
 pub(crate) mod crew;

@@ -1,16 +1,17 @@
-//! The tile pool: helper threads around a [`Crew`], what a tile costs, and when helpers are worth waking.
+//! The tile pool: helper threads around a [`Crew`], who take part when the [`Advice`] says that it pays.
 //!
 //! With `threads` = N a job uses at most N threads: its owner (a queue's worker) and N − 1 helpers, which all queues of the device share.
 //! Helpers are started by the first job that wants them. After their last job they stay awake for a bounded *time*, then sleep and use no
-//! processor. A thread that finds itself on the processor of the thread it waits for (a loaded machine) does not stay awake: it would keep that
-//! thread from running.
-//!
-//! A small table remembers roughly what a tile of each kernel costs. It decides only where tiles run, never what they compute.
+//! processor. Nobody stays awake in somebody else's way:
+//! - a thread that finds itself on the processor of the thread it waits for (a loaded machine) sleeps at once;
+//! - while no queue runs anything one processor is left for the application: helpers sleep first, then idle queues' workers;
+//! - a waiting thread of the application stays awake only while jobs and workers leave a processor to it.
 //!
 //! This module must not know operations, queues or streams.
 
+use super::advice::Advice;
 use super::crew::{Body, Crew, guarded};
-use super::{current_cpu, float};
+use super::{current_cpu, float, now_nanos};
 use leasehold_core::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use leasehold_core::sync::thread::{self, JoinHandle};
 use leasehold_core::sync::{Arc, CachePadded, Mutex, spin_loop};
@@ -18,13 +19,10 @@ use std::cell::{Cell, UnsafeCell};
 use std::fmt;
 use std::time::{Duration, Instant};
 
-/// Jobs that take less than this many nanoseconds run on one thread: handing a tile to another core and back costs about as much.
-const SHARE_NANOS: u64 = 3_000;
-/// Sleeping helpers are woken, one each, for this many nanoseconds of work: a wake costs some microseconds here and some more there.
-const WAKE_NANOS: u64 = 15_000;
 /// Ranges of tiles that each thread gets on average: enough to even out, few enough that claiming costs nothing.
 const SHARES: u64 = 8;
-const COSTS: usize = 512;
+/// An idle queue's worker lets helpers go to sleep first for so long.
+const GIVE_WAY: Duration = Duration::from_micros(5);
 
 thread_local! {
     static ON_DEVICE: Cell<bool> = const { Cell::new(false) };
@@ -76,9 +74,20 @@ struct Shared {
     host_spin: Duration,
     /// Threads of the device that are not asleep.
     awake: CachePadded<AtomicU32>,
+    /// Queues that run something.
+    running: AtomicU32,
+    /// Helpers that the jobs in progress could use.
+    wanted: AtomicU32,
     /// The processor that the last job came from.
     owner_cpu: AtomicU32,
-    costs: Box<[AtomicU32]>,
+    advice: Advice,
+}
+
+/// How long some tiles took on one thread.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct Sample {
+    pub(crate) nanos: u64,
+    pub(crate) tiles: u64,
 }
 
 /// Helper threads and what they know. Dropping it ends them.
@@ -107,8 +116,10 @@ impl TilePool {
                 spin,
                 host_spin,
                 awake: CachePadded::new(AtomicU32::new(0)),
+                running: AtomicU32::new(0),
+                wanted: AtomicU32::new(0),
                 owner_cpu: AtomicU32::new(u32::MAX),
-                costs: (0..COSTS).map(|_| AtomicU32::new(0)).collect(),
+                advice: Advice::new(),
             }),
             threads: threads.max(1),
             name: name.into(),
@@ -127,53 +138,56 @@ impl TilePool {
         &self.name
     }
 
-    /// What a tile of the kernel `key` costs, in nanoseconds; 0 when unknown.
+    /// What is known about costs.
     #[inline]
-    pub(crate) fn cost(&self, key: u64) -> u64 {
-        u64::from(self.cost_of(key).load(Ordering::Relaxed))
+    pub(crate) fn advice(&self) -> &Advice {
+        &self.shared.advice
     }
 
-    #[inline]
-    fn cost_of(&self, key: u64) -> &AtomicU32 {
-        // Functions are aligned to 16; Fibonacci hashing spreads the rest.
-        let hash = (key >> 4).wrapping_mul(0x9E37_79B9_7F4A_7C15);
-        &self.shared.costs[(hash >> 55) as usize % COSTS]
-    }
-
-    /// Notes that `tiles` tiles of kernel `key` took `nanos` on one thread.
-    pub(crate) fn note_cost(&self, key: u64, nanos: u64, tiles: u64) {
-        let Some(new) = nanos.checked_div(tiles) else { return };
-        let new = new.clamp(1, u64::from(u32::MAX)) as u32;
-        let cell = self.cost_of(key);
-        let old = cell.load(Ordering::Relaxed);
-        // A thread that lost its processor makes a tile look costly: rise slowly.
-        let mean = if old == 0 { new } else { (old / 4 * 3).saturating_add(new.min(old.saturating_mul(4)) / 4).max(1) };
-        cell.store(mean, Ordering::Relaxed);
-    }
-
-    /// Runs `tiles` tiles that together take about `nanos` nanoseconds (0: unknown) here and, if it pays, on helpers. Returns how many ran on
-    /// this thread.
+    /// Runs `tiles` tiles that together take about `nanos` nanoseconds (0: unknown) here and, if it pays, on helpers. Says how long some of them
+    /// took.
     ///
     /// # Errors
     /// What the first panicking tile said.
-    pub(crate) fn run(&self, tiles: u64, nanos: u64, body: Body<'_>) -> Result<u64, Box<str>> {
-        if self.threads == 1 || tiles < 2 || (nanos != 0 && nanos < SHARE_NANOS) {
-            return guarded(|| body(0, tiles)).map(|()| tiles);
+    pub(crate) fn run(&self, tiles: u64, nanos: u64, body: Body<'_>) -> Result<Sample, Box<str>> {
+        let sample = Cell::new(None);
+        let timed = |from: u64, to: u64| {
+            if sample.get().is_some() {
+                return body(from, to);
+            }
+            let start = Instant::now();
+            body(from, to);
+            sample.set(Some(Sample { nanos: start.elapsed().as_nanos() as u64, tiles: to - from }));
+        };
+        let taken = || sample.get().unwrap_or_default();
+        let alone = || guarded(|| timed(0, tiles)).map(|()| taken());
+        if self.threads == 1 || tiles < 2 || !Advice::shares(nanos) {
+            return alone();
         }
+        let shared = &*self.shared;
+        let most = tiles.min(u64::from(self.threads)) as u32 - 1;
+        let worth = shared.advice.wakes(nanos).min(most);
         if !self.started.load(Ordering::Acquire) {
+            if worth == 0 {
+                return alone();
+            }
             self.start_slow();
         }
-        let most = tiles.min(u64::from(self.threads)) as u32 - 1;
-        let ring = if self.shared.crew.sleepers() == 0 {
-            0
-        } else if nanos == 0 {
-            most
-        } else {
-            most.min((nanos / WAKE_NANOS) as u32)
-        };
-        self.shared.owner_cpu.store(current_cpu(), Ordering::Relaxed);
+        let asleep = shared.crew.sleepers();
+        let ring = worth.min(asleep);
+        let hands = most.min((self.threads - 1).saturating_sub(asleep) + ring);
+        if hands == 0 {
+            return alone();
+        }
+        if ring != 0 {
+            shared.advice.note_ring(now_nanos());
+        }
+        shared.owner_cpu.store(current_cpu(), Ordering::Relaxed);
         let chunk = (tiles / (u64::from(self.threads) * SHARES)).max(1);
-        self.shared.crew.run(tiles, chunk, ring, body)
+        shared.wanted.fetch_add(hands, Ordering::Relaxed);
+        let outcome = shared.crew.run(tiles, chunk, ring, body, &timed);
+        shared.wanted.fetch_sub(hands, Ordering::Relaxed);
+        outcome.map(|()| taken())
     }
 
     /// Starts the helpers. Where the system refuses threads, those that there are must do.
@@ -199,15 +213,31 @@ impl TilePool {
 
     /// Spins until `ready`, for a bounded time; says whether it is. Does not spin on processor `not_on`, where the one who makes it ready runs.
     pub(crate) fn spin_until(&self, not_on: u32, ready: impl Fn() -> bool) -> bool {
-        spin(&self.shared, self.shared.spin, not_on, ready)
+        let shared = &*self.shared;
+        let crowded = |so_far| so_far > GIVE_WAY && shared.awake.load(Ordering::Relaxed) >= shared.cores;
+        spin(shared, shared.spin, not_on, ready, crowded)
     }
 
-    /// As [`spin_until`](Self::spin_until), for a thread that is not the device's own: only where a processor is to spare.
+    /// As [`spin_until`](Self::spin_until), for a thread that is not the device's own: only as long as the device leaves a processor to spare.
     pub(crate) fn spin_outside(&self, not_on: u32, ready: impl Fn() -> bool) -> bool {
-        if self.shared.awake.load(Ordering::Relaxed) >= self.shared.cores {
-            return ready();
+        let shared = &*self.shared;
+        let crowded = |_| {
+            let awake = shared.awake.load(Ordering::Relaxed);
+            awake.max(1 + shared.wanted.load(Ordering::Relaxed)) >= shared.cores
+        };
+        spin(shared, shared.host_spin, not_on, ready, crowded)
+    }
+
+    /// A queue begins to run something.
+    pub(crate) fn begin(&self) {
+        self.shared.running.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// It is through, and will say so next.
+    pub(crate) fn end(&self) {
+        if self.shared.running.fetch_sub(1, Ordering::Relaxed) == 1 {
+            self.shared.advice.end_period();
         }
-        spin(&self.shared, self.shared.host_spin, not_on, ready)
     }
 
     /// Counts a thread of the device as awake.
@@ -240,7 +270,13 @@ impl fmt::Debug for TilePool {
     }
 }
 
-fn spin(shared: &Shared, time: Duration, not_on: u32, ready: impl Fn() -> bool) -> bool {
+fn spin(
+    shared: &Shared,
+    time: Duration,
+    not_on: u32,
+    ready: impl Fn() -> bool,
+    crowded: impl Fn(Duration) -> bool,
+) -> bool {
     if ready() {
         return true;
     }
@@ -256,7 +292,8 @@ fn spin(shared: &Shared, time: Duration, not_on: u32, ready: impl Fn() -> bool) 
             spin_loop();
         }
         // No yielding in between: on a loaded machine that gives a whole time slice away, while a sleeper is woken at once.
-        if start.elapsed() > time {
+        let so_far = start.elapsed();
+        if so_far > time || crowded(so_far) {
             return ready();
         }
     }
@@ -267,18 +304,25 @@ fn help(shared: &Shared, seat: usize) {
     enter_device_thread();
     shared.awake.fetch_add(1, Ordering::Relaxed);
     loop {
-        if shared.crew.help(seat)
-            || spin(shared, shared.spin, shared.owner_cpu.load(Ordering::Relaxed), || shared.crew.has_work())
-        {
+        if shared.crew.help(seat) || stay_awake(shared) {
             // The pool is dismissed by its last owner, so there is no job then and the next round ends in `sleep`.
             continue;
         }
         shared.awake.fetch_sub(1, Ordering::Relaxed);
         let stay = shared.crew.sleep();
         shared.awake.fetch_add(1, Ordering::Relaxed);
+        shared.advice.note_arrival(now_nanos());
         if !stay {
             break;
         }
     }
     shared.awake.fetch_sub(1, Ordering::Relaxed);
+}
+
+/// Waits for work without sleeping, for a while.
+fn stay_awake(shared: &Shared) -> bool {
+    let owner = shared.owner_cpu.load(Ordering::Relaxed);
+    let crowded =
+        |_| shared.running.load(Ordering::Relaxed) == 0 && shared.awake.load(Ordering::Relaxed) >= shared.cores;
+    spin(shared, shared.spin, owner, || shared.crew.has_work(), crowded)
 }

@@ -339,7 +339,9 @@ fn work(shared: &Shared) {
             shared.room.notify_all();
         }
         let mut from = 0;
-        for i in 0..mine.ends.len() {
+        let last = mine.ends.len() - 1;
+        pool.begin();
+        for i in 0..=last {
             let (to, value) = (mine.ends[i] as usize, first + i as u64);
             if !line.failed(value) {
                 RUNNING.set(Some((line.id(), value)));
@@ -351,6 +353,9 @@ fn work(shared: &Shared) {
                 if let Err(panic) = catch_unwind(AssertUnwindSafe(|| mine.ops.vacate(index))) {
                     drop(panic_text(panic));
                 }
+            }
+            if i == last {
+                pool.end();
             }
             line.complete(value);
             from = to;
@@ -422,9 +427,11 @@ impl Runner<'_> {
         let line = point.line();
         let over = || !matches!(line.check(point.value()), Ok(false));
         if !over() && !self.pool.spin_until(u32::MAX, over) {
+            self.pool.end();
             self.pool.fall_asleep();
             let result = line.wait(point.value(), None);
             self.pool.wake_up();
+            self.pool.begin();
             return result;
         }
         line.check(point.value()).map(drop)

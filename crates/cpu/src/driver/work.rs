@@ -4,7 +4,6 @@
 
 use super::pool::{TilePool, with_scratch};
 use leasehold_hal::{CpuArgs, CpuFn, Dispatch, Op};
-use std::time::Instant;
 
 /// Bytes of a tile of a copy or fill: large enough to be worth a claim, small enough to spread.
 const PIECE: u64 = 256 << 10;
@@ -76,7 +75,7 @@ impl<'a> Work<'a> {
     /// Nanoseconds that all of it takes on one thread; 0 when unknown.
     pub(crate) fn nanos(&self, pool: &TilePool) -> u64 {
         match self {
-            Work::Kernel(t) => pool.cost(t.native).saturating_mul(t.count),
+            Work::Kernel(t) => pool.advice().cost(t.native).saturating_mul(t.count),
             Work::Copy(r) => (r.width.saturating_mul(r.rows) / BYTES_PER_NANO).max(1),
             Work::Fill(p) => (p.bytes / BYTES_PER_NANO).max(1),
         }
@@ -117,11 +116,10 @@ impl<'a> Work<'a> {
             return Ok(());
         }
         let nanos = self.nanos(pool);
-        let start = Instant::now();
         // SAFETY: the caller's promise; the pool runs each tile once.
-        let mine = pool.run(tiles, nanos, &|from, to| unsafe { self.run(from, to) })?;
+        let sample = pool.run(tiles, nanos, &|from, to| unsafe { self.run(from, to) })?;
         if let Work::Kernel(t) = self {
-            pool.note_cost(t.native, start.elapsed().as_nanos() as u64, mine);
+            pool.advice().note_cost(t.native, sample.nanos, sample.tiles);
         }
         Ok(())
     }

@@ -197,6 +197,12 @@ impl DeviceState {
                 first = Some(Error::LeasesOutstanding { resource: name, strong, weak: stats.weak });
             }
         });
+        for cell in [&self.device_memory, &self.pinned_memory] {
+            let strong = cell.get().map_or(0, |a| a.stats().live);
+            if strong != 0 && first.is_none() {
+                first = Some(Error::LeasesOutstanding { resource: "buffer", strong, weak: 0 });
+            }
+        }
         first.map_or(Ok(()), Err)
     }
 }

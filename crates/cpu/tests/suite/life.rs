@@ -1,6 +1,7 @@
 //! Life cycles: configuration, opening, shutting down, dropping in every order.
 
 use crate::common::*;
+use leasehold_alloc::{Layout, On};
 use leasehold_core::Error;
 use leasehold_core::sync::atomic::Ordering;
 use leasehold_core::sync::{Arc, thread};
@@ -67,6 +68,8 @@ fn shutdown_with_live_children_counts_them_and_changes_nothing() {
     let Rig { stream, device, backend } = rig;
     let gate = device.gate().unwrap();
     let stamp = device.timestamp().unwrap();
+    let memory = device.memory(MemoryKind::Pinned).unwrap();
+    let buffer = memory.alloc(Layout::new(5), On { line: stream.line(), timeline: &*stream }).unwrap();
     let exec = device.instantiate(Plan::default()).unwrap();
     drop(device);
     let refused = |what: &str| match backend.shutdown() {
@@ -87,6 +90,8 @@ fn shutdown_with_live_children_counts_them_and_changes_nothing() {
     drop(kernel);
     refused("graph");
     drop(exec);
+    refused("buffer");
+    drop(buffer);
     let device = backend.open(DeviceId::cpu(0)).unwrap();
     refused("device");
     let stream = device.stream(&StreamDesc::default()).unwrap();

@@ -1,0 +1,165 @@
+//! Whether sharing a job pays: what tiles cost, how long a sleeping helper takes to arrive, and how much work there was lately.
+//!
+//! Waking a sleeper takes some microseconds on one machine and fifty on another, and ten times that on a loaded one. So it is measured. A
+//! single job is worth a wake when it takes longer than two wakes; so is a run of smaller jobs, since a helper that is awake stays while any
+//! queue runs something. Therefore the work of such a *period* so far, and that of the period before, count as much as the job at hand.
+//!
+//! All of it only decides where tiles run, never what they compute; so races that lose a sample do no harm.
+//!
+//! This module must not know threads or jobs.
+
+use leasehold_core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+
+/// Jobs that take less than this many nanoseconds run on one thread: handing a tile to another core and back costs about as much.
+const SHARE: u64 = 3_000;
+/// The assumed time of a wake before one was measured, and the bounds of what is believed.
+const FIRST_WAKE: u32 = 15_000;
+const WAKES: std::ops::RangeInclusive<u64> = 2_000..=100_000;
+const COSTS: usize = 512;
+
+/// What is known. Times are in nanoseconds.
+pub(crate) struct Advice {
+    costs: Box<[AtomicU32]>,
+    wake: AtomicU32,
+    rung_at: AtomicU64,
+    in_period: AtomicU64,
+    period_before: AtomicU64,
+}
+
+impl Advice {
+    pub(crate) fn new() -> Self {
+        Self {
+            costs: (0..COSTS).map(|_| AtomicU32::new(0)).collect(),
+            wake: AtomicU32::new(FIRST_WAKE),
+            rung_at: AtomicU64::new(0),
+            in_period: AtomicU64::new(0),
+            period_before: AtomicU64::new(0),
+        }
+    }
+
+    #[inline]
+    fn cost_cell(&self, key: u64) -> &AtomicU32 {
+        // Functions are aligned to 16; Fibonacci hashing spreads the rest.
+        let hash = (key >> 4).wrapping_mul(0x9E37_79B9_7F4A_7C15);
+        &self.costs[(hash >> 55) as usize % COSTS]
+    }
+
+    /// What a tile of the kernel `key` costs; 0 when unknown.
+    #[inline]
+    pub(crate) fn cost(&self, key: u64) -> u64 {
+        u64::from(self.cost_cell(key).load(Ordering::Relaxed))
+    }
+
+    /// Notes that `tiles` tiles of kernel `key` took `nanos` on one thread.
+    pub(crate) fn note_cost(&self, key: u64, nanos: u64, tiles: u64) {
+        let Some(new) = nanos.checked_div(tiles) else { return };
+        let new = new.clamp(1, u64::from(u32::MAX)) as u32;
+        let cell = self.cost_cell(key);
+        let old = cell.load(Ordering::Relaxed);
+        // A thread that lost its processor makes a tile look costly: rise slowly.
+        let mean = if old == 0 { new } else { mean(old, new.min(old.saturating_mul(4))) };
+        cell.store(mean.max(1), Ordering::Relaxed);
+    }
+
+    /// Whether a job of `nanos` (0: unknown) is large enough to be shared with helpers that are awake.
+    #[inline]
+    pub(crate) fn shares(nanos: u64) -> bool {
+        nanos == 0 || nanos >= SHARE
+    }
+
+    /// How many sleeping helpers a job of `nanos` (0: unknown) is worth; notes it as work of this period.
+    pub(crate) fn wakes(&self, nanos: u64) -> u32 {
+        if nanos == 0 {
+            return u32::MAX;
+        }
+        let so_far = self.in_period.fetch_add(nanos, Ordering::Relaxed).saturating_add(nanos);
+        let expected = so_far.max(self.period_before.load(Ordering::Relaxed));
+        (expected / (2 * u64::from(self.wake.load(Ordering::Relaxed)))).min(u64::from(u32::MAX)) as u32
+    }
+
+    /// Nothing runs any more.
+    pub(crate) fn end_period(&self) {
+        self.period_before.store(self.in_period.swap(0, Ordering::Relaxed), Ordering::Relaxed);
+    }
+
+    /// Notes when sleepers were rung for.
+    pub(crate) fn note_ring(&self, now: u64) {
+        self.rung_at.store(now, Ordering::Relaxed);
+    }
+
+    /// Notes that a helper has arrived.
+    pub(crate) fn note_arrival(&self, now: u64) {
+        let rung = self.rung_at.swap(0, Ordering::Relaxed);
+        if rung != 0 {
+            let took = now.saturating_sub(rung).clamp(*WAKES.start(), *WAKES.end()) as u32;
+            self.wake.store(mean(self.wake.load(Ordering::Relaxed), took), Ordering::Relaxed);
+        }
+    }
+}
+
+/// A mean that follows slowly.
+fn mean(old: u32, new: u32) -> u32 {
+    ((u64::from(old) * 3 + u64::from(new)) / 4) as u32
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn costs_settle_and_rise_slowly() {
+        let a = Advice::new();
+        let key = 0x55d0_1234_5670;
+        assert_eq!(a.cost(key), 0);
+        a.note_cost(key, 10_000, 10);
+        assert_eq!(a.cost(key), 1000);
+        a.note_cost(key, 50_000_000, 10);
+        assert!(a.cost(key) <= 2000, "one stolen processor is not believed");
+        for _ in 0..50 {
+            a.note_cost(key, 300, 10);
+        }
+        assert!((1..=40).contains(&a.cost(key)), "{}", a.cost(key));
+        a.note_cost(key, 5, 0);
+        a.note_cost(key, u64::MAX, 1);
+    }
+
+    #[test]
+    fn a_large_job_wakes_and_a_small_one_does_not() {
+        assert_eq!(Advice::new().wakes(20_000), 0);
+        assert_eq!(Advice::new().wakes(65_000), 2);
+        assert_eq!(Advice::new().wakes(0), u32::MAX, "what is unknown may be large");
+        assert!(!Advice::shares(100) && Advice::shares(0) && Advice::shares(10_000));
+    }
+
+    #[test]
+    fn a_run_of_small_jobs_wakes_and_is_expected_again() {
+        let a = Advice::new();
+        assert_eq!(a.wakes(20_000), 0);
+        assert_ne!(a.wakes(20_000), 0);
+        a.end_period();
+        assert_ne!(a.wakes(20_000), 0);
+        a.end_period();
+        assert_eq!(a.wakes(20_000), 0, "the last period was short");
+        a.end_period();
+        assert_eq!(a.wakes(20_000), 0, "small jobs with pauses between them");
+    }
+
+    #[test]
+    fn the_time_of_a_wake_is_learnt_within_bounds() {
+        let a = Advice::new();
+        for _ in 0..50 {
+            a.note_ring(1000);
+            a.note_arrival(1000 + 50_000_000);
+            a.note_arrival(77);
+        }
+        assert_eq!(a.wakes(150_000), 0);
+        a.end_period();
+        assert_ne!(a.wakes(250_000), 0, "a large job always wakes");
+        a.end_period();
+        for _ in 0..50 {
+            a.note_ring(1000);
+            a.note_arrival(1001);
+        }
+        assert!(a.wakes(5_000) >= 1);
+    }
+}
