@@ -50,12 +50,14 @@ fn paths_in(cell: &str) -> impl Iterator<Item = &str> {
 }
 
 /// Types with parameters, traits, and methods with arguments of any type: what to write for them in a `let`.
-const SPELLINGS: [(&str, &str); 7] = [
+const SPELLINGS: [(&str, &str); 8] = [
     ("leasehold::Handle", "leasehold::Handle::<T>"),
     ("leasehold::core::FixedSlotStore", "leasehold::core::FixedSlotStore::<R>"),
     ("leasehold::core::PoolManager", "leasehold::core::PoolManager::<R, K>"),
     ("leasehold::hal::Device", "<dyn leasehold::hal::Device>"),
     ("leasehold::Runtime::extension", "|r: &leasehold::Runtime| r.extension(|_| Ok(()))"),
+    ("leasehold::Runtime::memcpy_d2h", "leasehold::Runtime::memcpy_d2h::<u8>"),
+    ("leasehold::Runtime::memcpy_h2d", "leasehold::Runtime::memcpy_h2d::<u8>"),
     ("leasehold::ops::upload_owned", "leasehold::ops::upload_owned::<Vec<u8>>"),
 ];
 

@@ -139,8 +139,8 @@ where
     let _ = |r: &leasehold::Runtime| r.extension(|_| Ok(()));
     let _ = leasehold::Runtime::is_graph_recording;
     let _ = leasehold::Runtime::memcpy_d2d;
-    let _ = leasehold::Runtime::memcpy_d2h;
-    let _ = leasehold::Runtime::memcpy_h2d;
+    let _ = leasehold::Runtime::memcpy_d2h::<u8>;
+    let _ = leasehold::Runtime::memcpy_h2d::<u8>;
     let _ = leasehold::Runtime::open;
     let _ = leasehold::Runtime::query_event;
     let _ = leasehold::Runtime::record_event;
