@@ -1,6 +1,6 @@
 //! Grouped-query attention over a key-value cache `[kv_head][position][head_dim]`, causal.
 //!
-//! Scores, softmax and sums are f32; the softmax is computed on the fly over blocks of [`POSITIONS`] positions (running maximum,
+//! Scores, softmax and sums are f32; the softmax is computed on the fly over blocks of `POSITIONS` positions (running maximum,
 //! rescaled sum), so nothing as long as the context is stored. A tile takes the queries of some heads of one group, which share
 //! their keys and values, and of some rows. Row `i` sees positions 0 to `position + i`, `position` being read from device
 //! memory. Rows at positions outside the cache give NaN, and so do rows with scores that are NaN or all −∞.

@@ -3,7 +3,7 @@
 //! Both operands are contiguous along the summed dimension, so nothing is packed or transposed. Four rows of weights and up to
 //! [`Simd::GEMM_M`] rows of activations are kept in registers; one row of activations has two accumulators per row of weights,
 //! more have one. The order of a sum depends on the level, on `k` and on how many rows of activations are computed together
-//! ([`Panel::m`]), on nothing else.
+//! (`Panel::m`), on nothing else.
 
 use super::elem::{DType, Elem, load_part};
 use super::simd::{Simd, Task};

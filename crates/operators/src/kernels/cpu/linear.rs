@@ -2,8 +2,8 @@
 //!
 //! Two ways, chosen by the number of rows of `x` and the type of the weights:
 //! - few rows ([`streams`]): the weights stream through the core once, widened in registers; a tile is a block of output rows of a
-//!   size that keeps a tile's overhead small beside reading its weights ([`rows_per_tile`]);
-//! - more: a tile is a block of [`NB`] outputs by [`MB`] rows; it widens its weights, a panel of [`KC`] columns at a time, to f32
+//!   size that keeps a tile's overhead small beside reading its weights (`rows_per_tile`);
+//! - more: a tile is a block of `NB` outputs by `MB` rows; it widens its weights, a panel of `KC` columns at a time, to f32
 //!   on the stack, and multiplies from there.
 //!
 //! A launch may normalise `x` on the way ([`NORM`], few rows only): each tile repeats the norm of the rows, which for narrow
