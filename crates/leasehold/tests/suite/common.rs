@@ -3,14 +3,24 @@
 use leasehold::kernel::{CpuArgs, CpuFn, KernelDesc, KernelSource, session_ops, session_sync_ops};
 use leasehold::{Access, Context, DeviceId, Error, Gate, KernelBase, KernelSession, Operand, Point, Result};
 use leasehold::{Runtime, Stream};
+use std::sync::Arc;
 use std::time::Duration;
 
 /// A wait that takes this long is a hang.
 pub const LONG: Option<Duration> = Some(Duration::from_secs(20));
 
+/// A context that nobody shares. With `LEASEHOLD_VALIDATED` set every submission is checked on its way to the backend.
+pub fn context() -> Context {
+    if std::env::var_os("LEASEHOLD_VALIDATED").is_none() {
+        return Context::new();
+    }
+    let checked = leasehold::hal::Validated::new(leasehold::cpu::CpuBackend::new()).expect("it only wraps");
+    Context::with_backends(vec![Arc::new(checked)])
+}
+
 /// A runtime that nobody shares.
 pub fn runtime() -> Runtime {
-    Context::new().runtime(DeviceId::cpu(0)).expect("the CPU is always there")
+    context().runtime(DeviceId::cpu(0)).expect("the CPU is always there")
 }
 
 pub fn kernel(name: &'static str, run: CpuFn, bindings: &[Access], params: u32) -> KernelBase {

@@ -54,7 +54,7 @@ fn a_foreign_stream_is_no_context() {
 
 #[test]
 fn a_new_thread_inherits_nothing_but_the_process_default() {
-    let context = Context::new();
+    let context = context();
     let runtime = context.runtime(DeviceId::cpu(0)).unwrap();
     let _guard = ops::set_context(&runtime, None).unwrap();
     let elsewhere = || std::thread::scope(|s| s.spawn(|| Current::get().map(|c| c.runtime().clone())).join().unwrap());

@@ -2,7 +2,7 @@
 
 use crate::common::*;
 use leasehold::kernel::{CpuArgs, KernelSource, Registry, session_ops, session_sync_ops};
-use leasehold::{Access, Context, DeviceId, KernelBase, KernelSession, Operand, View, ops};
+use leasehold::{Access, DeviceId, KernelBase, KernelSession, Operand, View, ops};
 
 fn ones() -> [u8; 4] {
     1.0f32.to_ne_bytes()
@@ -231,7 +231,7 @@ fn a_base_serves_many_devices_and_is_emptied_by_their_end() {
         }
     }
     drop(runtimes);
-    let context = Context::new();
+    let context = context();
     let runtime = context.runtime(DeviceId::cpu(0)).unwrap();
     kernel.prepare(&runtime).unwrap();
     drop(runtime);

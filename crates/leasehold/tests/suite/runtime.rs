@@ -1,14 +1,14 @@
 //! Every method of document 002's API section, in Rust's spelling.
 
 use crate::common::*;
-use leasehold::{Context, DeviceId, EventFlags, HostKind, Layout, Runtime, View, ops};
+use leasehold::{DeviceId, EventFlags, HostKind, Layout, Runtime, View, ops};
 use std::sync::Arc;
 use std::sync::mpsc;
 use std::time::Duration;
 
 #[test]
 fn a_device_has_one_runtime_in_a_context() {
-    let context = Context::new();
+    let context = context();
     let a = context.runtime(DeviceId::cpu(0)).unwrap();
     let b = context.runtime(DeviceId::cpu(0)).unwrap();
     assert!(a.same(&b) && a.same(&a.clone()));
@@ -21,7 +21,7 @@ fn a_device_has_one_runtime_in_a_context() {
 
 #[test]
 fn opened_by_many_threads_at_once_it_is_still_one() {
-    let context = Context::new();
+    let context = context();
     let runtimes: Vec<Runtime> = std::thread::scope(|s| {
         let handles: Vec<_> = (0..8).map(|_| s.spawn(|| context.runtime(DeviceId::cpu(0)).unwrap())).collect();
         handles.into_iter().map(|h| h.join().unwrap()).collect()
@@ -31,7 +31,7 @@ fn opened_by_many_threads_at_once_it_is_still_one() {
 
 #[test]
 fn a_device_that_is_not_there_is_named() {
-    let context = Context::new();
+    let context = context();
     let missing = context.runtime(DeviceId::cpu(7)).unwrap_err();
     assert_eq!(missing.kind(), "NotFound");
     let cuda = context.runtime("cuda:0".parse().unwrap()).unwrap_err();
@@ -272,7 +272,7 @@ fn an_extension_that_is_too_many_may_use_the_runtime_as_it_goes() {
 
 #[test]
 fn nothing_is_left_when_all_is_dropped() {
-    let context = Context::new();
+    let context = context();
     {
         let runtime = context.runtime(DeviceId::cpu(0)).unwrap();
         let x = runtime.upload(&[1.0f32; 64]).unwrap();
@@ -298,7 +298,7 @@ fn nothing_is_left_when_all_is_dropped() {
 
 #[test]
 fn leases_outlive_the_runtime() {
-    let context = Context::new();
+    let context = context();
     let runtime = context.runtime(DeviceId::cpu(0)).unwrap();
     let x = runtime.upload(&[5u32; 4]).unwrap();
     let stream = runtime.create_stream().unwrap();
