@@ -77,6 +77,32 @@ fn a_buffer_that_meets_another_changes_the_dependencies() {
 }
 
 #[test]
+fn a_buffer_that_was_only_read_is_written_once_it_stands_for_both() {
+    let runtime = runtime();
+    let kernel = iota();
+    let [x, y, out] = [0, 1, 2].map(|_| runtime.upload(&[0u32; 4]).unwrap());
+    let graph = runtime
+        .record_graph(|r| {
+            ops::copy(r.stream(), out.view(), x.view())?;
+            launch(r.stream(), &kernel, &[y.write()], &1u32.to_ne_bytes(), 1).map(drop)
+        })
+        .unwrap();
+    assert_eq!(graph.update(&Update::new().buffer(&x, &y)).unwrap(), Updated::Reinstantiated);
+    assert_eq!(graph.describe()[1].1, [0], "the launch writes what the copy reads");
+    runtime.sync_device().unwrap();
+    let held = hold(runtime.stream());
+    graph.launch().unwrap();
+    let other = runtime.create_stream().unwrap();
+    let elsewhere = runtime.alloc_on(&other, leasehold::Layout::new(16)).unwrap();
+    ops::copy(&other, elsewhere.view(), y.view()).unwrap();
+    assert_eq!(kind(other.synchronize_timeout(Some(Duration::from_millis(3)))), "Timeout");
+    open(held);
+    other.synchronize_timeout(LONG).unwrap();
+    assert_eq!(runtime.download::<u32>(&elsewhere).unwrap(), [1, 2, 3, 4]);
+    assert_eq!(runtime.download::<u32>(&out).unwrap(), [0; 4]);
+}
+
+#[test]
 fn what_was_redundant_may_be_needed_after_an_update() {
     let runtime = runtime();
     let kernel = iota();
