@@ -71,7 +71,12 @@ fn main() -> Result<()> {
         graph.launch()?;
     }
     runtime.record_event(&end, None)?;
-    println!("{} replays of {} operations: {:.3} ms", graph.launches(), graph.nodes(), runtime.elapsed_time(&start, &end)?);
+    println!(
+        "{} replays of {} operations: {:.3} ms",
+        graph.launches(),
+        graph.nodes(),
+        runtime.elapsed_time(&start, &end)?
+    );
 
     // y = 1 + y / 2, ten times, from 3 on.
     let expect = (0..10).fold(3.0f32, |y, _| 1.0 + 0.5 * y);
