@@ -327,15 +327,28 @@ impl Env {
             direct(stream, &[Op::Wait(gate.line().at(value))])?;
             return Ok(Hold(Holding::Gate(gate, value)));
         }
+        let kernel = self.kernel(TestKernel::SpinUntilFlag)?;
+        self.spin(stream, &kernel)
+    }
+
+    /// As [`hold`](Self::hold), by a running kernel where there is one: the hold itself then rests on no wait, so that a backend whose
+    /// waits do nothing does not escape it. Also gives whoever ignores a wait the time to run ahead, before [`Hold::release_late`].
+    pub fn hold_running(&self, stream: &Lease<dyn Stream>) -> Outcome<Hold> {
+        match self.kernel(TestKernel::SpinUntilFlag) {
+            Ok(kernel) => self.spin(stream, &kernel),
+            Err(_) => self.hold(stream),
+        }
+    }
+
+    fn spin(&self, stream: &Lease<dyn Stream>, kernel: &Lease<Pipeline>) -> Outcome<Hold> {
         let memory = self.device.memory(MemoryKind::Pinned)?;
         let shared = memory.alloc(Layout::new(8), leasehold_on(stream))?;
         flag(&shared).store(0, Ordering::Release);
-        let kernel = self.kernel(TestKernel::SpinUntilFlag)?;
         let binding = |at: u64, access| Binding { addr: shared.addr() + at, len: 4, native: shared.native(), access };
         let limit = u32::try_from(self.patience().as_millis()).unwrap_or(u32::MAX).to_le_bytes();
         let bindings = [binding(0, Access::Read), binding(4, Access::Write)];
         let op =
-            Dispatch { pipeline: &kernel, grid: [1; 3], block: [1; 3], shared: 0, bindings: &bindings, params: &limit };
+            Dispatch { pipeline: kernel, grid: [1; 3], block: [1; 3], shared: 0, bindings: &bindings, params: &limit };
         let value = direct(stream, &[Op::Dispatch(op)])?;
         shared.mark_write(stream.line().at(value));
         stream.flush()?;
@@ -382,6 +395,12 @@ enum Holding {
 }
 
 impl Hold {
+    /// As [`release`](Self::release), a few milliseconds later: work that should have waited has run by then, if it did not wait.
+    pub fn release_late(self) -> Outcome {
+        std::thread::sleep(Duration::from_millis(3));
+        self.release()
+    }
+
     /// Lets the stream go on.
     pub fn release(mut self) -> Outcome {
         Ok(self.0.release()?)

@@ -202,7 +202,7 @@ fn diamond(env: &Env) -> Outcome {
     let [x, y, z, sum] = [&buffers[0], &buffers[1], &buffers[2], &buffers[3]];
     let (set, add) = (env.kernel(TestKernel::Fill)?, env.kernel(TestKernel::Add)?);
     for round in 0..10u32 {
-        let hold = env.hold(a)?;
+        let hold = env.hold_running(a)?;
         let first = a.line().at(env.kernel_fill(a, &set, x, round)?);
         let left = b.line().at(direct(b, &[Op::Wait(first), copy(x, y)])?);
         let right = c.line().at(direct(c, &[Op::Wait(first), copy(x, z)])?);
@@ -216,7 +216,7 @@ fn diamond(env: &Env) -> Outcome {
         for s in &streams {
             s.flush()?;
         }
-        hold.release()?;
+        hold.release_late()?;
         env.wait(d, last)?;
         check!(env.read_u32(d, sum)?.iter().all(|&v| v == 2 * round), "round {round}: the sum is not {}", 2 * round);
     }

@@ -204,13 +204,13 @@ fn after_kernel(env: &Env) -> Outcome {
     let set = env.kernel(TestKernel::Fill)?;
     let (x, y) = (env.buffer(&a, 65_536)?, env.buffer(&b, 65_536)?);
     for round in 0..10 {
-        let hold = env.hold(&a)?;
+        let hold = env.hold_running(&a)?;
         let point = a.line().at(env.kernel_fill(&a, &set, &x, round)?);
         a.flush()?;
         b.wait(point)?;
         let value = direct(&b, &[crate::cases::streams::copy(&x, &y)])?;
         b.flush()?;
-        hold.release()?;
+        hold.release_late()?;
         env.wait(&b, value)?;
         check!(env.read_u32(&b, &y)?.iter().all(|&v| v == round), "round {round}: the copy came before the kernel");
     }
