@@ -40,7 +40,7 @@ fn no_object_is_freed_by_a_foreign_thread() {
         .map(|_| {
             let (strange, destroyed) = (Arc::clone(&strange), Arc::clone(&destroyed));
             thread::spawn(move || {
-                for i in 0..50_000 {
+                for i in 0..100_000 {
                     tl_mem_enter_scope();
                     if i % 10 == 0 {
                         // SAFETY: `destroy` fits the object.
@@ -55,7 +55,7 @@ fn no_object_is_freed_by_a_foreign_thread() {
     for handle in handles {
         assert_eq!(handle.join().unwrap(), 1);
     }
-    assert_eq!((strange.load(Relaxed), destroyed.load(Relaxed)), (0, 4 * 5_000));
+    assert_eq!((strange.load(Relaxed), destroyed.load(Relaxed)), (0, 4 * 10_000));
 }
 
 #[test]
