@@ -165,6 +165,9 @@ impl Tagged for WrongDevice {
     type Tag = tags::Device;
 }
 
+/// Streams that the defect never gives back.
+static KEPT: leasehold::core::sync::Mutex<Vec<Lease<dyn Stream>>> = leasehold::core::sync::Mutex::new(Vec::new());
+
 impl Device for WrongDevice {
     fn info(&self) -> &DeviceInfo {
         self.inner.info()
@@ -197,7 +200,8 @@ impl Device for WrongDevice {
     fn stream(&self, desc: &StreamDesc) -> Result<Lease<dyn Stream>> {
         let lease = self.streams.acquire(&self.inner.stream(desc)?)?;
         if self.defect == Defect::LeaksStreams {
-            std::mem::forget(lease.clone());
+            // For ever, but where a leak checker can see it.
+            KEPT.lock().push(lease.clone());
         }
         Ok(Lease::map(lease, |s| s as &dyn Stream))
     }
