@@ -166,7 +166,7 @@ impl Tagged for WrongDevice {
 }
 
 /// Streams that the defect never gives back.
-static KEPT: leasehold::core::sync::Mutex<Vec<Lease<dyn Stream>>> = leasehold::core::sync::Mutex::new(Vec::new());
+static KEPT: leasehold::core::sync::Mutex<Vec<Lease<WrongStream>>> = leasehold::core::sync::Mutex::new(Vec::new());
 
 impl Device for WrongDevice {
     fn info(&self) -> &DeviceInfo {
