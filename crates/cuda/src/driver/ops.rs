@@ -489,8 +489,12 @@ pub trait GraphOps {
     ///
     /// # Safety
     /// - As [`StreamOps::launch`], whenever the graph runs.
-    unsafe fn graph_add_kernel(&self, graph: NativeGraph, after: &[NativeNode], launch: &Launch<'_>)
-    -> Result<NativeNode>;
+    unsafe fn graph_add_kernel(
+        &self,
+        graph: NativeGraph,
+        after: &[NativeNode],
+        launch: &Launch<'_>,
+    ) -> Result<NativeNode>;
 
     /// A copy: `cuGraphAddMemcpyNode`.
     ///
