@@ -32,6 +32,7 @@ mod lookup;
 mod node;
 mod place;
 pub mod planner;
+#[cfg(not(loom))]
 pub mod replay;
 mod residency;
 mod slab;
@@ -39,6 +40,7 @@ mod store;
 mod table;
 mod tlsf;
 pub mod trace;
+mod virtual_stream;
 pub use allocator::{Allocator, On, PointWaiter, Reclaimer};
 pub use arena::{ArenaState, Bindings, GraphArena, LaunchGuard, Lifetime};
 pub use backing::*;

@@ -10,10 +10,10 @@ use crate::config::{AllocatorConfig, Policy};
 use crate::fake::FakeBacking;
 use crate::layout::Layout;
 use crate::trace::Trace;
-use leasehold_core::sync::Mutex;
-use leasehold_core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use leasehold_core::{Error, Lease, Line, LineOwner, Point, Result, Timeline};
-use std::collections::{BTreeMap, VecDeque};
+pub use crate::virtual_stream::{VirtualStream, pass};
+use leasehold_core::sync::Arc;
+use leasehold_core::{Error, Lease, Point, Result};
+use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
 /// How to replay.
@@ -93,89 +93,6 @@ pub struct DriverCalls {
     pub steady: u64,
 }
 
-/// A stream without a device: its epochs complete `lag` operations of its replay later, or when the host waits.
-pub struct VirtualStream {
-    owner: LineOwner,
-    host_waits: AtomicU64,
-}
-
-/// What virtual streams wait for, by line: from which value on, and for which point.
-static WAITS: Mutex<BTreeMap<u16, Vec<(u64, Point)>>> = Mutex::new(BTreeMap::new());
-/// Whether there are any, so that a replay without waits takes no lock.
-static ANY_WAITS: AtomicBool = AtomicBool::new(false);
-
-/// Lets virtual time pass until a point is over: first whatever its stream was made to wait for before it.
-pub fn pass(point: Point) {
-    if ANY_WAITS.load(Ordering::Relaxed) {
-        let mut first = Vec::new();
-        if let Some(list) = WAITS.lock().get_mut(&point.line_id().get()) {
-            list.retain(|w| {
-                if w.0 <= point.value() {
-                    first.push(w.1);
-                }
-                w.0 > point.value()
-            });
-        }
-        first.into_iter().for_each(pass);
-    }
-    point.line().complete(point.value());
-}
-
-impl VirtualStream {
-    /// A stream of its own.
-    ///
-    /// # Errors
-    /// `OutOfMemory` when all lines are in use.
-    pub fn new() -> Result<Self> {
-        Ok(Self { owner: LineOwner::take()?, host_waits: AtomicU64::new(0) })
-    }
-
-    /// Submits nothing, and returns its point.
-    ///
-    /// # Errors
-    /// `InvalidState` when the line's values are used up.
-    pub fn submit(&self) -> Result<Point> {
-        let line = self.owner.line();
-        let value = line.advance()?;
-        Ok(line.at(value))
-    }
-
-    /// How often the host waited for it.
-    pub fn host_waits(&self) -> u64 {
-        self.host_waits.load(Ordering::Relaxed)
-    }
-}
-
-impl Drop for VirtualStream {
-    fn drop(&mut self) {
-        pass(self.owner.line().now());
-    }
-}
-
-impl Timeline for VirtualStream {
-    fn line(&self) -> &'static Line {
-        self.owner.line()
-    }
-    fn signal(&self) -> Result<u64> {
-        Ok(self.owner.line().submitted())
-    }
-    fn refresh(&self) -> Result<u64> {
-        Ok(self.owner.line().completed())
-    }
-    fn wait(&self, on: Point) -> Result<()> {
-        let line = self.owner.line();
-        line.learn(on);
-        ANY_WAITS.store(true, Ordering::Relaxed);
-        WAITS.lock().entry(line.id().get()).or_default().push((line.submitted() + 1, on));
-        Ok(())
-    }
-    fn wait_host(&self, value: u64, _: Option<Duration>) -> Result<()> {
-        self.host_waits.fetch_add(1, Ordering::Relaxed);
-        pass(self.owner.line().at(value));
-        Ok(())
-    }
-}
-
 /// Replays on a virtual device that has as much memory as is asked for.
 ///
 /// # Errors
@@ -202,7 +119,7 @@ pub fn replay(trace: &Trace, options: &Options, backing: Box<dyn Backing>) -> Re
     };
     let allocator = Allocator::new(backing, config)?;
     // Every wait ends at once: the epochs are virtual.
-    allocator.set_waiter(leasehold_core::sync::Arc::new(|p: Point, _| {
+    allocator.set_waiter(Arc::new(|p: Point, _| {
         pass(p);
         Ok(())
     }));
