@@ -3,10 +3,11 @@
 
 use leasehold_alloc::replay::{VirtualStream, pass};
 use leasehold_alloc::{Allocator, AllocatorConfig, Buffer, CrossStream, FakeBacking, Layout, On, Policy};
-use leasehold_core::sync::Arc;
-use leasehold_core::{Error, Lease, Point, Stamp, Timeline};
+use leasehold_core::sync::{Arc, Mutex};
+use leasehold_core::{Error, Lease, Line, LineId, Point, Result, Stamp, Timeline};
 use proptest::prelude::*;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
+use std::time::Duration;
 
 /// A small, fast generator: the tests are reproducible from their seed.
 pub(crate) struct Rng(pub(crate) u64);
@@ -38,15 +39,122 @@ fn over(s: Stamp) -> bool {
     s.point().is_none_or(|p| p.line().completed() >= p.value())
 }
 
+const STREAMS: usize = 3;
+type Clock = [u64; STREAMS];
+
+/// What happens before what: a vector clock per stream, moved by every wait (the allocator's own too) and every submission.
+#[derive(Default)]
+struct Order {
+    lines: Vec<LineId>,
+    now: [Clock; STREAMS],
+    /// The clock of each submission that is not over yet.
+    at: [VecDeque<(u64, Clock)>; STREAMS],
+}
+
+impl Order {
+    /// The stream of a line; none for one that is gone, whose work is over.
+    fn of(&self, line: LineId) -> Option<usize> {
+        self.lines.iter().position(|&l| l == line)
+    }
+
+    /// A new stream takes the place of an idle one.
+    fn replaced(&mut self, t: usize, line: LineId) {
+        self.lines[t] = line;
+        self.at[t].clear();
+        self.now[t] = [0; STREAMS];
+        self.now.iter_mut().for_each(|clock| clock[t] = 0);
+        self.at.iter_mut().flatten().for_each(|e| e.1[t] = 0);
+    }
+
+    fn submitted(&mut self, p: Point) {
+        let Some(t) = self.of(p.line_id()) else { return };
+        self.now[t][t] = p.value();
+        let over = p.line().completed();
+        while self.at[t].front().is_some_and(|f| f.0 <= over) {
+            self.at[t].pop_front();
+        }
+        self.at[t].push_back((p.value(), self.now[t]));
+    }
+
+    fn waited(&mut self, line: LineId, on: Point) {
+        let (Some(t), Some(u)) = (self.of(line), self.of(on.line_id())) else { return };
+        let known = self.clock(on);
+        for (mine, theirs) in self.now[t].iter_mut().zip(known) {
+            *mine = (*mine).max(theirs);
+        }
+        self.now[t][u] = self.now[t][u].max(on.value());
+    }
+
+    /// What a point comes after; zeros for one that is over.
+    fn clock(&self, p: Point) -> Clock {
+        let list = self.of(p.line_id()).map(|t| &self.at[t]);
+        list.into_iter().flatten().rev().find(|e| e.0 <= p.value()).map_or([0; STREAMS], |e| e.1)
+    }
+
+    /// Whether whoever waits for `r` has thereby waited for `s`.
+    fn covers(&self, r: Stamp, s: Stamp) -> bool {
+        match (s.point(), r.point()) {
+            (None, _) => true,
+            (_, None) => false,
+            (Some(s), Some(r)) if s.line_id() == r.line_id() => s.value() <= r.value(),
+            (Some(s), Some(r)) => self.of(s.line_id()).is_none_or(|u| self.clock(r)[u] >= s.value()),
+        }
+    }
+
+    /// Whether what comes next on `line` comes after `s`.
+    fn follows(&self, line: LineId, s: Stamp) -> bool {
+        let (Some(t), Some(u)) = (self.of(line), self.of(s.line_id())) else { return true };
+        t == u || s.is_never() || self.now[t][u] >= s.value()
+    }
+}
+
+/// A virtual stream whose order the model knows.
+struct Stream {
+    inner: VirtualStream,
+    order: Arc<Mutex<Order>>,
+}
+
+impl Stream {
+    fn submit(&self) -> Result<Point> {
+        let p = self.inner.submit()?;
+        self.order.lock().submitted(p);
+        Ok(p)
+    }
+}
+
+impl Timeline for Stream {
+    fn line(&self) -> &'static Line {
+        self.inner.line()
+    }
+    fn signal(&self) -> Result<u64> {
+        self.inner.signal()
+    }
+    fn refresh(&self) -> Result<u64> {
+        self.inner.refresh()
+    }
+    fn wait(&self, on: Point) -> Result<()> {
+        self.inner.wait(on)?;
+        self.order.lock().waited(self.line().id(), on);
+        Ok(())
+    }
+    fn wait_host(&self, value: u64, timeout: Option<Duration>) -> Result<()> {
+        self.inner.wait_host(value, timeout)
+    }
+}
+
 struct Model {
     allocator: Allocator,
     fake: FakeBacking,
-    streams: Vec<VirtualStream>,
+    streams: Vec<Stream>,
+    order: Arc<Mutex<Order>>,
     live: Vec<(Lease<Buffer>, Vec<Stamp>)>,
     by_addr: BTreeMap<u64, u64>,
     /// Freed ranges with the uses that may go on.
     pending: Vec<(u64, u64, Vec<Stamp>)>,
     bytes: u64,
+    /// Streams come and go, and for a while only some of them are used: so do lanes.
+    churn: bool,
+    active: u64,
 }
 
 impl Model {
@@ -56,14 +164,18 @@ impl Model {
             pass(p);
             Ok(())
         }));
-        let streams = (0..3).map(|_| VirtualStream::new().expect("a line")).collect();
-        Self { allocator, fake, streams, live: Vec::new(), by_addr: BTreeMap::new(), pending: Vec::new(), bytes: 0 }
+        let order = Arc::new(Mutex::new(Order::default()));
+        let stream = |_| Stream { inner: VirtualStream::new().expect("a line"), order: order.clone() };
+        let streams: Vec<_> = (0..STREAMS).map(stream).collect();
+        order.lock().lines = streams.iter().map(|s| s.line().id()).collect();
+        let (live, by_addr, pending) = (Vec::new(), BTreeMap::new(), Vec::new());
+        Self { allocator, fake, streams, order, live, by_addr, pending, bytes: 0, churn: false, active: STREAMS as u64 }
     }
 
     fn alloc(&mut self, rng: &mut Rng) {
         let align = if rng.below(8) == 0 { 1 << rng.below(17) } else { 256 };
         let layout = Layout { size: rng.size(), align };
-        let t = rng.below(self.streams.len() as u64) as usize;
+        let t = rng.below(self.active) as usize;
         let on = On::new(&self.streams[t]);
         let buffer = match self.allocator.alloc(layout, on) {
             Ok(buffer) => buffer,
@@ -84,16 +196,18 @@ impl Model {
         assert!(self.fake.is_backed(from, layout.size), "{from:#x}..{to:#x} is not backed");
         let mut seen = vec![buffer.write_stamp()];
         buffer.for_each_read(|s| seen.push(s));
+        let order = self.order.lock();
         for (a, b, stamps) in &self.pending {
             if *a < to && from < *b {
                 for s in stamps.iter().filter(|&&s| !over(s)) {
-                    let ordered = s.line_id() == on.line.id() || on.line.knows(*s);
-                    assert!(ordered, "{from:#x}..{to:#x} is lent while {s:?} may use it");
-                    let told = seen.iter().any(|r| r.line_id() == s.line_id() && r.value() >= s.value());
+                    assert!(order.follows(on.line.id(), *s), "{from:#x}..{to:#x} is lent while {s:?} may use it");
+                    // A later use stands for every use that it was made to wait for.
+                    let told = seen.iter().any(|&r| order.covers(r, *s));
                     assert!(told, "the record of {from:#x}..{to:#x} forgets {s:?}: {seen:?}");
                 }
             }
         }
+        drop(order);
         // From now on the new holder's record guards its range.
         let mut rest = Vec::new();
         self.pending.retain(|(a, b, stamps)| {
@@ -139,7 +253,7 @@ impl Model {
             return;
         }
         let at = rng.below(self.live.len() as u64) as usize;
-        let t = rng.below(self.streams.len() as u64) as usize;
+        let t = rng.below(self.active) as usize;
         let line = self.streams[t].line();
         let (buffer, stamps) = &mut self.live[at];
         let kind = rng.below(3);
@@ -157,12 +271,22 @@ impl Model {
         match kind {
             0 => {
                 buffer.mark_write(point);
-                stamps.retain(|&s| !line.knows(s));
+                let order = self.order.lock();
+                stamps.retain(|&s| !order.follows(line.id(), s));
             }
             1 => buffer.mark_read(point),
             _ => buffer.used_on(point),
         }
         stamps.push(point.into());
+    }
+
+    /// Another stream takes the place of one, whose work is over then; what it allocated lives on.
+    fn replace(&mut self, rng: &mut Rng) {
+        let t = rng.below(STREAMS as u64) as usize;
+        let inner = VirtualStream::new().expect("a line");
+        let old = std::mem::replace(&mut self.streams[t].inner, inner);
+        pass(old.line().now());
+        self.order.lock().replaced(t, self.streams[t].line().id());
     }
 
     fn step(&mut self, rng: &mut Rng) {
@@ -171,11 +295,12 @@ impl Model {
             40..75 => self.free(rng),
             75..93 => self.use_one(rng),
             93..98 => {
-                let line = self.streams[rng.below(3) as usize].line();
+                let line = self.streams[rng.below(STREAMS as u64) as usize].line();
                 let (done, all) = (line.completed(), line.submitted());
                 pass(line.at(done + rng.below(all - done + 1)));
             }
             98 => self.allocator.drain(),
+            _ if self.churn && rng.below(8) == 0 => self.replace(rng),
             _ => {
                 self.allocator.trim(rng.below(64 << 20)).expect("a trim on a healthy device");
             }
@@ -207,6 +332,9 @@ impl Model {
     }
 }
 
+/// Backings, budgets, policies, and streams that stay or come and go.
+const KINDS: u64 = 72;
+
 fn run(seed: u64, steps: usize, kind: u64) {
     let mut rng = Rng(seed | 1);
     let physical = if kind & 1 == 0 { 1 << 30 } else { 48 << 20 };
@@ -218,37 +346,51 @@ fn run(seed: u64, steps: usize, kind: u64) {
         ..AllocatorConfig::default()
     };
     let mut model = Model::new(fake, config);
+    model.churn = kind / 36 % 2 == 1;
     for i in 0..steps {
+        if model.churn && i % 3000 == 2999 {
+            model.active = 1 + rng.below(2 * STREAMS as u64).saturating_sub(STREAMS as u64);
+        }
         model.step(&mut rng);
-        if i % 100 == 99 {
+        if i % 1000 == 999 {
             model.check();
         }
     }
     model.end();
 }
 
+/// `LEASEHOLD_MODEL_CASES=20000 cargo test --release -p leasehold-alloc --test main random_operations` for a long look.
+fn cases() -> u32 {
+    std::env::var("LEASEHOLD_MODEL_CASES").ok().and_then(|s| s.parse().ok()).unwrap_or(72)
+}
+
 proptest! {
-    // The same cases each time. Known to fail beyond them: seed 8232327894336975388 of kind 28, where a block's record forgets one of
-    // two streams that its memory's former holders used. The long run below finds such seeds.
+    // Other seeds each time; a failure names its seed, which then becomes a test of its own below.
     #![proptest_config(ProptestConfig {
-        cases: 72,
+        cases: cases(),
         failure_persistence: None,
-        rng_seed: proptest::test_runner::RngSeed::Fixed(1),
         ..ProptestConfig::default()
     })]
 
     #[test]
-    fn random_operations_agree_with_the_model(seed in any::<u64>(), kind in 0u64..36) {
-        run(seed, 1500, kind);
+    fn random_operations_agree_with_the_model(seed in any::<u64>().no_shrink(), kind in (0..KINDS).no_shrink()) {
+        run(seed, 9000, kind);
     }
+}
+
+/// The last 202 bytes of a block lay beyond what its holder had asked for, so the model, which knew requests only, took them for memory
+/// that line 2 still used, although the holder's line had waited for that use and its write stood for it.
+#[test]
+fn slack_is_guarded_by_the_write_that_waited_for_its_former_use() {
+    run(8232327894336975388, 1500, 28);
 }
 
 /// The long run: `LEASEHOLD_FUZZ_STEPS=1000000000 cargo test --release -p leasehold-alloc --test main long_fuzz`.
 #[test]
 fn long_fuzz() {
-    let steps = std::env::var("LEASEHOLD_FUZZ_STEPS").ok().and_then(|s| s.parse::<usize>().ok()).unwrap_or(72_000);
-    for kind in 0..36 {
-        run(0x1234_5678_9ABC_DEF1 ^ (kind << 20), steps / 36, kind);
+    let steps = std::env::var("LEASEHOLD_FUZZ_STEPS").ok().and_then(|s| s.parse::<usize>().ok()).unwrap_or(144_000);
+    for kind in 0..KINDS {
+        run(0x1234_5678_9ABC_DEF1 ^ (kind << 20), steps / KINDS as usize, kind);
     }
 }
 
