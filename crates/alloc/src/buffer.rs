@@ -277,8 +277,15 @@ impl Buffer {
             }
         }
         self.spilled(|s| {
-            s.retain(|&s| s.line_id() != stamp.line_id() && !crate::heap::passed(s));
-            s.push(stamp);
+            let mut latest = stamp;
+            s.retain(|&s| {
+                let same = s.line_id() == stamp.line_id();
+                if same && s.value() > latest.value() {
+                    latest = s;
+                }
+                !same && !crate::heap::passed(s)
+            });
+            s.push(latest);
         });
     }
 

@@ -49,11 +49,13 @@ pub(crate) struct Lane {
     oldest: u32,
     newest: u32,
     used_at: u64,
+    /// Plans in flight that will bring memory back into it.
+    pub(crate) plans: u32,
 }
 
 impl Lane {
     fn new(line: Option<LineId>) -> Self {
-        Self { index: Index::new(), line, oldest: NIL, newest: NIL, used_at: 0 }
+        Self { index: Index::new(), line, oldest: NIL, newest: NIL, used_at: 0, plans: 0 }
     }
 }
 
@@ -230,8 +232,7 @@ impl Heap {
                 }
                 let busy = |heap: &Heap, g: u32| {
                     let granule = heap.res.granules[g as usize];
-                    let mine = granule.last.line_id() == stamp.line_id();
-                    granule.piece != NIL && !(mine && passed(granule.last))
+                    granule.piece != NIL && granule.last_of(stamp.line_id()).is_none_or(|last| !passed(last))
                 };
                 // Whole granules only; the edges stay in the lane.
                 let mut g = start.div_ceil(1 << shift);
@@ -381,10 +382,8 @@ impl Heap {
                 // A block merged from many frees is ready granule by granule.
                 let (mut g, end) = (n.start.div_ceil(1 << shift), n.end() >> shift);
                 while g < end {
-                    if let Some(granule) = self.res.granules.get(g as usize)
-                        && granule.last.line_id() == n.stamp.line_id()
-                    {
-                        push(granule.last, 1 << shift);
+                    if let Some(last) = self.res.granules.get(g as usize).and_then(|g| g.last_of(n.stamp.line_id())) {
+                        push(last, 1 << shift);
                     }
                     g += 1;
                 }
@@ -655,7 +654,8 @@ impl Heap {
                 self.drain(lane, usize::MAX);
             }
             let l = &self.lanes[lane];
-            if l.line.is_some() && l.index.count() == 0 && self.tick.saturating_sub(l.used_at) > LANE_IDLE {
+            let needed = l.index.count() > 0 || l.plans > 0;
+            if l.line.is_some() && !needed && self.tick.saturating_sub(l.used_at) > LANE_IDLE {
                 if let Some(line) = self.lanes[lane].line.take() {
                     self.lane_of_line[usize::from(line.get())] = NO_LANE;
                 }

@@ -318,7 +318,7 @@ impl Inner {
             let mut core = self.core.lock();
             let node = core.store.heap.finish(plan, result.is_ok(), &self.budget);
             if let Some(node) = node {
-                let Some(block) = core.store.adopt(node, need, on.line)? else { return Ok(None) };
+                let Some(block) = core.store.adopt(node, need)? else { return Ok(None) };
                 return self.issue(&mut core, block, size, on.line).map(Some);
             }
             drop(core);

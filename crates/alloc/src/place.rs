@@ -114,6 +114,7 @@ impl Heap {
         match plan {
             Ok(Some(mut plan)) => {
                 plan.nodes_held = held;
+                self.lanes[usize::from(lane)].plans += 1;
                 Ok(Planned::Plan(plan))
             }
             Ok(None) => {
@@ -294,11 +295,8 @@ impl Heap {
     fn last_use(&self, from: u32, to: u32, node: Stamp) -> Stamp {
         let mut latest = Stamp::NEVER;
         for g in from..to {
-            let last = self.res.granules[g as usize].last;
-            if last.line_id() != node.line_id() {
-                return node;
-            }
-            if !passed(last) && last.value() > latest.value() {
+            let Some(last) = self.res.granules[g as usize].last_of(node.line_id()) else { return node };
+            if last.value() > latest.value() {
                 latest = last;
             }
         }
@@ -327,6 +325,7 @@ impl Heap {
     /// was not used; pieces in hand stay in the cache.
     pub(crate) fn finish(&mut self, plan: Plan, done: bool, budget: &Budget) -> Option<u32> {
         self.nodes.unhold(plan.nodes_held);
+        self.lanes[usize::from(plan.lane)].plans -= 1;
         let mut unused = 0;
         for s in &plan.steps {
             let granules = self.res.pieces[s.piece as usize].granules;

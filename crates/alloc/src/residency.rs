@@ -5,15 +5,57 @@
 //! driver lets it; what the driver does not take back is quarantined and stays counted.
 
 use crate::backing::Backing;
+use crate::heap::passed;
 use crate::node::{NIL, Node, State};
-use leasehold_core::{Error, OutOfMemory, Result, Stamp};
+use leasehold_core::{Error, LineId, OutOfMemory, Result, Stamp};
 
 /// What backs a granule.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Granule {
     pub(crate) piece: u32,
-    /// When the memory's last use by a line is over, as of the last release into a line's lane.
-    pub(crate) last: Stamp,
+    /// When its last use by a line is over, as far as releases into lines' lanes have told.
+    last: Stamp,
+    /// The same of a second line; [`MANY`] once there were more at a time.
+    other: Stamp,
+}
+
+/// More lines than are kept apart.
+const MANY: Stamp = Stamp::from_bits(1);
+
+impl Granule {
+    const VACANT: Granule = Granule { piece: NIL, last: Stamp::NEVER, other: Stamp::NEVER };
+
+    /// When the last use is over, if nobody but `line` may still use it; never, if nobody does.
+    #[inline]
+    pub(crate) fn last_of(&self, line: LineId) -> Option<Stamp> {
+        let over = |s: Stamp| s != MANY && passed(s);
+        match (over(self.last), over(self.other)) {
+            (true, true) => Some(Stamp::NEVER),
+            (false, true) => Some(self.last).filter(|s| s.line_id() == line),
+            (true, false) => Some(self.other).filter(|&s| s != MANY && s.line_id() == line),
+            (false, false) => None,
+        }
+    }
+
+    /// A part of it was released until `stamp`. Releases need not come in the order of their stamps.
+    fn note(&mut self, stamp: Stamp) {
+        for word in [&mut self.last, &mut self.other] {
+            if *word == MANY {
+                return;
+            }
+            if word.line_id() == stamp.line_id() {
+                if word.value() < stamp.value() {
+                    *word = stamp;
+                }
+                return;
+            }
+            if passed(*word) {
+                *word = stamp;
+                return;
+            }
+        }
+        self.other = MANY;
+    }
 }
 
 /// Where a piece of physical memory is.
@@ -68,11 +110,14 @@ impl Residency {
     pub(crate) fn note_use(&mut self, node: &Node, stamp: Stamp) {
         let from = (node.start >> self.shift) as usize;
         let to = ((node.end() - 1) >> self.shift) as usize;
+        let whole = (node.start.div_ceil(1 << self.shift) as usize)..(node.end() >> self.shift) as usize;
         if let Some(range) = self.granules.get_mut(from..=to) {
-            for g in range {
-                // Frees need not come in the order of their stamps.
-                if g.last.line_id() != stamp.line_id() || g.last.value() < stamp.value() {
-                    g.last = stamp;
+            for (g, granule) in (from..).zip(range) {
+                if whole.contains(&g) {
+                    // Nobody else has any of it, and the node's stamp stands for all uses before.
+                    (granule.last, granule.other) = (stamp, Stamp::NEVER);
+                } else {
+                    granule.note(stamp);
                 }
             }
         }
@@ -88,8 +133,8 @@ impl Residency {
         let end = end as usize;
         if self.granules.len() < end {
             let more = end - self.granules.len();
-            self.granules.try_reserve(more).map_err(|_| host(more as u64 * 16))?;
-            self.granules.resize(end, Granule { piece: NIL, last: Stamp::NEVER });
+            self.granules.try_reserve(more).map_err(|_| host(more as u64 * size_of::<Granule>() as u64))?;
+            self.granules.resize(end, Granule::VACANT);
         }
         Ok(())
     }
@@ -123,7 +168,7 @@ impl Residency {
 
     pub(crate) fn set_unmapped(&mut self, at: u32, granules: u32) {
         for g in at..at + granules {
-            self.granules[g as usize] = Granule { piece: NIL, last: Stamp::NEVER };
+            self.granules[g as usize] = Granule::VACANT;
         }
     }
 
@@ -284,5 +329,37 @@ impl Plan {
             backing.enable(addr, end - addr)?;
         }
         Ok(())
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+    use leasehold_core::LineOwner;
+
+    /// A granule named the line that released a part of it last, so a release of another line in between made an older stamp of the
+    /// first line displace a newer one, and the granule could be moved under work that still ran.
+    #[test]
+    fn a_granule_between_two_lines_keeps_the_latest_use_of_each() {
+        let lines = [(); 4].map(|()| LineOwner::take().expect("a line"));
+        let at = |i: usize, ahead: u64| Stamp::from(lines[i].line().at(lines[i].line().submitted() + ahead));
+        let mut g = Granule::VACANT;
+        g.note(at(0, 100));
+        g.note(at(1, 5));
+        g.note(at(0, 50));
+        let id = |i: usize| lines[i].line().id();
+        assert_eq!((g.last_of(id(0)), g.last_of(id(1))), (None, None), "both may still use it");
+        let done = |i: usize, ahead: u64| lines[i].line().complete(lines[i].line().submitted() + ahead);
+        done(1, 5);
+        assert_eq!(g.last_of(id(0)), Some(at(0, 100)));
+        done(0, 50);
+        assert_eq!(g.last_of(id(0)), Some(at(0, 100)));
+        g.note(at(1, 9));
+        g.note(at(2, 9));
+        done(0, 100);
+        done(1, 9);
+        assert_eq!(g.last_of(id(2)), None, "more lines than are kept apart: nothing is known");
+        done(2, 9);
+        assert_eq!(g.last_of(id(2)), None);
     }
 }

@@ -116,6 +116,28 @@ impl Slabs {
         None
     }
 
+    /// A slot of a run that was just made, whoever may use it still.
+    pub(crate) fn take_first(&mut self, id: u32) -> Slot {
+        let run = &mut self.runs[id as usize];
+        let class = usize::from(run.class);
+        let (slot, stamp) = match pop_bit(&mut run.ready_bits) {
+            Some(slot) => (slot, Stamp::NEVER),
+            None => {
+                // A new run is ready, or all of it is pending: it has its first slot either way.
+                run.pending_bits[0] &= !1;
+                (0, run.stamps[0])
+            }
+        };
+        run.free -= 1;
+        self.free_bytes -= class_size(class);
+        self.empty[class] -= 1;
+        let addr = run.addr + u64::from(slot) * class_size(class);
+        if run.free == 0 {
+            self.unlist(id);
+        }
+        Slot { run: id, slot, addr, stamp }
+    }
+
     /// Units of the next run of a class.
     #[inline]
     pub(crate) fn run_units(&self, class: usize) -> u32 {
@@ -135,8 +157,8 @@ impl Slabs {
         Ok(stamps)
     }
 
-    /// Makes a run of a used node.
-    pub(crate) fn add_run(&mut self, heap: &mut Heap, node: u32, class: usize, mut stamps: Vec<Stamp>) {
+    /// Makes a run of a used node. Returns its name.
+    pub(crate) fn add_run(&mut self, heap: &mut Heap, node: u32, class: usize, mut stamps: Vec<Stamp>) -> u32 {
         let bytes = u64::from(heap.nodes[node].units) << UNIT_SHIFT;
         let slots = (bytes / class_size(class)).min(WORDS as u64 * 64) as u16;
         let stamp = heap.nodes[node].stamp;
@@ -177,6 +199,7 @@ impl Slabs {
         self.empty[class] += 1;
         self.counts[class] += 1;
         self.list(id);
+        id
     }
 
     /// Gives a slot back whose last use is at `stamp`.

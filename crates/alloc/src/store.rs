@@ -6,7 +6,7 @@ use crate::buffer::NO_CLASS;
 use crate::heap::{Heap, READY, passed};
 use crate::layout::{MIN_ALIGN, SLAB_MAX, UNIT, UNIT_SHIFT, class_of};
 use crate::node::State;
-use crate::slab::Slabs;
+use crate::slab::{Slabs, Slot};
 use leasehold_core::{Line, Result, Stamp};
 
 /// Where a block lies.
@@ -82,21 +82,26 @@ impl Store {
     #[inline]
     pub(crate) fn take(&mut self, need: Need, line: &Line) -> Result<Option<Block>> {
         if let Some(class) = need.class {
-            return self.take_slot(class, need, line);
+            return self.take_slot(class, line);
         }
         let lane = self.heap.lane_for(line);
         Ok(self.heap.take(need.units, need.align, lane)?.map(|node| self.block(node)))
     }
 
     #[inline]
-    fn take_slot(&mut self, class: usize, need: Need, line: &Line) -> Result<Option<Block>> {
-        if let Some(slot) = self.slabs.take(class, line.id()) {
-            let bytes = crate::layout::class_size(class);
-            let native = if self.heap.spans.len() == 1 { self.heap.spans[0].native } else { self.native_of(slot.run) };
-            let spot = Spot::Slot(slot.run, slot.slot);
-            return Ok(Some(Block { spot, addr: slot.addr, bytes, native, class: class as u16, stamp: slot.stamp }));
+    fn take_slot(&mut self, class: usize, line: &Line) -> Result<Option<Block>> {
+        match self.slabs.take(class, line.id()) {
+            Some(slot) => Ok(Some(self.slot_block(slot, class))),
+            None => self.take_run_slow(class, line),
         }
-        self.take_run_slow(class, need, line)
+    }
+
+    #[inline]
+    fn slot_block(&self, slot: Slot, class: usize) -> Block {
+        let bytes = crate::layout::class_size(class);
+        let native = if self.heap.spans.len() == 1 { self.heap.spans[0].native } else { self.native_of(slot.run) };
+        let spot = Spot::Slot(slot.run, slot.slot);
+        Block { spot, addr: slot.addr, bytes, native, class: class as u16, stamp: slot.stamp }
     }
 
     fn native_of(&self, run: u32) -> u64 {
@@ -104,19 +109,20 @@ impl Store {
     }
 
     #[cold]
-    fn take_run_slow(&mut self, class: usize, need: Need, line: &Line) -> Result<Option<Block>> {
+    fn take_run_slow(&mut self, class: usize, line: &Line) -> Result<Option<Block>> {
         let lane = self.heap.lane_for(line);
         let stamps = self.slabs.ensure_run(class)?;
         let Some(node) = self.heap.take(self.slabs.run_units(class), 1, lane)? else { return Ok(None) };
-        self.slabs.add_run(&mut self.heap, node, class, stamps);
-        self.take_slot(class, need, line)
+        let run = self.slabs.add_run(&mut self.heap, node, class, stamps);
+        let slot = self.slabs.take_first(run);
+        Ok(Some(self.slot_block(slot, class)))
     }
 
     /// As [`take`](Self::take), but anything that is resident, however badly it fits.
     pub(crate) fn take_resident(&mut self, need: Need, line: &Line) -> Result<Option<Block>> {
         let lane = self.heap.lane_for(line);
         match self.heap.take_resident(self.units(need), need.align, lane)? {
-            Some(node) => self.adopt(node, need, line),
+            Some(node) => self.adopt(node, need),
             None => Ok(None),
         }
     }
@@ -130,19 +136,20 @@ impl Store {
     ) -> Result<Option<Block>> {
         let lane = self.heap.lane_for(line);
         match self.heap.take_foreign(self.units(need), need.align, lane, allowed)? {
-            Some(node) => self.adopt(node, need, line),
+            Some(node) => self.adopt(node, need),
             None => Ok(None),
         }
     }
 
     /// Turns a used node that a plan made into the block that was asked for.
-    pub(crate) fn adopt(&mut self, node: u32, need: Need, line: &Line) -> Result<Option<Block>> {
+    pub(crate) fn adopt(&mut self, node: u32, need: Need) -> Result<Option<Block>> {
         match need.class {
             None => Ok(Some(self.block(node))),
             Some(class) => match self.slabs.ensure_run(class) {
                 Ok(stamps) => {
-                    self.slabs.add_run(&mut self.heap, node, class, stamps);
-                    self.take_slot(class, need, line)
+                    let run = self.slabs.add_run(&mut self.heap, node, class, stamps);
+                    let slot = self.slabs.take_first(run);
+                    Ok(Some(self.slot_block(slot, class)))
                 }
                 Err(e) => {
                     let stamp = self.heap.nodes[node].stamp;

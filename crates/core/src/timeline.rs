@@ -112,7 +112,7 @@ impl Stamp {
     /// From the word.
     #[inline]
     #[must_use]
-    pub fn from_bits(bits: u64) -> Self {
+    pub const fn from_bits(bits: u64) -> Self {
         Self(bits)
     }
 
