@@ -19,6 +19,8 @@
 mod allocator;
 mod arena;
 mod backing;
+#[cfg(all(feature = "bench", not(loom)))]
+pub mod bench;
 mod budget;
 mod buffer;
 mod config;
