@@ -11,13 +11,14 @@
 
 use crate::backing::{Backing, BackingCaps};
 use crate::budget::Budget;
-use crate::buffer::{ARENA, Buffer, EMPTY, HostKind, IMPORTED, NO_CLASS, NO_SLOT, Row};
+use crate::buffer::{ARENA, Buffer, EMPTY, HostKind, IMPORTED, NO_CLASS, NO_SLOT, Row, WATCHED};
 use crate::config::{AllocStats, AllocatorConfig};
 use crate::front::{Chain, Front, Put, thread_number};
 use crate::heap::passed;
 use crate::layout::{Layout, MIN_ALIGN, SIZE_LIMIT, SLAB_MAX, class_of};
 use crate::store::{Block, Need, Spot, Store};
 use crate::table::{Table, Vacant};
+use crate::watch::{Reach, Watch};
 use leasehold_core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use leasehold_core::sync::{Arc, CachePadded, Mutex};
 use leasehold_core::{BufferHandle, Error, Header, Lease, Line, Miss, Owner, OwnerOps, Point, Result, Stamp, Timeline};
@@ -110,6 +111,10 @@ pub(crate) struct Inner {
     pub(crate) counters: Counters,
     pub(crate) reclaimers: Mutex<Vec<(i32, Arc<Reclaimer>)>>,
     pub(crate) retired: AtomicU32,
+    /// Debug aids and the trace ring, where there are any.
+    pub(crate) watch: Option<Box<Watch>>,
+    /// The flags of ordinary rows.
+    row_flags: u32,
     pub(crate) waiter: Mutex<Option<PointWaiter>>,
 }
 
@@ -227,8 +232,13 @@ impl Allocator {
                 caps.granule
             )));
         }
+        let watch = Watch::new(&config, &*backing)?;
+        let backing = match &watch {
+            Some(watch) => watch.wrap(backing),
+            None => backing,
+        };
         let mut store = Store::new(caps.granule);
-        if caps.vmm && caps.reserve && !config.pass_through {
+        if caps.vmm && caps.reserve && !config.debug.direct() {
             // Four times the physical memory, so that placement never fails for want of contiguous addresses.
             let most = 1u64 << 40;
             for times in [4, 2, 1] {
@@ -246,7 +256,7 @@ impl Allocator {
             }
         }
         let limit = config.budget;
-        let front = if config.magazines && !config.pass_through {
+        let front = if config.magazines && watch.is_none() {
             Front::new(std::thread::available_parallelism().map_or(4, usize::from), config.magazine_bytes)
         } else {
             Front::none()
@@ -263,6 +273,7 @@ impl Allocator {
             allocations: 0,
             episodes: 0,
         };
+        let row_flags = kind_bits(config.host_kind) | if watch.is_some() { WATCHED } else { 0 };
         let inner = Box::new(Inner {
             owner: Owner { ops: &OPS },
             refs: AtomicU64::new(1),
@@ -276,6 +287,8 @@ impl Allocator {
             counters: Counters::default(),
             reclaimers: Mutex::new(Vec::new()),
             retired: AtomicU32::new(0),
+            row_flags,
+            watch,
             waiter: Mutex::new(None),
         });
         // SAFETY: a box is never null.
@@ -488,6 +501,15 @@ impl Inner {
                 return Ok(self.lend(row));
             }
         }
+        if let Some(watch) = &self.watch {
+            return self.alloc_watched(watch, layout, on);
+        }
+        self.alloc_block(layout, on)
+    }
+
+    /// A block that no magazine has.
+    #[inline]
+    pub(crate) fn alloc_block(&self, layout: Layout, on: On<'_>) -> Result<Lease<Buffer>> {
         let Some(need) = Need::of(layout.size, layout.align).filter(|_| layout.size <= SIZE_LIMIT) else {
             return Err(self.refuse(layout));
         };
@@ -517,7 +539,7 @@ impl Inner {
         row.place.store(place, Ordering::Relaxed);
         row.slot.store(slot, Ordering::Relaxed);
         row.class.store(block.class, Ordering::Relaxed);
-        row.buffer.describe(block.addr, block.native, size, Some(line), kind_bits(self.config.host_kind));
+        row.buffer.describe(block.addr, block.native, size, Some(line), self.row_flags);
         row.buffer.inherit(block.stamp);
         core.allocations += 1;
         core.live_bytes = core.live_bytes.wrapping_add(size);
@@ -541,8 +563,11 @@ impl Inner {
     fn free(&self, row: &Row) -> u64 {
         let buffer = &row.buffer;
         let flags = buffer.flags();
-        if flags & (IMPORTED | ARENA | EMPTY) != 0 {
-            return u64::from(self.free_special(row, flags));
+        if flags & (IMPORTED | ARENA | EMPTY | WATCHED) != 0 {
+            return match &self.watch {
+                Some(watch) if flags & WATCHED != 0 => self.free_watched(watch, row),
+                _ => u64::from(self.free_special(row, flags)),
+            };
         }
         let spot = match row.slot.load(Ordering::Relaxed) {
             NO_SLOT => Spot::Node(row.place.load(Ordering::Relaxed)),
@@ -586,6 +611,21 @@ impl Inner {
         row.buffer.reset();
         let mut core = self.core.lock();
         core.store.give_shared(spot, &stamps);
+        core.live_bytes = core.live_bytes.wrapping_sub(len);
+        self.table.put(&mut core.vacant, row);
+        u64::from(core.orphan)
+    }
+
+    /// As [`free`](Self::free), when the free was recorded.
+    pub(crate) fn free_traced(&self, row: &Row, stamps: &[Stamp]) -> u64 {
+        let spot = match row.slot.load(Ordering::Relaxed) {
+            NO_SLOT => Spot::Node(row.place.load(Ordering::Relaxed)),
+            slot => Spot::Slot(row.place.load(Ordering::Relaxed), slot),
+        };
+        let len = row.buffer.len();
+        row.buffer.reset();
+        let mut core = self.core.lock();
+        core.store.give_shared(spot, stamps);
         core.live_bytes = core.live_bytes.wrapping_sub(len);
         self.table.put(&mut core.vacant, row);
         u64::from(core.orphan)
@@ -649,6 +689,9 @@ impl Inner {
 
     /// Drops what imports kept for uses that are over now.
     pub(crate) fn sweep_retired(&self) {
+        if let Some(watch) = &self.watch {
+            self.sweep_held(watch, Reach::Due);
+        }
         if self.retired.load(Ordering::Relaxed) == 0 {
             return;
         }
@@ -680,6 +723,9 @@ impl Inner {
 
     /// Whether every stream is done with the memory.
     pub(crate) fn is_over(&self) -> bool {
+        if self.watch.as_ref().is_some_and(|w| !w.is_over()) {
+            return false;
+        }
         let mut core = self.core.lock();
         core.store.drain(true);
         let mut slots = core.store.slabs.waiting().next().is_none();
@@ -688,6 +734,7 @@ impl Inner {
     }
 
     fn stats(&self) -> AllocStats {
+        let watched = self.watch.as_ref().map_or((0, 0), |w| w.numbers());
         let core = self.core.lock();
         let (rows, kept, hits, drift) = self.front.stats();
         let (free_ready, free_not_ready) = core.store.free_bytes();
@@ -709,6 +756,8 @@ impl Inner {
                 .map(|&p| core.store.heap.res.bytes(core.store.heap.res.pieces[p as usize].granules))
                 .sum(),
             quarantined: core.store.heap.res.quarantined,
+            held_back: watched.0,
+            findings: watched.1,
             in_graphs: c.in_graphs.load(Ordering::Relaxed),
             allocations: core.allocations + hits,
             magazine_hits: hits,
@@ -729,7 +778,7 @@ impl Inner {
 }
 
 /// Every use of a buffer that may still go on.
-fn uses(buffer: &Buffer) -> Vec<Stamp> {
+pub(crate) fn uses(buffer: &Buffer) -> Vec<Stamp> {
     let mut stamps = Vec::new();
     buffer.for_each_use(|s| {
         if !passed(s) {

@@ -4,9 +4,9 @@
 //! reserved once, pieces of physical memory (handles) are created, mapped, unmapped and destroyed one by one, and so can be moved to
 //! where they are needed. The other gives whole segments, addresses and memory together.
 //!
-//! The allocator never calls a backing with a lock held, and never from a free.
+//! The allocator never calls a backing with a lock held, and never from a free (but for `fill` and `verify`, which are no driver calls).
 
-use leasehold_core::Result;
+use leasehold_core::{Error, Result};
 
 /// A piece of memory that a backing gave.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -111,6 +111,47 @@ pub trait Backing: Send + Sync {
     /// The driver's; the allocator then never uses the range again and counts it as taken.
     fn unmap(&self, at: u64, bytes: u64) -> Result<()> {
         self.decommit(Chunk { addr: at, bytes, native: 0 })
+    }
+
+    /// Fills memory, as the host, while no work uses it. For the debug aids; may be called from a free, so it must not wait for a device.
+    /// Zero bytes ask whether it works.
+    ///
+    /// # Errors
+    /// `Unsupported`, always, where the host cannot write the memory.
+    fn fill(&self, at: u64, bytes: u64, byte: u8) -> Result<()> {
+        let _ = (at, bytes, byte);
+        Err(Error::Unsupported("this backing's memory cannot be written by the host".into()))
+    }
+
+    /// The offset of the first byte that is not `byte`, read by the host while no work uses the memory. As [`fill`](Self::fill) otherwise.
+    ///
+    /// # Errors
+    /// As [`fill`](Self::fill).
+    fn verify(&self, at: u64, bytes: u64, byte: u8) -> Result<Option<u64>> {
+        let _ = (at, bytes, byte);
+        Err(Error::Unsupported("this backing's memory cannot be read by the host".into()))
+    }
+
+    /// Memory of exactly `bytes` at an address aligned to `align`, the plain way (`cuMemAlloc`, `malloc`), so that the vendor's memory
+    /// checkers know its bounds. By default a commitment of whole granules.
+    ///
+    /// # Errors
+    /// As [`commit`](Self::commit); `Unsupported` for an alignment that it cannot give.
+    fn exact(&self, bytes: u64, align: u64) -> Result<Chunk> {
+        let granule = self.caps().granule;
+        if align > granule {
+            return Err(Error::Unsupported(format!("an alignment of {align}: the granule is {granule}").into()));
+        }
+        self.commit(None, bytes.next_multiple_of(granule))
+    }
+
+    /// Gives back what [`exact`](Self::exact) gave for `align`. No work uses it any more.
+    ///
+    /// # Errors
+    /// As [`decommit`](Self::decommit).
+    fn exact_free(&self, chunk: Chunk, align: u64) -> Result<()> {
+        let _ = align;
+        self.decommit(chunk)
     }
 
     /// How many calls to the driver this backing has made so far.

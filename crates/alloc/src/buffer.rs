@@ -38,6 +38,8 @@ pub(crate) const KIND_MASK: u32 = 3;
 pub(crate) const IMPORTED: u32 = 1 << 4;
 pub(crate) const ARENA: u32 = 1 << 5;
 pub(crate) const EMPTY: u32 = 1 << 6;
+/// Of an allocator with debug aids or a trace ring.
+pub(crate) const WATCHED: u32 = 1 << 7;
 
 /// A block of memory: an address, a length, and the record of its last uses.
 ///

@@ -1,6 +1,7 @@
 //! What can be chosen about an allocator, and what it tells about itself.
 
 use crate::buffer::HostKind;
+use crate::debug::DebugAids;
 use leasehold_core::Text;
 use std::time::Duration;
 
@@ -47,9 +48,9 @@ pub struct AllocatorConfig {
     pub magazine_bytes: u64,
     /// How long an allocation that found nothing waits for another thread's free.
     pub patience: Option<Duration>,
-    /// Every allocation goes to the backing and every free back to it, for the vendor's memory checkers. Slow.
-    pub pass_through: bool,
-    /// Entries of the ring of trace events; 0 switches it off.
+    /// What looks for wrong uses of memory. All off.
+    pub debug: DebugAids,
+    /// Entries of the ring of trace events; 0 switches it off. With it, every request goes through the lock.
     pub trace_events: usize,
 }
 
@@ -64,7 +65,7 @@ impl Default for AllocatorConfig {
             magazines: true,
             magazine_bytes: 1 << 20,
             patience: None,
-            pass_through: false,
+            debug: DebugAids::default(),
             trace_events: 0,
         }
     }
@@ -100,6 +101,10 @@ pub struct AllocStats {
     pub cached_pieces: u64,
     /// Bytes that the driver would not take back.
     pub quarantined: u64,
+    /// Bytes of freed blocks that the debug aids keep from reuse.
+    pub held_back: u64,
+    /// Wrong uses of memory that the debug aids found (count).
+    pub findings: u64,
     /// Bytes that graph arenas hold.
     pub in_graphs: u64,
     /// Blocks that were taken, ever (count).

@@ -16,6 +16,7 @@ use crate::layout::{Layout, UNIT_SHIFT};
 use crate::place::{Means, Planned};
 use crate::residency::{End, Source, Step};
 use crate::store::Need;
+use crate::watch::Reach;
 use leasehold_core::sync::atomic::Ordering;
 use leasehold_core::{Error, Lease, OutOfMemory, Point, Result, Stamp, Text};
 use std::panic::AssertUnwindSafe;
@@ -80,7 +81,7 @@ impl Inner {
             Ok(Some(lease)) => Ok(lease),
             Ok(None) => {
                 self.counters.failed.fetch_add(1, Ordering::Relaxed);
-                Err(self.report(layout, trail))
+                Err(self.report(layout, trail.notes, trail.refused))
             }
             Err(e) => {
                 self.counters.failed.fetch_add(1, Ordering::Relaxed);
@@ -390,7 +391,7 @@ impl Inner {
     }
 
     /// Gives a segment back; one that the driver does not take stays counted.
-    fn decommit(&self, chunk: Chunk, undo: bool) -> bool {
+    pub(crate) fn decommit(&self, chunk: Chunk, undo: bool) -> bool {
         match self.backing.decommit(chunk) {
             Ok(()) => {
                 if undo {
@@ -415,6 +416,9 @@ impl Inner {
                     self.reclaimers.lock().retain(|r| !leasehold_core::sync::Arc::ptr_eq(&r.1, &reclaimer));
                     break;
                 };
+                if let Some(watch) = &self.watch {
+                    self.sweep_held(watch, Reach::All);
+                }
                 if let Some(lease) = self.scrape(need, layout, on, trail)? {
                     return Ok(Some(lease));
                 }
@@ -468,6 +472,9 @@ impl Inner {
         if row.slot.load(Ordering::Relaxed) != NO_SLOT {
             return 0;
         }
+        if let Some(watch) = &self.watch {
+            watch.darken(row);
+        }
         let steps = self.core.lock().store.heap.plan_suspend(row.place.load(Ordering::Relaxed));
         self.carry_out_trim(steps)
     }
@@ -502,7 +509,7 @@ impl Inner {
     }
 
     #[cold]
-    fn report(&self, layout: Layout, trail: Trail) -> Error {
+    pub(crate) fn report(&self, layout: Layout, notes: Vec<Text>, refused: bool) -> Error {
         let stats = {
             let core = self.core.lock();
             let (ready, pending) = core.store.free_bytes();
@@ -516,8 +523,8 @@ impl Inner {
         report.largest_free = stats.2;
         report.in_graphs = self.counters.in_graphs.load(Ordering::Relaxed);
         report.limit = self.budget.limit();
-        report.notes = trail.notes;
-        if trail.refused {
+        report.notes = notes;
+        if refused || report.limit != u64::MAX && self.budget.room() < layout.size {
             report.notes.push("the budget allows no more: raise it, or free something".into());
         }
         if stats.0 >= layout.size {
@@ -535,6 +542,9 @@ impl Inner {
     pub(crate) fn trim(&self, keep: u64) -> Result<u64> {
         self.flush();
         self.sweep_retired();
+        if let Some(watch) = &self.watch {
+            self.sweep_held(watch, Reach::All);
+        }
         crate::grave::sweep();
         self.trim_core(keep)
     }
@@ -599,6 +609,9 @@ fn give_back(backing: &dyn Backing, s: &mut Step) -> bool {
 pub(crate) fn tear_down(inner: &mut Inner) {
     let retired = std::mem::take(&mut inner.core_mut().retired);
     drop(retired);
+    if let Some(watch) = &inner.watch {
+        inner.sweep_held(watch, Reach::All);
+    }
     // A trim that fails has given back what it could; the rest is the driver's own fault and leaks.
     // (The magazines were closed when the keeper went.)
     let _ = inner.trim_core(0);

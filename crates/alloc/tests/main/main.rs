@@ -2,6 +2,7 @@
 //! allocators of this kind have had.
 
 mod arena;
+mod debug;
 mod faults;
 mod model;
 mod regressions;

@@ -1,0 +1,180 @@
+//! Debug aids: what can be switched on to find wrong uses of memory, and what they report.
+//!
+//! All are off by default. An allocator without aids pays one predictable branch behind its magazines, and none in a hit or a free. One
+//! with aids takes every request through its lock and, for those that write, keeps freed memory until its streams are done with it.
+//! The allocator itself never touches memory: it asks its [`Backing`](crate::Backing) to `fill` and to `verify`.
+
+use leasehold_core::{Error, LineId, Result};
+use std::fmt;
+use std::str::FromStr;
+
+/// What a fresh buffer holds with [`DebugAids::poison`]: a NaN in every floating-point format.
+pub const POISON_FRESH: u8 = 0xFF;
+/// What freed memory holds with [`DebugAids::poison`].
+pub const POISON_FREED: u8 = 0xDB;
+/// What lies behind a buffer with [`DebugAids::red_zone`].
+pub const RED_ZONE: u8 = 0xFA;
+
+/// Findings that an allocator remembers; later ones are counted only.
+pub(crate) const MOST_FINDINGS: usize = 1000;
+const DEFAULT_RED_ZONE: u64 = 256;
+const DEFAULT_QUARANTINE: u64 = 64 << 20;
+
+/// Which aids an allocator works with.
+///
+/// From text, as the command takes it: names separated by commas, `poison,red-zone=512,quarantine=16M,guard,pass-through`, or `all` for
+/// poison, red zones and a quarantine.
+///
+/// ```
+/// use leasehold_alloc::DebugAids;
+/// let aids: DebugAids = "poison,quarantine=1M".parse()?;
+/// assert!(aids.poison && aids.quarantine == 1 << 20 && aids.red_zone == 0);
+/// assert!(!DebugAids::default().any());
+/// # Ok::<(), leasehold_core::Error>(())
+/// ```
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Hash)]
+pub struct DebugAids {
+    /// Fresh memory is filled with [`POISON_FRESH`], freed memory with [`POISON_FREED`]. With a quarantine, a write after the free is
+    /// found when the block leaves it. Needs memory that the host can write.
+    pub poison: bool,
+    /// Bytes behind every buffer, at least, that nobody may write; with what rounding adds. Checked when the buffer was freed and its
+    /// last use is over. Needs memory that the host can write.
+    pub red_zone: u64,
+    /// Bytes of freed blocks that are kept from reuse, oldest first out.
+    pub quarantine: u64,
+    /// Every buffer has addresses of its own and ends (but for its alignment) where unmapped addresses begin, so that the device or the
+    /// processor faults on an overrun; a freed one in quarantine keeps its addresses without memory. Takes a granule per buffer. Needs a
+    /// backing that can reserve addresses.
+    pub guard: bool,
+    /// Every buffer comes straight from the backing, exactly as long as asked for, and goes back to it, for the vendor's memory checkers.
+    pub pass_through: bool,
+}
+
+impl DebugAids {
+    /// Whether any is on.
+    #[must_use]
+    pub fn any(&self) -> bool {
+        *self != Self::default()
+    }
+
+    /// Whether the host writes to the memory.
+    pub(crate) fn writes(&self) -> bool {
+        self.poison || self.red_zone > 0
+    }
+
+    /// Whether every buffer comes straight from the backing.
+    pub(crate) fn direct(&self) -> bool {
+        self.guard || self.pass_through
+    }
+}
+
+impl FromStr for DebugAids {
+    type Err = Error;
+
+    fn from_str(text: &str) -> Result<Self> {
+        let mut aids = DebugAids::default();
+        for word in text.split(',').map(str::trim) {
+            let (name, value) = word.split_once('=').map_or((word, None), |(n, v)| (n, Some(v)));
+            let size = |default: u64| value.map_or(Ok(default), |v| parse_size(name, v));
+            match (name, value) {
+                ("poison", None) => aids.poison = true,
+                ("guard", None) => aids.guard = true,
+                ("pass-through", None) => aids.pass_through = true,
+                ("red-zone", _) => aids.red_zone = size(DEFAULT_RED_ZONE)?,
+                ("quarantine", _) => aids.quarantine = size(DEFAULT_QUARANTINE)?,
+                ("all", None) => {
+                    aids.poison = true;
+                    aids.red_zone = aids.red_zone.max(DEFAULT_RED_ZONE);
+                    aids.quarantine = aids.quarantine.max(DEFAULT_QUARANTINE);
+                }
+                _ => {
+                    return Err(Error::invalid(format!(
+                        "debug aid `{word}`: want some of poison, red-zone[=BYTES], quarantine[=BYTES], guard, pass-through, all"
+                    )));
+                }
+            }
+        }
+        if aids.guard && aids.pass_through {
+            return Err(Error::invalid("debug aids `guard` and `pass-through` exclude each other"));
+        }
+        Ok(aids)
+    }
+}
+
+/// A size like `4096`, `64K`, `16M`, `1G`, above zero.
+fn parse_size(name: &str, text: &str) -> Result<u64> {
+    let (digits, shift) = match text.as_bytes().last() {
+        Some(b'K') => (&text[..text.len() - 1], 10),
+        Some(b'M') => (&text[..text.len() - 1], 20),
+        Some(b'G') => (&text[..text.len() - 1], 30),
+        _ => (text, 0),
+    };
+    let bytes = digits.parse::<u64>().ok().filter(|&n| n > 0).and_then(|n| n.checked_mul(1 << shift));
+    bytes
+        .filter(|&n| n <= 1 << 40)
+        .ok_or_else(|| Error::invalid(format!("debug aid `{name}`: `{text}` is no size (4096, 64K, 16M, 1G)")))
+}
+
+/// What went wrong.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum FindingKind {
+    /// Somebody wrote behind the end of a buffer.
+    RedZone,
+    /// Somebody wrote to memory after it was freed and its last recorded use was over.
+    WriteAfterFree,
+}
+
+/// A wrong use of memory that a debug aid found.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Finding {
+    /// What went wrong.
+    pub kind: FindingKind,
+    /// The buffer's address.
+    pub addr: u64,
+    /// The buffer's length in bytes, as asked for.
+    pub len: u64,
+    /// The first wrong byte, counted from the buffer's address.
+    pub offset: u64,
+    /// The buffer's release tag.
+    pub tag: u32,
+    /// The line of the stream that it was allocated on.
+    pub stream: LineId,
+}
+
+impl fmt::Display for Finding {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let what = match self.kind {
+            FindingKind::RedZone => "write behind the end of a buffer",
+            FindingKind::WriteAfterFree => "write to a buffer after its last use and free",
+        };
+        let Self { addr, len, offset, tag, stream, .. } = self;
+        write!(f, "{what}: byte {offset} of {len} bytes at {addr:#x} (tag {tag}, allocated on line {})", stream.get())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn aids_are_read_from_text() -> Result<()> {
+        let all: DebugAids = "all".parse()?;
+        assert_eq!((all.poison, all.red_zone, all.quarantine, all.direct()), (true, 256, 64 << 20, false));
+        let some: DebugAids = "guard, red-zone=64K,quarantine=1G".parse()?;
+        assert_eq!((some.guard, some.red_zone, some.quarantine, some.poison), (true, 64 << 10, 1 << 30, false));
+        for (text, want) in [
+            ("", "debug aid ``"),
+            ("posion", "debug aid `posion`"),
+            ("poison=3", "debug aid `poison=3`"),
+            ("red-zone=0", "`0` is no size"),
+            ("quarantine=8T", "`8T` is no size"),
+            ("quarantine=99999999999G", "is no size"),
+            ("guard,pass-through", "exclude each other"),
+        ] {
+            let err = text.parse::<DebugAids>().map_or_else(|e| e.to_string(), |_| String::new());
+            assert!(err.contains(want), "{text:?}: {err}");
+        }
+        Ok(())
+    }
+}

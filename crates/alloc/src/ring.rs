@@ -1,0 +1,219 @@
+//! The trace ring: the newest events of an allocator, written without a lock by any thread.
+//!
+//! # Protocol
+//! A writer takes the next number with one `fetch_add`; the number says the slot. It claims the slot by a CAS that makes the slot's `seq`
+//! odd, writes the words, and makes `seq` even again, `2 * number + 2`. A writer that finds the slot claimed, or used by a later number
+//! (it was overtaken by a whole round), gives its event up. A reader takes `seq`, the words, and `seq` again, and uses the words
+//! only if both are the same even value. Nobody waits for anybody.
+//!
+//! Numbers are a total order in which the event of a free comes before that of the next allocation of the same memory: the first is
+//! recorded before the memory goes back, the second after it was taken.
+
+use leasehold_core::sync::CachePadded;
+use leasehold_core::sync::atomic::{AtomicU64, Ordering, fence};
+use std::time::Instant;
+
+/// What an event of the trace ring says.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[repr(u8)]
+#[non_exhaustive]
+pub enum EventKind {
+    /// A buffer was allocated.
+    Alloc = 1,
+    /// The last lease of a buffer was dropped.
+    Free = 2,
+    /// The backing gave a segment.
+    SegmentAlloc = 3,
+    /// A segment went back.
+    SegmentFree = 4,
+    /// Memory was mapped at reserved addresses.
+    Map = 5,
+    /// It was unmapped.
+    Unmap = 6,
+    /// An allocation failed; the address is 0.
+    OutOfMemory = 7,
+}
+
+/// An event of the trace ring.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct TraceEvent {
+    /// What happened.
+    pub kind: EventKind,
+    /// Microseconds since the allocator was made.
+    pub t_us: u64,
+    /// The buffer, for an allocation and its free: never used again. Otherwise 0.
+    pub id: u64,
+    /// The address.
+    pub addr: u64,
+    /// Bytes: of buffers, as asked for.
+    pub size: u64,
+    /// The line of the stream: that asked, or that used the buffer last.
+    pub stream: u16,
+    /// The release tag at that time.
+    pub tag: u32,
+}
+
+const WORDS: usize = 5;
+
+struct Slot {
+    seq: AtomicU64,
+    words: [AtomicU64; WORDS],
+}
+
+/// The ring.
+pub(crate) struct Ring {
+    head: CachePadded<AtomicU64>,
+    slots: Box<[Slot]>,
+    begin: Instant,
+}
+
+impl Ring {
+    /// A ring of `n > 0` events.
+    pub(crate) fn new(n: usize) -> Self {
+        let slot = || Slot { seq: AtomicU64::new(0), words: std::array::from_fn(|_| AtomicU64::new(0)) };
+        Self {
+            head: CachePadded::new(AtomicU64::new(0)),
+            slots: (0..n.max(1)).map(|_| slot()).collect(),
+            begin: Instant::now(),
+        }
+    }
+
+    /// Records an event; its time is now. Never waits.
+    pub(crate) fn record(&self, kind: EventKind, id: u64, addr: u64, size: u64, stream: u16, tag: u32) {
+        let t_us = u64::try_from(self.begin.elapsed().as_micros()).unwrap_or(u64::MAX) & (u64::MAX >> 8);
+        let number = self.head.fetch_add(1, Ordering::Relaxed);
+        let slot = &self.slots[(number % self.slots.len() as u64) as usize];
+        let (odd, even) = (number * 2 + 1, number * 2 + 2);
+        let seen = slot.seq.load(Ordering::Relaxed);
+        let free = seen & 1 == 0 && seen < odd;
+        if !free || slot.seq.compare_exchange(seen, odd, Ordering::Acquire, Ordering::Relaxed).is_err() {
+            return;
+        }
+        fence(Ordering::Release);
+        let words = [t_us << 8 | kind as u64, id, addr, size, u64::from(stream) << 32 | u64::from(tag)];
+        for (word, value) in slot.words.iter().zip(words) {
+            word.store(value, Ordering::Relaxed);
+        }
+        slot.seq.store(even, Ordering::Release);
+    }
+
+    /// The events there are, oldest first, and how many were lost: overwritten, or given up to an overtaking writer.
+    pub(crate) fn read(&self) -> (Vec<TraceEvent>, u64) {
+        let head = self.head.load(Ordering::Acquire);
+        let first = head.saturating_sub(self.slots.len() as u64);
+        let mut events = Vec::with_capacity((head - first) as usize);
+        for number in first..head {
+            let slot = &self.slots[(number % self.slots.len() as u64) as usize];
+            if slot.seq.load(Ordering::Acquire) != number * 2 + 2 {
+                continue;
+            }
+            let words: [u64; WORDS] = std::array::from_fn(|i| slot.words[i].load(Ordering::Relaxed));
+            fence(Ordering::Acquire);
+            if slot.seq.load(Ordering::Relaxed) == number * 2 + 2
+                && let Some(event) = decode(words)
+            {
+                events.push(event);
+            }
+        }
+        let lost = head - events.len() as u64;
+        (events, lost)
+    }
+}
+
+fn decode(w: [u64; WORDS]) -> Option<TraceEvent> {
+    let kind = match w[0] as u8 {
+        1 => EventKind::Alloc,
+        2 => EventKind::Free,
+        3 => EventKind::SegmentAlloc,
+        4 => EventKind::SegmentFree,
+        5 => EventKind::Map,
+        6 => EventKind::Unmap,
+        7 => EventKind::OutOfMemory,
+        _ => return None,
+    };
+    Some(TraceEvent {
+        kind,
+        t_us: w[0] >> 8,
+        id: w[1],
+        addr: w[2],
+        size: w[3],
+        stream: (w[4] >> 32) as u16,
+        tag: w[4] as u32,
+    })
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_newest_events_are_kept_in_order() {
+        let ring = Ring::new(8);
+        for i in 0..20 {
+            ring.record(EventKind::Alloc, i, 100 + i, 200 + i, i as u16, i as u32);
+        }
+        let (events, lost) = ring.read();
+        assert_eq!(lost, 12);
+        assert_eq!(events.iter().map(|e| e.id).collect::<Vec<_>>(), (12..20).collect::<Vec<_>>());
+        for e in events {
+            let i = e.id;
+            assert_eq!((e.addr, e.size, u64::from(e.stream), u64::from(e.tag)), (100 + i, 200 + i, i, i));
+        }
+    }
+
+    #[test]
+    fn threads_write_while_somebody_reads_and_no_event_is_torn() {
+        let ring = Ring::new(64);
+        std::thread::scope(|s| {
+            for t in 0..3u64 {
+                let ring = &ring;
+                s.spawn(move || {
+                    for i in 0..5000u64 {
+                        let id = t << 32 | i;
+                        ring.record(EventKind::Free, id, id ^ 0x5555, id.wrapping_mul(3), t as u16, i as u32);
+                    }
+                });
+            }
+            for _ in 0..200 {
+                for e in ring.read().0 {
+                    assert_eq!((e.addr, e.size), (e.id ^ 0x5555, e.id.wrapping_mul(3)), "{e:?}");
+                    assert_eq!((u64::from(e.stream), u64::from(e.tag)), (e.id >> 32, e.id & 0xFFFF_FFFF));
+                }
+            }
+        });
+        let (events, lost) = ring.read();
+        assert_eq!(events.len() as u64 + lost, 15_000);
+        assert!(!events.is_empty());
+    }
+}
+
+#[cfg(all(test, loom))]
+mod ring_model {
+    use super::*;
+    use leasehold_core::sync::{Arc, thread};
+
+    /// Two writers on a ring of one slot and a reader: what is read is one writer's event, whole; nothing is counted twice.
+    #[test]
+    fn no_event_is_torn() {
+        loom::model(|| {
+            let ring = Arc::new(Ring::new(1));
+            let writers: Vec<_> = (1..3u64)
+                .map(|i| {
+                    let ring = ring.clone();
+                    thread::spawn(move || ring.record(EventKind::Alloc, i, i * 10, i * 100, i as u16, i as u32))
+                })
+                .collect();
+            for e in ring.read().0 {
+                assert_eq!((e.addr, e.size), (e.id * 10, e.id * 100));
+            }
+            for w in writers {
+                w.join().unwrap();
+            }
+            let (events, lost) = ring.read();
+            assert_eq!(events.len() as u64 + lost, 2);
+            for e in events {
+                assert_eq!((e.addr, e.size), (e.id * 10, e.id * 100));
+            }
+        });
+    }
+}

@@ -1,0 +1,349 @@
+//! Debug aids: each finds the defect that is planted, and is silent without it.
+
+use crate::{Bench, MIB};
+use leasehold_alloc::replay::pass;
+use leasehold_alloc::{
+    Allocator, AllocatorConfig, Backing, BackingCaps, Call, Chunk, DebugAids, FakeBacking, Finding, FindingKind,
+    Layout, On, POISON_FREED, POISON_FRESH, RED_ZONE,
+};
+use leasehold_core::sync::{Arc, Mutex};
+use leasehold_core::{Error, Result, Timeline};
+use std::collections::HashMap;
+
+/// A fake device whose memory has contents, which a test can read and write. Memory without backing faults.
+#[derive(Clone)]
+struct Contents {
+    fake: FakeBacking,
+    pages: Arc<Mutex<HashMap<u64, Vec<u8>>>>,
+}
+
+impl Contents {
+    fn new(fake: FakeBacking) -> Self {
+        Self { fake, pages: Arc::default() }
+    }
+
+    /// What a kernel would do. `false`: it faults.
+    #[must_use]
+    fn write(&self, at: u64, byte: u8) -> bool {
+        let backed = self.fake.is_backed(at, 1);
+        if backed {
+            self.each(at, 1, |part| part[0] = byte);
+        }
+        backed
+    }
+
+    fn read(&self, at: u64) -> u8 {
+        assert!(self.fake.is_backed(at, 1), "a read of {at:#x} faults");
+        let mut byte = 0;
+        self.each(at, 1, |part| byte = part[0]);
+        byte
+    }
+
+    fn each(&self, at: u64, bytes: u64, mut f: impl FnMut(&mut [u8])) {
+        const PAGE: u64 = 1 << 16;
+        let (mut at, end) = (at, at + bytes);
+        let mut pages = self.pages.lock();
+        while at < end {
+            let page = pages.entry(at / PAGE).or_insert_with(|| vec![0; PAGE as usize]);
+            let to = end.min((at / PAGE + 1) * PAGE);
+            f(&mut page[(at % PAGE) as usize..][..(to - at) as usize]);
+            at = to;
+        }
+    }
+}
+
+impl Backing for Contents {
+    fn caps(&self) -> BackingCaps {
+        self.fake.caps()
+    }
+    fn reserve(&self, bytes: u64) -> Result<u64> {
+        self.fake.reserve(bytes)
+    }
+    fn commit(&self, at: Option<u64>, bytes: u64) -> Result<Chunk> {
+        self.fake.commit(at, bytes)
+    }
+    fn decommit(&self, chunk: Chunk) -> Result<()> {
+        self.fake.decommit(chunk)
+    }
+    fn release(&self, addr: u64, bytes: u64) {
+        self.fake.release(addr, bytes);
+    }
+    fn create(&self, bytes: u64) -> Result<u64> {
+        self.fake.create(bytes)
+    }
+    fn destroy(&self, handle: u64, bytes: u64) -> Result<()> {
+        self.fake.destroy(handle, bytes)
+    }
+    fn map(&self, at: u64, handle: u64, bytes: u64) -> Result<()> {
+        self.fake.map(at, handle, bytes)
+    }
+    fn enable(&self, at: u64, bytes: u64) -> Result<()> {
+        self.fake.enable(at, bytes)
+    }
+    fn unmap(&self, at: u64, bytes: u64) -> Result<()> {
+        self.fake.unmap(at, bytes)
+    }
+    fn fill(&self, at: u64, bytes: u64, byte: u8) -> Result<()> {
+        assert!(bytes == 0 || self.fake.is_backed(at, bytes), "a fill of {at:#x}+{bytes} faults");
+        self.each(at, bytes, |part| part.fill(byte));
+        Ok(())
+    }
+    fn verify(&self, at: u64, bytes: u64, byte: u8) -> Result<Option<u64>> {
+        assert!(bytes == 0 || self.fake.is_backed(at, bytes), "a check of {at:#x}+{bytes} faults");
+        let (mut wrong, mut before) = (None, 0);
+        self.each(at, bytes, |part| {
+            wrong = wrong.or_else(|| part.iter().position(|&b| b != byte).map(|i| before + i as u64));
+            before += part.len() as u64;
+        });
+        Ok(wrong)
+    }
+    fn driver_calls(&self) -> u64 {
+        self.fake.driver_calls()
+    }
+}
+
+fn aided(text: &str, fake: FakeBacking) -> (Bench, Contents) {
+    let contents = Contents::new(fake.clone());
+    let debug: DebugAids = text.parse().expect("debug aids");
+    let config = AllocatorConfig { debug, ..AllocatorConfig::default() };
+    let allocator = Allocator::new(Box::new(contents.clone()), config).expect("an allocator");
+    (Bench { fake, allocator, stream: leasehold_alloc::replay::VirtualStream::new().expect("a line") }, contents)
+}
+
+fn fakes() -> [FakeBacking; 2] {
+    [FakeBacking::new(1 << 30), FakeBacking::segments(1 << 30)]
+}
+
+/// A workload without defects, then the given defect on one buffer of `len` bytes; returns what was found, after all is freed.
+fn found_after(text: &str, len: u64, defect: impl Fn(&Bench, &Contents, u64)) -> Vec<Finding> {
+    let mut found = Vec::new();
+    for fake in fakes() {
+        let (b, memory) = aided(text, fake);
+        let held: Vec<_> = [1, 300, 4096, 70_000].map(|n| b.take(n)).into();
+        for h in &held {
+            assert!(memory.write(h.addr(), 1) && memory.write(h.addr() + h.len() - 1, 2));
+        }
+        let victim = b.take(len);
+        victim.set_tag(77);
+        let at = victim.addr();
+        victim.mark_write(b.stream.submit().expect("a value"));
+        drop(held);
+        drop(victim);
+        defect(&b, &memory, at);
+        pass(b.stream.line().now());
+        b.allocator.trim(0).expect("a trim");
+        b.check();
+        let stats = b.allocator.stats();
+        assert_eq!((stats.live, stats.live_bytes, stats.held_back, stats.reserved), (0, 0, 0, 0));
+        let here = b.allocator.findings();
+        assert_eq!(stats.findings, here.len() as u64);
+        for f in &here {
+            assert_eq!((f.addr, f.len, f.tag, f.stream), (at, len, 77, b.stream.line().id()));
+        }
+        drop(b.allocator);
+        assert_eq!(b.fake.outstanding(), (0, 0, 0, 0));
+        assert_eq!(b.fake.violations(), Vec::<String>::new());
+        found.push(here);
+    }
+    let [a, b] = &found[..] else { unreachable!() };
+    assert_eq!(
+        a.iter().map(|f| (f.kind, f.offset)).collect::<Vec<_>>(),
+        b.iter().map(|f| (f.kind, f.offset)).collect::<Vec<_>>()
+    );
+    found.remove(0)
+}
+
+#[test]
+fn red_zones_find_a_write_behind_the_end() {
+    for len in [1000, 100_000] {
+        for text in ["red-zone=64", "red-zone=64,poison", "all", "red-zone=64,pass-through"] {
+            // The last use goes on after the free: what it does wrong then is found too.
+            let found = found_after(text, len, |_, m, at| assert!(m.write(at + len + 13, 0x41)));
+            assert_eq!(
+                found.iter().map(|f| (f.kind, f.offset)).collect::<Vec<_>>(),
+                [(FindingKind::RedZone, len + 13)]
+            );
+            let text = found[0].to_string();
+            assert!(
+                text.starts_with(&format!("write behind the end of a buffer: byte {} of {len} bytes at 0x", len + 13)),
+                "{text}"
+            );
+            assert!(text.contains("(tag 77, allocated on line "), "{text}");
+            assert_eq!(found_after("all", len, |_, m, at| assert!(m.write(at + len - 1, 0x41))), []);
+        }
+    }
+}
+
+#[test]
+fn a_quarantine_finds_a_write_after_the_free() {
+    for text in ["poison,quarantine=1M", "all", "poison,quarantine=64M,pass-through"] {
+        let late = |b: &Bench, m: &Contents, at: u64| {
+            pass(b.stream.line().now());
+            // The stream is done; the next allocation notices and poisons.
+            drop(b.take(1));
+            assert_eq!(m.read(at), POISON_FREED);
+            assert!(m.write(at + 123, 0x41));
+        };
+        let found = found_after(text, 1000, late);
+        assert_eq!(found.iter().map(|f| (f.kind, f.offset)).collect::<Vec<_>>(), [(FindingKind::WriteAfterFree, 123)]);
+        // The stream's own last work is no write after the free.
+        assert_eq!(found_after(text, 1000, |_, m, at| assert!(m.write(at + 123, 0x41))), []);
+    }
+}
+
+#[test]
+fn fresh_memory_is_poisoned_and_reused_memory_too() {
+    let (b, m) = aided("poison", FakeBacking::new(1 << 30));
+    for round in 0..2 {
+        let buffer = b.take(1000);
+        for i in [0, 500, 999] {
+            assert_eq!(m.read(buffer.addr() + i), POISON_FRESH, "round {round}");
+            assert!(m.write(buffer.addr() + i, 3));
+        }
+    }
+    let (b, m) = aided("red-zone=16", FakeBacking::new(1 << 30));
+    let buffer = b.take(1000);
+    assert_eq!((m.read(buffer.addr() + 999), m.read(buffer.addr() + 1000)), (0, RED_ZONE));
+    assert_eq!((buffer.len(), b.allocator.stats().live_bytes), (1000, 1000));
+}
+
+#[test]
+fn a_quarantine_keeps_memory_from_reuse_until_it_is_full() {
+    let (b, _) = aided("quarantine=4K", FakeBacking::new(1 << 30));
+    let mut seen = vec![b.take(1024).addr()];
+    // Each free brings 1 KiB; the first one's block comes back when the fifth goes in.
+    for _ in 0..4 {
+        let at = b.take(1024).addr();
+        assert!(!seen.contains(&at), "reused too early");
+        seen.push(at);
+    }
+    assert_eq!(b.allocator.stats().held_back, 4096);
+    assert_eq!(b.take(1024).addr(), seen[0]);
+    // Memory that runs out takes it back.
+    let (b, _) = aided("quarantine=1G", FakeBacking::new(8 * MIB));
+    for _ in 0..10 {
+        drop(b.take(5 * MIB));
+    }
+}
+
+#[test]
+fn a_guard_faults_behind_the_end_and_after_the_free() {
+    for fake in
+        [FakeBacking::new(1 << 30), FakeBacking::with_caps(BackingCaps { reserve: true, ..BackingCaps::default() })]
+    {
+        let (b, m) = aided("guard,quarantine=64M", fake);
+        for len in [256, 4096, 2 * MIB, 3 * MIB + 256] {
+            let buffer = b.take(len);
+            let at = buffer.addr();
+            assert!(m.write(at, 1) && m.write(at + len - 1, 1), "its own bytes");
+            assert!(!m.write(at + len, 1), "one byte behind the end of {len}");
+            buffer.mark_write(b.stream.submit().expect("a value"));
+            drop(buffer);
+            assert!(m.write(at, 1), "its stream still uses it");
+            pass(b.stream.line().now());
+            let next = b.take(len);
+            assert!(!m.write(at, 1), "after the free");
+            assert_ne!(next.addr(), at);
+        }
+        b.allocator.trim(0).expect("a trim");
+        assert_eq!(b.allocator.stats().reserved, 0);
+        b.check();
+        drop(b.allocator);
+        assert_eq!(b.fake.outstanding(), (0, 0, 0, 0));
+    }
+    // Without a guard the same write hits the neighbour.
+    let b = Bench::new(1 << 30);
+    let buffer = b.take(256);
+    assert!(b.fake.is_backed(buffer.addr() + 256, 1));
+}
+
+#[test]
+fn pass_through_makes_one_driver_call_per_allocation_and_one_per_free() {
+    let (b, _) = aided("pass-through", FakeBacking::new(1 << 30));
+    for n in 1..=20 {
+        drop(b.take(n * 100_000));
+        assert_eq!(b.fake.count(Call::Commit), n);
+        assert_eq!(b.fake.count(Call::Reserve), 0);
+    }
+    b.allocator.drain();
+    assert_eq!(b.fake.count(Call::Decommit), 20);
+    let b = Bench::new(1 << 30);
+    (1..=20).for_each(|n| drop(b.take(n * 100_000)));
+    assert!(b.fake.driver_calls() < 10, "without it");
+}
+
+#[test]
+fn aids_respect_the_budget_and_reclaimers() {
+    for text in ["pass-through", "guard", "all"] {
+        let (b, _) = aided(text, FakeBacking::new(1 << 30));
+        b.allocator.set_budget(16 * MIB);
+        let held = Arc::new(Mutex::new(vec![b.take(5 * MIB), b.take(5 * MIB)]));
+        match b.alloc(8 * MIB) {
+            Err(Error::OutOfMemory(report)) => {
+                assert_eq!((report.live, report.limit), (10 * MIB, 16 * MIB), "{text}");
+                let hint = "the budget allows no more: raise it, or free something";
+                assert!(report.notes.iter().any(|n| n == hint), "{text}: {report}");
+            }
+            other => panic!("{text}: {other:?}"),
+        }
+        let cache = held.clone();
+        b.allocator.add_reclaimer(0, Box::new(move |_| cache.lock().pop().map_or(0, |h| h.len())));
+        let got = b.take(8 * MIB);
+        assert_eq!((got.len(), held.lock().len()), (8 * MIB, 1), "{text}");
+        assert!(b.allocator.stats().reserved_peak <= 16 * MIB);
+        held.lock().clear();
+    }
+}
+
+#[test]
+fn aids_that_a_backing_cannot_serve_are_refused() {
+    let refused = |fake: FakeBacking, text: &str| {
+        let debug = text.parse().expect("debug aids");
+        let config = AllocatorConfig { debug, name: "x".into(), ..AllocatorConfig::default() };
+        match Allocator::new(Box::new(fake), config) {
+            Err(e @ Error::Unsupported(_)) => e.to_string(),
+            other => panic!("{text}: {other:?}"),
+        }
+    };
+    let host = "x: poison and red zones need memory that the host can write";
+    assert!(refused(FakeBacking::new(1 << 30), "poison").contains(host));
+    assert!(refused(FakeBacking::new(1 << 30), "red-zone").contains(host));
+    let reserve = "x: guard granules need a backing that reserves addresses";
+    assert!(refused(FakeBacking::segments(1 << 30), "guard").contains(reserve));
+}
+
+#[test]
+fn leases_of_an_aided_allocator_may_outlive_it() {
+    for text in ["all", "guard", "pass-through,quarantine=1M"] {
+        let (b, _) = aided(text, FakeBacking::new(1 << 30));
+        let (x, y) = (b.take(1000), b.take(1000));
+        x.mark_write(b.stream.submit().expect("a value"));
+        drop(b.allocator);
+        drop(y);
+        drop(x);
+        pass(b.stream.line().now());
+        // Any allocator's call gives back what waited for a stream.
+        Bench::new(1 << 30).allocator.drain();
+        assert_eq!(b.fake.outstanding(), (0, 0, 0, 0), "{text}");
+        assert_eq!(b.fake.violations(), Vec::<String>::new());
+    }
+}
+
+#[test]
+fn graph_arenas_work_with_aids() {
+    for text in ["all", "pass-through"] {
+        let (b, _) = aided(text, FakeBacking::new(1 << 30));
+        let arena = b.allocator.arena().expect("an arena");
+        let x = arena.alloc(Layout::new(4 * MIB)).expect("a symbolic buffer");
+        let used = leasehold_alloc::Lifetime { symbol: x.addr(), first: 0, last: 1, live_at_end: false };
+        drop(x);
+        let on = On::new(&b.stream);
+        arena.seal(&[used], on).expect("seals");
+        arena.suspend(on, |_, _| Ok(())).expect("suspends");
+        arena.resume(|_, _| Ok(())).expect("resumes");
+        drop(arena);
+        b.allocator.trim(0).expect("a trim");
+        assert_eq!((b.allocator.stats().reserved, b.allocator.stats().findings), (0, 0), "{text}");
+        b.check();
+    }
+}
