@@ -5,4 +5,5 @@
 //!
 //! This crate must not hold operators, and nothing but the registration of backends may name it.
 
+pub mod conv;
 pub mod driver;

@@ -1,0 +1,409 @@
+//! Compiled kernels on disk, so that a process does not compile again what another compiled.
+//!
+//! # Layout
+//! One directory, one file per kernel, named by a hash of its key: source, name, options, architecture, compiler's and
+//! driver's version. A file holds the key
+//! itself too, so that a collision of hashes is a miss and never another kernel's code.
+//!
+//! # Protocol
+//! A writer fills a file of its own name (`….tmp`) and renames it: readers see all of a file or none of it, and of
+//! several
+//! writers of one key the last wins with the same content. A file that is truncated, corrupted or of another format
+//! fails its checksum; it is
+//! compiled again and replaced. Nothing is locked. A directory that cannot be written only costs the compilation.
+//!
+//! This module must not know compilers.
+
+use leasehold_core::Result;
+use leasehold_core::sync::atomic::{AtomicU64, Ordering};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, SystemTime};
+use std::{env, fs, io, process};
+
+/// The first bytes of a file; the digit is the format's.
+const MAGIC: &[u8; 8] = b"LHKRNL1\n";
+/// Magic, bytes of the key, bytes of the image, checksum of both.
+const HEADER: usize = 8 + 8 + 8 + 8;
+/// Files of writers that died are removed after this time.
+const ABANDONED: Duration = Duration::from_secs(3600);
+
+/// All that a compiled kernel depends on.
+#[derive(Debug, Clone, Copy)]
+pub struct Key<'a> {
+    /// The source text.
+    pub source: &'a str,
+    /// The name that the compiler was told.
+    pub name: &'a str,
+    /// The compiler's options, in order.
+    pub options: &'a [String],
+    /// What was compiled for: `compute_90`.
+    pub architecture: &'a str,
+    /// What compiled: `nvrtc 13.0`.
+    pub compiler: &'a str,
+    /// The driver's version, as in 13000.
+    pub driver: i32,
+}
+
+impl Key<'_> {
+    /// The key as bytes: each part with its length, so that no two keys agree.
+    fn bytes(&self) -> Vec<u8> {
+        let mut bytes = Vec::with_capacity(self.source.len() + 128);
+        let mut part = |text: &str| {
+            bytes.extend_from_slice(&(text.len() as u64).to_le_bytes());
+            bytes.extend_from_slice(text.as_bytes());
+        };
+        for text in [self.architecture, self.compiler, &self.driver.to_string(), self.name] {
+            part(text);
+        }
+        part(&self.options.len().to_string());
+        for option in self.options {
+            part(option);
+        }
+        part(self.source);
+        bytes
+    }
+}
+
+/// FNV-1a: every single changed byte changes it.
+fn hash(seed: u64, bytes: &[u8]) -> u64 {
+    bytes.iter().fold(seed, |hash, &byte| (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3))
+}
+
+const SEED: u64 = 0xcbf2_9ce4_8422_2325;
+const OTHER_SEED: u64 = 0x9e37_79b9_7f4a_7c15;
+
+/// The cache of one directory, or none.
+#[derive(Debug)]
+pub struct CompileCache {
+    directory: Option<PathBuf>,
+    hits: AtomicU64,
+    misses: AtomicU64,
+    /// Makes the names of temporary files distinct within the process.
+    serial: AtomicU64,
+}
+
+impl CompileCache {
+    /// A cache in this directory, which is made when something is first written.
+    #[must_use]
+    pub fn at(directory: impl Into<PathBuf>) -> Self {
+        Self { directory: Some(directory.into()), ..Self::off() }
+    }
+
+    /// No cache: everything is compiled.
+    #[must_use]
+    pub fn off() -> Self {
+        Self { directory: None, hits: AtomicU64::new(0), misses: AtomicU64::new(0), serial: AtomicU64::new(0) }
+    }
+
+    /// The directory `kernels` of `LEASEHOLD_CACHE_DIR`, of `leasehold` in `XDG_CACHE_HOME`, or of
+    /// `~/.cache/leasehold`; none of these: no cache. An empty
+    /// `LEASEHOLD_CACHE_DIR` switches it off.
+    #[must_use]
+    pub fn from_env() -> Self {
+        directory(|name| env::var_os(name).map(PathBuf::from)).map_or_else(Self::off, Self::at)
+    }
+
+    /// Where the files are, if anywhere.
+    #[must_use]
+    pub fn directory(&self) -> Option<&Path> {
+        self.directory.as_deref()
+    }
+
+    /// How often something was found, and how often it was compiled.
+    #[must_use]
+    pub fn counts(&self) -> (u64, u64) {
+        (self.hits.load(Ordering::Relaxed), self.misses.load(Ordering::Relaxed))
+    }
+
+    /// What `compile` made of this key, now or earlier. Does file I/O; blocks while it compiles.
+    ///
+    /// # Errors
+    /// The compiler's; never the cache's own. A failure is not kept.
+    pub fn get_or_compile(&self, key: &Key<'_>, compile: impl FnOnce() -> Result<Vec<u8>>) -> Result<Vec<u8>> {
+        let Some(directory) = &self.directory else {
+            self.misses.fetch_add(1, Ordering::Relaxed);
+            return compile();
+        };
+        let key = key.bytes();
+        let file = directory.join(format!("{:016x}{:016x}.bin", hash(SEED, &key), hash(OTHER_SEED, &key)));
+        match fs::read(&file) {
+            Ok(bytes) => match unwrap(&bytes, &key) {
+                Some(image) => {
+                    self.hits.fetch_add(1, Ordering::Relaxed);
+                    return Ok(image.to_vec());
+                }
+                None => tracing::warn!(file = %file.display(), "a cached kernel is damaged; it is compiled again"),
+            },
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+            Err(error) => tracing::debug!(file = %file.display(), %error, "a cached kernel cannot be read"),
+        }
+        self.misses.fetch_add(1, Ordering::Relaxed);
+        let image = compile()?;
+        if let Err(error) = self.store(directory, &file, &wrap(&key, &image)) {
+            tracing::debug!(file = %file.display(), %error, "a compiled kernel cannot be cached");
+        }
+        Ok(image)
+    }
+
+    fn store(&self, directory: &Path, file: &Path, bytes: &[u8]) -> io::Result<()> {
+        let serial = self.serial.fetch_add(1, Ordering::Relaxed);
+        if serial == 0 {
+            create_private(directory)?;
+            remove_abandoned(directory);
+        }
+        // The address tells several caches of one process apart.
+        let temporary =
+            file.with_extension(format!("{}-{:x}-{serial}.tmp", process::id(), std::ptr::from_ref(self).addr()));
+        let written = fs::write(&temporary, bytes).and_then(|()| fs::rename(&temporary, file));
+        if written.is_err() {
+            let _ = fs::remove_file(&temporary);
+        }
+        written
+    }
+}
+
+/// Finds the directory; `var` looks an environment variable up.
+fn directory(var: impl Fn(&str) -> Option<PathBuf>) -> Option<PathBuf> {
+    let base = match var("LEASEHOLD_CACHE_DIR") {
+        Some(directory) if directory.as_os_str().is_empty() => return None,
+        Some(directory) => directory,
+        None => match var("XDG_CACHE_HOME").filter(|directory| directory.is_absolute()) {
+            Some(directory) => directory.join("leasehold"),
+            None => var("HOME").filter(|directory| directory.is_absolute())?.join(".cache").join("leasehold"),
+        },
+    };
+    Some(base.join("kernels"))
+}
+
+/// Makes a directory that only this user reads: what lies in it will run on a device.
+fn create_private(directory: &Path) -> io::Result<()> {
+    let mut builder = fs::DirBuilder::new();
+    builder.recursive(true);
+    #[cfg(unix)]
+    std::os::unix::fs::DirBuilderExt::mode(&mut builder, 0o700);
+    builder.create(directory)
+}
+
+/// Removes what writers left that died between writing and renaming.
+fn remove_abandoned(directory: &Path) {
+    let Ok(files) = fs::read_dir(directory) else { return };
+    let now = SystemTime::now();
+    for file in files.flatten() {
+        let path = file.path();
+        if path.extension().is_none_or(|extension| extension != "tmp") {
+            continue;
+        }
+        let age = file.metadata().and_then(|data| data.modified()).ok().and_then(|then| now.duration_since(then).ok());
+        if age.is_some_and(|age| age > ABANDONED) {
+            let _ = fs::remove_file(path);
+        }
+    }
+}
+
+/// A file's content.
+fn wrap(key: &[u8], image: &[u8]) -> Vec<u8> {
+    let mut bytes = Vec::with_capacity(HEADER + key.len() + image.len());
+    bytes.extend_from_slice(MAGIC);
+    bytes.extend_from_slice(&(key.len() as u64).to_le_bytes());
+    bytes.extend_from_slice(&(image.len() as u64).to_le_bytes());
+    let checksum = hash(hash(hash(SEED, &bytes), key), image);
+    bytes.extend_from_slice(&checksum.to_le_bytes());
+    bytes.extend_from_slice(key);
+    bytes.extend_from_slice(image);
+    bytes
+}
+
+/// The image in a file's content, if it is whole and belongs to this key.
+fn unwrap<'a>(bytes: &'a [u8], key: &[u8]) -> Option<&'a [u8]> {
+    let (header, body) = bytes.split_at_checked(HEADER)?;
+    let word = |at: usize| header[at..at + 8].try_into().map(u64::from_le_bytes).ok();
+    if !header.starts_with(MAGIC) || word(8)? != key.len() as u64 {
+        return None;
+    }
+    let (stored, image) = body.split_at_checked(key.len())?;
+    let whole = stored == key && word(16)? == image.len() as u64;
+    (whole && word(24)? == hash(hash(hash(SEED, &header[..24]), stored), image)).then_some(image)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use leasehold_core::Error;
+    use leasehold_core::sync::atomic::AtomicUsize;
+
+    fn key<'a>(source: &'a str, options: &'a [String]) -> Key<'a> {
+        Key { source, name: "k.cu", options, architecture: "compute_90", compiler: "nvrtc 13.0", driver: 13000 }
+    }
+
+    /// A compiler that counts: the image says what it was made of.
+    fn compile(source: &str, runs: &AtomicUsize) -> Result<Vec<u8>> {
+        runs.fetch_add(1, Ordering::Relaxed);
+        Ok(format!("image of {source}").into_bytes())
+    }
+
+    fn only_file(directory: &Path) -> PathBuf {
+        let files: Vec<_> = fs::read_dir(directory).unwrap().map(|f| f.unwrap().path()).collect();
+        assert_eq!(files.len(), 1, "{files:?}");
+        files.into_iter().next().unwrap()
+    }
+
+    #[test]
+    fn the_second_time_it_is_read() {
+        let directory = tempfile::tempdir().unwrap();
+        let cache = CompileCache::at(directory.path().join("a/b"));
+        let runs = AtomicUsize::new(0);
+        for _ in 0..3 {
+            assert_eq!(cache.get_or_compile(&key("s", &[]), || compile("s", &runs)).unwrap(), b"image of s");
+        }
+        assert_eq!(runs.load(Ordering::Relaxed), 1);
+        assert_eq!(cache.counts(), (2, 1));
+        // Another process's cache of the same directory.
+        let other = CompileCache::at(directory.path().join("a/b"));
+        assert_eq!(other.get_or_compile(&key("s", &[]), || compile("s", &runs)).unwrap(), b"image of s");
+        assert_eq!(runs.load(Ordering::Relaxed), 1);
+    }
+
+    #[test]
+    fn every_part_of_the_key_counts() {
+        let directory = tempfile::tempdir().unwrap();
+        let cache = CompileCache::at(directory.path());
+        let runs = AtomicUsize::new(0);
+        let (ab, a_b) = (["ab".to_owned()], ["a".to_owned(), "b".to_owned()]);
+        let base = key("s", &[]);
+        let keys = [
+            base,
+            key("t", &[]),
+            key("s", &ab),
+            key("s", &a_b),
+            Key { name: "l.cu", ..base },
+            Key { architecture: "compute_80", ..base },
+            Key { compiler: "nvrtc 12.9", ..base },
+            Key { driver: 12090, ..base },
+        ];
+        for _ in 0..2 {
+            for key in &keys {
+                cache.get_or_compile(key, || compile("x", &runs)).unwrap();
+            }
+        }
+        assert_eq!(runs.load(Ordering::Relaxed), keys.len());
+    }
+
+    #[test]
+    fn a_damaged_file_is_compiled_again_and_replaced() {
+        let directory = tempfile::tempdir().unwrap();
+        let cache = CompileCache::at(directory.path());
+        let runs = AtomicUsize::new(0);
+        let get = || cache.get_or_compile(&key("s", &[]), || compile("s", &runs)).unwrap();
+        get();
+        let file = only_file(directory.path());
+        let good = fs::read(&file).unwrap();
+        let mut expected = 1;
+        let mut damage = |bytes: &[u8]| {
+            fs::write(&file, bytes).unwrap();
+            expected += 1;
+            assert_eq!(get(), b"image of s");
+            assert_eq!(runs.load(Ordering::Relaxed), expected, "not noticed");
+            assert_eq!(fs::read(&file).unwrap(), good, "not replaced");
+        };
+        for length in [0, 1, HEADER - 1, HEADER, good.len() - 1] {
+            damage(&good[..length]);
+        }
+        for at in 0..good.len() {
+            let mut bytes = good.clone();
+            bytes[at] ^= 0x20;
+            damage(&bytes);
+        }
+        let mut longer = good.clone();
+        longer.push(0);
+        damage(&longer);
+    }
+
+    #[test]
+    fn a_file_of_another_key_is_a_miss() {
+        let directory = tempfile::tempdir().unwrap();
+        let cache = CompileCache::at(directory.path());
+        let runs = AtomicUsize::new(0);
+        cache.get_or_compile(&key("s", &[]), || compile("s", &runs)).unwrap();
+        let file = only_file(directory.path());
+        // As if the hashes of "s" and "t" were equal: the file that "t" will look for holds "s".
+        let other = key("t", &[]).bytes();
+        let name = format!("{:016x}{:016x}.bin", hash(SEED, &other), hash(OTHER_SEED, &other));
+        fs::rename(file, directory.path().join(name)).unwrap();
+        assert_eq!(cache.get_or_compile(&key("t", &[]), || compile("t", &runs)).unwrap(), b"image of t");
+    }
+
+    #[test]
+    fn a_failure_is_not_kept() {
+        let directory = tempfile::tempdir().unwrap();
+        let cache = CompileCache::at(directory.path());
+        let failed = cache.get_or_compile(&key("s", &[]), || Err(Error::Compile { log: "no".into() }));
+        assert!(matches!(failed, Err(Error::Compile { .. })));
+        assert!(fs::read_dir(directory.path()).unwrap().next().is_none());
+    }
+
+    #[test]
+    fn without_a_writable_directory_it_still_compiles() {
+        let runs = AtomicUsize::new(0);
+        let directory = tempfile::tempdir().unwrap();
+        // A file where the directory should be: nobody, not even root, can write into it.
+        let file = directory.path().join("file");
+        fs::write(&file, "").unwrap();
+        for cache in [CompileCache::at(file.join("cache")), CompileCache::off()] {
+            for _ in 0..2 {
+                assert_eq!(cache.get_or_compile(&key("s", &[]), || compile("s", &runs)).unwrap(), b"image of s");
+            }
+        }
+        assert_eq!(runs.load(Ordering::Relaxed), 4);
+    }
+
+    #[test]
+    fn what_dead_writers_left_goes() {
+        let directory = tempfile::tempdir().unwrap();
+        let (old, young) = (directory.path().join("0.1-2-3.tmp"), directory.path().join("0.1-2-4.tmp"));
+        for file in [&old, &young] {
+            fs::write(file, "half").unwrap();
+        }
+        let long_ago = SystemTime::now() - 2 * ABANDONED;
+        fs::File::options().write(true).open(&old).unwrap().set_modified(long_ago).unwrap();
+        let cache = CompileCache::at(directory.path());
+        cache.get_or_compile(&key("s", &[]), || Ok(vec![1])).unwrap();
+        assert!(!old.exists() && young.exists());
+    }
+
+    #[test]
+    fn threads_that_write_at_once_disturb_nobody() {
+        let directory = tempfile::tempdir().unwrap();
+        std::thread::scope(|scope| {
+            for _ in 0..4 {
+                scope.spawn(|| {
+                    let cache = CompileCache::at(directory.path());
+                    let runs = AtomicUsize::new(0);
+                    for round in 0..60 {
+                        let source = format!("kernel {}", round % 5);
+                        let image = cache.get_or_compile(&key(&source, &[]), || compile(&source, &runs)).unwrap();
+                        assert_eq!(image, format!("image of {source}").into_bytes());
+                        if round % 7 == 0 {
+                            // Somebody clears the cache meanwhile.
+                            for file in fs::read_dir(directory.path()).unwrap().flatten() {
+                                let _ = fs::remove_file(file.path());
+                            }
+                        }
+                    }
+                });
+            }
+        });
+    }
+
+    #[test]
+    fn the_directory_is_where_the_user_says() {
+        let with = |set: &[(&str, &str)]| {
+            directory(|name| set.iter().find(|(key, _)| *key == name).map(|(_, value)| PathBuf::from(value)))
+        };
+        assert_eq!(with(&[("LEASEHOLD_CACHE_DIR", "/c"), ("HOME", "/h")]), Some("/c/kernels".into()));
+        assert_eq!(with(&[("LEASEHOLD_CACHE_DIR", ""), ("HOME", "/h")]), None);
+        assert_eq!(with(&[("XDG_CACHE_HOME", "/x"), ("HOME", "/h")]), Some("/x/leasehold/kernels".into()));
+        assert_eq!(with(&[("XDG_CACHE_HOME", "relative"), ("HOME", "/h")]), Some("/h/.cache/leasehold/kernels".into()));
+        assert_eq!(with(&[("HOME", "/h")]), Some("/h/.cache/leasehold/kernels".into()));
+        assert_eq!(with(&[]), None);
+    }
+}

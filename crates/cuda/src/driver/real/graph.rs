@@ -1,0 +1,304 @@
+//! Graphs of explicit nodes, their updates, and capture for foreign libraries.
+//!
+//! A node's arguments are copied when the node is made or changed. A host node's closure belongs to a user object of
+//! the graph, which executables
+//! made of it hold too: the driver drops it with the last of them, on a thread of its own.
+//!
+//! This module must not know plans.
+
+use super::stream::Extra;
+use super::{RealDriver, drive};
+use crate::conv;
+use crate::driver::ops::{
+    GraphOps, Launch, NativeCopy, NativeEvent, NativeFill, NativeGraph, NativeGraphExec, NativeNode, NativeStream,
+    Updated,
+};
+use cudarc::driver::sys::{
+    self, CUDA_HOST_NODE_PARAMS, CUDA_KERNEL_NODE_PARAMS, CUDA_MEMCPY3D, CUDA_MEMSET_NODE_PARAMS, CUevent, CUfunction,
+    CUgraph, CUgraphExec, CUgraphNode, CUstream, CUstreamCaptureMode_enum as CaptureMode,
+    CUstreamCaptureStatus_enum as CaptureStatus, CUuserObject,
+};
+use leasehold_core::Result;
+use std::ffi::c_void;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::ptr;
+use std::sync::Arc;
+
+/// What a host node calls.
+type HostNode = Arc<dyn Fn() + Send + Sync>;
+
+/// `CU_USER_OBJECT_NO_DESTRUCTOR_SYNC`, which the driver demands.
+const NO_DESTRUCTOR_SYNC: u32 = 1;
+/// `CU_GRAPH_USER_OBJECT_MOVE`: the graph takes our reference over.
+const MOVE: u32 = 1;
+
+/// Runs a host node.
+unsafe extern "C" fn run_many(data: *mut c_void) {
+    // SAFETY: `data` points to the boxed closure, which lives as long as the graph and its executables.
+    let call = unsafe { &*data.cast::<HostNode>() };
+    if catch_unwind(AssertUnwindSafe(|| call())).is_err() {
+        tracing::error!("a host node of a CUDA graph panicked");
+    }
+}
+
+/// Drops a host node's closure.
+unsafe extern "C" fn drop_node(data: *mut c_void) {
+    // SAFETY: `data` came from `Box::into_raw`, and the driver calls this once.
+    let call = unsafe { Box::from_raw(data.cast::<HostNode>()) };
+    let _ = catch_unwind(AssertUnwindSafe(move || drop(call)));
+}
+
+/// Dependencies as the driver takes them: the words are its pointers.
+fn dependencies(after: &[NativeNode]) -> *const CUgraphNode {
+    const _: () = assert!(size_of::<NativeNode>() == size_of::<CUgraphNode>());
+    after.as_ptr().cast()
+}
+
+/// A kernel as a node.
+fn kernel(launch: &Launch<'_>, extra: &mut Extra) -> CUDA_KERNEL_NODE_PARAMS {
+    CUDA_KERNEL_NODE_PARAMS {
+        func: launch.function.0 as CUfunction,
+        gridDimX: launch.grid[0],
+        gridDimY: launch.grid[1],
+        gridDimZ: launch.grid[2],
+        blockDimX: launch.block[0],
+        blockDimY: launch.block[1],
+        blockDimZ: launch.block[2],
+        sharedMemBytes: launch.shared,
+        kernelParams: ptr::null_mut(),
+        extra: extra.pointer(),
+        kern: ptr::null_mut(),
+        ctx: ptr::null_mut(),
+    }
+}
+
+/// A copy as a node.
+fn copy_node(copy: &NativeCopy) -> CUDA_MEMCPY3D {
+    let (source, target) = conv::memory_types(copy.kind);
+    CUDA_MEMCPY3D {
+        srcXInBytes: 0,
+        srcY: 0,
+        srcZ: 0,
+        srcLOD: 0,
+        srcMemoryType: source,
+        srcHost: copy.src as *const c_void,
+        srcDevice: copy.src,
+        srcArray: ptr::null_mut(),
+        reserved0: ptr::null_mut(),
+        srcPitch: copy.src_pitch as usize,
+        srcHeight: copy.rows as usize,
+        dstXInBytes: 0,
+        dstY: 0,
+        dstZ: 0,
+        dstLOD: 0,
+        dstMemoryType: target,
+        dstHost: copy.dst as *mut c_void,
+        dstDevice: copy.dst,
+        dstArray: ptr::null_mut(),
+        reserved1: ptr::null_mut(),
+        dstPitch: copy.dst_pitch as usize,
+        dstHeight: copy.rows as usize,
+        WidthInBytes: copy.width as usize,
+        Height: copy.rows as usize,
+        Depth: 1,
+    }
+}
+
+/// A fill as a node.
+fn fill_node(fill: &NativeFill) -> CUDA_MEMSET_NODE_PARAMS {
+    CUDA_MEMSET_NODE_PARAMS {
+        dst: fill.dst,
+        pitch: 0,
+        value: fill.value,
+        elementSize: u32::from(fill.width),
+        width: fill.count as usize,
+        height: 1,
+    }
+}
+
+impl RealDriver {
+    /// Ends a `cuGraphAdd…` call.
+    fn added(made: Result<()>, node: CUgraphNode) -> Result<NativeNode> {
+        made.map(|()| NativeNode(node as u64))
+    }
+
+    fn updated(&self, api: &'static str, code: i32) -> Result<Updated> {
+        match code {
+            0 => Ok(Updated::InPlace),
+            code if conv::is_refused_update(code) => Ok(Updated::Refused),
+            code => Err(self.failed(api, code, 0)),
+        }
+    }
+}
+
+impl GraphOps for RealDriver {
+    fn graph_create(&self) -> Result<NativeGraph> {
+        let mut graph: CUgraph = ptr::null_mut();
+        drive!(self, cuGraphCreate(&raw mut graph, 0))?;
+        Ok(NativeGraph(graph as u64))
+    }
+
+    fn graph_destroy(&self, graph: NativeGraph) -> Result<()> {
+        drive!(self, cuGraphDestroy(graph.0 as CUgraph))
+    }
+
+    unsafe fn graph_add_kernel(
+        &self,
+        graph: NativeGraph,
+        after: &[NativeNode],
+        launch: &Launch<'_>,
+    ) -> Result<NativeNode> {
+        let mut extra = Extra::new(launch.args);
+        let params = kernel(launch, &mut extra);
+        let mut node: CUgraphNode = ptr::null_mut();
+        let graph = graph.0 as CUgraph;
+        let made = drive!(
+            self,
+            cuGraphAddKernelNode_v2(&raw mut node, graph, dependencies(after), after.len(), &raw const params)
+        );
+        Self::added(made, node)
+    }
+
+    unsafe fn graph_add_copy(&self, graph: NativeGraph, after: &[NativeNode], copy: &NativeCopy) -> Result<NativeNode> {
+        let params = copy_node(copy);
+        let (context, graph) = (self.current_raw(), graph.0 as CUgraph);
+        let mut node: CUgraphNode = ptr::null_mut();
+        let made = drive!(
+            self,
+            cuGraphAddMemcpyNode(&raw mut node, graph, dependencies(after), after.len(), &raw const params, context)
+        );
+        Self::added(made, node)
+    }
+
+    unsafe fn graph_add_fill(&self, graph: NativeGraph, after: &[NativeNode], fill: &NativeFill) -> Result<NativeNode> {
+        let params = fill_node(fill);
+        let (context, graph) = (self.current_raw(), graph.0 as CUgraph);
+        let mut node: CUgraphNode = ptr::null_mut();
+        let made = drive!(
+            self,
+            cuGraphAddMemsetNode(&raw mut node, graph, dependencies(after), after.len(), &raw const params, context)
+        );
+        Self::added(made, node)
+    }
+
+    fn graph_add_child(&self, graph: NativeGraph, after: &[NativeNode], child: NativeGraph) -> Result<NativeNode> {
+        let (graph, child) = (graph.0 as CUgraph, child.0 as CUgraph);
+        let mut node: CUgraphNode = ptr::null_mut();
+        let made =
+            drive!(self, cuGraphAddChildGraphNode(&raw mut node, graph, dependencies(after), after.len(), child));
+        Self::added(made, node)
+    }
+
+    fn graph_add_event(&self, graph: NativeGraph, after: &[NativeNode], event: NativeEvent) -> Result<NativeNode> {
+        let (graph, event) = (graph.0 as CUgraph, event.0 as CUevent);
+        let mut node: CUgraphNode = ptr::null_mut();
+        let made =
+            drive!(self, cuGraphAddEventRecordNode(&raw mut node, graph, dependencies(after), after.len(), event));
+        Self::added(made, node)
+    }
+
+    fn graph_add_host(&self, graph: NativeGraph, after: &[NativeNode], call: HostNode) -> Result<NativeNode> {
+        let graph = graph.0 as CUgraph;
+        let data = Box::into_raw(Box::new(call)).cast::<c_void>();
+        let mut object: CUuserObject = ptr::null_mut();
+        let owned = drive!(self, cuUserObjectCreate(&raw mut object, data, Some(drop_node), 1, NO_DESTRUCTOR_SYNC));
+        if let Err(error) = owned {
+            // SAFETY: the driver did not take it.
+            drop(unsafe { Box::from_raw(data.cast::<HostNode>()) });
+            return Err(error);
+        }
+        if let Err(error) = drive!(self, cuGraphRetainUserObject(graph, object, 1, MOVE)) {
+            // Our reference is the last one: this drops the closure.
+            let _ = drive!(self, cuUserObjectRelease(object, 1));
+            return Err(error);
+        }
+        let params = CUDA_HOST_NODE_PARAMS { fn_: Some(run_many), userData: data };
+        let mut node: CUgraphNode = ptr::null_mut();
+        // After a failure the closure stays with the graph, and goes with it.
+        let made =
+            drive!(self, cuGraphAddHostNode(&raw mut node, graph, dependencies(after), after.len(), &raw const params));
+        Self::added(made, node)
+    }
+
+    fn graph_add_empty(&self, graph: NativeGraph, after: &[NativeNode]) -> Result<NativeNode> {
+        let mut node: CUgraphNode = ptr::null_mut();
+        let graph = graph.0 as CUgraph;
+        let made = drive!(self, cuGraphAddEmptyNode(&raw mut node, graph, dependencies(after), after.len()));
+        Self::added(made, node)
+    }
+
+    fn graph_nodes(&self, graph: NativeGraph) -> Result<usize> {
+        let mut nodes = 0_usize;
+        drive!(self, cuGraphGetNodes(graph.0 as CUgraph, ptr::null_mut(), &raw mut nodes))?;
+        Ok(nodes)
+    }
+
+    fn graph_instantiate(&self, graph: NativeGraph) -> Result<NativeGraphExec> {
+        let mut exec: CUgraphExec = ptr::null_mut();
+        drive!(self, cuGraphInstantiateWithFlags(&raw mut exec, graph.0 as CUgraph, 0))?;
+        Ok(NativeGraphExec(exec as u64))
+    }
+
+    fn exec_destroy(&self, exec: NativeGraphExec) -> Result<()> {
+        drive!(self, cuGraphExecDestroy(exec.0 as CUgraphExec))
+    }
+
+    fn exec_upload(&self, exec: NativeGraphExec, stream: NativeStream) -> Result<()> {
+        drive!(self, cuGraphUpload(exec.0 as CUgraphExec, stream.0 as CUstream))
+    }
+
+    #[inline]
+    unsafe fn exec_launch(&self, exec: NativeGraphExec, stream: NativeStream) -> Result<()> {
+        drive!(self, cuGraphLaunch(exec.0 as CUgraphExec, stream.0 as CUstream))
+    }
+
+    unsafe fn exec_set_kernel(&self, exec: NativeGraphExec, node: NativeNode, launch: &Launch<'_>) -> Result<Updated> {
+        let mut extra = Extra::new(launch.args);
+        let params = kernel(launch, &mut extra);
+        let (exec, node) = (exec.0 as CUgraphExec, node.0 as CUgraphNode);
+        // SAFETY: the caller's executable and node; the driver copies the parameters before it returns.
+        let code = self.code(|f| unsafe { (f.cuGraphExecKernelNodeSetParams_v2)(exec, node, &raw const params) })?;
+        self.updated("cuGraphExecKernelNodeSetParams", code)
+    }
+
+    unsafe fn exec_set_copy(&self, exec: NativeGraphExec, node: NativeNode, copy: &NativeCopy) -> Result<Updated> {
+        let params = copy_node(copy);
+        let context = self.current_raw();
+        let (exec, node) = (exec.0 as CUgraphExec, node.0 as CUgraphNode);
+        // SAFETY: as above.
+        let code =
+            self.code(|f| unsafe { (f.cuGraphExecMemcpyNodeSetParams)(exec, node, &raw const params, context) })?;
+        self.updated("cuGraphExecMemcpyNodeSetParams", code)
+    }
+
+    unsafe fn exec_set_fill(&self, exec: NativeGraphExec, node: NativeNode, fill: &NativeFill) -> Result<Updated> {
+        let params = fill_node(fill);
+        let context = self.current_raw();
+        let (exec, node) = (exec.0 as CUgraphExec, node.0 as CUgraphNode);
+        // SAFETY: as above.
+        let code =
+            self.code(|f| unsafe { (f.cuGraphExecMemsetNodeSetParams)(exec, node, &raw const params, context) })?;
+        self.updated("cuGraphExecMemsetNodeSetParams", code)
+    }
+
+    fn capture_begin(&self, stream: NativeStream) -> Result<()> {
+        let mode = CaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
+        drive!(self, cuStreamBeginCapture_v2(stream.0 as CUstream, mode))
+    }
+
+    fn capture_end(&self, stream: NativeStream) -> Result<NativeGraph> {
+        let mut graph: CUgraph = ptr::null_mut();
+        drive!(self, cuStreamEndCapture(stream.0 as CUstream, &raw mut graph))?;
+        Ok(NativeGraph(graph as u64))
+    }
+
+    fn is_capturing(&self, stream: NativeStream) -> Result<bool> {
+        // A plain number: the enum must not hold a value that the bindings do not know.
+        let mut status = 0_u32;
+        drive!(self, cuStreamIsCapturing(stream.0 as CUstream, (&raw mut status).cast()))?;
+        Ok(status != CaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE as u32)
+    }
+}
+
+const _: () = assert!(NO_DESTRUCTOR_SYNC == sys::CUuserObject_flags::CU_USER_OBJECT_NO_DESTRUCTOR_SYNC as u32);
+const _: () = assert!(MOVE == sys::CUuserObjectRetain_flags::CU_GRAPH_USER_OBJECT_MOVE as u32);

@@ -1,0 +1,198 @@
+//! The driver's functions, found once. cudarc's bindings supply the library's search path, the types and (checked while
+//! compiling) the signatures; the
+//! calls go through this table and not through cudarc's wrappers, because those panic on a missing symbol and return a
+//! Rust enum, which must not
+//! hold a code that is newer than the bindings.
+//!
+//! This module must not know managers.
+
+use cudarc::driver::sys::{
+    self, CUcontext, CUdevice, CUdeviceptr, CUevent, CUfunction, CUgraph, CUgraphExec, CUgraphNode, CUhostFn,
+    CUmemGenericAllocationHandle, CUmemoryPool, CUmodule, CUstream, CUuserObject,
+};
+use leasehold_core::{Error, Result};
+use std::ffi::{CStr, c_char, c_int, c_uchar, c_uint, c_ushort, c_void};
+
+/// The oldest driver that has everything that is required, as `cuDriverGetVersion` tells it.
+pub const OLDEST: i32 = 12000;
+
+/// Declares the table.
+macro_rules! functions {
+    (
+        required { $($name:ident($($arg:ty),*);)* }
+        optional { $($opt:ident($($oarg:ty),*);)* }
+        unchecked { $($old:ident($($old_arg:ty),*);)* }
+    ) => {
+        /// The driver's functions.
+        #[expect(non_snake_case, reason = "the driver's own names")]
+        #[derive(Debug, Clone, Copy)]
+        pub struct Functions {
+            $(pub $name: unsafe extern "C" fn($($arg),*) -> c_int,)*
+            $(pub $opt: Option<unsafe extern "C" fn($($oarg),*) -> c_int>,)*
+            $(pub $old: Option<unsafe extern "C" fn($($old_arg),*) -> c_int>,)*
+        }
+
+        $(const _: unsafe fn($($arg),*) -> sys::CUresult = sys::$name;)*
+        $(const _: unsafe fn($($oarg),*) -> sys::CUresult = sys::$opt;)*
+
+        impl Functions {
+            /// Finds the library and all functions.
+            ///
+            /// # Errors
+            /// `Unavailable`, saying what is missing.
+            pub fn load() -> Result<Self> {
+                // SAFETY: loading the driver's library runs its initialisers, which is what is asked for.
+                if !unsafe { sys::is_culib_present() } {
+                    return Err(Error::Unavailable(
+                        "CUDA: the driver's library (libcuda.so.1, nvcuda.dll) is not installed on this machine".into(),
+                    ));
+                }
+                // SAFETY: the library is there, so cudarc finds it again; it stays loaded for ever.
+                let library = unsafe { sys::culib() };
+                let missing = |name: &str| {
+                    Error::Unavailable(format!("CUDA: the driver has no function {name}; it is older than {}.{}", OLDEST / 1000, OLDEST % 1000 / 10).into())
+                };
+                Ok(Self {
+                    $(
+                        // SAFETY: the driver's symbol of this name has this signature; the types are checked against
+                        // cudarc's bindings, and a
+                        // result code is an `int` in the C interface.
+                        $name: *unsafe { library.get(concat!(stringify!($name), "\0").as_bytes()) }
+                            .map_err(|_| missing(stringify!($name)))?,
+                    )*
+                    $(
+                        // SAFETY: as above.
+                        $opt: unsafe { library.get(concat!(stringify!($opt), "\0").as_bytes()) }.ok().map(|f| *f),
+                    )*
+                    $(
+                        // SAFETY: as above; the signature is the header's. The bindings for 13.0 lack the older
+                        // functions, and give `cuGetErrorName` an
+                        // enum that cannot hold every code.
+                        $old: unsafe { library.get(concat!(stringify!($old), "\0").as_bytes()) }.ok().map(|f| *f),
+                    )*
+                })
+            }
+        }
+    };
+}
+
+functions! {
+    required {
+        cuInit(c_uint);
+        cuDriverGetVersion(*mut c_int);
+        cuDeviceGet(*mut CUdevice, c_int);
+        cuDeviceGetCount(*mut c_int);
+        cuDeviceGetName(*mut c_char, c_int, CUdevice);
+        cuDeviceGetUuid_v2(*mut sys::CUuuid, CUdevice);
+        cuDeviceTotalMem_v2(*mut usize, CUdevice);
+        cuDeviceGetAttribute(*mut c_int, sys::CUdevice_attribute, CUdevice);
+        cuDeviceGetPCIBusId(*mut c_char, c_int, CUdevice);
+        cuDeviceCanAccessPeer(*mut c_int, CUdevice, CUdevice);
+        cuDevicePrimaryCtxRetain(*mut CUcontext, CUdevice);
+        cuDevicePrimaryCtxRelease_v2(CUdevice);
+        cuDevicePrimaryCtxGetState(CUdevice, *mut c_uint, *mut c_int);
+        cuCtxPopCurrent_v2(*mut CUcontext);
+        cuCtxDestroy_v2(CUcontext);
+        cuCtxGetCurrent(*mut CUcontext);
+        cuCtxSetCurrent(CUcontext);
+        cuCtxEnablePeerAccess(CUcontext, c_uint);
+        cuCtxDisablePeerAccess(CUcontext);
+        cuCtxSynchronize();
+        cuCtxGetStreamPriorityRange(*mut c_int, *mut c_int);
+        cuMemGetInfo_v2(*mut usize, *mut usize);
+        cuMemAlloc_v2(*mut CUdeviceptr, usize);
+        cuMemFree_v2(CUdeviceptr);
+        cuMemAllocAsync(*mut CUdeviceptr, usize, CUstream);
+        cuMemFreeAsync(CUdeviceptr, CUstream);
+        cuDeviceGetDefaultMemPool(*mut CUmemoryPool, CUdevice);
+        cuMemPoolSetAttribute(CUmemoryPool, sys::CUmemPool_attribute, *mut c_void);
+        cuMemPoolTrimTo(CUmemoryPool, usize);
+        cuMemGetAllocationGranularity(*mut usize, *const sys::CUmemAllocationProp, sys::CUmemAllocationGranularity_flags);
+        cuMemAddressReserve(*mut CUdeviceptr, usize, usize, CUdeviceptr, u64);
+        cuMemAddressFree(CUdeviceptr, usize);
+        cuMemCreate(*mut CUmemGenericAllocationHandle, usize, *const sys::CUmemAllocationProp, u64);
+        cuMemRelease(CUmemGenericAllocationHandle);
+        cuMemMap(CUdeviceptr, usize, usize, CUmemGenericAllocationHandle, u64);
+        cuMemUnmap(CUdeviceptr, usize);
+        cuMemSetAccess(CUdeviceptr, usize, *const sys::CUmemAccessDesc, usize);
+        cuMemHostAlloc(*mut *mut c_void, usize, c_uint);
+        cuMemFreeHost(*mut c_void);
+        cuMemHostRegister_v2(*mut c_void, usize, c_uint);
+        cuMemHostUnregister(*mut c_void);
+        cuStreamCreateWithPriority(*mut CUstream, c_uint, c_int);
+        cuStreamDestroy_v2(CUstream);
+        cuStreamQuery(CUstream);
+        cuStreamSynchronize(CUstream);
+        cuStreamWaitEvent(CUstream, CUevent, c_uint);
+        cuStreamWriteValue64_v2(CUstream, CUdeviceptr, u64, c_uint);
+        cuStreamWaitValue64_v2(CUstream, CUdeviceptr, u64, c_uint);
+        cuLaunchHostFunc(CUstream, CUhostFn, *mut c_void);
+        cuLaunchKernel(CUfunction, c_uint, c_uint, c_uint, c_uint, c_uint, c_uint, c_uint, CUstream, *mut *mut c_void, *mut *mut c_void);
+        cuMemcpyHtoDAsync_v2(CUdeviceptr, *const c_void, usize, CUstream);
+        cuMemcpyDtoHAsync_v2(*mut c_void, CUdeviceptr, usize, CUstream);
+        cuMemcpyDtoDAsync_v2(CUdeviceptr, CUdeviceptr, usize, CUstream);
+        cuMemcpy2DAsync_v2(*const sys::CUDA_MEMCPY2D, CUstream);
+        cuMemcpyPeerAsync(CUdeviceptr, CUcontext, CUdeviceptr, CUcontext, usize, CUstream);
+        cuMemsetD8Async(CUdeviceptr, c_uchar, usize, CUstream);
+        cuMemsetD16Async(CUdeviceptr, c_ushort, usize, CUstream);
+        cuMemsetD32Async(CUdeviceptr, c_uint, usize, CUstream);
+        cuEventCreate(*mut CUevent, c_uint);
+        cuEventDestroy_v2(CUevent);
+        cuEventRecord(CUevent, CUstream);
+        cuEventQuery(CUevent);
+        cuEventSynchronize(CUevent);
+        cuModuleLoadDataEx(*mut CUmodule, *const c_void, c_uint, *mut sys::CUjit_option, *mut *mut c_void);
+        cuModuleUnload(CUmodule);
+        cuModuleGetFunction(*mut CUfunction, CUmodule, *const c_char);
+        cuFuncGetAttribute(*mut c_int, sys::CUfunction_attribute, CUfunction);
+        cuFuncSetAttribute(CUfunction, sys::CUfunction_attribute, c_int);
+        cuGraphCreate(*mut CUgraph, c_uint);
+        cuGraphDestroy(CUgraph);
+        cuGraphAddKernelNode_v2(*mut CUgraphNode, CUgraph, *const CUgraphNode, usize, *const sys::CUDA_KERNEL_NODE_PARAMS);
+        cuGraphAddMemcpyNode(*mut CUgraphNode, CUgraph, *const CUgraphNode, usize, *const sys::CUDA_MEMCPY3D, CUcontext);
+        cuGraphAddMemsetNode(*mut CUgraphNode, CUgraph, *const CUgraphNode, usize, *const sys::CUDA_MEMSET_NODE_PARAMS, CUcontext);
+        cuGraphAddChildGraphNode(*mut CUgraphNode, CUgraph, *const CUgraphNode, usize, CUgraph);
+        cuGraphAddEventRecordNode(*mut CUgraphNode, CUgraph, *const CUgraphNode, usize, CUevent);
+        cuGraphAddHostNode(*mut CUgraphNode, CUgraph, *const CUgraphNode, usize, *const sys::CUDA_HOST_NODE_PARAMS);
+        cuGraphAddEmptyNode(*mut CUgraphNode, CUgraph, *const CUgraphNode, usize);
+        cuGraphGetNodes(CUgraph, *mut CUgraphNode, *mut usize);
+        cuGraphInstantiateWithFlags(*mut CUgraphExec, CUgraph, u64);
+        cuGraphExecDestroy(CUgraphExec);
+        cuGraphUpload(CUgraphExec, CUstream);
+        cuGraphLaunch(CUgraphExec, CUstream);
+        cuGraphExecKernelNodeSetParams_v2(CUgraphExec, CUgraphNode, *const sys::CUDA_KERNEL_NODE_PARAMS);
+        cuGraphExecMemcpyNodeSetParams(CUgraphExec, CUgraphNode, *const sys::CUDA_MEMCPY3D, CUcontext);
+        cuGraphExecMemsetNodeSetParams(CUgraphExec, CUgraphNode, *const sys::CUDA_MEMSET_NODE_PARAMS, CUcontext);
+        cuStreamBeginCapture_v2(CUstream, sys::CUstreamCaptureMode);
+        cuStreamEndCapture(CUstream, *mut CUgraph);
+        cuStreamIsCapturing(CUstream, *mut sys::CUstreamCaptureStatus);
+        cuUserObjectCreate(*mut CUuserObject, *mut c_void, CUhostFn, c_uint, c_uint);
+        cuGraphRetainUserObject(CUgraph, CUuserObject, c_uint, c_uint);
+        cuUserObjectRelease(CUuserObject, c_uint);
+    }
+    optional {
+        cuCtxCreate_v4(*mut CUcontext, *mut sys::CUctxCreateParams, c_uint, CUdevice);
+        cuEventElapsedTime_v2(*mut f32, CUevent, CUevent);
+        cuFuncLoad(CUfunction);
+        cuFuncGetParamInfo(CUfunction, usize, *mut usize, *mut usize);
+    }
+    unchecked {
+        cuGetErrorName(c_int, *mut *const c_char);
+        cuCtxCreate_v2(*mut CUcontext, c_uint, CUdevice);
+        cuEventElapsedTime(*mut f32, CUevent, CUevent);
+    }
+}
+
+impl Functions {
+    /// The name that the driver gives a code: also one that is newer than this crate.
+    pub fn error_name(&self, code: i32) -> Option<Box<str>> {
+        let mut name: *const c_char = std::ptr::null();
+        // SAFETY: the pointer is to a local.
+        let told = unsafe { (self.cuGetErrorName?)(code, &raw mut name) };
+        if told != 0 || name.is_null() {
+            return None;
+        }
+        // SAFETY: the driver gives a text that lives for ever.
+        Some(unsafe { CStr::from_ptr(name) }.to_string_lossy().into())
+    }
+}

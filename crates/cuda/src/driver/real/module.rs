@@ -1,0 +1,154 @@
+//! Modules and functions.
+//!
+//! This module must not know pipelines.
+
+use super::{RealDriver, drive};
+use crate::conv::{self, code};
+use crate::driver::ops::{FunctionInfo, ModuleOps, NativeFunction, NativeModule};
+use cudarc::driver::sys::{CUfunction, CUfunction_attribute_enum as Attribute, CUjit_option_enum as Jit, CUmodule};
+use leasehold_core::{Error, Result};
+use std::borrow::Cow;
+use std::ffi::{CString, c_int, c_void};
+use std::ptr;
+
+/// Bytes of the driver's log that are kept.
+const LOG: usize = 8192;
+
+/// What images of machine code begin with: ELF, and NVIDIA's container of several.
+const ELF: &[u8] = b"\x7fELF";
+const FAT: &[u8] = &0xBA55_ED50_u32.to_le_bytes();
+
+/// The image as the driver needs it: text ends with a zero.
+fn terminated(image: &[u8]) -> Cow<'_, [u8]> {
+    if image.starts_with(ELF) || image.starts_with(FAT) || image.last() == Some(&0) {
+        return Cow::Borrowed(image);
+    }
+    let mut text = Vec::with_capacity(image.len() + 1);
+    text.extend_from_slice(image);
+    text.push(0);
+    Cow::Owned(text)
+}
+
+impl RealDriver {
+    fn function_attribute(&self, function: NativeFunction, attribute: Attribute) -> Result<u32> {
+        let mut value = 0;
+        drive!(self, cuFuncGetAttribute(&raw mut value, attribute, function.0 as CUfunction))?;
+        Ok(value.max(0) as u32)
+    }
+
+    /// Offsets and sizes of the parameters, if the driver can tell.
+    fn parameters(&self, function: NativeFunction) -> Result<Option<Vec<(u32, u32)>>> {
+        let mut params = Vec::new();
+        loop {
+            let (mut offset, mut size) = (0_usize, 0_usize);
+            let mut known = true;
+            let code = self.code(|f| match f.cuFuncGetParamInfo {
+                // SAFETY: the pointers are to locals; the caller's function.
+                Some(info) => unsafe { info(function.0 as CUfunction, params.len(), &raw mut offset, &raw mut size) },
+                None => {
+                    known = false;
+                    0
+                }
+            })?;
+            match code {
+                _ if !known => return Ok(None),
+                0 => params.push((offset as u32, size as u32)),
+                // Past the last parameter.
+                code::INVALID_VALUE => return Ok(Some(params)),
+                code => return Err(self.failed("cuFuncGetParamInfo", code, 0)),
+            }
+        }
+    }
+}
+
+impl ModuleOps for RealDriver {
+    fn module_load(&self, image: &[u8]) -> Result<NativeModule> {
+        if image.is_empty() {
+            return Err(Error::Compile { log: "the image is empty".into() });
+        }
+        let image = terminated(image);
+        let mut log = vec![0_u8; LOG];
+        let mut options = [Jit::CU_JIT_ERROR_LOG_BUFFER, Jit::CU_JIT_ERROR_LOG_BUFFER_SIZE_BYTES];
+        // Sizes are passed in the pointer's place.
+        let mut values = [log.as_mut_ptr().cast::<c_void>(), ptr::without_provenance_mut::<c_void>(LOG)];
+        let mut module: CUmodule = ptr::null_mut();
+        let code = self.code(|f| {
+            // SAFETY: the image is whole or ends with a zero; options and values are of the number that is given and
+            // live during the call.
+            unsafe {
+                (f.cuModuleLoadDataEx)(
+                    &raw mut module,
+                    image.as_ptr().cast(),
+                    options.len() as u32,
+                    options.as_mut_ptr(),
+                    values.as_mut_ptr(),
+                )
+            }
+        })?;
+        match code {
+            0 => Ok(NativeModule(module as u64)),
+            code if conv::is_compile(code) => {
+                let name = self.name(code);
+                let log = super::text(&log);
+                let log = log.trim_end();
+                let log = if log.is_empty() { format!("{name} ({code})") } else { format!("{name} ({code}): {log}") };
+                Err(Error::Compile { log: log.into() })
+            }
+            code => Err(self.failed("cuModuleLoadDataEx", code, image.len() as u64)),
+        }
+    }
+
+    fn module_unload(&self, module: NativeModule) -> Result<()> {
+        drive!(self, cuModuleUnload(module.0 as CUmodule))
+    }
+
+    fn module_function(&self, module: NativeModule, name: &str) -> Result<NativeFunction> {
+        let missing = || Error::NotFound(format!("the module has no function {name}").into());
+        let text = CString::new(name).map_err(|_| missing())?;
+        let mut function: CUfunction = ptr::null_mut();
+        // SAFETY: the pointer is to a local, the name ends with a zero; the caller's module.
+        let code =
+            self.code(|f| unsafe { (f.cuModuleGetFunction)(&raw mut function, module.0 as CUmodule, text.as_ptr()) })?;
+        match code {
+            0 => {}
+            code::NOT_FOUND => return Err(missing()),
+            code => return Err(self.failed("cuModuleGetFunction", code, 0)),
+        }
+        self.call("cuFuncLoad", 0, |f| match f.cuFuncLoad {
+            // SAFETY: the function that the driver just gave.
+            Some(load) => unsafe { load(function) },
+            // Drivers before 12.4 load a function with its first launch.
+            None => 0,
+        })?;
+        Ok(NativeFunction(function as u64))
+    }
+
+    fn function_info(&self, function: NativeFunction) -> Result<FunctionInfo> {
+        Ok(FunctionInfo {
+            block_threads: self.function_attribute(function, Attribute::CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK)?,
+            registers: self.function_attribute(function, Attribute::CU_FUNC_ATTRIBUTE_NUM_REGS)?,
+            shared: self.function_attribute(function, Attribute::CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES)?,
+            local: self.function_attribute(function, Attribute::CU_FUNC_ATTRIBUTE_LOCAL_SIZE_BYTES)?,
+            params: self.parameters(function)?,
+            binary: self.function_attribute(function, Attribute::CU_FUNC_ATTRIBUTE_BINARY_VERSION)?,
+        })
+    }
+
+    fn function_allow_shared(&self, function: NativeFunction, bytes: u32) -> Result<()> {
+        let attribute = Attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
+        drive!(self, cuFuncSetAttribute(function.0 as CUfunction, attribute, bytes as c_int))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn text_ends_with_a_zero_and_code_stays_as_it_is() {
+        assert_eq!(&*terminated(b".version"), b".version\0");
+        assert!(matches!(terminated(b".version\0"), Cow::Borrowed(_)));
+        assert!(matches!(terminated(b"\x7fELF..."), Cow::Borrowed(_)));
+        assert!(matches!(terminated(&[0x50, 0xED, 0x55, 0xBA, 1]), Cow::Borrowed(_)));
+    }
+}

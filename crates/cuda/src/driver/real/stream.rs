@@ -1,0 +1,266 @@
+//! Streams and events.
+//!
+//! A host function is a boxed closure behind an `extern "C"` trampoline: the driver calls each once, or never if the
+//! context failed before (then the
+//! closure is leaked: nobody can know that the driver has forgotten it). A panic in it stops at the trampoline.
+//!
+//! This module must not know managers.
+
+use super::{RealDriver, drive};
+use crate::conv::{self, code};
+use crate::driver::ops::{
+    CopyKind, EventFlags, EventOps, HostFunction, Launch, NativeContext, NativeCopy, NativeEvent, NativeFill,
+    NativeStream, Progress, StreamOps,
+};
+use cudarc::driver::sys::{self, CUcontext, CUevent, CUfunction, CUstream};
+use leasehold_core::{Error, Result};
+use std::ffi::c_void;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::ptr;
+
+/// `CU_STREAM_NON_BLOCKING`: no implicit order with the legacy stream.
+const NON_BLOCKING: u32 = sys::CUstream_flags::CU_STREAM_NON_BLOCKING as u32;
+/// `CU_STREAM_WRITE_VALUE_DEFAULT`: after all earlier work, visible to the host.
+const WRITE_DEFAULT: u32 = 0;
+/// `CU_STREAM_WAIT_VALUE_GEQ`.
+const WAIT_GEQ: u32 = 0;
+
+/// The words that tell the driver of an argument buffer: `CU_LAUNCH_PARAM_BUFFER_POINTER`, `_SIZE`, `_END`.
+const BUFFER_POINTER: *mut c_void = ptr::without_provenance_mut(1);
+const BUFFER_SIZE: *mut c_void = ptr::without_provenance_mut(2);
+
+/// How the driver is told where a launch's arguments are. It reads them before a launch returns, and copies them when a
+/// node is made or changed.
+pub(super) struct Extra {
+    bytes: usize,
+    words: [*mut c_void; 5],
+}
+
+impl Extra {
+    pub(super) fn new(args: &[u8]) -> Self {
+        let words = [BUFFER_POINTER, args.as_ptr().cast_mut().cast(), BUFFER_SIZE, ptr::null_mut(), ptr::null_mut()];
+        Self { bytes: args.len(), words }
+    }
+
+    /// The list for the driver, null for a function without parameters; good while `self` stays where it is and the
+    /// arguments live.
+    pub(super) fn pointer(&mut self) -> *mut *mut c_void {
+        if self.bytes == 0 {
+            return ptr::null_mut();
+        }
+        self.words[3] = (&raw mut self.bytes).cast();
+        self.words.as_mut_ptr()
+    }
+}
+
+/// Runs a closure that the driver was given.
+unsafe extern "C" fn run_once(data: *mut c_void) {
+    // SAFETY: `data` came from `Box::into_raw` of this type, and the driver calls each function once.
+    let call = unsafe { Box::from_raw(data.cast::<HostFunction>()) };
+    if catch_unwind(AssertUnwindSafe(call)).is_err() {
+        tracing::error!("a host function on a CUDA stream panicked");
+    }
+}
+
+/// A finished record's distance in nanoseconds.
+fn nanoseconds(milliseconds: f32) -> i64 {
+    (f64::from(milliseconds) * 1e6).round() as i64
+}
+
+impl RealDriver {
+    fn progress(&self, api: &'static str, code: i32) -> Result<Progress> {
+        match code {
+            0 => Ok(Progress::Complete),
+            code::NOT_READY => Ok(Progress::Pending),
+            code => Err(self.failed(api, code, 0)),
+        }
+    }
+}
+
+/// A 2-D copy as the driver takes it.
+fn two_dimensional(copy: &NativeCopy) -> sys::CUDA_MEMCPY2D {
+    let (source, target) = conv::memory_types(copy.kind);
+    sys::CUDA_MEMCPY2D {
+        srcXInBytes: 0,
+        srcY: 0,
+        srcMemoryType: source,
+        srcHost: copy.src as *const c_void,
+        srcDevice: copy.src,
+        srcArray: ptr::null_mut(),
+        srcPitch: copy.src_pitch as usize,
+        dstXInBytes: 0,
+        dstY: 0,
+        dstMemoryType: target,
+        dstHost: copy.dst as *mut c_void,
+        dstDevice: copy.dst,
+        dstArray: ptr::null_mut(),
+        dstPitch: copy.dst_pitch as usize,
+        WidthInBytes: copy.width as usize,
+        Height: copy.rows as usize,
+    }
+}
+
+impl StreamOps for RealDriver {
+    fn stream_create(&self, priority: i32) -> Result<NativeStream> {
+        let mut stream: CUstream = ptr::null_mut();
+        drive!(self, cuStreamCreateWithPriority(&raw mut stream, NON_BLOCKING, priority))?;
+        Ok(NativeStream(stream as u64))
+    }
+
+    fn stream_destroy(&self, stream: NativeStream) -> Result<()> {
+        drive!(self, cuStreamDestroy_v2(stream.0 as CUstream))
+    }
+
+    fn stream_query(&self, stream: NativeStream) -> Result<Progress> {
+        // SAFETY: the caller's stream.
+        let code = self.code(|f| unsafe { (f.cuStreamQuery)(stream.0 as CUstream) })?;
+        self.progress("cuStreamQuery", code)
+    }
+
+    fn stream_synchronize(&self, stream: NativeStream) -> Result<()> {
+        drive!(self, cuStreamSynchronize(stream.0 as CUstream))
+    }
+
+    fn stream_wait_event(&self, stream: NativeStream, event: NativeEvent) -> Result<()> {
+        drive!(self, cuStreamWaitEvent(stream.0 as CUstream, event.0 as CUevent, 0))
+    }
+
+    fn stream_write_word(&self, stream: NativeStream, addr: u64, value: u64) -> Result<()> {
+        drive!(self, cuStreamWriteValue64_v2(stream.0 as CUstream, addr, value, WRITE_DEFAULT))
+    }
+
+    fn stream_wait_word(&self, stream: NativeStream, addr: u64, value: u64) -> Result<()> {
+        drive!(self, cuStreamWaitValue64_v2(stream.0 as CUstream, addr, value, WAIT_GEQ))
+    }
+
+    fn host_function(&self, stream: NativeStream, call: HostFunction) -> Result<()> {
+        let data = Box::into_raw(Box::new(call));
+        let accepted = drive!(self, cuLaunchHostFunc(stream.0 as CUstream, Some(run_once), data.cast()));
+        if accepted.is_err() {
+            // SAFETY: the driver refused it, so it is ours again.
+            drop(unsafe { Box::from_raw(data) });
+        }
+        accepted
+    }
+
+    #[inline]
+    unsafe fn launch(&self, stream: NativeStream, launch: &Launch<'_>) -> Result<()> {
+        let mut extra = Extra::new(launch.args);
+        let extra = extra.pointer();
+        let ([gx, gy, gz], [bx, by, bz]) = (launch.grid, launch.block);
+        let function = launch.function.0 as CUfunction;
+        let stream = stream.0 as CUstream;
+        drive!(self, cuLaunchKernel(function, gx, gy, gz, bx, by, bz, launch.shared, stream, ptr::null_mut(), extra))
+    }
+
+    unsafe fn copy(&self, stream: NativeStream, copy: &NativeCopy) -> Result<()> {
+        let stream = stream.0 as CUstream;
+        if copy.rows != 1 {
+            let params = two_dimensional(copy);
+            return drive!(self, cuMemcpy2DAsync_v2(&raw const params, stream));
+        }
+        let bytes = copy.width as usize;
+        match copy.kind {
+            CopyKind::HostToDevice => {
+                drive!(self, cuMemcpyHtoDAsync_v2(copy.dst, copy.src as *const c_void, bytes, stream))
+            }
+            CopyKind::DeviceToHost => {
+                drive!(self, cuMemcpyDtoHAsync_v2(copy.dst as *mut c_void, copy.src, bytes, stream))
+            }
+            CopyKind::DeviceToDevice => drive!(self, cuMemcpyDtoDAsync_v2(copy.dst, copy.src, bytes, stream)),
+        }
+    }
+
+    unsafe fn copy_peer(
+        &self,
+        stream: NativeStream,
+        dst: (u64, NativeContext),
+        src: (u64, NativeContext),
+        bytes: u64,
+    ) -> Result<()> {
+        let (to, from) = (dst.1.0 as CUcontext, src.1.0 as CUcontext);
+        drive!(self, cuMemcpyPeerAsync(dst.0, to, src.0, from, bytes as usize, stream.0 as CUstream))
+    }
+
+    unsafe fn fill(&self, stream: NativeStream, fill: &NativeFill) -> Result<()> {
+        let (count, stream) = (fill.count as usize, stream.0 as CUstream);
+        match fill.width {
+            1 => drive!(self, cuMemsetD8Async(fill.dst, fill.value as u8, count, stream)),
+            2 => drive!(self, cuMemsetD16Async(fill.dst, fill.value as u16, count, stream)),
+            4 => drive!(self, cuMemsetD32Async(fill.dst, fill.value, count, stream)),
+            width => Err(Error::invalid(format!("a fill's pattern has 1, 2 or 4 bytes, not {width}"))),
+        }
+    }
+}
+
+impl EventOps for RealDriver {
+    fn event_create(&self, flags: EventFlags) -> Result<NativeEvent> {
+        let mut event: CUevent = ptr::null_mut();
+        drive!(self, cuEventCreate(&raw mut event, conv::event_flags(flags)))?;
+        Ok(NativeEvent(event as u64))
+    }
+
+    fn event_destroy(&self, event: NativeEvent) -> Result<()> {
+        drive!(self, cuEventDestroy_v2(event.0 as CUevent))
+    }
+
+    fn event_record(&self, event: NativeEvent, stream: NativeStream) -> Result<()> {
+        drive!(self, cuEventRecord(event.0 as CUevent, stream.0 as CUstream))
+    }
+
+    fn event_query(&self, event: NativeEvent) -> Result<Progress> {
+        // SAFETY: the caller's event.
+        let code = self.code(|f| unsafe { (f.cuEventQuery)(event.0 as CUevent) })?;
+        self.progress("cuEventQuery", code)
+    }
+
+    fn event_synchronize(&self, event: NativeEvent) -> Result<()> {
+        drive!(self, cuEventSynchronize(event.0 as CUevent))
+    }
+
+    fn event_elapsed(&self, start: NativeEvent, end: NativeEvent) -> Result<i64> {
+        let mut milliseconds = 0_f32;
+        let code = self.code(|f| match (f.cuEventElapsedTime_v2, f.cuEventElapsedTime) {
+            // SAFETY: the pointer is to a local; the caller's events.
+            (Some(elapsed), _) | (None, Some(elapsed)) => unsafe {
+                elapsed(&raw mut milliseconds, start.0 as CUevent, end.0 as CUevent)
+            },
+            (None, None) => code::NOT_SUPPORTED,
+        })?;
+        match code {
+            0 => Ok(nanoseconds(milliseconds)),
+            code::NOT_READY => Err(Error::state("the time between two events is not known before both are over")),
+            code => Err(self.failed("cuEventElapsedTime", code, 0)),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use leasehold_core::sync::atomic::{AtomicU32, Ordering};
+    use std::sync::Arc;
+
+    #[test]
+    fn the_trampoline_stops_a_panic() {
+        let runs = Arc::new(AtomicU32::new(0));
+        let counted = runs.clone();
+        let good: HostFunction = Box::new(move || {
+            counted.fetch_add(1, Ordering::Relaxed);
+        });
+        let bad: HostFunction = Box::new(|| std::panic::resume_unwind(Box::new("quiet")));
+        for call in [good, bad] {
+            // SAFETY: what the driver does: each box once.
+            unsafe { run_once(Box::into_raw(Box::new(call)).cast()) };
+        }
+        assert_eq!(runs.load(Ordering::Relaxed), 1);
+        assert_eq!(Arc::strong_count(&runs), 1);
+    }
+
+    #[test]
+    fn milliseconds_become_nanoseconds() {
+        assert_eq!(nanoseconds(0.0005), 500);
+        assert_eq!(nanoseconds(1.25), 1_250_000);
+        assert_eq!(nanoseconds(-0.5), -500_000);
+    }
+}
