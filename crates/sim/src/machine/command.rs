@@ -1,0 +1,429 @@
+//! Commands: what queues are given, and what they hold until it runs.
+//!
+//! This module must not know how commands run.
+
+use super::clock::Clock;
+use super::detect::Ancestors;
+use super::kernel::Kernel;
+use super::{EventId, ExecId, QueueId, SemaphoreId};
+use leasehold_core::sync::{Arc, OnceLock};
+use leasehold_core::{Error, Result};
+use leasehold_hal::Binding;
+use std::fmt;
+use std::ops::Range;
+
+/// A kernel launch.
+#[derive(Debug, Clone)]
+pub struct KernelCall {
+    /// The kernel.
+    pub kernel: Arc<Kernel>,
+    /// Blocks in each direction. With a zero nothing runs.
+    pub grid: [u32; 3],
+    /// Threads of a block in each direction.
+    pub block: [u32; 3],
+    /// Bytes of shared memory of a block.
+    pub shared: u32,
+    /// Memory, in the order that the kernel declares.
+    pub bindings: Vec<Binding>,
+    /// Parameters, of the size that the kernel declares.
+    pub params: Vec<u8>,
+}
+
+impl KernelCall {
+    /// A launch of one block of one thread.
+    #[must_use]
+    pub fn new(kernel: Arc<Kernel>, bindings: Vec<Binding>, params: Vec<u8>) -> Self {
+        Self { kernel, grid: [1; 3], block: [1; 3], shared: 0, bindings, params }
+    }
+
+    /// With this grid.
+    #[must_use]
+    pub fn grid(mut self, grid: [u32; 3]) -> Self {
+        self.grid = grid;
+        self
+    }
+
+    pub(crate) fn check(&self) -> Result<()> {
+        let spec = &self.kernel.spec;
+        if self.bindings.len() != spec.bindings.len() || self.params.len() != spec.params as usize {
+            return Err(Error::invalid(format!(
+                "kernel {}: {} bindings and {} bytes of parameters; it declares {} and {}",
+                self.kernel.name,
+                self.bindings.len(),
+                self.params.len(),
+                spec.bindings.len(),
+                spec.params
+            )));
+        }
+        let threads = self.block.iter().fold(1u64, |n, &b| n.saturating_mul(u64::from(b)));
+        if threads == 0 || threads > u64::from(spec.block_threads) {
+            return Err(Error::invalid(format!(
+                "kernel {}: a block of {:?} threads; it takes 1 to {}",
+                self.kernel.name, self.block, spec.block_threads
+            )));
+        }
+        Ok(())
+    }
+}
+
+/// A copy of `rows` rows of `width` bytes, each side with its pitch. Both sides may be memory of any device or of the host.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Transfer {
+    /// Where it reads.
+    pub src: u64,
+    /// Bytes from one source row to the next.
+    pub src_pitch: u64,
+    /// Where it writes.
+    pub dst: u64,
+    /// Bytes from one destination row to the next.
+    pub dst_pitch: u64,
+    /// Bytes of a row.
+    pub width: u64,
+    /// Rows.
+    pub rows: u64,
+}
+
+impl Transfer {
+    /// A plain copy.
+    #[must_use]
+    pub fn linear(src: u64, dst: u64, bytes: u64) -> Self {
+        Self { src, src_pitch: bytes, dst, dst_pitch: bytes, width: bytes, rows: 1 }
+    }
+
+    /// Bytes that it moves.
+    #[must_use]
+    pub fn bytes(&self) -> u64 {
+        self.width.saturating_mul(self.rows)
+    }
+
+    /// With rows that follow one another without a gap made into one.
+    pub(crate) fn normal(self) -> Self {
+        if self.rows > 1 && self.src_pitch == self.width && self.dst_pitch == self.width {
+            return Self::linear(self.src, self.dst, self.bytes());
+        }
+        self
+    }
+
+    fn extent(&self, pitch: u64) -> Option<u64> {
+        if self.rows == 0 || self.width == 0 {
+            return Some(0);
+        }
+        (self.rows - 1).checked_mul(pitch)?.checked_add(self.width)
+    }
+
+    /// The ranges between the first and the last byte of source and destination.
+    pub(crate) fn ranges(&self) -> [Range<u64>; 2] {
+        [(self.src, self.src_pitch), (self.dst, self.dst_pitch)]
+            .map(|(at, pitch)| at..at.saturating_add(self.extent(pitch).unwrap_or(u64::MAX)))
+    }
+
+    pub(crate) fn check(&self) -> Result<()> {
+        for (at, pitch) in [(self.src, self.src_pitch), (self.dst, self.dst_pitch)] {
+            if self.extent(pitch).and_then(|e| e.checked_add(at)).is_none() {
+                return Err(Error::invalid("the copy wraps the address space"));
+            }
+            if self.rows > 1 && pitch < self.width {
+                return Err(Error::invalid(format!("rows of {} bytes at a pitch of {pitch}", self.width)));
+            }
+        }
+        Ok(())
+    }
+}
+
+/// A fill with a pattern of 1, 2 or 4 bytes, `rows` rows of `width` bytes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct FillCall {
+    /// Where; aligned to the pattern.
+    pub dst: u64,
+    /// Bytes from one row to the next.
+    pub pitch: u64,
+    /// Bytes of a row; a multiple of the pattern's.
+    pub width: u64,
+    /// Rows.
+    pub rows: u64,
+    /// The pattern, little-endian.
+    pub pattern: u32,
+    /// Bytes of the pattern: 1, 2 or 4.
+    pub unit: u8,
+}
+
+impl FillCall {
+    /// A fill without gaps.
+    #[must_use]
+    pub fn linear(dst: u64, bytes: u64, pattern: u32, unit: u8) -> Self {
+        Self { dst, pitch: bytes, width: bytes, rows: 1, pattern, unit }
+    }
+
+    pub(crate) fn range(&self) -> Range<u64> {
+        let rows = self.rows.saturating_sub(1).saturating_mul(self.pitch);
+        let end = if self.rows == 0 { self.dst } else { self.dst.saturating_add(rows).saturating_add(self.width) };
+        self.dst..end
+    }
+
+    pub(crate) fn check(&self) -> Result<()> {
+        let unit = u64::from(self.unit);
+        if !matches!(self.unit, 1 | 2 | 4) || !self.width.is_multiple_of(unit) || !self.dst.is_multiple_of(unit) {
+            return Err(Error::invalid(format!(
+                "fill of {} bytes at {:#x} with a pattern of {}: want 1, 2 or 4, aligned, and whole patterns",
+                self.width, self.dst, self.unit
+            )));
+        }
+        if self.rows > 1 && (self.pitch < self.width || !self.pitch.is_multiple_of(unit)) {
+            return Err(Error::invalid(format!("rows of {} bytes at a pitch of {}", self.width, self.pitch)));
+        }
+        Ok(())
+    }
+}
+
+/// A host function that a graph calls at each launch, with the queue that it was launched on.
+pub type NodeFn = dyn Fn(QueueId) + Send + Sync;
+/// A host function that runs once.
+pub type HostFn = Box<dyn FnOnce() + Send>;
+/// A condition that a queue waits for: `None` as long as it does not hold, an error when it never will.
+pub type ReadyFn = Box<dyn FnMut() -> Option<Result<()>> + Send>;
+
+/// What a queue can be given. Commands of a queue run in order, each to its end.
+pub enum Command {
+    /// A kernel.
+    Kernel(KernelCall),
+    /// A copy.
+    Copy(Transfer),
+    /// A fill.
+    Fill(FillCall),
+    /// A host function. It runs without the machine's lock on whatever thread steps, and may call the machine.
+    Host {
+        /// The name in reports.
+        name: &'static str,
+        /// The function.
+        call: HostFn,
+        /// Whether it is called although the queue has failed (never when the device is lost).
+        always: bool,
+    },
+    /// Records an event.
+    Record(EventId),
+    /// Waits for what the event recorded last before this call; nothing if it never did.
+    WaitEvent(EventId),
+    /// Writes a 64-bit word.
+    WriteValue {
+        /// Where: aligned to 8, in pinned or device memory.
+        addr: u64,
+        /// What.
+        value: u64,
+    },
+    /// Waits until a 64-bit word is at least a value.
+    WaitValue {
+        /// Where: as above.
+        addr: u64,
+        /// The least value.
+        value: u64,
+    },
+    /// Raises a semaphore. On a queue that has failed it fails the semaphore instead.
+    Signal(SemaphoreId, u64),
+    /// Waits until a semaphore is at least a value. If the semaphore fails first, so does the queue.
+    WaitSemaphore(SemaphoreId, u64),
+    /// Waits for a condition of the host's. It is asked under the machine's lock and must not call the machine.
+    Until {
+        /// The name in reports.
+        name: &'static str,
+        /// The condition.
+        ready: ReadyFn,
+    },
+    /// Launches a graph as it is now.
+    Launch(ExecId),
+    /// Frees an allocation in the order of the queue.
+    Free(u64),
+    /// Nothing.
+    Empty,
+}
+
+impl fmt::Debug for Command {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Command::Kernel(k) => write!(f, "Kernel({})", k.kernel.name),
+            Command::Copy(c) => c.fmt(f),
+            Command::Fill(c) => c.fmt(f),
+            Command::Host { name, .. } => write!(f, "Host({name})"),
+            Command::Record(e) => write!(f, "Record({e:?})"),
+            Command::WaitEvent(e) => write!(f, "WaitEvent({e:?})"),
+            Command::WriteValue { addr, value } => write!(f, "WriteValue({addr:#x}, {value})"),
+            Command::WaitValue { addr, value } => write!(f, "WaitValue({addr:#x}, {value})"),
+            Command::Signal(s, value) => write!(f, "Signal({s:?}, {value})"),
+            Command::WaitSemaphore(s, value) => write!(f, "WaitSemaphore({s:?}, {value})"),
+            Command::Until { name, .. } => write!(f, "Until({name})"),
+            Command::Launch(e) => write!(f, "Launch({e:?})"),
+            Command::Free(addr) => write!(f, "Free({addr:#x})"),
+            Command::Empty => f.write_str("Empty"),
+        }
+    }
+}
+
+/// A record of an event: over once it has a time.
+#[derive(Debug, Default)]
+pub(crate) struct Mark {
+    pub(crate) done: OnceLock<Done>,
+}
+
+/// When a mark was passed, and what was known then.
+#[derive(Debug)]
+pub(crate) struct Done {
+    pub(crate) nanos: u64,
+    pub(crate) clock: Clock,
+    /// Whether the queue had failed.
+    pub(crate) failed: bool,
+}
+
+/// What a queue or a node really does: a command whose names are bound.
+pub(crate) enum Action {
+    Kernel(KernelCall),
+    Copy(Transfer),
+    Fill(FillCall),
+    Host { name: Arc<str>, call: HostFn, always: bool },
+    Node { name: Arc<str>, call: Arc<NodeFn> },
+    Record(Arc<Mark>),
+    WaitMark(Arc<Mark>),
+    WriteValue { addr: u64, value: u64 },
+    WaitValue { addr: u64, value: u64 },
+    Signal(SemaphoreId, u64),
+    WaitSemaphore(SemaphoreId, u64),
+    Until { name: &'static str, ready: ReadyFn },
+    Graph(Box<Running>),
+    Free(u64),
+    Allocated { addr: u64 },
+    Empty,
+}
+
+impl Action {
+    /// The name in reports.
+    pub(crate) fn name(&self) -> Arc<str> {
+        match self {
+            Action::Kernel(k) => format!("dispatch {}", k.kernel.name).into(),
+            Action::Copy(_) => "copy".into(),
+            Action::Fill(_) => "fill".into(),
+            Action::Host { name, .. } | Action::Node { name, .. } => name.clone(),
+            Action::Record(_) => "record".into(),
+            Action::WaitMark(_) => "wait for an event".into(),
+            Action::WriteValue { .. } => "write value".into(),
+            Action::WaitValue { .. } => "wait for a value".into(),
+            Action::Signal(..) => "signal".into(),
+            Action::WaitSemaphore(..) => "wait for a semaphore".into(),
+            Action::Until { name, .. } => (*name).into(),
+            Action::Graph(_) => "graph".into(),
+            Action::Free(_) => "free".into(),
+            Action::Allocated { .. } => "alloc".into(),
+            Action::Empty => "empty".into(),
+        }
+    }
+
+    /// Calls `f` with each range that the action touches, gaps between rows included.
+    pub(crate) fn for_each_range(&self, mut f: impl FnMut(Range<u64>)) {
+        match self {
+            Action::Kernel(k) => k.bindings.iter().for_each(|b| f(b.addr..b.addr.saturating_add(b.len))),
+            Action::Copy(c) => c.ranges().into_iter().for_each(f),
+            Action::Fill(c) => f(c.range()),
+            Action::WriteValue { addr, .. } | Action::WaitValue { addr, .. } => f(*addr..addr.saturating_add(8)),
+            Action::Graph(g) => {
+                g.nodes.iter().for_each(|n| n.action.for_each_range(&mut f));
+            }
+            _ => {}
+        }
+    }
+}
+
+/// A node's own part of an action, which is the same at each launch.
+#[derive(Clone)]
+pub(crate) enum NodeAction {
+    Kernel(KernelCall),
+    Copy(Transfer),
+    Fill(FillCall),
+    Host { name: Arc<str>, call: Arc<NodeFn> },
+    Record(EventId),
+    Wait(EventId),
+    WriteValue { addr: u64, value: u64 },
+    WaitValue { addr: u64, value: u64 },
+    Empty,
+}
+
+impl NodeAction {
+    fn for_each_range(&self, f: &mut dyn FnMut(Range<u64>)) {
+        match self {
+            NodeAction::Kernel(k) => k.bindings.iter().for_each(|b| f(b.addr..b.addr.saturating_add(b.len))),
+            NodeAction::Copy(c) => c.ranges().into_iter().for_each(f),
+            NodeAction::Fill(c) => f(c.range()),
+            NodeAction::WriteValue { addr, .. } | NodeAction::WaitValue { addr, .. } => {
+                f(*addr..addr.saturating_add(8));
+            }
+            _ => {}
+        }
+    }
+}
+
+/// A node of a graph that can be launched.
+#[derive(Clone)]
+pub(crate) struct ExecNode {
+    pub(crate) action: NodeAction,
+    /// Nodes that wait for this one.
+    pub(crate) next: Arc<[u32]>,
+    /// The node of the template, in its own graph.
+    pub(crate) label: u32,
+}
+
+/// A launch of a graph, as it was when it was enqueued.
+pub(crate) struct Running {
+    pub(crate) launch: u64,
+    pub(crate) nodes: Arc<Vec<ExecNode>>,
+    pub(crate) edges: Arc<Ancestors>,
+    /// For each node, how many of its predecessors are not over; `u32::MAX` once it has begun.
+    pub(crate) waits: Vec<u32>,
+    pub(crate) ready: Vec<u32>,
+    pub(crate) left: usize,
+    /// Marks of nodes that record or wait for events, by node.
+    pub(crate) marks: Vec<(u32, Arc<Mark>)>,
+}
+
+impl Running {
+    /// The node's action for this launch.
+    pub(crate) fn action(&self, node: u32) -> Action {
+        let mark = || self.marks.iter().find(|m| m.0 == node).map(|m| m.1.clone());
+        match &self.nodes[node as usize].action {
+            NodeAction::Kernel(k) => Action::Kernel(k.clone()),
+            NodeAction::Copy(c) => Action::Copy(*c),
+            NodeAction::Fill(c) => Action::Fill(*c),
+            NodeAction::Host { name, call } => Action::Node { name: name.clone(), call: call.clone() },
+            NodeAction::Record(_) => mark().map_or(Action::Empty, Action::Record),
+            NodeAction::Wait(_) => mark().map_or(Action::Empty, Action::WaitMark),
+            NodeAction::WriteValue { addr, value } => Action::WriteValue { addr: *addr, value: *value },
+            NodeAction::WaitValue { addr, value } => Action::WaitValue { addr: *addr, value: *value },
+            NodeAction::Empty => Action::Empty,
+        }
+    }
+
+    /// A node is over: what waited for it and nothing else is ready.
+    pub(crate) fn finish(&mut self, node: u32) {
+        self.left -= 1;
+        for &next in self.nodes[node as usize].next.iter() {
+            let waits = &mut self.waits[next as usize];
+            *waits -= 1;
+            if *waits == 0 {
+                self.ready.push(next);
+            }
+        }
+    }
+}
+
+/// An action in a queue.
+pub(crate) struct Entry {
+    pub(crate) action: Action,
+    pub(crate) index: u64,
+    /// What the host knew when it enqueued.
+    pub(crate) host: Arc<Clock>,
+    /// When it was enqueued.
+    pub(crate) at: u64,
+    /// The regions that its addresses named then, each with the address.
+    pub(crate) regions: Vec<(u64, u64)>,
+    /// Steps for which it is held back.
+    pub(crate) delay: u32,
+    /// Held back as long as anything else can run.
+    pub(crate) last: bool,
+    /// It has begun: its clock and epoch are taken.
+    pub(crate) begun: bool,
+}

@@ -1,0 +1,408 @@
+//! The race detector: who touched which memory last, and whether something orders it before who touches it now.
+//!
+//! # What it knows
+//! Each agent (the host, and every queue) has a vector clock. An access is an agent and an epoch of it; it comes before another one if
+//! the other's agent knew that epoch. Memory is a map of ranges, each with its last write, the reads since, and whether anybody wrote it. Nodes of one
+//! launch of a graph share an epoch; between them the graph's own edges decide.
+//!
+//! # What makes an order
+//! The order of a queue; an event's record and a wait for it; a value written and a wait for it; a semaphore; the host's enqueue and what was enqueued;
+//! the end of work and the host that waited, asked or was called back; a graph's edges. That one thing happened to run before another
+//! makes none.
+//!
+//! # What it does not see
+//! All threads of the host are one agent. A read of a kernel counts as one of memory that nobody wrote only if nobody wrote any of the
+//! binding: kernels are bound to more than they touch. An event that a graph records covers the whole launch.
+//!
+//! This module must not know how commands run.
+
+use super::clock::Clock;
+use leasehold_core::sync::Arc;
+use leasehold_hal::Access;
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
+
+/// The host, as an agent.
+pub(crate) const HOST: u32 = 0;
+/// Reports that are kept until they are taken.
+const REPORTS: usize = 1024;
+
+/// An operation, as reports name it.
+#[derive(Clone, PartialEq, Eq)]
+pub struct Operation {
+    /// What it is: `dispatch add`, `copy`, `host read`.
+    pub name: Arc<str>,
+    /// The queue's number; `None` for the host.
+    pub queue: Option<u64>,
+    /// Its index among what was enqueued on the queue; for the host a count of its accesses.
+    pub index: u64,
+    /// The node, of a graph that was launched.
+    pub node: Option<u32>,
+}
+
+impl fmt::Display for Operation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}", self.name)?;
+        match self.queue {
+            Some(queue) => write!(f, " (queue {queue}, submission {}", self.index)?,
+            None => write!(f, " (host, access {}", self.index)?,
+        }
+        match self.node {
+            Some(node) => write!(f, ", node {node})"),
+            None => f.write_str(")"),
+        }
+    }
+}
+
+impl fmt::Debug for Operation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
+
+/// What is wrong.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[non_exhaustive]
+pub enum ReportKind {
+    /// Two accesses of which one writes, and nothing orders them.
+    Unordered,
+    /// Memory that was freed, unmapped or lent again before an operation that was given it had run, or freed while nothing
+    /// says that its last use is over.
+    UseAfterFree,
+    /// A read of memory that nobody wrote.
+    NeverWritten,
+    /// Host memory that was freed or unregistered while a copy was pending.
+    HostGone,
+}
+
+/// A defect of whoever uses the machine.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Report {
+    /// What is wrong.
+    pub kind: ReportKind,
+    /// The earlier operation, where there are two.
+    pub first: Option<Operation>,
+    /// The operation by which it was found.
+    pub second: Operation,
+    /// The address that the second operation used.
+    pub addr: u64,
+    /// Bytes.
+    pub bytes: u64,
+}
+
+impl fmt::Display for Report {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Report { kind, first, second, addr, bytes } = self;
+        let what = match kind {
+            ReportKind::Unordered => "unordered accesses",
+            ReportKind::UseAfterFree => "use after free",
+            ReportKind::NeverWritten => "read of memory that nobody wrote",
+            ReportKind::HostGone => "host memory gone while a copy was pending",
+        };
+        write!(f, "{what}: {bytes} bytes at {addr:#x}: ")?;
+        match first {
+            Some(first) => write!(f, "{first} and {second}"),
+            None => write!(f, "{second}"),
+        }
+    }
+}
+
+/// Edges of a graph, closed: which nodes come before which.
+pub(crate) struct Ancestors {
+    /// Direct predecessors of each node.
+    pub(crate) pred: Vec<Vec<u32>>,
+}
+
+impl Ancestors {
+    /// Whether node `a` comes before node `b`. Nodes are numbered so that a predecessor has the lower number.
+    pub(crate) fn before(&self, a: u32, b: u32) -> bool {
+        if a >= b {
+            return a == b;
+        }
+        let (mut stack, mut seen) = (vec![b], BTreeSet::new());
+        while let Some(at) = stack.pop() {
+            for &p in &self.pred[at as usize] {
+                if p == a {
+                    return true;
+                }
+                if p > a && seen.insert(p) {
+                    stack.push(p);
+                }
+            }
+        }
+        false
+    }
+}
+
+/// Who accesses, while it runs.
+pub(crate) struct Actor<'a> {
+    pub(crate) agent: u32,
+    pub(crate) epoch: u64,
+    pub(crate) clock: &'a Clock,
+    pub(crate) name: &'a Arc<str>,
+    pub(crate) queue: Option<u64>,
+    pub(crate) index: u64,
+    /// The launch's number, the node and the graph.
+    pub(crate) node: Option<(u64, u32, &'a Ancestors)>,
+}
+
+impl Actor<'_> {
+    fn operation(&self) -> Operation {
+        Operation {
+            name: self.name.clone(),
+            queue: self.queue,
+            index: self.index,
+            node: self.node.map(|(_, node, _)| node),
+        }
+    }
+}
+
+/// An access that was made.
+#[derive(Clone)]
+struct Past {
+    agent: u32,
+    epoch: u64,
+    launch: u64,
+    operation: Operation,
+}
+
+impl Past {
+    fn before(&self, now: &Actor<'_>) -> bool {
+        if let Some((launch, node, graph)) = now.node
+            && self.launch == launch
+            && let Some(earlier) = self.operation.node
+        {
+            return graph.before(earlier, node);
+        }
+        now.clock.knows(self.agent, self.epoch)
+    }
+}
+
+#[derive(Clone)]
+struct Segment {
+    end: u64,
+    written: bool,
+    write: Option<Arc<Past>>,
+    reads: Vec<Arc<Past>>,
+}
+
+/// Whether a read of memory that nobody wrote is reported, and for how much of it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Unwritten {
+    /// When a byte of it is.
+    Any,
+    /// When all of it is.
+    All,
+}
+
+/// The ranges and the reports.
+#[derive(Default)]
+pub(crate) struct Detector {
+    pub(crate) on: bool,
+    segments: BTreeMap<u64, Segment>,
+    reports: Vec<Report>,
+    told: BTreeSet<(ReportKind, Option<(Option<u64>, u64)>, Option<u64>, u64)>,
+    compact_at: usize,
+}
+
+impl Detector {
+    pub(crate) fn new(on: bool) -> Self {
+        Self { on, compact_at: 4096, ..Self::default() }
+    }
+
+    pub(crate) fn take_reports(&mut self) -> Vec<Report> {
+        self.told.clear();
+        std::mem::take(&mut self.reports)
+    }
+
+    pub(crate) fn report(
+        &mut self,
+        kind: ReportKind,
+        first: Option<Operation>,
+        second: Operation,
+        addr: u64,
+        bytes: u64,
+    ) {
+        if !self.on || self.reports.len() >= REPORTS {
+            return;
+        }
+        let key = (kind, first.as_ref().map(|o| (o.queue, o.index)), second.queue, second.index);
+        if self.told.insert(key) {
+            self.reports.push(Report { kind, first, second, addr, bytes });
+        }
+    }
+
+    fn split(&mut self, at: u64) {
+        if let Some((_, segment)) = self.segments.range_mut(..at).next_back()
+            && segment.end > at
+        {
+            let tail = segment.clone();
+            segment.end = at;
+            self.segments.insert(at, tail);
+        }
+    }
+
+    /// Notes an access to `bytes` bytes of the memory `key`, which was reached at `addr`, and reports what nothing orders.
+    pub(crate) fn access(&mut self, who: &Actor<'_>, key: u64, addr: u64, bytes: u64, access: Access) {
+        let end = key + bytes;
+        if !self.on || bytes == 0 {
+            return;
+        }
+        self.split(key);
+        self.split(end);
+        let past = Arc::new(Past {
+            agent: who.agent,
+            epoch: who.epoch,
+            launch: who.node.map_or(0, |n| n.0),
+            operation: who.operation(),
+        });
+        let mut found: Vec<(Arc<Past>, u64, u64)> = Vec::new();
+        let mut gaps = Vec::new();
+        let mut at = key;
+        let writes = access.writes();
+        for (&from, s) in self.segments.range_mut(key..end) {
+            if from > at {
+                gaps.push((at, from));
+            }
+            at = s.end;
+            let racy = |p: &&Arc<Past>| !p.before(who);
+            found.extend(s.write.iter().filter(racy).map(|p| (p.clone(), from, s.end)));
+            if writes {
+                found.extend(s.reads.iter().filter(racy).map(|p| (p.clone(), from, s.end)));
+                s.written = true;
+                s.write = Some(past.clone());
+                s.reads.clear();
+            } else {
+                // An agent's later read covers its earlier ones; nodes of one launch do not cover each other.
+                if s.reads.iter().any(|r| r.agent == past.agent && r.launch != past.launch) {
+                    s.reads.retain(|r| r.agent != past.agent);
+                }
+                if past.launch != 0 || s.reads.iter().all(|r| r.agent != past.agent) {
+                    s.reads.push(past.clone());
+                } else if let Some(r) = s.reads.iter_mut().find(|r| r.agent == past.agent) {
+                    *r = past.clone();
+                }
+            }
+        }
+        if at < end {
+            gaps.push((at, end));
+        }
+        if writes {
+            // One segment is left behind, however many there were.
+            let inside: Vec<u64> = self.segments.range(key..end).map(|(&from, _)| from).collect();
+            inside.into_iter().for_each(|from| drop(self.segments.remove(&from)));
+            self.segments.insert(key, Segment { end, written: true, write: Some(past), reads: Vec::new() });
+        } else {
+            for (from, to) in gaps {
+                let reads = vec![past.clone()];
+                self.segments.insert(from, Segment { end: to, written: false, write: None, reads });
+            }
+        }
+        for (first, from, to) in found {
+            let (from, to) = (from.max(key), to.min(end));
+            self.report(
+                ReportKind::Unordered,
+                Some(first.operation.clone()),
+                who.operation(),
+                addr + (from - key),
+                to - from,
+            );
+        }
+    }
+
+    /// Notes that memory begins here, in the order of `who`: whoever touches it must come after.
+    pub(crate) fn allocate(&mut self, who: &Actor<'_>, key: u64, addr: u64, bytes: u64) {
+        self.access(who, key, addr, bytes, Access::Write);
+        if let Some(s) = self.segments.get_mut(&key) {
+            s.written = false;
+        }
+    }
+
+    /// How many of these bytes nobody wrote.
+    pub(crate) fn unwritten(&self, key: u64, bytes: u64) -> u64 {
+        let end = key + bytes;
+        let before = self.segments.range(..key).next_back().filter(|(_, s)| s.end > key && s.written);
+        let mut written = before.map_or(0, |(_, s)| s.end.min(end) - key);
+        for (&from, s) in self.segments.range(key..end) {
+            if s.written {
+                written += s.end.min(end) - from;
+            }
+        }
+        bytes - written
+    }
+
+    /// The accesses to a range that `clock` does not know, once each.
+    pub(crate) fn unknown(&self, clock: &Clock, key: u64, bytes: u64) -> Vec<Operation> {
+        let end = key + bytes;
+        let before = self.segments.range(..key).next_back().filter(|(_, s)| s.end > key);
+        let mut found: Vec<Operation> = Vec::new();
+        for (_, s) in before.into_iter().chain(self.segments.range(key..end)) {
+            for p in s.write.iter().chain(&s.reads).filter(|p| !clock.knows(p.agent, p.epoch)) {
+                if !found.contains(&p.operation) {
+                    found.push(p.operation.clone());
+                }
+            }
+        }
+        found
+    }
+
+    /// Forgets a range: it is other memory from now on.
+    pub(crate) fn forget(&mut self, key: u64, bytes: u64) {
+        if !self.on || bytes == 0 {
+            return;
+        }
+        self.split(key);
+        self.split(key + bytes);
+        let inside: Vec<u64> = self.segments.range(key..key + bytes).map(|(&from, _)| from).collect();
+        inside.into_iter().for_each(|from| drop(self.segments.remove(&from)));
+    }
+
+    /// Gives up what every agent knows, once there is much of it. `known` is what all of them know.
+    pub(crate) fn compact(&mut self, known: impl FnOnce() -> Clock) {
+        if self.segments.len() < self.compact_at {
+            return;
+        }
+        let known = known();
+        let mut merged: BTreeMap<u64, Segment> = BTreeMap::new();
+        for (from, mut s) in std::mem::take(&mut self.segments) {
+            s.write = s.write.filter(|p| !known.knows(p.agent, p.epoch));
+            s.reads.retain(|p| !known.knows(p.agent, p.epoch));
+            let bare = s.write.is_none() && s.reads.is_empty();
+            if bare && (!s.written || from < super::space::STORE) {
+                continue;
+            }
+            if let Some((_, last)) = merged.range_mut(..from).next_back()
+                && bare
+                && last.end == from
+                && last.write.is_none()
+                && last.reads.is_empty()
+            {
+                last.end = s.end;
+                continue;
+            }
+            merged.insert(from, s);
+        }
+        self.segments = merged;
+        self.compact_at = (self.segments.len() * 2).max(4096);
+    }
+}
+
+impl fmt::Debug for Detector {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Detector").field("segments", &self.segments.len()).field("reports", &self.reports).finish()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_comes_before_in_a_graph_is_found_over_several_edges() {
+        let graph = Ancestors { pred: vec![vec![], vec![0], vec![0], vec![1], vec![3, 2]] };
+        for (a, b, before) in [(0, 4, true), (1, 4, true), (2, 3, false), (1, 2, false), (0, 0, true), (4, 0, false)] {
+            assert_eq!(graph.before(a, b), before, "{a} before {b}");
+        }
+    }
+}

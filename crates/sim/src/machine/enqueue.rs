@@ -1,0 +1,572 @@
+//! Queues, events, semaphores and graphs: how they are made, and how commands get into queues.
+//!
+//! A command is bound when it is enqueued: a wait for an event to the event's last record, a launch to the graph as it is. While a queue
+//! captures, what it is given becomes nodes of a graph, one after the other.
+//!
+//! This module must not know how commands run.
+
+use super::clock::Clock;
+use super::command::{Action, Command, Done, Entry, Mark, NodeAction, Running};
+use super::fault::Disturbance;
+use super::graph::{Exec, ExecId, GraphId, Node, NodeId, NodeUpdate, Template};
+use super::space::Reach;
+use super::{Event, EventId, Machine, Queue, QueueFailure, QueueId, Raised, Semaphore, SemaphoreId, State};
+use leasehold_core::sync::Arc;
+use leasehold_core::{Error, Result};
+use std::collections::VecDeque;
+
+/// Steps of a semaphore whose clocks are kept apart.
+const RAISED: usize = 64;
+
+impl Machine {
+    /// A queue on a device.
+    ///
+    /// # Errors
+    /// `NotFound` for a device that does not exist; `DeviceLost`; the fault plan's.
+    pub fn queue_create(&self, device: u32) -> Result<QueueId> {
+        let mut state = self.enter(device, "queue_create")?;
+        let (agent, epoch) = state.agents.pop().unwrap_or_else(|| (u32::MAX, 0));
+        let agent = if agent == u32::MAX {
+            state.next_agent += 1;
+            state.next_agent - 1
+        } else {
+            agent
+        };
+        let id = QueueId(state.id());
+        let nanos = state.host_nanos;
+        state.queues.insert(
+            id,
+            Queue {
+                device,
+                agent,
+                epoch,
+                clock: Clock::default(),
+                nanos,
+                entries: VecDeque::new(),
+                enqueued: 0,
+                over: 0,
+                busy: false,
+                failure: None,
+                capture: None,
+                closing: false,
+            },
+        );
+        Ok(id)
+    }
+
+    /// Gives a queue up. What was enqueued still runs; nobody can name it any more.
+    ///
+    /// # Errors
+    /// `NotFound`.
+    pub fn queue_destroy(&self, queue: QueueId) -> Result<()> {
+        let mut state = self.lock();
+        state.queue(queue)?.closing = true;
+        state.end_if_over(queue);
+        Ok(())
+    }
+
+    /// The device of a queue.
+    ///
+    /// # Errors
+    /// `NotFound`.
+    pub fn queue_device(&self, queue: QueueId) -> Result<u32> {
+        Ok(self.lock().queue(queue)?.device)
+    }
+
+    /// Why a queue has failed, if it has.
+    ///
+    /// # Errors
+    /// `NotFound`.
+    pub fn queue_failure(&self, queue: QueueId) -> Result<Option<QueueFailure>> {
+        Ok(self.lock().queue(queue)?.failure.clone())
+    }
+
+    /// Fails a queue: what it still holds is not run, but for host functions that are called always. The first cause stays. May be
+    /// called by a host function of the queue itself.
+    ///
+    /// # Errors
+    /// `NotFound`.
+    pub fn queue_fail(&self, queue: QueueId, cause: Error) -> Result<()> {
+        let mut state = self.lock();
+        let index = state.queue(queue)?.over;
+        let operation =
+            super::Operation { name: "queue failed by the host".into(), queue: Some(queue.0), index, node: None };
+        state.fail(queue, QueueFailure { operation, cause });
+        Ok(())
+    }
+
+    /// Gives a queue a command. Nothing runs.
+    ///
+    /// # Errors
+    /// `InvalidArgument` for what can never run; `NotFound` for objects that do not exist; the cause of a queue that has failed; `DeviceLost`; the
+    /// fault plan's. Nothing was enqueued then.
+    pub fn enqueue(&self, queue: QueueId, command: Command) -> Result<()> {
+        self.enter_queue(queue, "enqueue")?.push(queue, command)
+    }
+
+    /// Gives a queue several commands, all of them or none: one call.
+    ///
+    /// # Errors
+    /// As [`enqueue`](Self::enqueue).
+    pub fn submit(&self, queue: QueueId, commands: Vec<Command>) -> Result<()> {
+        let mut state = self.enter_queue(queue, "submit")?;
+        commands.iter().try_for_each(|c| state.check(queue, c))?;
+        commands.into_iter().try_for_each(|c| state.push(queue, c))
+    }
+
+    /// An event; with `timing` it can be asked for its time.
+    ///
+    /// # Errors
+    /// The fault plan's; `DeviceLost`.
+    pub fn event_create(&self, device: u32, timing: bool) -> Result<EventId> {
+        let mut state = self.enter(device, "event_create")?;
+        let id = EventId(state.id());
+        state.events.insert(id, Event { timing, last: None });
+        Ok(id)
+    }
+
+    /// Gives an event up. Waits that were enqueued stay bound.
+    ///
+    /// # Errors
+    /// `NotFound`.
+    pub fn event_destroy(&self, event: EventId) -> Result<()> {
+        self.lock().events.remove(&event).map(drop).ok_or_else(|| missing(event))
+    }
+
+    /// Forgets what an event recorded, as if it were new.
+    ///
+    /// # Errors
+    /// `NotFound`.
+    pub fn event_reset(&self, event: EventId) -> Result<()> {
+        let mut state = self.lock();
+        state.events.get_mut(&event).ok_or_else(|| missing(event))?.last = None;
+        Ok(())
+    }
+
+    /// Whether an event was ever recorded (enqueued to be).
+    ///
+    /// # Errors
+    /// `NotFound`.
+    pub fn event_is_recorded(&self, event: EventId) -> Result<bool> {
+        self.lock().events.get(&event).map(|e| e.last.is_some()).ok_or_else(|| missing(event))
+    }
+
+    /// The virtual time of an event's last record, in nanoseconds; `None` as long as that has not run, or was left out by a failed queue.
+    ///
+    /// # Errors
+    /// `NotFound`; `InvalidArgument` for an event without timing.
+    pub fn event_time(&self, event: EventId) -> Result<Option<u64>> {
+        let state = self.lock();
+        let event = state.events.get(&event).ok_or_else(|| missing(event))?;
+        if !event.timing {
+            return Err(Error::invalid("the event was made without timing"));
+        }
+        Ok(event.last.as_ref().and_then(|m| m.done.get()).filter(|d| !d.failed).map(|d| d.nanos))
+    }
+
+    /// A semaphore of value 0.
+    ///
+    /// # Errors
+    /// The fault plan's; `DeviceLost`.
+    pub fn semaphore_create(&self, device: u32) -> Result<SemaphoreId> {
+        let mut state = self.enter(device, "semaphore_create")?;
+        let id = SemaphoreId(state.id());
+        state.semaphores.insert(id, Semaphore::default());
+        Ok(id)
+    }
+
+    /// Gives a semaphore up; it fails for queues that still wait for it.
+    ///
+    /// # Errors
+    /// `NotFound`.
+    pub fn semaphore_destroy(&self, semaphore: SemaphoreId) -> Result<()> {
+        let mut state = self.lock();
+        state.changed = true;
+        state.semaphores.remove(&semaphore).map(drop).ok_or_else(|| missing(semaphore))
+    }
+
+    /// Raises a semaphore from the host. A lower value changes nothing.
+    ///
+    /// # Errors
+    /// `NotFound`; the cause of a semaphore that has failed.
+    pub fn semaphore_signal(&self, semaphore: SemaphoreId, value: u64) -> Result<()> {
+        let mut state = self.lock();
+        let (clock, nanos) = (state.host.clone(), state.host_nanos);
+        let found = state.semaphores.get_mut(&semaphore).ok_or_else(|| missing(semaphore))?;
+        if let Some(cause) = &found.failed {
+            return Err(cause.clone());
+        }
+        found.raise(value, clock, nanos);
+        state.host_clock();
+        state.host_acts();
+        state.progress();
+        Ok(())
+    }
+
+    /// Fails a semaphore: queues that wait for a value that it has not reached fail. The first cause stays.
+    ///
+    /// # Errors
+    /// `NotFound`.
+    pub fn semaphore_fail(&self, semaphore: SemaphoreId, cause: Error) -> Result<()> {
+        let mut state = self.lock();
+        state.semaphores.get_mut(&semaphore).ok_or_else(|| missing(semaphore))?.failed.get_or_insert(cause);
+        state.progress();
+        Ok(())
+    }
+
+    /// A graph without nodes.
+    ///
+    /// # Errors
+    /// The fault plan's.
+    pub fn graph_create(&self) -> Result<GraphId> {
+        let mut state = self.enter(0, "graph_create")?;
+        let id = GraphId(state.id());
+        state.graphs.insert(id, Template::default());
+        Ok(id)
+    }
+
+    /// Adds a node that waits for `deps`. A child graph is taken as it is now.
+    ///
+    /// # Errors
+    /// `InvalidArgument` for parameters or dependencies that do not fit; `NotFound` for graphs that do not exist; the fault plan's.
+    pub fn graph_add(&self, graph: GraphId, node: Node, deps: &[NodeId]) -> Result<NodeId> {
+        self.enter(0, "graph_add")?.add_node(graph, node, deps)
+    }
+
+    /// How many nodes a graph has, a child counting as one.
+    ///
+    /// # Errors
+    /// `NotFound`.
+    pub fn graph_len(&self, graph: GraphId) -> Result<usize> {
+        self.lock().graphs.get(&graph).map(Template::len).ok_or_else(|| missing(graph))
+    }
+
+    /// Gives a graph up; what was instantiated from it stays.
+    ///
+    /// # Errors
+    /// `NotFound`.
+    pub fn graph_destroy(&self, graph: GraphId) -> Result<()> {
+        let mut state = self.lock();
+        let gone = state.graphs.remove(&graph).ok_or_else(|| missing(graph))?;
+        state.trash.push(Box::new(gone));
+        Ok(())
+    }
+
+    /// Makes a graph ready to be launched.
+    ///
+    /// # Errors
+    /// `NotFound`; the fault plan's.
+    pub fn instantiate(&self, graph: GraphId) -> Result<ExecId> {
+        let mut state = self.enter(0, "instantiate")?;
+        let exec = Exec::new(state.graphs.get(&graph).ok_or_else(|| missing(graph))?.flat());
+        let id = ExecId(state.id());
+        state.execs.insert(id, exec);
+        Ok(id)
+    }
+
+    /// Changes nodes for later launches, all of them or none.
+    ///
+    /// # Errors
+    /// `InvalidArgument` for nodes that do not exist, are in children, or are of another kind; `NotFound`; the fault plan's.
+    pub fn exec_update(&self, exec: ExecId, updates: &[(NodeId, NodeUpdate)]) -> Result<()> {
+        let mut state = self.enter(0, "exec_update")?;
+        state.execs.get_mut(&exec).ok_or_else(|| missing(exec))?.update(updates)
+    }
+
+    /// How many nodes a launch runs, those of children included.
+    ///
+    /// # Errors
+    /// `NotFound`.
+    pub fn exec_len(&self, exec: ExecId) -> Result<usize> {
+        self.lock().execs.get(&exec).map(Exec::len).ok_or_else(|| missing(exec))
+    }
+
+    /// Gives what can be launched up; launches that were enqueued still run.
+    ///
+    /// # Errors
+    /// `NotFound`.
+    pub fn exec_destroy(&self, exec: ExecId) -> Result<()> {
+        let mut state = self.lock();
+        let gone = state.execs.remove(&exec).ok_or_else(|| missing(exec))?;
+        state.trash.push(Box::new(gone));
+        Ok(())
+    }
+
+    /// From now on the queue's commands become nodes of a new graph, each after the one before, and do not run.
+    ///
+    /// # Errors
+    /// `InvalidState` for a queue that captures already; `NotFound`; the fault plan's.
+    pub fn capture_begin(&self, queue: QueueId) -> Result<()> {
+        let mut state = self.enter_queue(queue, "capture_begin")?;
+        if state.queue(queue)?.capture.is_some() {
+            return Err(Error::state(format!("{queue:?} captures already")));
+        }
+        let id = GraphId(state.id());
+        state.graphs.insert(id, Template::default());
+        state.queue(queue)?.capture = Some((id, None));
+        Ok(())
+    }
+
+    /// Ends a capture and gives its graph, which is the caller's.
+    ///
+    /// # Errors
+    /// `InvalidState` for a queue that does not capture; `NotFound`.
+    pub fn capture_end(&self, queue: QueueId) -> Result<GraphId> {
+        let mut state = self.lock();
+        let capture = state.queue(queue)?.capture.take();
+        capture.map(|c| c.0).ok_or_else(|| Error::state(format!("{queue:?} does not capture")))
+    }
+
+    /// Whether a queue captures.
+    ///
+    /// # Errors
+    /// `NotFound`.
+    pub fn is_capturing(&self, queue: QueueId) -> Result<bool> {
+        Ok(self.lock().queue(queue)?.capture.is_some())
+    }
+}
+
+#[cold]
+fn missing(what: impl std::fmt::Debug) -> Error {
+    Error::NotFound(format!("{what:?} does not exist").into())
+}
+
+impl Semaphore {
+    pub(super) fn raise(&mut self, value: u64, clock: Clock, nanos: u64) {
+        if value > self.value && self.failed.is_none() {
+            self.value = value;
+            self.raised.push_back(Raised { value, clock, nanos });
+            if self.raised.len() > RAISED {
+                self.raised.pop_front();
+            }
+        }
+    }
+
+    /// What is known by whoever waited for a value that is reached.
+    pub(super) fn known(&self, value: u64) -> Option<&Raised> {
+        self.raised.iter().find(|r| r.value >= value)
+    }
+}
+
+impl State {
+    /// Something happened that others may wait for.
+    pub(super) fn progress(&mut self) {
+        self.changed = true;
+        self.asked.clear();
+    }
+
+    fn add_node(&mut self, graph: GraphId, node: Node, deps: &[NodeId]) -> Result<NodeId> {
+        if let Node::Record(e) | Node::WaitEvent(e) = &node
+            && !self.events.contains_key(e)
+        {
+            return Err(missing(*e));
+        }
+        let child = match &node {
+            Node::Child(id) => Some(Arc::new(self.graphs.get(id).ok_or_else(|| missing(*id))?.flat())),
+            _ => None,
+        };
+        self.graphs.get_mut(&graph).ok_or_else(|| missing(graph))?.add(node, deps, child)
+    }
+
+    /// Whether a command can be enqueued.
+    fn check(&mut self, queue: QueueId, command: &Command) -> Result<()> {
+        let q = self.queue(queue)?;
+        if let Some(failure) = &q.failure {
+            return Err(failure.cause.clone());
+        }
+        let capturing = q.capture.is_some();
+        match command {
+            Command::Kernel(k) => k.check(),
+            Command::Copy(c) => c.check(),
+            Command::Fill(c) => c.check(),
+            Command::Record(e) | Command::WaitEvent(e) => {
+                self.events.contains_key(e).then_some(()).ok_or_else(|| missing(*e))
+            }
+            Command::WriteValue { addr, .. } | Command::WaitValue { addr, .. } => {
+                let reached = self.space.resolve(Reach::Engine, *addr, 8, &mut Vec::new());
+                match reached {
+                    Ok(_) if addr.is_multiple_of(8) => Ok(()),
+                    Ok(_) => Err(Error::invalid(format!("a word at {addr:#x} is not aligned to 8"))),
+                    Err(e) => Err(Error::invalid(e)),
+                }
+            }
+            Command::Signal(s, _) | Command::WaitSemaphore(s, _) => {
+                self.semaphores.contains_key(s).then_some(()).ok_or_else(|| missing(*s))
+            }
+            Command::Launch(e) => self.execs.contains_key(e).then_some(()).ok_or_else(|| missing(*e)),
+            Command::Free(addr) => self.space.allocation(*addr).map(drop),
+            Command::Host { .. } | Command::Until { .. } | Command::Empty => Ok(()),
+        }?;
+        let stays = matches!(
+            command,
+            Command::Host { .. }
+                | Command::Signal(..)
+                | Command::WaitSemaphore(..)
+                | Command::Until { .. }
+                | Command::Launch(_)
+                | Command::Free(_)
+        );
+        if capturing && stays {
+            return Err(Error::state(format!("{command:?} cannot be captured")));
+        }
+        Ok(())
+    }
+
+    /// Binds a command and appends it.
+    pub(super) fn push(&mut self, queue: QueueId, command: Command) -> Result<()> {
+        self.check(queue, &command)?;
+        if let Some((graph, last)) = self.queue(queue)?.capture {
+            return self.capture(queue, graph, last, command);
+        }
+        let action = match command {
+            Command::Kernel(k) => Action::Kernel(k),
+            Command::Copy(c) => Action::Copy(c.normal()),
+            Command::Fill(c) => Action::Fill(c),
+            Command::Host { name, call, always } => Action::Host { name: name.into(), call, always },
+            Command::Record(e) => Action::Record(self.record(e)),
+            Command::WaitEvent(e) => self.last_mark(e).map_or(Action::Empty, Action::WaitMark),
+            Command::WriteValue { addr, value } => Action::WriteValue { addr, value },
+            Command::WaitValue { addr, value } => Action::WaitValue { addr, value },
+            Command::Signal(s, value) => Action::Signal(s, value),
+            Command::WaitSemaphore(s, value) => Action::WaitSemaphore(s, value),
+            Command::Until { name, ready } => Action::Until { name, ready },
+            Command::Launch(e) => Action::Graph(Box::new(self.launch(e)?)),
+            Command::Free(addr) => Action::Free(addr),
+            Command::Empty => Action::Empty,
+        };
+        self.append(queue, action)
+    }
+
+    /// Appends the mark of an allocation in the queue's order.
+    pub(super) fn push_allocated(&mut self, queue: QueueId, addr: u64) -> Result<()> {
+        self.check(queue, &Command::Empty)?;
+        if self.queue(queue)?.capture.is_some() {
+            return Err(Error::state("an allocation cannot be captured"));
+        }
+        self.append(queue, Action::Allocated { addr })
+    }
+
+    fn append(&mut self, queue: QueueId, action: Action) -> Result<()> {
+        let regions = self.regions(&action);
+        let (host, at) = (self.host_clock(), self.host_nanos);
+        let is_call = matches!(action, Action::Host { .. });
+        let (delay, last) = match self.disturb {
+            Some(Disturbance::Delay(steps)) => (steps, false),
+            Some(Disturbance::Reorder) => (0, true),
+            Some(Disturbance::LateCallback(steps)) if is_call => (steps, false),
+            _ => (0, false),
+        };
+        if delay != 0 || last {
+            self.disturb = None;
+        }
+        let q = self.queue(queue)?;
+        let index = q.enqueued;
+        q.enqueued += 1;
+        q.entries.push_back(Entry { action, index, host, at, regions, delay, last, begun: false });
+        self.progress();
+        Ok(())
+    }
+
+    /// A new mark, which is the event's last from now on.
+    fn record(&mut self, event: EventId) -> Arc<Mark> {
+        let mark = Arc::new(Mark::default());
+        if let Some(event) = self.events.get_mut(&event) {
+            event.last = Some(mark.clone());
+        }
+        mark
+    }
+
+    fn last_mark(&self, event: EventId) -> Option<Arc<Mark>> {
+        self.events.get(&event).and_then(|e| e.last.clone())
+    }
+
+    fn launch(&mut self, exec: ExecId) -> Result<Running> {
+        self.launches += 1;
+        let mut running = self.execs.get(&exec).ok_or_else(|| missing(exec))?.launch(self.launches);
+        let nodes = running.nodes.clone();
+        for (node, n) in nodes.iter().enumerate() {
+            let mark = match n.action {
+                NodeAction::Record(e) => Some(self.record(e)),
+                NodeAction::Wait(e) => self.last_mark(e),
+                _ => None,
+            };
+            running.marks.extend(mark.map(|m| (node as u32, m)));
+        }
+        Ok(running)
+    }
+
+    fn capture(&mut self, queue: QueueId, graph: GraphId, last: Option<NodeId>, command: Command) -> Result<()> {
+        let node = match command {
+            Command::Kernel(k) => Node::Kernel(k),
+            Command::Copy(c) => Node::Copy(c),
+            Command::Fill(c) => Node::Fill(c),
+            Command::Record(e) => Node::Record(e),
+            Command::WaitEvent(e) => Node::WaitEvent(e),
+            Command::WriteValue { addr, value } => Node::WriteValue { addr, value },
+            Command::WaitValue { addr, value } => Node::WaitValue { addr, value },
+            _ => Node::Empty,
+        };
+        let node = self.add_node(graph, node, last.as_slice())?;
+        self.queue(queue)?.capture = Some((graph, Some(node)));
+        Ok(())
+    }
+
+    /// Fails a queue; the first cause stays.
+    pub(super) fn fail(&mut self, queue: QueueId, failure: QueueFailure) {
+        if let Some(q) = self.queues.get_mut(&queue)
+            && q.failure.is_none()
+        {
+            q.failure = Some(failure);
+        }
+        self.progress();
+    }
+
+    /// Gives up what a lost device's queue holds; who waits for it is let go.
+    pub(super) fn abandon(&mut self, queue: QueueId) {
+        let Some(q) = self.queues.get_mut(&queue) else { return };
+        q.over = q.enqueued;
+        let entries = std::mem::take(&mut q.entries);
+        for entry in &entries {
+            self.let_go(queue, &entry.action);
+        }
+        self.trash.push(Box::new(entries));
+        self.end_if_over(queue);
+        self.progress();
+    }
+
+    /// Releases who waits for an action that will not run.
+    pub(super) fn let_go(&mut self, queue: QueueId, action: &Action) {
+        let Some(q) = self.queues.get(&queue) else { return };
+        let cause = self.alive(q.device).err().or_else(|| q.failure.as_ref().map(|f| f.cause.clone()));
+        let (nanos, clock) = (q.nanos, q.clock.clone());
+        let done = |clock: Clock| Done { nanos, clock, failed: true };
+        match action {
+            // Set once: a mark that is over stays as it was.
+            Action::Record(mark) => drop(mark.done.set(done(clock))),
+            Action::Graph(g) => {
+                for (node, mark) in &g.marks {
+                    if matches!(g.nodes[*node as usize].action, NodeAction::Record(_)) {
+                        drop(mark.done.set(done(clock.clone())));
+                    }
+                }
+            }
+            Action::Signal(s, _) => {
+                if let Some(s) = self.semaphores.get_mut(s) {
+                    s.failed.get_or_insert_with(|| cause.unwrap_or_else(|| Error::state("the queue has failed")));
+                }
+            }
+            _ => {}
+        }
+    }
+
+    /// Ends a queue that was given up, once its commands are over.
+    pub(super) fn end_if_over(&mut self, queue: QueueId) {
+        let Some(q) = self.queues.get(&queue) else { return };
+        if !q.closing || !q.entries.is_empty() || q.busy {
+            return;
+        }
+        let agent = (q.agent, q.epoch);
+        self.agents.push(agent);
+        self.queues.remove(&queue);
+    }
+}

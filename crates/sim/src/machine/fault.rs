@@ -1,0 +1,186 @@
+//! Faults on demand: which calls fail, and how.
+//!
+//! Each entry of the machine names itself; a vendor's layer above names its own calls by [`Machine::note`](super::Machine::note). Calls are
+//! counted from 0, all together and by name, so that a test can run once, ask how many there were, and fail each in turn.
+//!
+//! This module must not know what the calls do.
+
+use super::rng::Rng;
+use leasehold_core::{Error, OutOfMemory};
+use std::collections::BTreeMap;
+use std::fmt;
+
+/// What goes wrong.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum FaultAction {
+    /// The call fails with `OutOfMemory`.
+    OutOfMemory,
+    /// The call fails with `Error::Driver` of this code.
+    Fail(i32),
+    /// The call's device is lost, for good; the call fails with `DeviceLost`.
+    DeviceLost,
+    /// The command that is enqueued next becomes ready only after so many steps of the machine.
+    Delay(u32),
+    /// The command that is enqueued next runs only when nothing else can run: every other queue overtakes it.
+    Reorder,
+    /// As `Delay`, for the next host function that is enqueued.
+    LateCallback(u32),
+}
+
+/// When it goes wrong.
+#[derive(Debug, Clone, Copy, PartialEq)]
+#[non_exhaustive]
+pub enum When {
+    /// At one call, once.
+    At(u64),
+    /// At every call from this one on.
+    From(u64),
+    /// At every call.
+    Always,
+    /// At each call with this probability.
+    Probability(f64),
+}
+
+/// A rule of a plan. Indexes count the calls of the rule's name, or all calls where it has none.
+#[derive(Debug, Clone, PartialEq)]
+pub struct FaultRule {
+    /// The call; every call when `None`.
+    pub call: Option<String>,
+    /// When.
+    pub when: When,
+    /// What.
+    pub action: FaultAction,
+}
+
+impl FaultRule {
+    /// A rule for the call of this name.
+    #[must_use]
+    pub fn on(call: &str, when: When, action: FaultAction) -> Self {
+        Self { call: Some(call.to_owned()), when, action }
+    }
+
+    /// A rule for every call.
+    #[must_use]
+    pub fn any(when: When, action: FaultAction) -> Self {
+        Self { call: None, when, action }
+    }
+}
+
+/// Which calls fail. The first rule that applies wins.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct FaultPlan {
+    /// The rules.
+    pub rules: Vec<FaultRule>,
+}
+
+impl FaultPlan {
+    /// Nothing fails.
+    #[must_use]
+    pub fn none() -> Self {
+        Self::default()
+    }
+
+    /// With one rule more.
+    #[must_use]
+    pub fn with(mut self, rule: FaultRule) -> Self {
+        self.rules.push(rule);
+        self
+    }
+}
+
+/// The counts and the plan.
+#[derive(Default)]
+pub(crate) struct Faults {
+    pub(crate) plan: FaultPlan,
+    calls: u64,
+    by_name: BTreeMap<Box<str>, u64>,
+}
+
+/// Something other than an error that a call's rule asks for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Disturbance {
+    Delay(u32),
+    Reorder,
+    LateCallback(u32),
+}
+
+/// What a counted call must do.
+pub(crate) enum Verdict {
+    Pass,
+    Disturb(Disturbance),
+    Fail(Error),
+    Lose(String),
+}
+
+impl Faults {
+    pub(crate) fn new(plan: FaultPlan) -> Self {
+        Self { plan, ..Self::default() }
+    }
+
+    /// Counts a call and says what happens to it.
+    pub(crate) fn call(&mut self, name: &str, rng: &mut Rng) -> Verdict {
+        let index = self.calls;
+        self.calls += 1;
+        let own = match self.by_name.get_mut(name) {
+            Some(count) => {
+                *count += 1;
+                *count - 1
+            }
+            None => {
+                self.by_name.insert(name.into(), 1);
+                0
+            }
+        };
+        for rule in &self.plan.rules {
+            let at = match &rule.call {
+                Some(call) if call == name => own,
+                Some(_) => continue,
+                None => index,
+            };
+            let applies = match rule.when {
+                When::At(k) => at == k,
+                When::From(k) => at >= k,
+                When::Always => true,
+                When::Probability(p) => rng.happens(p),
+            };
+            if applies {
+                return verdict(&rule.action, name, index);
+            }
+        }
+        Verdict::Pass
+    }
+
+    /// Calls so far.
+    pub(crate) fn calls(&self) -> u64 {
+        self.calls
+    }
+
+    /// Calls so far by name.
+    pub(crate) fn by_name(&self) -> Vec<(String, u64)> {
+        self.by_name.iter().map(|(name, &n)| (name.to_string(), n)).collect()
+    }
+}
+
+fn verdict(action: &FaultAction, name: &str, index: u64) -> Verdict {
+    match *action {
+        FaultAction::OutOfMemory => Verdict::Fail(
+            OutOfMemory::new("the simulated device", 0).note(format!("injected into call {index} ({name})")).into(),
+        ),
+        FaultAction::Fail(code) => Verdict::Fail(Error::Driver {
+            api: "sim",
+            code,
+            name: format!("injected into call {index} ({name})").into_boxed_str(),
+        }),
+        FaultAction::DeviceLost => Verdict::Lose(format!("injected into call {index} ({name})")),
+        FaultAction::Delay(steps) => Verdict::Disturb(Disturbance::Delay(steps)),
+        FaultAction::Reorder => Verdict::Disturb(Disturbance::Reorder),
+        FaultAction::LateCallback(steps) => Verdict::Disturb(Disturbance::LateCallback(steps)),
+    }
+}
+
+impl fmt::Debug for Faults {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Faults").field("calls", &self.calls).field("plan", &self.plan).finish()
+    }
+}

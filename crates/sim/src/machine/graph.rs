@@ -1,0 +1,275 @@
+//! Graphs: templates that are built node by node, and what is launched.
+//!
+//! A template is instantiated into a flat list: child graphs are put in their place, their first nodes after what the child waits for, their last ones before
+//! what waits for the child. An exec that is updated changes for later launches only: a launch holds the list as it was.
+//!
+//! This module must not know queues.
+
+use super::EventId;
+use super::command::{ExecNode, FillCall, KernelCall, NodeAction, NodeFn, Running, Transfer};
+use super::detect::Ancestors;
+use leasehold_core::sync::Arc;
+use leasehold_core::{Error, Result};
+use std::fmt;
+
+/// Names a graph template.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct GraphId(pub u64);
+
+/// Names a graph that can be launched.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct ExecId(pub u64);
+
+/// Names a node of a template, and the same node of what is made from it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct NodeId(pub u32);
+
+/// A node of a graph.
+#[derive(Clone)]
+#[non_exhaustive]
+pub enum Node {
+    /// A kernel.
+    Kernel(KernelCall),
+    /// A copy.
+    Copy(Transfer),
+    /// A fill.
+    Fill(FillCall),
+    /// A host function.
+    Host {
+        /// The name in reports.
+        name: &'static str,
+        /// The function.
+        call: Arc<NodeFn>,
+    },
+    /// Records an event.
+    Record(EventId),
+    /// Waits for what the event recorded last before the launch.
+    WaitEvent(EventId),
+    /// Writes a 64-bit word.
+    WriteValue {
+        /// Where.
+        addr: u64,
+        /// What.
+        value: u64,
+    },
+    /// Waits until a 64-bit word is at least a value.
+    WaitValue {
+        /// Where.
+        addr: u64,
+        /// The least value.
+        value: u64,
+    },
+    /// Another graph, as it is now.
+    Child(GraphId),
+    /// Nothing.
+    Empty,
+}
+
+impl fmt::Debug for Node {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Node::Kernel(k) => write!(f, "Kernel({})", k.kernel.name),
+            Node::Copy(c) => c.fmt(f),
+            Node::Fill(c) => c.fmt(f),
+            Node::Host { name, .. } => write!(f, "Host({name})"),
+            Node::Record(e) => write!(f, "Record({e:?})"),
+            Node::WaitEvent(e) => write!(f, "WaitEvent({e:?})"),
+            Node::WriteValue { addr, value } => write!(f, "WriteValue({addr:#x}, {value})"),
+            Node::WaitValue { addr, value } => write!(f, "WaitValue({addr:#x}, {value})"),
+            Node::Child(g) => write!(f, "Child({g:?})"),
+            Node::Empty => f.write_str("Empty"),
+        }
+    }
+}
+
+/// New parameters of a node, of its own kind.
+#[derive(Debug, Clone)]
+#[non_exhaustive]
+pub enum NodeUpdate {
+    /// Of a kernel. The kernel itself may be another one.
+    Kernel(KernelCall),
+    /// Of a copy.
+    Copy(Transfer),
+    /// Of a fill.
+    Fill(FillCall),
+    /// Another event of a node that records or waits.
+    Event(EventId),
+}
+
+/// What a template's node is.
+#[derive(Clone)]
+enum Part {
+    Action(NodeAction),
+    Child(Arc<Flat>),
+}
+
+/// A template.
+#[derive(Default)]
+pub(crate) struct Template {
+    parts: Vec<(Part, Vec<u32>)>,
+}
+
+/// A template in one list, in an order that respects its edges.
+#[derive(Default)]
+pub(crate) struct Flat {
+    actions: Vec<(NodeAction, u32)>,
+    pred: Vec<Vec<u32>>,
+    /// Where each node of the template is; `None` for a child.
+    place: Vec<Option<u32>>,
+}
+
+impl Template {
+    /// How many nodes.
+    pub(crate) fn len(&self) -> usize {
+        self.parts.len()
+    }
+
+    /// Appends a node; `child` is the graph of a [`Node::Child`].
+    ///
+    /// # Errors
+    /// `InvalidArgument` for a dependency that does not exist or parameters that do not fit.
+    pub(crate) fn add(&mut self, node: Node, deps: &[NodeId], child: Option<Arc<Flat>>) -> Result<NodeId> {
+        let id = self.parts.len() as u32;
+        if let Some(bad) = deps.iter().find(|d| d.0 >= id) {
+            return Err(Error::invalid(format!("{bad:?} is no earlier node of the graph")));
+        }
+        let part = Part::Action(match node {
+            Node::Kernel(k) => {
+                k.check()?;
+                NodeAction::Kernel(k)
+            }
+            Node::Copy(c) => {
+                c.check()?;
+                NodeAction::Copy(c)
+            }
+            Node::Fill(c) => {
+                c.check()?;
+                NodeAction::Fill(c)
+            }
+            Node::Host { name, call } => NodeAction::Host { name: name.into(), call },
+            Node::Record(e) => NodeAction::Record(e),
+            Node::WaitEvent(e) => NodeAction::Wait(e),
+            Node::WriteValue { addr, value } => NodeAction::WriteValue { addr, value },
+            Node::WaitValue { addr, value } => NodeAction::WaitValue { addr, value },
+            Node::Empty => NodeAction::Empty,
+            Node::Child(_) => {
+                let flat = child.unwrap_or_default();
+                self.parts.push((Part::Child(flat), deps.iter().map(|d| d.0).collect()));
+                return Ok(NodeId(id));
+            }
+        });
+        self.parts.push((part, deps.iter().map(|d| d.0).collect()));
+        Ok(NodeId(id))
+    }
+
+    /// The template in one list.
+    pub(crate) fn flat(&self) -> Flat {
+        let mut flat = Flat::default();
+        // What to wait for in order to come after a node.
+        let mut ends: Vec<Vec<u32>> = Vec::new();
+        for (at, (part, deps)) in self.parts.iter().enumerate() {
+            let mut before: Vec<u32> = deps.iter().flat_map(|&d| ends[d as usize].iter().copied()).collect();
+            before.sort_unstable();
+            before.dedup();
+            match part {
+                Part::Action(action) => {
+                    let node = flat.actions.len() as u32;
+                    flat.actions.push((action.clone(), at as u32));
+                    flat.pred.push(before);
+                    flat.place.push(Some(node));
+                    ends.push(vec![node]);
+                }
+                Part::Child(child) => {
+                    let base = flat.actions.len() as u32;
+                    let mut last: Vec<bool> = vec![true; child.actions.len()];
+                    for (i, (action, _)) in child.actions.iter().enumerate() {
+                        child.pred[i].iter().for_each(|&p| last[p as usize] = false);
+                        let pred = if child.pred[i].is_empty() {
+                            before.clone()
+                        } else {
+                            child.pred[i].iter().map(|p| p + base).collect()
+                        };
+                        flat.actions.push((action.clone(), at as u32));
+                        flat.pred.push(pred);
+                    }
+                    flat.place.push(None);
+                    let leaves = (0..last.len()).filter(|&i| last[i]).map(|i| i as u32 + base);
+                    ends.push(if child.actions.is_empty() { before } else { leaves.collect() });
+                }
+            }
+        }
+        flat
+    }
+}
+
+/// What can be launched.
+pub(crate) struct Exec {
+    nodes: Arc<Vec<ExecNode>>,
+    edges: Arc<Ancestors>,
+    place: Vec<Option<u32>>,
+}
+
+impl Exec {
+    pub(crate) fn new(flat: Flat) -> Self {
+        let mut next: Vec<Vec<u32>> = vec![Vec::new(); flat.actions.len()];
+        for (node, pred) in flat.pred.iter().enumerate() {
+            pred.iter().for_each(|&p| next[p as usize].push(node as u32));
+        }
+        let nodes = flat.actions.into_iter().zip(next);
+        let nodes = nodes.map(|((action, label), next)| ExecNode { action, next: next.into(), label }).collect();
+        Self { nodes: Arc::new(nodes), edges: Arc::new(Ancestors { pred: flat.pred }), place: flat.place }
+    }
+
+    /// How many nodes run at a launch, those of children included.
+    pub(crate) fn len(&self) -> usize {
+        self.nodes.len()
+    }
+
+    /// A launch of what the exec is now, without marks.
+    pub(crate) fn launch(&self, launch: u64) -> Running {
+        let waits: Vec<u32> = self.edges.pred.iter().map(|p| p.len() as u32).collect();
+        let ready = (0..waits.len() as u32).filter(|&i| waits[i as usize] == 0).collect();
+        Running {
+            launch,
+            nodes: self.nodes.clone(),
+            edges: self.edges.clone(),
+            left: waits.len(),
+            waits,
+            ready,
+            marks: Vec::new(),
+        }
+    }
+
+    /// Changes nodes for later launches, all of them or none.
+    ///
+    /// # Errors
+    /// `InvalidArgument` for a node that is not there or of another kind.
+    pub(crate) fn update(&mut self, updates: &[(NodeId, NodeUpdate)]) -> Result<()> {
+        let mut new = Vec::with_capacity(updates.len());
+        for (node, update) in updates {
+            let place = self.place.get(node.0 as usize).copied().flatten();
+            let place = place.ok_or_else(|| Error::invalid(format!("{node:?} is no node that can be changed")))?;
+            let action = match (&self.nodes[place as usize].action, update) {
+                (NodeAction::Kernel(_), NodeUpdate::Kernel(k)) => {
+                    k.check()?;
+                    NodeAction::Kernel(k.clone())
+                }
+                (NodeAction::Copy(_), NodeUpdate::Copy(c)) => {
+                    c.check()?;
+                    NodeAction::Copy(*c)
+                }
+                (NodeAction::Fill(_), NodeUpdate::Fill(c)) => {
+                    c.check()?;
+                    NodeAction::Fill(*c)
+                }
+                (NodeAction::Record(_), NodeUpdate::Event(e)) => NodeAction::Record(*e),
+                (NodeAction::Wait(_), NodeUpdate::Event(e)) => NodeAction::Wait(*e),
+                (_, update) => return Err(Error::invalid(format!("{node:?} is of another kind than {update:?}"))),
+            };
+            new.push((place, action));
+        }
+        let nodes = Arc::make_mut(&mut self.nodes);
+        new.into_iter().for_each(|(place, action)| nodes[place as usize].action = action);
+        Ok(())
+    }
+}

@@ -1,0 +1,207 @@
+//! Kernels: functions of the host that are known by name.
+//!
+//! A kernel is given its bindings as host addresses that are valid while it runs; what it was launched with were device addresses. It runs
+//! under the machine's lock, so it must not call the machine. One that has to wait for something that the host or another queue does
+//! is a [`KernelBody::Poll`]: it is asked again and again, and the machine goes on meanwhile.
+//!
+//! This module must not know queues.
+
+use leasehold_core::sync::{Arc, RwLock};
+use leasehold_core::{Error, Result};
+use leasehold_hal::{Access, Binding, CpuArgs, CpuFn};
+use std::collections::BTreeMap;
+use std::fmt;
+use std::task::Poll;
+
+/// What a kernel is given.
+#[derive(Debug)]
+pub struct Launch<'a> {
+    /// The kernel's name.
+    pub name: &'a str,
+    /// The device that it runs on.
+    pub device: u32,
+    /// Blocks in each direction; none is zero.
+    pub grid: [u32; 3],
+    /// Threads of a block.
+    pub block: [u32; 3],
+    /// Bytes of shared memory of a block.
+    pub shared: u32,
+    /// The bindings, with addresses of the host that are valid until the kernel returns. Those of no bytes have address 0.
+    pub bindings: &'a [Binding],
+    /// The parameters.
+    pub params: &'a [u8],
+}
+
+impl Launch<'_> {
+    /// Elements of binding `i`, as a pointer to its first and their number.
+    #[must_use]
+    pub fn pointer<T>(&self, i: usize) -> (*mut T, usize) {
+        let b = &self.bindings[i];
+        (b.addr as *mut T, b.len as usize / size_of::<T>())
+    }
+
+    /// The parameters as a plain struct.
+    ///
+    /// # Errors
+    /// `InvalidArgument` for another number of bytes.
+    pub fn params<T: Copy>(&self) -> Result<T> {
+        if self.params.len() != size_of::<T>() {
+            return Err(Error::invalid(format!("{} bytes of parameters, want {}", self.params.len(), size_of::<T>())));
+        }
+        // SAFETY: as many bytes as a `T` has, made from one by whoever launched; read without alignment.
+        Ok(unsafe { std::ptr::read_unaligned(self.params.as_ptr().cast()) })
+    }
+}
+
+/// A kernel that runs to its end.
+pub type RunFn = dyn Fn(&Launch<'_>) -> Result<()> + Send + Sync;
+/// A kernel that is asked again until it is ready.
+pub type PollFn = dyn Fn(&Launch<'_>) -> Result<Poll<()>> + Send + Sync;
+
+/// What a kernel does. An error or a panic is a fault of the device.
+#[derive(Clone)]
+pub enum KernelBody {
+    /// Runs to its end, under the machine's lock.
+    Run(Arc<RunFn>),
+    /// Is asked again until it is ready; other queues go on meanwhile. What it has written before it is ready stays written.
+    Poll(Arc<PollFn>),
+}
+
+impl KernelBody {
+    /// A function that runs to its end.
+    pub fn run(f: impl Fn(&Launch<'_>) -> Result<()> + Send + Sync + 'static) -> Self {
+        KernelBody::Run(Arc::new(f))
+    }
+
+    /// A function that is asked again until it is ready.
+    pub fn poll(f: impl Fn(&Launch<'_>) -> Result<Poll<()>> + Send + Sync + 'static) -> Self {
+        KernelBody::Poll(Arc::new(f))
+    }
+
+    /// A CPU kernel, run over all tiles of the launch's grid, one after the other.
+    #[must_use]
+    pub fn cpu(f: CpuFn) -> Self {
+        Self::cpu_with_grid(f, |launch| Ok(launch.grid))
+    }
+
+    /// A CPU kernel, run over the tiles that `grid` computes from the launch: for kernels whose launches have another device's grid.
+    pub fn cpu_with_grid(f: CpuFn, grid: impl Fn(&Launch<'_>) -> Result<[u32; 3]> + Send + Sync + 'static) -> Self {
+        Self::run(move |launch| {
+            run_tiles(f, launch, grid(launch)?, launch.shared);
+            Ok(())
+        })
+    }
+}
+
+/// Runs a CPU kernel over all tiles of `grid`, with `shared` bytes of scratch memory.
+pub fn run_tiles(f: CpuFn, launch: &Launch<'_>, grid: [u32; 3], shared: u32) {
+    #[repr(C, align(64))]
+    #[derive(Clone, Copy)]
+    struct Line([u8; 64]);
+    let mut scratch = vec![Line([0; 64]); (shared as usize).div_ceil(64)];
+    let mut args = CpuArgs {
+        tile: [0; 3],
+        grid,
+        block: launch.block,
+        bindings: launch.bindings,
+        params: launch.params,
+        shared: scratch.as_mut_ptr().cast(),
+        shared_len: shared,
+    };
+    for z in 0..grid[2] {
+        for y in 0..grid[1] {
+            for x in 0..grid[0] {
+                args.tile = [x, y, z];
+                // SAFETY: the machine has checked that the bindings lie in live memory, and their number and the parameters' size against
+                // what the kernel declares.
+                unsafe { f(&args) };
+            }
+        }
+    }
+}
+
+/// What is known about a kernel beside its name.
+#[derive(Clone)]
+pub struct KernelSpec {
+    /// What it does with each of its bindings.
+    pub bindings: Vec<Access>,
+    /// Bytes of its parameters.
+    pub params: u32,
+    /// The most threads of a block.
+    pub block_threads: u32,
+    /// What it does.
+    pub body: KernelBody,
+}
+
+impl KernelSpec {
+    /// A kernel with blocks of up to 1,024 threads.
+    #[must_use]
+    pub fn new(bindings: &[Access], params: u32, body: KernelBody) -> Self {
+        Self { bindings: bindings.to_vec(), params, block_threads: 1024, body }
+    }
+}
+
+/// A kernel of a registry.
+pub struct Kernel {
+    /// Its name.
+    pub name: Arc<str>,
+    /// The rest.
+    pub spec: KernelSpec,
+}
+
+impl fmt::Debug for Kernel {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Kernel({}, {} bindings, {} bytes)", self.name, self.spec.bindings.len(), self.spec.params)
+    }
+}
+
+/// Kernels by name; a clone is the same registry.
+///
+/// ```
+/// use leasehold_hal::Access;
+/// use leasehold_sim::{KernelBody, KernelRegistry, KernelSpec};
+/// let kernels = KernelRegistry::new();
+/// let set = KernelBody::run(|launch| {
+///     let (at, len) = launch.pointer::<u8>(0);
+///     // SAFETY: the machine checked the binding.
+///     unsafe { at.write_bytes(7, len) };
+///     Ok(())
+/// });
+/// kernels.register("set", KernelSpec::new(&[Access::Write], 0, set));
+/// assert!(kernels.get("set").is_some());
+/// ```
+#[derive(Clone, Default)]
+pub struct KernelRegistry(Arc<RwLock<BTreeMap<Arc<str>, Arc<Kernel>>>>);
+
+impl KernelRegistry {
+    /// A registry that knows no kernel.
+    #[must_use]
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Makes a kernel known. One of the same name is replaced; launches that were made with it keep it.
+    pub fn register(&self, name: &str, spec: KernelSpec) -> Arc<Kernel> {
+        let kernel = Arc::new(Kernel { name: name.into(), spec });
+        self.0.write().insert(kernel.name.clone(), kernel.clone());
+        kernel
+    }
+
+    /// The kernel of this name.
+    #[must_use]
+    pub fn get(&self, name: &str) -> Option<Arc<Kernel>> {
+        self.0.read().get(name).cloned()
+    }
+
+    /// The names, in order.
+    #[must_use]
+    pub fn names(&self) -> Vec<Arc<str>> {
+        self.0.read().keys().cloned().collect()
+    }
+}
+
+impl fmt::Debug for KernelRegistry {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("KernelRegistry").field(&self.names()).finish()
+    }
+}

@@ -1,0 +1,581 @@
+//! Memory: one address space for all devices, as with a vendor's unified addresses, and what lies where in it.
+//!
+//! Addresses, memory and access are three things. A *reservation* is a range of addresses. A *piece* is memory of one device, a part of
+//! the store. A *region* is a piece (or a plain allocation) at an address, with the devices that may reach it. Device addresses begin at
+//! [`DEVICE_BASE`], which no host can dereference; pinned and registered host memory is reached at its own address.
+//!
+//! Memory has an identity beside its address: where it lies in the store. The race detector goes by that, so that one piece mapped in two
+//! places is one memory, and a piece that is mapped anew is not forgotten.
+//!
+//! This module must not know queues.
+
+use super::os::{Pages, Store, Window, page_size};
+use leasehold_core::{Error, OutOfMemory, Result};
+use std::collections::BTreeMap;
+use std::fmt;
+
+/// Where device addresses begin. Not a canonical address of any host: dereferencing one is a fault.
+pub const DEVICE_BASE: u64 = 1 << 52;
+/// Bytes of which pieces, reservations and mappings are multiples.
+pub const GRANULARITY: u64 = 2 << 20;
+/// Bytes to which plain allocations are aligned at least.
+const ALLOC_ALIGN: u64 = 512;
+/// Marks identities in the store, apart from addresses of the host.
+pub(crate) const STORE: u64 = 1 << 60;
+
+/// Names a piece of device memory without an address.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct PieceId(pub u64);
+
+/// How much memory is in use; for leak checks.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct MemoryUse {
+    /// Bytes in use of each device: allocations and pieces.
+    pub device: Vec<u64>,
+    /// Plain and stream-ordered allocations (count).
+    pub allocations: u64,
+    /// Pieces (count).
+    pub pieces: u64,
+    /// Mappings of pieces (count).
+    pub mappings: u64,
+    /// Reservations of addresses (count).
+    pub reservations: u64,
+    /// Bytes of pinned host memory.
+    pub pinned: u64,
+    /// Ranges of host memory that are registered (count).
+    pub registered: u64,
+}
+
+impl MemoryUse {
+    /// Whether nothing is in use.
+    #[must_use]
+    pub fn is_nothing(&self) -> bool {
+        self.device.iter().all(|&b| b == 0) && *self == Self { device: self.device.clone(), ..Self::default() }
+    }
+}
+
+/// Free ranges, first fit.
+#[derive(Debug, Default)]
+struct FreeRanges(BTreeMap<u64, u64>);
+
+impl FreeRanges {
+    fn new(bytes: u64) -> Self {
+        Self(BTreeMap::from([(0, bytes)]))
+    }
+
+    fn take(&mut self, bytes: u64, align: u64) -> Option<u64> {
+        let (from, end, at) = self.0.iter().find_map(|(&from, &end)| {
+            let at = from.checked_next_multiple_of(align)?;
+            (at.checked_add(bytes)? <= end).then_some((from, end, at))
+        })?;
+        self.0.remove(&from);
+        if from < at {
+            self.0.insert(from, at);
+        }
+        if at + bytes < end {
+            self.0.insert(at + bytes, end);
+        }
+        Some(at)
+    }
+
+    fn give(&mut self, at: u64, bytes: u64) {
+        let (mut from, mut end) = (at, at + bytes);
+        if let Some((&before, &before_end)) = self.0.range(..at).next_back()
+            && before_end == from
+        {
+            self.0.remove(&before);
+            from = before;
+        }
+        if let Some(after_end) = self.0.remove(&end) {
+            end = after_end;
+        }
+        self.0.insert(from, end);
+    }
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Kind {
+    /// A plain or stream-ordered allocation, which has its addresses and its memory.
+    Allocation,
+    /// A piece in a reservation.
+    Mapping(PieceId),
+}
+
+/// Memory at an address.
+#[derive(Debug)]
+struct Region {
+    bytes: u64,
+    /// Never used again: tells one use of an address from the next.
+    id: u64,
+    /// Where it lies in the store.
+    store: u64,
+    owner: u32,
+    kind: Kind,
+    /// A bit for each device that may reach it.
+    access: u64,
+}
+
+#[derive(Debug)]
+struct Piece {
+    store: u64,
+    bytes: u64,
+    owner: u32,
+    mappings: u32,
+    /// Given up while it was mapped: goes with its last mapping.
+    released: bool,
+}
+
+/// Host memory that devices reach.
+#[derive(Debug)]
+struct HostRange {
+    bytes: u64,
+    id: u64,
+    /// The pages, of memory that was allocated here; none of what was registered.
+    pages: Option<Pages>,
+}
+
+/// A part of an access that lies in one memory without a gap.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Part {
+    /// The memory's identity.
+    pub(crate) key: u64,
+    pub(crate) bytes: u64,
+    /// The region or host range; 0 for pageable host memory.
+    pub(crate) region: u64,
+    /// The address by which it was reached.
+    pub(crate) addr: u64,
+}
+
+/// Who reaches for memory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Reach {
+    /// A kernel on this device.
+    Kernel(u32),
+    /// A copy or fill, which goes anywhere that is mapped, the host's memory included.
+    Engine,
+}
+
+/// What was freed.
+#[derive(Debug)]
+pub(crate) struct Gone {
+    pub(crate) region: u64,
+    pub(crate) key: u64,
+    pub(crate) addr: u64,
+    pub(crate) bytes: u64,
+    /// To be dropped without a lock.
+    pub(crate) pages: Option<Pages>,
+}
+
+/// All memory of a machine.
+pub(crate) struct Space {
+    store: Store,
+    window: Window,
+    addresses: FreeRanges,
+    memory: FreeRanges,
+    page: u64,
+    limit: u64,
+    pinned_limit: u64,
+    used: Vec<u64>,
+    pinned: u64,
+    reservations: BTreeMap<u64, u64>,
+    regions: BTreeMap<u64, Region>,
+    pieces: BTreeMap<PieceId, Piece>,
+    host: BTreeMap<u64, HostRange>,
+    /// `peers[a]` has a bit for each device whose plain allocations device `a` may reach.
+    peers: Vec<u64>,
+    next_id: u64,
+}
+
+impl Space {
+    pub(crate) fn new(devices: u32, limit: u64, pinned_limit: u64) -> Result<Self> {
+        let all = limit.checked_mul(u64::from(devices)).filter(|&b| b <= 1 << 42);
+        let all = all.ok_or_else(|| Error::invalid("more than 4 TiB of simulated memory"))?;
+        // Reservations are many times larger than what lies in them.
+        let window = (all * 16 + (1 << 32)).next_multiple_of(GRANULARITY);
+        Ok(Self {
+            store: Store::new(window)?,
+            window: Window::new(window)?,
+            addresses: FreeRanges::new(window),
+            memory: FreeRanges::new(window),
+            page: page_size(),
+            limit,
+            pinned_limit,
+            used: vec![0; devices as usize],
+            pinned: 0,
+            reservations: BTreeMap::new(),
+            regions: BTreeMap::new(),
+            pieces: BTreeMap::new(),
+            host: BTreeMap::new(),
+            peers: (0..devices).map(|d| 1 << d).collect(),
+            next_id: 1,
+        })
+    }
+
+    fn id(&mut self) -> u64 {
+        self.next_id += 1;
+        self.next_id - 1
+    }
+
+    fn charge(&mut self, device: u32, bytes: u64) -> Result<()> {
+        let used = &mut self.used[device as usize];
+        match used.checked_add(bytes).filter(|&sum| sum <= self.limit) {
+            Some(sum) => {
+                *used = sum;
+                Ok(())
+            }
+            None => Err(OutOfMemory::new(format!("memory of simulated device {device}"), bytes)
+                .note(format!("{used} of {} bytes are in use", self.limit))
+                .into()),
+        }
+    }
+
+    /// Bytes in use of a device, and in all.
+    pub(crate) fn device(&self, device: u32) -> (u64, u64) {
+        (self.used[device as usize], self.limit)
+    }
+
+    pub(crate) fn in_use(&self) -> MemoryUse {
+        let allocations = self.regions.values().filter(|r| r.kind == Kind::Allocation).count() as u64;
+        MemoryUse {
+            device: self.used.clone(),
+            allocations,
+            pieces: self.pieces.len() as u64,
+            mappings: self.regions.len() as u64 - allocations,
+            reservations: self.reservations.len() as u64,
+            pinned: self.pinned,
+            registered: self.host.values().filter(|h| h.pages.is_none()).count() as u64,
+        }
+    }
+
+    pub(crate) fn enable_peer(&mut self, from: u32, to: u32) -> bool {
+        let bits = &mut self.peers[from as usize];
+        let new = *bits & (1 << to) == 0;
+        *bits |= 1 << to;
+        new
+    }
+
+    pub(crate) fn disable_peer(&mut self, from: u32, to: u32) -> bool {
+        let bits = &mut self.peers[from as usize];
+        let was = from != to && *bits & (1 << to) != 0;
+        if was {
+            *bits &= !(1 << to);
+        }
+        was
+    }
+
+    pub(crate) fn alloc(&mut self, device: u32, bytes: u64) -> Result<u64> {
+        if bytes == 0 {
+            return Err(Error::invalid("an allocation of no bytes"));
+        }
+        let refused = || Error::from(OutOfMemory::new(format!("memory of simulated device {device}"), bytes));
+        let span = bytes.checked_next_multiple_of(self.page.max(ALLOC_ALIGN)).ok_or_else(refused)?;
+        self.charge(device, span)?;
+        let align = if span >= GRANULARITY { GRANULARITY } else { self.page.max(ALLOC_ALIGN) };
+        // A page between neighbours, so that what runs over the end of one is not in the next.
+        let address = self.addresses.take(span + self.page, align);
+        let store = self.memory.take(span, self.page);
+        let (Some(at), Some(store)) = (address, store) else {
+            address.into_iter().for_each(|a| self.addresses.give(a, span + self.page));
+            store.into_iter().for_each(|s| self.memory.give(s, span));
+            self.used[device as usize] -= span;
+            return Err(refused());
+        };
+        if let Err(e) = self.window.map(at, &self.store, store, span) {
+            self.addresses.give(at, span + self.page);
+            self.memory.give(store, span);
+            self.used[device as usize] -= span;
+            return Err(e);
+        }
+        let id = self.id();
+        let region = Region { bytes: span, id, store, owner: device, kind: Kind::Allocation, access: 0 };
+        self.regions.insert(DEVICE_BASE + at, region);
+        Ok(DEVICE_BASE + at)
+    }
+
+    /// The allocation at `addr`, without freeing it.
+    pub(crate) fn allocation(&self, addr: u64) -> Result<Gone> {
+        match self.regions.get(&addr) {
+            Some(r) if r.kind == Kind::Allocation => Ok(r.gone(addr)),
+            _ => Err(Error::invalid(format!("{addr:#x} is no allocation of the simulated device"))),
+        }
+    }
+
+    /// The device that an address belongs to, of device memory.
+    pub(crate) fn owner(&self, addr: u64) -> Option<u32> {
+        let (&at, region) = self.regions.range(..=addr).next_back()?;
+        (addr < at + region.bytes).then_some(region.owner)
+    }
+
+    pub(crate) fn free(&mut self, addr: u64) -> Result<Gone> {
+        let gone = self.allocation(addr)?;
+        let (at, store) = (addr - DEVICE_BASE, gone.key & !STORE);
+        self.window.unmap(at, gone.bytes)?;
+        if let Some(region) = self.regions.remove(&addr) {
+            self.used[region.owner as usize] -= region.bytes;
+        }
+        self.store.discard(store, gone.bytes);
+        self.memory.give(store, gone.bytes);
+        self.addresses.give(at, gone.bytes + self.page);
+        Ok(gone)
+    }
+
+    fn granular(what: &str, bytes: u64) -> Result<()> {
+        if bytes == 0 || !bytes.is_multiple_of(GRANULARITY) {
+            return Err(Error::invalid(format!("{what} {bytes:#x} is no multiple of {GRANULARITY:#x}")));
+        }
+        Ok(())
+    }
+
+    pub(crate) fn reserve(&mut self, bytes: u64, align: u64) -> Result<u64> {
+        Self::granular("a reservation of", bytes)?;
+        if align != 0 && !align.is_power_of_two() {
+            return Err(Error::invalid(format!("an alignment of {align}")));
+        }
+        let at = self
+            .addresses
+            .take(bytes, align.max(GRANULARITY))
+            .ok_or_else(|| Error::from(OutOfMemory::new("addresses of the simulated device", bytes)))?;
+        self.reservations.insert(DEVICE_BASE + at, bytes);
+        Ok(DEVICE_BASE + at)
+    }
+
+    pub(crate) fn release(&mut self, addr: u64, bytes: u64) -> Result<()> {
+        if self.reservations.get(&addr) != Some(&bytes) {
+            return Err(Error::invalid(format!("{bytes:#x} bytes at {addr:#x} are no reservation")));
+        }
+        if self.regions.range(addr..addr + bytes).next().is_some() {
+            return Err(Error::invalid(format!("something is still mapped in the reservation at {addr:#x}")));
+        }
+        self.reservations.remove(&addr);
+        self.addresses.give(addr - DEVICE_BASE, bytes);
+        Ok(())
+    }
+
+    pub(crate) fn create(&mut self, device: u32, bytes: u64) -> Result<PieceId> {
+        Self::granular("a piece of", bytes)?;
+        self.charge(device, bytes)?;
+        let Some(store) = self.memory.take(bytes, GRANULARITY) else {
+            self.used[device as usize] -= bytes;
+            return Err(OutOfMemory::new(format!("memory of simulated device {device}"), bytes).into());
+        };
+        let id = PieceId(self.id());
+        self.pieces.insert(id, Piece { store, bytes, owner: device, mappings: 0, released: false });
+        Ok(id)
+    }
+
+    /// Gives a piece up. As with a vendor's driver, its memory goes when nothing maps it any more: now (what went) or with the last
+    /// mapping (`None`).
+    pub(crate) fn destroy(&mut self, piece: PieceId) -> Result<Option<Gone>> {
+        let p = self.pieces.get_mut(&piece).filter(|p| !p.released);
+        let p = p.ok_or_else(|| Error::invalid(format!("{piece:?} does not exist")))?;
+        p.released = true;
+        Ok(self.end_piece(piece))
+    }
+
+    /// Ends a piece that was given up and is mapped nowhere.
+    fn end_piece(&mut self, piece: PieceId) -> Option<Gone> {
+        let p = self.pieces.get(&piece).filter(|p| p.released && p.mappings == 0)?;
+        let gone = Gone { region: 0, key: STORE | p.store, addr: 0, bytes: p.bytes, pages: None };
+        self.store.discard(p.store, p.bytes);
+        self.memory.give(p.store, p.bytes);
+        self.used[p.owner as usize] -= p.bytes;
+        self.pieces.remove(&piece);
+        Some(gone)
+    }
+
+    pub(crate) fn map(&mut self, addr: u64, piece: PieceId) -> Result<()> {
+        let p = self.pieces.get(&piece).filter(|p| !p.released);
+        let p = p.ok_or_else(|| Error::invalid(format!("{piece:?} does not exist")))?;
+        let (bytes, store, owner) = (p.bytes, p.store, p.owner);
+        let end = addr.checked_add(bytes).ok_or_else(|| Error::invalid("the mapping wraps the address space"))?;
+        let inside = self.reservations.range(..=addr).next_back().is_some_and(|(&at, &len)| end <= at + len);
+        if !inside || !addr.is_multiple_of(GRANULARITY) {
+            return Err(Error::invalid(format!("{bytes:#x} bytes at {addr:#x} do not lie in a reservation")));
+        }
+        let before = self.regions.range(..end).next_back();
+        if before.is_some_and(|(&at, r)| at + r.bytes > addr) {
+            return Err(Error::invalid(format!("something is mapped at {addr:#x} already")));
+        }
+        self.window.map(addr - DEVICE_BASE, &self.store, store, bytes)?;
+        let id = self.id();
+        self.regions.insert(addr, Region { bytes, id, store, owner, kind: Kind::Mapping(piece), access: 0 });
+        self.pieces.entry(piece).and_modify(|p| p.mappings += 1);
+        Ok(())
+    }
+
+    /// Whole mappings that make up a range without a gap.
+    fn mappings(&self, addr: u64, bytes: u64) -> Result<Vec<u64>> {
+        let refuse = || Error::invalid(format!("{bytes:#x} bytes at {addr:#x} are not whole mappings"));
+        let end = addr.checked_add(bytes).ok_or_else(refuse)?;
+        let (mut at, mut found) = (addr, Vec::new());
+        while at < end {
+            let r = self.regions.get(&at).filter(|r| r.kind != Kind::Allocation).ok_or_else(refuse)?;
+            found.push(at);
+            at += r.bytes;
+        }
+        if at != end || found.is_empty() {
+            return Err(refuse());
+        }
+        Ok(found)
+    }
+
+    /// Lets a device reach mapped memory.
+    pub(crate) fn set_access(&mut self, device: u32, addr: u64, bytes: u64) -> Result<()> {
+        for at in self.mappings(addr, bytes)? {
+            self.regions.entry(at).and_modify(|r| r.access |= 1 << device);
+        }
+        Ok(())
+    }
+
+    /// Whole mappings, before they are unmapped.
+    pub(crate) fn mapped(&self, addr: u64, bytes: u64) -> Result<Vec<Gone>> {
+        Ok(self.mappings(addr, bytes)?.into_iter().map(|at| self.regions[&at].gone(at)).collect())
+    }
+
+    /// Unmaps whole mappings; gives the memories that went with them.
+    pub(crate) fn unmap(&mut self, addr: u64, bytes: u64) -> Result<Vec<Gone>> {
+        let found = self.mappings(addr, bytes)?;
+        self.window.unmap(addr - DEVICE_BASE, bytes)?;
+        let mut ended = Vec::new();
+        for at in found {
+            if let Some(Region { kind: Kind::Mapping(piece), .. }) = self.regions.remove(&at) {
+                self.pieces.entry(piece).and_modify(|p| p.mappings -= 1);
+                ended.extend(self.end_piece(piece));
+            }
+        }
+        Ok(ended)
+    }
+
+    pub(crate) fn host_alloc(&mut self, bytes: u64) -> Result<u64> {
+        if bytes == 0 {
+            return Err(Error::invalid("an allocation of no bytes"));
+        }
+        if self.pinned.checked_add(bytes).is_none_or(|sum| sum > self.pinned_limit) {
+            return Err(OutOfMemory::new("pinned host memory", bytes)
+                .note(format!("{} of {} bytes are in use", self.pinned, self.pinned_limit))
+                .into());
+        }
+        let align = if bytes >= GRANULARITY { GRANULARITY } else { self.page };
+        let pages = Pages::new(bytes, align)?;
+        let at = pages.at();
+        let id = self.id();
+        self.host.insert(at, HostRange { bytes, id, pages: Some(pages) });
+        self.pinned += bytes;
+        Ok(at)
+    }
+
+    pub(crate) fn host_free(&mut self, addr: u64) -> Result<Gone> {
+        match self.host.get(&addr) {
+            Some(h) if h.pages.is_some() => {}
+            _ => return Err(Error::invalid(format!("{addr:#x} is no pinned host memory of this machine"))),
+        }
+        Ok(self.host_gone(addr))
+    }
+
+    pub(crate) fn host_register(&mut self, addr: u64, bytes: u64) -> Result<()> {
+        let end = addr.checked_add(bytes).filter(|_| addr != 0 && bytes != 0 && addr < DEVICE_BASE);
+        let end = end.ok_or_else(|| Error::invalid(format!("{bytes} bytes at {addr:#x} are no host memory")))?;
+        if self.host.range(..end).next_back().is_some_and(|(&at, h)| at + h.bytes > addr) {
+            return Err(Error::state(format!("a part of the {bytes} bytes at {addr:#x} is registered already")));
+        }
+        let id = self.id();
+        self.host.insert(addr, HostRange { bytes, id, pages: None });
+        Ok(())
+    }
+
+    pub(crate) fn host_unregister(&mut self, addr: u64) -> Result<Gone> {
+        match self.host.get(&addr) {
+            Some(h) if h.pages.is_none() => {}
+            _ => return Err(Error::invalid(format!("{addr:#x} is not registered"))),
+        }
+        Ok(self.host_gone(addr))
+    }
+
+    fn host_gone(&mut self, addr: u64) -> Gone {
+        let Some(h) = self.host.remove(&addr) else {
+            return Gone { region: 0, key: addr, addr, bytes: 0, pages: None };
+        };
+        if h.pages.is_some() {
+            self.pinned -= h.bytes;
+        }
+        Gone { region: h.id, key: addr, addr, bytes: h.bytes, pages: h.pages }
+    }
+
+    /// Whether an address is host memory that devices reach.
+    pub(crate) fn is_pinned(&self, addr: u64, bytes: u64) -> bool {
+        self.host
+            .range(..=addr)
+            .next_back()
+            .is_some_and(|(&at, h)| addr.checked_add(bytes).is_some_and(|end| end <= at + h.bytes))
+    }
+
+    /// The host address behind a device address, whatever is there.
+    fn behind(&self, addr: u64) -> *mut u8 {
+        if addr >= DEVICE_BASE { self.window.host(addr - DEVICE_BASE) } else { addr as *mut u8 }
+    }
+
+    /// Where `bytes` bytes at `addr` really are, if `who` may reach all of them; `parts` gets the memories that they lie in.
+    ///
+    /// # Errors
+    /// What a device would say: an illegal address.
+    pub(crate) fn resolve(&self, who: Reach, addr: u64, bytes: u64, parts: &mut Vec<Part>) -> Result<*mut u8, String> {
+        let Some(end) = addr.checked_add(bytes) else {
+            return Err(format!("illegal address: {bytes} bytes at {addr:#x} wrap the address space"));
+        };
+        if addr < DEVICE_BASE {
+            return self.resolve_host(who, addr, bytes, parts);
+        }
+        let mut at = addr;
+        while at < end {
+            let found = self.regions.range(..=at).next_back().filter(|(from, r)| at < *from + r.bytes);
+            let Some((&from, r)) = found else {
+                return Err(format!("illegal address {at:#x}: nothing is mapped there ({bytes} bytes at {addr:#x})"));
+            };
+            if !self.may_reach(who, r) {
+                return Err(format!("illegal address {at:#x}: {who:?} has no access to memory of device {}", r.owner));
+            }
+            let to = end.min(from + r.bytes);
+            parts.push(Part { key: STORE | (r.store + (at - from)), bytes: to - at, region: r.id, addr: at });
+            at = to;
+        }
+        Ok(self.behind(addr))
+    }
+
+    fn may_reach(&self, who: Reach, r: &Region) -> bool {
+        match (who, r.kind) {
+            // A mapping without access is reached by nobody.
+            (Reach::Engine, Kind::Mapping(_)) => r.access != 0,
+            (Reach::Engine, Kind::Allocation) => true,
+            (Reach::Kernel(device), Kind::Mapping(_)) => r.access & (1 << device) != 0,
+            (Reach::Kernel(device), Kind::Allocation) => self.peers[device as usize] & (1 << r.owner) != 0,
+        }
+    }
+
+    fn resolve_host(&self, who: Reach, addr: u64, bytes: u64, parts: &mut Vec<Part>) -> Result<*mut u8, String> {
+        let range = self.host.range(..=addr).next_back().filter(|(at, h)| addr + bytes <= *at + h.bytes);
+        let region = range.map_or(0, |(_, h)| h.id);
+        if region == 0 && who != Reach::Engine {
+            return Err(format!("illegal address {addr:#x}: pageable host memory ({bytes} bytes)"));
+        }
+        if addr == 0 && bytes != 0 {
+            return Err(format!("illegal address: {bytes} bytes at the null address"));
+        }
+        if bytes != 0 {
+            parts.push(Part { key: addr, bytes, region, addr });
+        }
+        Ok(addr as *mut u8)
+    }
+}
+
+impl Region {
+    fn gone(&self, addr: u64) -> Gone {
+        Gone { region: self.id, key: STORE | self.store, addr, bytes: self.bytes, pages: None }
+    }
+}
+
+impl fmt::Debug for Space {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Space").field(&self.in_use()).finish()
+    }
+}

@@ -1,0 +1,779 @@
+//! A step: which command runs next, and what it does.
+//!
+//! # Protocol
+//! Under the lock: heads that can run are listed in the order of their queues, the seed picks one, it runs. A host function leaves the
+//! lock: its queue is busy meanwhile, so that nobody picks it, and other threads (or the function itself) may step on.
+//!
+//! A kernel or a condition that is not ready yet is not asked again before something else has happened.
+//!
+//! This module must not know who waits.
+
+use super::clock::Clock;
+use super::command::{Action, Done, Entry, FillCall, HostFn, KernelCall, NodeAction, Running, Transfer};
+use super::detect::{Actor, Ancestors, Operation, ReportKind, Unwritten};
+use super::space::{Part, Reach, STORE};
+use super::{FaultScope, KernelBody, Launch, Machine, MachineConfig, Queue, QueueFailure, QueueId, Ran, State};
+use leasehold_core::sync::Arc;
+use leasehold_core::sync::atomic::{AtomicU64, Ordering};
+use leasehold_core::{Error, Fault};
+use leasehold_hal::{Access, Binding};
+use std::any::Any;
+use std::cell::Cell;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::task::Poll;
+
+/// Instead of a node, of a command that is no graph's.
+const NO_NODE: u32 = u32::MAX;
+
+thread_local! {
+    /// The machine (its address) and the queue whose host function this thread runs.
+    static CALLING: Cell<Option<(usize, QueueId)>> = const { Cell::new(None) };
+}
+
+/// What a step came to.
+enum Step {
+    Ran,
+    Nothing,
+    /// A host function to be called without the lock.
+    Call(QueueId, u32, HostFn),
+}
+
+/// What an action came to.
+enum Outcome {
+    /// It is over and took so many nanoseconds.
+    Done(u64),
+    /// It is not ready; the action is given back.
+    Pending(Action),
+    Call(HostFn),
+    /// A fault of the device.
+    Fault(String),
+    /// Another's failure.
+    Fail(Error),
+}
+
+/// Where an action runs.
+struct Place {
+    queue: QueueId,
+    device: u32,
+    agent: u32,
+    epoch: u64,
+    clock: Clock,
+    index: u64,
+    name: Arc<str>,
+    node: Option<(u64, u32, u32)>,
+    edges: Option<Arc<Ancestors>>,
+    regions: Vec<(u64, u64)>,
+}
+
+impl Place {
+    fn actor(&self) -> Actor<'_> {
+        Actor {
+            agent: self.agent,
+            epoch: self.epoch,
+            clock: &self.clock,
+            name: &self.name,
+            queue: Some(self.queue.0),
+            index: self.index,
+            node: self.node.zip(self.edges.as_deref()).map(|((launch, node, _), edges)| (launch, node, edges)),
+        }
+    }
+
+    /// The operation, with the node's number in its own graph.
+    fn operation(&self) -> Operation {
+        let node = self.node.map(|n| n.2);
+        Operation { name: self.name.clone(), queue: Some(self.queue.0), index: self.index, node }
+    }
+}
+
+impl Machine {
+    /// Runs one command (or one node of a graph) of one queue, picked by the seed. Says whether anything could run.
+    pub fn step(&self) -> bool {
+        let mut state = self.lock();
+        match state.step(&self.0.config) {
+            Step::Ran => true,
+            Step::Nothing => false,
+            Step::Call(queue, node, call) => {
+                drop(state);
+                let me = Arc::as_ptr(&self.0) as usize;
+                let outer = CALLING.replace(Some((me, queue)));
+                let panic = catch_unwind(AssertUnwindSafe(call)).err().map(panic_text);
+                CALLING.set(outer);
+                self.lock().called(queue, node, panic);
+                true
+            }
+        }
+    }
+
+    /// Steps until nothing can run any more; says how many steps that took.
+    pub fn run_until_idle(&self) -> u64 {
+        let mut steps = 0;
+        while self.step() {
+            steps += 1;
+        }
+        steps
+    }
+
+    /// Whether this thread runs a host function of this queue.
+    pub(super) fn is_calling(&self, queue: QueueId) -> bool {
+        CALLING.get() == Some((Arc::as_ptr(&self.0) as usize, queue))
+    }
+}
+
+/// What a panic said.
+fn panic_text(panic: Box<dyn Any + Send>) -> String {
+    match panic.downcast::<String>() {
+        Ok(text) => *text,
+        Err(other) => {
+            other.downcast_ref::<&str>().map_or_else(|| "a panic without a message".to_owned(), |s| (*s).to_owned())
+        }
+    }
+}
+
+/// Whether the head of a queue can run.
+#[derive(PartialEq, Eq, Clone, Copy)]
+enum Ready {
+    No,
+    Yes,
+    /// Only when nothing else can.
+    Last,
+    /// After some steps.
+    Delayed,
+}
+
+impl State {
+    /// Picks and runs.
+    fn step(&mut self, config: &MachineConfig) -> Step {
+        loop {
+            let mut ready = Vec::new();
+            let (mut last, mut delayed) = (Vec::new(), Vec::new());
+            let ids: Vec<QueueId> = self.queues.keys().copied().collect();
+            for id in ids {
+                match self.ready(id) {
+                    Ready::No => {}
+                    Ready::Yes => ready.push(id),
+                    Ready::Last => last.push(id),
+                    Ready::Delayed => delayed.push(id),
+                }
+            }
+            // Time passes for who is held back.
+            for id in &delayed {
+                if let Some(head) = self.queues.get_mut(id).and_then(|q| q.entries.front_mut()) {
+                    head.delay -= 1;
+                }
+            }
+            if ready.is_empty() {
+                ready = last;
+            }
+            while !ready.is_empty() {
+                let at = self.rng.below(ready.len());
+                match self.run(ready[at], config) {
+                    Step::Nothing => drop(ready.swap_remove(at)),
+                    step => return step,
+                }
+            }
+            if delayed.is_empty() {
+                return Step::Nothing;
+            }
+        }
+    }
+
+    fn ready(&mut self, id: QueueId) -> Ready {
+        let Some(q) = self.queues.get_mut(&id) else { return Ready::No };
+        if q.busy {
+            return Ready::No;
+        }
+        let failed = q.failure.is_some();
+        let Some(mut head) = q.entries.pop_front() else { return Ready::No };
+        let ready = if failed {
+            Ready::Yes
+        } else if head.delay != 0 {
+            Ready::Delayed
+        } else {
+            match &mut head.action {
+                Action::Graph(g) => self.graph_ready(id, g),
+                action if self.asked.contains(&(id, NO_NODE)) || self.blocked(action) => Ready::No,
+                _ => Ready::Yes,
+            }
+        };
+        let ready = if ready == Ready::Yes && head.last && !head.begun { Ready::Last } else { ready };
+        if let Some(q) = self.queues.get_mut(&id) {
+            q.entries.push_front(head);
+        }
+        ready
+    }
+
+    fn graph_ready(&self, id: QueueId, g: &Running) -> Ready {
+        let can = g.left == 0 || g.ready.iter().any(|&n| self.node_ready(id, g, n));
+        if can { Ready::Yes } else { Ready::No }
+    }
+
+    fn node_ready(&self, id: QueueId, g: &Running, node: u32) -> bool {
+        if self.asked.contains(&(id, node)) {
+            return false;
+        }
+        match &g.nodes[node as usize].action {
+            NodeAction::Wait(_) => g.marks.iter().find(|m| m.0 == node).is_none_or(|m| m.1.done.get().is_some()),
+            NodeAction::WaitValue { addr, value } => self.word(*addr).is_none_or(|now| now >= *value),
+            _ => true,
+        }
+    }
+
+    /// The 64-bit word at an address; `None` where nothing is (which is a fault once the action runs).
+    pub(super) fn word(&self, addr: u64) -> Option<u64> {
+        let at = self.space.resolve(Reach::Engine, addr, 8, &mut Vec::new()).ok()?;
+        // SAFETY: eight aligned bytes that are mapped (checked), written by others atomically.
+        Some(unsafe { &*at.cast::<AtomicU64>() }.load(Ordering::Acquire))
+    }
+
+    /// Whether an action waits for something.
+    fn blocked(&self, action: &Action) -> bool {
+        match action {
+            Action::WaitMark(mark) => mark.done.get().is_none(),
+            Action::WaitValue { addr, value } => self.word(*addr).is_some_and(|now| now < *value),
+            Action::WaitSemaphore(s, value) => {
+                self.semaphores.get(s).is_some_and(|s| s.failed.is_none() && s.value < *value)
+            }
+            _ => false,
+        }
+    }
+
+    /// What heads wait for, for people; `None` for one that does not.
+    pub(super) fn waits_for(&self, id: QueueId, q: &Queue) -> Option<String> {
+        let head = q.entries.front()?;
+        let what = match &head.action {
+            Action::WaitValue { addr, value } => format!("{value} at {addr:#x}, now {:?}", self.word(*addr)),
+            Action::WaitSemaphore(s, value) => {
+                format!("{value} of {s:?}, now {:?}", self.semaphores.get(s).map(|s| s.value))
+            }
+            Action::Graph(g) => format!("{} nodes of a graph", g.left),
+            other => other.name().to_string(),
+        };
+        Some(format!("{id:?}, submission {}: {what}", head.index))
+    }
+
+    /// Runs the head of a queue.
+    fn run(&mut self, id: QueueId, config: &MachineConfig) -> Step {
+        let Some(q) = self.queues.get_mut(&id) else { return Step::Nothing };
+        let Some(mut entry) = q.entries.pop_front() else { return Step::Nothing };
+        if !entry.begun {
+            entry.begun = true;
+            q.epoch += 1;
+            q.clock.set(q.agent, q.epoch);
+            q.clock.join(&entry.host);
+            q.nanos = q.nanos.max(entry.at);
+        }
+        if q.failure.is_some() {
+            return self.skip(id, entry);
+        }
+        let (device, agent, epoch) = (q.device, q.agent, q.epoch);
+        let mut place = Place {
+            queue: id,
+            device,
+            agent,
+            epoch,
+            clock: q.clock.clone(),
+            index: entry.index,
+            name: entry.action.name(),
+            node: None,
+            edges: None,
+            regions: std::mem::take(&mut entry.regions),
+        };
+        let action = std::mem::replace(&mut entry.action, Action::Empty);
+        match action {
+            Action::Graph(g) => self.run_graph(g, entry, place, config),
+            action => match self.perform(&mut place, action) {
+                Outcome::Pending(action) => {
+                    entry.action = action;
+                    entry.regions = place.regions;
+                    self.asked.push((id, NO_NODE));
+                    self.put_back(id, entry);
+                    Step::Nothing
+                }
+                Outcome::Call(call) => {
+                    self.put_back(id, entry);
+                    self.busy(id);
+                    Step::Call(id, NO_NODE, call)
+                }
+                outcome => {
+                    self.settle(&place, outcome, config);
+                    self.over(id);
+                    Step::Ran
+                }
+            },
+        }
+    }
+
+    fn put_back(&mut self, id: QueueId, entry: Entry) {
+        if let Some(q) = self.queues.get_mut(&id) {
+            q.entries.push_front(entry);
+        }
+    }
+
+    fn busy(&mut self, id: QueueId) {
+        if let Some(q) = self.queues.get_mut(&id) {
+            q.busy = true;
+        }
+    }
+
+    /// Runs one node of a graph, or ends a graph whose nodes are over.
+    fn run_graph(&mut self, mut g: Box<Running>, mut entry: Entry, mut place: Place, config: &MachineConfig) -> Step {
+        let id = place.queue;
+        let mut can: Vec<usize> = (0..g.ready.len()).filter(|&i| self.node_ready(id, &g, g.ready[i])).collect();
+        while !can.is_empty() {
+            let pick = self.rng.below(can.len());
+            let at = can.swap_remove(pick);
+            let node = g.ready[at];
+            let action = g.action(node);
+            place.name = action.name();
+            place.node = Some((g.launch, node, g.nodes[node as usize].label));
+            place.edges = Some(g.edges.clone());
+            match self.perform(&mut place, action) {
+                Outcome::Pending(_) => self.asked.push((id, node)),
+                Outcome::Call(call) => {
+                    g.ready.swap_remove(at);
+                    entry.action = Action::Graph(g);
+                    entry.regions = place.regions;
+                    self.put_back(id, entry);
+                    self.busy(id);
+                    return Step::Call(id, node, call);
+                }
+                outcome => {
+                    g.ready.swap_remove(at);
+                    g.finish(node);
+                    self.settle(&place, outcome, config);
+                    self.after_node(id, g, entry, place.regions);
+                    return Step::Ran;
+                }
+            }
+        }
+        let over = g.left == 0;
+        entry.action = Action::Graph(g);
+        entry.regions = place.regions;
+        self.put_back(id, entry);
+        if !over {
+            return Step::Nothing;
+        }
+        self.drop_head(id);
+        self.over(id);
+        Step::Ran
+    }
+
+    /// Puts a graph back, or ends it.
+    fn after_node(&mut self, id: QueueId, g: Box<Running>, mut entry: Entry, regions: Vec<(u64, u64)>) {
+        if self.queues.get(&id).is_none_or(|q| self.lost[q.device as usize].is_some()) {
+            // The device was lost by this very node.
+            self.let_go(id, &Action::Graph(g));
+            return;
+        }
+        let over = g.left == 0;
+        entry.action = Action::Graph(g);
+        entry.regions = regions;
+        if over {
+            self.trash.push(Box::new(entry));
+            self.over(id);
+        } else {
+            self.put_back(id, entry);
+        }
+    }
+
+    fn drop_head(&mut self, id: QueueId) {
+        if let Some(entry) = self.queues.get_mut(&id).and_then(|q| q.entries.pop_front()) {
+            self.trash.push(Box::new(entry));
+        }
+    }
+
+    /// A command of a failed queue: it does not run, but who waits for it is let go.
+    fn skip(&mut self, id: QueueId, entry: Entry) -> Step {
+        self.let_go(id, &entry.action);
+        let mut entry = entry;
+        match std::mem::replace(&mut entry.action, Action::Empty) {
+            Action::Host { call, always: true, .. } => {
+                self.put_back(id, entry);
+                self.busy(id);
+                return Step::Call(id, NO_NODE, call);
+            }
+            Action::Free(addr) => self.free_at(addr),
+            other => self.trash.push(Box::new(other)),
+        }
+        self.over(id);
+        Step::Ran
+    }
+
+    /// A host function is over.
+    fn called(&mut self, id: QueueId, node: u32, panic: Option<String>) {
+        let Some(q) = self.queues.get_mut(&id) else { return };
+        q.busy = false;
+        q.nanos += HOST_NANOS;
+        let (clock, nanos, device) = (q.clock.clone(), q.nanos, q.device);
+        // What the queue did before is known to the host: it was called back.
+        self.host_learns(&clock, nanos);
+        if self.lost[device as usize].is_some() {
+            self.end_if_over(id);
+            self.progress();
+            return;
+        }
+        let Some(mut entry) = self.queues.get_mut(&id).and_then(|q| q.entries.pop_front()) else { return };
+        let index = entry.index;
+        let action = std::mem::replace(&mut entry.action, Action::Empty);
+        let mut name: Arc<str> = "host function".into();
+        let mut label = None;
+        match action {
+            Action::Graph(mut g) => {
+                let n = &g.nodes[node as usize];
+                label = Some(n.label);
+                if let NodeAction::Host { name: its, .. } = &n.action {
+                    name = its.clone();
+                }
+                g.finish(node);
+                let over = g.left == 0;
+                entry.action = Action::Graph(g);
+                if over {
+                    self.trash.push(Box::new(entry));
+                    self.over(id);
+                } else {
+                    self.put_back(id, entry);
+                }
+            }
+            Action::Host { name: its, .. } => {
+                name = its;
+                self.over(id);
+            }
+            _ => self.over(id),
+        }
+        let operation = Operation { name, queue: Some(id.0), index, node: label };
+        self.ran(operation.clone(), nanos);
+        if let Some(text) = panic {
+            let cause = fault(&operation, format!("panicked: {text}"));
+            self.fail(id, QueueFailure { operation, cause });
+        }
+    }
+
+    /// A command is over.
+    fn over(&mut self, id: QueueId) {
+        if let Some(q) = self.queues.get_mut(&id) {
+            q.over += 1;
+        }
+        self.end_if_over(id);
+        self.progress();
+        let State { detector, host, queues, .. } = self;
+        detector.compact(|| {
+            let mut known = host.clone();
+            queues.values().filter(|q| q.busy || !q.entries.is_empty()).for_each(|q| known.meet(&q.clock));
+            known
+        });
+    }
+
+    fn ran(&mut self, operation: Operation, nanos: u64) {
+        self.steps += 1;
+        self.nanos = self.nanos.max(nanos);
+        self.progress();
+        if self.tracing {
+            self.trace.push(Ran { operation, nanos });
+        }
+    }
+
+    /// Takes what an action came to.
+    fn settle(&mut self, place: &Place, outcome: Outcome, config: &MachineConfig) {
+        let mut end = self.nanos;
+        if let Some(q) = self.queues.get_mut(&place.queue) {
+            if let Outcome::Done(nanos) = outcome {
+                q.nanos += nanos;
+            }
+            end = q.nanos;
+        }
+        self.ran(place.operation(), end);
+        match outcome {
+            Outcome::Fault(text) => {
+                let operation = place.operation();
+                let cause = fault(&operation, text);
+                let text = cause.to_string();
+                self.fail(place.queue, QueueFailure { operation, cause });
+                if config.fault_scope == FaultScope::Device {
+                    self.lose(place.device, &text);
+                }
+            }
+            Outcome::Fail(cause) => self.fail(place.queue, QueueFailure { operation: place.operation(), cause }),
+            Outcome::Done(_) | Outcome::Pending(_) | Outcome::Call(_) => {}
+        }
+    }
+
+    /// Does what an action says.
+    fn perform(&mut self, place: &mut Place, action: Action) -> Outcome {
+        match action {
+            Action::Kernel(call) => self.kernel(place, call),
+            Action::Copy(c) => result(self.copy(place, c), COPY_NANOS + c.bytes() / 16),
+            Action::Fill(c) => result(self.fill(place, c), COPY_NANOS + c.width.saturating_mul(c.rows) / 32),
+            Action::Host { call, .. } => Outcome::Call(call),
+            Action::Node { call, .. } => {
+                let queue = place.queue;
+                Outcome::Call(Box::new(move || call(queue)))
+            }
+            Action::Record(mark) => {
+                if let Some(q) = self.queues.get(&place.queue) {
+                    // Set by nobody else: this is the mark's only record.
+                    drop(mark.done.set(Done { nanos: q.nanos, clock: q.clock.clone(), failed: false }));
+                }
+                Outcome::Done(0)
+            }
+            Action::WaitMark(mark) => {
+                if let Some(done) = mark.done.get() {
+                    self.learn(place.queue, &done.clock, done.nanos);
+                }
+                Outcome::Done(0)
+            }
+            Action::WriteValue { addr, value } => result(self.write_value(place, addr, value), 100),
+            Action::WaitValue { addr, value } => self.wait_value(place, addr, value),
+            Action::Signal(s, value) => {
+                let State { queues, semaphores, .. } = self;
+                if let Some((q, s)) = queues.get(&place.queue).zip(semaphores.get_mut(&s)) {
+                    s.raise(value, q.clock.clone(), q.nanos);
+                }
+                Outcome::Done(0)
+            }
+            Action::WaitSemaphore(id, value) => self.wait_semaphore(place, id, value),
+            Action::Until { name, mut ready } => match ready() {
+                None => Outcome::Pending(Action::Until { name, ready }),
+                Some(Err(e)) => Outcome::Fail(e),
+                Some(Ok(())) => {
+                    let (clock, nanos) = (self.host.clone(), self.host_nanos);
+                    self.learn(place.queue, &clock, nanos);
+                    Outcome::Done(0)
+                }
+            },
+            Action::Free(addr) => {
+                self.free_here(place, addr);
+                Outcome::Done(0)
+            }
+            Action::Allocated { addr } => {
+                if let Ok(gone) = self.space.allocation(addr) {
+                    self.detector.allocate(&place.actor(), gone.key, addr, gone.bytes);
+                }
+                Outcome::Done(0)
+            }
+            Action::Graph(_) | Action::Empty => Outcome::Done(0),
+        }
+    }
+
+    /// A queue learns what another agent knew.
+    fn learn(&mut self, queue: QueueId, clock: &Clock, nanos: u64) {
+        if let Some(q) = self.queues.get_mut(&queue) {
+            q.clock.join(clock);
+            q.nanos = q.nanos.max(nanos);
+        }
+    }
+
+    /// Where a range is; a range that is not there any more, or is another one by now, is reported.
+    fn reach(
+        &mut self,
+        place: &Place,
+        who: Reach,
+        addr: u64,
+        bytes: u64,
+        parts: &mut Vec<Part>,
+    ) -> Result<*mut u8, String> {
+        parts.clear();
+        let found = self.space.resolve(who, addr, bytes, parts);
+        if !self.detector.on {
+            return found;
+        }
+        let end = addr.saturating_add(bytes);
+        let mut then = place.regions.iter().filter(|r| addr <= r.0 && r.0 < end || r.0 == addr);
+        let stale = match &found {
+            Err(_) => then.next().is_some(),
+            Ok(_) => then
+                .any(|&(at, region)| parts.iter().any(|p| p.region != region && p.addr <= at && at < p.addr + p.bytes)),
+        };
+        if stale {
+            self.detector.report(ReportKind::UseAfterFree, None, place.operation(), addr, bytes);
+        }
+        found
+    }
+
+    /// Tells the detector about an access.
+    fn note_access(&mut self, place: &Place, parts: &[Part], access: Access, unwritten: Unwritten) {
+        if !self.detector.on {
+            return;
+        }
+        if access.reads() {
+            let device = parts.iter().filter(|p| p.key >= STORE);
+            let (all, none) =
+                device.fold((0, 0), |(all, none), p| (all + p.bytes, none + self.detector.unwritten(p.key, p.bytes)));
+            if none != 0 && (none == all || unwritten == Unwritten::Any) {
+                let addr = parts.first().map_or(0, |p| p.addr);
+                self.detector.report(ReportKind::NeverWritten, None, place.operation(), addr, none);
+            }
+        }
+        for p in parts {
+            self.detector.access(&place.actor(), p.key, p.addr, p.bytes, access);
+        }
+    }
+
+    fn kernel(&mut self, place: &Place, call: KernelCall) -> Outcome {
+        let blocks = call.grid.iter().fold(1u64, |n, &g| n.saturating_mul(u64::from(g)));
+        if blocks == 0 {
+            return Outcome::Done(KERNEL_NANOS);
+        }
+        let mut all: Vec<(Vec<Part>, Access)> = Vec::with_capacity(call.bindings.len());
+        let mut bindings: Vec<Binding> = Vec::with_capacity(call.bindings.len());
+        for (i, b) in call.bindings.iter().enumerate() {
+            let mut parts = Vec::new();
+            let mut at = 0;
+            if b.len != 0 {
+                at = match self.reach(place, Reach::Kernel(place.device), b.addr, b.len, &mut parts) {
+                    Ok(at) => at as u64,
+                    Err(e) => return Outcome::Fault(format!("binding {i}: {e}")),
+                };
+            }
+            bindings.push(Binding { addr: at, ..*b });
+            all.push((parts, b.access));
+        }
+        let launch = Launch {
+            name: &call.kernel.name,
+            device: place.device,
+            grid: call.grid,
+            block: call.block,
+            shared: call.shared,
+            bindings: &bindings,
+            params: &call.params,
+        };
+        let ran = catch_unwind(AssertUnwindSafe(|| match &call.kernel.spec.body {
+            KernelBody::Run(f) => f(&launch).map(Poll::Ready),
+            KernelBody::Poll(f) => f(&launch),
+        }));
+        match ran {
+            Ok(Ok(Poll::Pending)) => return Outcome::Pending(Action::Kernel(call)),
+            Ok(Ok(Poll::Ready(()))) => {}
+            Ok(Err(e)) => return Outcome::Fault(e.to_string()),
+            Err(panic) => return Outcome::Fault(format!("panicked: {}", panic_text(panic))),
+        }
+        for (parts, access) in &all {
+            self.note_access(place, parts, *access, Unwritten::All);
+        }
+        let bytes: u64 = call.bindings.iter().map(|b| b.len).sum();
+        Outcome::Done(KERNEL_NANOS + blocks + bytes / 64 + self.rng.below(64) as u64)
+    }
+
+    fn copy(&mut self, place: &Place, c: Transfer) -> Result<(), String> {
+        if c.width == 0 {
+            return Ok(());
+        }
+        let (mut from, mut to) = (Vec::new(), Vec::new());
+        for row in 0..c.rows {
+            let src = self.reach(place, Reach::Engine, c.src + row * c.src_pitch, c.width, &mut from)?;
+            let dst = self.reach(place, Reach::Engine, c.dst + row * c.dst_pitch, c.width, &mut to)?;
+            // SAFETY: both are mapped for so many bytes (checked just now, and the lock keeps it), or are the host's by the word of
+            // whoever enqueued the copy.
+            unsafe { std::ptr::copy(src, dst, c.width as usize) };
+            self.note_access(place, &from, Access::Read, Unwritten::Any);
+            self.note_access(place, &to, Access::Write, Unwritten::Any);
+        }
+        Ok(())
+    }
+
+    fn fill(&mut self, place: &Place, c: FillCall) -> Result<(), String> {
+        let pattern = c.pattern.to_le_bytes();
+        let unit = usize::from(c.unit);
+        let mut parts = Vec::new();
+        for row in 0..if c.width == 0 { 0 } else { c.rows } {
+            let dst = self.reach(place, Reach::Engine, c.dst + row * c.pitch, c.width, &mut parts)?;
+            // SAFETY: as for copies; nobody else looks at the bytes meanwhile.
+            let bytes = unsafe { std::slice::from_raw_parts_mut(dst, c.width as usize) };
+            if pattern[..unit].iter().all(|&b| b == pattern[0]) {
+                bytes.fill(pattern[0]);
+            } else {
+                bytes.chunks_exact_mut(unit).for_each(|chunk| chunk.copy_from_slice(&pattern[..unit]));
+            }
+            self.note_access(place, &parts, Access::Write, Unwritten::Any);
+        }
+        Ok(())
+    }
+
+    fn write_value(&mut self, place: &Place, addr: u64, value: u64) -> Result<(), String> {
+        let mut parts = Vec::new();
+        let at = self.reach(place, Reach::Engine, addr, 8, &mut parts)?;
+        if let Some((q, key)) = self.queues.get(&place.queue).zip(parts.first().map(|p| p.key)) {
+            self.words.entry(key).or_default().join(&q.clock);
+        }
+        // SAFETY: eight aligned bytes that are mapped (checked), read by others atomically.
+        unsafe { &*at.cast::<AtomicU64>() }.store(value, Ordering::Release);
+        Ok(())
+    }
+
+    fn wait_value(&mut self, place: &Place, addr: u64, value: u64) -> Outcome {
+        let mut parts = Vec::new();
+        if let Err(e) = self.reach(place, Reach::Engine, addr, 8, &mut parts) {
+            return Outcome::Fault(e);
+        }
+        if self.word(addr).is_none_or(|now| now < value) {
+            return Outcome::Pending(Action::WaitValue { addr, value });
+        }
+        if let Some(clock) = parts.first().and_then(|p| self.words.get(&p.key)).cloned() {
+            let nanos = self.nanos;
+            self.learn(place.queue, &clock, nanos);
+        }
+        Outcome::Done(100)
+    }
+
+    fn wait_semaphore(&mut self, place: &Place, id: super::SemaphoreId, value: u64) -> Outcome {
+        let Some(s) = self.semaphores.get(&id) else {
+            return Outcome::Fail(Error::state(format!("{id:?} was given up before it reached {value}")));
+        };
+        if s.value < value {
+            return match &s.failed {
+                Some(cause) => Outcome::Fail(cause.clone()),
+                None => Outcome::Pending(Action::WaitSemaphore(id, value)),
+            };
+        }
+        if let Some((clock, nanos)) = s.known(value).map(|r| (r.clock.clone(), r.nanos)) {
+            self.learn(place.queue, &clock, nanos);
+        }
+        Outcome::Done(0)
+    }
+
+    /// Frees in a queue's order, after asking who still uses the memory.
+    fn free_here(&mut self, place: &Place, addr: u64) {
+        let Ok(gone) = self.space.allocation(addr) else {
+            self.detector.report(ReportKind::UseAfterFree, None, place.operation(), addr, 0);
+            return;
+        };
+        let mut first = self.detector.unknown(&place.clock, gone.key, gone.bytes);
+        for (id, q) in &self.queues {
+            for entry in q.entries.iter().filter(|e| e.regions.iter().any(|r| r.1 == gone.region)) {
+                let name = entry.action.name();
+                first.push(Operation { name, queue: Some(id.0), index: entry.index, node: None });
+            }
+        }
+        for operation in first {
+            self.detector.report(ReportKind::UseAfterFree, Some(operation), place.operation(), addr, gone.bytes);
+        }
+        self.free_at(addr);
+    }
+
+    fn free_at(&mut self, addr: u64) {
+        if let Ok(gone) = self.space.free(addr) {
+            self.detector.forget(gone.key, gone.bytes);
+        }
+    }
+}
+
+fn result(result: Result<(), String>, nanos: u64) -> Outcome {
+    match result {
+        Ok(()) => Outcome::Done(nanos),
+        Err(e) => Outcome::Fault(e),
+    }
+}
+
+/// A failed operation as an error.
+fn fault(operation: &Operation, text: String) -> Error {
+    let name = match operation.node {
+        Some(node) => format!("graph node {node} ({})", operation.name),
+        None => operation.name.to_string(),
+    };
+    let queue = operation.queue.map_or_else(|| "the host".to_owned(), |q| format!("queue {q}"));
+    Fault::new(name, queue, operation.index, text).into()
+}
+
+/// Virtual nanoseconds of an operation's beginning.
+const KERNEL_NANOS: u64 = 2_000;
+const COPY_NANOS: u64 = 1_000;
+const HOST_NANOS: u64 = 500;
