@@ -104,6 +104,7 @@ struct Region {
 
 impl Drop for Region {
     fn drop(&mut self) {
+        self.block.set_region(false);
         self.allocator.inner().counters.in_graphs.fetch_sub(self.block.len(), Ordering::Relaxed);
     }
 }
@@ -467,6 +468,7 @@ impl GraphArena {
             Layout::aligned(bytes, align)
         };
         let block = self.0.allocator.alloc(layout, on)?;
+        block.set_region(true);
         self.0.allocator.inner().counters.in_graphs.fetch_add(block.len(), Ordering::Relaxed);
         let region = Arc::new(Region { block, allocator: self.0.allocator.clone() });
         self.0.group.lock().push(region.clone());

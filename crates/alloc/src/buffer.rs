@@ -40,6 +40,8 @@ pub(crate) const ARENA: u32 = 1 << 5;
 pub(crate) const EMPTY: u32 = 1 << 6;
 /// Of an allocator with debug aids or a trace ring.
 pub(crate) const WATCHED: u32 = 1 << 7;
+/// Memory of a graph's arena.
+pub(crate) const REGION: u32 = 1 << 8;
 
 /// A block of memory: an address, a length, and the record of its last uses.
 ///
@@ -358,6 +360,15 @@ impl Buffer {
     pub(crate) fn bind(&self, addr: u64, native: u64) {
         self.native.store(native, Ordering::Relaxed);
         self.addr.store(addr, Ordering::Release);
+    }
+
+    /// Says whether the block is memory of a graph's arena.
+    pub(crate) fn set_region(&self, yes: bool) {
+        if yes {
+            self.flags.fetch_or(REGION, Ordering::Relaxed);
+        } else {
+            self.flags.fetch_and(!REGION, Ordering::Relaxed);
+        }
     }
 
     #[inline]

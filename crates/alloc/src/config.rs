@@ -73,6 +73,7 @@ impl Default for AllocatorConfig {
 
 /// The state of an allocator in numbers. Bytes unless it says otherwise.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[non_exhaustive]
 pub struct AllocStats {
     /// Buffers that leases hold.

@@ -15,6 +15,7 @@ use std::time::Instant;
 
 /// What an event of the trace ring says.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize), serde(rename_all = "snake_case"))]
 #[repr(u8)]
 #[non_exhaustive]
 pub enum EventKind {
@@ -36,6 +37,7 @@ pub enum EventKind {
 
 /// An event of the trace ring.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
 pub struct TraceEvent {
     /// What happened.
     pub kind: EventKind,

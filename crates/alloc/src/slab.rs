@@ -334,6 +334,23 @@ impl Slabs {
         self.runs.get(run as usize).map(|r| r.node)
     }
 
+    /// Address, class and number of slots of a run. For snapshots.
+    pub(crate) fn run(&self, run: u32) -> (u64, usize, u16) {
+        let run = &self.runs[run as usize];
+        (run.addr, usize::from(run.class), run.slots)
+    }
+
+    /// Until when a free slot may still be used (never: ready). `None`: it is lent, or several lines used it last. For snapshots.
+    pub(crate) fn free_slot(&self, run: u32, slot: u16) -> Option<Stamp> {
+        let run = &self.runs[run as usize];
+        let (word, bit) = (usize::from(slot / 64), 1u64 << (slot % 64));
+        if run.ready_bits[word] & bit != 0 {
+            Some(Stamp::NEVER)
+        } else {
+            (run.pending_bits[word] & bit != 0).then(|| run.stamps[usize::from(slot)])
+        }
+    }
+
     /// Bytes of host memory that the tables take.
     pub(crate) fn host_bytes(&self) -> u64 {
         self.runs.capacity() as u64 * size_of::<Run>() as u64

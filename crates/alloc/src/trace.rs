@@ -3,8 +3,10 @@
 //! `op` is `a` (allocate) or `f` (free); sizes are bytes as requested; an id names one allocation and is never used again. A free may
 //! name another stream than the allocation did: that stream used the memory last.
 
+use crate::ring::EventKind;
+use crate::snapshot::{BlockState, Snapshot};
 use leasehold_core::{Error, Result};
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::io::{BufRead, BufReader, Read, Write};
 use std::path::Path;
 
@@ -148,6 +150,31 @@ impl Trace {
         Ok(trace)
     }
 
+    /// What a snapshot's ring remembers, as a trace. Buffers that were allocated before the ring's oldest event, and freed later or still
+    /// held, are allocated at its beginning, as a workload's weights are.
+    #[must_use]
+    pub fn recorded(snapshot: &Snapshot) -> Trace {
+        let mut log = Recorder::default();
+        let begin = snapshot.events.first().map_or(0, |e| e.t_us);
+        let known: HashSet<u64> = snapshot.events.iter().filter(|e| e.kind == EventKind::Alloc).map(|e| e.id).collect();
+        for e in snapshot.events.iter().filter(|e| e.kind == EventKind::Free && !known.contains(&e.id)) {
+            log.alloc(begin, e.id, e.size, e.stream);
+        }
+        let blocks = snapshot.segments.iter().flat_map(|s| &s.blocks);
+        for b in blocks.filter(|b| b.state == BlockState::Live && !known.contains(&b.id)) {
+            log.alloc(begin, b.id, b.requested, b.stream);
+        }
+        for e in &snapshot.events {
+            match e.kind {
+                EventKind::Alloc => log.alloc(e.t_us, e.id, e.size, e.stream),
+                EventKind::Free => log.free(e.t_us, e.id, e.stream),
+                _ => {}
+            }
+        }
+        log.trace.streams = log.streams.len() as u16;
+        log.trace
+    }
+
     /// Writes the trace as CSV.
     ///
     /// # Errors
@@ -173,6 +200,39 @@ impl Trace {
         let mut gz = flate2::write::GzEncoder::new(out, flate2::Compression::default());
         self.write(&mut gz)?;
         gz.finish().map(|_| ()).map_err(|e| Error::Unavailable(format!("the trace cannot be written: {e}").into()))
+    }
+}
+
+/// Builds a trace from events whose ids and streams are any numbers.
+#[derive(Default)]
+struct Recorder {
+    trace: Trace,
+    ids: HashMap<u64, (u32, u64)>,
+    streams: HashMap<u16, u16>,
+    live: u64,
+}
+
+impl Recorder {
+    fn stream(&mut self, stream: u16) -> u16 {
+        let next = self.streams.len() as u16;
+        *self.streams.entry(stream).or_insert(next)
+    }
+
+    fn alloc(&mut self, t_us: u64, id: u64, size: u64, stream: u16) {
+        let own = self.trace.allocations;
+        let stream = self.stream(stream);
+        self.ids.insert(id, (own, size));
+        self.trace.allocations += 1;
+        self.live += size;
+        self.trace.peak = self.trace.peak.max(self.live);
+        self.trace.events.push(Event { t_us, alloc: true, id: own, size, stream });
+    }
+
+    fn free(&mut self, t_us: u64, id: u64, stream: u16) {
+        let Some((own, size)) = self.ids.remove(&id) else { return };
+        let stream = self.stream(stream);
+        self.live -= size;
+        self.trace.events.push(Event { t_us, alloc: false, id: own, size, stream });
     }
 }
 

@@ -5,6 +5,7 @@ mod arena;
 mod debug;
 mod faults;
 mod model;
+mod observe;
 mod regressions;
 mod traces;
 

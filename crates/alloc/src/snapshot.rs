@@ -1,0 +1,392 @@
+//! Snapshots: where an allocator's memory is, block by block, with what the trace ring remembers; and who holds what, by tag.
+//!
+//! Taken under the allocator's lock, which is held for a walk over its tables. Exact when nobody drops a lease meanwhile; a block whose last lease
+//! is being dropped, or that lies in a magazine, is *between*.
+
+use crate::allocator::{Allocator, Core, Inner};
+use crate::buffer::{ARENA, EMPTY, IMPORTED, REGION};
+use crate::config::AllocStats;
+use crate::heap::{READY, Span, passed};
+use crate::layout::{UNIT_SHIFT, class_size};
+use crate::node::{NIL, Node, State};
+use crate::ring::TraceEvent;
+use crate::store::Spot;
+use crate::watch::id_of;
+use leasehold_core::{Stamp, Text};
+use std::collections::{BTreeMap, HashMap, HashSet};
+use std::fmt;
+
+/// What a block of a [`Segment`] is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize), serde(rename_all = "snake_case"))]
+#[non_exhaustive]
+pub enum BlockState {
+    /// Leases hold it.
+    Live,
+    /// Free for everybody.
+    Ready,
+    /// Free; a stream may still be using it.
+    Pending,
+    /// Freed, in a magazine or on its way to the core.
+    Between,
+    /// Freed, kept from reuse by a debug aid.
+    HeldBack,
+    /// In a change of what is mapped where.
+    Moving,
+    /// Lost to a driver call that failed.
+    Quarantined,
+}
+
+/// A block. The blocks of a segment tile it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
+pub struct BlockInfo {
+    /// Its address.
+    pub addr: u64,
+    /// Its bytes, rounding included.
+    pub bytes: u64,
+    /// Bytes as asked for; 0 unless live.
+    pub requested: u64,
+    /// What it is.
+    pub state: BlockState,
+    /// The line of the stream that it was allocated on (live), or that may still use it (pending); 0: none, or several.
+    pub stream: u16,
+    /// The release tag of a live block.
+    pub tag: u32,
+    /// The allocation, as in the trace ring; 0 unless live.
+    pub id: u64,
+    /// It is memory of a graph's arena.
+    pub graph: bool,
+}
+
+/// A range of addresses with memory.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
+pub struct Segment {
+    /// Its address.
+    pub addr: u64,
+    /// Its bytes.
+    pub bytes: u64,
+    /// Made of granules that were mapped one by one.
+    pub paged: bool,
+    /// What lies in it, by address, without gaps.
+    pub blocks: Vec<BlockInfo>,
+}
+
+/// The state of an allocator at one time.
+#[derive(Debug, Clone)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
+pub struct Snapshot {
+    /// What the memory is called.
+    pub name: Text,
+    /// The numbers.
+    pub stats: AllocStats,
+    /// Where memory is, by address.
+    pub segments: Vec<Segment>,
+    /// The newest events, oldest first; empty unless [`trace_events`](crate::AllocatorConfig::trace_events) is set.
+    pub events: Vec<TraceEvent>,
+    /// Events that the ring has lost.
+    pub events_lost: u64,
+}
+
+/// A buffer that leases hold.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
+pub struct LiveBuffer {
+    /// Its address.
+    pub addr: u64,
+    /// Its bytes, as asked for.
+    pub len: u64,
+    /// Its release tag.
+    pub tag: u32,
+    /// The line of the stream that it was allocated on; 0: none.
+    pub stream: u16,
+    /// How many leases hold it.
+    pub leases: u32,
+    /// It is somebody else's memory.
+    pub imported: bool,
+}
+
+/// What buffers of one release tag hold.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
+pub struct TagTotal {
+    /// The tag.
+    pub tag: u32,
+    /// Buffers.
+    pub count: u64,
+    /// Their bytes, as asked for.
+    pub bytes: u64,
+}
+
+/// Who holds memory: at the end of a program, what leaked.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
+pub struct LeakReport {
+    /// The buffers that leases hold, largest first.
+    pub buffers: Vec<LiveBuffer>,
+}
+
+impl LeakReport {
+    /// Whether nobody holds anything.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.buffers.is_empty()
+    }
+
+    /// The sums per release tag, largest first.
+    #[must_use]
+    pub fn by_tag(&self) -> Vec<TagTotal> {
+        let mut sums: BTreeMap<u32, TagTotal> = BTreeMap::new();
+        for b in &self.buffers {
+            let sum = sums.entry(b.tag).or_insert(TagTotal { tag: b.tag, ..TagTotal::default() });
+            sum.count += 1;
+            sum.bytes += b.len;
+        }
+        let mut all: Vec<_> = sums.into_values().collect();
+        all.sort_by_key(|t| (std::cmp::Reverse(t.bytes), t.tag));
+        all
+    }
+}
+
+impl fmt::Display for LeakReport {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let bytes: u64 = self.buffers.iter().map(|b| b.len).sum();
+        let Some(largest) = self.buffers.first() else { return f.write_str("no buffer is held") };
+        write!(f, "{} buffers of {bytes} bytes are held", self.buffers.len())?;
+        let tags = self.by_tag();
+        for (i, t) in tags.iter().take(8).enumerate() {
+            write!(f, "{} tag {}: {} of {} bytes", if i == 0 { ":" } else { "," }, t.tag, t.count, t.bytes)?;
+        }
+        if tags.len() > 8 {
+            write!(f, ", and {} more tags", tags.len() - 8)?;
+        }
+        let LiveBuffer { addr, len, tag, stream, .. } = *largest;
+        write!(f, "; the largest: {len} bytes at {addr:#x} (tag {tag}, allocated on line {stream})")
+    }
+}
+
+impl Allocator {
+    /// Where the memory is, block by block, and the newest events. Takes the lock for a walk over the tables; makes no driver call.
+    #[must_use]
+    pub fn snapshot(&self) -> Snapshot {
+        let inner = self.inner();
+        let segments = inner.segments();
+        let (events, events_lost) = inner.watch.as_ref().and_then(|w| w.ring()).map_or((Vec::new(), 0), |r| r.read());
+        Snapshot { name: inner.config.name.clone(), stats: self.stats(), segments, events, events_lost }
+    }
+
+    /// Who holds buffers now, members of graphs and empty buffers left out. Walks the block table without a lock: exact when nobody
+    /// allocates or drops meanwhile.
+    #[must_use]
+    pub fn leak_report(&self) -> LeakReport {
+        let mut buffers = Vec::new();
+        self.inner().for_each_live(|_, flags, b| {
+            buffers.push(LiveBuffer { imported: flags & IMPORTED != 0, ..b });
+        });
+        buffers.sort_by_key(|b| (std::cmp::Reverse(b.len), b.addr));
+        LeakReport { buffers }
+    }
+}
+
+#[derive(Debug, Clone, Copy)]
+struct Lent {
+    len: u64,
+    tag: u32,
+    stream: u16,
+    id: u64,
+    graph: bool,
+}
+
+/// What the tables say beside the nodes.
+struct Facts<'a> {
+    core: &'a Core,
+    lent: HashMap<u64, Lent>,
+    held: HashSet<(u32, u16)>,
+}
+
+const WHOLE: u16 = u16::MAX;
+
+impl Inner {
+    /// Calls `f` with id, flags and description of every buffer that leases hold, except members of graphs and empty ones.
+    pub(crate) fn for_each_live(&self, mut f: impl FnMut(u64, u32, LiveBuffer)) {
+        for row in (0..self.table.len()).filter_map(|i| self.table.get(i)) {
+            let (flags, leases) = (row.buffer.flags(), row.header.strong());
+            if leases == 0 || flags & (ARENA | EMPTY) != 0 {
+                continue;
+            }
+            let b = &row.buffer;
+            let (stream, imported) = (b.home_line().get(), false);
+            f(id_of(row), flags, LiveBuffer { addr: b.addr(), len: b.len(), tag: b.tag(), stream, leases, imported });
+        }
+    }
+
+    fn segments(&self) -> Vec<Segment> {
+        let spots = self.watch.as_ref().map(|w| w.held_spots()).unwrap_or_default();
+        let held = spots.into_iter().map(|s| match s {
+            Spot::Node(node) => (node, WHOLE),
+            Spot::Slot(run, slot) => (run, slot),
+        });
+        let core = self.core.lock();
+        let mut lent = HashMap::new();
+        self.for_each_live(|id, flags, b| {
+            if flags & IMPORTED == 0 {
+                let graph = flags & REGION != 0;
+                lent.insert(b.addr, Lent { len: b.len, tag: b.tag, stream: b.stream, id, graph });
+            }
+        });
+        let facts = Facts { core: &core, lent, held: held.collect() };
+        let mut out = Vec::new();
+        for span in core.store.heap.spans.iter().filter(|s| s.live) {
+            facts.span(span, &mut out);
+        }
+        let direct = self.watch.as_ref().map(|w| w.direct_ranges()).unwrap_or_default();
+        for (addr, bytes, row) in direct {
+            let row = row.and_then(|r| self.table.get(r));
+            out.push(facts.direct(addr, bytes, row.map(|r| r.buffer.addr())));
+        }
+        out.sort_by_key(|s| s.addr);
+        out
+    }
+}
+
+const NOTHING: BlockInfo =
+    BlockInfo { addr: 0, bytes: 0, requested: 0, state: BlockState::Between, stream: 0, tag: 0, id: 0, graph: false };
+
+impl Facts<'_> {
+    /// The block that begins at `addr`, lent if anybody says so.
+    fn used(&self, addr: u64, bytes: u64, held: (u32, u16)) -> BlockInfo {
+        let block = BlockInfo { addr, bytes, ..NOTHING };
+        match self.lent.get(&addr) {
+            Some(&Lent { len, tag, stream, id, graph }) => {
+                BlockInfo { requested: len.min(bytes), state: BlockState::Live, stream, tag, id, graph, ..block }
+            }
+            None if self.held.contains(&held) => BlockInfo { state: BlockState::HeldBack, ..block },
+            None => block,
+        }
+    }
+
+    fn free(addr: u64, bytes: u64, until: Stamp) -> BlockInfo {
+        let block = BlockInfo { addr, bytes, state: BlockState::Ready, ..NOTHING };
+        if until.is_never() || passed(until) {
+            return block;
+        }
+        BlockInfo { state: BlockState::Pending, stream: until.line_id().get(), ..block }
+    }
+
+    /// The blocks of a node.
+    fn node(&self, id: u32, n: &Node, push: &mut dyn FnMut(BlockInfo)) {
+        let heap = &self.core.store.heap;
+        let (addr, bytes) = (heap.addr(id), u64::from(n.units) << UNIT_SHIFT);
+        let other = |state| BlockInfo { addr, bytes, state, ..NOTHING };
+        match n.state {
+            State::Free => push(Self::free(addr, bytes, if n.lane == READY { Stamp::NEVER } else { n.stamp })),
+            State::Waiting => push(other(BlockState::Pending)),
+            State::Moving | State::Vacant => push(other(BlockState::Moving)),
+            State::Quarantined => push(other(BlockState::Quarantined)),
+            State::Suspended => push(self.used(addr, bytes, (id, WHOLE))),
+            State::Used if n.run == NIL => push(self.used(addr, bytes, (id, WHOLE))),
+            State::Used => self.run(n.run, addr, bytes, push),
+        }
+    }
+
+    /// The slots of a run; free ones of a kind that lie together are one block.
+    fn run(&self, run: u32, addr: u64, bytes: u64, push: &mut dyn FnMut(BlockInfo)) {
+        let slabs = &self.core.store.slabs;
+        let (_, class, slots) = slabs.run(run);
+        let size = class_size(class);
+        let mut open: Option<BlockInfo> = None;
+        for slot in 0..slots {
+            let at = addr + u64::from(slot) * size;
+            let block = match slabs.free_slot(run, slot) {
+                Some(until) => Self::free(at, size, until),
+                None => self.used(at, size, (run, slot)),
+            };
+            open = match open.take() {
+                Some(o) if o.state == block.state && o.state != BlockState::Live && o.stream == block.stream => {
+                    Some(BlockInfo { bytes: o.bytes + size, ..o })
+                }
+                Some(o) => {
+                    push(o);
+                    Some(block)
+                }
+                None => Some(block),
+            };
+        }
+        open.into_iter().for_each(&mut *push);
+        let tail = bytes - u64::from(slots) * size;
+        if tail > 0 {
+            // Too small for a slot: nobody can have it while the run exists.
+            push(BlockInfo { addr: addr + bytes - tail, bytes: tail, ..NOTHING });
+        }
+    }
+
+    /// The backed parts of a span, each a segment.
+    fn span(&self, span: &Span, out: &mut Vec<Segment>) {
+        let heap = &self.core.store.heap;
+        let res = &heap.res;
+        let to_addr = |unit: u64| span.base + ((unit - u64::from(span.unit)) << UNIT_SHIFT);
+        let end = u64::from(span.unit) + u64::from(span.units);
+        // Backed runs of granules, in units.
+        let mut runs: Vec<(u64, u64)> = Vec::new();
+        if span.paged {
+            let known = res.granules.len() as u64;
+            let last = (end >> res.shift).min(known);
+            for g in u64::from(span.unit >> res.shift)..last {
+                if res.piece_of(g as u32) == NIL {
+                    continue;
+                }
+                let (from, to) = (g << res.shift, (g + 1) << res.shift);
+                match runs.last_mut() {
+                    Some(run) if run.1 == from => run.1 = to,
+                    _ => runs.push((from, to)),
+                }
+            }
+        } else {
+            runs.push((u64::from(span.unit), end));
+        }
+        let first = out.len();
+        out.extend(runs.iter().map(|&(from, to)| Segment {
+            addr: to_addr(from),
+            bytes: (to - from) << UNIT_SHIFT,
+            paged: span.paged,
+            blocks: Vec::new(),
+        }));
+        let (mut at, mut segment) = (span.first, first);
+        while at != NIL {
+            let n = &heap.nodes[at];
+            self.node(at, n, &mut |block| {
+                let (mut from, to) = (block.addr, block.addr + block.bytes);
+                // What is backed by nothing lies in no segment.
+                while from < to && segment < out.len() {
+                    let s = &mut out[segment];
+                    let (begin, end) = (from.max(s.addr), to.min(s.addr + s.bytes));
+                    if begin < end {
+                        s.blocks.push(BlockInfo { addr: begin, bytes: end - begin, ..block });
+                    }
+                    if s.addr + s.bytes > to {
+                        break;
+                    }
+                    from = end.max(from);
+                    segment += 1;
+                }
+            });
+            at = n.next;
+        }
+    }
+
+    /// A range that came straight from the backing.
+    fn direct(&self, addr: u64, bytes: u64, buffer: Option<u64>) -> Segment {
+        let mut blocks = Vec::new();
+        match buffer {
+            Some(at) if (addr..addr + bytes).contains(&at) => {
+                if at > addr {
+                    blocks.push(BlockInfo { addr, bytes: at - addr, ..NOTHING });
+                }
+                blocks.push(self.used(at, addr + bytes - at, (u32::MAX, WHOLE)));
+            }
+            _ => blocks.push(BlockInfo { addr, bytes, state: BlockState::HeldBack, ..NOTHING }),
+        }
+        Segment { addr, bytes, paged: false, blocks }
+    }
+}
