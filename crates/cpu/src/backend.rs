@@ -8,7 +8,7 @@ use crate::manager::execution::{CpuConfig, CpuExecutionManager};
 use crate::manager::gate::GateState;
 use crate::manager::graph::GraphState;
 use crate::manager::stream::StreamState;
-use leasehold_alloc::Allocator;
+use leasehold_alloc::{Allocator, Backing};
 use leasehold_core::{Error, Lease, Line, Point, PoolStats, Result, Timeline, VALUE_LIMIT};
 use leasehold_hal::{
     Backend, BackendKind, Caps, Device, DeviceId, DeviceInfo, Gate, GraphExec, KernelDesc, Limits, MemoryInfo,
@@ -113,6 +113,13 @@ impl Device for DeviceState {
         }
     }
 
+    fn backing(&self, kind: MemoryKind) -> Result<Box<dyn Backing>> {
+        match kind {
+            MemoryKind::Device | MemoryKind::Pinned => Ok(Box::new(allocator::backing(self))),
+            other => Err(Error::Unsupported(format!("{}: no {other:?} memory", self.info().id).into())),
+        }
+    }
+
     /// Priorities are clamped to the one there is.
     fn stream(&self, _: &StreamDesc) -> Result<Lease<dyn Stream>> {
         Ok(Lease::map(self.streams.acquire()?, |s| s as &dyn Stream))
@@ -148,6 +155,7 @@ impl Device for DeviceState {
 
     fn synchronize(&self, timeout: Option<Duration>) -> Result<()> {
         let deadline = timeout.and_then(|t| Instant::now().checked_add(t));
+        self.streams.check_process()?;
         let mut first = Ok(());
         // What nobody holds any more is nobody's failure.
         self.streams.collect();

@@ -17,7 +17,7 @@ use crate::info::{Caps, DeviceInfo, Limits, MemoryInfo, MemoryKind};
 use crate::kernel::{Binding, KernelDesc, Pipeline};
 use crate::op::{Op, Timestamp};
 use crate::plan::Plan;
-use leasehold_alloc::Allocator;
+use leasehold_alloc::{Allocator, Backing};
 use leasehold_core::{Error, Lease, PoolStats, Result, Tagged, Timeline, tags};
 use std::any::Any;
 use std::fmt;
@@ -127,6 +127,15 @@ pub trait Device: Any + Send + Sync {
     /// # Errors
     /// `Unsupported` for a kind that the device has not got; what making its backing says, the first time.
     fn memory(&self, kind: MemoryKind) -> Result<&Allocator>;
+
+    /// A source of memory of this kind beside the one of [`memory`](Self::memory), for an allocator of the caller's own: a replay of a trace,
+    /// a pool with other rules.
+    ///
+    /// # Errors
+    /// `Unsupported` for a kind that the device has not got, or when it can have one source only; the driver's own.
+    fn backing(&self, kind: MemoryKind) -> Result<Box<dyn Backing>> {
+        Err(Error::Unsupported(format!("{}: no second source of {kind:?} memory", self.info().id).into()))
+    }
 
     /// A stream: an idle one or a new one, whose line goes on from where it stood. May block on the driver when none is idle. A priority
     /// outside the range is clamped; [`Stream::priority`] says what it got.

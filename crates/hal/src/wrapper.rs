@@ -17,7 +17,7 @@ use crate::info::{Caps, DeviceInfo, Limits, MemoryInfo, MemoryKind};
 use crate::kernel::{KernelDesc, Pipeline};
 use crate::op::{Op, Timestamp};
 use crate::plan::Plan;
-use leasehold_alloc::Allocator;
+use leasehold_alloc::{Allocator, Backing};
 use leasehold_core::sync::{Arc, Mutex};
 use leasehold_core::{
     DeviceHandle, Fate, Handle, Lease, Line, Point, PoolConfig, PoolManager, PoolStats, Resource, Result, SlotPool,
@@ -316,6 +316,10 @@ impl<L: Layer> Device for WrappedDevice<L> {
         let allocator = self.inner().memory(kind)?;
         L::lent(&self.open, Lent::Memory(kind));
         Ok(allocator)
+    }
+
+    fn backing(&self, kind: MemoryKind) -> Result<Box<dyn Backing>> {
+        self.around("backing", |d| d.backing(kind))
     }
 
     fn stream(&self, desc: &StreamDesc) -> Result<Lease<dyn Stream>> {

@@ -15,7 +15,7 @@ use crate::manager::execution::HugePages;
 use leasehold_alloc::{Allocator, Backing, BackingCaps, Chunk};
 use leasehold_core::sync::atomic::{AtomicU64, Ordering};
 use leasehold_core::sync::{Arc, Mutex};
-use leasehold_core::{OutOfMemory, Result};
+use leasehold_core::{Error, OutOfMemory, Result};
 
 /// Bytes of a granule: a huge page on x86-64, and on AArch64 with 4 KiB pages.
 const GRANULE: u64 = 2 << 20;
@@ -74,6 +74,11 @@ impl MmapBacking {
     fn is_reserved(&self, at: u64) -> bool {
         self.reservations.lock().iter().any(|&(from, len)| (from..from + len).contains(&at))
     }
+}
+
+fn heap_layout(bytes: u64, align: u64) -> Result<std::alloc::Layout> {
+    std::alloc::Layout::from_size_align(bytes.max(1) as usize, align as usize)
+        .map_err(|_| Error::invalid(format!("{bytes} bytes aligned to {align}")))
 }
 
 /// Bytes that are counted; uncounted again unless kept.
@@ -148,6 +153,47 @@ impl Backing for MmapBacking {
         if let Err(error) = unsafe { memory::unmap(addr, bytes) } {
             tracing::warn!(%error, "a reservation of addresses could not be given back");
         }
+    }
+
+    fn fill(&self, at: u64, bytes: u64, byte: u8) -> Result<()> {
+        if bytes > 0 {
+            // SAFETY: the allocator names committed memory of this backing that nobody uses.
+            unsafe { std::ptr::write_bytes(at as *mut u8, byte, bytes as usize) };
+        }
+        Ok(())
+    }
+
+    fn verify(&self, at: u64, bytes: u64, byte: u8) -> Result<Option<u64>> {
+        if bytes == 0 {
+            return Ok(None);
+        }
+        // SAFETY: the allocator names memory of this backing that it has filled and that nobody uses. (Who writes there now is the defect
+        // that is looked for.)
+        let memory = unsafe { std::slice::from_raw_parts(at as *const u8, bytes as usize) };
+        Ok(memory.iter().position(|&b| b != byte).map(|i| i as u64))
+    }
+
+    /// The process's own heap, so that its checkers (AddressSanitizer, valgrind) know every block.
+    fn exact(&self, bytes: u64, align: u64) -> Result<Chunk> {
+        self.call();
+        let taken = self.take(bytes)?;
+        let layout = heap_layout(bytes, align)?;
+        // SAFETY: the layout has a size.
+        let at = unsafe { std::alloc::alloc(layout) };
+        if at.is_null() {
+            return Err(OutOfMemory::new("the process's heap", bytes).into());
+        }
+        taken.keep();
+        Ok(Chunk { addr: at.expose_provenance() as u64, bytes, native: 0 })
+    }
+
+    fn exact_free(&self, chunk: Chunk, align: u64) -> Result<()> {
+        self.call();
+        let layout = heap_layout(chunk.bytes, align)?;
+        // SAFETY: allocated by `exact` with this layout; the allocator says that nobody uses it any more.
+        unsafe { std::alloc::dealloc(std::ptr::with_exposed_provenance_mut(chunk.addr as usize), layout) };
+        self.committed.fetch_sub(chunk.bytes, Ordering::AcqRel);
+        Ok(())
     }
 
     fn driver_calls(&self) -> u64 {

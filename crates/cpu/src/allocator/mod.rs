@@ -10,15 +10,21 @@ use leasehold_alloc::{Allocator, AllocatorConfig, HostKind};
 use leasehold_core::sync::Arc;
 use leasehold_core::{Result, Text};
 
+/// Pages of the system. All sources of a device share the machine's memory.
+pub(crate) fn backing(device: &DeviceState) -> device::MmapBacking {
+    device::MmapBacking::new(device.topology(), device.config().huge_pages, device.committed.clone())
+}
+
 /// An allocator over pages of the system, for one kind of memory of a device.
 fn make(device: &DeviceState, what: &'static str) -> Result<Allocator> {
-    let backing = device::MmapBacking::new(device.topology(), device.config().huge_pages, device.committed.clone());
     let config = AllocatorConfig {
         name: Text::Owned(format!("{} {what}", device.info().id)),
         host_kind: HostKind::Pageable,
+        debug: device.config().debug,
+        trace_events: device.config().trace_events,
         ..AllocatorConfig::default()
     };
-    let allocator = Allocator::new(Box::new(backing), config)?;
+    let allocator = Allocator::new(Box::new(backing(device)), config)?;
     // Every line that a CPU stream's work can be behind is completed by another thread.
     allocator.set_waiter(Arc::new(|point, timeout| point.line().wait(point.value(), timeout)));
     Ok(allocator)

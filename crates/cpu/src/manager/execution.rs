@@ -4,6 +4,7 @@
 
 use super::device::DeviceManager;
 use crate::driver::topology::Topology;
+use leasehold_alloc::DebugAids;
 use leasehold_core::sync::{Arc, Mutex};
 use leasehold_core::{Error, Result};
 use std::time::Duration;
@@ -35,6 +36,10 @@ pub struct CpuConfig {
     pub streams: u32,
     /// Huge pages.
     pub huge_pages: HugePages,
+    /// What looks for wrong uses of memory. All off.
+    pub debug: DebugAids,
+    /// Entries of the memory's trace ring; 0 switches it off.
+    pub trace_events: usize,
 }
 
 impl Default for CpuConfig {
@@ -45,6 +50,8 @@ impl Default for CpuConfig {
             host_spin: Duration::from_millis(1),
             streams: 256,
             huge_pages: HugePages::default(),
+            debug: DebugAids::default(),
+            trace_events: 0,
         }
     }
 }
@@ -81,6 +88,20 @@ impl CpuConfig {
     #[must_use]
     pub fn huge_pages(mut self, huge_pages: HugePages) -> Self {
         self.huge_pages = huge_pages;
+        self
+    }
+
+    /// As before, with these debug aids for memory.
+    #[must_use]
+    pub fn debug(mut self, aids: DebugAids) -> Self {
+        self.debug = aids;
+        self
+    }
+
+    /// As before, with a trace ring of this many events for each kind of memory.
+    #[must_use]
+    pub fn trace_events(mut self, events: usize) -> Self {
+        self.trace_events = events;
         self
     }
 

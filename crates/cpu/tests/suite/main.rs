@@ -1,6 +1,7 @@
 //! Behaviour of the CPU backend at the border of `hal`, on the machine at hand.
 
 mod common;
+mod debug;
 mod faults;
 mod graphs;
 mod life;
