@@ -47,6 +47,30 @@ pub enum Need {
     Kernel(TestKernel),
     /// A way to hold a stream back: gates, or the spinning kernel on concurrent streams.
     Hold,
+    /// Library calls in streams.
+    ForeignCalls,
+}
+
+/// Which of the factory's backends a case works with.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Setup {
+    /// [`Factory::backend`](crate::Factory::backend).
+    Ordinary,
+    /// [`Factory::one_worker`](crate::Factory::one_worker).
+    OneWorker,
+    /// [`Factory::faulty`](crate::Factory::faulty) where there is such a one, else the ordinary one.
+    Faulty,
+}
+
+/// Which process a case runs in, where the runner can start others ([`Filter::isolation`](crate::Filter::isolation)).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Process {
+    /// The runner's.
+    Shared,
+    /// One of its own: it is about the process itself.
+    Own,
+    /// One of its own where a device fault is fatal to the process ([`Factory::fatal_faults`](crate::Factory::fatal_faults)): it makes one.
+    OwnIfFatal,
 }
 
 /// Why a case ended early.
@@ -80,6 +104,10 @@ pub struct Case {
     pub needs: &'static [Need],
     /// Whether it makes work through the environment, and so runs replayed too.
     pub replayed: bool,
+    /// The backend that it works with.
+    pub setup: Setup,
+    /// The process that it runs in.
+    pub process: Process,
     /// Finds out.
     pub run: fn(&Env) -> Outcome,
 }
@@ -87,17 +115,48 @@ pub struct Case {
 impl Case {
     /// A case over the traits.
     pub const fn hal(number: u16, name: &'static str, needs: &'static [Need], run: fn(&Env) -> Outcome) -> Self {
-        Self { number, name, tier: Tier::Hal, needs, replayed: false, run }
+        Self::new(number, name, Tier::Hal, needs, run)
     }
 
     /// A case over the runtime.
     pub const fn runtime(number: u16, name: &'static str, needs: &'static [Need], run: fn(&Env) -> Outcome) -> Self {
-        Self { number, name, tier: Tier::Runtime, needs, replayed: false, run }
+        Self::new(number, name, Tier::Runtime, needs, run)
+    }
+
+    const fn new(
+        number: u16,
+        name: &'static str,
+        tier: Tier,
+        needs: &'static [Need],
+        run: fn(&Env) -> Outcome,
+    ) -> Self {
+        let (setup, process) = (Setup::Ordinary, Process::Shared);
+        Self { number, name, tier, needs, replayed: false, setup, process, run }
     }
 
     /// The same, run eager and replayed.
     pub const fn replayed(self) -> Self {
         Self { replayed: true, ..self }
+    }
+
+    /// The same, on a backend with as few workers as it can have.
+    pub const fn one_worker(self) -> Self {
+        Self { setup: Setup::OneWorker, ..self }
+    }
+
+    /// The same, on a backend whose driver can be made to fail, where there is one.
+    pub const fn faulty(self) -> Self {
+        Self { setup: Setup::Faulty, ..self }
+    }
+
+    /// The same, in a process of its own.
+    pub const fn alone(self) -> Self {
+        Self { process: Process::Own, ..self }
+    }
+
+    /// The same, in a process of its own where the device fault that it makes is fatal to the process.
+    pub const fn fatal(self) -> Self {
+        Self { process: Process::OwnIfFatal, ..self }
     }
 }
 
@@ -124,6 +183,16 @@ macro_rules! check_eq {
 }
 
 pub(crate) use {check, check_eq};
+
+/// Fails the case.
+pub(crate) fn failed<T>(why: impl Into<String>) -> Outcome<T> {
+    Err(Stop::Failed(why.into()))
+}
+
+/// Ends the case: it means nothing here.
+pub(crate) fn skipped<T>(why: impl Into<String>) -> Outcome<T> {
+    Err(Stop::Skipped(why.into()))
+}
 
 /// Fails the case unless `result` is an error of this kind; gives the error.
 pub(crate) fn expect_error<T>(result: Result<T, Error>, kind: &str, what: &str) -> Outcome<Error> {

@@ -2,8 +2,8 @@
 //!
 //! This module must not know the cases.
 
-use crate::case::{Need, Outcome, Stop};
-use crate::factory::{Factory, TestKernel};
+use crate::case::{Case, Need, Outcome, Setup, Stop, skipped};
+use crate::factory::{Factory, Faults, TestKernel};
 use crate::runner::{Filter, Mode, Variant, Wrap};
 use leasehold::core::sync::Mutex;
 use leasehold::core::sync::atomic::{AtomicU32, Ordering};
@@ -53,43 +53,86 @@ struct Landing(Box<[UnsafeCell<u8>]>);
 // SAFETY: the bytes are written by one submission and read after it completed.
 unsafe impl Sync for Landing {}
 
+/// A device beside the one under test.
+pub struct Other {
+    /// The device.
+    pub device: Lease<dyn Device>,
+    /// Its backend, wrapped where the variant says so.
+    pub backend: Arc<dyn Backend>,
+    /// Whether it is of the backend under test, so that the two may be peers.
+    pub same_backend: bool,
+}
+
 /// What a case works with.
 pub struct Env {
     factory: Arc<dyn Factory>,
     backend: Arc<dyn Backend>,
+    faults: Option<Arc<dyn Faults>>,
     variant: Variant,
     filter: Filter,
     id: DeviceId,
     watch: Arc<Watch>,
     device: Lease<dyn Device>,
+    /// Devices and backends beside the ones under test, ended with them.
+    others: Mutex<Vec<Lease<dyn Device>>>,
+    other_backends: Mutex<Vec<Arc<dyn Backend>>>,
     /// Graphs of the replayed mode, kept to the end of the case.
     graphs: Mutex<Vec<Lease<dyn GraphExec>>>,
 }
 
+fn or_skip<T>(result: Result<T, Error>, what: &str) -> Outcome<T> {
+    match result {
+        Err(Error::Unavailable(why)) => skipped(format!("no {what}: {why}")),
+        other => Ok(other?),
+    }
+}
+
+fn wrapped(plain: Arc<dyn Backend>, wrap: Wrap) -> Outcome<Arc<dyn Backend>> {
+    Ok(match wrap {
+        Wrap::Plain => plain,
+        Wrap::Validated => Arc::new(Validated::new(plain)?),
+    })
+}
+
 impl Env {
-    pub(crate) fn new(factory: Arc<dyn Factory>, variant: Variant, filter: &Filter, watch: Arc<Watch>) -> Outcome<Env> {
-        let plain = match factory.backend() {
-            Ok(backend) => backend,
-            Err(Error::Unavailable(why)) => return Err(Stop::Skipped(format!("no backend: {why}"))),
-            Err(e) => return Err(e.into()),
-        };
-        let backend: Arc<dyn Backend> = match variant.wrap {
-            Wrap::Plain => plain,
-            Wrap::Validated => Arc::new(Validated::new(plain)?),
-        };
-        let id = match backend.devices() {
-            Err(Error::Unavailable(why)) => return Err(Stop::Skipped(format!("no driver: {why}"))),
-            Err(e) => return Err(e.into()),
-            Ok(devices) => match (filter.device, devices.first()) {
-                (_, None) => return Err(Stop::Skipped(format!("{} has no devices", backend.kind()))),
-                (Some(id), Some(_)) => id,
-                (None, Some(first)) => first.id,
+    pub(crate) fn new(
+        factory: Arc<dyn Factory>,
+        case: &Case,
+        variant: Variant,
+        filter: &Filter,
+        watch: Arc<Watch>,
+    ) -> Outcome<Env> {
+        let (plain, faults) = match case.setup {
+            Setup::Ordinary => (or_skip(factory.backend(), "backend")?, None),
+            Setup::OneWorker => (or_skip(factory.one_worker(), "backend")?, None),
+            Setup::Faulty => match factory.faulty() {
+                Some(faulty) => or_skip(faulty, "backend").map(|(backend, faults)| (backend, Some(faults)))?,
+                None => (or_skip(factory.backend(), "backend")?, None),
             },
+        };
+        let backend = wrapped(plain, variant.wrap)?;
+        let devices = or_skip(factory.devices(&*backend), "driver")?;
+        let id = match (filter.device, devices.first()) {
+            (_, None) => return skipped(format!("{} has no devices", backend.kind())),
+            (Some(id), Some(_)) => id,
+            (None, Some(first)) => *first,
         };
         *watch.backend.lock() = Some(backend.clone());
         let device = backend.open(id)?;
         *watch.device.lock() = Some(device.clone());
-        Ok(Env { factory, backend, variant, filter: filter.clone(), id, watch, device, graphs: Mutex::new(Vec::new()) })
+        Ok(Env {
+            factory,
+            backend,
+            faults,
+            variant,
+            filter: filter.clone(),
+            id,
+            watch,
+            device,
+            others: Mutex::new(Vec::new()),
+            other_backends: Mutex::new(Vec::new()),
+            graphs: Mutex::new(Vec::new()),
+        })
     }
 
     pub(crate) fn needs(&self, needs: &[Need]) -> Outcome {
@@ -103,6 +146,7 @@ impl Env {
                 Need::HostCalls => caps.host_calls,
                 Need::ConcurrentStreams => caps.concurrent_streams,
                 Need::Kernel(k) => kernel(k),
+                Need::ForeignCalls => caps.foreign_calls,
                 Need::Hold => caps.gates || (caps.concurrent_streams && kernel(TestKernel::SpinUntilFlag)),
             };
             if !there {
@@ -120,11 +164,15 @@ impl Env {
         // A failure is known before its submission is over and has given up what it held.
         let lines = self.watch.lines.lock().clone();
         self.until("all streams are over", || lines.iter().all(|l| l.is_idle()))?;
-        let Env { backend, device, graphs, watch, .. } = self;
-        drop((device, graphs));
+        let Env { backend, device, graphs, others, other_backends, watch, .. } = self;
+        drop((device, graphs, others));
         *watch.device.lock() = None;
         *watch.backend.lock() = None;
-        backend.shutdown().map_err(|e| Stop::Failed(format!("something was left over at the end of the case: {e}")))
+        let over = |b: Arc<dyn Backend>| {
+            b.shutdown().map_err(|e| Stop::Failed(format!("something was left over at the end of the case: {e}")))
+        };
+        let others = std::mem::take(&mut *other_backends.lock());
+        over(backend).and(others.into_iter().try_for_each(over))
     }
 
     /// After a case that ended early: what it submitted may still use memory that it has dropped without a mark. That memory stays mapped
@@ -144,6 +192,45 @@ impl Env {
     /// The device.
     pub fn device(&self) -> &Lease<dyn Device> {
         &self.device
+    }
+
+    /// A second device of the same backend.
+    pub fn second(&self) -> Outcome<Lease<dyn Device>> {
+        let second = self.factory.devices(&*self.backend)?.into_iter().find(|id| *id != self.id);
+        let Some(id) = second else { return skipped(format!("{} is the only device of its backend", self.id)) };
+        let device = self.backend.open(id)?;
+        self.others.lock().push(device.clone());
+        Ok(device)
+    }
+
+    /// A device beside the one under test: a second one of the same backend, or the first of the factory's peer.
+    pub fn other(&self) -> Outcome<Other> {
+        match self.second() {
+            Ok(device) => return Ok(Other { device, backend: self.backend.clone(), same_backend: true }),
+            Err(Stop::Skipped(_)) => {}
+            Err(failed) => return Err(failed),
+        }
+        let Some(peer) = self.factory.peer() else {
+            return skipped(format!("there is no device beside {}", self.id));
+        };
+        let backend = wrapped(or_skip(peer, "peer")?, self.variant.wrap)?;
+        let Some(info) = or_skip(backend.devices(), "peer")?.into_iter().next() else {
+            return skipped(format!("{} has no devices", backend.kind()));
+        };
+        let device = backend.open(info.id)?;
+        self.others.lock().push(device.clone());
+        self.other_backends.lock().push(backend.clone());
+        Ok(Other { device, backend, same_backend: false })
+    }
+
+    /// The switchboard of the driver's faults.
+    pub fn faults(&self) -> Outcome<&Arc<dyn Faults>> {
+        self.faults.as_ref().map_or_else(|| skipped(format!("the driver of {} cannot be made to fail", self.id)), Ok)
+    }
+
+    /// The factory's own.
+    pub fn factory(&self) -> &dyn Factory {
+        &*self.factory
     }
 
     /// The device's name.
@@ -168,7 +255,12 @@ impl Env {
 
     /// A stream.
     pub fn stream(&self) -> Outcome<Lease<dyn Stream>> {
-        let stream = self.device.stream(&StreamDesc::default())?;
+        self.stream_of(&self.device)
+    }
+
+    /// A stream of another device.
+    pub fn stream_of(&self, device: &Lease<dyn Device>) -> Outcome<Lease<dyn Stream>> {
+        let stream = device.stream(&StreamDesc::default())?;
         self.watch.lines.lock().push(stream.line());
         Ok(stream)
     }
@@ -183,7 +275,17 @@ impl Env {
 
     /// Device memory.
     pub fn buffer(&self, stream: &Lease<dyn Stream>, bytes: u64) -> Outcome<Lease<Buffer>> {
-        Ok(self.device.memory(MemoryKind::Device)?.alloc(Layout::new(bytes), leasehold_on(stream))?)
+        self.buffer_of(&self.device, stream, bytes)
+    }
+
+    /// Memory of another device.
+    pub fn buffer_of(
+        &self,
+        device: &Lease<dyn Device>,
+        stream: &Lease<dyn Stream>,
+        bytes: u64,
+    ) -> Outcome<Lease<Buffer>> {
+        Ok(device.memory(MemoryKind::Device)?.alloc(Layout::new(bytes), leasehold_on(stream))?)
     }
 
     /// A test kernel's description.
@@ -263,6 +365,24 @@ impl Env {
         self.wait(stream, stream.line().submitted())
     }
 
+    /// Lets the device go on, where that takes asking (time that is stepped), and publish what is over. Never waits.
+    pub fn nudge(&self) {
+        // What comes back is some stream's failure or that there is more to do; who depends on either asks for it.
+        let _ = self.device.synchronize(Some(Duration::ZERO));
+        for device in &*self.others.lock() {
+            let _ = device.synchronize(Some(Duration::ZERO));
+        }
+    }
+
+    /// Gives work that ought to be waiting the time to run, if it does not wait.
+    pub fn linger(&self, time: Duration) {
+        let end = Instant::now() + time;
+        while Instant::now() < end {
+            self.nudge();
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+
     /// Blocks until a condition holds, by asking.
     pub fn until(&self, what: &str, mut condition: impl FnMut() -> bool) -> Outcome {
         let start = Instant::now();
@@ -270,6 +390,7 @@ impl Env {
             if start.elapsed() > self.patience() {
                 return Err(Stop::Failed(format!("{what}: not after {:?}", self.patience())));
             }
+            self.nudge();
             std::thread::yield_now();
         }
         Ok(())
@@ -277,7 +398,25 @@ impl Env {
 
     /// Blocks until a point is over, whoever its stream is.
     pub fn reached(&self, point: Point) -> Outcome {
-        Ok(point.line().wait(point.value(), Some(self.patience()))?)
+        let start = Instant::now();
+        loop {
+            self.nudge();
+            match point.line().wait(point.value(), Some(Duration::from_millis(2))) {
+                Err(Error::Timeout(_)) if start.elapsed() < self.patience() => {}
+                other => return Ok(other?),
+            }
+        }
+    }
+
+    /// The shortest of several tries: what something takes when nobody is in the way.
+    pub fn best_of(&self, tries: u32, mut attempt: impl FnMut() -> Outcome) -> Outcome<Duration> {
+        let mut best = Duration::MAX;
+        for _ in 0..tries {
+            let start = Instant::now();
+            attempt()?;
+            best = best.min(start.elapsed());
+        }
+        Ok(best)
     }
 
     /// Writes bytes to a buffer and waits.
@@ -396,8 +535,8 @@ enum Holding {
 
 impl Hold {
     /// As [`release`](Self::release), a few milliseconds later: work that should have waited has run by then, if it did not wait.
-    pub fn release_late(self) -> Outcome {
-        std::thread::sleep(Duration::from_millis(3));
+    pub fn release_late(self, env: &Env) -> Outcome {
+        env.linger(Duration::from_millis(3));
         self.release()
     }
 

@@ -1,10 +1,11 @@
-//! The test kernels as Rust functions, for backends whose kernels are such: the CPU, a simulated device.
+//! The test kernels, as each kind of device takes them: Rust functions (the CPU), functions registered by name (a simulated device), CUDA C
+//! and PTX. Entry names are the same for all.
 //!
 //! This module must not know a backend.
 
 use crate::factory::TestKernel;
 use leasehold::core::sync::atomic::{AtomicU32, Ordering};
-use leasehold::hal::{CpuArgs, CpuFn, KernelDesc, KernelSource};
+use leasehold::hal::{Access, CpuArgs, CpuFn, KernelDesc, KernelSource};
 use std::time::{Duration, Instant};
 
 /// The elements that a tile serves.
@@ -56,7 +57,61 @@ unsafe fn out_of_bounds(args: &CpuArgs<'_>) {
     unsafe { args.slice_mut::<u32>(0, len, 1) }.fill(1);
 }
 
+/// A test kernel as a simulated device registers it: what it is called and what it does.
+#[derive(Debug, Clone, Copy)]
+#[non_exhaustive]
+pub struct Registration {
+    /// The entry's name, the same in every source.
+    pub name: &'static str,
+    /// What it does with its bindings.
+    pub bindings: &'static [Access],
+    /// Bytes of its parameters.
+    pub params: u32,
+    /// Runs one block: a tile of the CPU's.
+    pub function: CpuFn,
+}
+
 impl TestKernel {
+    /// All of them in CUDA C. An entry takes the addresses of the bindings in order, then the parameters.
+    pub const CUDA_C: &str = include_str!("kernels/cuda/test_kernels.cu");
+    /// [`CUDA_C`](Self::CUDA_C), compiled for compute capability 7.5 and later.
+    pub const PTX: &str = include_str!("kernels/cuda/ptx/test_kernels.ptx");
+
+    /// All of them, for a simulated device to know by name. One that runs an operation to its end before it begins another's must not offer
+    /// [`SpinUntilFlag`](Self::SpinUntilFlag) in [`Factory::kernel`](crate::Factory::kernel).
+    pub fn registrations() -> impl Iterator<Item = Registration> {
+        Self::ALL.into_iter().map(|kernel| Registration {
+            name: kernel.name(),
+            bindings: kernel.bindings(),
+            params: kernel.params(),
+            function: kernel.function(),
+        })
+    }
+
+    /// The kernel for a CPU.
+    #[must_use]
+    pub fn for_cpu(self) -> KernelDesc<'static> {
+        self.with_source(KernelSource::Cpu(self.function()))
+    }
+
+    /// The kernel for CUDA, as PTX.
+    #[must_use]
+    pub fn for_cuda(self) -> KernelDesc<'static> {
+        self.with_source(KernelSource::Ptx(Self::PTX.into()))
+    }
+
+    /// The kernel for CUDA, compiled at run time.
+    #[must_use]
+    pub fn for_cuda_c(self) -> KernelDesc<'static> {
+        self.with_source(KernelSource::CudaC { source: Self::CUDA_C.into(), options: Vec::new().into() })
+    }
+
+    /// The kernel for a device that has registered it.
+    #[must_use]
+    pub fn for_sim(self) -> KernelDesc<'static> {
+        self.with_source(KernelSource::Registered(self.name().into()))
+    }
+
     /// The kernel as a Rust function.
     #[must_use]
     pub fn function(self) -> CpuFn {

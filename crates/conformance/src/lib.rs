@@ -50,14 +50,19 @@
 
 mod case;
 mod cases;
+mod elsewhere;
 mod env;
 mod factory;
 mod functions;
+mod isolate;
 mod report;
 mod runner;
 
-pub use case::{Case, Need, Outcome, Stop, Tier};
-pub use env::{Env, Hold};
-pub use factory::{Expectation, Expectations, Factory, TestKernel};
+pub use case::{Case, Need, Outcome, Process, Setup, Stop, Tier};
+pub use elsewhere::{ELSEWHERE, Elsewhere, Home};
+pub use env::{Env, Hold, Other};
+pub use factory::{Expectation, Expectations, Factory, Faults, Faulty, Injected, TestKernel};
+pub use functions::Registration;
+pub use isolate::{Isolation, answer};
 pub use report::{CaseResult, Report, Status};
-pub use runner::{Filter, Mode, Suite, Variant, Wrap, harness, run};
+pub use runner::{Filter, Mode, Progress, Suite, Variant, Wrap, harness, run, run_with};

@@ -6,16 +6,17 @@
 //!
 //! This module must not know what a case does.
 
-use crate::case::{Case, Outcome, Stop, Tier};
+use crate::case::{Case, Outcome, Process, Stop, Tier};
 use crate::cases;
 use crate::env::{Env, Watch};
 use crate::factory::{Expectation, Factory};
+use crate::isolate::{self, Isolation};
 use crate::report::{CaseResult, Report, Status};
 use leasehold::DeviceId;
 use libtest_mimic::{Arguments, Completion, Failed, Trial};
 use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::process::ExitCode;
+use std::process::{Command, ExitCode};
 use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
 
@@ -47,7 +48,9 @@ pub struct Variant {
 }
 
 impl Variant {
-    fn name(self) -> &'static str {
+    /// `plain`, `plain+replayed`, `validated`, `validated+replayed`.
+    #[must_use]
+    pub fn name(self) -> &'static str {
         match (self.wrap, self.mode) {
             (Wrap::Plain, Mode::Eager) => "plain",
             (Wrap::Plain, Mode::Replayed) => "plain+replayed",
@@ -62,6 +65,8 @@ impl Variant {
 pub struct Filter {
     /// Cases by number; all when empty.
     pub numbers: Vec<u16>,
+    /// Cases whose sentence has this text in it; all when empty.
+    pub text: String,
     /// One tier only.
     pub tier: Option<Tier>,
     /// One wrapper only.
@@ -74,18 +79,22 @@ pub struct Filter {
     pub limit: Duration,
     /// Cases that repeat something many times do so in full; otherwise a tenth of it.
     pub thorough: bool,
+    /// How to start other processes, for cases that want one of their own. Without it they run in this one.
+    pub isolation: Option<Isolation>,
 }
 
 impl Default for Filter {
     fn default() -> Self {
         Self {
             numbers: Vec::new(),
+            text: String::new(),
             tier: None,
             wrap: None,
             device: None,
             patience: Duration::from_secs(10),
             limit: Duration::from_secs(60),
             thorough: false,
+            isolation: None,
         }
     }
 }
@@ -98,7 +107,9 @@ impl Filter {
     }
 
     fn takes(&self, case: &Case) -> bool {
-        (self.numbers.is_empty() || self.numbers.contains(&case.number)) && self.tier.is_none_or(|t| t == case.tier)
+        (self.numbers.is_empty() || self.numbers.contains(&case.number))
+            && case.name.contains(&self.text)
+            && self.tier.is_none_or(|t| t == case.tier)
     }
 }
 
@@ -130,7 +141,7 @@ impl Suite {
     }
 
     /// Each case with the variants that it runs in.
-    fn runs(&self, filter: &Filter) -> Vec<(Case, Variant)> {
+    pub(crate) fn runs(&self, filter: &Filter) -> Vec<(Case, Variant)> {
         let mut runs = Vec::new();
         for case in self.cases.iter().filter(|c| filter.takes(c)) {
             for wrap in [Wrap::Plain, Wrap::Validated] {
@@ -149,27 +160,74 @@ impl Suite {
 
 /// Runs the cases that the filter takes, one after the other.
 pub fn run(factory: impl Factory, filter: &Filter) -> Report {
+    run_with(factory, filter, |_| ())
+}
+
+/// Where a run is.
+#[derive(Debug, Clone, Copy)]
+#[non_exhaustive]
+pub enum Progress<'a> {
+    /// A case begins.
+    Begins {
+        /// The case.
+        case: &'a Case,
+        /// How it is run.
+        variant: Variant,
+        /// How many runs are over.
+        done: usize,
+        /// How many there are in all.
+        of: usize,
+    },
+    /// It is over.
+    Over(&'a CaseResult),
+}
+
+/// As [`run`], and tells how far it is.
+pub fn run_with(factory: impl Factory, filter: &Filter, mut tell: impl FnMut(Progress<'_>)) -> Report {
     let factory: Arc<dyn Factory> = Arc::new(factory);
-    let results = Suite::new()
-        .runs(filter)
-        .into_iter()
-        .map(|(case, variant)| run_case(&factory, case, variant, filter))
-        .collect();
+    let runs = Suite::new().runs(filter);
+    let (mut results, of) = (Vec::with_capacity(runs.len()), runs.len());
+    for (done, (case, variant)) in runs.into_iter().enumerate() {
+        tell(Progress::Begins { case: &case, variant, done, of });
+        let result = run_case(&factory, case, variant, filter);
+        tell(Progress::Over(&result));
+        results.push(result);
+    }
     Report { results }
 }
 
+/// Names the one case that [`harness`] is to run for another process.
+const CHILD: &str = "LEASEHOLD_CONFORMANCE_CASE";
+
 /// The body of a `tests/conformance.rs`: every case a named test, with the options of `cargo test` (a name, `--list`, `--exact`,
 /// `--ignored`, …). `LEASEHOLD_CONFORMANCE_THOROUGH=1` repeats in full. Cases run one at a time unless `--test-threads` says otherwise:
-/// some of them measure.
+/// some of them measure. Cases that want a process of their own get the same program again.
 pub fn harness(factory: impl Factory) -> ExitCode {
+    let thorough = std::env::var_os("LEASEHOLD_CONFORMANCE_THOROUGH").is_some_and(|v| v != "0");
+    let mut filter = Filter { thorough, ..Filter::default() };
+    if let Ok(name) = std::env::var(CHILD) {
+        return isolate::answer(factory, &name, &filter);
+    }
     let mut arguments = Arguments::from_args();
     arguments.test_threads = arguments.test_threads.or(Some(1));
     let factory: Arc<dyn Factory> = Arc::new(factory);
-    let thorough = std::env::var_os("LEASEHOLD_CONFORMANCE_THOROUGH").is_some_and(|v| v != "0");
-    let filter = Arc::new(Filter { thorough, ..Filter::default() });
+    filter.isolation = std::env::current_exe().ok().map(|program| {
+        Isolation::new(move |name| {
+            let mut command = Command::new(&program);
+            command.env(CHILD, name);
+            command
+        })
+    });
+    let filter = Arc::new(filter);
     let trials = Suite::new().runs(&filter).into_iter().map(|(case, variant)| {
         let (factory, filter) = (factory.clone(), filter.clone());
-        let name = format!("{}::{:03}_{}::{}", case.tier, case.number, case.name.replace(' ', "_"), variant.name());
+        let name = format!(
+            "{}::{:03}_{}::{}",
+            case.tier,
+            case.number,
+            case.name.replace(|c: char| !c.is_alphanumeric(), "_"),
+            variant.name()
+        );
         Trial::ignorable_test(name, move || match run_case(&factory, case, variant, &filter).status {
             Status::Passed | Status::ExpectedFailure(_) => Ok(Completion::Completed),
             Status::Skipped(why) => Ok(Completion::ignored_with(why)),
@@ -187,7 +245,15 @@ fn run_case(factory: &Arc<dyn Factory>, case: Case, variant: Variant, filter: &F
     let status = match known(expectations.unsupported) {
         Some(reason) => Status::Skipped(reason.to_owned()),
         None => {
-            let outcome = run_bounded(factory, case, variant, filter);
+            let apart = match case.process {
+                Process::Shared => false,
+                Process::Own => true,
+                Process::OwnIfFatal => factory.fatal_faults(),
+            };
+            let outcome = match &filter.isolation {
+                Some(isolation) if apart => isolation.run(&case, variant, filter.limit),
+                _ => run_bounded(factory, case, variant, filter),
+            };
             match (outcome, known(expectations.expected_failure)) {
                 (Err(Stop::Skipped(why)), _) => Status::Skipped(why),
                 (Ok(()), None) => Status::Passed,
@@ -207,13 +273,13 @@ fn run_case(factory: &Arc<dyn Factory>, case: Case, variant: Variant, filter: &F
     }
 }
 
-fn run_bounded(factory: &Arc<dyn Factory>, case: Case, variant: Variant, filter: &Filter) -> Outcome {
+pub(crate) fn run_bounded(factory: &Arc<dyn Factory>, case: Case, variant: Variant, filter: &Filter) -> Outcome {
     let watch = Arc::new(Watch::default());
     let (tell, told) = mpsc::channel();
     let body = {
         let (factory, filter, watch) = (factory.clone(), filter.clone(), watch.clone());
         move || {
-            let outcome = Env::new(factory, variant, &filter, watch).and_then(|env| {
+            let outcome = Env::new(factory, &case, variant, &filter, watch).and_then(|env| {
                 let tried = catch_unwind(AssertUnwindSafe(|| env.needs(case.needs).and_then(|()| (case.run)(&env))));
                 match tried.unwrap_or_else(|panic| Err(Stop::Failed(panic_text(&*panic)))) {
                     Ok(()) => env.finish(),

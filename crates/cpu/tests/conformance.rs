@@ -1,10 +1,10 @@
 //! The conformance suite on the CPU backend.
 
-use leasehold_conformance::{Expectations, Factory, TestKernel, harness};
+use leasehold_conformance::{Expectation, Expectations, Factory, TestKernel, harness};
 use leasehold_core::Result;
 use leasehold_core::sync::Arc;
-use leasehold_cpu::CpuBackend;
-use leasehold_hal::{Backend, KernelDesc, KernelSource};
+use leasehold_cpu::{CpuBackend, CpuConfig};
+use leasehold_hal::{Backend, KernelDesc};
 use std::process::ExitCode;
 
 struct Cpu;
@@ -15,11 +15,29 @@ impl Factory for Cpu {
     }
 
     fn kernel(&self, kernel: TestKernel) -> Option<KernelDesc<'static>> {
-        Some(kernel.with_source(KernelSource::Cpu(kernel.function())))
+        Some(kernel.for_cpu())
+    }
+
+    fn one_worker(&self) -> Result<Arc<dyn Backend>> {
+        Ok(Arc::new(CpuBackend::with_config(CpuConfig::threads(1))?))
+    }
+
+    /// Another instance: a device with memory and threads of its own.
+    fn peer(&self) -> Option<Result<Arc<dyn Backend>>> {
+        Some(self.backend())
     }
 
     fn expectations(&self) -> Expectations {
-        Expectations { unsupported: &[], expected_failure: &[] }
+        Expectations {
+            unsupported: &[
+                Expectation { case: 3, reason: "there is always a processor" },
+                Expectation {
+                    case: 101,
+                    reason: "a library call in a graph runs when the graph does: nothing is captured",
+                },
+            ],
+            expected_failure: &[],
+        }
     }
 }
 

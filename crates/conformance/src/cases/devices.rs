@@ -1,6 +1,6 @@
 //! Discovery, and the life of devices and of what is made on them.
 
-use crate::case::{Case, Need, Outcome, Stop, check, check_eq, expect_error};
+use crate::case::{Case, Need, Outcome, Stop, check, check_eq, expect_error, skipped};
 use crate::env::{Env, direct};
 use crate::factory::TestKernel;
 use leasehold::core::PoolStats;
@@ -11,6 +11,7 @@ use std::collections::BTreeMap;
 pub(crate) const CASES: &[Case] = &[
     Case::hal(1, "enumerating twice gives the same devices in the same order", &[], enumerate_twice),
     Case::hal(2, "devices open by id and by text and an unknown one is not found", &[], open_by_name),
+    Case::hal(3, "a machine without devices has none and says so", &[], no_devices),
     Case::hal(4, "a device opened twice is one and survives the first drop", &[], open_twice),
     Case::hal(5, "opening and closing many times grows nothing", &[], open_and_close),
     Case::hal(6, "a device may be dropped before its streams and buffers", &[], drop_device_first),
@@ -59,6 +60,17 @@ fn open_twice(env: &Env) -> Outcome {
     check_eq!(a.handle(), b.handle(), "the second handle");
     drop(a);
     works(env, &*b)
+}
+
+fn no_devices(env: &Env) -> Outcome {
+    let Some(backend) = env.factory().without_devices() else {
+        return skipped("there is no such machine without devices to be had");
+    };
+    let backend = backend?;
+    check_eq!(backend.devices()?.len(), 0, "devices of a machine that has none");
+    expect_error(backend.open(DeviceId::new(backend.kind(), 0)), "Unavailable", "opening a device there")?;
+    backend.shutdown()?;
+    Ok(())
 }
 
 /// A stream, a buffer, a fill and a copy back.

@@ -41,7 +41,7 @@ fn binds_to_earlier_record(env: &Env) -> Outcome {
     check!(event.point()? != first, "the second record has the first one's point");
     check_eq!(event.serial(), 2, "the number of records");
     runtime.synchronize_event_timeout(&event, Some(env.patience()))?;
-    std::thread::sleep(Duration::from_millis(10));
+    env.linger(Duration::from_millis(10));
     waiter.query()?;
     check!(!bound.is_settled(), "the second record released a wait for the first");
     hold.release()?;
@@ -93,7 +93,7 @@ fn elapsed_across(env: &Env) -> Outcome {
     let (start, end) = (runtime.create_event()?, runtime.create_event()?);
     runtime.record_event(&start, None)?;
     ops::wait_event(&other, &start)?;
-    std::thread::sleep(Duration::from_millis(5));
+    env.linger(Duration::from_millis(5));
     runtime.record_event(&end, Some(&other))?;
     let time = runtime.elapsed(&start, &end)?;
     check!(time < env.patience(), "{time:?} between two streams");

@@ -1,9 +1,9 @@
 //! Faults: kernels and host calls that fail, and what survives them.
 
-use crate::case::{Case, Need, Outcome, check, check_eq, expect_error};
+use crate::case::{Case, Need, Outcome, check, check_eq, expect_error, failed};
 use crate::cases::streams::fill;
 use crate::env::{Env, bind, direct};
-use crate::factory::TestKernel;
+use crate::factory::{Injected, TestKernel};
 use leasehold::core::sync::atomic::{AtomicU32, Ordering};
 use leasehold::hal::{Access, Dispatch, HostCall, Op, Stream};
 use leasehold::{Error, Lease};
@@ -19,17 +19,20 @@ pub(crate) const CASES: &[Case] = &[
         &[Need::HostCalls],
         host_call_fails,
     ),
-    Case::hal(108, "the first fault's cause is everybody's", &[Need::Kernel(TestKernel::OutOfBounds)], out_of_bounds),
-    Case::hal(109, "everything drops after a fault", &[TRAP], drops_after_fault),
-    Case::hal(112, "a wait for a poisoned stream gives the cause", &[TRAP], wait_poisoned),
-    Case::hal(113, "a fault names operation, stream and submission", &[TRAP], fault_names),
+    Case::hal(108, "the first fault's cause is everybody's", &[Need::Kernel(TestKernel::OutOfBounds)], out_of_bounds)
+        .fatal(),
+    Case::hal(109, "everything drops after a fault", &[TRAP], drops_after_fault).fatal(),
+    Case::hal(111, "a call that the driver refuses poisons or was never made", &[], refused_calls).faulty(),
+    Case::hal(112, "a wait for a poisoned stream gives the cause", &[TRAP], wait_poisoned).fatal(),
+    Case::hal(113, "a fault names operation, stream and submission", &[TRAP], fault_names).fatal(),
     Case::hal(114, "a host call that panics poisons and nothing more", &[Need::HostCalls], host_panic),
     Case::hal(
         117,
         "a kernel that fails poisons its stream and no other",
         &[TRAP, Need::Kernel(TestKernel::Fill)],
         kernel_fails,
-    ),
+    )
+    .fatal(),
 ];
 
 fn host_call_once(env: &Env) -> Outcome {
@@ -123,17 +126,104 @@ fn out_of_bounds(env: &Env) -> Outcome {
 fn drops_after_fault(env: &Env) -> Outcome {
     let stream = env.stream()?;
     let buffers: Vec<_> = (0..4).map(|_| env.buffer(&stream, 1 << 20)).collect::<Outcome<_>>()?;
-    let (value, _) = trap(env, &stream)?;
+    let (value, cause) = trap(env, &stream)?;
     for buffer in &buffers {
         buffer.mark_write(stream.line().at(value));
     }
     env.until("the poisoned stream is over", || stream.line().is_idle())?;
     drop(buffers);
     drop(stream);
-    let again = env.stream()?;
-    let buffer = env.buffer(&again, 1 << 20)?;
-    direct(&again, &[fill(&buffer, 1, 1)])?;
-    env.drain(&again)
+    let again = || -> Outcome {
+        let again = env.stream()?;
+        let buffer = env.buffer(&again, 1 << 20)?;
+        direct(&again, &[fill(&buffer, 1, 1)])?;
+        env.drain(&again)
+    };
+    if let Error::DeviceLost { .. } = cause {
+        return lost(env, &cause);
+    }
+    again()
+}
+
+/// A lost device stays lost: whatever asks the driver gets the first cause.
+fn lost(env: &Env, cause: &Error) -> Outcome {
+    for _ in 0..3 {
+        let used = || -> leasehold::Result<()> {
+            let stream = env.device().stream(&leasehold::hal::StreamDesc::default())?;
+            let value = direct(&stream, &[])?;
+            stream.wait_host(value, Some(env.patience()))
+        };
+        let later = expect_error(used(), "DeviceLost", "work on a lost device")?;
+        check_eq!(later.to_string(), cause.to_string(), "a later error of a lost device");
+    }
+    Ok(())
+}
+
+fn refused_calls(env: &Env) -> Outcome {
+    let faults = env.faults()?.clone();
+    let (stream, waiter, reader) = (env.stream()?, env.stream()?, env.stream()?);
+    let (x, y) = (env.buffer(&stream, 4096)?, env.buffer(&stream, 4096)?);
+    for buffer in [&x, &y] {
+        env.write(&reader, buffer, &[1; 4096])?;
+    }
+    let mut tried = false;
+    if faults.next(Injected::Submission) {
+        tried = true;
+        let before = stream.line().submitted();
+        let taken = direct(&stream, &[fill(&x, 2, 1)]);
+        let point = taken.as_ref().ok().map(|v| stream.line().at(*v));
+        let Err(cause) = taken.and_then(|v| env.try_wait(&stream, v)) else {
+            return failed("a call that the driver refused went unnoticed");
+        };
+        if stream.line().failure().is_none() {
+            // Refused as a whole: as if it had never been made.
+            check_eq!(stream.line().submitted(), before, "values after a refused submission");
+            check_eq!(env.read(&reader, &x)?, [1; 4096], "the buffer after a refused submission");
+            direct(&stream, &[fill(&x, 3, 1)])?;
+            check_eq!(env.read(&stream, &x)?, [3; 4096], "the stream after a refused submission");
+        } else {
+            // Poisoned: it, what comes later, and who waits.
+            let later = direct(&stream, &[]).and_then(|v| env.try_wait(&stream, v));
+            check!(later.is_err_and(|e| e.to_string() == cause.to_string()), "later work has not the cause {cause}");
+            if let Some(point) = point {
+                let waits = direct(&waiter, &[Op::Wait(point), fill(&y, 2, 1)]);
+                let waits = waits.and_then(|v| env.try_wait(&waiter, v));
+                check!(
+                    waits.is_err_and(|e| e.to_string() == cause.to_string()),
+                    "the waiter has not the cause {cause}"
+                );
+            }
+            env.until("the poisoned streams are over", || stream.line().is_idle() && waiter.line().is_idle())?;
+            check_eq!(env.read(&reader, &x)?, [1; 4096], "what the refused call would have written");
+            check_eq!(env.read(&reader, &y)?, [1; 4096], "what waited for the refused call");
+        }
+    }
+    if faults.next(Injected::OutOfMemory) {
+        tried = true;
+        let again = env.stream()?;
+        match env
+            .device()
+            .memory(leasehold::MemoryKind::Device)?
+            .alloc(leasehold::Layout::new(64 << 20), crate::env::leasehold_on(&again))
+        {
+            // The allocator may have helped itself.
+            Ok(_) | Err(Error::OutOfMemory(_)) => {}
+            Err(e) => return failed(format!("memory that the driver has not got is {}: {e}", e.kind())),
+        }
+        let buffer = env.buffer(&again, 64 << 20)?;
+        direct(&again, &[fill(&buffer, 4, 1)])?;
+        env.drain(&again)?;
+    }
+    if faults.next(Injected::DeviceLost) {
+        tried = true;
+        let again = env.stream()?;
+        let taken = direct(&again, &[fill(&x, 5, 1)]).and_then(|v| env.try_wait(&again, v));
+        let cause = expect_error(taken, "DeviceLost", "work on a device that is lost")?;
+        lost(env, &cause)?;
+        let old = direct(&reader, &[fill(&y, 5, 1)]).and_then(|v| env.try_wait(&reader, v));
+        expect_error(old, "DeviceLost", "work of a stream that was there before")?;
+    }
+    if tried { Ok(()) } else { crate::case::skipped("the driver cannot be made to fail in any of these ways") }
 }
 
 fn wait_poisoned(env: &Env) -> Outcome {
@@ -179,7 +269,9 @@ fn kernel_fails(env: &Env) -> Outcome {
     let (set, buffer) = (env.kernel(TestKernel::Fill)?, env.buffer(&other, 4096)?);
     for round in 0..3u32 {
         let victim = if round == 0 { stream.clone() } else { env.stream()? };
-        trap(env, &victim)?;
+        if let (_, Error::DeviceLost { .. }) = trap(env, &victim)? {
+            return crate::case::skipped("a kernel that fails takes the whole device with it");
+        }
         expect_error(
             direct(&victim, &[]).and_then(|v| env.try_wait(&victim, v)),
             trap_kind(env, &victim),

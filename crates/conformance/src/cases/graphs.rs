@@ -1,11 +1,12 @@
 //! Graphs over the traits: instantiate, launch, update.
 
-use crate::case::{Case, Need, Outcome, check, check_eq, expect_error};
+use crate::case::{Case, Need, Outcome, check, check_eq, expect_error, skipped};
 use crate::cases::streams::{copy, fill};
 use crate::env::{Env, bind, direct};
 use crate::factory::TestKernel;
 use leasehold::hal::{Access, Dispatch, GraphExec, NodePatch, Op, OpList, Pipeline, Plan};
 use leasehold::{Buffer, Lease};
+use std::time::Duration;
 
 const NEEDS: &[Need] = &[Need::Graphs, Need::Kernel(TestKernel::Fill), Need::Kernel(TestKernel::Add)];
 const HELD: &[Need] = &[Need::Graphs, Need::Kernel(TestKernel::Fill), Need::Hold];
@@ -16,8 +17,15 @@ pub(crate) const CASES: &[Case] = &[
     Case::hal(95, "bindings, parameters and grids of a graph can be changed", NEEDS, changes),
     Case::hal(97, "a patch that does not fit is refused and changes nothing", NEEDS, bad_patches),
     Case::hal(98, "one graph on two streams is serialised or refused", NEEDS, two_streams),
+    Case::hal(
+        101,
+        "a library call that does not join its work is refused by graphs",
+        &[Need::Graphs, Need::ForeignCalls],
+        unjoined,
+    ),
     Case::hal(103, "a graph's lease may go while it runs", HELD, drop_in_flight),
     Case::hal(106, "a graph of 4,096 nodes is bounded and right", NEEDS, large),
+    Case::hal(107, "time stamps in a graph belong to their nodes", &[Need::Graphs, Need::Timestamps], stamped_nodes),
     Case::hal(150, "steady replay takes nothing from any pool", NEEDS, steady),
 ];
 
@@ -173,6 +181,68 @@ fn large(env: &Env) -> Outcome {
         let values = env.read_u32(&stream, &c.a)?;
         check!(values.iter().all(|&v| v == 2048 * launch), "launch {launch}: {}", values[0]);
     }
+    Ok(())
+}
+
+fn unjoined(env: &Env) -> Outcome {
+    let Some(call) = env.factory().unjoined_fork() else {
+        return skipped("the driver captures no library calls");
+    };
+    let stream = env.stream()?;
+    let buffer = env.buffer(&stream, 64)?;
+    for _ in 0..3 {
+        let mut ops = OpList::new();
+        ops.push(&fill(&buffer, 1, 1));
+        ops.push(&Op::Foreign(&call));
+        let e = expect_error(env.device().instantiate(Plan::new(ops)), "Recording", "a graph with unjoined work")?;
+        check!(e.to_string().contains(call.name), "the error does not name the call: {e}");
+        // Neither the stream nor later graphs have noticed.
+        direct(&stream, &[fill(&buffer, 2, 1)])?;
+        check_eq!(env.read(&stream, &buffer)?, [2; 64], "a fill after the refused graph");
+        let mut ops = OpList::new();
+        ops.push(&fill(&buffer, 3, 1));
+        let graph = env.device().instantiate(Plan::new(ops))?;
+        direct(&stream, &[Op::Graph(&graph)])?;
+        check_eq!(env.read(&stream, &buffer)?, [3; 64], "a graph after the refused one");
+    }
+    Ok(())
+}
+
+fn stamped_nodes(env: &Env) -> Outcome {
+    let stream = env.stream()?;
+    let buffer = env.buffer(&stream, 8 << 20)?;
+    let stamps: Vec<_> = (0..4).map(|_| env.device().timestamp()).collect::<leasehold::Result<_>>()?;
+    // Between the first two nothing, between the next two forty fills, between the last two one.
+    let mut ops = OpList::new();
+    for (stamp, fills) in stamps.iter().zip([0, 40, 1, 0]) {
+        ops.push(&Op::Stamp(stamp));
+        for i in 0..fills {
+            ops.push(&fill(&buffer, i, 1));
+        }
+    }
+    check_eq!(ops.len(), 45, "nodes");
+    let graph = env.device().instantiate(Plan::new(ops))?;
+    let mut best = [Duration::MAX; 3];
+    for launch in 0..5 {
+        let (before, after) = (env.device().timestamp()?, env.device().timestamp()?);
+        let value = direct(&stream, &[Op::Stamp(&before), Op::Graph(&graph), Op::Stamp(&after)])?;
+        env.wait(&stream, value)?;
+        let mut total = Duration::ZERO;
+        for i in 0..3 {
+            let time = env.device().elapsed(&stamps[i], &stamps[i + 1])?;
+            best[i] = best[i].min(time);
+            total += time;
+        }
+        // Those of this launch and of no earlier one.
+        let (lead, all) = (env.device().elapsed(&before, &stamps[0])?, env.device().elapsed(&before, &after)?);
+        let rest = env.device().elapsed(&stamps[3], &after)?;
+        let longest = lead.max(total).max(rest);
+        check!(
+            longest <= all + Duration::from_micros(50),
+            "launch {launch} took {all:?}, up to its first stamp {lead:?}, between its stamps {total:?}, from its last one {rest:?}"
+        );
+    }
+    check!(best[0] < best[1] && best[2] < best[1], "nothing, forty fills of 8 MiB, one: {best:?}");
     Ok(())
 }
 

@@ -1,17 +1,18 @@
 //! Kernels and sessions.
 
-use crate::case::{Case, Need, Outcome, Stop, check, check_eq, expect_error};
+use crate::case::{Case, Need, Outcome, Stop, check, check_eq, expect_error, failed, skipped};
 use crate::env::{Env, bind, direct};
-use crate::factory::TestKernel;
-use leasehold::hal::{Access, Dispatch, KernelSource, MemoryKind, Op};
+use crate::factory::{Injected, TestKernel};
+use leasehold::hal::{Access, Dispatch, KernelDesc, KernelSource, MemoryKind, Op, Pipeline};
 use leasehold::kernel::{KernelSession, session_ops, session_sync_ops};
-use leasehold::{KernelBase, View};
+use leasehold::{KernelBase, Lease, View};
 
 const FILL: Need = Need::Kernel(TestKernel::Fill);
 const ADD: Need = Need::Kernel(TestKernel::Add);
 
 pub(crate) const CASES: &[Case] = &[
     Case::hal(79, "a source that the device cannot take is an error and harmless", &[FILL], foreign_source),
+    Case::hal(80, "an entry that the source has not got is not found", &[FILL], missing_entry),
     Case::hal(81, "a kernel asked for by sixteen threads is made once", &[FILL], made_once),
     Case::hal(82, "a launch of no blocks runs nothing and completes", &[FILL], no_blocks).replayed(),
     Case::hal(83, "more bindings or parameters than the limit are refused", &[FILL], beyond_limits),
@@ -23,6 +24,9 @@ pub(crate) const CASES: &[Case] = &[
     Case::runtime(90, "a second session on a stream is occupied", &[FILL], two_sessions),
     Case::hal(91, "thousands of launches in a row keep their dependencies", &[ADD], many_launches).replayed(),
     Case::hal(92, "a read-back sees all that was launched before", &[FILL], read_back).replayed(),
+    Case::hal(135, "a kernel in use outlives a thousand others", &[FILL], hot_kernel),
+    Case::hal(136, "a kernel that fails for sixteen threads fails each time and no longer", &[FILL], failing_kernel)
+        .faulty(),
     Case::hal(137, "a hundred thousand launches keep every pool bounded", &[FILL], bounded_pools),
     Case::runtime(149, "arguments of a wrong number or size are caught before the launch", &[ADD], wrong_arguments),
 ];
@@ -46,6 +50,99 @@ fn foreign_source(env: &Env) -> Outcome {
     let buffer = env.buffer(&stream, 256)?;
     env.kernel_fill(&stream, &env.kernel(TestKernel::Fill)?, &buffer, 5)?;
     check_eq!(env.read_u32(&stream, &buffer)?, [5; 64], "a kernel after the garbage");
+    Ok(())
+}
+
+fn missing_entry(env: &Env) -> Outcome {
+    let mut desc = env.desc(TestKernel::Fill)?;
+    const MISSING: &str = "conformance_no_such_entry";
+    desc.entry = MISSING.into();
+    match &mut desc.source {
+        KernelSource::Cpu(_) => return skipped("a source that is a function has one entry, whatever it is called"),
+        KernelSource::Registered(name) => *name = MISSING.into(),
+        _ => {}
+    }
+    desc.name = MISSING.into();
+    for _ in 0..3 {
+        let e = expect_error(env.device().pipeline(&desc), "NotFound", "an entry that does not exist")?;
+        check!(e.to_string().contains(MISSING), "the error does not say which entry: {e}");
+    }
+    let stream = env.stream()?;
+    let buffer = env.buffer(&stream, 256)?;
+    env.kernel_fill(&stream, &env.kernel(TestKernel::Fill)?, &buffer, 5)?;
+    check_eq!(env.read_u32(&stream, &buffer)?, [5; 64], "a kernel after the missing one");
+    Ok(())
+}
+
+fn hot_kernel(env: &Env) -> Outcome {
+    let stream = env.stream()?;
+    let buffer = env.buffer(&stream, 256)?;
+    let hot = env.kernel(TestKernel::Fill)?;
+    let handle = hot.handle();
+    env.kernel_fill(&stream, &hot, &buffer, 1)?;
+    env.drain(&stream)?;
+    drop(hot);
+    for i in 0..env.rounds(1_000) {
+        let mut desc = env.desc(TestKernel::Fill)?;
+        desc.name = format!("conformance_cold_{i}").into();
+        let cold = env.device().pipeline(&desc)?;
+        check!(cold.handle() != handle, "kernel {i} is another one's");
+        let hot = env.kernel(TestKernel::Fill)?;
+        check_eq!(hot.handle(), handle, "the kernel that is used again and again, after {i} others");
+        if i % 16 == 0 {
+            env.kernel_fill(&stream, &cold, &buffer, i as u32 + 2)?;
+            check_eq!(env.read_u32(&stream, &buffer)?, [i as u32 + 2; 64], "kernel {i}");
+        }
+    }
+    env.kernel_fill(&stream, &env.kernel(TestKernel::Fill)?, &buffer, 1)?;
+    check_eq!(env.read_u32(&stream, &buffer)?, [1; 64], "the kernel that is used again and again");
+    Ok(())
+}
+
+/// Asks for one kernel with sixteen threads at once.
+fn ask(env: &Env, desc: &KernelDesc<'static>) -> Outcome<Vec<leasehold::Result<Lease<Pipeline>>>> {
+    std::thread::scope(|scope| {
+        let threads: Vec<_> = (0..16).map(|_| scope.spawn(|| env.device().pipeline(desc))).collect();
+        threads.into_iter().map(|t| t.join().map_err(|_| Stop::Failed("a thread panicked".into()))).collect()
+    })
+}
+
+fn failing_kernel(env: &Env) -> Outcome {
+    let good = env.desc(TestKernel::Fill)?;
+    let mut bad = good.clone();
+    bad.name = "conformance_failing".into();
+    bad.source = match &good.source {
+        KernelSource::Msl(_) => KernelSource::Msl("this is no program {".into()),
+        _ => KernelSource::Ptx("this is no program {".into()),
+    };
+    for round in 0..3 {
+        for (i, result) in ask(env, &bad)?.into_iter().enumerate() {
+            match result {
+                Err(e) if matches!(e.kind(), "Compile" | "Unsupported") => {}
+                Err(e) => return failed(format!("round {round}: thread {i} was told {}: {e}", e.kind())),
+                Ok(_) => return failed(format!("round {round}: thread {i} was given a kernel made of garbage")),
+            }
+        }
+    }
+    // The name is free: the key has the source in it.
+    let right = KernelDesc { name: bad.name.clone(), ..good.clone() };
+    let all = ask(env, &right)?.into_iter().collect::<leasehold::Result<Vec<_>>>()?;
+    check!(all.iter().all(|p| p.same(&all[0])), "sixteen threads were given different kernels for one key");
+    let stream = env.stream()?;
+    let buffer = env.buffer(&stream, 256)?;
+    env.kernel_fill(&stream, &all[0], &buffer, 5)?;
+    check_eq!(env.read_u32(&stream, &buffer)?, [5; 64], "a kernel of a name that failed before");
+    // A failure of the driver's is for those who asked then, and for nobody later.
+    let Ok(faults) = env.faults() else { return Ok(()) };
+    let fresh = KernelDesc { name: "conformance_unlucky".into(), ..good };
+    if faults.next(Injected::Creation) {
+        let results = ask(env, &fresh)?;
+        check!(results.iter().any(Result::is_err), "a creation that the driver refused went unnoticed");
+        drop(results);
+        let again = env.device().pipeline(&fresh)?;
+        env.kernel_fill(&stream, &again, &buffer, 6)?;
+        check_eq!(env.read_u32(&stream, &buffer)?, [6; 64], "a kernel whose first creation failed");
+    }
     Ok(())
 }
 

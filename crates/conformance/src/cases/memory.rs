@@ -5,7 +5,7 @@ use crate::cases::streams::{copy, fill};
 use crate::env::{Env, direct, leasehold_on};
 use leasehold::core::sync::atomic::{AtomicU32, Ordering};
 use leasehold::hal::{MemoryKind, Op, Stream};
-use leasehold::{Allocator, Buffer, Layout, Lease};
+use leasehold::{Allocator, Buffer, Layout, Lease, View, ops};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -28,14 +28,19 @@ pub(crate) const CASES: &[Case] = &[
         cross_stream_reuse,
     ),
     Case::hal(54, "trimming gives memory back", &[], trim),
+    Case::hal(55, "no block takes more than twice what was asked for", &[], rounding),
     Case::hal(56, "a storm of allocations never overlaps", &[], storm),
     Case::hal(57, "statistics are exact", &[], statistics),
     Case::hal(58, "beyond the budget is an error of its own", &[], budget),
+    Case::hal(59, "fresh memory can be read, whatever is in it", &[], fresh_memory),
+    Case::runtime(63, "the host maps what it may touch, and nothing else", &[Need::Hold], maps),
     Case::hal(64, "pinned memory carries copies both ways", &[], pinned),
     Case::hal(65, "memory of one's own is imported, released and imported again", &[], import_again),
     Case::hal(66, "an import is released exactly once and after its last use", &[Need::Hold], import_released_once),
+    Case::hal(72, "after work of every kind nothing lives", &[], nothing_lives),
     Case::hal(116, "sixteen threads allocate from one pool", &[], threads_allocate),
     Case::hal(129, "a freed block serves only what it satisfies", &[], fitting_reuse),
+    Case::hal(133, "a stale handle stays stale", &[], stale_handles),
     Case::hal(148, "out of memory is out of memory on every kind", &[], oom_kind),
 ];
 
@@ -259,6 +264,26 @@ fn storm(env: &Env) -> Outcome {
     Ok(())
 }
 
+fn rounding(env: &Env) -> Outcome {
+    let stream = env.stream()?;
+    let memory = memory(env)?;
+    let caps = memory.caps();
+    // What is taken from the driver in one piece, and what the smallest blocks' tables begin with.
+    let piece = 2 * caps.granule.max(caps.segment).max(2 << 20);
+    for size in [1u64, 100, 256, 257, 1000, 2049, 5000, 40_000, 65_537, 300_000, (1 << 20) + 1] {
+        let count = ((24 << 20) / size.max(256)).min(20_000);
+        memory.trim(0)?;
+        let before = memory.stats().reserved;
+        let held: Vec<_> = (0..count).map(|_| env.buffer(&stream, size)).collect::<Outcome<_>>()?;
+        let taken = memory.stats().reserved.saturating_sub(before);
+        let most = count * (2 * size).max(256) + piece;
+        check!(taken <= most, "{count} blocks of {size} bytes took {taken} bytes, more than {most}");
+        drop(held);
+        env.drain(&stream)?;
+    }
+    Ok(())
+}
+
 fn statistics(env: &Env) -> Outcome {
     let stream = env.stream()?;
     let memory = memory(env)?;
@@ -287,6 +312,160 @@ fn budget(env: &Env) -> Outcome {
     }
     memory.set_budget(u64::MAX);
     drop(env.buffer(&stream, (8 << 20) + 1)?);
+    Ok(())
+}
+
+fn fresh_memory(env: &Env) -> Outcome {
+    let stream = env.stream()?;
+    memory(env)?.trim(0)?;
+    for size in [1u64, 63, 4096, 1 << 20, 5 << 20] {
+        let buffer = env.buffer(&stream, size)?;
+        check_eq!(env.read(&stream, &buffer)?.len() as u64, size, "bytes of fresh memory");
+        let whole = env.buffer(&stream, size)?;
+        let value = env.submit(&stream, &[copy(&buffer, &whole)])?;
+        env.wait(&stream, value)?;
+        direct(&stream, &[fill(&buffer, 3, 1)])?;
+        check!(env.read(&stream, &buffer)?.iter().all(|&b| b == 3), "a fill of {size} bytes after they were read");
+    }
+    Ok(())
+}
+
+fn maps(env: &Env) -> Outcome {
+    let runtime = env.runtime()?;
+    let visible = env.device().caps().host_visible;
+    let buffer = runtime.upload(&[1u8; 4096])?;
+    let pinned = runtime.alloc_pinned(4096)?;
+    // SAFETY: here and below: while the bytes are borrowed nothing is submitted that touches them.
+    let mapped = unsafe { ops::map_read(&runtime, buffer.view()) }.map(<[u8]>::to_vec);
+    if visible {
+        check_eq!(mapped?, [1; 4096], "device memory as the host sees it");
+        // SAFETY: as above.
+        unsafe { ops::map_write(&runtime, buffer.view()) }?.fill(2);
+        check_eq!(runtime.download::<u8>(&buffer)?, [2; 4096], "device memory that the host wrote");
+    } else {
+        expect_error(mapped, "Unsupported", "mapping memory that the host cannot touch")?;
+        // SAFETY: as above.
+        let written = unsafe { ops::map_write(&runtime, buffer.view()) }.map(drop);
+        expect_error(written, "Unsupported", "mapping memory that the host cannot touch, to write")?;
+    }
+    // Host memory always maps, and a map waits for those who use it.
+    // SAFETY: as above.
+    unsafe { ops::map_write(&runtime, pinned.view()) }?.fill(5);
+    ops::copy_pinned(runtime.stream(), buffer.view(), pinned.view())?;
+    check_eq!(runtime.download::<u8>(&buffer)?, [5; 4096], "what came from mapped host memory");
+    let hold = env.hold_runtime(runtime.stream())?;
+    ops::fill(runtime.stream(), buffer.view(), ops::Pattern::U8(6))?;
+    ops::copy_pinned(runtime.stream(), pinned.view(), buffer.view())?;
+    std::thread::scope(|scope| {
+        let reader = scope.spawn(|| {
+            // SAFETY: as above.
+            unsafe { ops::map_read(&runtime, pinned.view()) }.map(<[u8]>::to_vec)
+        });
+        env.linger(Duration::from_millis(20));
+        let early = reader.is_finished();
+        hold.release()?;
+        let bytes = reader.join().map_err(|_| crate::case::Stop::Failed("the reader panicked".into()))??;
+        check!(!early, "host memory was mapped while a copy to it was held back");
+        check_eq!(bytes, [6; 4096], "host memory after the copy to it");
+        Ok::<_, crate::case::Stop>(())
+    })?;
+    // Recorded work has not happened, so there is nothing to see.
+    if env.device().caps().graphs {
+        runtime.start_graph_recording()?;
+        // SAFETY: as above.
+        let refused = unsafe { ops::map_read(&runtime, pinned.view()) }.map(drop);
+        runtime.abandon_graph_recording();
+        expect_error(refused, "Recording", "mapping while recording")?;
+    }
+    Ok(())
+}
+
+/// What lives in the pools and the allocators.
+fn living(env: &Env) -> Outcome<Vec<(&'static str, u64)>> {
+    let mut all = Vec::new();
+    env.backend().pools(&mut |name, s| all.push((name, s.live)));
+    env.device().pools(&mut |name, s| all.push((name, s.live)));
+    for (name, kind) in [("device memory", MemoryKind::Device), ("pinned memory", MemoryKind::Pinned)] {
+        let stats = env.device().memory(kind)?.stats();
+        all.push((name, stats.live + stats.imported + stats.in_graphs));
+    }
+    Ok(all)
+}
+
+fn nothing_lives(env: &Env) -> Outcome {
+    let caps = env.device().caps();
+    let before = living(env)?;
+    for _ in 0..3 {
+        let runtime = env.runtime()?;
+        let (other, buffer) = (runtime.create_stream()?, runtime.upload(&[1u8; 100_000])?);
+        let (pinned, event) = (runtime.alloc_pinned(4096)?, runtime.create_event()?);
+        ops::fill(&other, buffer.view(), ops::Pattern::U8(2))?;
+        runtime.record_event(&event, Some(&other))?;
+        ops::wait_event(runtime.stream(), &event)?;
+        ops::copy_pinned(runtime.stream(), pinned.view(), buffer.view().part(0, 4096)?)?;
+        if caps.graphs {
+            let graph = runtime.record_graph(|rt| {
+                let temporary = rt.alloc(4096)?;
+                ops::copy(rt.stream(), temporary.view(), buffer.view().part(0, 4096)?)?;
+                ops::copy(rt.stream(), buffer.view().part(4096, 4096)?, temporary.view())
+            })?;
+            graph.launch()?;
+        }
+        if caps.gates {
+            let gate = runtime.create_gate()?;
+            let next = gate.next();
+            ops::wait(&other, next)?;
+            ops::raise(&gate, next.value())?;
+            other.synchronize_timeout(Some(env.patience()))?;
+        }
+        if caps.host_calls {
+            ops::host_call(&other, "counted", || Ok(()))?;
+            other.synchronize_timeout(Some(env.patience()))?;
+        }
+        drop((buffer, pinned, event, other));
+        runtime.close(env.patience())?;
+    }
+    let mut last = Vec::new();
+    let over = env.until("everything is gone", || {
+        last = living(env).unwrap_or_default();
+        last == before
+    });
+    check!(over.is_ok(), "lives after everything was dropped: {last:?}; before: {before:?}");
+    Ok(())
+}
+
+fn stale_handles(env: &Env) -> Outcome {
+    let stream = env.stream()?;
+    let memory = memory(env)?;
+    let first = env.buffer(&stream, 1000)?;
+    let handle = first.handle();
+    check!(memory.is_alive(handle) && memory.lease(handle)?.same(&first), "the handle of a live buffer");
+    drop(first);
+    // As many as 8 and 16 bits of generations hold, and then some.
+    for i in 0..70_000u32 {
+        let buffer = env.buffer(&stream, 1000)?;
+        check!(buffer.handle() != handle, "buffer {i} has the handle of a dropped one");
+        if i % 4096 < 4 || i == 255 || i == 65_535 {
+            check!(!memory.is_alive(handle), "after {i} buffers a stale handle is alive");
+            expect_error(memory.lease(handle).map(drop), "StaleHandle", "a lease by a stale handle")?;
+        }
+    }
+    let stream = env.stream()?;
+    let handle = stream.handle();
+    drop(stream);
+    for i in 0..300 {
+        check!(env.stream()?.handle() != handle, "stream {i} has the handle of a dropped one");
+    }
+    if env.device().caps().timestamps {
+        let stamp = env.device().timestamp()?;
+        let weak = stamp.downgrade();
+        drop(stamp);
+        for i in 0..300 {
+            let held = env.device().timestamp()?;
+            check!(weak.upgrade().is_none(), "after {i} time stamps a weak lease finds another one");
+            drop(held);
+        }
+    }
     Ok(())
 }
 
@@ -381,7 +560,7 @@ fn import_released_once(env: &Env) -> Outcome {
         let _ = pool.trim(u64::MAX);
         ended.load(Ordering::Relaxed) != 0
     })?;
-    std::thread::sleep(Duration::from_millis(1));
+    env.linger(Duration::from_millis(1));
     check_eq!(ended.load(Ordering::Relaxed), 1, "releases after the last use");
     check!(env.read(&stream, &out)?.chunks(8).all(|c| c == 7u64.to_ne_bytes()), "the imported bytes");
     Ok(())

@@ -8,6 +8,8 @@ mod faults;
 mod graphs;
 mod kernels;
 mod memory;
+mod peers;
+mod process;
 mod recordings;
 mod streams;
 mod threads;
@@ -29,6 +31,8 @@ pub(crate) fn all() -> impl Iterator<Item = &'static Case> {
         graphs::CASES,
         recordings::CASES,
         faults::CASES,
+        peers::CASES,
+        process::CASES,
         threads::CASES,
     ]
     .into_iter()

@@ -44,7 +44,7 @@ fn update_in_flight(env: &Env) -> Outcome {
     f.graph.launch()?;
     std::thread::scope(|scope| {
         let other = scope.spawn(|| f.graph.update(&leasehold::graph::Update::new().params(NodeId::new(0), &8u32)));
-        std::thread::sleep(Duration::from_millis(20));
+        env.linger(Duration::from_millis(20));
         let early = other.is_finished();
         hold.release()?;
         let result = other.join().map_err(|_| Stop::Failed("the update panicked".into()))?;

@@ -3,9 +3,9 @@
 use crate::case::{Case, Need, Outcome, Stop, check};
 use crate::env::{Env, bind};
 use crate::factory::TestKernel;
-use leasehold::View;
 use leasehold::hal::Access;
 use leasehold::ops::{self, Pattern};
+use leasehold::{Runtime, View};
 
 pub(crate) const CASES: &[Case] = &[
     Case::hal(
@@ -45,38 +45,90 @@ fn shared_reads(env: &Env) -> Outcome {
     })
 }
 
+/// How the two readers read.
+#[derive(Debug, Clone, Copy)]
+enum Reads {
+    /// Copies.
+    Eager,
+    /// Graphs that copy.
+    Graphs,
+    /// Host copies out of it.
+    Downloads,
+}
+
 fn readers_then_writer(env: &Env) -> Outcome {
     let runtime = env.runtime()?;
+    let caps = env.device().caps();
     let (r1, r2, writer) = (runtime.create_stream()?, runtime.create_stream()?, runtime.create_stream()?);
-    for round in 0..10u8 {
+    for round in 0..12u8 {
+        let reads = match round % 3 {
+            1 if caps.graphs => Reads::Graphs,
+            2 => Reads::Downloads,
+            _ => Reads::Eager,
+        };
+        // A stream of its own, one of the readers' and a graph.
+        let (writer, in_graph) = match round % 4 {
+            1 => (&r1, false),
+            2 if caps.graphs => (&writer, true),
+            _ => (&writer, false),
+        };
         let buffer = runtime.upload(&[round; 4096])?;
-        let outs = [
-            runtime.alloc_on(&r1, leasehold::Layout::new(4096))?,
-            runtime.alloc_on(&r2, leasehold::Layout::new(4096))?,
-        ];
-        let holds = [env.hold_runtime(&r1)?, env.hold_runtime(&r2)?];
-        ops::copy(&r1, outs[0].view(), buffer.view())?;
-        ops::copy(&r2, outs[1].view(), buffer.view())?;
-        ops::fill(&writer, buffer.view(), Pattern::U8(0xff))?;
-        drop(buffer);
+        let outs = match reads {
+            Reads::Downloads => [runtime.alloc_pinned(4096)?, runtime.alloc_pinned(4096)?],
+            _ => [
+                runtime.alloc_on(&r1, leasehold::Layout::new(4096))?,
+                runtime.alloc_on(&r2, leasehold::Layout::new(4096))?,
+            ],
+        };
+        let graphs = match reads {
+            Reads::Graphs => outs
+                .iter()
+                .map(|out| runtime.record_graph(|rt| ops::copy(rt.stream(), out.view(), buffer.view())))
+                .collect::<leasehold::Result<Vec<_>>>()?,
+            _ => Vec::new(),
+        };
+        let overwrite = |runtime: &Runtime| ops::fill(runtime.stream(), buffer.view(), Pattern::U8(0xff));
+        let overwriting = in_graph.then(|| runtime.record_graph(overwrite)).transpose()?;
+        let holds = [env.hold_running(r1.raw())?, env.hold_running(r2.raw())?];
+        for (i, stream) in [&r1, &r2].into_iter().enumerate() {
+            match reads {
+                Reads::Eager => ops::copy(stream, outs[i].view(), buffer.view())?,
+                Reads::Graphs => _ = graphs[i].launch_on(stream)?,
+                Reads::Downloads => ops::copy_pinned(stream, outs[i].view(), buffer.view())?,
+            }
+        }
+        match &overwriting {
+            Some(graph) => _ = graph.launch_on(writer)?,
+            None => ops::fill(writer, buffer.view(), Pattern::U8(0xff))?,
+        }
+        drop((buffer, overwriting, graphs));
         // Whoever gets the memory next writes it too.
         let next: Vec<_> = (0..4).map(|_| runtime.alloc(4096)).collect::<leasehold::Result<_>>()?;
         for b in &next {
             ops::fill(runtime.stream(), b.view(), Pattern::U8(0xee))?;
         }
+        env.linger(std::time::Duration::from_millis(2));
         for hold in holds {
             hold.release()?;
         }
         for out in &outs {
+            let bytes = match reads {
+                // SAFETY: nobody submits anything that writes it any more.
+                Reads::Downloads => unsafe { ops::map_read(&runtime, out.view()) }?.to_vec(),
+                _ => runtime.download::<u8>(out)?,
+            };
             check!(
-                runtime.download::<u8>(out)?.iter().all(|&b| b == round),
-                "round {round}: a reader saw what came later"
+                bytes.iter().all(|&b| b == round),
+                "round {round}, {reads:?}: a reader saw what came later: {}",
+                bytes[0]
             );
         }
-        check!(
-            runtime.download::<u8>(&next[0])?.iter().all(|&b| b == 0xee),
-            "round {round}: the writer came after the next owner"
-        );
+        for b in &next {
+            check!(
+                runtime.download::<u8>(b)?.iter().all(|&b| b == 0xee),
+                "round {round}, {reads:?}: the writer came after the next owner"
+            );
+        }
     }
     Ok(())
 }

@@ -7,7 +7,8 @@ use crate::factory::TestKernel;
 use leasehold::Error;
 use leasehold::core::VALUE_LIMIT;
 use leasehold::hal::Op;
-use std::time::{Duration, Instant};
+use leasehold::ops;
+use std::time::Duration;
 
 const GATES: &[Need] = &[Need::Gates];
 const ADD: &[Need] = &[Need::Kernel(TestKernel::Fill), Need::Kernel(TestKernel::Add), Need::Hold];
@@ -19,6 +20,7 @@ pub(crate) const CASES: &[Case] = &[
     Case::hal(26, "timeouts of zero and of 50 ms are kept", GATES, timeouts),
     Case::hal(27, "a stream waits for a value that is signalled later", GATES, wait_before_signal),
     Case::hal(28, "waits in the wrong order hold up nobody else", GATES, wrong_order),
+    Case::runtime(29, "waits for all, for any and for none of several values", GATES, wait_lists),
     Case::hal(30, "eight threads that wait for one value all wake", GATES, eight_waiters),
     Case::hal(31, "a wait for 5 ends when the value jumps from 3 to 7", GATES, jump),
     Case::hal(32, "two threads play ping-pong on two gates", GATES, ping_pong),
@@ -55,11 +57,8 @@ fn monotone(env: &Env) -> Outcome {
 fn reached(env: &Env) -> Outcome {
     let (gate, next) = env.gate()?;
     gate.signal_host(next)?;
-    let start = Instant::now();
-    for _ in 0..100 {
-        gate.wait_host(next, None)?;
-    }
-    check!(start.elapsed() < Duration::from_secs(1), "100 waits for a reached value took {:?}", start.elapsed());
+    let took = env.best_of(3, || Ok((0..100).try_for_each(|_| gate.wait_host(next, None))?))?;
+    check!(took < Duration::from_secs(1), "100 waits for a reached value took {took:?}");
     let stream = env.stream()?;
     let value = direct(&stream, &[Op::Wait(gate.line().at(next))])?;
     env.wait(&stream, value)
@@ -67,13 +66,13 @@ fn reached(env: &Env) -> Outcome {
 
 fn timeouts(env: &Env) -> Outcome {
     let (gate, next) = env.gate()?;
-    let start = Instant::now();
-    expect_error(gate.wait_host(next, Some(Duration::ZERO)), "Timeout", "a poll of a value that is not there")?;
-    check!(start.elapsed() < Duration::from_millis(40), "a poll took {:?}", start.elapsed());
-    let start = Instant::now();
-    expect_error(gate.wait_host(next, Some(Duration::from_millis(50))), "Timeout", "a wait of 50 ms")?;
-    let took = start.elapsed();
-    check!(took >= Duration::from_millis(49) && took < Duration::from_secs(2), "a wait of 50 ms took {took:?}");
+    let wait = |ms, what: &str| expect_error(gate.wait_host(next, Some(Duration::from_millis(ms))), "Timeout", what);
+    let took = env.best_of(25, || wait(0, "a poll of a value that is not there").map(drop))?;
+    check!(took < Duration::from_millis(40), "the fastest of 25 polls took {took:?}");
+    // Never too short; how much too long is the machine's load, but not every time.
+    let took = env.best_of(3, || wait(50, "a wait of 50 ms").map(drop))?;
+    check!(took >= Duration::from_millis(49), "a wait of 50 ms took {took:?}");
+    check!(took < env.patience() / 2, "the fastest of three waits of 50 ms took {took:?}");
     gate.signal_host(next)?;
     gate.wait_host(next, Some(Duration::ZERO))?;
     Ok(())
@@ -87,7 +86,7 @@ fn wait_before_signal(env: &Env) -> Outcome {
     let value = direct(&stream, &[Op::Wait(gate.line().at(next)), fill(&buffer, 2, 1)])?;
     stream.flush()?;
     // Long enough for work that does not wait to be seen.
-    std::thread::sleep(Duration::from_millis(20));
+    env.linger(Duration::from_millis(20));
     check_eq!(stream.line().check(value)?, false, "work behind a gate that nobody signalled");
     check_eq!(env.read(&reader, &buffer)?, [1; 64], "the buffer before the signal");
     gate.signal_host(next)?;
@@ -107,13 +106,47 @@ fn wrong_order(env: &Env) -> Outcome {
     let z = env.buffer(&c, 64)?;
     direct(&c, &[fill(&z, 3, 1)])?;
     check_eq!(env.read(&c, &z)?, [3; 64], "unrelated work behind two waits");
-    std::thread::sleep(Duration::from_millis(20));
+    env.linger(Duration::from_millis(20));
     check_eq!(b.line().check(early)?, false, "the earlier value's work before its signal");
     gate.signal_host(next)?;
     env.wait(&b, early)?;
     check_eq!(a.line().check(late)?, false, "the later value's work");
     gate.signal_host(next + 1)?;
     env.wait(&a, late)
+}
+
+fn wait_lists(env: &Env) -> Outcome {
+    let runtime = env.runtime()?;
+    let gates: Vec<_> = (0..3).map(|_| runtime.create_gate()).collect::<leasehold::Result<_>>()?;
+    let points: Vec<_> = gates.iter().map(leasehold::Gate::next).collect();
+    let (short, long) = (Some(Duration::from_millis(10)), Some(env.patience()));
+    runtime.wait_for_all(&[], short)?;
+    expect_error(runtime.wait_for_any(&[], short), "InvalidArgument", "waiting for one of nothing")?;
+    expect_error(runtime.wait_for_any(&points, short), "Timeout", "waiting for one of three that are not there")?;
+    ops::raise(&gates[1], points[1].value())?;
+    check_eq!(runtime.wait_for_any(&points, long)?, 1, "which of three is there");
+    expect_error(runtime.wait_for_all(&points, short), "Timeout", "waiting for three of which one is there")?;
+    ops::raise(&gates[0], points[0].value())?;
+    expect_error(runtime.wait_for_all(&points, short), "Timeout", "waiting for three of which two are there")?;
+    std::thread::scope(|scope| {
+        let all = scope.spawn(|| runtime.wait_for_all(&points, long));
+        let any = scope.spawn(|| runtime.wait_for_any(&points[2..], long));
+        std::thread::sleep(Duration::from_millis(5));
+        check!(!all.is_finished() && !any.is_finished(), "a wait ended without the value that it waits for");
+        ops::raise(&gates[2], points[2].value())?;
+        all.join().map_err(|_| Stop::Failed("a waiter panicked".into()))??;
+        check_eq!(any.join().map_err(|_| Stop::Failed("a waiter panicked".into()))??, 0, "which of one is there");
+        Ok::<_, Stop>(())
+    })?;
+    // One that fails is everybody's answer, and does not wait for the others.
+    let (broken, silent) = (runtime.create_gate()?, runtime.create_gate()?);
+    ops::fail(&broken, Error::state("the cause"));
+    let list = [points[0], broken.next(), silent.next()];
+    let e = expect_error(runtime.wait_for_all(&list, long), "InvalidState", "waiting for all with a failure")?;
+    check!(e.to_string().contains("the cause"), "the waiter got {e}");
+    let e = expect_error(runtime.wait_for_any(&list[1..], long), "InvalidState", "waiting for any with a failure")?;
+    check!(e.to_string().contains("the cause"), "the waiter got {e}");
+    Ok(())
 }
 
 fn eight_waiters(env: &Env) -> Outcome {
@@ -182,7 +215,7 @@ fn fan(env: &Env) -> Outcome {
     let last = direct(&sink, &ops)?;
     sink.flush()?;
     // Long enough for work that does not wait to be seen.
-    std::thread::sleep(Duration::from_millis(20));
+    env.linger(Duration::from_millis(20));
     check_eq!(sink.line().check(last)?, false, "the fan-in before the signal");
     gate.signal_host(next)?;
     env.wait(&sink, last)?;
@@ -216,7 +249,7 @@ fn diamond(env: &Env) -> Outcome {
         for s in &streams {
             s.flush()?;
         }
-        hold.release_late()?;
+        hold.release_late(env)?;
         env.wait(d, last)?;
         check!(env.read_u32(d, sum)?.iter().all(|&v| v == 2 * round), "round {round}: the sum is not {}", 2 * round);
     }

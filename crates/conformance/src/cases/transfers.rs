@@ -1,17 +1,18 @@
 //! Fills and copies.
 
-use crate::case::{Case, Need, Outcome, check, check_eq};
+use crate::case::{Case, Need, Outcome, check, check_eq, skipped};
 use crate::cases::streams::fill;
-use crate::env::{Env, bind, direct};
+use crate::env::{Env, bind, direct, leasehold_on};
 use crate::factory::TestKernel;
-use leasehold::hal::{Access, Copy2d, Fill, Op};
-use leasehold::{Buffer, Lease, View, ops};
+use leasehold::hal::{Access, Copy2d, Fill, MemoryKind, Op};
+use leasehold::{Buffer, Error, Layout, Lease, View, ops};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 pub(crate) const CASES: &[Case] = &[
     Case::hal(60, "fills of 1, 2 and 4 bytes at every offset and length", &[], fills).replayed(),
     Case::hal(61, "copies of parts at all alignments, overlaps refused", &[], parts).replayed(),
+    Case::hal(62, "copies and fills reach beyond 4 GiB", &[], beyond_4_gib).replayed(),
     Case::runtime(67, "an upload takes its bytes during the call", &[Need::Hold], upload_captures),
     Case::runtime(68, "an asynchronous copy from pageable memory survives its source's change", &[], pageable_mutated),
     Case::hal(69, "views of one buffer keep their hazards", &[Need::Kernel(TestKernel::Add)], aliases).replayed(),
@@ -79,6 +80,61 @@ fn parts(env: &Env) -> Outcome {
     }
     within(0, 16)?;
     env.drain(&stream)
+}
+
+fn beyond_4_gib(env: &Env) -> Outcome {
+    const EDGE: u64 = 1 << 32;
+    let stream = env.stream()?;
+    let limit = env.device().limits().buffer;
+    if limit < EDGE + (1 << 20) {
+        return skipped(format!("the largest buffer has {limit} bytes"));
+    }
+    let large =
+        match env.device().memory(MemoryKind::Device)?.alloc(Layout::new(EDGE + (1 << 20)), leasehold_on(&stream)) {
+            Ok(large) => large,
+            Err(Error::OutOfMemory(_) | Error::OverBudget { .. }) => {
+                return skipped("4 GiB of memory are not to be had");
+            }
+            Err(e) => return Err(e.into()),
+        };
+    let (small, out) = (env.buffer(&stream, 4096)?, env.buffer(&stream, 4096)?);
+    let source: Vec<u8> = (0..4096u32).map(|i| (i * 7 % 251) as u8).collect();
+    env.write(&stream, &small, &source)?;
+    let part = |dst: u64, bytes, pattern| {
+        Op::Fill(Fill { dst: large.addr() + dst, native: large.native(), bytes, pattern, width: 1 })
+    };
+    let copy = |from: &Lease<Buffer>, src: u64, to: &Lease<Buffer>, dst: u64, bytes| {
+        Op::Copy(Copy2d::linear((from.addr() + src, from.native()), (to.addr() + dst, to.native()), bytes))
+    };
+    // The low end is what a truncated offset would hit.
+    for at in [EDGE - 2048, EDGE, EDGE + 512, EDGE + (1 << 20) - 4096] {
+        let low = at & (EDGE - 1) & !4095;
+        let low = if low >= EDGE - 4096 { 0 } else { low };
+        env.submit(&stream, &[part(low, 4096, 0x11), part(at, 4096, 0x22), copy(&small, 0, &large, at, 4096)])?;
+        env.submit(&stream, &[fill(&out, 0, 1), copy(&large, at, &out, 0, 4096)])?;
+        check!(env.read(&stream, &out)? == source, "a copy to and from offset {at:#x} brought other bytes");
+        if low.abs_diff(at) >= 4096 {
+            env.submit(&stream, &[copy(&large, low, &out, 0, 4096)])?;
+            let bytes = env.read(&stream, &out)?;
+            check!(bytes.iter().all(|&b| b == 0x11), "a copy to offset {at:#x} wrote at {low:#x}");
+        }
+    }
+    // Rows that are so far apart that the second lies beyond.
+    let rows = Copy2d {
+        src: large.addr() + 64,
+        src_native: large.native(),
+        src_pitch: EDGE,
+        dst: out.addr(),
+        dst_native: out.native(),
+        dst_pitch: 100,
+        width: 100,
+        rows: 2,
+    };
+    env.submit(&stream, &[part(64, 100, 0x33), part(EDGE + 64, 100, 0x44), Op::Copy(rows)])?;
+    let bytes = env.read(&stream, &out)?;
+    check!(bytes[..100].iter().all(|&b| b == 0x33), "the first of two rows 4 GiB apart");
+    check!(bytes[100..200].iter().all(|&b| b == 0x44), "the second of two rows 4 GiB apart");
+    Ok(())
 }
 
 fn upload_captures(env: &Env) -> Outcome {
@@ -191,7 +247,7 @@ fn burst(env: &Env) -> Outcome {
     env.submit(&stream, &[Op::Copy(Copy2d::linear(at(1000), (out.addr(), out.native()), 8))])?;
     env.drain(&stream)?;
     let took = start.elapsed();
-    check!(took < Duration::from_secs(5), "1,000 small copies took {took:?}");
+    check!(took < env.patience().max(Duration::from_secs(5)), "1,000 small copies took {took:?}");
     // Each copy carried what the fill before the last one had not yet reached: nothing but zeros may arrive.
     check_eq!(env.read(&stream, &out)?, [0; 8], "what the chain of copies carried");
     let marks = env.read_u32(&stream, &ring)?;
@@ -210,7 +266,7 @@ fn after_kernel(env: &Env) -> Outcome {
         b.wait(point)?;
         let value = direct(&b, &[crate::cases::streams::copy(&x, &y)])?;
         b.flush()?;
-        hold.release_late()?;
+        hold.release_late(env)?;
         env.wait(&b, value)?;
         check!(env.read_u32(&b, &y)?.iter().all(|&v| v == round), "round {round}: the copy came before the kernel");
     }

@@ -11,6 +11,7 @@
 
 use super::advice::Advice;
 use super::crew::{Body, Crew, guarded};
+use super::fork::Home;
 use super::{current_cpu, float, now_nanos};
 use leasehold_core::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use leasehold_core::sync::thread::{self, JoinHandle};
@@ -97,6 +98,8 @@ pub(crate) struct TilePool {
     name: Box<str>,
     started: AtomicBool,
     helpers: Mutex<Vec<JoinHandle<()>>>,
+    /// The process that the threads live in.
+    home: Home,
 }
 
 impl TilePool {
@@ -125,7 +128,14 @@ impl TilePool {
             name: name.into(),
             started: AtomicBool::new(false),
             helpers: Mutex::new(Vec::new()),
+            home: Home::here(),
         }
+    }
+
+    /// The process that the device's threads live in.
+    #[inline]
+    pub(crate) fn home(&self) -> Home {
+        self.home
     }
 
     /// Threads that one job can use.
@@ -253,6 +263,11 @@ impl TilePool {
 
 impl Drop for TilePool {
     fn drop(&mut self) {
+        if self.home.left() {
+            // Nobody to wait for, and a lock may have been somebody's when the process was forked.
+            std::mem::forget(std::mem::take(self.helpers.get_mut()));
+            return;
+        }
         self.shared.crew.dismiss();
         let me = thread::current().id();
         for helper in self.helpers.lock().drain(..) {

@@ -14,6 +14,8 @@
 //! A submission that fails poisons the line from its value on; the rest of it and everything later is not run, but values are published in
 //! order. A worker outlives any failure of what it runs.
 //!
+//! In a forked child there is no worker: submissions and waits say so, and nothing is waited for.
+//!
 //! A queue that is dropped finishes what was submitted; its worker ends afterwards. The worker is started by the first submission.
 //!
 //! This module must not know managers.
@@ -136,6 +138,7 @@ impl Queue {
     /// # Safety
     /// - See there.
     pub(crate) unsafe fn submit(&self, ops: &[Op<'_>], note_wait: impl Fn(Point)) -> Result<u64> {
+        self.shared.pool.home().check()?;
         for op in ops {
             check(op)?;
         }
@@ -213,6 +216,7 @@ impl Queue {
         if line.check(value)? {
             return Ok(());
         }
+        self.shared.pool.home().check()?;
         if let Some((id, running)) = RUNNING.get()
             && id == line.id()
             && value >= running
@@ -228,6 +232,10 @@ impl Queue {
 
     /// Tells the worker to end after what was submitted, and waits for its end if it has nothing to do.
     fn close(&self) {
+        if self.shared.pool.home().left() {
+            // The worker stayed in the parent, perhaps with the lock; what it would have ended goes with this process.
+            return;
+        }
         let worker = {
             let mut pending = self.shared.pending.lock();
             pending.closing = true;

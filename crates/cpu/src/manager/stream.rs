@@ -113,6 +113,7 @@ impl Resource for Streams {
 pub struct StreamManager {
     manager: PoolManager<Streams>,
     common: Arc<Common>,
+    pool: Arc<TilePool>,
 }
 
 impl StreamManager {
@@ -120,10 +121,10 @@ impl StreamManager {
         let common = Arc::new(Common { retired: RetireList::new(), lines: Mutex::new(Vec::new()) });
         let manager = PoolManager::new();
         manager.configure(
-            Streams { pool, waits, common: common.clone(), limit },
+            Streams { pool: pool.clone(), waits, common: common.clone(), limit },
             PoolConfig { block: 16, ..PoolConfig::default() },
         )?;
-        Ok(Self { manager, common })
+        Ok(Self { manager, common, pool })
     }
 
     /// A stream: an idle one, or a new one.
@@ -168,6 +169,12 @@ impl StreamManager {
     /// The lines of all streams that exist.
     pub fn lines(&self) -> Vec<&'static Line> {
         self.common.lines.lock().clone()
+    }
+
+    /// # Errors
+    /// `InvalidState` in a forked child of the process that the device was opened in.
+    pub fn check_process(&self) -> Result<()> {
+        self.pool.home().check()
     }
 
     /// What the pool did so far.

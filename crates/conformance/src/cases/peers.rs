@@ -1,0 +1,364 @@
+//! Two devices: copies between them, faults of one, and calls that must not mix them up.
+
+use crate::case::{Case, Need, Outcome, Stop, check, check_eq, failed, skipped};
+use crate::cases::streams::fill;
+use crate::env::{Env, Other, direct};
+use crate::factory::TestKernel;
+use leasehold::core::PoolStats;
+use leasehold::hal::{Copy2d, Device, Dispatch, MemoryKind, Op, OpList, Plan, Stream};
+use leasehold::ops::{self, Pattern};
+use leasehold::{Buffer, Context, Current, Error, Lease, Runtime, View};
+
+pub(crate) const CASES: &[Case] = &[
+    Case::hal(75, "copies between two devices arrive, both ways, on either's stream", &[], between).replayed(),
+    Case::hal(76, "peer access can be asked for twice and from both sides", &[], access_twice),
+    Case::hal(77, "two threads play ping-pong between two devices", &[], ping_pong),
+    Case::hal(110, "a fault of one device leaves another usable", &[Need::Kernel(TestKernel::Trap)], bystander).fatal(),
+    Case::hal(141, "what one device made is destroyed while another is current and on another thread", &[], elsewhere),
+    Case::runtime(142, "memory of another device is copied or refused, and never mistaken", &[], mistaken),
+    Case::runtime(146, "nothing but a choice of device changes the current one", &[], current_stays),
+];
+
+/// A device, a stream of it, and memory.
+struct Side {
+    device: Lease<dyn Device>,
+    stream: Lease<dyn Stream>,
+    buffer: Lease<Buffer>,
+}
+
+const BYTES: u64 = 100_000;
+
+fn side(env: &Env, device: &Lease<dyn Device>) -> Outcome<Side> {
+    let stream = env.stream_of(device)?;
+    let buffer = env.buffer_of(device, &stream, BYTES)?;
+    Ok(Side { device: device.clone(), stream, buffer })
+}
+
+fn sides(env: &Env) -> Outcome<[Side; 2]> {
+    Ok([side(env, env.device())?, side(env, &env.second()?)?])
+}
+
+fn carry(from: &Side, to: &Side) -> Op<'static> {
+    let (src, dst) = ((from.buffer.addr(), from.buffer.native()), (to.buffer.addr(), to.buffer.native()));
+    Op::Copy(Copy2d::linear(src, dst, BYTES))
+}
+
+fn between(env: &Env) -> Outcome {
+    let s = sides(env)?;
+    let pattern = |seed: u32| -> Vec<u8> { (0..BYTES as u32).map(|i| (i.wrapping_mul(seed) % 251) as u8).collect() };
+    // Before peer access was asked for and after; where there is none the copies go through the host.
+    for round in 0..2u32 {
+        for (from, to) in [(0, 1), (1, 0)] {
+            for on in [0, 1] {
+                let bytes = pattern(7 + round * 4 + from as u32 * 2 + on as u32);
+                env.write(&s[from].stream, &s[from].buffer, &bytes)?;
+                env.write(&s[to].stream, &s[to].buffer, &[0xee; BYTES as usize])?;
+                // A replayed copy is a graph of the device under test.
+                let value = match on {
+                    0 => env.submit(&s[0].stream, &[carry(&s[from], &s[to])])?,
+                    _ => direct(&s[1].stream, &[carry(&s[from], &s[to])])?,
+                };
+                env.wait(&s[on].stream, value)?;
+                check!(
+                    env.read(&s[to].stream, &s[to].buffer)? == bytes,
+                    "round {round}: from device {from} to {to} on the stream of {on}: other bytes arrived"
+                );
+            }
+        }
+        s[0].device.peer_access(s[1].device.info().id)?;
+        s[1].device.peer_access(s[0].device.info().id)?;
+    }
+    // In stream order with what comes before and after.
+    let value = direct(
+        &s[0].stream,
+        &[fill(&s[0].buffer, 1, 1), carry(&s[0], &s[1]), fill(&s[0].buffer, 2, 1), carry(&s[1], &s[0])],
+    )?;
+    env.wait(&s[0].stream, value)?;
+    check!(env.read(&s[0].stream, &s[0].buffer)?.iter().all(|&b| b == 1), "there and back: out of order");
+    Ok(())
+}
+
+fn access_twice(env: &Env) -> Outcome {
+    let s = sides(env)?;
+    let (a, b) = (s[0].device.info().id, s[1].device.info().id);
+    check!(s[0].device.peer_access(a)?, "{a} does not reach itself");
+    let (there, back) = (s[0].device.peer_access(b)?, s[1].device.peer_access(a)?);
+    let same = std::thread::scope(|scope| {
+        let ask = || {
+            (0..20).all(|_| {
+                let (x, y) = (s[0].device.peer_access(b), s[1].device.peer_access(a));
+                matches!((x, y), (Ok(x), Ok(y)) if (x, y) == (there, back))
+            })
+        };
+        let threads: Vec<_> = (0..8).map(|_| scope.spawn(ask)).collect();
+        threads.into_iter().all(|t| t.join().unwrap_or(false))
+    });
+    check!(same, "peer access of {a} and {b} is {there} and {back} once and something else, or an error, later");
+    // Memory that was made before and after the peers knew each other.
+    let late = [side(env, &s[0].device)?, side(env, &s[1].device)?];
+    for (from, to) in [(&s[0], &late[1]), (&late[0], &s[1]), (&late[1], &late[0])] {
+        env.write(&from.stream, &from.buffer, &[9; BYTES as usize])?;
+        env.write(&to.stream, &to.buffer, &[0; BYTES as usize])?;
+        let value = direct(&to.stream, &[carry(from, to)])?;
+        env.wait(&to.stream, value)?;
+        check!(
+            env.read(&to.stream, &to.buffer)?.iter().all(|&x| x == 9),
+            "a copy after peer access was asked for often"
+        );
+    }
+    match s[0].device.peer_access(leasehold::DeviceId::new(a.backend, 4_000_000_000)) {
+        Err(Error::NotFound(_)) => Ok(()),
+        other => failed(format!("peer access to a device that does not exist is {other:?}")),
+    }
+}
+
+fn ping_pong(env: &Env) -> Outcome {
+    let second = env.second()?;
+    let rounds = env.rounds(1_000) as u32;
+    let play = |first: bool| -> Outcome {
+        let (here, there) = if first { (env.device(), &second) } else { (&second, env.device()) };
+        let (mine, theirs) = (side(env, here)?, side(env, there)?);
+        for round in 0..rounds {
+            let value = direct(&mine.stream, &[fill(&mine.buffer, round % 251, 1), carry(&mine, &theirs)])?;
+            let over = mine.stream.line().at(value);
+            mine.stream.flush()?;
+            // The other device's stream takes it from there and brings it back.
+            let value = direct(
+                &theirs.stream,
+                &[Op::Wait(over), carry_part(&theirs.buffer, 0, BYTES / 2), carry(&theirs, &mine)],
+            )?;
+            env.wait(&theirs.stream, value)?;
+        }
+        let last = (rounds - 1) % 251;
+        let bytes = env.read(&mine.stream, &mine.buffer)?;
+        check!(bytes.iter().all(|&b| u32::from(b) == last), "after {rounds} rounds: {} and not {last}", bytes[0]);
+        Ok(())
+    };
+    std::thread::scope(|scope| {
+        let threads = [scope.spawn(|| play(true)), scope.spawn(|| play(false))];
+        threads.into_iter().try_for_each(|t| t.join().map_err(|_| Stop::Failed("a thread panicked".into()))?)
+    })
+}
+
+/// A copy of the first half of a buffer to its second half.
+fn carry_part(buffer: &Lease<Buffer>, from: u64, bytes: u64) -> Op<'static> {
+    let at = |offset| (buffer.addr() + offset, buffer.native());
+    Op::Copy(Copy2d::linear(at(from), at(from + bytes), bytes))
+}
+
+fn bystander(env: &Env) -> Outcome {
+    let other = env.other()?;
+    let there = side(env, &other.device)?;
+    env.write(&there.stream, &there.buffer, &[1; BYTES as usize])?;
+    let stream = env.stream()?;
+    let kernel = env.kernel(TestKernel::Trap)?;
+    let op = Dispatch { pipeline: &kernel, grid: [1; 3], block: [1; 3], shared: 0, bindings: &[], params: &[] };
+    let trapped = direct(&stream, &[Op::Dispatch(op)]).and_then(|v| env.try_wait(&stream, v));
+    check!(trapped.is_err(), "a trap went unnoticed");
+    let name = other.device.info().id;
+    for round in 0..3 {
+        direct(&there.stream, &[fill(&there.buffer, 5 + round, 1)])?;
+        let bytes = env.read(&there.stream, &there.buffer)?;
+        check!(
+            bytes.iter().all(|&b| u32::from(b) == 5 + round),
+            "after a fault of {} a fill on {name} is wrong",
+            env.id()
+        );
+        let again = side(env, &other.device)?;
+        direct(&again.stream, &[fill(&again.buffer, 3, 1)])?;
+        check!(env.read(&again.stream, &again.buffer)?[0] == 3, "after a fault of {} a new stream on {name}", env.id());
+    }
+    Ok(())
+}
+
+fn live(env: &Env) -> Vec<(&'static str, u64)> {
+    let mut all = Vec::new();
+    env.device().pools(&mut |name, s: PoolStats| all.push((name, s.live)));
+    all
+}
+
+fn elsewhere(env: &Env) -> Outcome {
+    // With one device only, the other thread has none current.
+    let other = match env.other() {
+        Ok(other) => Some(other),
+        Err(Stop::Skipped(_)) => None,
+        Err(failed) => return Err(failed),
+    };
+    let caps = env.device().caps();
+    // Each pool has been used once.
+    let make = || -> Outcome<_> {
+        let stream = env.stream()?;
+        let buffers: Vec<_> = [64, 100_000, 8 << 20].iter().map(|&n| env.buffer(&stream, n)).collect::<Outcome<_>>()?;
+        let pinned = env
+            .device()
+            .memory(MemoryKind::Pinned)?
+            .alloc(leasehold::Layout::new(4096), crate::env::leasehold_on(&stream))?;
+        let stamp = caps.timestamps.then(|| env.device().timestamp()).transpose()?;
+        let gate = caps.gates.then(|| env.gate()).transpose()?;
+        let graph = if caps.graphs {
+            let mut list = OpList::new();
+            list.push(&fill(&buffers[0], 1, 1));
+            Some(env.device().instantiate(Plan::new(list))?)
+        } else {
+            None
+        };
+        let value = direct(&stream, &[fill(&buffers[1], 7, 1)])?;
+        env.wait(&stream, value)?;
+        Ok((stream, buffers, pinned, stamp, gate, graph))
+    };
+    drop(make()?);
+    let before = live(env);
+    env.device().make_current()?;
+    for round in 0..4 {
+        let things = make()?;
+        let there = other.as_ref().map(|o| &o.device);
+        std::thread::scope(|scope| {
+            let end = move || -> leasehold::Result<()> {
+                if let Some(there) = there {
+                    there.make_current()?;
+                }
+                drop(things);
+                Ok(())
+            };
+            scope.spawn(end).join().map_err(|_| Stop::Failed("a thread that drops leases panicked".into()))
+        })??;
+        env.until(&format!("round {round}: everything that another thread dropped is gone"), || {
+            let now = live(env);
+            before.iter().all(|(name, was)| now.iter().any(|(n, is)| n == name && is <= was))
+        })?;
+        // On this thread, with the other device current.
+        let things = make()?;
+        if let Some(there) = there {
+            there.make_current()?;
+        }
+        drop(things);
+        let again = side(env, env.device())?;
+        direct(&again.stream, &[fill(&again.buffer, round + 1, 1)])?;
+        let bytes = env.read(&again.stream, &again.buffer)?;
+        check!(bytes.iter().all(|&b| u32::from(b) == round + 1), "round {round}: the device after the drops");
+        env.device().make_current()?;
+    }
+    Ok(())
+}
+
+/// Runtimes on the device under test and on another; in one context where they are of one backend.
+fn runtimes(env: &Env) -> Outcome<(Runtime, Runtime, Other)> {
+    let other = env.other()?;
+    let here = env.runtime()?;
+    let id = other.device.info().id;
+    let there = if other.same_backend {
+        // By its own stream's backend: the context of `here`.
+        Context::with_backends(vec![env.backend().clone()]).runtime(id)?
+    } else {
+        Context::with_backends(vec![other.backend.clone()]).runtime(id)?
+    };
+    Ok((here, there, other))
+}
+
+fn mistaken(env: &Env) -> Outcome {
+    let (here, there, other) = runtimes(env)?;
+    let (a, b) = (here.upload(&[1u8; 4096])?, there.upload(&[2u8; 4096])?);
+    // Each of these either does what it says or names what is wrong.
+    let refused = |result: leasehold::Result<()>, what: &str| match result {
+        Ok(()) => Ok(false),
+        Err(Error::InvalidArgument(_) | Error::Unsupported(_)) => Ok(true),
+        Err(e) => failed(format!("{what} is {}: {e}", e.kind())),
+    };
+    if !refused(ops::copy(here.stream(), a.view(), b.view()), "a copy from another device")? {
+        check_eq!(here.download::<u8>(&a)?, [2; 4096], "what was copied from another device");
+    }
+    let sent = [7u8; 4096];
+    ops::upload(here.stream(), a.view(), &sent, false)?;
+    if !refused(ops::copy(here.stream(), b.view(), a.view()), "a copy to another device")? {
+        here.sync_stream()?;
+        check_eq!(there.download::<u8>(&b)?, [7; 4096], "what was copied to another device");
+    } else {
+        check_eq!(there.download::<u8>(&b)?, [2; 4096], "the other device's memory after refused copies");
+    }
+    // Never taken for memory of one's own.
+    let mut bytes = vec![0u8; 4096];
+    if !refused(ops::fill(here.stream(), b.view(), Pattern::U8(9)), "a fill of another device's memory")? {
+        here.sync_stream()?;
+        check_eq!(there.download::<u8>(&b)?, [9; 4096], "what was filled on another device");
+    }
+    if !refused(ops::download(here.stream(), &mut bytes, b.view()), "a download of another device's memory")? {
+        check_eq!(bytes, there.download::<u8>(&b)?, "what was downloaded from another device");
+    }
+    // Over the host it always works.
+    let carried = here.download::<u8>(&a)?;
+    let back = there.upload(&carried)?;
+    check_eq!(there.download::<u8>(&back)?, [7; 4096], "what went over the host");
+    // A stream can wait for the other device's, or says that it cannot.
+    ops::fill(there.stream(), b.view(), Pattern::U8(3))?;
+    let point = there.stream().now();
+    there.stream().flush()?;
+    match here.stream().raw().wait(point) {
+        Ok(()) => {
+            ops::fill(here.stream(), a.view(), Pattern::U8(4))?;
+            check_eq!(here.download::<u8>(&a)?, [4; 4096], "work after a wait for another device");
+            check!(point.is_settled() || there.stream().query()?, "a stream did not wait for another device's");
+        }
+        Err(Error::Unsupported(_)) => {
+            let promised = other.same_backend || env.device().caps().waits_for_any_line;
+            check!(!promised, "a wait for another device is not supported, against the capabilities");
+        }
+        Err(e) => return failed(format!("a wait for another device is {}: {e}", e.kind())),
+    }
+    check_eq!(there.download::<u8>(&b)?, [3; 4096], "the other device's memory at the end");
+    Ok(())
+}
+
+fn current_stays(env: &Env) -> Outcome {
+    let (here, there, other) = runtimes(env)?;
+    let guard = ops::set_context(&here, None)?;
+    let driver = || env.factory().current_device();
+    let before = driver();
+    let stays = |what: &str| -> Outcome {
+        check!(Current::get()?.runtime().same(&here), "{what} switched the current context");
+        check_eq!(driver(), before, "the driver's current device after {what}");
+        Ok(())
+    };
+    let memory = there.alloc(1 << 20)?;
+    stays("an allocation on another device")?;
+    let pinned = match there.alloc_pinned(4096) {
+        Ok(pinned) => Some(pinned),
+        Err(Error::Unsupported(_)) => None,
+        Err(e) => return Err(e.into()),
+    };
+    stays("an allocation of host memory")?;
+    let values = there.upload(&[1u8; 4096])?;
+    stays("an upload")?;
+    check_eq!(there.download::<u8>(&values)?, [1; 4096], "an upload to a device that is not current");
+    stays("a download")?;
+    let (stream, event) = (there.create_stream()?, there.create_event()?);
+    stays("the creation of a stream and an event")?;
+    there.record_event(&event, Some(&stream))?;
+    there.synchronize_event_timeout(&event, Some(env.patience()))?;
+    stays("a record and a wait")?;
+    ops::fill(&stream, memory.view(), Pattern::U8(1))?;
+    there.sync_device()?;
+    stays("a fill and a synchronisation")?;
+    if there.raw_device().caps().graphs {
+        let graph = there.record_graph(|rt| ops::fill(rt.stream(), memory.view(), Pattern::U8(2)))?;
+        stays("a recording")?;
+        graph.launch()?;
+        there.sync_stream()?;
+        stays("a launch of a graph")?;
+    }
+    if env.device().caps().gates && there.raw_device().caps().gates {
+        drop(there.create_gate()?);
+        stays("a gate")?;
+    }
+    let _ = there.raw_device().memory_info()?;
+    let _ = other.device.peer_access(other.device.info().id)?;
+    stays("questions")?;
+    drop((memory, pinned, values, stream, event));
+    stays("the end of everything")?;
+    drop(there);
+    stays("the end of the other runtime")?;
+    drop(guard);
+    if Current::get().is_ok() {
+        return skipped("the process has a default context");
+    }
+    Ok(())
+}

@@ -1,0 +1,151 @@
+//! Cases in processes of their own: those about the process itself, and those whose fault ends its use of a driver.
+//!
+//! # Protocol
+//! The runner starts a program that ends up in [`answer`] with the case's name. The program runs that one case and writes one line to its
+//! standard output: a marker, the outcome, the reason with its line ends replaced. The runner takes the first such line for the answer; a
+//! program that ends without one has failed, with what it wrote to its standard error, and so has one that says nothing in time. It is ended
+//! then. What the program does after its answer is its own concern, for a few seconds.
+//!
+//! This module must not know what a case does.
+
+use crate::case::{Case, Outcome, Stop, failed};
+use crate::factory::Factory;
+use crate::runner::{Filter, Suite, Variant, run_bounded};
+use std::fmt;
+use std::io::{BufRead, BufReader, Read, Write};
+use std::process::{Child, Command, ExitCode, Stdio};
+use std::sync::{Arc, mpsc};
+use std::time::{Duration, Instant};
+
+const MARKER: &str = "\u{1}leasehold-conformance\u{1}";
+/// How long a program may take to start, and to end after its answer.
+const GRACE: Duration = Duration::from_secs(10);
+
+type Make = dyn Fn(&str) -> Command + Send + Sync;
+
+/// How to start a program that runs one case.
+#[derive(Clone)]
+pub struct Isolation(Arc<Make>);
+
+impl Isolation {
+    /// Cases are run by the program that `command` makes of a case's name; it must call [`answer`] with that name.
+    pub fn new(command: impl Fn(&str) -> Command + Send + Sync + 'static) -> Self {
+        Self(Arc::new(command))
+    }
+
+    pub(crate) fn run(&self, case: &Case, variant: Variant, limit: Duration) -> Outcome {
+        let mut command = (self.0)(&name(case, variant));
+        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        let mut child = match command.spawn() {
+            Ok(child) => child,
+            Err(e) => return failed(format!("no process for the case: {e}")),
+        };
+        let said = heard(&mut child, limit + GRACE);
+        let status = ended(&mut child, if said.is_some() { GRACE } else { Duration::ZERO });
+        match said {
+            Some(Said::Outcome(outcome)) => outcome,
+            Some(Said::Nothing(errors)) => {
+                failed(format!("the case's process ended ({status}) without an answer{errors}"))
+            }
+            None => failed(format!("hangs: the case's process has not answered in {:?}", limit + GRACE)),
+        }
+    }
+}
+
+impl fmt::Debug for Isolation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Isolation")
+    }
+}
+
+fn name(case: &Case, variant: Variant) -> String {
+    format!("{}/{}", case.number, variant.name())
+}
+
+enum Said {
+    Outcome(Outcome),
+    /// The end of the standard error.
+    Nothing(String),
+}
+
+/// What the child says within the limit.
+fn heard(child: &mut Child, limit: Duration) -> Option<Said> {
+    let (tell, told) = mpsc::channel();
+    let (out, err) = (child.stdout.take()?, child.stderr.take()?);
+    // Both read to their ends, so that the child is never held up; both end with the child, which is ended in time.
+    let (tell_errors, errors) = mpsc::channel();
+    std::thread::spawn(move || {
+        let mut text = Vec::new();
+        let _ = BufReader::new(err).read_to_end(&mut text);
+        let _ = tell_errors.send(String::from_utf8_lossy(&text).into_owned());
+    });
+    std::thread::spawn(move || {
+        let mut answer = None;
+        for line in BufReader::new(out).split(b'\n').map_while(Result::ok) {
+            if let Some(outcome) = parse(&String::from_utf8_lossy(&line)) {
+                let _ = tell.send(Some(outcome));
+                answer = Some(());
+            }
+        }
+        if answer.is_none() {
+            let _ = tell.send(None);
+        }
+    });
+    match told.recv_timeout(limit).ok()? {
+        Some(outcome) => Some(Said::Outcome(outcome)),
+        None => {
+            let text = errors.recv_timeout(GRACE).unwrap_or_default();
+            let tail: Vec<&str> = text.lines().rev().take(20).collect();
+            let tail: String = tail.into_iter().rev().flat_map(|l| ["\n", l]).collect();
+            Some(Said::Nothing(tail))
+        }
+    }
+}
+
+/// Waits for the child's end, ends it when it takes longer, and says how it ended.
+fn ended(child: &mut Child, grace: Duration) -> String {
+    let start = Instant::now();
+    loop {
+        match child.try_wait() {
+            Ok(Some(status)) => return status.to_string(),
+            Ok(None) if start.elapsed() < grace => std::thread::sleep(Duration::from_millis(2)),
+            _ => {
+                let _ = child.kill();
+                return child.wait().map_or_else(|e| e.to_string(), |s| s.to_string());
+            }
+        }
+    }
+}
+
+fn parse(line: &str) -> Option<Outcome> {
+    let rest = &line[line.find(MARKER)? + MARKER.len()..];
+    let (word, why) = rest.split_once(' ')?;
+    let why = why.replace('\u{1f}', "\n");
+    Some(match word {
+        "passed" => Ok(()),
+        "skipped" => Err(Stop::Skipped(why)),
+        _ => Err(Stop::Failed(why)),
+    })
+}
+
+/// The other side: runs the one case of this name (as it was given to [`Isolation::new`]'s function) in this process, and writes the answer
+/// to standard output. The process should end soon after; the status says nothing.
+pub fn answer(factory: impl Factory, name: &str, filter: &Filter) -> ExitCode {
+    let factory: Arc<dyn Factory> = Arc::new(factory);
+    let suite = Suite::new();
+    let found = suite.runs(&Filter::default()).into_iter().find(|(case, variant)| self::name(case, *variant) == name);
+    let outcome = match found {
+        Some((case, variant)) => run_bounded(&factory, case, variant, filter),
+        None => failed(format!("there is no case {name}")),
+    };
+    let (word, why) = match outcome {
+        Ok(()) => ("passed", String::new()),
+        Err(Stop::Skipped(why)) => ("skipped", why),
+        Err(Stop::Failed(why)) => ("failed", why),
+    };
+    let mut out = std::io::stdout().lock();
+    // Nobody to tell when it is closed.
+    let _ = writeln!(out, "{MARKER}{word} {}", why.replace('\n', "\u{1f}"));
+    let _ = out.flush();
+    ExitCode::SUCCESS
+}

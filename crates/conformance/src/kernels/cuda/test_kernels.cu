@@ -1,0 +1,51 @@
+// The conformance suite's kernels for CUDA, under the names and with the arguments of `TestKernel`: the addresses of the bindings in
+// order, then the parameters.
+//
+// A block serves 64 elements whatever its size; how many blocks there are decides how many elements are touched.
+
+typedef unsigned int u32;
+typedef unsigned long long u64;
+
+#define BLOCK 64u
+
+extern "C" __global__ void conformance_fill(u32* out, u32 value) {
+    u64 from = (u64)blockIdx.x * BLOCK;
+    for (u32 i = threadIdx.x; i < BLOCK; i += blockDim.x) out[from + i] = value;
+}
+
+extern "C" __global__ void conformance_add(const u32* a, const u32* b, u32* out) {
+    u64 from = (u64)blockIdx.x * BLOCK;
+    for (u32 i = threadIdx.x; i < BLOCK; i += blockDim.x) out[from + i] = a[from + i] + b[from + i];
+}
+
+static __device__ u64 nanoseconds() {
+    u64 now;
+    asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(now));
+    return now;
+}
+
+extern "C" __global__ void conformance_spin(const u32* flag, u32* out, u32 limit_ms) {
+    if (threadIdx.x != 0 || blockIdx.x != 0) return;
+    u64 end = nanoseconds() + (u64)limit_ms * 1000000u;
+    u32 seen = 0;
+    while (seen == 0) {
+        if (*(const volatile u32*)flag != 0) {
+            seen = 1;
+        } else if (nanoseconds() >= end) {
+            seen = 2;
+        }
+    }
+    // What the host wrote before the flag is seen after it, and this is seen by the host.
+    __threadfence_system();
+    *(volatile u32*)out = seen;
+    __threadfence_system();
+}
+
+extern "C" __global__ void conformance_trap() {
+    asm volatile("trap;");
+}
+
+// The element after the end belongs to the same allocation as likely as not: this one is 16 TiB further, where nothing is.
+extern "C" __global__ void conformance_out_of_bounds(u32* out) {
+    *(volatile u32*)(out + (1ull << 42)) = 1;
+}
