@@ -28,6 +28,13 @@ const NO_NODE: u32 = u32::MAX;
 thread_local! {
     /// The machine (its address) and the queue whose host function this thread runs.
     static CALLING: Cell<Option<(usize, QueueId)>> = const { Cell::new(None) };
+    /// Host functions that this thread is in: one may step, and so call another.
+    static DEPTH: Cell<usize> = const { Cell::new(0) };
+}
+
+/// Host functions that this thread is in.
+pub(super) fn depth() -> usize {
+    DEPTH.get()
 }
 
 /// What a step came to.
@@ -96,7 +103,9 @@ impl Machine {
                 drop(state);
                 let me = Arc::as_ptr(&self.0) as usize;
                 let outer = CALLING.replace(Some((me, queue)));
+                DEPTH.set(DEPTH.get() + 1);
                 let panic = catch_unwind(AssertUnwindSafe(call)).err().map(panic_text);
+                DEPTH.set(DEPTH.get() - 1);
                 CALLING.set(outer);
                 self.lock().called(queue, node, panic);
                 true
@@ -290,6 +299,7 @@ impl State {
                     Step::Nothing
                 }
                 Outcome::Call(call) => {
+                    entry.action = Action::Host { name: place.name, call: Box::new(|| {}), always: false };
                     self.put_back(id, entry);
                     self.busy(id);
                     Step::Call(id, NO_NODE, call)
@@ -309,10 +319,12 @@ impl State {
         }
     }
 
+    /// A queue's host function is about to be called: what the queue did before is known to the host.
     fn busy(&mut self, id: QueueId) {
-        if let Some(q) = self.queues.get_mut(&id) {
-            q.busy = true;
-        }
+        let Some(q) = self.queues.get_mut(&id) else { return };
+        q.busy = true;
+        let (clock, nanos) = (q.clock.clone(), q.nanos);
+        self.host_learns(&clock, nanos);
     }
 
     /// Runs one node of a graph, or ends a graph whose nodes are over.
@@ -387,7 +399,8 @@ impl State {
         self.let_go(id, &entry.action);
         let mut entry = entry;
         match std::mem::replace(&mut entry.action, Action::Empty) {
-            Action::Host { call, always: true, .. } => {
+            Action::Host { name, call, always: true } => {
+                entry.action = Action::Host { name, call: Box::new(|| {}), always: false };
                 self.put_back(id, entry);
                 self.busy(id);
                 return Step::Call(id, NO_NODE, call);
@@ -404,9 +417,11 @@ impl State {
         let Some(q) = self.queues.get_mut(&id) else { return };
         q.busy = false;
         q.nanos += HOST_NANOS;
-        let (clock, nanos, device) = (q.clock.clone(), q.nanos, q.device);
-        // What the queue did before is known to the host: it was called back.
-        self.host_learns(&clock, nanos);
+        let (nanos, device) = (q.nanos, q.device);
+        // What the host did comes before what the queue does next.
+        let host = self.host_clock();
+        self.host_acts();
+        self.learn(id, &host, nanos);
         if self.lost[device as usize].is_some() {
             self.end_if_over(id);
             self.progress();

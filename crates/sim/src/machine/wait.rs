@@ -62,7 +62,8 @@ impl Machine {
                 if let Some(result) = over(&mut state) {
                     return result;
                 }
-                let called = state.queues.values().any(|q| q.busy);
+                // Functions that this thread itself is in cannot end before it does.
+                let called = state.queues.values().filter(|q| q.busy).count() > super::step::depth();
                 let since = *alone_since.get_or_insert_with(Instant::now);
                 if !called && (config.patience.is_zero() || timeout.is_none() && since.elapsed() >= config.patience) {
                     return Err(Error::state(format!("dead-lock: nothing can run; {}", state.waiting())));

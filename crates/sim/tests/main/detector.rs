@@ -1,0 +1,375 @@
+//! The race detector: each defect, planted, is found; without it nothing is.
+
+use crate::{config, copy, fill, launch, machine};
+use leasehold_sim::{
+    Command, FillCall, GRANULARITY, Machine, MachineConfig, Node, NodeId, QueueId, Report, ReportKind, Stepping,
+};
+
+const N: u64 = 256;
+
+/// Two queues and a buffer that both use.
+fn two(seed: u64) -> (Machine, QueueId, QueueId, u64) {
+    let m = machine(seed);
+    let (a, b) = (m.queue_create(0).unwrap(), m.queue_create(0).unwrap());
+    let at = m.alloc(0, N).unwrap();
+    (m, a, b, at)
+}
+
+fn only(reports: Vec<Report>, kind: ReportKind) -> Report {
+    assert!(!reports.is_empty(), "{kind:?} was not found");
+    assert!(reports.iter().all(|r| r.kind == kind), "{reports:?}");
+    reports.into_iter().next().unwrap()
+}
+
+#[test]
+fn accesses_without_an_order_are_found_whoever_ran_first() {
+    for seed in 0..50 {
+        let (m, a, b, at) = two(seed);
+        fill(&m, a, at, N, 1);
+        m.enqueue(b, Command::Kernel(launch(&m, "bump", &[(at + 8, 16)], &[1]))).unwrap();
+        m.run_until_idle();
+        let reports = m.take_reports();
+        let report = reports.iter().find(|r| r.kind == ReportKind::Unordered).expect("no report");
+        assert_eq!((report.addr, report.bytes), (at + 8, 16));
+        let (first, second) = (report.first.clone().unwrap(), report.second.clone());
+        let mut both =
+            [(first.queue.unwrap(), first.name.to_string()), (second.queue.unwrap(), second.name.to_string())];
+        both.sort();
+        assert_eq!(both, [(a.0, "fill".to_owned()), (b.0, "dispatch bump".to_owned())]);
+        assert_eq!((first.index, second.index), (0, 0));
+    }
+}
+
+#[test]
+fn two_reads_need_no_order_and_disjoint_ranges_neither() {
+    for seed in 0..50 {
+        let (m, a, b, at) = two(seed);
+        let out = m.alloc(0, 2 * N).unwrap();
+        fill(&m, a, at, N, 1);
+        m.queue_synchronize(a, None).unwrap();
+        copy(&m, a, at, out, N);
+        copy(&m, b, at, out + N, N);
+        m.device_synchronize(0, None).unwrap();
+        assert_eq!(m.take_reports(), []);
+    }
+}
+
+/// Each way to order a write on one queue before a read on another.
+fn edges() -> Vec<(&'static str, fn(&Machine, QueueId, QueueId))> {
+    vec![
+        ("an event", |m, a, b| {
+            let e = m.event_create(0, false).unwrap();
+            m.enqueue(a, Command::Record(e)).unwrap();
+            m.enqueue(b, Command::WaitEvent(e)).unwrap();
+        }),
+        ("a word", |m, a, b| {
+            let w = m.host_alloc(8).unwrap();
+            m.enqueue(a, Command::WriteValue { addr: w, value: 1 }).unwrap();
+            m.enqueue(b, Command::WaitValue { addr: w, value: 1 }).unwrap();
+        }),
+        ("a semaphore", |m, a, b| {
+            let s = m.semaphore_create(0).unwrap();
+            m.enqueue(a, Command::Signal(s, 1)).unwrap();
+            m.enqueue(b, Command::WaitSemaphore(s, 1)).unwrap();
+        }),
+        ("the host's wait for a queue", |m, a, _| m.queue_synchronize(a, None).unwrap()),
+        ("the host's wait for an event", |m, a, _| {
+            let e = m.event_create(0, false).unwrap();
+            m.enqueue(a, Command::Record(e)).unwrap();
+            m.event_synchronize(e, None).unwrap();
+        }),
+        ("the host's look at a word", |m, a, _| {
+            let w = m.host_alloc(8).unwrap();
+            m.enqueue(a, Command::WriteValue { addr: w, value: 1 }).unwrap();
+            while m.host_load(w).unwrap() == 0 {}
+        }),
+        ("a callback that enqueues", |m, a, b| {
+            let w = m.host_alloc(8).unwrap();
+            m.enqueue(b, Command::WaitValue { addr: w, value: 1 }).unwrap();
+            let inner = m.clone();
+            let call = Box::new(move || inner.host_store(w, 1).unwrap());
+            m.enqueue(a, Command::Host { name: "back", call, always: false }).unwrap();
+        }),
+        ("another queue in between", |m, a, b| {
+            let (c, e, f) =
+                (m.queue_create(0).unwrap(), m.event_create(0, false).unwrap(), m.event_create(0, false).unwrap());
+            m.enqueue(a, Command::Record(e)).unwrap();
+            m.enqueue(c, Command::WaitEvent(e)).unwrap();
+            m.enqueue(c, Command::Record(f)).unwrap();
+            m.enqueue(b, Command::WaitEvent(f)).unwrap();
+        }),
+    ]
+}
+
+#[test]
+fn every_edge_makes_an_order_over_200_seeds() {
+    for (name, edge) in edges() {
+        for seed in 0..200 {
+            let (m, a, b, at) = two(seed);
+            let out = m.alloc(0, N).unwrap();
+            fill(&m, a, at, N, 1);
+            edge(&m, a, b);
+            copy(&m, b, at, out, N);
+            m.device_synchronize(0, None).unwrap();
+            assert_eq!(m.take_reports(), [], "{name}, seed {seed}");
+        }
+    }
+}
+
+#[test]
+fn an_edge_that_points_the_wrong_way_makes_none() {
+    let found = (0..50).filter(|&seed| {
+        let (m, a, b, at) = two(seed);
+        let e = m.event_create(0, false).unwrap();
+        // The record comes before the write that it should cover.
+        m.enqueue(a, Command::Record(e)).unwrap();
+        fill(&m, a, at, N, 1);
+        m.enqueue(b, Command::WaitEvent(e)).unwrap();
+        fill(&m, b, at, N, 2);
+        m.device_synchronize(0, None).unwrap();
+        m.take_reports().iter().any(|r| r.kind == ReportKind::Unordered)
+    });
+    assert_eq!(found.count(), 50);
+}
+
+#[test]
+fn the_host_races_with_what_is_pending() {
+    let m = Machine::new(config(1).stepping(Stepping::Manual)).unwrap();
+    let (q, at, host) = (m.queue_create(0).unwrap(), m.alloc(0, N).unwrap(), m.host_alloc(N).unwrap());
+    m.host_write(host, N);
+    copy(&m, q, host, at, N);
+    m.host_write(host, 8);
+    m.run_until_idle();
+    let report = only(m.take_reports(), ReportKind::Unordered);
+    assert_eq!((report.addr, report.bytes), (host, 8));
+    assert_eq!(report.first.unwrap().name.as_ref(), "host write");
+    // After a wait there is an order.
+    m.queue_synchronize(q, None).unwrap();
+    m.host_write(host, N);
+    assert_eq!(m.take_reports(), []);
+    // Reading what a queue writes, without one.
+    copy(&m, q, at, host, N);
+    m.run_until_idle();
+    m.host_read(host, 1);
+    only(m.take_reports(), ReportKind::Unordered);
+}
+
+#[test]
+fn memory_that_is_freed_while_a_command_is_pending() {
+    let m = Machine::new(config(2).stepping(Stepping::Manual)).unwrap();
+    let (q, at) = (m.queue_create(0).unwrap(), m.alloc(0, N).unwrap());
+    fill(&m, q, at, N, 1);
+    m.free(at).unwrap();
+    let report = only(m.take_reports(), ReportKind::UseAfterFree);
+    let first = report.first.unwrap();
+    assert_eq!((first.name.as_ref(), first.queue, first.index), ("fill", Some(q.0), 0));
+    m.run_until_idle();
+    only(m.take_reports(), ReportKind::UseAfterFree);
+    assert_eq!(m.device_status(0).unwrap_err().kind(), "DeviceLost");
+}
+
+#[test]
+fn memory_that_is_lent_again_while_a_command_is_pending() {
+    let m = Machine::new(config(3).stepping(Stepping::Manual)).unwrap();
+    let (q, at) = (m.queue_create(0).unwrap(), m.alloc(0, N).unwrap());
+    fill(&m, q, at, N, 1);
+    m.free(at).unwrap();
+    assert_eq!(m.alloc(0, N).unwrap(), at, "the machine does not lend the address again; the test must be another");
+    let _ = m.take_reports();
+    m.run_until_idle();
+    only(m.take_reports(), ReportKind::UseAfterFree);
+    m.device_status(0).unwrap();
+}
+
+#[test]
+fn memory_that_is_freed_although_nothing_says_that_its_use_is_over() {
+    let m = Machine::new(config(4).stepping(Stepping::Manual)).unwrap();
+    let (q, at) = (m.queue_create(0).unwrap(), m.alloc(0, N).unwrap());
+    fill(&m, q, at, N, 1);
+    m.run_until_idle();
+    // It is over; the host has not asked.
+    m.free(at).unwrap();
+    only(m.take_reports(), ReportKind::UseAfterFree);
+    let at = m.alloc(0, N).unwrap();
+    fill(&m, q, at, N, 1);
+    m.run_until_idle();
+    m.queue_synchronize(q, None).unwrap();
+    m.free(at).unwrap();
+    assert_eq!(m.take_reports(), []);
+}
+
+#[test]
+fn a_mapping_that_changes_under_a_pending_command() {
+    let m = Machine::new(config(5).stepping(Stepping::Manual)).unwrap();
+    let (q, at) = (m.queue_create(0).unwrap(), m.reserve(GRANULARITY, 0).unwrap());
+    let (x, y) = (m.create(0, GRANULARITY).unwrap(), m.create(0, GRANULARITY).unwrap());
+    m.map(at, x).unwrap();
+    m.set_access(0, at, GRANULARITY).unwrap();
+    fill(&m, q, at, N, 1);
+    m.unmap(at, GRANULARITY).unwrap();
+    m.map(at, y).unwrap();
+    m.set_access(0, at, GRANULARITY).unwrap();
+    only(m.take_reports(), ReportKind::UseAfterFree);
+    m.run_until_idle();
+    only(m.take_reports(), ReportKind::UseAfterFree);
+}
+
+#[test]
+fn a_stale_address_in_a_graph() {
+    let m = machine(6);
+    let (q, at) = (m.queue_create(0).unwrap(), m.alloc(0, N).unwrap());
+    let g = m.graph_create().unwrap();
+    m.graph_add(g, Node::Fill(FillCall::linear(at, N, 1, 1)), &[]).unwrap();
+    let exec = m.instantiate(g).unwrap();
+    m.enqueue(q, Command::Launch(exec)).unwrap();
+    m.queue_synchronize(q, None).unwrap();
+    m.free(at).unwrap();
+    m.enqueue(q, Command::Launch(exec)).unwrap();
+    assert_eq!(m.queue_synchronize(q, None).unwrap_err().kind(), "DeviceLost");
+}
+
+#[test]
+fn frees_in_a_queues_order_want_the_others_to_be_over() {
+    let mut found = 0;
+    for seed in 0..50 {
+        let (m, a, b, _) = two(seed);
+        let at = m.alloc_async(a, N).unwrap();
+        fill(&m, a, at, N, 1);
+        let e = m.event_create(0, false).unwrap();
+        m.enqueue(a, Command::Record(e)).unwrap();
+        m.enqueue(b, Command::WaitEvent(e)).unwrap();
+        fill(&m, b, at, N, 2);
+        // The queue that frees does not wait for the other one.
+        m.free_async(a, at).unwrap();
+        m.run_until_idle();
+        found += u32::from(m.take_reports().iter().any(|r| r.kind == ReportKind::UseAfterFree));
+    }
+    assert_eq!(found, 50);
+}
+
+#[test]
+fn the_beginning_of_memory_in_a_queues_order_comes_before_its_use() {
+    for seed in 0..50 {
+        let (m, a, b, _) = two(seed);
+        let at = m.alloc_async(a, N).unwrap();
+        fill(&m, b, at, N, 1);
+        m.run_until_idle();
+        only(m.take_reports(), ReportKind::Unordered);
+    }
+}
+
+#[test]
+fn reads_of_memory_that_nobody_wrote() {
+    let m = machine(7);
+    let (q, at, out) = (m.queue_create(0).unwrap(), m.alloc(0, N).unwrap(), m.alloc(0, N).unwrap());
+    copy(&m, q, at, out, N);
+    m.queue_synchronize(q, None).unwrap();
+    let report = only(m.take_reports(), ReportKind::NeverWritten);
+    assert_eq!((report.bytes, report.second.name.as_ref()), (N, "copy"));
+    // A copy wants every byte, a kernel at least one.
+    let at = m.alloc(0, N).unwrap();
+    fill(&m, q, at, N - 1, 1);
+    m.enqueue(q, Command::Kernel(launch(&m, "sum", &[(at, N), (out, 1)], &[]))).unwrap();
+    m.queue_synchronize(q, None).unwrap();
+    assert_eq!(m.take_reports(), []);
+    copy(&m, q, at, out, N);
+    m.queue_synchronize(q, None).unwrap();
+    assert_eq!(only(m.take_reports(), ReportKind::NeverWritten).bytes, 1);
+    // Memory that was freed and lent again was written by nobody.
+    m.free(at).unwrap();
+    let at = m.alloc(0, N).unwrap();
+    m.enqueue(q, Command::Kernel(launch(&m, "sum", &[(at, N), (out, 1)], &[]))).unwrap();
+    m.queue_synchronize(q, None).unwrap();
+    only(m.take_reports(), ReportKind::NeverWritten);
+}
+
+#[test]
+fn host_memory_that_goes_while_a_copy_is_pending() {
+    let ends: [fn(&Machine, u64); 3] = [
+        |m, at| m.host_free(at).unwrap(),
+        |m, at| {
+            m.host_gone(at, N);
+            m.host_free(at).unwrap();
+        },
+        |m, at| m.host_free(at).unwrap(),
+    ];
+    for end in ends {
+        let m = Machine::new(config(8).stepping(Stepping::Manual)).unwrap();
+        let (q, at, host) = (m.queue_create(0).unwrap(), m.alloc(0, N).unwrap(), m.host_alloc(N).unwrap());
+        copy(&m, q, host, at, N);
+        end(&m, host);
+        let report = only(m.take_reports(), ReportKind::HostGone);
+        assert_eq!(report.first.unwrap().name.as_ref(), "copy");
+    }
+    let m = Machine::new(config(8).stepping(Stepping::Manual)).unwrap();
+    let (q, at, own) = (m.queue_create(0).unwrap(), m.alloc(0, N).unwrap(), vec![0u8; N as usize]);
+    m.host_register(own.as_ptr() as u64, N).unwrap();
+    copy(&m, q, own.as_ptr() as u64, at, N);
+    m.host_unregister(own.as_ptr() as u64).unwrap();
+    only(m.take_reports(), ReportKind::HostGone);
+    m.run_until_idle();
+    m.queue_synchronize(q, None).unwrap();
+    let _ = m.take_reports();
+    // Pageable memory that ends after its copy is fine.
+    copy(&m, q, own.as_ptr() as u64, at, N);
+    m.run_until_idle();
+    m.queue_synchronize(q, None).unwrap();
+    m.host_gone(own.as_ptr() as u64, N);
+    assert_eq!(m.take_reports(), []);
+}
+
+/// Fills, bumps and sums over `deps`; returns what was found.
+fn graph(seed: u64, ordered: bool) -> Vec<Report> {
+    let (m, q, _, at) = two(seed);
+    let out = m.alloc(0, 2).unwrap();
+    let g = m.graph_create().unwrap();
+    let add = |node: Node, deps: &[NodeId]| m.graph_add(g, node, deps).unwrap();
+    let root = add(Node::Fill(FillCall::linear(at, N, 1, 1)), &[]);
+    let bump = add(Node::Kernel(launch(&m, "bump", &[(at, N)], &[1])), &[root]);
+    let after = if ordered { bump } else { root };
+    let one = add(Node::Kernel(launch(&m, "sum", &[(at, N), (out, 1)], &[])), &[after]);
+    let two = add(Node::Kernel(launch(&m, "sum", &[(at, N), (out + 1, 1)], &[])), &[bump]);
+    add(Node::Fill(FillCall::linear(at, N, 0, 1)), &[one, two, bump]);
+    let exec = m.instantiate(g).unwrap();
+    for _ in 0..3 {
+        m.enqueue(q, Command::Launch(exec)).unwrap();
+    }
+    m.queue_synchronize(q, None).unwrap();
+    m.take_reports()
+}
+
+#[test]
+fn nodes_of_a_graph_are_ordered_by_its_edges_alone() {
+    for seed in 0..50 {
+        assert_eq!(graph(seed, true), []);
+        let report = only(graph(seed, false), ReportKind::Unordered);
+        assert!(report.first.unwrap().node.is_some() && report.second.node.is_some());
+    }
+}
+
+#[test]
+fn it_can_be_switched_off() {
+    let m = Machine::new(MachineConfig::seed(0).detect(false)).unwrap();
+    let (a, b, at) = (m.queue_create(0).unwrap(), m.queue_create(0).unwrap(), m.alloc(0, N).unwrap());
+    fill(&m, a, at, N, 1);
+    fill(&m, b, at, N, 2);
+    m.device_synchronize(0, None).unwrap();
+    assert_eq!(m.take_reports(), []);
+}
+
+#[test]
+fn what_it_remembers_stays_bounded() {
+    let m = machine(9);
+    let (q, at) = (m.queue_create(0).unwrap(), m.alloc(0, 1 << 20).unwrap());
+    for round in 0..20_000u64 {
+        fill(&m, q, at + round * 32 % (1 << 20), 8, 1);
+        if round % 64 == 0 {
+            m.queue_synchronize(q, None).unwrap();
+        }
+    }
+    m.queue_synchronize(q, None).unwrap();
+    let text = format!("{m:?}");
+    let segments: usize = text.split("segments: ").nth(1).unwrap().split(',').next().unwrap().parse().unwrap();
+    assert!(segments < 40_000, "{segments} segments");
+    assert_eq!(m.take_reports(), []);
+}
