@@ -671,6 +671,13 @@ impl Heap {
         (resident(&self.lanes[0]), self.lanes[1..].iter().map(resident).sum::<u64>() + waiting)
     }
 
+    /// Bytes that lie free in each line's lane, with the line.
+    pub(crate) fn pending_by_line(&self) -> impl Iterator<Item = (u64, u16)> {
+        let shift = self.res.shift;
+        let resident = move |l: &Lane| (l.index.units() - (l.index.holes() << shift)) << UNIT_SHIFT;
+        self.lanes[1..].iter().filter_map(move |l| Some((resident(l), l.line?.get()))).filter(|l| l.0 > 0)
+    }
+
     /// The newest stamp of a block in a line's lane: of the line that is least far behind.
     pub(crate) fn newest_pending(&self) -> Stamp {
         let newest = self.lanes[1..].iter().filter(|l| l.newest != NIL).map(|l| self.nodes[l.newest].stamp);

@@ -508,36 +508,6 @@ impl Inner {
         }
     }
 
-    #[cold]
-    pub(crate) fn report(&self, layout: Layout, notes: Vec<Text>, refused: bool) -> Error {
-        let stats = {
-            let core = self.core.lock();
-            let (ready, pending) = core.store.free_bytes();
-            (ready, pending, u64::from(core.store.heap.largest_free()) << UNIT_SHIFT, core.live_bytes)
-        };
-        let mut report = OutOfMemory::new(self.config.name.clone(), layout.size);
-        report.reserved = self.budget.committed();
-        report.live = stats.3.wrapping_add_signed(self.front.stats().3);
-        report.free_ready = stats.0;
-        report.free_not_ready = stats.1;
-        report.largest_free = stats.2;
-        report.in_graphs = self.counters.in_graphs.load(Ordering::Relaxed);
-        report.limit = self.budget.limit();
-        report.notes = notes;
-        if refused || report.limit != u64::MAX && self.budget.room() < layout.size {
-            report.notes.push("the budget allows no more: raise it, or free something".into());
-        }
-        if stats.0 >= layout.size {
-            report.notes.push("enough is free, but in pieces that live blocks hold apart".into());
-        }
-        if self.config.cross_stream == CrossStream::Never && stats.1 >= layout.size {
-            report
-                .notes
-                .push("memory of other streams may not be waited for on the device (CrossStream::Never)".into());
-        }
-        report.into()
-    }
-
     /// Gives free memory back to the driver until at most `keep` bytes lie free.
     pub(crate) fn trim(&self, keep: u64) -> Result<u64> {
         self.flush();

@@ -34,6 +34,7 @@ mod layout;
 mod lookup;
 mod memory_viz;
 mod node;
+mod oom;
 mod place;
 pub mod planner;
 #[cfg(not(loom))]

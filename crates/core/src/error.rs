@@ -139,6 +139,8 @@ pub struct OutOfMemory {
     pub in_graphs: u64,
     /// The budget; `u64::MAX` when there is none.
     pub limit: u64,
+    /// Where the memory is and who holds it, in bytes, the largest first. Parts of the sums above.
+    pub places: Vec<(Text, u64)>,
     /// What was tried, in order, and what to do.
     pub notes: Vec<Text>,
 }
@@ -176,6 +178,9 @@ impl fmt::Display for OutOfMemory {
         }
         if self.limit != u64::MAX {
             write!(f, "; budget {}", self.limit)?;
+        }
+        for (i, (place, bytes)) in self.places.iter().enumerate() {
+            write!(f, "{}{bytes} {place}", if i == 0 { "; of it: " } else { ", " })?;
         }
         for note in &self.notes {
             write!(f, "; {note}")?;

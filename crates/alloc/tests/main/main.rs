@@ -6,6 +6,7 @@ mod debug;
 mod faults;
 mod model;
 mod observe;
+mod oom;
 mod regressions;
 mod traces;
 
