@@ -4,6 +4,7 @@
 //! |---|---|
 //! | [`ops`] | [`CudaSlowOps`](ops::CudaSlowOps), the one door |
 //! | [`real`] | the vendor's driver, loaded at run time |
+//! | `sim` (feature `sim`) | the vendor's rules over a simulated machine |
 //! | [`nvrtc`] | the vendor's compiler, loaded at run time |
 //! | [`cache`] | compiled kernels on disk |
 //! | [`fork`] | telling a forked child from its parent |
@@ -15,3 +16,11 @@ pub mod fork;
 pub mod nvrtc;
 pub mod ops;
 pub mod real;
+#[cfg(feature = "sim")]
+pub mod sim;
+
+/// What every call is before [`init`](ops::DeviceOps::init).
+#[cold]
+fn not_started() -> leasehold_core::Error {
+    leasehold_core::Error::state("CUDA is not started: call `init` first")
+}

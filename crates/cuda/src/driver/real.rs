@@ -99,7 +99,7 @@ impl RealDriver {
     /// The started driver.
     #[inline]
     fn loaded(&self) -> Result<&Loaded> {
-        let loaded = self.loaded.get().ok_or_else(not_started)?;
+        let loaded = self.loaded.get().ok_or_else(super::not_started)?;
         loaded.birth.check()?;
         Ok(loaded)
     }
@@ -194,11 +194,6 @@ impl RealDriver {
 /// The code of a call, if the driver is there.
 fn drive_code(driver: &RealDriver, make: impl FnOnce(&Functions) -> c_int) -> Option<i32> {
     driver.code(make).ok()
-}
-
-#[cold]
-fn not_started() -> Error {
-    Error::state("CUDA is not started: call `init` first")
 }
 
 /// A text that the driver wrote into a buffer.

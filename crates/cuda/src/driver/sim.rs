@@ -1,0 +1,567 @@
+//! [`SimDriver`]: CUDA's rules over a simulated machine. Bytes really move; nothing happens before somebody looks or
+//! waits.
+//!
+//! # What it adds to the machine
+//! Primary contexts that are counted, a current context per thread, handles that belong to a context, capture with its
+//! forbidden calls, peers,
+//! registration, the limits of launches, and errors that stay. Each method is counted, and may be failed, under the
+//! name of the driver's
+//! function ([`leasehold_sim::FaultPlan`]).
+//!
+//! # Where it is stricter than the driver
+//! * An object's context must be current, as [`ops`](super::ops) demands; the driver often does not look.
+//! * A handle that was destroyed is an error; for the driver it is undefined behaviour.
+//! * The argument buffer of a launch must agree with its bindings.
+//! * A call from within a host function is refused (800); the driver may also hang.
+//! * What is still there when its context ends is remembered as a leak.
+//!
+//! # What fails and still happens
+//! A call that gives something up does so even when the fault plan fails it: the driver too reports there what earlier
+//! work did.
+//!
+//! # Locks
+//! One lock guards the tables. It may be held while the machine takes its own (commands are enqueued under it, so that
+//! they keep their order), and
+//! never while the machine steps (waiting, asking and reading words happen without it) or an error is translated.
+//!
+//! This module must not know managers.
+
+mod capture;
+mod graph;
+mod memory;
+mod module;
+mod stream;
+mod tables;
+
+use super::fork::Birth;
+use super::ops::{ContextOps, CudaSlowOps, DeviceOps, DeviceProperties, NativeContext};
+use crate::conv::{self, code};
+use leasehold_core::sync::atomic::{AtomicU64, Ordering};
+use leasehold_core::sync::thread;
+use leasehold_core::sync::{Mutex, MutexGuard, OnceLock};
+use leasehold_core::{Error, Result};
+use leasehold_sim::{Machine, MachineConfig, Stepping};
+use std::cell::Cell;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::time::Duration;
+use tables::{Context, Tables};
+
+thread_local! {
+    /// Whether this thread runs a host function.
+    static CALLED: Cell<bool> = const { Cell::new(false) };
+}
+
+/// What the simulated driver and its devices can do.
+#[derive(Debug, Clone)]
+#[non_exhaustive]
+pub struct SimDriverConfig {
+    /// The machine underneath. Its own calls are not counted: the driver's are.
+    pub machine: MachineConfig,
+    /// The driver's version.
+    pub version: i32,
+    /// Major and minor compute capability.
+    pub compute_capability: (u32, u32),
+    /// Virtual memory management.
+    pub vmm: bool,
+    /// Stream-ordered memory pools.
+    pub memory_pools: bool,
+    /// Streams can write and await words.
+    pub stream_words: bool,
+    /// Devices can reach one another's memory.
+    pub peers: bool,
+    /// Functions tell their parameters (12.4 and newer).
+    pub param_info: bool,
+}
+
+impl Default for SimDriverConfig {
+    fn default() -> Self {
+        Self {
+            machine: MachineConfig::default(),
+            version: 13000,
+            compute_capability: (9, 0),
+            vmm: true,
+            memory_pools: true,
+            stream_words: true,
+            peers: true,
+            param_info: true,
+        }
+    }
+}
+
+impl SimDriverConfig {
+    /// A driver that can do everything, over this machine.
+    #[must_use]
+    pub fn new(machine: MachineConfig) -> Self {
+        Self { machine, ..Self::default() }
+    }
+}
+
+/// How many objects exist; for leak checks.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Census {
+    /// Contexts, primary ones once.
+    pub contexts: usize,
+    /// How often primary contexts are retained, all together.
+    pub retained: usize,
+    /// Streams.
+    pub streams: usize,
+    /// Events.
+    pub events: usize,
+    /// Modules.
+    pub modules: usize,
+    /// Graphs.
+    pub graphs: usize,
+    /// Executable graphs.
+    pub execs: usize,
+    /// Allocations of device memory.
+    pub allocations: usize,
+    /// Physical pieces that were not released.
+    pub pieces: usize,
+    /// Ranges of addresses.
+    pub reservations: usize,
+    /// Allocations of pinned memory.
+    pub pinned: usize,
+    /// Registered ranges.
+    pub registered: usize,
+}
+
+impl Census {
+    /// Whether nothing exists.
+    #[must_use]
+    pub fn is_nothing(&self) -> bool {
+        *self == Self::default()
+    }
+}
+
+/// The simulated driver. One object is one process's driver; managers share it.
+///
+/// ```
+/// use leasehold_cuda::driver::ops::{ContextOps, DeviceOps, MemoryOps};
+/// use leasehold_cuda::driver::sim::{SimDriver, SimDriverConfig};
+/// let driver = SimDriver::new(SimDriverConfig::default())?;
+/// driver.init()?;
+/// let context = driver.primary_retain(0)?;
+/// driver.set_current(context)?;
+/// let at = driver.alloc(1024)?;
+/// driver.free(at)?;
+/// driver.primary_release(0)?;
+/// assert!(driver.census().is_nothing() && driver.take_leaks().is_empty());
+/// # Ok::<(), leasehold_core::Error>(())
+/// ```
+pub struct SimDriver {
+    machine: Machine,
+    config: SimDriverConfig,
+    tables: Mutex<Tables>,
+    calls: AtomicU64,
+    birth: OnceLock<Birth>,
+}
+
+/// What a call found when it began.
+#[derive(Debug, Clone, Copy)]
+struct Scope {
+    context: u64,
+    device: u32,
+}
+
+impl SimDriver {
+    /// A driver over a new machine.
+    ///
+    /// # Errors
+    /// Those of [`Machine::new`].
+    pub fn new(mut config: SimDriverConfig) -> Result<Self> {
+        config.machine = config.machine.count_calls(false);
+        let machine = Machine::new(config.machine.clone())?;
+        Ok(Self {
+            tables: Mutex::new(Tables::new(config.machine.devices)),
+            machine,
+            config,
+            calls: AtomicU64::new(0),
+            birth: OnceLock::new(),
+        })
+    }
+
+    /// The machine underneath: its faults, reports, time and memory.
+    #[must_use]
+    pub fn machine(&self) -> &Machine {
+        &self.machine
+    }
+
+    /// What exists now.
+    #[must_use]
+    pub fn census(&self) -> Census {
+        self.tables.lock().census()
+    }
+
+    /// What was still there when its context ended, since the last call.
+    #[must_use]
+    pub fn take_leaks(&self) -> Vec<String> {
+        std::mem::take(&mut self.tables.lock().leaks)
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Tables> {
+        self.tables.lock()
+    }
+
+    /// Whether somebody else steps the machine, so that waiting inside a call would never end.
+    fn stepped_by_hand(&self) -> bool {
+        self.machine.config().stepping == Stepping::Manual
+    }
+
+    /// What every call checks first.
+    fn begin(&self) -> Result<()> {
+        self.birth.get().ok_or_else(super::not_started)?.check()?;
+        self.calls.fetch_add(1, Ordering::Relaxed);
+        Ok(())
+    }
+
+    /// Begins a call that needs no context: a lost device does not matter.
+    fn enter_plain(&self, api: &'static str, device: u32) -> Result<()> {
+        self.begin()?;
+        if CALLED.get() {
+            return Err(refuse(api, code::NOT_PERMITTED));
+        }
+        match self.machine.note(device.min(self.config.machine.devices - 1), api) {
+            Ok(()) | Err(Error::DeviceLost { .. }) => Ok(()),
+            Err(e) => Err(self.told(api, device, 0, e)),
+        }
+    }
+
+    /// Begins a call that needs a current context.
+    fn enter(&self, api: &'static str) -> Result<Scope> {
+        let scope = self.current_scope(api)?;
+        self.noted(api, scope)?;
+        Ok(scope)
+    }
+
+    /// Begins a call that gives something up: what the plan makes of it is reported after it was done.
+    fn enter_teardown(&self, api: &'static str) -> Result<(Scope, Result<()>)> {
+        let scope = self.current_scope(api)?;
+        Ok((scope, self.noted(api, scope)))
+    }
+
+    fn noted(&self, api: &'static str, scope: Scope) -> Result<()> {
+        self.machine.note(scope.device, api).map_err(|e| self.told(api, scope.device, 0, e))
+    }
+
+    fn current_scope(&self, api: &'static str) -> Result<Scope> {
+        self.begin()?;
+        if CALLED.get() {
+            return Err(refuse(api, code::NOT_PERMITTED));
+        }
+        let tables = self.lock();
+        let current = tables.current.get(&thread::current().id()).copied();
+        let context = current.ok_or_else(|| refuse(api, code::INVALID_CONTEXT))?;
+        match tables.contexts.get(&context) {
+            Some(found) => Ok(Scope { context, device: found.device }),
+            None => Err(refuse(api, code::CONTEXT_IS_DESTROYED)),
+        }
+    }
+
+    /// What an error of the machine's is to a caller of the driver.
+    fn told(&self, api: &'static str, device: u32, bytes: u64, error: Error) -> Error {
+        match error {
+            Error::OutOfMemory(_) => conv::error(api, code::OUT_OF_MEMORY, conv::name_or_number(2), bytes),
+            Error::InvalidArgument(why) => {
+                tracing::debug!(api, %why, "refused");
+                refuse(api, code::INVALID_VALUE)
+            }
+            Error::NotFound(why) => {
+                tracing::debug!(api, %why, "refused");
+                refuse(api, code::INVALID_HANDLE)
+            }
+            Error::Driver { api: "sim", code, name } if conv::is_sticky(code) => {
+                self.machine.lose_device(device, &format!("{name}: {} ({code})", conv::name_or_number(code)));
+                self.lost(api, device, &name)
+            }
+            Error::Driver { api: "sim", code, .. } => conv::error(api, code, conv::name_or_number(code), bytes),
+            Error::DeviceLost { cause } => self.lost(api, device, &cause),
+            Error::Fault(fault) => self.lost(api, device, &fault.to_string()),
+            other => other,
+        }
+    }
+
+    /// The device is lost: the first cause is the one that stays.
+    fn lost(&self, api: &'static str, device: u32, why: &str) -> Error {
+        let mut tables = self.lock();
+        let cause = tables.causes.entry(device).or_insert_with(|| {
+            let code = sticky_code(why);
+            format!("{}: {why}", conv::cause(api, code, &conv::name_or_number(code))).into()
+        });
+        Error::DeviceLost { cause: cause.clone() }
+    }
+
+    /// A context's work is over, or never will be.
+    fn drain(&self, device: u32) {
+        if !self.stepped_by_hand() {
+            // What failed is told to whoever asks for it.
+            let _ = self.machine.device_synchronize(device, None);
+        }
+    }
+
+    /// Ends a context with all that is still in it.
+    fn end_context(&self, context: u64) {
+        let device = self.lock().contexts.get(&context).map(|c| c.device);
+        if let Some(device) = device {
+            self.drain(device);
+            self.lock().end_context(&self.machine, context);
+        }
+    }
+
+    fn check_ordinal(&self, api: &'static str, ordinal: u32) -> Result<()> {
+        if ordinal < self.config.machine.devices { Ok(()) } else { Err(refuse(api, code::INVALID_DEVICE)) }
+    }
+}
+
+/// A refusal with a code of the driver's.
+#[cold]
+fn refuse(api: &'static str, code: i32) -> Error {
+    conv::error(api, code, conv::name_or_number(code), 0)
+}
+
+/// The code that a machine's fault has on the device: told by its text, an unspecific failure otherwise.
+fn sticky_code(why: &str) -> i32 {
+    if why.contains("illegal address") {
+        return code::ILLEGAL_ADDRESS;
+    }
+    let numbers = why.split(|c: char| !c.is_ascii_digit()).filter_map(|n| n.parse().ok());
+    let named = |&code: &i32| conv::is_sticky(code) && why.contains(&format!("({code})"));
+    numbers.into_iter().find(named).unwrap_or(code::LAUNCH_FAILED)
+}
+
+/// Calls a host function as the driver does: no call of the driver is allowed in it, and a panic stops here.
+fn call_back(call: impl FnOnce()) {
+    let outer = CALLED.replace(true);
+    let panicked = catch_unwind(AssertUnwindSafe(call)).is_err();
+    CALLED.set(outer);
+    if panicked {
+        tracing::error!("a host function on a simulated CUDA stream panicked");
+    }
+}
+
+impl std::fmt::Debug for SimDriver {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "SimDriver({} devices, {} calls)", self.config.machine.devices, self.driver_calls())
+    }
+}
+
+impl DeviceOps for SimDriver {
+    fn init(&self) -> Result<()> {
+        self.birth.get_or_init(Birth::now).check()?;
+        self.enter_plain("cuInit", 0).map_err(|e| match e {
+            Error::Driver { code, name, .. } => conv::unavailable(code, &name),
+            other => other,
+        })
+    }
+
+    fn driver_version(&self) -> Result<i32> {
+        self.enter_plain("cuDriverGetVersion", 0)?;
+        Ok(self.config.version)
+    }
+
+    fn device_count(&self) -> Result<u32> {
+        self.enter_plain("cuDeviceGetCount", 0)?;
+        Ok(self.config.machine.devices)
+    }
+
+    fn device_properties(&self, ordinal: u32) -> Result<DeviceProperties> {
+        self.enter_plain("cuDeviceGetAttribute", ordinal)?;
+        self.check_ordinal("cuDeviceGet", ordinal)?;
+        let mut uuid = *b"leasehold sim 00";
+        uuid[14] = b'0' + (ordinal / 10) as u8;
+        uuid[15] = b'0' + (ordinal % 10) as u8;
+        Ok(DeviceProperties {
+            name: format!("Simulated CUDA device {ordinal}"),
+            uuid,
+            pci: format!("0000:{:02x}:00.0", ordinal + 1),
+            compute_capability: self.config.compute_capability,
+            multiprocessors: 132,
+            memory: self.config.machine.memory,
+            l2: 60 << 20,
+            numa_node: None,
+            block_threads: memory::BLOCK_THREADS,
+            block: memory::BLOCK,
+            grid: memory::GRID,
+            shared: memory::SHARED,
+            shared_optin: memory::SHARED_OPTIN,
+            warp: 32,
+            concurrent_kernels: true,
+            vmm: self.config.vmm,
+            memory_pools: self.config.memory_pools,
+            stream_words: self.config.stream_words,
+            unified_addressing: true,
+            fd_handles: false,
+            green_contexts: false,
+        })
+    }
+
+    fn can_access_peer(&self, device: u32, peer: u32) -> Result<bool> {
+        self.enter_plain("cuDeviceCanAccessPeer", device)?;
+        self.check_ordinal("cuDeviceGet", device)?;
+        self.check_ordinal("cuDeviceGet", peer)?;
+        Ok(self.config.peers && device != peer)
+    }
+}
+
+impl ContextOps for SimDriver {
+    fn primary_retain(&self, ordinal: u32) -> Result<NativeContext> {
+        self.enter_plain("cuDevicePrimaryCtxRetain", ordinal)?;
+        self.check_ordinal("cuDeviceGet", ordinal)?;
+        let mut tables = self.lock();
+        let known = tables.primaries[ordinal as usize].0;
+        let context = known.unwrap_or_else(|| tables.new_context(ordinal));
+        let primary = &mut tables.primaries[ordinal as usize];
+        *primary = (Some(context), primary.1 + 1);
+        Ok(NativeContext(context))
+    }
+
+    fn primary_release(&self, ordinal: u32) -> Result<()> {
+        let told = self.enter_plain("cuDevicePrimaryCtxRelease", ordinal);
+        if matches!(told, Err(Error::InvalidState(_))) {
+            return told;
+        }
+        self.check_ordinal("cuDeviceGet", ordinal)?;
+        let ended = {
+            let mut tables = self.lock();
+            let (context, count) = tables.primaries[ordinal as usize];
+            let Some(context) = context else {
+                return Err(refuse("cuDevicePrimaryCtxRelease", code::INVALID_CONTEXT));
+            };
+            let left = count - 1;
+            tables.primaries[ordinal as usize] = (Some(context).filter(|_| left > 0), left);
+            (left == 0).then_some(context)
+        };
+        if let Some(context) = ended {
+            self.end_context(context);
+        }
+        told
+    }
+
+    fn context_create(&self, ordinal: u32) -> Result<NativeContext> {
+        self.enter_plain("cuCtxCreate", ordinal)?;
+        self.check_ordinal("cuDeviceGet", ordinal)?;
+        Ok(NativeContext(self.lock().new_context(ordinal)))
+    }
+
+    fn context_destroy(&self, context: NativeContext) -> Result<()> {
+        let told = self.enter_plain("cuCtxDestroy", 0);
+        if matches!(told, Err(Error::InvalidState(_))) {
+            return told;
+        }
+        {
+            let mut tables = self.lock();
+            let primary = tables.primaries.iter().any(|p| p.0 == Some(context.0));
+            if primary || !tables.contexts.contains_key(&context.0) {
+                return Err(refuse("cuCtxDestroy", code::INVALID_CONTEXT));
+            }
+            // As the driver: if it is current on this thread, nothing is afterwards.
+            let thread = thread::current().id();
+            if tables.current.get(&thread) == Some(&context.0) {
+                tables.current.remove(&thread);
+            }
+        }
+        self.end_context(context.0);
+        told
+    }
+
+    fn current(&self) -> Result<NativeContext> {
+        self.enter_plain("cuCtxGetCurrent", 0)?;
+        Ok(NativeContext(self.lock().current.get(&thread::current().id()).copied().unwrap_or(0)))
+    }
+
+    fn set_current(&self, context: NativeContext) -> Result<()> {
+        self.enter_plain("cuCtxSetCurrent", 0)?;
+        let mut tables = self.lock();
+        let thread = thread::current().id();
+        if context.is_null() {
+            tables.current.remove(&thread);
+        } else if tables.contexts.contains_key(&context.0) {
+            tables.current.insert(thread, context.0);
+        } else {
+            return Err(refuse("cuCtxSetCurrent", code::INVALID_CONTEXT));
+        }
+        Ok(())
+    }
+
+    fn enable_peer(&self, peer: NativeContext) -> Result<()> {
+        const API: &str = "cuCtxEnablePeerAccess";
+        let scope = self.enter(API)?;
+        let mut tables = self.lock();
+        let to = tables.contexts.get(&peer.0).map(|c| c.device);
+        let to = to.ok_or_else(|| refuse(API, code::INVALID_CONTEXT))?;
+        if to == scope.device {
+            return Err(refuse(API, code::INVALID_CONTEXT));
+        }
+        if !self.config.peers {
+            return Err(refuse(API, code::PEER_ACCESS_UNSUPPORTED));
+        }
+        let Some(Context { peers, .. }) = tables.contexts.get_mut(&scope.context) else { return Ok(()) };
+        // Enabled already is the driver's 704, which is no error here.
+        let new = peers.insert(peer.0, to).is_none();
+        drop(tables);
+        if new {
+            self.machine.enable_peer(scope.device, to).map_err(|e| self.told(API, scope.device, 0, e))?;
+        }
+        Ok(())
+    }
+
+    fn disable_peer(&self, peer: NativeContext) -> Result<()> {
+        const API: &str = "cuCtxDisablePeerAccess";
+        let scope = self.enter(API)?;
+        let mut tables = self.lock();
+        if !tables.contexts.contains_key(&peer.0) {
+            return Err(refuse(API, code::INVALID_CONTEXT));
+        }
+        // Not enabled is the driver's 705, which is no error here.
+        tables.disable_peer(&self.machine, scope.context, peer.0);
+        Ok(())
+    }
+
+    fn context_synchronize(&self) -> Result<()> {
+        const API: &str = "cuCtxSynchronize";
+        let scope = self.enter(API)?;
+        self.lock().forbidden_in_capture(API)?;
+        // The machine knows devices, not contexts: the others' work on this one is waited for too.
+        self.machine.device_synchronize(scope.device, None).map_err(|e| self.told(API, scope.device, 0, e))
+    }
+
+    fn priority_range(&self) -> Result<(i32, i32)> {
+        self.enter("cuCtxGetStreamPriorityRange")?;
+        Ok((0, -5))
+    }
+}
+
+impl CudaSlowOps for SimDriver {
+    fn driver_calls(&self) -> u64 {
+        self.calls.load(Ordering::Relaxed)
+    }
+
+    fn poll_interval(&self) -> Duration {
+        Duration::ZERO
+    }
+
+    fn compile(&self, source: &str, name: &str, options: &[String], compute_capability: (u32, u32)) -> Result<Vec<u8>> {
+        module::compile(source, name, options, compute_capability)
+    }
+
+    fn compiler(&self) -> String {
+        "simulated 1.0".to_owned()
+    }
+}
+
+/// Text of a cause that is shared.
+type Cause = Arc<str>;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_cause_tells_its_code() {
+        assert_eq!(sticky_code("dispatch f failed: illegal address 0x10: nothing is mapped there (4 bytes)"), 700);
+        assert_eq!(sticky_code("driver: f failed with CUDA_ERROR_ILLEGAL_INSTRUCTION (715)"), 715);
+        assert_eq!(sticky_code("driver: f failed with CUDA_ERROR_INVALID_VALUE (1)"), 719);
+        assert_eq!(sticky_code("injected into call 715 (cuMemAlloc)"), 719);
+    }
+}

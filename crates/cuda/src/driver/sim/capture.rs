@@ -1,0 +1,242 @@
+//! Capture: what a stream is given becomes nodes of a graph, and what is forbidden meanwhile.
+//!
+//! A capture belongs to the thread that began it. Other streams join it by waiting for an event of it, and must be
+//! joined back before it ends. A forbidden
+//! call breaks it: until it is ended, every call on its streams fails.
+//!
+//! This module must not know how nodes run.
+
+use super::tables::{Event, Graph, GraphNode, NodeKind, Stream, Tables};
+use super::{Scope, refuse};
+use crate::conv::code;
+use crate::driver::ops::{NativeEvent, NativeStream};
+use leasehold_core::sync::thread::{self, ThreadId};
+use leasehold_core::{Error, Result};
+use leasehold_sim::{Machine, Node, NodeId};
+use std::collections::{BTreeMap, BTreeSet};
+
+/// A capture that is under way.
+#[derive(Debug)]
+pub(super) struct Capture {
+    pub origin: u64,
+    pub thread: ThreadId,
+    /// The graph that it builds.
+    pub graph: u64,
+    /// A forbidden call was made.
+    pub broken: bool,
+    /// Of each stream that takes part, the nodes that its next one comes after.
+    pub tips: BTreeMap<u64, Vec<NodeId>>,
+    /// Each node's predecessors.
+    pub after: BTreeMap<NodeId, Vec<NodeId>>,
+}
+
+impl Capture {
+    /// Whether all that other streams did comes before what the origin did last.
+    fn is_joined(&self) -> bool {
+        let mut seen: BTreeSet<NodeId> = BTreeSet::new();
+        let mut stack: Vec<NodeId> = self.tips.get(&self.origin).cloned().unwrap_or_default();
+        while let Some(node) = stack.pop() {
+            if seen.insert(node) {
+                stack.extend(self.after.get(&node).into_iter().flatten());
+            }
+        }
+        self.tips.values().flatten().all(|tip| seen.contains(tip))
+    }
+}
+
+impl Tables {
+    /// A stream that lives, of the context that is current.
+    pub(super) fn stream(&self, api: &'static str, scope: Scope, stream: NativeStream) -> Result<(u64, Stream)> {
+        let found = self.streams.get(&stream.0).copied().ok_or_else(|| refuse(api, code::INVALID_HANDLE))?;
+        if found.context == scope.context { Ok((stream.0, found)) } else { Err(refuse(api, code::INVALID_CONTEXT)) }
+    }
+
+    /// An event that lives, of the context that is current.
+    pub(super) fn event(&self, api: &'static str, scope: Scope, event: NativeEvent) -> Result<Event> {
+        let found = self.events.get(&event.0).cloned().ok_or_else(|| refuse(api, code::INVALID_HANDLE))?;
+        if found.context == scope.context { Ok(found) } else { Err(refuse(api, code::INVALID_CONTEXT)) }
+    }
+
+    /// The capture that a stream takes part in.
+    pub(super) fn capture_of(&self, stream: u64) -> Option<u64> {
+        self.captures.iter().find(|(_, c)| c.tips.contains_key(&stream)).map(|(&id, _)| id)
+    }
+
+    /// Breaks a capture.
+    pub(super) fn break_capture(&mut self, capture: u64) {
+        if let Some(capture) = self.captures.get_mut(&capture) {
+            capture.broken = true;
+        }
+    }
+
+    /// A call that a thread must not make while it captures.
+    pub(super) fn forbidden_in_capture(&mut self, api: &'static str) -> Result<()> {
+        let me = thread::current().id();
+        let mut any = false;
+        for capture in self.captures.values_mut().filter(|c| c.thread == me) {
+            capture.broken = true;
+            any = true;
+        }
+        if any { Err(refuse(api, code::STREAM_CAPTURE_UNSUPPORTED)) } else { Ok(()) }
+    }
+
+    /// A call that must not be made for a stream that is captured.
+    pub(super) fn forbidden_on_captured(&mut self, api: &'static str, stream: u64) -> Result<()> {
+        let Some(capture) = self.capture_of(stream) else { return Ok(()) };
+        self.break_capture(capture);
+        Err(refuse(api, code::STREAM_CAPTURE_UNSUPPORTED))
+    }
+
+    /// A call about an event that must not be made while its record is a captured one.
+    pub(super) fn forbidden_on_captured_event(&mut self, api: &'static str, event: &Event) -> Result<()> {
+        match &event.captured {
+            Some((capture, _)) => {
+                self.break_capture(*capture);
+                Err(refuse(api, code::CAPTURED_EVENT))
+            }
+            None => Ok(()),
+        }
+    }
+
+    /// Appends a node for a stream that takes part.
+    pub(super) fn capture_node(
+        &mut self,
+        machine: &Machine,
+        api: &'static str,
+        capture: u64,
+        stream: u64,
+        node: Node,
+        kind: NodeKind,
+    ) -> Result<()> {
+        let found = self.captures.get_mut(&capture).ok_or_else(|| refuse(api, code::INVALID_HANDLE))?;
+        if found.broken {
+            return Err(refuse(api, code::STREAM_CAPTURE_INVALIDATED));
+        }
+        let tips = found.tips.get(&stream).cloned().unwrap_or_default();
+        let graph = found.graph;
+        let id = self.graph_node(machine, graph, node, kind, &tips)?.0;
+        if let Some(found) = self.captures.get_mut(&capture) {
+            found.tips.insert(stream, vec![id]);
+            found.after.insert(id, tips);
+        }
+        Ok(())
+    }
+
+    /// Appends a node to a graph.
+    pub(super) fn graph_node(
+        &mut self,
+        machine: &Machine,
+        graph: u64,
+        node: Node,
+        kind: NodeKind,
+        after: &[NodeId],
+    ) -> Result<(NodeId, u64)> {
+        let missing = || Error::NotFound("graph".into());
+        let id = machine.graph_add(self.graphs.get(&graph).ok_or_else(missing)?.id, node, after)?;
+        let handle = self.handle();
+        let found = self.graphs.get_mut(&graph).ok_or_else(missing)?;
+        found.nodes.insert(handle, GraphNode { id, kind });
+        found.handles.insert(id, handle);
+        Ok((id, handle))
+    }
+
+    /// Begins a capture.
+    pub(super) fn capture_begin(&mut self, machine: &Machine, api: &'static str, stream: u64) -> Result<()> {
+        if self.capture_of(stream).is_some() {
+            return Err(refuse(api, code::ILLEGAL_STATE));
+        }
+        let id = machine.graph_create()?;
+        let (graph, capture) = (self.handle(), self.handle());
+        self.graphs.insert(graph, Graph { id, nodes: BTreeMap::new(), handles: BTreeMap::new() });
+        self.captures.insert(
+            capture,
+            Capture {
+                origin: stream,
+                thread: thread::current().id(),
+                graph,
+                broken: false,
+                tips: BTreeMap::from([(stream, Vec::new())]),
+                after: BTreeMap::new(),
+            },
+        );
+        Ok(())
+    }
+
+    /// Ends a capture; its graph is the caller's.
+    pub(super) fn capture_end(&mut self, machine: &Machine, api: &'static str, stream: u64) -> Result<u64> {
+        let id = self.capture_of(stream).ok_or_else(|| refuse(api, code::ILLEGAL_STATE))?;
+        let Some(capture) = self.captures.get(&id) else { return Err(refuse(api, code::ILLEGAL_STATE)) };
+        if capture.origin != stream {
+            self.break_capture(id);
+            return Err(refuse(api, code::STREAM_CAPTURE_UNMATCHED));
+        }
+        if capture.thread != thread::current().id() {
+            return Err(refuse(api, code::STREAM_CAPTURE_WRONG_THREAD));
+        }
+        let (graph, broken, joined) = (capture.graph, capture.broken, capture.is_joined());
+        self.captures.remove(&id);
+        // Events that were recorded in it name nothing any more.
+        let stale = self.events.values_mut().filter(|e| e.captured.as_ref().is_some_and(|c| c.0 == id));
+        stale.for_each(|event| event.captured = None);
+        if !broken && joined {
+            return Ok(graph);
+        }
+        if let Some(graph) = self.graphs.remove(&graph) {
+            // It was made when the capture began.
+            let _ = machine.graph_destroy(graph.id);
+        }
+        Err(refuse(api, if broken { code::STREAM_CAPTURE_INVALIDATED } else { code::STREAM_CAPTURE_UNJOINED }))
+    }
+
+    /// A stream is given up: a capture that it takes part in is broken, or gone with its origin.
+    pub(super) fn capture_leave(&mut self, machine: &Machine, stream: u64) {
+        let Some(id) = self.capture_of(stream) else { return };
+        let origin = self.captures.get(&id).is_some_and(|c| c.origin == stream);
+        if !origin {
+            self.break_capture(id);
+            if let Some(capture) = self.captures.get_mut(&id) {
+                capture.tips.remove(&stream);
+            }
+        } else if let Some(graph) = self.captures.remove(&id).and_then(|c| self.graphs.remove(&c.graph)) {
+            let _ = machine.graph_destroy(graph.id);
+        }
+    }
+
+    /// A wait for an event where capture plays a part. `None`: it plays none.
+    pub(super) fn capture_wait(
+        &mut self,
+        api: &'static str,
+        stream: u64,
+        event: &Event,
+        recorded: bool,
+    ) -> Option<Result<()>> {
+        let own = self.capture_of(stream);
+        match (own, &event.captured) {
+            (None, None) => None,
+            (Some(own), None) => {
+                // Work outside of the capture.
+                if !recorded {
+                    return Some(Ok(()));
+                }
+                self.break_capture(own);
+                Some(Err(refuse(api, code::STREAM_CAPTURE_ISOLATION)))
+            }
+            (Some(own), Some((other, _))) if own != *other => {
+                self.break_capture(own);
+                self.break_capture(*other);
+                Some(Err(refuse(api, code::STREAM_CAPTURE_MERGE)))
+            }
+            (_, Some((capture, nodes))) => {
+                let capture = self.captures.get_mut(capture)?;
+                if capture.broken {
+                    return Some(Err(refuse(api, code::STREAM_CAPTURE_INVALIDATED)));
+                }
+                let tips = capture.tips.entry(stream).or_default();
+                tips.extend_from_slice(nodes);
+                tips.sort_unstable();
+                tips.dedup();
+                Some(Ok(()))
+            }
+        }
+    }
+}

@@ -1,0 +1,282 @@
+//! Modules of the simulated driver: PTX is only searched for its entry points, whose code the machine's registry has;
+//! CUDA C++ only for its
+//! kernels' names.
+//!
+//! This module must not know kernels.
+
+use super::tables::{Function, Module};
+use super::{SimDriver, memory, refuse};
+use crate::conv::{self, code};
+use crate::driver::ops::{FunctionInfo, ModuleOps, NativeFunction, NativeModule};
+use leasehold_core::{Error, Result};
+use std::collections::BTreeSet;
+use std::fmt::Write;
+
+/// A text without comments, strings and characters: each becomes a space.
+fn bare(text: &str) -> Result<String, String> {
+    let mut out = String::with_capacity(text.len());
+    let mut rest = text;
+    while let Some(first) = rest.chars().next() {
+        let skip = if rest.starts_with("//") {
+            Some(rest.find('\n').unwrap_or(rest.len()))
+        } else if let Some(body) = rest.strip_prefix("/*") {
+            Some(body.find("*/").ok_or("a comment does not end")? + 4)
+        } else if first == '"' || first == '\'' {
+            Some(literal(rest, first).ok_or("a literal does not end")?)
+        } else {
+            None
+        };
+        match skip {
+            Some(bytes) => {
+                out.push(' ');
+                rest = &rest[bytes..];
+            }
+            None => {
+                out.push(first);
+                rest = &rest[first.len_utf8()..];
+            }
+        }
+    }
+    Ok(out)
+}
+
+/// Bytes of a literal with its quotes.
+fn literal(text: &str, quote: char) -> Option<usize> {
+    let mut escaped = false;
+    for (at, c) in text.char_indices().skip(1) {
+        match c {
+            _ if escaped => escaped = false,
+            '\\' => escaped = true,
+            '\n' => return None,
+            c if c == quote => return Some(at + 1),
+            _ => {}
+        }
+    }
+    None
+}
+
+/// Whether brackets of all kinds close in the order in which they open.
+fn balanced(text: &str) -> Result<(), String> {
+    let mut open = Vec::new();
+    for (line, text) in text.lines().enumerate() {
+        for c in text.chars() {
+            match c {
+                '(' | '[' | '{' => open.push(c),
+                ')' | ']' | '}' => {
+                    let want = match c {
+                        ')' => '(',
+                        ']' => '[',
+                        _ => '{',
+                    };
+                    if open.pop() != Some(want) {
+                        return Err(format!("line {}: unexpected {c}", line + 1));
+                    }
+                }
+                _ => {}
+            }
+        }
+    }
+    open.pop().map_or(Ok(()), |c| Err(format!("{c} is never closed")))
+}
+
+fn is_name(c: char) -> bool {
+    c.is_ascii_alphanumeric() || c == '_' || c == '$'
+}
+
+/// The names that follow `word` in a bare text.
+fn names_after<'a>(text: &'a str, word: &'a str) -> impl Iterator<Item = &'a str> {
+    text.match_indices(word).filter_map(move |(at, _)| {
+        let whole = !text[..at].ends_with(is_name);
+        let rest = text[at + word.len()..].trim_start();
+        let end = rest.find(|c| !is_name(c)).unwrap_or(rest.len());
+        (whole && end > 0).then(|| &rest[..end])
+    })
+}
+
+/// The entry points of a PTX text.
+fn entries(image: &[u8]) -> Result<BTreeSet<String>, (i32, String)> {
+    if image.starts_with(b"\x7fELF") {
+        return Err((code::NO_BINARY_FOR_GPU, "the simulated device runs no machine code".to_owned()));
+    }
+    let text =
+        std::str::from_utf8(image).map_err(|_| (code::INVALID_IMAGE, "neither text nor machine code".to_owned()))?;
+    let text = text.trim_end_matches('\0');
+    let invalid = |why: &str| (code::INVALID_PTX, format!("ptxas fatal: {why}"));
+    let bare = bare(text).map_err(|why| invalid(&why))?;
+    for directive in [".version", ".target"] {
+        if names_or_numbers_after(&bare, directive).is_none() {
+            return Err(invalid(&format!("missing {directive} directive")));
+        }
+    }
+    balanced(&bare).map_err(|why| invalid(&why))?;
+    Ok(names_after(&bare, ".entry").map(str::to_owned).collect())
+}
+
+fn names_or_numbers_after<'a>(text: &'a str, word: &str) -> Option<&'a str> {
+    let at = text.find(word)? + word.len();
+    text[at..].split_whitespace().next()
+}
+
+/// The kernels of a CUDA C++ text, in order.
+fn kernels(source: &str) -> Result<Vec<String>, String> {
+    let bare = bare(source)?;
+    balanced(&bare)?;
+    let mut found = Vec::new();
+    for (at, _) in bare.match_indices("__global__") {
+        let rest = &bare[at..];
+        // The name is what stands before the first parenthesis that is not an attribute's.
+        let mut from = 0;
+        let name = loop {
+            let open = rest[from..].find('(').ok_or("a kernel has no parameters")? + from;
+            let head = rest[..open].trim_end();
+            let start = head.rfind(|c| !is_name(c)).map_or(0, |at| at + 1);
+            let name = &head[start..];
+            if !name.starts_with("__") {
+                break name;
+            }
+            from = open + rest[open..].find(')').ok_or("an attribute does not end")?;
+        };
+        if name.is_empty() {
+            return Err("a kernel has no name".to_owned());
+        }
+        found.push(name.to_owned());
+    }
+    if found.is_empty() { Err("no kernel".to_owned()) } else { Ok(found) }
+}
+
+/// CUDA C++ to a text that [`ModuleOps::module_load`] of the simulated driver takes. The same source gives the same
+/// text.
+pub(super) fn compile(source: &str, name: &str, options: &[String], (major, minor): (u32, u32)) -> Result<Vec<u8>> {
+    let names = kernels(source).map_err(|why| Error::Compile { log: format!("{name}: error: {why}").into() })?;
+    let mut text = String::from("// Made by the simulated compiler: names only.\n");
+    for option in options {
+        // A comment must not end.
+        let _ = writeln!(text, "// {}", option.replace('\n', " "));
+    }
+    let _ = writeln!(text, ".version 9.0\n.target sm_{major}{minor}\n.address_size 64");
+    for name in names {
+        let _ = writeln!(text, ".visible .entry {name}() {{ ret; }}");
+    }
+    Ok(text.into_bytes())
+}
+
+impl ModuleOps for SimDriver {
+    fn module_load(&self, image: &[u8]) -> Result<NativeModule> {
+        let scope = self.enter("cuModuleLoadDataEx")?;
+        if image.is_empty() {
+            return Err(Error::Compile { log: "the image is empty".into() });
+        }
+        let entries = entries(image).map_err(|(code, why)| Error::Compile {
+            log: format!("{} ({code}): {why}", conv::name_or_number(code)).into(),
+        })?;
+        let mut tables = self.lock();
+        let handle = tables.handle();
+        tables.modules.insert(handle, Module { context: scope.context, entries });
+        Ok(NativeModule(handle))
+    }
+
+    fn module_unload(&self, module: NativeModule) -> Result<()> {
+        const API: &str = "cuModuleUnload";
+        let (scope, told) = self.enter_teardown(API)?;
+        let mut tables = self.lock();
+        match tables.modules.get(&module.0) {
+            Some(found) if found.context == scope.context => {}
+            Some(_) => return Err(refuse(API, code::INVALID_CONTEXT)),
+            None => return Err(refuse(API, code::INVALID_HANDLE)),
+        }
+        tables.modules.remove(&module.0);
+        tables.functions.retain(|_, f| f.module != module.0);
+        told
+    }
+
+    fn module_function(&self, module: NativeModule, name: &str) -> Result<NativeFunction> {
+        const API: &str = "cuModuleGetFunction";
+        let scope = self.enter(API)?;
+        let mut tables = self.lock();
+        let found = tables.modules.get(&module.0).ok_or_else(|| refuse(API, code::INVALID_HANDLE))?;
+        if found.context != scope.context {
+            return Err(refuse(API, code::INVALID_CONTEXT));
+        }
+        if !found.entries.contains(name) {
+            return Err(Error::NotFound(format!("the module has no function {name}").into()));
+        }
+        let kernel = self.machine.kernels().get(name).ok_or_else(|| {
+            Error::NotFound(
+                format!("function {name} is in the module, but no code for the simulated device is registered").into(),
+            )
+        })?;
+        // The driver gives the same word for the same name.
+        let known = tables.functions.iter().find(|(_, f)| f.module == module.0 && f.kernel.name == kernel.name);
+        if let Some((&known, _)) = known {
+            return Ok(NativeFunction(known));
+        }
+        let handle = tables.handle();
+        let function = Function { module: module.0, context: scope.context, kernel, shared: memory::SHARED };
+        tables.functions.insert(handle, function);
+        Ok(NativeFunction(handle))
+    }
+
+    fn function_info(&self, function: NativeFunction) -> Result<FunctionInfo> {
+        const API: &str = "cuFuncGetAttribute";
+        self.enter(API)?;
+        let tables = self.lock();
+        let found = tables.functions.get(&function.0).ok_or_else(|| refuse(API, code::INVALID_HANDLE))?;
+        let spec = &found.kernel.spec;
+        let pointers = (0..spec.bindings.len() as u32).map(|i| (i * 8, 8));
+        let params = (spec.params > 0).then_some((spec.bindings.len() as u32 * 8, spec.params));
+        let (major, minor) = self.config.compute_capability;
+        Ok(FunctionInfo {
+            block_threads: spec.block_threads.min(memory::BLOCK_THREADS),
+            registers: 32,
+            shared: 0,
+            local: 0,
+            params: self.config.param_info.then(|| pointers.chain(params).collect()),
+            binary: major * 10 + minor,
+        })
+    }
+
+    fn function_allow_shared(&self, function: NativeFunction, bytes: u32) -> Result<()> {
+        const API: &str = "cuFuncSetAttribute";
+        self.enter(API)?;
+        let mut tables = self.lock();
+        let found = tables.functions.get_mut(&function.0).ok_or_else(|| refuse(API, code::INVALID_HANDLE))?;
+        if bytes > memory::SHARED_OPTIN {
+            return Err(refuse(API, code::INVALID_VALUE));
+        }
+        // Up to the default nothing needs to be asked for.
+        found.shared = bytes.max(memory::SHARED);
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn entry_points_of_ptx() {
+        let ptx = b".version 9.0\n.target sm_75\n// .entry no\n.visible .entry add(\n.param .u64 a) { ret; }\n.entry sub(){ret;}\0";
+        assert_eq!(entries(ptx).unwrap().into_iter().collect::<Vec<_>>(), ["add", "sub"]);
+        for bad in
+            [&b"hello"[..], b".version 9.0\n", b".version 9.0 .target sm_75 .entry f() {", b"\xff\xfe", b"\x7fELF"]
+        {
+            assert!(entries(bad).is_err(), "{bad:?}");
+        }
+    }
+
+    #[test]
+    fn kernels_of_cuda_c() {
+        let source = r#"
+            // __global__ void no() {}
+            extern "C" __global__ void __launch_bounds__(64, 2) first(float* a) { if (a[0] > 1.0f) { a[0] = '('; } }
+            extern "C" __global__ void second() {}
+        "#;
+        assert_eq!(kernels(source).unwrap(), ["first", "second"]);
+        let ptx = compile(source, "k.cu", &["-O3".to_owned()], (9, 0)).unwrap();
+        assert_eq!(entries(&ptx).unwrap().len(), 2);
+        assert_eq!(ptx, compile(source, "k.cu", &["-O3".to_owned()], (9, 0)).unwrap());
+        for bad in ["", "int x;", "__global__ void f( {", "__global__ void f() { ] }", "/* __global__ void f() {}"] {
+            assert!(matches!(compile(bad, "k.cu", &[], (9, 0)), Err(Error::Compile { .. })), "{bad}");
+        }
+    }
+}

@@ -1,0 +1,232 @@
+//! What the simulated driver has handed out: handles, to whom they belong, and what is behind them.
+//!
+//! This module must not know what calls do.
+
+use super::Cause;
+use super::capture::Capture;
+use crate::driver::ops::CopyKind;
+use leasehold_core::sync::thread::ThreadId;
+use leasehold_sim::{EventId, ExecId, GraphId, Kernel, Machine, NodeId, PieceId, QueueId};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::sync::Arc;
+
+/// A context.
+#[derive(Debug)]
+pub(super) struct Context {
+    pub device: u32,
+    /// Peer contexts that are enabled, with their devices.
+    pub peers: BTreeMap<u64, u32>,
+}
+
+/// A stream.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Stream {
+    pub context: u64,
+    pub queue: QueueId,
+}
+
+/// An event.
+#[derive(Debug, Clone)]
+pub(super) struct Event {
+    pub context: u64,
+    pub id: EventId,
+    pub timing: bool,
+    /// The capture in which it was last recorded, and the nodes that it covers.
+    pub captured: Option<(u64, Vec<NodeId>)>,
+}
+
+/// A module.
+#[derive(Debug)]
+pub(super) struct Module {
+    pub context: u64,
+    /// Entry points that its text declares.
+    pub entries: BTreeSet<String>,
+}
+
+/// A function of a module.
+#[derive(Debug, Clone)]
+pub(super) struct Function {
+    pub module: u64,
+    pub context: u64,
+    pub kernel: Arc<Kernel>,
+    /// Bytes of dynamic shared memory that a launch may ask for.
+    pub shared: u32,
+}
+
+/// What kind of node, and what its updates may not change.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum NodeKind {
+    Kernel { context: u64 },
+    Copy { kind: CopyKind, rows: u64 },
+    Fill,
+    Other,
+}
+
+/// A node of a graph.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct GraphNode {
+    pub id: NodeId,
+    pub kind: NodeKind,
+}
+
+/// A graph.
+#[derive(Debug)]
+pub(super) struct Graph {
+    pub id: GraphId,
+    /// By handle.
+    pub nodes: BTreeMap<u64, GraphNode>,
+    /// Handles by the machine's number.
+    pub handles: BTreeMap<NodeId, u64>,
+}
+
+/// An executable graph.
+#[derive(Debug)]
+pub(super) struct Exec {
+    pub context: u64,
+    pub device: u32,
+    pub id: ExecId,
+    pub nodes: BTreeMap<u64, GraphNode>,
+    /// Its last run: runs follow one another.
+    pub last: EventId,
+}
+
+/// Device memory with an address of its own.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Allocation {
+    pub context: u64,
+    pub device: u32,
+}
+
+/// Pinned host memory.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Pinned {
+    pub context: u64,
+    pub bytes: u64,
+    /// Somebody else's memory.
+    pub registered: bool,
+}
+
+/// Physical memory.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Piece {
+    pub id: PieceId,
+    pub bytes: u64,
+}
+
+/// Everything.
+#[derive(Debug, Default)]
+pub(super) struct Tables {
+    next: u64,
+    pub contexts: BTreeMap<u64, Context>,
+    /// Of each device the primary context, if there is one, and how often it is retained.
+    pub primaries: Vec<(Option<u64>, u32)>,
+    /// What is current on each thread.
+    pub current: HashMap<ThreadId, u64>,
+    pub streams: BTreeMap<u64, Stream>,
+    pub captures: BTreeMap<u64, Capture>,
+    pub events: BTreeMap<u64, Event>,
+    pub modules: BTreeMap<u64, Module>,
+    pub functions: BTreeMap<u64, Function>,
+    pub graphs: BTreeMap<u64, Graph>,
+    pub execs: BTreeMap<u64, Exec>,
+    pub allocations: BTreeMap<u64, Allocation>,
+    pub pinned: BTreeMap<u64, Pinned>,
+    pub pieces: BTreeMap<u64, Piece>,
+    /// Bytes by address.
+    pub reservations: BTreeMap<u64, u64>,
+    /// First causes of lost devices.
+    pub causes: BTreeMap<u32, Cause>,
+    pub leaks: Vec<String>,
+}
+
+impl Tables {
+    pub(super) fn new(devices: u32) -> Self {
+        Self { primaries: vec![(None, 0); devices as usize], ..Self::default() }
+    }
+
+    /// A handle that was never used. Not small, not an address of anything, not a multiple of a page.
+    pub(super) fn handle(&mut self) -> u64 {
+        self.next += 1;
+        0x5151_0000_0000_0000 | self.next << 4 | 8
+    }
+
+    pub(super) fn new_context(&mut self, device: u32) -> u64 {
+        let handle = self.handle();
+        self.contexts.insert(handle, Context { device, peers: BTreeMap::new() });
+        handle
+    }
+
+    /// Takes peer access back; the machine knows devices, so another context's access may keep the way open.
+    pub(super) fn disable_peer(&mut self, machine: &Machine, context: u64, peer: u64) {
+        let Some(from) = self.contexts.get_mut(&context) else { return };
+        let device = from.device;
+        let Some(to) = from.peers.remove(&peer) else { return };
+        let kept = self.contexts.values().any(|c| c.device == device && c.peers.values().any(|&d| d == to));
+        if !kept {
+            // A lost device has no peers to lose.
+            let _ = machine.disable_peer(device, to);
+        }
+    }
+
+    pub(super) fn census(&self) -> super::Census {
+        super::Census {
+            contexts: self.contexts.len(),
+            retained: self.primaries.iter().map(|p| p.1 as usize).sum(),
+            streams: self.streams.len(),
+            events: self.events.len(),
+            modules: self.modules.len(),
+            graphs: self.graphs.len(),
+            execs: self.execs.len(),
+            allocations: self.allocations.len(),
+            pieces: self.pieces.len(),
+            reservations: self.reservations.len(),
+            pinned: self.pinned.values().filter(|p| !p.registered).count(),
+            registered: self.pinned.values().filter(|p| p.registered).count(),
+        }
+    }
+
+    /// Takes a context with all that is in it. Pieces, reservations and graphs belong to no context.
+    pub(super) fn end_context(&mut self, machine: &Machine, context: u64) {
+        let peers: Vec<u64> =
+            self.contexts.get(&context).map(|c| c.peers.keys().copied().collect()).unwrap_or_default();
+        peers.into_iter().for_each(|peer| self.disable_peer(machine, context, peer));
+        if self.contexts.remove(&context).is_none() {
+            return;
+        }
+        let mut leaks = Vec::new();
+        let mut leaked = |what: &str, count: usize| {
+            if count > 0 {
+                leaks.push(format!("{count} {what}"));
+            }
+        };
+        // What the machine refuses is gone with the device.
+        let streams = take(&mut self.streams, |s| s.context == context);
+        leaked("streams", streams.len());
+        streams.into_iter().for_each(|(_, s)| drop(machine.queue_destroy(s.queue)));
+        let events = take(&mut self.events, |e| e.context == context);
+        leaked("events", events.len());
+        events.into_iter().for_each(|(_, e)| drop(machine.event_destroy(e.id)));
+        let execs = take(&mut self.execs, |e| e.context == context);
+        leaked("executable graphs", execs.len());
+        for (_, exec) in execs {
+            drop(machine.exec_destroy(exec.id));
+            drop(machine.event_destroy(exec.last));
+        }
+        leaked("modules", take(&mut self.modules, |m| m.context == context).len());
+        take(&mut self.functions, |f| f.context == context);
+        let allocations = take(&mut self.allocations, |a| a.context == context);
+        leaked("allocations", allocations.len());
+        allocations.into_iter().for_each(|(addr, _)| drop(machine.free(addr)));
+        let pinned = take(&mut self.pinned, |p| p.context == context);
+        leaked("pinned ranges", pinned.len());
+        for (addr, range) in pinned {
+            drop(if range.registered { machine.host_unregister(addr) } else { machine.host_free(addr) });
+        }
+        self.leaks.append(&mut leaks);
+    }
+}
+
+/// Takes all entries of a kind out.
+fn take<V>(map: &mut BTreeMap<u64, V>, gone: impl Fn(&V) -> bool) -> Vec<(u64, V)> {
+    map.extract_if(.., |_, value| gone(value)).collect()
+}
