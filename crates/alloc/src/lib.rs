@@ -35,6 +35,8 @@ mod lookup;
 mod memory_viz;
 mod node;
 mod oom;
+#[cfg(all(feature = "bench", not(loom)))]
+pub mod peers;
 mod place;
 pub mod planner;
 #[cfg(not(loom))]

@@ -1,0 +1,138 @@
+//! Best fit over one growing range, blind to streams: what is free is free for everybody at once. No real device could use it so; it is the
+//! textbook's line that a stream-aware allocator is held against.
+
+use super::{Figures, Source};
+use crate::backing::Backing;
+use crate::bench::Subject;
+use crate::virtual_stream::VirtualStream;
+use leasehold_core::sync::Mutex;
+use leasehold_core::{Result, Timeline};
+use std::collections::{BTreeMap, BTreeSet};
+
+const UNIT: u64 = 512;
+
+/// Best fit with immediate coalescing, under a mutex.
+pub struct BestFit {
+    source: Source,
+    base: u64,
+    span: u64,
+    state: Mutex<State>,
+}
+
+#[derive(Default)]
+struct State {
+    end: u64,
+    by_addr: BTreeMap<u64, u64>,
+    by_size: BTreeSet<(u64, u64)>,
+}
+
+/// A block of [`BestFit`].
+#[derive(Debug)]
+#[must_use]
+pub struct Block {
+    /// Its address.
+    pub addr: u64,
+    /// Its bytes.
+    pub bytes: u64,
+}
+
+impl BestFit {
+    /// A range of `backing`, of which at most `budget` bytes are taken.
+    ///
+    /// # Errors
+    /// `Unsupported` for a backing that cannot reserve addresses; what reserving says.
+    pub fn new(backing: Box<dyn Backing>, budget: u64) -> Result<Self> {
+        if !backing.caps().reserve {
+            return Err(leasehold_core::Error::Unsupported("best fit needs a backing that reserves addresses".into()));
+        }
+        let span = backing.caps().physical.saturating_mul(2).min(1 << 40).next_multiple_of(backing.caps().granule);
+        let base = backing.reserve(span)?;
+        let state = Mutex::new(State { end: base, ..State::default() });
+        Ok(Self { source: Source::new(backing, budget), base, span, state })
+    }
+
+    /// What it took so far.
+    #[must_use]
+    pub fn figures(&self) -> Figures {
+        self.source.figures()
+    }
+}
+
+impl State {
+    fn insert(&mut self, mut addr: u64, mut bytes: u64) {
+        if let Some((&at, &len)) = self.by_addr.range(..addr).next_back()
+            && at + len == addr
+        {
+            self.remove(at, len);
+            (addr, bytes) = (at, len + bytes);
+        }
+        if let Some((&at, &len)) = self.by_addr.range(addr..).next()
+            && addr + bytes == at
+        {
+            self.remove(at, len);
+            bytes += len;
+        }
+        self.by_addr.insert(addr, bytes);
+        self.by_size.insert((bytes, addr));
+    }
+
+    fn remove(&mut self, addr: u64, bytes: u64) {
+        self.by_addr.remove(&addr);
+        self.by_size.remove(&(bytes, addr));
+    }
+}
+
+impl Subject for BestFit {
+    type Block = Block;
+    type Stream = VirtualStream;
+
+    fn stream(&self) -> Result<VirtualStream> {
+        VirtualStream::new()
+    }
+
+    fn alloc(&self, _: &VirtualStream, size: u64) -> Option<Block> {
+        let bytes = size.max(1).checked_next_multiple_of(UNIT)?;
+        let mut s = self.state.lock();
+        let mut found = s.by_size.range((bytes, 0)..).next().copied();
+        if found.is_none() {
+            // The range grows by what the last free block lacks.
+            let tail = s.by_addr.last_key_value().filter(|(a, n)| *a + *n == s.end).map_or(0, |(_, &n)| n);
+            let more = (bytes - tail).next_multiple_of(self.source.backing.caps().granule);
+            let end = s.end;
+            if end + more > self.base + self.span || !self.source.take(more) {
+                return None;
+            }
+            if self.source.backing.commit(Some(end), more).is_err() {
+                self.source.undo(more);
+                return None;
+            }
+            s.end += more;
+            s.insert(end, more);
+            found = s.by_size.range((bytes, 0)..).next().copied();
+        }
+        let (len, addr) = found?;
+        s.remove(addr, len);
+        if len > bytes {
+            s.by_addr.insert(addr + bytes, len - bytes);
+            s.by_size.insert((len - bytes, addr + bytes));
+        }
+        Some(Block { addr, bytes })
+    }
+
+    fn free(&self, on: &VirtualStream, block: Block) {
+        debug_assert!(on.line().submitted() >= on.line().completed());
+        self.state.lock().insert(block.addr, block.bytes);
+    }
+}
+
+impl Drop for BestFit {
+    fn drop(&mut self) {
+        let taken = self.state.get_mut().end - self.base;
+        if taken > 0 {
+            let chunk = crate::backing::Chunk { addr: self.base, bytes: taken, native: 0 };
+            // A range that the driver does not take back is its own fault.
+            let _ = self.source.backing.decommit(chunk);
+        }
+        self.source.backing.release(self.base, self.span);
+    }
+}

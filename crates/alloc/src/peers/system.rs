@@ -1,0 +1,105 @@
+//! The process's own heap: what an allocation costs where no device is concerned. The memory is never touched.
+
+use super::Figures;
+use crate::bench::Subject;
+use leasehold_core::Result;
+use leasehold_core::sync::atomic::{AtomicU64, Ordering};
+use std::alloc::Layout;
+
+const ALIGN: usize = 256;
+
+/// The global allocator of the program, `malloc` unless it says otherwise.
+pub struct System {
+    /// Counts what lies live, against a budget; otherwise it measures the heap alone.
+    counts: bool,
+    budget: u64,
+    live: AtomicU64,
+    peak: AtomicU64,
+}
+
+/// A block of [`System`].
+#[derive(Debug)]
+#[must_use]
+pub struct Block {
+    at: *mut u8,
+    layout: Layout,
+    bytes: u64,
+}
+
+// SAFETY: the block owns its memory, which the heap takes back from any thread.
+unsafe impl Send for Block {}
+
+impl System {
+    /// The heap, without counters.
+    #[must_use]
+    pub fn plain() -> Self {
+        Self { counts: false, ..Self::counting(u64::MAX) }
+    }
+
+    /// The heap, with the bytes that it gives counted as reserved; at most `budget` of them.
+    #[must_use]
+    pub fn counting(budget: u64) -> Self {
+        Self { counts: true, budget, live: AtomicU64::new(0), peak: AtomicU64::new(0) }
+    }
+
+    /// What it gave so far. The heap makes its driver calls by itself, uncounted.
+    #[must_use]
+    pub fn figures(&self) -> Figures {
+        Figures { reserved_peak: self.peak.load(Ordering::Relaxed), ..Figures::default() }
+    }
+}
+
+/// Bytes that a block of the heap really takes, as far as the heap says so.
+fn usable(at: *mut u8, bytes: usize) -> u64 {
+    #[cfg(all(target_os = "linux", target_env = "gnu", not(miri)))]
+    {
+        unsafe extern "C" {
+            fn malloc_usable_size(at: *mut std::ffi::c_void) -> usize;
+        }
+        let _ = bytes;
+        // SAFETY: the block was just given by the heap.
+        unsafe { malloc_usable_size(at.cast()) as u64 }
+    }
+    #[cfg(not(all(target_os = "linux", target_env = "gnu", not(miri))))]
+    {
+        let _ = at;
+        bytes as u64
+    }
+}
+
+impl Subject for System {
+    type Block = Block;
+    type Stream = ();
+
+    fn stream(&self) -> Result<()> {
+        Ok(())
+    }
+
+    fn alloc(&self, (): &(), size: u64) -> Option<Block> {
+        let layout = Layout::from_size_align(usize::try_from(size.max(1)).ok()?, ALIGN).ok()?;
+        // SAFETY: the layout has a size.
+        let at = unsafe { std::alloc::alloc(layout) };
+        if at.is_null() {
+            return None;
+        }
+        let mut block = Block { at, layout, bytes: 0 };
+        if self.counts {
+            block.bytes = usable(at, layout.size());
+            let live = self.live.fetch_add(block.bytes, Ordering::Relaxed) + block.bytes;
+            if live > self.budget {
+                self.free(&(), block);
+                return None;
+            }
+            self.peak.fetch_max(live, Ordering::Relaxed);
+        }
+        Some(block)
+    }
+
+    fn free(&self, (): &(), block: Block) {
+        if self.counts {
+            self.live.fetch_sub(block.bytes, Ordering::Relaxed);
+        }
+        // SAFETY: given by `alloc` with this layout.
+        unsafe { std::alloc::dealloc(block.at, block.layout) };
+    }
+}
