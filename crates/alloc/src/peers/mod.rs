@@ -201,10 +201,14 @@ mod tests {
         // A block that another stream used comes back when that stream is done.
         let point = other.submit().expect("a value");
         t.free(&other, mid);
-        let again = t.alloc(&on, 17 * MIB + 1).expect("memory");
-        assert_eq!(fake.used(), 80 * MIB, "the cached segment was not enough, and this is what the budget has");
-        t.free(&on, again);
+        let again = t.alloc(&on, 20 * MIB).expect("memory");
+        assert_eq!(fake.used(), 62 * MIB, "the cached segment");
+        let more = t.alloc(&on, 18 * MIB).expect("memory");
+        assert_eq!(fake.used(), 80 * MIB, "the rest of the other one was not enough");
         crate::virtual_stream::pass(point);
+        let whole = t.alloc(&on, 20 * MIB).expect("memory");
+        assert_eq!(fake.used(), 80 * MIB, "now it is");
+        [again, more, whole].into_iter().for_each(|b| t.free(&on, b));
         // Out of memory gives cached segments back first.
         let big = t.alloc(&on, 40 * MIB).expect("memory");
         t.free(&on, big);
