@@ -7,7 +7,7 @@ use super::detect::Ancestors;
 use super::kernel::Kernel;
 use super::{EventId, ExecId, QueueId, SemaphoreId};
 use leasehold_core::sync::{Arc, OnceLock};
-use leasehold_core::{Error, Result};
+use leasehold_core::{Error, Result, Text};
 use leasehold_hal::Binding;
 use std::fmt;
 use std::ops::Range;
@@ -193,7 +193,7 @@ pub enum Command {
     /// A host function. It runs without the machine's lock on whatever thread steps, and may call the machine.
     Host {
         /// The name in reports.
-        name: &'static str,
+        name: Text,
         /// The function.
         call: HostFn,
         /// Whether it is called although the queue has failed (never when the device is lost).

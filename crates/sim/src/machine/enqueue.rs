@@ -49,6 +49,8 @@ impl Machine {
                 failure: None,
                 capture: None,
                 closing: false,
+                index: None,
+                name: format!("queue {}", id.0).into(),
             },
         );
         Ok(id)
@@ -109,9 +111,34 @@ impl Machine {
     /// # Errors
     /// As [`enqueue`](Self::enqueue).
     pub fn submit(&self, queue: QueueId, commands: Vec<Command>) -> Result<()> {
+        self.submit_all(queue, None, commands)
+    }
+
+    /// As [`submit`](Self::submit), with an index of the caller's by which reports and faults name the commands, instead of their place in the
+    /// queue.
+    ///
+    /// # Errors
+    /// As [`enqueue`](Self::enqueue).
+    pub fn submit_as(&self, queue: QueueId, index: u64, commands: Vec<Command>) -> Result<()> {
+        self.submit_all(queue, Some(index), commands)
+    }
+
+    fn submit_all(&self, queue: QueueId, index: Option<u64>, commands: Vec<Command>) -> Result<()> {
         let mut state = self.enter_queue(queue, "submit")?;
         commands.iter().try_for_each(|c| state.check(queue, c))?;
-        commands.into_iter().try_for_each(|c| state.push(queue, c))
+        state.queue(queue)?.index = index;
+        let result = commands.into_iter().try_for_each(|c| state.push(queue, c));
+        state.queue(queue)?.index = None;
+        result
+    }
+
+    /// Names a queue in faults: `sim:0 line3` instead of `queue 3`.
+    ///
+    /// # Errors
+    /// `NotFound`.
+    pub fn queue_set_name(&self, queue: QueueId, name: &str) -> Result<()> {
+        self.lock().queue(queue)?.name = name.into();
+        Ok(())
     }
 
     /// An event; with `timing` it can be asked for its time.
@@ -175,14 +202,29 @@ impl Machine {
         Ok(id)
     }
 
-    /// Gives a semaphore up; it fails for queues that still wait for it.
+    /// Gives a semaphore up. Queues that wait for a value that it has reached go on; for any other it fails.
     ///
     /// # Errors
     /// `NotFound`.
     pub fn semaphore_destroy(&self, semaphore: SemaphoreId) -> Result<()> {
         let mut state = self.lock();
-        state.changed = true;
-        state.semaphores.remove(&semaphore).map(drop).ok_or_else(|| missing(semaphore))
+        let s = state.semaphores.get_mut(&semaphore).filter(|s| !s.closing).ok_or_else(|| missing(semaphore))?;
+        s.closing = true;
+        s.failed.get_or_insert_with(|| Error::state("the semaphore was given up before it reached the value"));
+        state.end_semaphores();
+        state.progress();
+        Ok(())
+    }
+
+    /// Whether a queue waits for a value that a semaphore has not reached.
+    ///
+    /// # Errors
+    /// `NotFound`.
+    pub fn semaphore_is_awaited(&self, semaphore: SemaphoreId) -> Result<bool> {
+        let state = self.lock();
+        let value = state.semaphores.get(&semaphore).map(|s| s.value).ok_or_else(|| missing(semaphore))?;
+        let mut entries = state.queues.values().flat_map(|q| &q.entries);
+        Ok(entries.any(|e| matches!(e.action, Action::WaitSemaphore(s, v) if s == semaphore && v > value)))
     }
 
     /// Raises a semaphore from the host. A lower value changes nothing.
@@ -422,7 +464,7 @@ impl State {
             Command::Kernel(k) => Action::Kernel(k),
             Command::Copy(c) => Action::Copy(c.normal()),
             Command::Fill(c) => Action::Fill(c),
-            Command::Host { name, call, always } => Action::Host { name: name.into(), call, always },
+            Command::Host { name, call, always } => Action::Host { name: (&*name).into(), call, always },
             Command::Record(e) => Action::Record(self.record(e)),
             Command::WaitEvent(e) => self.last_mark(e).map_or(Action::Empty, Action::WaitMark),
             Command::WriteValue { addr, value } => Action::WriteValue { addr, value },
@@ -460,7 +502,7 @@ impl State {
             self.disturb = None;
         }
         let q = self.queue(queue)?;
-        let index = q.enqueued;
+        let index = q.index.unwrap_or(q.enqueued);
         q.enqueued += 1;
         q.entries.push_back(Entry { action, index, host, at, regions, delay, last, begun: false });
         self.progress();
@@ -556,6 +598,13 @@ impl State {
                 }
             }
             _ => {}
+        }
+    }
+
+    /// Ends semaphores that were given up, once no command can name them any more.
+    pub(super) fn end_semaphores(&mut self) {
+        if self.queues.values().all(|q| q.entries.is_empty()) {
+            self.semaphores.retain(|_, s| !s.closing);
         }
     }
 

@@ -9,7 +9,7 @@ use super::EventId;
 use super::command::{ExecNode, FillCall, KernelCall, NodeAction, NodeFn, Running, Transfer};
 use super::detect::Ancestors;
 use leasehold_core::sync::Arc;
-use leasehold_core::{Error, Result};
+use leasehold_core::{Error, Result, Text};
 use std::fmt;
 
 /// Names a graph template.
@@ -37,7 +37,7 @@ pub enum Node {
     /// A host function.
     Host {
         /// The name in reports.
-        name: &'static str,
+        name: Text,
         /// The function.
         call: Arc<NodeFn>,
     },
@@ -146,7 +146,7 @@ impl Template {
                 c.check()?;
                 NodeAction::Fill(c)
             }
-            Node::Host { name, call } => NodeAction::Host { name: name.into(), call },
+            Node::Host { name, call } => NodeAction::Host { name: (&*name).into(), call },
             Node::Record(e) => NodeAction::Record(e),
             Node::WaitEvent(e) => NodeAction::Wait(e),
             Node::WriteValue { addr, value } => NodeAction::WriteValue { addr, value },

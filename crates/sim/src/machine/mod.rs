@@ -258,6 +258,9 @@ pub(crate) struct Queue {
     capture: Option<(GraphId, Option<NodeId>)>,
     /// It goes once its commands are over.
     closing: bool,
+    /// By which index the commands that are enqueued now are named.
+    index: Option<u64>,
+    name: Arc<str>,
 }
 
 struct Event {
@@ -277,6 +280,8 @@ struct Semaphore {
     value: u64,
     raised: VecDeque<Raised>,
     failed: Option<Error>,
+    /// It was given up; commands that are pending may still name it.
+    closing: bool,
 }
 
 pub(crate) struct State {
@@ -539,7 +544,7 @@ impl Machine {
         ObjectCounts {
             queues: state.queues.values().filter(|q| !q.closing).count() as u64,
             events: state.events.len() as u64,
-            semaphores: state.semaphores.len() as u64,
+            semaphores: state.semaphores.values().filter(|s| !s.closing).count() as u64,
             graphs: state.graphs.len() as u64,
             execs: state.execs.len() as u64,
         }

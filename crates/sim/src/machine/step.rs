@@ -123,7 +123,8 @@ impl Machine {
     }
 
     /// Whether this thread runs a host function of this queue.
-    pub(super) fn is_calling(&self, queue: QueueId) -> bool {
+    #[must_use]
+    pub fn is_calling(&self, queue: QueueId) -> bool {
         CALLING.get() == Some((Arc::as_ptr(&self.0) as usize, queue))
     }
 }
@@ -458,7 +459,7 @@ impl State {
         let operation = Operation { name, queue: Some(id.0), index, node: label };
         self.ran(operation.clone(), nanos);
         if let Some(text) = panic {
-            let cause = fault(&operation, format!("panicked: {text}"));
+            let cause = self.fault(&operation, format!("panicked: {text}"));
             self.fail(id, QueueFailure { operation, cause });
         }
     }
@@ -469,6 +470,9 @@ impl State {
             q.over += 1;
         }
         self.end_if_over(id);
+        if self.semaphores.values().any(|s| s.closing) {
+            self.end_semaphores();
+        }
         self.progress();
         let State { detector, host, queues, .. } = self;
         detector.compact(|| {
@@ -500,7 +504,7 @@ impl State {
         match outcome {
             Outcome::Fault(text) => {
                 let operation = place.operation();
-                let cause = fault(&operation, text);
+                let cause = self.fault(&operation, text);
                 let text = cause.to_string();
                 self.fail(place.queue, QueueFailure { operation, cause });
                 if config.fault_scope == FaultScope::Device {
@@ -764,6 +768,16 @@ impl State {
         self.free_at(addr);
     }
 
+    /// A failed operation as an error.
+    fn fault(&self, operation: &Operation, text: String) -> Error {
+        let name = match operation.node {
+            Some(node) => format!("graph node {node} ({})", operation.name),
+            None => operation.name.to_string(),
+        };
+        let queue = operation.queue.and_then(|q| self.queues.get(&QueueId(q)));
+        Fault::new(name, queue.map_or_else(String::new, |q| q.name.to_string()), operation.index, text).into()
+    }
+
     fn free_at(&mut self, addr: u64) {
         if let Ok(gone) = self.space.free(addr) {
             self.detector.forget(gone.key, gone.bytes);
@@ -776,16 +790,6 @@ fn result(result: Result<(), String>, nanos: u64) -> Outcome {
         Ok(()) => Outcome::Done(nanos),
         Err(e) => Outcome::Fault(e),
     }
-}
-
-/// A failed operation as an error.
-fn fault(operation: &Operation, text: String) -> Error {
-    let name = match operation.node {
-        Some(node) => format!("graph node {node} ({})", operation.name),
-        None => operation.name.to_string(),
-    };
-    let queue = operation.queue.map_or_else(|| "the host".to_owned(), |q| format!("queue {q}"));
-    Fault::new(name, queue, operation.index, text).into()
 }
 
 /// Virtual nanoseconds of an operation's beginning.

@@ -79,6 +79,25 @@ impl Machine {
         }
     }
 
+    /// Blocks until a condition of the caller's holds, making things happen meanwhile as any wait does. The condition is asked under the machine's lock and
+    /// must not call the machine.
+    ///
+    /// # Errors
+    /// `Timeout`; `InvalidState` for a dead-lock.
+    pub fn wait_until(&self, timeout: Option<Duration>, mut over: impl FnMut() -> bool) -> Result<()> {
+        self.wait_for(timeout, |_| over().then_some(Ok(())))
+    }
+
+    /// Rings for threads that wait on a condition which the host has changed.
+    pub fn ring(&self) {
+        self.lock().progress();
+    }
+
+    /// Steps a little, as questions do; not at all where only [`step`](Self::step) steps.
+    pub fn poll(&self) {
+        self.nudge();
+    }
+
     /// Whether all that was enqueued is over. Steps a little.
     ///
     /// # Errors

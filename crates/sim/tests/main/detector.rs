@@ -88,7 +88,7 @@ fn edges() -> Vec<(&'static str, fn(&Machine, QueueId, QueueId))> {
             m.enqueue(b, Command::WaitValue { addr: w, value: 1 }).unwrap();
             let inner = m.clone();
             let call = Box::new(move || inner.host_store(w, 1).unwrap());
-            m.enqueue(a, Command::Host { name: "back", call, always: false }).unwrap();
+            m.enqueue(a, Command::Host { name: "back".into(), call, always: false }).unwrap();
         }),
         ("another queue in between", |m, a, b| {
             let (c, e, f) =

@@ -192,7 +192,7 @@ fn a_late_callback_is_late_and_holds_up_its_own_queue_only() {
     let m = machine(4);
     let (a, b, at) = (m.queue_create(0).unwrap(), m.queue_create(0).unwrap(), m.alloc(0, 16).unwrap());
     m.set_faults(FaultPlan::none().with(FaultRule::on("enqueue", When::At(0), FaultAction::LateCallback(100))));
-    m.enqueue(a, Command::Host { name: "late", call: Box::new(|| {}), always: false }).unwrap();
+    m.enqueue(a, Command::Host { name: "late".into(), call: Box::new(|| {}), always: false }).unwrap();
     fill(&m, a, at, 8, 1);
     for i in 1..10 {
         fill(&m, b, at + 8, 8, i);
@@ -211,7 +211,7 @@ fn a_lost_device_drops_what_was_pending_and_lets_others_go() {
     let alive = leasehold_core::sync::Arc::new(());
     let held = alive.clone();
     let call = Box::new(move || drop(held));
-    m.enqueue(a, Command::Host { name: "never", call, always: true }).unwrap();
+    m.enqueue(a, Command::Host { name: "never".into(), call, always: true }).unwrap();
     m.enqueue(a, Command::Record(e)).unwrap();
     m.enqueue(b, Command::WaitEvent(e)).unwrap();
     fill(&m, b, at, 8, 1);

@@ -250,7 +250,7 @@ fn host_functions_run_without_the_lock_in_their_turn() {
         log.lock().push(peek(&inner, at, 1)[0]);
         assert_eq!(inner.queue_synchronize(q, None).unwrap_err().kind(), "InvalidState");
     });
-    m.enqueue(q, Command::Host { name: "looks", call, always: false }).unwrap();
+    m.enqueue(q, Command::Host { name: "looks".into(), call, always: false }).unwrap();
     m.queue_synchronize(q, None).unwrap();
     assert_eq!(*seen.lock(), [1, 2]);
     assert_eq!(m.take_reports(), []);
@@ -261,11 +261,12 @@ fn a_host_function_that_panics_fails_its_queue_and_those_called_always_are_calle
     let m = machine(8);
     let (q, other) = (m.queue_create(0).unwrap(), m.queue_create(0).unwrap());
     let calls = Arc::new(AtomicU32::new(0));
-    m.enqueue(q, Command::Host { name: "panics", call: Box::new(|| panic!("to be caught")), always: false }).unwrap();
+    m.enqueue(q, Command::Host { name: "panics".into(), call: Box::new(|| panic!("to be caught")), always: false })
+        .unwrap();
     for always in [false, true] {
         let calls = calls.clone();
         let call = Box::new(move || _ = calls.fetch_add(1, Ordering::Relaxed));
-        m.enqueue(q, Command::Host { name: "counts", call, always }).unwrap();
+        m.enqueue(q, Command::Host { name: "counts".into(), call, always }).unwrap();
     }
     let e = m.queue_synchronize(q, None).unwrap_err();
     assert!(e.to_string().contains("to be caught") && e.to_string().contains("panics"), "{e}");
@@ -399,7 +400,7 @@ fn a_graph_runs_in_an_order_that_its_edges_allow_and_updates_change_later_launch
         let log = Arc::new(Mutex::new(Vec::new()));
         let note = |name: &'static str| {
             let log = log.clone();
-            Node::Host { name, call: Arc::new(move |_| log.lock().push(name)) }
+            Node::Host { name: name.into(), call: Arc::new(move |_| log.lock().push(name)) }
         };
         let child = m.graph_create().unwrap();
         m.graph_add(child, note("inner one"), &[]).unwrap();
@@ -459,7 +460,7 @@ fn a_capture_takes_commands_into_a_graph() {
     m.capture_begin(q).unwrap();
     fill(&m, q, at, 8, 1);
     m.enqueue(q, Command::Kernel(launch(&m, "bump", &[(at, 8)], &[1]))).unwrap();
-    let call = Command::Host { name: "not here", call: Box::new(|| {}), always: false };
+    let call = Command::Host { name: "not here".into(), call: Box::new(|| {}), always: false };
     assert_eq!(m.enqueue(q, call).unwrap_err().kind(), "InvalidState");
     let g = m.capture_end(q).unwrap();
     m.queue_synchronize(q, None).unwrap();
