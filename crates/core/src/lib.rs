@@ -31,4 +31,6 @@ pub use lease::{AnyLease, Claim, Header, HeaderView, Lease, Miss, Owner, OwnerOp
 pub use manager::{FixedSlotStore, PoolManager};
 pub use pool::{Fate, PoolConfig, PoolStats, Resource, SlotPool, TagOf};
 pub use retire::RetireList;
+#[cfg(not(loom))]
+pub use timeline::Publisher;
 pub use timeline::{Line, LineId, LineOwner, Point, Stamp, Timeline, VALUE_LIMIT};

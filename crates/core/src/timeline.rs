@@ -15,6 +15,9 @@
 //! A waiter adds itself to `waiters`, then reads `completed`; a completer writes `completed`, then reads `waiters`; a full fence
 //! between the two on either side, so that one of them sees the other.
 //!
+//! A line whose backend publishes only when somebody asks has a [`Publisher`]: whoever is about to sleep calls it first. So any thread can
+//! wait for any line, also one of another backend or of a stream that is gone.
+//!
 //! This module must not know streams or devices.
 
 use crate::error::{Error, OutOfMemory, Result};
@@ -23,7 +26,7 @@ use crate::sync::{CachePadded, Condvar, Mutex, OnceLock};
 use std::fmt;
 use std::time::Duration;
 #[cfg(not(loom))]
-use std::time::Instant;
+use std::{sync::Arc, time::Instant};
 
 /// Values of a line end here; beyond it a line is retired.
 pub const VALUE_LIMIT: u64 = 1 << 48;
@@ -169,6 +172,11 @@ impl fmt::Debug for Stamp {
     }
 }
 
+/// Sees to it that the completion of a value will be published without further calls. Called by a thread that is about to sleep for that
+/// value; where nobody else would publish it, the call may do so itself and block, for the given time at most.
+#[cfg(not(loom))]
+pub type Publisher = Arc<dyn Fn(u64, Option<Duration>) + Send + Sync>;
+
 /// The progress of one stream (or gate).
 pub struct Line {
     submitted: CachePadded<AtomicU64>,
@@ -180,6 +188,8 @@ pub struct Line {
     error: Mutex<Option<Error>>,
     sleep: Mutex<()>,
     wake: Condvar,
+    #[cfg(not(loom))]
+    publisher: Mutex<Option<Publisher>>,
 }
 
 impl Line {
@@ -194,6 +204,8 @@ impl Line {
             error: Mutex::new(None),
             sleep: Mutex::new(()),
             wake: Condvar::new(),
+            #[cfg(not(loom))]
+            publisher: Mutex::new(None),
         }
     }
 
@@ -355,12 +367,40 @@ impl Line {
         }
     }
 
-    /// Blocks until `value` is over or known to have failed. For backends whose completion is published by another thread.
+    /// Says how completion gets published when somebody sleeps; for backends that publish only when asked. Forgotten when the line's owner
+    /// gives it up.
+    #[doc(hidden)]
+    #[cfg(not(loom))]
+    pub fn set_publisher(&self, publisher: Option<Publisher>) {
+        let old = std::mem::replace(&mut *self.publisher.lock(), publisher);
+        // Not under the lock: it may be the last to know a stream.
+        drop(old);
+    }
+
+    /// Blocks until `value` is over or known to have failed, whichever backend's line it is.
     ///
     /// # Errors
     /// The cause, when `value` failed; `Timeout`. A timeout of zero polls.
     #[cfg(not(loom))]
     pub fn wait(&self, value: u64, timeout: Option<Duration>) -> Result<()> {
+        if self.check(value)? {
+            return Ok(());
+        }
+        let publisher = self.publisher.lock().clone();
+        let Some(publish) = publisher else { return self.wait_published(value, timeout) };
+        let deadline = timeout.and_then(|t| Instant::now().checked_add(t));
+        publish(value, timeout);
+        let left = deadline.map(|at| at.saturating_duration_since(Instant::now()));
+        self.wait_published(value, if deadline.is_some() { left } else { timeout })
+    }
+
+    /// As [`wait`](Self::wait), for who knows that completion is published by another thread.
+    ///
+    /// # Errors
+    /// As [`wait`](Self::wait).
+    #[doc(hidden)]
+    #[cfg(not(loom))]
+    pub fn wait_published(&self, value: u64, timeout: Option<Duration>) -> Result<()> {
         if self.check(value)? {
             return Ok(());
         }
@@ -501,6 +541,8 @@ impl LineOwner {
 impl Drop for LineOwner {
     fn drop(&mut self) {
         let line = self.0;
+        #[cfg(not(loom))]
+        line.set_publisher(None);
         // Half of the values are left as a margin: a line is cheap, a stream that stops in mid-flight is not.
         if line.failure().is_some() || line.submitted() >= VALUE_LIMIT / 2 {
             return;

@@ -224,3 +224,27 @@ fn points_of_lines_that_changed_hands_stay_valid() {
         .collect();
     assert!(stamps.iter().all(|s| s.is_settled()));
 }
+
+#[test]
+fn a_sleeper_asks_the_publisher_first_and_a_given_up_line_has_none() {
+    use leasehold_core::sync::Arc;
+    use leasehold_core::sync::atomic::{AtomicU64, Ordering};
+    let owner = LineOwner::take().unwrap();
+    let line = owner.line();
+    let asked = Arc::new(AtomicU64::new(0));
+    let seen = asked.clone();
+    line.set_publisher(Some(Arc::new(move |value, _| {
+        seen.fetch_add(1, Ordering::Relaxed);
+        line.complete(value);
+    })));
+    let value = line.advance().unwrap();
+    line.wait(value, None).unwrap();
+    line.wait(value, None).unwrap();
+    assert_eq!(asked.load(Ordering::Relaxed), 1, "a value that is over is nobody's business");
+    let pending = line.advance().unwrap();
+    assert_eq!(kind(line.wait_published(pending, Some(Duration::ZERO))), "Timeout");
+    assert_eq!(asked.load(Ordering::Relaxed), 1);
+    line.complete(pending);
+    drop(owner);
+    assert_eq!(Arc::strong_count(&asked), 1, "a line that is given up forgets its publisher");
+}
