@@ -1,9 +1,22 @@
 //! The CUDA backend: NVIDIA's driver behind managers, loaded at run time.
 //!
 //! # Floors
-//! `driver` ← `manager` ← `allocator` ← `backend`. Everything above the [`driver`] is the same code over the real driver and over the simulated one.
+//! `driver` ← `engine` ← `manager` ← `allocator` ← `backend`. Everything above the [`driver`] is the same code over the real driver and over the
+//! simulated one. The [`engine`] is what a stream is: submission, what the host holds back, completion, graphs; [`encoder`] turns operations
+//! into calls of the driver.
 //!
 //! This crate must not hold operators, and nothing but the registration of backends may name it.
 
+pub mod allocator;
+pub mod backend;
+pub mod config;
 pub mod conv;
+#[cfg(feature = "planted-defects")]
+pub mod defects;
 pub mod driver;
+mod encoder;
+pub mod engine;
+pub mod manager;
+
+pub use backend::CudaBackend;
+pub use config::{CompletionSource, CudaConfig, MemorySource};

@@ -1,0 +1,252 @@
+//! Device memory: virtual memory management where the device has it, else segments.
+//!
+//! | source | reserve | commit | enable |
+//! |---|---|---|---|
+//! | [`MemorySource::Vmm`] | `cuMemAddressReserve` | – | `cuMemCreate`, `cuMemMap` per piece, `cuMemSetAccess` for all pieces at once |
+//! | [`MemorySource::Pool`] | – | `cuMemAllocAsync` on a stream of its own, awaited | – |
+//! | [`MemorySource::Plain`] | – | `cuMemAlloc` | – |
+//!
+//! Where reserving fails, the first works with plain segments too.
+//!
+//! This module must not know how blocks are placed.
+
+use crate::config::MemorySource;
+use crate::driver::ops::{DeviceProperties, NativeMemory, NativeStream};
+use crate::engine::door::Door;
+use crate::engine::shared::{Place, Shared};
+use crate::manager::context::Memory;
+use leasehold_alloc::{Allocator, Backing, BackingCaps, Chunk, HostKind};
+use leasehold_core::sync::atomic::{AtomicU64, Ordering};
+use leasehold_core::sync::{Arc, Mutex};
+use leasehold_core::{Error, Result};
+use std::fmt;
+
+/// The least bytes of a segment.
+const SEGMENT: u64 = 32 << 20;
+/// The size of which segments are multiples.
+const SEGMENT_GRANULE: u64 = 2 << 20;
+
+/// The allocator of the device's memory; the first call makes it.
+///
+/// # Errors
+/// `OutOfMemory`; the driver's.
+pub(crate) fn of(memory: &Memory) -> Result<&Allocator> {
+    memory.device.get_or_make(|| super::make(memory, "device memory", HostKind::None, Box::new(backing(memory)?)))
+}
+
+/// A source of the device's memory.
+pub(crate) fn backing(memory: &Memory) -> Result<DeviceBacking> {
+    DeviceBacking::new(memory.door.clone(), memory.shared.clone(), &memory.properties)
+}
+
+/// Memory of a device.
+pub struct DeviceBacking {
+    door: Arc<Door>,
+    shared: Arc<Shared>,
+    source: MemorySource,
+    granule: u64,
+    physical: u64,
+    /// For the pool: the stream in whose order it gives and takes.
+    stream: Mutex<Option<NativeStream>>,
+    calls: AtomicU64,
+}
+
+impl DeviceBacking {
+    /// A backing with the source that the configuration asks for, or the best.
+    ///
+    /// # Errors
+    /// `Unsupported` for a source that the device has not got; the driver's.
+    pub fn new(door: Arc<Door>, shared: Arc<Shared>, properties: &DeviceProperties) -> Result<Self> {
+        let best = if properties.vmm {
+            MemorySource::Vmm
+        } else if properties.memory_pools {
+            MemorySource::Pool
+        } else {
+            MemorySource::Plain
+        };
+        let source = match shared.config.memory {
+            MemorySource::Auto => best,
+            MemorySource::Vmm if !properties.vmm => {
+                return Err(Error::Unsupported(format!("{} has no virtual memory management", door.id()).into()));
+            }
+            MemorySource::Pool if !properties.memory_pools => {
+                return Err(Error::Unsupported(format!("{} has no memory pools", door.id()).into()));
+            }
+            other => other,
+        };
+        let granule = match source {
+            MemorySource::Vmm => door.within(|ops| ops.granularity(door.ordinal()))?,
+            _ => SEGMENT_GRANULE,
+        };
+        let physical = if properties.memory == 0 { BackingCaps::default().physical } else { properties.memory };
+        Ok(Self { door, shared, source, granule, physical, stream: Mutex::new(None), calls: AtomicU64::new(0) })
+    }
+
+    /// Where its memory comes from.
+    #[must_use]
+    pub fn source(&self) -> MemorySource {
+        self.source
+    }
+
+    fn calls(&self, n: u64) {
+        self.calls.fetch_add(n, Ordering::Relaxed);
+    }
+
+    fn place(&self) -> Place {
+        Place::Device(self.door.ordinal())
+    }
+
+    /// The pool's stream. One user at a time: it is given back afterwards.
+    fn with_stream<R>(&self, calls: impl FnOnce(NativeStream) -> Result<R>) -> Result<R> {
+        let taken = self.stream.lock().take();
+        let stream = match taken {
+            Some(stream) => stream,
+            None => self.door.within(|ops| ops.stream_create(0))?,
+        };
+        let result = calls(stream);
+        let extra = self.stream.lock().replace(stream);
+        if let Some(extra) = extra {
+            self.door.leave_behind(|ops| ops.stream_destroy(extra));
+        }
+        result
+    }
+}
+
+impl Backing for DeviceBacking {
+    fn caps(&self) -> BackingCaps {
+        let vmm = self.source == MemorySource::Vmm;
+        BackingCaps {
+            vmm,
+            granule: self.granule,
+            physical: self.physical,
+            reserve: vmm,
+            segment: SEGMENT.max(self.granule),
+        }
+    }
+
+    fn reserve(&self, bytes: u64) -> Result<u64> {
+        self.calls(1);
+        let addr = self.door.within(|ops| ops.address_reserve(bytes, self.granule))?;
+        self.shared.add_range(addr, bytes, self.place());
+        Ok(addr)
+    }
+
+    fn commit(&self, at: Option<u64>, bytes: u64) -> Result<Chunk> {
+        if at.is_some() {
+            return Err(Error::Unsupported("memory comes in pieces inside a reservation".into()));
+        }
+        self.calls(1);
+        let addr = match self.source {
+            MemorySource::Pool => self.with_stream(|stream| {
+                self.door.within(|ops| {
+                    let addr = ops.alloc_async(bytes, stream)?;
+                    // Other streams may use it from now on.
+                    if let Err(e) = ops.stream_synchronize(stream) {
+                        let _ = ops.free_async(addr, stream);
+                        return Err(e);
+                    }
+                    Ok(addr)
+                })
+            })?,
+            _ => self.door.within(|ops| ops.alloc(bytes))?,
+        };
+        self.shared.add_range(addr, bytes, self.place());
+        Ok(Chunk { addr, bytes, native: 0 })
+    }
+
+    fn decommit(&self, chunk: Chunk) -> Result<()> {
+        self.calls(1);
+        match self.source {
+            MemorySource::Pool => self.with_stream(|stream| {
+                self.door.within(|ops| {
+                    ops.free_async(chunk.addr, stream)?;
+                    ops.stream_synchronize(stream)
+                })
+            })?,
+            _ => self.door.within(|ops| ops.free(chunk.addr))?,
+        }
+        self.shared.remove_range(chunk.addr);
+        Ok(())
+    }
+
+    fn release(&self, addr: u64, bytes: u64) {
+        self.calls(1);
+        self.shared.remove_range(addr);
+        self.door.leave_behind(|ops| ops.address_free(addr, bytes));
+    }
+
+    fn create(&self, bytes: u64) -> Result<u64> {
+        self.calls(1);
+        self.door.within(|ops| ops.memory_create(self.door.ordinal(), bytes)).map(|m| m.0)
+    }
+
+    fn destroy(&self, handle: u64, _: u64) -> Result<()> {
+        self.calls(1);
+        self.door.within(|ops| ops.memory_release(NativeMemory(handle)))
+    }
+
+    fn map(&self, at: u64, handle: u64, bytes: u64) -> Result<()> {
+        self.calls(1);
+        self.door.within(|ops| ops.map(at, bytes, NativeMemory(handle)))?;
+        self.shared.mapped(self.door.ordinal(), at, bytes);
+        Ok(())
+    }
+
+    fn enable(&self, at: u64, bytes: u64) -> Result<()> {
+        self.calls(1);
+        let mut who = self.shared.guests(self.door.ordinal());
+        who.insert(0, self.door.ordinal());
+        self.door.within(|ops| ops.set_access(at, bytes, &who))
+    }
+
+    fn unmap(&self, at: u64, bytes: u64) -> Result<()> {
+        self.calls(1);
+        self.door.within(|ops| ops.unmap(at, bytes))?;
+        self.shared.unmapped(self.door.ordinal(), at);
+        Ok(())
+    }
+
+    /// `cuMemAlloc`, whatever the source: the vendor's memory checkers know the bounds of these.
+    fn exact(&self, bytes: u64, align: u64) -> Result<Chunk> {
+        self.calls(1);
+        let addr = self.door.within(|ops| {
+            let addr = ops.alloc(bytes.max(1))?;
+            if addr.is_multiple_of(align.max(1)) {
+                return Ok(addr);
+            }
+            ops.free(addr)?;
+            Err(Error::Unsupported(format!("an alignment of {align}: the driver gave {addr:#x}").into()))
+        })?;
+        self.shared.add_range(addr, bytes, self.place());
+        Ok(Chunk { addr, bytes, native: 0 })
+    }
+
+    fn exact_free(&self, chunk: Chunk, _: u64) -> Result<()> {
+        self.calls(1);
+        self.door.within(|ops| ops.free(chunk.addr))?;
+        self.shared.remove_range(chunk.addr);
+        Ok(())
+    }
+
+    fn driver_calls(&self) -> u64 {
+        self.calls.load(Ordering::Relaxed)
+    }
+}
+
+impl Drop for DeviceBacking {
+    fn drop(&mut self) {
+        if let Some(stream) = self.stream.get_mut().take() {
+            self.door.leave_behind(|ops| ops.stream_destroy(stream));
+        }
+    }
+}
+
+impl fmt::Debug for DeviceBacking {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("DeviceBacking")
+            .field("door", &self.door)
+            .field("source", &self.source)
+            .field("granule", &self.granule)
+            .finish_non_exhaustive()
+    }
+}

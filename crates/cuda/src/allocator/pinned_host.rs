@@ -1,0 +1,100 @@
+//! Pinned host memory: segments from `cuMemHostAlloc`, which is far too slow to be called for each buffer. Every device reaches it at the
+//! host's address.
+//!
+//! This module must not know how blocks are placed.
+
+use crate::driver::ops::HostFlags;
+use crate::engine::door::Door;
+use crate::engine::shared::{Place, Shared};
+use crate::manager::context::Memory;
+use leasehold_alloc::{Allocator, Backing, BackingCaps, Chunk, HostKind};
+use leasehold_core::sync::Arc;
+use leasehold_core::sync::atomic::{AtomicU64, Ordering};
+use leasehold_core::{Error, Result};
+
+/// The size of which segments are multiples, and their least size.
+const GRANULE: u64 = 64 << 10;
+const SEGMENT: u64 = 2 << 20;
+
+/// The allocator of pinned memory; the first call makes it.
+///
+/// # Errors
+/// `OutOfMemory`; the driver's.
+#[doc(alias = "DevicePinnedHostAllocator")]
+pub(crate) fn of(memory: &Memory) -> Result<&Allocator> {
+    memory.pinned.get_or_make(|| super::make(memory, "pinned host memory", HostKind::Pinned, Box::new(backing(memory))))
+}
+
+/// A source of pinned memory.
+pub(crate) fn backing(memory: &Memory) -> PinnedBacking {
+    PinnedBacking::new(memory.door.clone(), memory.shared.clone())
+}
+
+/// Host memory that devices reach by DMA.
+#[derive(Debug)]
+pub struct PinnedBacking {
+    door: Arc<Door>,
+    shared: Arc<Shared>,
+    calls: AtomicU64,
+}
+
+impl PinnedBacking {
+    /// A backing in a context.
+    #[must_use]
+    pub fn new(door: Arc<Door>, shared: Arc<Shared>) -> Self {
+        Self { door, shared, calls: AtomicU64::new(0) }
+    }
+}
+
+impl Backing for PinnedBacking {
+    fn caps(&self) -> BackingCaps {
+        BackingCaps { vmm: false, reserve: false, granule: GRANULE, segment: SEGMENT, ..BackingCaps::default() }
+    }
+
+    fn reserve(&self, _: u64) -> Result<u64> {
+        Err(Error::Unsupported("pinned memory comes in segments".into()))
+    }
+
+    fn commit(&self, _: Option<u64>, bytes: u64) -> Result<Chunk> {
+        self.calls.fetch_add(1, Ordering::Relaxed);
+        let addr = self.door.within(|ops| ops.host_alloc(bytes, HostFlags::default()))?;
+        self.shared.add_range(addr, bytes, Place::Pinned);
+        Ok(Chunk { addr, bytes, native: 0 })
+    }
+
+    fn decommit(&self, chunk: Chunk) -> Result<()> {
+        self.calls.fetch_add(1, Ordering::Relaxed);
+        self.shared.remove_range(chunk.addr);
+        let freed = self.door.within(|ops| ops.host_free(chunk.addr));
+        if freed.is_err() {
+            self.shared.add_range(chunk.addr, chunk.bytes, Place::Pinned);
+        }
+        freed
+    }
+
+    fn release(&self, _: u64, _: u64) {}
+
+    fn fill(&self, at: u64, bytes: u64, byte: u8) -> Result<()> {
+        if bytes > 0 {
+            self.door.ops().host_access(at, bytes, true);
+            // SAFETY: the allocator names pinned memory of this backing, which is host memory, that nobody uses.
+            unsafe { std::ptr::write_bytes(at as *mut u8, byte, bytes as usize) };
+        }
+        Ok(())
+    }
+
+    fn verify(&self, at: u64, bytes: u64, byte: u8) -> Result<Option<u64>> {
+        if bytes == 0 {
+            return Ok(None);
+        }
+        self.door.ops().host_access(at, bytes, false);
+        // SAFETY: the allocator names pinned memory of this backing that it has filled and that nobody uses. (Who writes there now is the
+        // defect that is looked for.)
+        let memory = unsafe { std::slice::from_raw_parts(at as *const u8, bytes as usize) };
+        Ok(memory.iter().position(|&b| b != byte).map(|i| i as u64))
+    }
+
+    fn driver_calls(&self) -> u64 {
+        self.calls.load(Ordering::Relaxed)
+    }
+}

@@ -1,0 +1,380 @@
+//! The implementation of `hal`: leases of the managers' states, shown as the traits' objects.
+//!
+//! This module must hold no state beside the execution manager and the way to the driver.
+
+use crate::allocator;
+use crate::config::CudaConfig;
+use crate::driver::ops::CudaSlowOps;
+use crate::driver::real::RealDriver;
+use crate::manager::device::DeviceState;
+use crate::manager::execution::CudaExecutionManager;
+use crate::manager::gate::GateState;
+use crate::manager::graph::GraphState;
+use crate::manager::stream::StreamState;
+use leasehold_alloc::{Allocator, Backing};
+use leasehold_core::sync::{Arc, Mutex, OnceLock};
+use leasehold_core::{Error, Lease, Line, Point, PoolStats, Result, Timeline};
+use leasehold_hal::{
+    Backend, BackendKind, Caps, Device, DeviceId, DeviceInfo, Gate, GraphExec, KernelDesc, Limits, MemoryInfo,
+    MemoryKind, NodePatch, Op, Pipeline, Plan, Stream, StreamDesc, Timestamp,
+};
+use std::fmt;
+use std::time::{Duration, Instant};
+
+/// Finds the driver.
+type Source = Box<dyn Fn() -> Result<Arc<dyn CudaSlowOps>> + Send + Sync>;
+
+/// NVIDIA's devices as a backend.
+///
+/// The driver is looked for when devices are first asked for; without one every call says why it is not there.
+///
+/// Dropping it ends idle threads; leases may outlive it.
+pub struct CudaBackend {
+    manager: CudaExecutionManager,
+    source: Source,
+    config: CudaConfig,
+    started: OnceLock<Result<()>>,
+    starting: Mutex<()>,
+}
+
+impl Default for CudaBackend {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl CudaBackend {
+    /// A backend over the vendor's driver, with the default configuration. Looks for nothing yet and cannot fail.
+    ///
+    /// ```
+    /// use leasehold_cuda::CudaBackend;
+    /// use leasehold_hal::Backend;
+    /// match CudaBackend::new().devices() {
+    ///     Ok(devices) => println!("{} devices", devices.len()),
+    ///     Err(why) => println!("{why}"),
+    /// }
+    /// ```
+    #[must_use]
+    pub fn new() -> Self {
+        Self::with_config(CudaConfig::default())
+    }
+
+    /// A backend over the vendor's driver. What is wrong with the configuration shows when devices are asked for.
+    #[must_use]
+    pub fn with_config(config: CudaConfig) -> Self {
+        Self::over(Box::new(|| Ok(Arc::new(RealDriver::new()))), config)
+    }
+
+    /// A backend over a simulated driver.
+    ///
+    /// # Errors
+    /// As [`with_ops`](Self::with_ops), and those of the machine.
+    #[cfg(feature = "sim")]
+    pub fn simulated(machine: crate::driver::sim::SimDriverConfig, config: CudaConfig) -> Result<Self> {
+        Self::with_ops(Arc::new(crate::driver::sim::SimDriver::new(machine)?), config)
+    }
+
+    /// A backend over a driver that was found already.
+    ///
+    /// # Errors
+    /// As [`CudaExecutionManager::configure`].
+    pub fn with_ops(ops: Arc<dyn CudaSlowOps>, config: CudaConfig) -> Result<Self> {
+        let backend = Self::over(Box::new(move || Ok(ops.clone())), config);
+        backend.start()?;
+        Ok(backend)
+    }
+
+    /// A backend over a driver that is looked for when it is needed.
+    pub(crate) fn over(source: Source, config: CudaConfig) -> Self {
+        Self {
+            manager: CudaExecutionManager::new(),
+            source,
+            config,
+            started: OnceLock::new(),
+            starting: Mutex::new(()),
+        }
+    }
+
+    /// Starts the driver, once; a driver that is not there stays away.
+    fn start(&self) -> Result<()> {
+        if let Some(outcome) = self.started.get() {
+            return outcome.clone();
+        }
+        let _turn = self.starting.lock();
+        if let Some(outcome) = self.started.get() {
+            return outcome.clone();
+        }
+        let outcome = (self.source)().and_then(|ops| self.manager.configure(ops, self.config.clone()));
+        self.started.get_or_init(|| outcome).clone()
+    }
+
+    /// The managers.
+    pub fn manager(&self) -> &CudaExecutionManager {
+        &self.manager
+    }
+}
+
+impl fmt::Debug for CudaBackend {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("CudaBackend")
+            .field("manager", &self.manager)
+            .field("config", &self.config)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Backend for CudaBackend {
+    fn kind(&self) -> BackendKind {
+        BackendKind::Cuda
+    }
+
+    fn devices(&self) -> Result<Vec<DeviceInfo>> {
+        self.start()?;
+        self.manager.devices().describe()
+    }
+
+    fn open(&self, device: DeviceId) -> Result<Lease<dyn Device>> {
+        if device.backend != BackendKind::Cuda {
+            return Err(Error::NotFound(format!("{device}: this is the CUDA backend").into()));
+        }
+        self.start()?;
+        let lease = self.manager.devices().open(device.ordinal)?;
+        allocator::install(&lease);
+        Ok(Lease::map(lease, |d| d as &dyn Device))
+    }
+
+    fn shutdown(&self) -> Result<()> {
+        self.manager.shutdown()
+    }
+
+    fn pools(&self, report: &mut dyn FnMut(&'static str, PoolStats)) {
+        report("device", self.manager.devices().stats());
+    }
+}
+
+impl DeviceState {
+    /// The loss of the device as an error.
+    fn sound(&self) -> Result<()> {
+        self.primary().core().door.loss().map_or(Ok(()), Err)
+    }
+
+    /// Lets this device into the memory of another one.
+    fn let_in(&self, peer: u32) -> Result<bool> {
+        let own = self.ordinal();
+        let shared = self.shared();
+        if !shared.ops.can_access_peer(own, peer)? {
+            return Ok(false);
+        }
+        let core = self.primary().core();
+        if let Some(other) = shared.primary(peer) {
+            core.door.within(|ops| ops.enable_peer(other.door.native()))?;
+        } else {
+            return Err(Error::state(format!("{}: open it first", DeviceId::cuda(peer))));
+        }
+        let Some(mapped) = shared.invite(peer, own) else { return Ok(true) };
+        let mut who = shared.guests(peer);
+        who.insert(0, peer);
+        let opened = mapped.iter().try_for_each(|&(addr, bytes)| {
+            match core.door.within(|ops| ops.set_access(addr, bytes, &who)) {
+                // Given back meanwhile.
+                Err(Error::Driver { .. }) if !shared.has_piece(peer, addr) => Ok(()),
+                other => other,
+            }
+        });
+        opened.inspect_err(|_| shared.uninvite(peer, own)).map(|()| true)
+    }
+}
+
+impl Device for DeviceState {
+    fn info(&self) -> &DeviceInfo {
+        DeviceState::info(self)
+    }
+
+    fn caps(&self) -> Caps {
+        DeviceState::caps(self)
+    }
+
+    fn limits(&self) -> &Limits {
+        DeviceState::limits(self)
+    }
+
+    fn memory_info(&self) -> Result<MemoryInfo> {
+        let core = self.primary().core();
+        let info = core.door.within(|ops| ops.memory_info()).map_err(|e| core.settle(e))?;
+        Ok(MemoryInfo { total: info.total, free: info.free })
+    }
+
+    fn make_current(&self) -> Result<()> {
+        self.primary().core().door.make_current()
+    }
+
+    fn memory(&self, kind: MemoryKind) -> Result<&Allocator> {
+        match kind {
+            MemoryKind::Device => allocator::device::of(self.memory()),
+            MemoryKind::Pinned => allocator::pinned_host::of(self.memory()),
+            other => Err(Error::Unsupported(format!("{}: no {other:?} memory", DeviceState::info(self).id).into())),
+        }
+    }
+
+    fn backing(&self, kind: MemoryKind) -> Result<Box<dyn Backing>> {
+        let memory = self.memory();
+        match kind {
+            MemoryKind::Device => Ok(Box::new(allocator::device::backing(memory)?)),
+            MemoryKind::Pinned => Ok(Box::new(allocator::pinned_host::backing(memory))),
+            other => Err(Error::Unsupported(format!("{}: no {other:?} memory", DeviceState::info(self).id).into())),
+        }
+    }
+
+    fn stream(&self, desc: &StreamDesc) -> Result<Lease<dyn Stream>> {
+        self.sound()?;
+        Ok(Lease::map(self.primary().streams().acquire(desc.priority)?, |s| s as &dyn Stream))
+    }
+
+    fn pipeline(&self, desc: &KernelDesc<'_>) -> Result<Lease<Pipeline>> {
+        let context = self.primary();
+        context.functions().get_or_create(context.modules(), desc).map_err(|e| context.core().settle(e))
+    }
+
+    fn timestamp(&self) -> Result<Lease<Timestamp>> {
+        self.primary().events().acquire()
+    }
+
+    fn elapsed(&self, start: &Timestamp, end: &Timestamp) -> Result<Duration> {
+        self.primary().events().elapsed(start, end)
+    }
+
+    fn instantiate(&self, plan: Plan) -> Result<Lease<dyn GraphExec>> {
+        Ok(Lease::map(self.primary().graphs().instantiate(plan)?, |g| g as &dyn GraphExec))
+    }
+
+    fn gate(&self) -> Result<Lease<dyn Gate>> {
+        Ok(Lease::map(self.primary().gates().acquire()?, |g| g as &dyn Gate))
+    }
+
+    fn peer_access(&self, peer: DeviceId) -> Result<bool> {
+        let id = DeviceState::info(self).id;
+        if peer == id {
+            return Ok(true);
+        }
+        let count = self.shared().ops.device_count()?;
+        if peer.backend != BackendKind::Cuda || peer.ordinal >= count {
+            return Err(Error::NotFound(format!("{peer}: {id} has no such peer").into()));
+        }
+        self.let_in(peer.ordinal)
+    }
+
+    fn synchronize(&self, timeout: Option<Duration>) -> Result<()> {
+        let deadline = timeout.and_then(|t| Instant::now().checked_add(t));
+        let mut first = Ok(());
+        // What nobody holds any more is nobody's failure.
+        self.primary().streams().collect();
+        for stream in self.primary().core().streams() {
+            let left = deadline.map(|d| d.saturating_duration_since(Instant::now()));
+            let left = if deadline.is_some() { left } else { timeout };
+            match stream.wait_host(stream.line().submitted(), left) {
+                Ok(()) => {}
+                Err(e @ Error::Timeout(_)) => return Err(e),
+                Err(e) => first = first.and(Err(e)),
+            }
+        }
+        first
+    }
+
+    fn pools(&self, report: &mut dyn FnMut(&'static str, PoolStats)) {
+        DeviceState::pools(self, report);
+    }
+}
+
+impl Timeline for StreamState {
+    fn line(&self) -> &'static Line {
+        StreamState::line(self)
+    }
+
+    fn signal(&self) -> Result<u64> {
+        self.core.signal()
+    }
+
+    fn refresh(&self) -> Result<u64> {
+        self.core.refresh()
+    }
+
+    fn wait(&self, on: Point) -> Result<()> {
+        self.core.wait(on)
+    }
+
+    fn wait_host(&self, value: u64, timeout: Option<Duration>) -> Result<()> {
+        self.core.wait_host(value, timeout)
+    }
+}
+
+impl Stream for StreamState {
+    #[inline]
+    unsafe fn submit(&self, ops: &[Op<'_>]) -> Result<u64> {
+        // SAFETY: the caller's promise.
+        unsafe { self.core.submit(ops) }
+    }
+
+    fn flush(&self) -> Result<()> {
+        self.core.flush()
+    }
+
+    fn native(&self) -> u64 {
+        self.core.native().0
+    }
+
+    fn priority(&self) -> i32 {
+        self.core.priority().saturating_neg()
+    }
+}
+
+impl Timeline for GateState {
+    fn line(&self) -> &'static Line {
+        GateState::line(self)
+    }
+
+    fn signal(&self) -> Result<u64> {
+        Ok(GateState::line(self).submitted())
+    }
+
+    fn refresh(&self) -> Result<u64> {
+        Ok(GateState::line(self).completed())
+    }
+
+    /// # Errors
+    /// `Unsupported`: only the host advances a gate.
+    fn wait(&self, _: Point) -> Result<()> {
+        Err(Error::Unsupported("a gate is signalled by the host; it waits for nothing".into()))
+    }
+
+    fn wait_host(&self, value: u64, timeout: Option<Duration>) -> Result<()> {
+        GateState::line(self).wait(value, timeout)
+    }
+}
+
+impl Gate for GateState {
+    fn signal_host(&self, value: u64) -> Result<()> {
+        self.raise(value)
+    }
+
+    fn fail(&self, cause: Error) {
+        GateState::fail(self, cause);
+    }
+}
+
+impl GraphExec for GraphState {
+    fn nodes(&self) -> usize {
+        self.program.nodes()
+    }
+
+    fn bytes(&self) -> u64 {
+        self.program.bytes()
+    }
+
+    fn update(&self, patches: &[NodePatch<'_>]) -> Result<()> {
+        self.program.update(patches)
+    }
+
+    fn native(&self) -> u64 {
+        std::ptr::from_ref(&*self.program) as u64
+    }
+}

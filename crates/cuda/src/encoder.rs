@@ -1,0 +1,379 @@
+//! Operations as calls of the driver.
+//!
+//! One operation is one call; a 2-D copy between devices that cannot reach each other is one per row. Nothing is allocated: a launch's
+//! arguments are put together on the stack.
+//!
+//! # Arguments of a kernel
+//! One buffer: the addresses of all bindings in order, 8 bytes each, then the parameters. So a kernel is declared as
+//! `extern "C" __global__ void name(T* b0, …, Tn* bn, Params p)`, or with the parameters as scalars of the same layout. Parameters are aligned
+//! to 8 bytes at most.
+//!
+//! This module must not know what holds work back.
+
+use crate::driver::ops::{
+    CopyKind, CudaSlowOps, DeviceProperties, FunctionInfo, Launch, NativeContext, NativeCopy, NativeEvent, NativeFill,
+    NativeFunction, NativeStream,
+};
+use crate::engine::core::Core;
+use crate::engine::events::EventState;
+use crate::engine::host::{HostAddress, HostPart, Item};
+use crate::engine::program::Program;
+use crate::engine::shared::Place;
+use leasehold_alloc::Buffer;
+use leasehold_core::{Error, Lease, Line, Result};
+use leasehold_hal::{Copy2d, Dispatch, Download, Fill, Limits, Op};
+use std::mem::MaybeUninit;
+
+/// Bytes of the largest argument buffer.
+pub(crate) const ARGUMENTS: usize = Limits::BINDINGS as usize * 8 + Limits::PARAMS as usize;
+
+/// What an operation was given before the lock was taken.
+#[derive(Debug)]
+pub(crate) enum Ready {
+    /// It needs nothing.
+    Plain,
+    /// The event that it waits for.
+    Event(Lease<EventState>),
+    /// Pinned memory where its bytes land first.
+    Staging(Lease<Buffer>),
+    /// The host must do something first.
+    Blocked,
+    /// What it waits for has failed.
+    Failed(Error),
+}
+
+/// What the operations of a submission were given, by index.
+#[derive(Default)]
+pub(crate) struct Prepared {
+    few: [Option<(usize, Ready)>; 4],
+    more: Vec<(usize, Ready)>,
+}
+
+impl Prepared {
+    pub(crate) fn put(&mut self, index: usize, ready: Ready) {
+        match self.few.iter_mut().find(|slot| slot.is_none()) {
+            Some(slot) => *slot = Some((index, ready)),
+            None => self.more.push((index, ready)),
+        }
+    }
+
+    #[inline]
+    pub(crate) fn take(&mut self, index: usize) -> Ready {
+        for slot in &mut self.few {
+            match slot {
+                Some((i, _)) if *i == index => return slot.take().map_or(Ready::Plain, |s| s.1),
+                Some(_) => {}
+                None => break,
+            }
+        }
+        match self.more.iter().position(|(i, _)| *i == index) {
+            Some(at) => self.more.swap_remove(at).1,
+            None => Ready::Plain,
+        }
+    }
+}
+
+/// A launch's arguments.
+#[repr(align(16))]
+pub(crate) struct Arguments([MaybeUninit<u8>; ARGUMENTS]);
+
+impl Arguments {
+    pub(crate) fn new() -> Self {
+        Self([MaybeUninit::uninit(); ARGUMENTS])
+    }
+
+    /// Puts a dispatch's arguments together.
+    #[inline]
+    pub(crate) fn fill(&mut self, d: &Dispatch<'_>) -> Result<&[u8]> {
+        let len = d.bindings.len() * 8 + d.params.len();
+        if len > ARGUMENTS {
+            return Err(Error::invalid(format!("{len} bytes of arguments; the limit is {ARGUMENTS}")));
+        }
+        let to = self.0.as_mut_ptr().cast::<u8>();
+        // SAFETY: `len` bytes fit (checked above); the sources are slices; the first `len` bytes are all written.
+        unsafe {
+            for (i, b) in d.bindings.iter().enumerate() {
+                to.add(i * 8).cast::<u64>().write(b.addr);
+            }
+            std::ptr::copy_nonoverlapping(d.params.as_ptr(), to.add(d.bindings.len() * 8), d.params.len());
+            Ok(std::slice::from_raw_parts(to, len))
+        }
+    }
+}
+
+/// A dispatch as the driver takes it.
+pub(crate) fn launch<'a>(d: &'a Dispatch<'_>, args: &'a [u8]) -> Launch<'a> {
+    Launch {
+        function: NativeFunction(d.pipeline.native),
+        grid: d.grid,
+        block: d.block,
+        shared: d.shared,
+        args,
+        bindings: d.bindings,
+    }
+}
+
+/// A fill as the driver takes it.
+pub(crate) fn native_fill(f: &Fill) -> NativeFill {
+    NativeFill { dst: f.dst, value: f.pattern, width: f.width, count: f.bytes / u64::from(f.width.max(1)) }
+}
+
+/// How a copy is made.
+pub(crate) enum Route {
+    /// One call.
+    Direct(NativeCopy),
+    /// Row by row between these contexts.
+    Peer(NativeContext, NativeContext),
+}
+
+/// How a copy between two places is made.
+pub(crate) fn route(core: &Core, c: &Copy2d) -> Result<Route> {
+    let own = core.door.ordinal();
+    let at = |addr, pitch| core.shared.place(addr, c.extent(pitch)).unwrap_or(Place::Device(own));
+    let (src, dst) = (at(c.src, c.src_pitch), at(c.dst, c.dst_pitch));
+    let direct = |kind| {
+        Route::Direct(NativeCopy {
+            src: c.src,
+            src_pitch: c.src_pitch,
+            dst: c.dst,
+            dst_pitch: c.dst_pitch,
+            width: c.width,
+            rows: c.rows,
+            kind,
+        })
+    };
+    let reaches = |owner: u32| owner == own || core.shared.is_guest(owner, own);
+    Ok(match (src, dst) {
+        (Place::Pinned, Place::Device(d)) if reaches(d) => direct(CopyKind::HostToDevice),
+        (Place::Device(s), Place::Pinned) if reaches(s) => direct(CopyKind::DeviceToHost),
+        (Place::Pinned, Place::Pinned) => direct(CopyKind::DeviceToDevice),
+        (Place::Device(s), Place::Device(d)) if reaches(s) && reaches(d) => direct(CopyKind::DeviceToDevice),
+        (Place::Device(s), Place::Device(d)) => {
+            let context = |ordinal: u32| {
+                if ordinal == own {
+                    return Ok(core.door.native());
+                }
+                core.shared.primary(ordinal).map(|c| c.door.native()).ok_or_else(|| {
+                    Error::state(format!("the copy touches memory of device {ordinal}, which is not open"))
+                })
+            };
+            Route::Peer(context(d)?, context(s)?)
+        }
+        (Place::Pinned, Place::Device(d)) | (Place::Device(d), Place::Pinned) => {
+            return Err(Error::Unsupported(
+                format!("{} cannot reach the memory of device {d}; use a stream of that device", core.door.id()).into(),
+            ));
+        }
+    })
+}
+
+/// Whether a download needs no staging: it goes to pinned memory, or nowhere.
+pub(crate) fn lands_directly(core: &Core, d: &Download<'_>) -> bool {
+    d.bytes == 0 || core.shared.place(d.dst as u64, d.bytes) == Some(Place::Pinned)
+}
+
+/// Gives operations to the driver.
+pub(crate) struct Encoder<'a> {
+    core: &'a Core,
+    ops: &'a dyn CudaSlowOps,
+    stream: NativeStream,
+    value: u64,
+    host: &'a HostPart,
+    /// The driver took something.
+    accepted: &'a mut bool,
+}
+
+impl<'a> Encoder<'a> {
+    pub(crate) fn new(
+        core: &'a Core,
+        ops: &'a dyn CudaSlowOps,
+        stream: NativeStream,
+        value: u64,
+        host: &'a HostPart,
+        accepted: &'a mut bool,
+    ) -> Self {
+        Self { core, ops, stream, value, host, accepted }
+    }
+
+    /// One operation.
+    #[inline]
+    pub(crate) fn encode(&mut self, op: &Op<'_>, ready: Ready) -> Result<()> {
+        match op {
+            Op::Dispatch(d) => self.dispatch(d),
+            Op::Copy(c) => self.copy(c),
+            Op::Fill(f) if f.bytes == 0 => Ok(()),
+            Op::Fill(f) => {
+                // SAFETY: the submitter's promise about memory.
+                self.took(unsafe { self.ops.fill(self.stream, &native_fill(f)) })
+            }
+            Op::Upload(u) => {
+                if u.bytes != 0 {
+                    let copy = NativeCopy::linear(CopyKind::HostToDevice, u.dst, u.src as u64, u.bytes);
+                    // SAFETY: as above.
+                    self.took(unsafe { self.ops.copy(self.stream, &copy) })?;
+                }
+                if let Some(keep) = u.keep {
+                    #[cfg(feature = "planted-defects")]
+                    if self.core.shared.config.has(crate::defects::Defect::KeepDroppedEarly) {
+                        return Ok(());
+                    }
+                    self.host.leave(self.value, Item::Keep(keep.clone()));
+                }
+                Ok(())
+            }
+            Op::Download(d) => self.download(d, ready),
+            Op::Stamp(stamp) => {
+                stamp.clear();
+                self.took(self.ops.event_record(NativeEvent(stamp.native), self.stream))?;
+                self.host.leave(self.value, Item::Stamp((*stamp).clone()));
+                Ok(())
+            }
+            Op::Wait(_) => match ready {
+                Ready::Event(event) => self.took(self.ops.stream_wait_event(self.stream, event.native)),
+                _ => Ok(()),
+            },
+            Op::Graph(exec) => {
+                // SAFETY: graphs of a submission belong to this device (the submitter's promise), whose execs give their own address.
+                let program = unsafe { Program::of(exec) };
+                if !program.is_empty() {
+                    self.took(program.launch(0, self.ops, self.stream))?;
+                    self.host.leave(self.value, Item::Graph { exec: (*exec).clone(), segment: 0 });
+                }
+                Ok(())
+            }
+            other => Err(Error::state(format!("a {} is not given to the driver", other.kind()))),
+        }
+    }
+
+    #[inline]
+    fn took(&mut self, result: Result<()>) -> Result<()> {
+        *self.accepted |= result.is_ok();
+        result
+    }
+
+    #[inline]
+    fn dispatch(&mut self, d: &Dispatch<'_>) -> Result<()> {
+        if d.grid.contains(&0) {
+            return Ok(());
+        }
+        let mut arguments = Arguments::new();
+        let args = arguments.fill(d)?;
+        // SAFETY: the submitter's promise; numbers and sizes were checked against the pipeline, and those against the function.
+        self.took(unsafe { self.ops.launch(self.stream, &launch(d, args)) })
+    }
+
+    fn copy(&mut self, c: &Copy2d) -> Result<()> {
+        if c.width == 0 || c.rows == 0 {
+            return Ok(());
+        }
+        match route(self.core, c)? {
+            // SAFETY: the submitter's promise about memory.
+            Route::Direct(copy) => self.took(unsafe { self.ops.copy(self.stream, &copy) }),
+            Route::Peer(dst, src) => {
+                for row in 0..c.rows {
+                    let (to, from) = (c.dst + row * c.dst_pitch, c.src + row * c.src_pitch);
+                    // SAFETY: as above; the contexts are those of the addresses' devices.
+                    self.took(unsafe { self.ops.copy_peer(self.stream, (to, dst), (from, src), c.width) })?;
+                }
+                Ok(())
+            }
+        }
+    }
+
+    fn download(&mut self, d: &Download<'_>, ready: Ready) -> Result<()> {
+        let keep = d.keep.cloned();
+        if d.bytes == 0 {
+            return Ok(());
+        }
+        match ready {
+            Ready::Staging(staging) => {
+                let copy = NativeCopy::linear(CopyKind::DeviceToHost, staging.addr(), d.src, d.bytes);
+                // SAFETY: the submitter's promise about device memory; the staging memory is kept by the item.
+                self.took(unsafe { self.ops.copy(self.stream, &copy) })?;
+                self.host.leave(self.value, Item::Land { staging, dst: HostAddress(d.dst), bytes: d.bytes, keep });
+            }
+            _ => {
+                let copy = NativeCopy::linear(CopyKind::DeviceToHost, d.dst as u64, d.src, d.bytes);
+                // SAFETY: as above; the destination is pinned and the submitter's.
+                self.took(unsafe { self.ops.copy(self.stream, &copy) })?;
+                if let Some(keep) = keep {
+                    self.host.leave(self.value, Item::Keep(keep));
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Refuses what cannot be run, before anything is submitted.
+#[inline]
+pub(crate) fn check(op: &Op<'_>, device: &DeviceProperties, line: &Line) -> Result<()> {
+    match op {
+        Op::Dispatch(d) => {
+            if d.bindings.len() != d.pipeline.bindings.len() || d.params.len() != d.pipeline.params as usize {
+                return Err(wrong_arguments(d));
+            }
+            if d.shared > device.shared_optin.max(device.shared) {
+                return Err(Error::invalid(format!(
+                    "dispatch {}: {} bytes of shared memory, the limit is {}",
+                    d.pipeline.name,
+                    d.shared,
+                    device.shared_optin.max(device.shared)
+                )));
+            }
+            Ok(())
+        }
+        Op::Copy(c) if c.rows == 1 && c.width != 0 && c.src.abs_diff(c.dst) < c.width => {
+            Err(Error::invalid(format!("copy of {} bytes from {:#x} to {:#x} overlaps itself", c.width, c.src, c.dst)))
+        }
+        Op::Fill(f) if !matches!(f.width, 1 | 2 | 4) || f.bytes % u64::from(f.width) != 0 => Err(Error::invalid(
+            format!("fill of {} bytes with a pattern of {}: want 1, 2 or 4, and whole patterns", f.bytes, f.width),
+        )),
+        Op::Wait(p) if p.line_id() == line.id() && p.value() > line.submitted() => {
+            Err(Error::invalid(format!("{p:?} is not submitted yet: this stream would wait for itself")))
+        }
+        _ => Ok(()),
+    }
+}
+
+#[cold]
+fn wrong_arguments(d: &Dispatch<'_>) -> Error {
+    Error::invalid(format!(
+        "dispatch {}: {} bindings and {} bytes of parameters, it declares {} and {}",
+        d.pipeline.name,
+        d.bindings.len(),
+        d.params.len(),
+        d.pipeline.bindings.len(),
+        d.pipeline.params
+    ))
+}
+
+/// Checks what a kernel declares against what its function takes, where the driver can tell.
+///
+/// # Errors
+/// `InvalidArgument`, with both.
+pub(crate) fn check_function(name: &str, bindings: usize, params: u32, info: &FunctionInfo) -> Result<()> {
+    let Some(declared) = &info.params else { return Ok(()) };
+    let wrong = |why: String| {
+        Error::invalid(format!(
+            "kernel {name}: {why}; it must take {bindings} pointers and then {params} bytes of parameters, and takes {declared:?} \
+             (offsets and sizes)"
+        ))
+    };
+    let bytes = 8 * bindings as u32;
+    for i in 0..bindings {
+        if declared.get(i) != Some(&(8 * i as u32, 8)) {
+            return Err(wrong(format!("parameter {i} of its function is no pointer in its place")));
+        }
+    }
+    let rest = &declared[bindings..];
+    let end = rest.last().map_or(bytes, |&(offset, size)| offset + size);
+    // Scalars end where the last one ends; a structure of the same layout may be padded to its alignment.
+    if rest.first().is_some_and(|&(offset, _)| offset != bytes) || end > bytes + params || bytes + params - end >= 8 {
+        return Err(wrong(format!("the parameters end at {end} and not at {}", bytes + params)));
+    }
+    if params != 0 && rest.is_empty() {
+        return Err(wrong("its function takes no parameters".to_owned()));
+    }
+    Ok(())
+}

@@ -1,0 +1,217 @@
+//! What all streams of a context share.
+//!
+//! This module must not know managers.
+
+use super::door::Door;
+use super::events::{EventState, Events};
+use super::shared::Shared;
+use super::stream::StreamCore;
+use super::watcher::Watch;
+use super::words::Words;
+use crate::config::CompletionSource;
+use crate::driver::ops::{DeviceProperties, NativeGraphExec, NativeStream};
+use leasehold_alloc::{Allocator, Buffer, Layout, On};
+use leasehold_core::sync::{Arc, Mutex, OnceLock};
+use leasehold_core::{Error, Lease, Line, LineOwner, Point, PoolConfig, PoolStats, Result, SlotPool, Timeline};
+use std::fmt;
+use std::sync::Weak;
+use std::time::Duration;
+
+/// Makes the allocator of pinned memory when it is first needed.
+pub type PinnedSource = Box<dyn Fn() -> Result<Allocator> + Send + Sync>;
+
+/// What all streams of a context share.
+pub struct Core {
+    /// The context.
+    pub door: Arc<Door>,
+    /// What all devices share.
+    pub shared: Arc<Shared>,
+    /// Completion words.
+    pub words: Arc<Words>,
+    /// The threads.
+    pub watch: Arc<Watch>,
+    /// Marks.
+    marks: SlotPool<Events>,
+    properties: DeviceProperties,
+    /// The line of nobody's work: memory taken for it is ready for everybody.
+    nobody: LineOwner,
+    pinned: OnceLock<PinnedSource>,
+    streams: Mutex<Vec<Weak<StreamCore>>>,
+    /// A stream for uploads of graphs and for captures, made when first needed.
+    utility: Mutex<Option<NativeStream>>,
+}
+
+impl Core {
+    /// The shared part of a context.
+    ///
+    /// # Errors
+    /// `OutOfMemory`.
+    pub fn new(door: Arc<Door>, shared: Arc<Shared>, properties: DeviceProperties) -> Result<Arc<Self>> {
+        let core = Arc::new(Self {
+            words: Arc::new(Words::new(door.clone())),
+            marks: SlotPool::new(Events(door.clone()), PoolConfig { block: 64, ..PoolConfig::default() })?,
+            watch: Watch::new(door.id(), shared.config.inline, shared.ops.poll_interval()),
+            nobody: LineOwner::take()?,
+            pinned: OnceLock::new(),
+            streams: Mutex::new(Vec::new()),
+            utility: Mutex::new(None),
+            properties,
+            door,
+            shared,
+        });
+        let witness = Arc::downgrade(&core);
+        core.door.set_witness(Box::new(move || {
+            let texts: Vec<_> = witness.upgrade()?.streams().iter().filter_map(|s| s.pending_text()).take(4).collect();
+            (!texts.is_empty()).then(|| texts.join(", "))
+        }));
+        Ok(core)
+    }
+
+    /// What the device is.
+    #[must_use]
+    pub fn properties(&self) -> &DeviceProperties {
+        &self.properties
+    }
+
+    /// Whether completion is learned of by words.
+    #[must_use]
+    pub fn has_words(&self) -> bool {
+        self.properties.stream_words && self.shared.config.completion == CompletionSource::Auto
+    }
+
+    /// Says where pinned memory comes from; the first to say so is heard.
+    pub fn set_pinned(&self, source: PinnedSource) {
+        let _ = self.pinned.set(source);
+    }
+
+    /// Pinned memory for bytes that are on their way to pageable memory. Never makes the stream wait for another.
+    ///
+    /// # Errors
+    /// `OutOfMemory`; the driver's.
+    pub(crate) fn staging(&self, bytes: u64, on: On<'_>) -> Result<Lease<Buffer>> {
+        let source = self.pinned.get().ok_or_else(|| Error::state("the device has no pinned memory yet"))?;
+        source()?.alloc(Layout::new(bytes), on)
+    }
+
+    /// Pinned memory that no stream uses: where the bytes of graphs land.
+    ///
+    /// # Errors
+    /// As [`staging`](Self::staging).
+    pub(crate) fn landing(&self, bytes: u64) -> Result<Lease<Buffer>> {
+        let nobody = Nobody(self.nobody.line());
+        self.staging(bytes, On { line: nobody.0, timeline: &nobody })
+    }
+
+    /// An event for a mark.
+    pub(crate) fn mark(&self) -> Result<Lease<EventState>> {
+        self.marks.acquire(&())
+    }
+
+    /// The statistics of the events.
+    pub fn mark_stats(&self) -> PoolStats {
+        self.marks.stats()
+    }
+
+    /// Gives idle events back to the driver until `keep` are left; says how many went.
+    pub fn trim_marks(&self, keep: u64) -> u64 {
+        self.marks.trim(keep)
+    }
+
+    /// Notes a stream.
+    pub(crate) fn add_stream(&self, stream: &Arc<StreamCore>) {
+        let mut streams = self.streams.lock();
+        if streams.len() == streams.capacity() {
+            streams.retain(|s| s.strong_count() > 0);
+        }
+        streams.push(Arc::downgrade(stream));
+    }
+
+    /// The streams that exist.
+    pub fn streams(&self) -> Vec<Arc<StreamCore>> {
+        self.streams.lock().iter().filter_map(Weak::upgrade).collect()
+    }
+
+    /// Brings a graph's resources to the device.
+    pub(crate) fn upload(&self, exec: NativeGraphExec) -> Result<()> {
+        self.on_utility(|ops, stream| {
+            ops.exec_upload(exec, stream)?;
+            ops.stream_synchronize(stream)
+        })
+    }
+
+    /// Makes calls with a stream that nobody else uses meanwhile.
+    pub(crate) fn on_utility<R>(
+        &self,
+        calls: impl FnOnce(&dyn crate::driver::ops::CudaSlowOps, NativeStream) -> Result<R>,
+    ) -> Result<R> {
+        // Taken out rather than locked: the calls may block, and may be anybody's.
+        let taken = self.utility.lock().take();
+        let stream = match taken {
+            Some(stream) => stream,
+            None => self.door.within(|ops| ops.stream_create(0))?,
+        };
+        let result = self.door.within(|ops| calls(ops, stream));
+        let extra = self.utility.lock().replace(stream);
+        if let Some(extra) = extra {
+            self.door.leave_behind(|ops| ops.stream_destroy(extra));
+        }
+        result
+    }
+
+    /// After a loss: fails every stream and completes what it was given. Once; called without any lock.
+    pub(crate) fn settle_loss(&self) {
+        let Some(loss) = self.door.loss() else { return };
+        for stream in self.streams() {
+            stream.lost(&loss);
+        }
+    }
+
+    /// Notes an error; after a loss, settles it. Called without any lock.
+    pub(crate) fn settle(&self, error: Error) -> Error {
+        let error = self.door.note(error);
+        if matches!(error, Error::DeviceLost { .. }) {
+            self.settle_loss();
+        }
+        error
+    }
+}
+
+impl Drop for Core {
+    fn drop(&mut self) {
+        self.watch.close();
+        if let Some(stream) = self.utility.get_mut().take() {
+            self.door.leave_behind(|ops| ops.stream_destroy(stream));
+        }
+    }
+}
+
+impl fmt::Debug for Core {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Core").field("door", &self.door).field("words", &self.words).finish_non_exhaustive()
+    }
+}
+
+/// Somebody without work.
+struct Nobody(&'static Line);
+
+impl Timeline for Nobody {
+    fn line(&self) -> &'static Line {
+        self.0
+    }
+
+    fn signal(&self) -> Result<u64> {
+        Ok(self.0.submitted())
+    }
+
+    fn refresh(&self) -> Result<u64> {
+        Ok(self.0.completed())
+    }
+
+    fn wait(&self, _: Point) -> Result<()> {
+        Err(Error::Unsupported("this memory must be ready for everybody".into()))
+    }
+
+    fn wait_host(&self, value: u64, timeout: Option<Duration>) -> Result<()> {
+        self.0.wait(value, timeout)
+    }
+}

@@ -1,0 +1,460 @@
+//! What the host holds back, and how it goes on.
+//!
+//! A submission whose next operation needs the host (a wait for a gate, for another backend's line, for a value that its own stream holds
+//! back; a host call; a foreign call; a graph with host calls) is kept as a [`Job`] from that operation on, and so is everything that comes
+//! later, until nothing is held back any more. The driver never sees work that waits for the host.
+//!
+//! # Protocol
+//! One thread at a time goes on with a stream ([`Turn::Pumping`]); it works without the lock and takes it for each call of the driver. Another
+//! that comes meanwhile sets `again` and leaves. A host call runs on a thread of the backend's ([`Turn::Calling`]) once the device is done
+//! with all before it and the host's part of that is done too.
+//!
+//! Who waits for what is noted in [`Shared`](super::shared::Shared) *before* the job is looked at, so no wake-up is lost.
+//!
+//! This module must not know threads.
+
+use super::program::{Program, Step};
+use super::stream::{RUNNING, State, StreamCore};
+use crate::encoder::{Prepared, Ready};
+use leasehold_core::sync::atomic::{AtomicBool, Ordering};
+use leasehold_core::sync::{Arc, MutexGuard};
+use leasehold_core::{Error, Point, Result, VALUE_LIMIT};
+use leasehold_hal::{HostCall, Op, OpList};
+use std::any::Any;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+/// Who is at it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Turn {
+    /// Nobody.
+    Free,
+    /// A thread gives operations to the driver.
+    Pumping,
+    /// A host call runs.
+    Calling,
+}
+
+/// A submission, or the rest of one.
+#[derive(Debug)]
+pub struct Job {
+    value: u64,
+    ops: OpList,
+    /// The next operation.
+    next: usize,
+    /// The next step of the graph that the next operation is.
+    step: usize,
+}
+
+/// What became of a job.
+enum Outcome {
+    Done,
+    Blocked,
+    Call,
+    Failed(Error),
+}
+
+/// What an operation is to the host.
+enum Next {
+    /// It can be given to the driver with this.
+    Give(Ready),
+    /// A host call, and everything before it is over.
+    Call,
+    /// It must wait.
+    Blocked,
+    /// Done already.
+    Over,
+}
+
+impl StreamCore {
+    /// Holds a whole submission back behind what is held back already.
+    pub(super) fn defer(&self, mut state: MutexGuard<'_, State>, ops: &[Op<'_>]) -> Result<u64> {
+        let value = self.line().advance()?;
+        let job = self.job(value, ops);
+        #[cfg(feature = "planted-defects")]
+        if self.core.shared.config.has(crate::defects::Defect::DeferredOutOfOrder) && !state.deferred.is_empty() {
+            let last = state.deferred.len() - 1;
+            state.deferred.insert(last, job);
+            return Ok(value);
+        }
+        state.deferred.push_back(job);
+        Ok(value)
+    }
+
+    /// Holds the rest of a submission back, whose value was taken.
+    pub(super) fn hold_back(&self, mut state: MutexGuard<'_, State>, value: u64, ops: &[Op<'_>]) -> u64 {
+        let job = self.job(value, ops);
+        state.deferred.push_back(job);
+        value
+    }
+
+    fn job(&self, value: u64, ops: &[Op<'_>]) -> Job {
+        let mut list = OpList::new();
+        for op in ops {
+            list.push(op);
+            match op {
+                Op::Wait(p) => self.note_wait(*p),
+                Op::Graph(exec) => {
+                    // SAFETY: graphs of a submission belong to this device (the submitter's promise).
+                    unsafe { Program::of(exec) }.for_each_wait(|p| self.note_wait(p));
+                }
+                _ => {}
+            }
+        }
+        Job { value, ops: list, next: 0, step: 0 }
+    }
+
+    fn note_wait(&self, point: Point) {
+        self.line().learn(point);
+        if matches!(point.line().check(point.value()), Ok(false)) {
+            self.core.shared.note_wait(point, &self.me);
+        }
+    }
+
+    /// Goes on with what is held back, as far as it goes. Called without a lock; never blocks on the device.
+    pub(super) fn pump(&self) {
+        let mut progressed = false;
+        let mut attention = false;
+        let mut state = self.state.lock();
+        loop {
+            if state.turn != Turn::Free {
+                state.again = true;
+                break;
+            }
+            let Some(mut job) = state.deferred.pop_front() else { break };
+            state.turn = Turn::Pumping;
+            state.again = false;
+            drop(state);
+            let outcome = self.run(&mut job);
+            state = self.state.lock();
+            state.turn = Turn::Free;
+            match outcome {
+                Outcome::Done => {
+                    self.issued.store(job.value, Ordering::Release);
+                    progressed = true;
+                    drop(state);
+                    // What it holds may be anybody's.
+                    drop_quietly(job);
+                    state = self.state.lock();
+                }
+                Outcome::Blocked => {
+                    let failed = self.line().failed(job.value);
+                    state.deferred.push_front(job);
+                    if !state.again && !failed {
+                        attention = state.fence.is_some() || state.foreign;
+                        break;
+                    }
+                }
+                Outcome::Call => {
+                    state.turn = Turn::Calling;
+                    drop(state);
+                    self.progress(progressed);
+                    if let Some(stream) = self.me.upgrade() {
+                        self.core.watch.call(stream, job);
+                    }
+                    return;
+                }
+                Outcome::Failed(cause) => {
+                    drop(state);
+                    self.progress(progressed);
+                    let value = job.value;
+                    drop_quietly(job);
+                    self.fail(value, cause);
+                    return;
+                }
+            }
+        }
+        let signalled = if progressed && self.wanted.load(Ordering::Acquire) > self.line().completed() {
+            attention = true;
+            self.signal_locked(&mut state)
+        } else {
+            Ok(())
+        };
+        drop(state);
+        self.after(signalled);
+        self.progress(progressed);
+        if attention {
+            self.attend();
+        }
+        if self.line().failed(VALUE_LIMIT) {
+            self.finish_failed();
+        }
+    }
+
+    /// Lets those go on who wait for values that the driver knows now.
+    fn progress(&self, progressed: bool) {
+        if progressed {
+            self.core.shared.wake(self.line().id(), self.issued.load(Ordering::Acquire));
+        }
+    }
+
+    /// Goes on with a job.
+    fn run(&self, job: &mut Job) -> Outcome {
+        loop {
+            if self.line().failed(job.value) {
+                return Outcome::Failed(Error::state("failed before"));
+            }
+            let Some(op) = job.ops.get(job.next) else { return Outcome::Done };
+            let next = match &op {
+                Op::Foreign(call) => self.foreign(call).map(|()| Next::Over),
+                Op::Host(_) => self.at_host_call(job.value),
+                Op::Graph(exec) => {
+                    // SAFETY: graphs of a submission belong to this device (the submitter's promise).
+                    let program = unsafe { Program::of(exec) };
+                    if program.is_plain() { Ok(Next::Give(Ready::Plain)) } else { self.next_step(job, program) }
+                }
+                other => self.prepare(other).map(|ready| match ready {
+                    Ready::Blocked => Next::Blocked,
+                    ready => Next::Give(ready),
+                }),
+            };
+            match next {
+                Ok(Next::Over) => {}
+                Ok(Next::Blocked) => {
+                    self.note_foreign(&op);
+                    return Outcome::Blocked;
+                }
+                Ok(Next::Call) => return Outcome::Call,
+                Ok(Next::Give(Ready::Failed(cause))) => return Outcome::Failed(cause),
+                Ok(Next::Give(ready)) => {
+                    let mut prepared = Prepared::default();
+                    prepared.put(job.next, ready);
+                    if let Op::Graph(exec) = &op
+                        // SAFETY: as above.
+                        && let program = unsafe { Program::of(exec) }
+                        && !program.is_plain()
+                    {
+                        if let Err(e) = self.give_step(job, exec, program, prepared.take(job.next)) {
+                            return Outcome::Failed(self.failure(&op, job.value, e));
+                        }
+                        job.step += 1;
+                        continue;
+                    }
+                    let mut state = self.state.lock();
+                    let given =
+                        self.issue(&mut state, job.value, std::iter::once((job.next, &op)), &mut prepared, true);
+                    drop(state);
+                    if let Err(refusal) = given {
+                        return Outcome::Failed(self.failure(&op, job.value, refusal.error));
+                    }
+                }
+                Err(e) => return Outcome::Failed(self.failure(&op, job.value, e)),
+            }
+            job.next += 1;
+            job.step = 0;
+        }
+    }
+
+    /// An error of an operation, as the line's cause.
+    fn failure(&self, op: &Op<'_>, value: u64, error: Error) -> Error {
+        let error = self.core.settle(error);
+        self.fault(op.name(), value, &error)
+    }
+
+    /// Notes whether the operation that blocks waits for a line that nobody of ours advances.
+    fn note_foreign(&self, op: &Op<'_>) {
+        let foreign = |p: Point| {
+            use super::shared::Origin;
+            match self.core.shared.origin(p.line_id()) {
+                Some(Origin::Gate) => false,
+                Some(Origin::Stream(source)) => source.strong_count() == 0,
+                None => true,
+            }
+        };
+        let is = match op {
+            Op::Wait(p) => foreign(*p),
+            Op::Graph(exec) => {
+                let mut any = false;
+                // SAFETY: graphs of a submission belong to this device (the submitter's promise).
+                unsafe { Program::of(exec) }.for_each_wait(|p| any |= foreign(p));
+                any
+            }
+            _ => false,
+        };
+        self.state.lock().foreign = is;
+    }
+
+    /// Whether everything before a host call is over: on the device, and the host's part of it.
+    fn at_host_call(&self, value: u64) -> Result<Next> {
+        let mut state = self.state.lock();
+        if state.dirty {
+            let flagged = state.fence.as_ref().is_some_and(|f| f.load(Ordering::Acquire));
+            if !flagged && !self.query()? {
+                if state.fence.is_none() {
+                    let flag = Arc::new(AtomicBool::new(false));
+                    let (set, waker) = (flag.clone(), self.core.watch.waker());
+                    let call = Box::new(move || {
+                        set.store(true, Ordering::Release);
+                        waker.wake();
+                    });
+                    self.core.door.within(|ops| ops.host_function(self.native(), call))?;
+                    state.fence = Some(flag);
+                }
+                return Ok(Next::Blocked);
+            }
+            state.dirty = false;
+        }
+        drop(state);
+        let line = self.line();
+        let issued = self.issued.load(Ordering::Acquire);
+        match self.host.carry_out(line, value, issued, self.core.door.ops()) {
+            Some(publish) => {
+                line.complete(publish);
+                self.state.lock().fence = None;
+                Ok(Next::Call)
+            }
+            None => {
+                // Another thread is at it, and does not know that somebody waits for it: look again soon.
+                self.state.lock().fence = Some(Arc::new(AtomicBool::new(true)));
+                Ok(Next::Blocked)
+            }
+        }
+    }
+
+    /// Runs a library's call with the context current and no lock.
+    fn foreign(&self, call: &leasehold_hal::ForeignCall) -> Result<()> {
+        let entry = self.core.door.enter()?;
+        self.state.lock().dirty = true;
+        let result = catch_unwind(AssertUnwindSafe(|| call.run(self.native().0)));
+        drop(entry);
+        result.unwrap_or_else(|panic| Err(Error::state(panic_text(panic))))
+    }
+
+    /// What the next step of a graph needs.
+    fn next_step(&self, job: &Job, program: &Program) -> Result<Next> {
+        match program.step(job.step) {
+            None => Ok(Next::Over),
+            Some(Step::Run(_)) => Ok(Next::Give(Ready::Plain)),
+            Some(Step::Call(_)) => self.at_host_call(job.value),
+            Some(Step::Wait(point)) => self.resolve(point).map(|ready| match ready {
+                Ready::Blocked => Next::Blocked,
+                ready => Next::Give(ready),
+            }),
+        }
+    }
+
+    /// Gives the next step of a graph to the driver.
+    fn give_step(
+        &self,
+        job: &Job,
+        exec: &leasehold_core::Lease<dyn leasehold_hal::GraphExec>,
+        program: &Program,
+        ready: Ready,
+    ) -> Result<()> {
+        let mut state = self.state.lock();
+        let entry = self.core.door.enter()?;
+        state.dirty = true;
+        match program.step(job.step) {
+            Some(Step::Run(segment)) => {
+                program.launch(segment, &*entry, self.native())?;
+                self.host.leave(job.value, super::host::Item::Graph { exec: exec.clone(), segment });
+                Ok(())
+            }
+            _ => match ready {
+                Ready::Event(event) => entry.stream_wait_event(self.native(), event.native),
+                _ => Ok(()),
+            },
+        }
+    }
+
+    /// Runs the host call in front of a job, and goes on. Called by a thread of the backend's, without any lock.
+    pub(super) fn run_call(&self, mut job: Job) {
+        let (id, value) = (self.line().id(), job.value);
+        let found = match job.ops.get(job.next) {
+            Some(Op::Host(call)) => Some((call.clone(), false)),
+            Some(Op::Graph(exec)) => {
+                // SAFETY: graphs of a submission belong to this device (the submitter's promise).
+                match unsafe { Program::of(exec) }.step(job.step) {
+                    Some(Step::Call(call)) => Some((call, true)),
+                    _ => None,
+                }
+            }
+            _ => None,
+        };
+        let result = match &found {
+            Some((call, _)) => {
+                let former = RUNNING.replace(Some((id, value)));
+                let result = catch_unwind(AssertUnwindSafe(|| call.run()));
+                RUNNING.set(former);
+                result.unwrap_or_else(|panic| Err(Error::state(panic_text(panic))))
+            }
+            None => Err(Error::state("no host call where one was")),
+        };
+        let failed = match (result, &found) {
+            (Ok(()), Some((_, true))) => {
+                job.step += 1;
+                None
+            }
+            (Ok(()), _) => {
+                job.next += 1;
+                job.step = 0;
+                None
+            }
+            (Err(e), call) => {
+                let name = call.as_ref().map_or_else(String::new, |(call, _): &(HostCall, bool)| Op::Host(call).name());
+                Some(self.fault(name, value, &e))
+            }
+        };
+        drop_quietly(found);
+        let mut state = self.state.lock();
+        state.turn = Turn::Free;
+        match failed {
+            None => {
+                state.deferred.push_front(job);
+                drop(state);
+            }
+            Some(cause) => {
+                drop(state);
+                drop_quietly(job);
+                self.fail(value, cause);
+            }
+        }
+        self.pump();
+        self.finish_failed();
+    }
+
+    /// What the watcher does with a stream: goes on, and publishes. Says whether there was news.
+    pub(super) fn tend(&self, look: bool) -> bool {
+        let line = self.line();
+        let before = (line.completed(), self.issued.load(Ordering::Acquire));
+        self.pump();
+        let aim = self.wanted.load(Ordering::Acquire).min(self.issued.load(Ordering::Acquire));
+        if line.completed() < aim {
+            self.poll();
+            if look && line.completed() < aim {
+                // A loss settles itself; anything else shows again.
+                let _ = self.look();
+            }
+        }
+        self.finish_failed();
+        before != (line.completed(), self.issued.load(Ordering::Acquire))
+    }
+
+    /// Whether the watcher has to come back.
+    pub(super) fn needs_attention(&self) -> bool {
+        let line = self.line();
+        if line.is_idle() {
+            return false;
+        }
+        let state = self.state.lock();
+        if line.failed(VALUE_LIMIT) {
+            return state.turn == Turn::Free;
+        }
+        let aim = self.wanted.load(Ordering::Acquire).min(self.issued.load(Ordering::Acquire));
+        line.completed() < aim || !state.deferred.is_empty() && (state.fence.is_some() || state.foreign)
+    }
+}
+
+/// Drops what may be anybody's; its destructor must not end the thread.
+fn drop_quietly<T>(it: T) {
+    if catch_unwind(AssertUnwindSafe(|| drop(it))).is_err() {
+        tracing::error!("something that an operation held panicked as it was given up");
+    }
+}
+
+/// The text of a panic.
+pub(super) fn panic_text(panic: Box<dyn Any + Send>) -> String {
+    let text = panic.downcast_ref::<&str>().copied().or_else(|| panic.downcast_ref::<String>().map(String::as_str));
+    let text = format!("panicked: {}", text.unwrap_or("without a message"));
+    drop_quietly(panic);
+    text
+}

@@ -1,0 +1,71 @@
+//! The pool of native events: marks on streams, and time stamps.
+//!
+//! A mark's event may be recorded again as soon as every wait for it was given to the driver (a wait binds to the record before it), so it
+//! is free when the last lease on it is dropped. A time stamp's event keeps its time until it is recorded again.
+//!
+//! This module must not know what events mark.
+
+use super::door::Door;
+use crate::driver::ops::{EventFlags, NativeEvent};
+use leasehold_core::sync::Arc;
+use leasehold_core::{Fate, Handle, Resource, Result, Tagged, tags};
+use leasehold_hal::Timestamp;
+
+/// A native event without timing.
+#[derive(Debug)]
+pub struct EventState {
+    /// The driver's event.
+    pub native: NativeEvent,
+}
+
+impl Tagged for EventState {
+    type Tag = tags::Event;
+}
+
+/// Makes events without timing.
+#[derive(Debug)]
+pub struct Events(pub Arc<Door>);
+
+impl Resource for Events {
+    type Payload = EventState;
+    type Request<'a> = ();
+    const NAME: &'static str = "event";
+
+    fn create(&self, _: Handle<tags::Event>, (): &()) -> Result<EventState> {
+        let native = self.0.within(|ops| ops.event_create(EventFlags::default()))?;
+        Ok(EventState { native })
+    }
+
+    fn recycle(&self, _: &mut EventState) -> Fate {
+        if self.0.loss().is_some() { Fate::Destroy } else { Fate::Keep }
+    }
+
+    fn destroy(&self, event: EventState) {
+        self.0.leave_behind(|ops| ops.event_destroy(event.native));
+    }
+}
+
+/// Makes time stamps: events with timing.
+#[derive(Debug)]
+pub struct Timestamps(pub Arc<Door>);
+
+impl Resource for Timestamps {
+    type Payload = Timestamp;
+    type Request<'a> = ();
+    const NAME: &'static str = "timestamp";
+
+    fn create(&self, _: Handle<tags::Timestamp>, (): &()) -> Result<Timestamp> {
+        let flags = EventFlags { timing: true, blocking: false };
+        let native = self.0.within(|ops| ops.event_create(flags))?;
+        Ok(Timestamp::new(native.0))
+    }
+
+    fn recycle(&self, stamp: &mut Timestamp) -> Fate {
+        stamp.clear();
+        if self.0.loss().is_some() { Fate::Destroy } else { Fate::Keep }
+    }
+
+    fn destroy(&self, stamp: Timestamp) {
+        self.0.leave_behind(|ops| ops.event_destroy(NativeEvent(stamp.native)));
+    }
+}

@@ -1,0 +1,153 @@
+//! The host's part of completion: bytes that land, keeps and leases that are given up, time stamps that count as written.
+//!
+//! # Protocol
+//! Items are left here, in the order of their values, before the driver is told to signal the value. Whoever learns that the device is done
+//! with a value carries out the items up to it and only then publishes the value. One thread at a time carries out; another that comes
+//! meanwhile leaves its target and goes. Items run without the lock: destructors may be anybody's.
+//!
+//! This module must not know how completion is learned of.
+
+use super::program::Program;
+use crate::driver::ops::CudaSlowOps;
+use leasehold_alloc::Buffer;
+use leasehold_core::sync::Mutex;
+use leasehold_core::sync::atomic::{AtomicUsize, Ordering};
+use leasehold_core::{Lease, Line};
+use leasehold_hal::op::Keep;
+use leasehold_hal::{GraphExec, Timestamp};
+use std::collections::VecDeque;
+use std::fmt;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+/// Host memory that bytes go to.
+#[derive(Debug, Clone, Copy)]
+pub struct HostAddress(pub *mut u8);
+
+// SAFETY: who submitted promised that the memory stays valid and untouched until the value completes; only the one thread that carries
+// out the item writes to it.
+unsafe impl Send for HostAddress {}
+// SAFETY: as above.
+unsafe impl Sync for HostAddress {}
+
+/// Something to be done or given up before a value is published.
+pub enum Item {
+    /// Bytes lie in pinned memory and go to their destination.
+    Land {
+        /// Where they lie.
+        staging: Lease<Buffer>,
+        /// Where they go.
+        dst: HostAddress,
+        /// How many.
+        bytes: u64,
+        /// What keeps the destination alive.
+        keep: Option<Keep>,
+    },
+    /// Something that was kept alive.
+    Keep(Keep),
+    /// A time stamp, written by now.
+    Stamp(Lease<Timestamp>),
+    /// A segment of a graph that ran.
+    Graph {
+        /// The graph.
+        exec: Lease<dyn GraphExec>,
+        /// Which of its segments.
+        segment: u32,
+    },
+}
+
+#[derive(Default)]
+struct Queue {
+    items: VecDeque<(u64, Item)>,
+    carrying: bool,
+    target: u64,
+    publish: u64,
+}
+
+/// The items of a stream.
+#[derive(Default)]
+pub struct HostPart {
+    queue: Mutex<Queue>,
+    /// Items that were left and are not carried out.
+    pending: AtomicUsize,
+}
+
+impl HostPart {
+    /// Leaves an item for a value. In the order of values.
+    pub fn leave(&self, value: u64, item: Item) {
+        let mut queue = self.queue.lock();
+        queue.items.push_back((value, item));
+        self.pending.fetch_add(1, Ordering::Release);
+    }
+
+    /// Whether nothing is left.
+    #[inline]
+    pub fn is_empty(&self) -> bool {
+        self.pending.load(Ordering::Acquire) == 0
+    }
+
+    /// Carries out what is left up to `target`, and says up to which value the line may be published: `publish`, or what others who came
+    /// meanwhile know. `None` when another thread is at it: it goes as far, and publishes.
+    pub fn carry_out(&self, line: &'static Line, target: u64, publish: u64, ops: &dyn CudaSlowOps) -> Option<u64> {
+        if self.is_empty() {
+            return Some(publish);
+        }
+        let mut queue = self.queue.lock();
+        queue.target = queue.target.max(target);
+        queue.publish = queue.publish.max(publish);
+        if queue.carrying {
+            return None;
+        }
+        queue.carrying = true;
+        while queue.items.front().is_some_and(|(value, _)| *value <= queue.target) {
+            let Some((value, item)) = queue.items.pop_front() else { break };
+            drop(queue);
+            // What is given up may be anybody's; its destructor must not end this thread.
+            if catch_unwind(AssertUnwindSafe(|| item.carry_out(!line.failed(value), ops))).is_err() {
+                tracing::error!(?line, value, "something that was kept alive panicked as it was given up");
+            }
+            self.pending.fetch_sub(1, Ordering::Release);
+            queue = self.queue.lock();
+        }
+        queue.carrying = false;
+        Some(queue.publish)
+    }
+}
+
+impl Item {
+    fn carry_out(self, sound: bool, ops: &dyn CudaSlowOps) {
+        match self {
+            Item::Land { staging, dst, bytes, keep } => {
+                if sound {
+                    land(&staging, dst, bytes, ops);
+                }
+                drop(keep);
+            }
+            Item::Keep(keep) => drop(keep),
+            Item::Stamp(stamp) => {
+                if sound {
+                    stamp.set(1);
+                }
+            }
+            Item::Graph { exec, segment } => {
+                if sound {
+                    // SAFETY: graphs of a submission belong to this device (the submitter's promise), whose execs give their own address.
+                    unsafe { Program::of(&exec) }.landed(segment, ops);
+                }
+            }
+        }
+    }
+}
+
+/// Copies bytes from pinned memory to where they go.
+pub(crate) fn land(staging: &Lease<Buffer>, dst: HostAddress, bytes: u64, ops: &dyn CudaSlowOps) {
+    ops.host_access(staging.addr(), bytes, false);
+    // SAFETY: the staging memory is pinned host memory of at least that many bytes which the device has written and nobody else uses; the
+    // destination is the submitter's promise.
+    unsafe { std::ptr::copy_nonoverlapping(staging.addr() as *const u8, dst.0, bytes as usize) };
+}
+
+impl fmt::Debug for HostPart {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "HostPart({} items)", self.pending.load(Ordering::Relaxed))
+    }
+}

@@ -1,0 +1,461 @@
+//! Instantiated plans: explicit graph nodes.
+//!
+//! Every operation is one node, with the plan's edges. The device cannot run a host call that may call the driver, nor wait for what the host
+//! holds back; so a plan is split there: what lies between is a *segment*, an executable graph of its own, and the stream goes from step to
+//! step. Both kinds of operation are barriers of a plan, so nothing is lost by it. A plan without any is one segment and one launch.
+//!
+//! Bytes that go to pageable memory land in pinned memory that the graph owns, and are copied on when the launch is over. Calls of foreign
+//! libraries are captured, each into a child graph.
+//!
+//! This module must not know streams.
+
+use super::core::Core;
+use super::door::Door;
+use super::host::{HostAddress, land};
+use crate::driver::ops::{
+    CopyKind, CudaSlowOps, NativeCopy, NativeEvent, NativeGraph, NativeGraphExec, NativeNode, NativeStream, Updated,
+};
+use crate::encoder::{self, Arguments, Route};
+use leasehold_alloc::Buffer;
+use leasehold_core::sync::{Arc, Mutex};
+use leasehold_core::{Error, Lease, Point, Result};
+use leasehold_hal::{Dispatch, Download, GraphExec, HostCall, NodePatch, Op, Plan};
+use std::fmt;
+
+/// What comes next in a launch.
+pub(crate) enum Step {
+    /// A segment.
+    Run(u32),
+    /// A host call.
+    Call(HostCall),
+    /// A wait.
+    Wait(Point),
+}
+
+enum Part {
+    Run(u32),
+    Call(HostCall),
+    Wait(Point),
+}
+
+struct Landing {
+    staging: Lease<Buffer>,
+    dst: HostAddress,
+    bytes: u64,
+}
+
+/// What runs in one launch.
+struct Segment {
+    graph: NativeGraph,
+    exec: NativeGraphExec,
+    landings: Vec<Landing>,
+    /// Nodes of the plan that are time stamps.
+    stamps: Vec<u32>,
+    children: Vec<Lease<dyn GraphExec>>,
+}
+
+/// A dispatch that the driver has a node for.
+#[derive(Clone, Copy)]
+struct Kernel {
+    segment: u32,
+    node: NativeNode,
+}
+
+/// A plan that is ready to run.
+pub struct Program {
+    door: Arc<Door>,
+    plan: Mutex<Plan>,
+    parts: Vec<Part>,
+    segments: Vec<Segment>,
+    /// By node of the plan.
+    kernels: Vec<Option<Kernel>>,
+    nodes: usize,
+    #[cfg(feature = "planted-defects")]
+    stale: bool,
+}
+
+/// Segments under construction; what was made is given back unless it is finished.
+struct Building<'a> {
+    core: &'a Core,
+    segments: Vec<Segment>,
+}
+
+impl Drop for Building<'_> {
+    fn drop(&mut self) {
+        give_back(&self.core.door, &mut self.segments);
+    }
+}
+
+fn give_back(door: &Door, segments: &mut Vec<Segment>) {
+    for segment in segments.drain(..) {
+        if !segment.exec.is_null() {
+            door.leave_behind(|ops| ops.exec_destroy(segment.exec));
+        }
+        if !segment.graph.is_null() {
+            door.leave_behind(|ops| ops.graph_destroy(segment.graph));
+        }
+    }
+}
+
+impl Program {
+    /// The program that an exec of this device stands for.
+    ///
+    /// # Safety
+    /// - The exec was instantiated on a device of this backend.
+    pub unsafe fn of(exec: &Lease<dyn GraphExec>) -> &Program {
+        // SAFETY: execs of this backend give the address of their program, which lives as long as the lease.
+        unsafe { &*(exec.native() as *const Program) }
+    }
+
+    /// Makes nodes of a plan, instantiates and uploads them. May block on the driver.
+    ///
+    /// # Errors
+    /// `InvalidArgument` for dependencies that are those of no order; `Unsupported` for a graph with host calls inside a graph, and for
+    /// copies between devices that cannot reach each other; the driver's. Nothing is left behind then.
+    pub fn new(core: &Core, plan: Plan) -> Result<Self> {
+        let n = plan.len();
+        if n != 0 && plan.pred_at.len() != n + 1
+            || (0..n).any(|i| plan.predecessors(i).iter().any(|&p| p as usize >= i))
+        {
+            return Err(Error::invalid("a plan whose nodes do not come after what they wait for"));
+        }
+        let mut building = Building { core, segments: Vec::new() };
+        let mut parts = Vec::new();
+        let mut kernels = vec![None; n];
+        let mut from = 0;
+        while from < n {
+            match plan.ops.get(from) {
+                Some(Op::Host(call)) => parts.push(Part::Call(call.clone())),
+                Some(Op::Wait(point)) => parts.push(Part::Wait(point)),
+                _ => {
+                    let holds = |i: &usize| matches!(plan.ops.get(*i), Some(Op::Host(_) | Op::Wait(_)));
+                    let to = (from..n).find(holds).unwrap_or(n);
+                    parts.push(Part::Run(building.segments.len() as u32));
+                    building.segment(&plan, from, to, &mut kernels)?;
+                    from = to;
+                    continue;
+                }
+            }
+            from += 1;
+        }
+        let segments = std::mem::take(&mut building.segments);
+        Ok(Self {
+            door: core.door.clone(),
+            #[cfg(feature = "planted-defects")]
+            stale: core.shared.config.has(crate::defects::Defect::StaleGraphAddress),
+            plan: Mutex::new(plan),
+            parts,
+            segments,
+            kernels,
+            nodes: n,
+        })
+    }
+
+    /// How many nodes the plan has.
+    #[must_use]
+    pub fn nodes(&self) -> usize {
+        self.nodes
+    }
+
+    /// Bytes of host and pinned memory that are known of: the driver does not tell what an executable takes.
+    #[must_use]
+    pub fn bytes(&self) -> u64 {
+        let pinned: u64 = self.segments.iter().flat_map(|s| &s.landings).map(|l| l.staging.len()).sum();
+        let tables = self.kernels.len() * size_of::<Option<Kernel>>()
+            + self.parts.len() * size_of::<Part>()
+            + self.segments.len() * size_of::<Segment>()
+            + size_of::<Self>();
+        pinned + tables as u64 + self.plan.lock().ops.bytes()
+    }
+
+    /// Whether a launch is one call of the driver, or none.
+    #[inline]
+    #[must_use]
+    pub fn is_plain(&self) -> bool {
+        matches!(&self.parts[..], [] | [Part::Run(_)])
+    }
+
+    /// Whether a launch does nothing.
+    #[inline]
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.parts.is_empty()
+    }
+
+    /// What comes as number `i` in a launch.
+    pub(crate) fn step(&self, i: usize) -> Option<Step> {
+        Some(match self.parts.get(i)? {
+            Part::Run(segment) => Step::Run(*segment),
+            Part::Call(call) => Step::Call(call.clone()),
+            Part::Wait(point) => Step::Wait(*point),
+        })
+    }
+
+    /// Calls `f` with the points that a launch waits for.
+    pub(crate) fn for_each_wait(&self, mut f: impl FnMut(Point)) {
+        for part in &self.parts {
+            if let Part::Wait(point) = part {
+                f(*point);
+            }
+        }
+    }
+
+    /// Launches a segment. The context is current.
+    pub(crate) fn launch(&self, segment: u32, ops: &dyn CudaSlowOps, stream: NativeStream) -> Result<()> {
+        // SAFETY: whoever submits a graph keeps its memory alive (the submitter's promise); what the graph owns, the item keeps.
+        unsafe { ops.exec_launch(self.segments[segment as usize].exec, stream) }
+    }
+
+    /// A launch of a segment is over: the host's part of it.
+    pub(crate) fn landed(&self, segment: u32, ops: &dyn CudaSlowOps) {
+        let Some(segment) = self.segments.get(segment as usize) else { return };
+        for landing in &segment.landings {
+            land(&landing.staging, landing.dst, landing.bytes, ops);
+        }
+        if !segment.stamps.is_empty() {
+            let plan = self.plan.lock();
+            for &node in &segment.stamps {
+                if let Some(Op::Stamp(stamp)) = plan.ops.get(node as usize) {
+                    stamp.set(1);
+                }
+            }
+        }
+        for child in &segment.children {
+            // SAFETY: it was checked to be of this device when it became a child.
+            unsafe { Program::of(child) }.landed(0, ops);
+        }
+    }
+
+    /// Changes nodes in place; all of them or, after an error, none.
+    ///
+    /// # Errors
+    /// See `hal::GraphExec::update`.
+    pub fn update(&self, patches: &[NodePatch<'_>]) -> Result<()> {
+        let mut plan = self.plan.lock();
+        for p in patches {
+            let index = p.node as usize;
+            let Some(Op::Dispatch(d)) = plan.ops.get(index) else {
+                return Err(Error::invalid(format!("node {index} is not a dispatch of this graph")));
+            };
+            if p.bindings.is_some_and(|b| b.len() != d.bindings.len()) {
+                return Err(Error::invalid(format!("node {index} has {} bindings", d.bindings.len())));
+            }
+            if p.params.is_some_and(|x| x.len() != d.params.len()) {
+                return Err(Error::invalid(format!("node {index} has {} bytes of parameters", d.params.len())));
+            }
+            let empty = |grid: [u32; 3]| grid.contains(&0);
+            if self.kernels[index].is_none() != empty(p.grid.unwrap_or(d.grid)) {
+                return Err(Error::TopologyChanged(
+                    format!("node {index}: the driver has no node for a launch of no blocks").into(),
+                ));
+            }
+        }
+        // The same node may be patched twice; the last one counts.
+        let mut new = plan.ops.clone();
+        for p in patches {
+            new.patch(p.node as usize, p.bindings, p.params, p.grid)?;
+        }
+        for (done, p) in patches.iter().enumerate() {
+            let outcome = self.set(&new, p.node);
+            if matches!(outcome, Ok(Updated::InPlace)) {
+                continue;
+            }
+            for back in &patches[..done] {
+                if !matches!(self.set(&plan.ops, back.node), Ok(Updated::InPlace)) {
+                    tracing::error!(node = back.node, "a node of a graph could not be put back to what it was");
+                }
+            }
+            outcome?;
+            return Err(Error::TopologyChanged(
+                format!("node {}: the driver cannot change it in place", p.node).into(),
+            ));
+        }
+        plan.ops = new;
+        Ok(())
+    }
+
+    /// Sets a kernel node to what a list says.
+    fn set(&self, ops: &leasehold_hal::OpList, node: u32) -> Result<Updated> {
+        let (Some(kernel), Some(Op::Dispatch(d))) = (self.kernels[node as usize], ops.get(node as usize)) else {
+            // No blocks before and after: nothing to set.
+            return Ok(Updated::InPlace);
+        };
+        #[cfg(feature = "planted-defects")]
+        if self.stale {
+            return Ok(Updated::InPlace);
+        }
+        let mut arguments = Arguments::new();
+        let args = arguments.fill(&d)?;
+        let exec = self.segments[kernel.segment as usize].exec;
+        self.door.within(|driver| {
+            // SAFETY: whoever launches the graph keeps its memory alive; numbers and sizes are those of the node.
+            unsafe { driver.exec_set_kernel(exec, kernel.node, &encoder::launch(&d, args)) }
+        })
+    }
+}
+
+impl Building<'_> {
+    /// One segment: nodes `from..to` of the plan.
+    fn segment(&mut self, plan: &Plan, from: usize, to: usize, kernels: &mut [Option<Kernel>]) -> Result<()> {
+        let core = self.core;
+        let number = self.segments.len() as u32;
+        let graph = core.door.within(|ops| ops.graph_create())?;
+        self.segments.push(Segment {
+            graph,
+            exec: NativeGraphExec::NULL,
+            landings: Vec::new(),
+            stamps: Vec::new(),
+            children: Vec::new(),
+        });
+        let mut nodes: Vec<NativeNode> = Vec::with_capacity(to - from);
+        let mut after = Vec::new();
+        for (i, kernel) in kernels.iter_mut().enumerate().take(to).skip(from) {
+            let Some(op) = plan.ops.get(i) else { break };
+            after.clear();
+            // What lies in an earlier segment is over by then.
+            let inside = plan.predecessors(i).iter().filter(|&&p| p as usize >= from);
+            after.extend(inside.map(|&p| nodes[p as usize - from]));
+            #[cfg(feature = "planted-defects")]
+            if core.shared.config.has(crate::defects::Defect::MissingEdge) {
+                after.pop();
+            }
+            let node = self.node(graph, &after, i as u32, &op)?;
+            if matches!(&op, Op::Dispatch(d) if !d.grid.contains(&0)) {
+                *kernel = Some(Kernel { segment: number, node });
+            }
+            nodes.push(node);
+        }
+        let exec = core.door.within(|ops| ops.graph_instantiate(graph))?;
+        if let Some(segment) = self.segments.last_mut() {
+            segment.exec = exec;
+        }
+        core.upload(exec)
+    }
+
+    /// One node.
+    fn node(&mut self, graph: NativeGraph, after: &[NativeNode], index: u32, op: &Op<'_>) -> Result<NativeNode> {
+        let core = self.core;
+        let Some(segment) = self.segments.last_mut() else { return Err(Error::state("no segment is being built")) };
+        let door = &core.door;
+        let empty = || door.within(|ops| ops.graph_add_empty(graph, after));
+        // SAFETY (all of the calls below): whoever launches the graph keeps its memory alive (the submitter's promise); host memory of its
+        // uploads and landings is kept by the plan and the segment.
+        match op {
+            Op::Dispatch(d) if d.grid.contains(&0) => empty(),
+            Op::Dispatch(d) => kernel(door, graph, after, d),
+            Op::Copy(c) if c.width == 0 || c.rows == 0 => empty(),
+            Op::Copy(c) => match encoder::route(core, c)? {
+                Route::Direct(copy) => door.within(|ops| {
+                    // SAFETY: as above.
+                    unsafe { ops.graph_add_copy(graph, after, &copy) }
+                }),
+                Route::Peer(..) => Err(Error::Unsupported(
+                    "a graph cannot copy between devices that cannot reach each other; enable peer access first".into(),
+                )),
+            },
+            Op::Fill(f) if f.bytes == 0 => empty(),
+            Op::Fill(f) => door.within(|ops| {
+                // SAFETY: as above.
+                unsafe { ops.graph_add_fill(graph, after, &encoder::native_fill(f)) }
+            }),
+            Op::Upload(u) if u.bytes == 0 => empty(),
+            Op::Upload(u) => {
+                let copy = NativeCopy::linear(CopyKind::HostToDevice, u.dst, u.src as u64, u.bytes);
+                door.within(|ops| {
+                    // SAFETY: as above.
+                    unsafe { ops.graph_add_copy(graph, after, &copy) }
+                })
+            }
+            Op::Download(d) if d.bytes == 0 => empty(),
+            Op::Download(d) => {
+                let dst = if encoder::lands_directly(core, d) { d.dst as u64 } else { staged(core, segment, d)? };
+                let copy = NativeCopy::linear(CopyKind::DeviceToHost, dst, d.src, d.bytes);
+                door.within(|ops| {
+                    // SAFETY: as above.
+                    unsafe { ops.graph_add_copy(graph, after, &copy) }
+                })
+            }
+            Op::Stamp(stamp) => {
+                segment.stamps.push(index);
+                door.within(|ops| ops.graph_add_event(graph, after, NativeEvent(stamp.native)))
+            }
+            Op::Graph(child) => {
+                // SAFETY: graphs of a plan belong to this device (the caller's promise).
+                let program = unsafe { Program::of(child) };
+                match &program.parts[..] {
+                    [] => empty(),
+                    [Part::Run(run)] => {
+                        let native = program.segments[*run as usize].graph;
+                        let node = door.within(|ops| ops.graph_add_child(graph, after, native))?;
+                        segment.children.push((*child).clone());
+                        Ok(node)
+                    }
+                    _ => Err(Error::Unsupported("a graph with host calls or waits inside a graph".into())),
+                }
+            }
+            Op::Foreign(call) => {
+                let captured = capture(core, call)?;
+                let node = door.within(|ops| ops.graph_add_child(graph, after, captured));
+                door.leave_behind(|ops| ops.graph_destroy(captured));
+                node
+            }
+            other => Err(Error::Unsupported(format!("a {} in a graph", other.kind()).into())),
+        }
+    }
+}
+
+fn kernel(door: &Door, graph: NativeGraph, after: &[NativeNode], d: &Dispatch<'_>) -> Result<NativeNode> {
+    let mut arguments = Arguments::new();
+    let args = arguments.fill(d)?;
+    door.within(|ops| {
+        // SAFETY: whoever launches the graph keeps its memory alive; numbers and sizes were checked against the pipeline when it was recorded
+        // (the caller's promise), and those against the function.
+        unsafe { ops.graph_add_kernel(graph, after, &encoder::launch(d, args)) }
+    })
+}
+
+/// Pinned memory for a download, owned by the segment.
+fn staged(core: &Core, segment: &mut Segment, d: &Download<'_>) -> Result<u64> {
+    let staging = core.landing(d.bytes)?;
+    let addr = staging.addr();
+    segment.landings.push(Landing { staging, dst: HostAddress(d.dst), bytes: d.bytes });
+    Ok(addr)
+}
+
+/// What a library enqueues, as a graph.
+fn capture(core: &Core, call: &leasehold_hal::ForeignCall) -> Result<NativeGraph> {
+    core.on_utility(|ops, stream| {
+        ops.capture_begin(stream)?;
+        let called = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| call.run(stream.0)));
+        // Always: a stream that is being captured is of no use to anybody.
+        let graph = ops.capture_end(stream);
+        let named = |e: &Error| Error::recording(format!("foreign call {} cannot be captured: {e}", call.name));
+        match (called, graph) {
+            (Ok(Ok(())), Ok(graph)) => Ok(graph),
+            (Ok(Ok(())), Err(e @ Error::DeviceLost { .. })) => Err(e),
+            (Ok(Ok(())), Err(e)) => Err(named(&e)),
+            (outcome, graph) => {
+                if let Ok(graph) = graph {
+                    let _ = ops.graph_destroy(graph);
+                }
+                match outcome {
+                    Ok(Err(e)) => Err(named(&e)),
+                    Err(panic) => Err(named(&Error::state(super::deferred::panic_text(panic)))),
+                    Ok(Ok(())) => Err(Error::state("a capture without an outcome")),
+                }
+            }
+        }
+    })
+}
+
+impl Drop for Program {
+    fn drop(&mut self) {
+        give_back(&self.door, &mut self.segments);
+    }
+}
+
+impl fmt::Debug for Program {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Program({} nodes, {} segments)", self.nodes, self.segments.len())
+    }
+}

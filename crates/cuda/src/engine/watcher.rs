@@ -1,0 +1,280 @@
+//! The threads of a context: one that watches streams which need attention, and a few for host calls. Started when first needed, parked
+//! without work.
+//!
+//! # Protocol
+//! A stream that needs attention is put on the list once (`watched`); the watcher goes on with each and keeps those that need more. Whoever
+//! puts one on it unparks the watcher; a park token makes sure that no ring is lost. In the driver's own callbacks nothing happens but a ring.
+//!
+//! Without threads (`inline`) whoever waits or asks makes a round and runs host calls itself.
+//!
+//! This module must not know what a stream does.
+
+use super::deferred::Job;
+use super::stream::StreamCore;
+use leasehold_core::sync::atomic::{AtomicBool, Ordering};
+use leasehold_core::sync::thread::{self, JoinHandle, Thread};
+use leasehold_core::sync::{Arc, Condvar, Mutex, OnceLock};
+use leasehold_hal::DeviceId;
+use std::collections::VecDeque;
+use std::fmt;
+use std::time::Duration;
+
+/// Host calls that may run at a time.
+const CALLERS_MAX: u32 = 8;
+/// Rounds without news before the watcher naps.
+const EAGER: u32 = 200;
+/// The longest nap.
+const NAP_MAX: Duration = Duration::from_micros(500);
+/// Every so many rounds without news the driver is asked, which finds a lost context.
+const LOOK_EVERY: u32 = 16;
+
+/// Rings the watcher; may be called from the driver's callbacks.
+#[derive(Clone, Default)]
+pub struct Waker(Arc<OnceLock<Thread>>);
+
+impl Waker {
+    /// Rings.
+    pub fn wake(&self) {
+        if let Some(thread) = self.0.get() {
+            thread.unpark();
+        }
+    }
+}
+
+#[derive(Default)]
+struct List {
+    streams: Vec<Arc<StreamCore>>,
+    thread: Option<JoinHandle<()>>,
+    started: bool,
+}
+
+#[derive(Default)]
+struct Calls {
+    tasks: VecDeque<(Arc<StreamCore>, Job)>,
+    idle: u32,
+    threads: u32,
+    handles: Vec<JoinHandle<()>>,
+}
+
+/// The threads of a context and their work.
+pub struct Watch {
+    id: DeviceId,
+    inline: bool,
+    interval: Duration,
+    list: Mutex<List>,
+    waker: Waker,
+    calls: Mutex<Calls>,
+    bell: Condvar,
+    closing: AtomicBool,
+}
+
+impl Watch {
+    /// No threads yet. `interval`: between looks at the device.
+    #[must_use]
+    pub fn new(id: DeviceId, inline: bool, interval: Duration) -> Arc<Self> {
+        Arc::new(Self {
+            id,
+            inline,
+            interval,
+            list: Mutex::new(List::default()),
+            waker: Waker::default(),
+            calls: Mutex::new(Calls::default()),
+            bell: Condvar::new(),
+            closing: AtomicBool::new(false),
+        })
+    }
+
+    /// Whether there are no threads.
+    #[inline]
+    #[must_use]
+    pub fn is_inline(&self) -> bool {
+        self.inline
+    }
+
+    /// What rings the watcher.
+    #[must_use]
+    pub fn waker(&self) -> Waker {
+        self.waker.clone()
+    }
+
+    /// Puts a stream on the list, unless it is there.
+    pub fn attend(self: &Arc<Self>, stream: &Arc<StreamCore>) {
+        if stream.watched.swap(true, Ordering::AcqRel) {
+            return;
+        }
+        {
+            let mut list = self.list.lock();
+            list.streams.push(stream.clone());
+            if !self.inline && !list.started {
+                self.start(&mut list);
+            }
+        }
+        self.waker.wake();
+    }
+
+    fn start(self: &Arc<Self>, list: &mut List) {
+        let watch = self.clone();
+        let name = format!("lh-cuda{}-watch", self.id.ordinal);
+        match thread::Builder::new().name(name).spawn(move || watch.run()) {
+            Ok(handle) => {
+                let _ = self.waker.0.set(handle.thread().clone());
+                list.thread = Some(handle);
+                list.started = true;
+            }
+            Err(error) => {
+                // Whoever waits goes on by itself; the next stream that needs attention tries again.
+                tracing::error!(%error, "the watcher of {} could not be started", self.id);
+            }
+        }
+    }
+
+    /// Goes on with every stream of the list once. Says whether there are any, and whether there was news.
+    fn pass(&self, look: bool) -> (bool, bool) {
+        let mut streams = std::mem::take(&mut self.list.lock().streams);
+        if streams.is_empty() {
+            return (false, false);
+        }
+        let mut news = false;
+        streams.retain(|stream| {
+            news |= stream.tend(look);
+            if stream.needs_attention() {
+                return true;
+            }
+            stream.watched.store(false, Ordering::Release);
+            // Somebody may have asked for attention just before.
+            stream.needs_attention() && !stream.watched.swap(true, Ordering::AcqRel)
+        });
+        let any = !streams.is_empty();
+        let mut list = self.list.lock();
+        std::mem::swap(&mut list.streams, &mut streams);
+        list.streams.append(&mut streams);
+        (any || !list.streams.is_empty(), news)
+    }
+
+    /// The watcher's life.
+    fn run(self: Arc<Self>) {
+        let mut quiet = 0u32;
+        let mut nap = self.interval.max(Duration::from_micros(20));
+        loop {
+            let (any, news) = self.pass(quiet % LOOK_EVERY == LOOK_EVERY - 1);
+            if !any {
+                if self.closing.load(Ordering::Acquire) {
+                    return;
+                }
+                thread::park();
+                quiet = 0;
+                continue;
+            }
+            if news {
+                quiet = 0;
+                nap = self.interval.max(Duration::from_micros(20));
+                continue;
+            }
+            quiet = quiet.saturating_add(1);
+            if quiet < EAGER {
+                thread::yield_now();
+            } else {
+                thread::park_timeout(nap);
+                nap = (nap * 2).min(NAP_MAX.max(self.interval));
+            }
+        }
+    }
+
+    /// Runs a host call on a thread of ours; without threads it is left for the next round.
+    pub fn call(self: &Arc<Self>, stream: Arc<StreamCore>, job: Job) {
+        let mut calls = self.calls.lock();
+        calls.tasks.push_back((stream, job));
+        if self.inline {
+            return;
+        }
+        if (calls.tasks.len() as u32) > calls.idle && calls.threads < CALLERS_MAX {
+            let watch = self.clone();
+            let name = format!("lh-cuda{}-call{}", self.id.ordinal, calls.threads);
+            match thread::Builder::new().name(name).spawn(move || watch.serve()) {
+                Ok(handle) => {
+                    calls.threads += 1;
+                    calls.handles.push(handle);
+                }
+                Err(error) if calls.threads == 0 => {
+                    tracing::error!(%error, "no thread for host calls; one runs here");
+                    drop(calls);
+                    self.run_calls();
+                    return;
+                }
+                Err(_) => {}
+            }
+        }
+        drop(calls);
+        self.bell.notify_one();
+    }
+
+    /// A caller's life.
+    fn serve(&self) {
+        let mut calls = self.calls.lock();
+        loop {
+            if let Some((stream, job)) = calls.tasks.pop_front() {
+                drop(calls);
+                stream.run_call(job);
+                drop(stream);
+                calls = self.calls.lock();
+            } else if self.closing.load(Ordering::Acquire) {
+                return;
+            } else {
+                calls.idle += 1;
+                self.bell.wait(&mut calls);
+                calls.idle -= 1;
+            }
+        }
+    }
+
+    fn run_calls(&self) {
+        loop {
+            let task = self.calls.lock().tasks.pop_front();
+            let Some((stream, job)) = task else { return };
+            stream.run_call(job);
+        }
+    }
+
+    /// Without threads: goes on with every stream once, and runs the host calls that are due.
+    pub fn round(&self) {
+        self.pass(false);
+        self.run_calls();
+    }
+
+    /// The threads end when they have nothing to do any more. Does not wait.
+    pub fn close(&self) {
+        self.closing.store(true, Ordering::Release);
+        // In the lock: a caller that looked at the flag before is asleep now.
+        drop(self.calls.lock());
+        self.bell.notify_all();
+        self.waker.wake();
+    }
+
+    /// Waits for the end of the threads after [`close`](Self::close), unless a stream still needs them or the caller is one of them.
+    pub fn join(&self) {
+        let mut handles: Vec<_> = {
+            let mut list = self.list.lock();
+            if !list.streams.is_empty() {
+                return;
+            }
+            list.thread.take().into_iter().collect()
+        };
+        handles.append(&mut self.calls.lock().handles);
+        for handle in handles {
+            if handle.thread().id() != thread::current().id() {
+                // They catch what they run; there is nothing to learn from the result.
+                drop(handle.join());
+            }
+        }
+    }
+}
+
+impl fmt::Debug for Watch {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Watch")
+            .field("id", &self.id)
+            .field("inline", &self.inline)
+            .field("streams", &self.list.lock().streams.len())
+            .finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,107 @@
+//! Completion words: 8 bytes of pinned memory per stream, a cache line apart. The device writes them, the host reads them, and no driver
+//! call is made for that.
+//!
+//! This module must not know what the values mean.
+
+use super::door::Door;
+use crate::driver::ops::HostFlags;
+use leasehold_core::Result;
+use leasehold_core::sync::{Arc, Mutex};
+use std::fmt;
+
+/// Bytes of a page of words.
+const PAGE: u64 = 4096;
+/// Bytes from word to word, so that no two streams share a cache line (or a pair of them).
+const STRIDE: u64 = 128;
+
+#[derive(Default)]
+struct Pages {
+    pages: Vec<u64>,
+    free: Vec<u64>,
+}
+
+/// The words of a context. Pages are given back with the last user.
+pub struct Words {
+    door: Arc<Door>,
+    pages: Mutex<Pages>,
+}
+
+impl Words {
+    /// No words yet.
+    #[must_use]
+    pub fn new(door: Arc<Door>) -> Self {
+        Self { door, pages: Mutex::new(Pages::default()) }
+    }
+
+    /// A word, with `value` in it. May block on the driver.
+    ///
+    /// # Errors
+    /// `OutOfMemory`; the driver's.
+    pub fn take(self: &Arc<Self>, value: u64) -> Result<Word> {
+        let free = self.pages.lock().free.pop();
+        let addr = match free {
+            Some(addr) => addr,
+            None => {
+                let page = self.door.within(|ops| ops.host_alloc(PAGE, HostFlags::default()))?;
+                let mut pages = self.pages.lock();
+                pages.pages.push(page);
+                pages.free.extend((1..PAGE / STRIDE).map(|i| page + i * STRIDE));
+                page
+            }
+        };
+        let word = Word { words: self.clone(), addr };
+        // SAFETY: a word of a live page that no work uses.
+        unsafe { self.door.ops().store_word(addr, value) };
+        Ok(word)
+    }
+}
+
+impl Drop for Words {
+    fn drop(&mut self) {
+        for page in std::mem::take(&mut self.pages.get_mut().pages) {
+            self.door.leave_behind(|ops| ops.host_free(page));
+        }
+    }
+}
+
+impl fmt::Debug for Words {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let pages = self.pages.lock();
+        f.debug_struct("Words").field("pages", &pages.pages.len()).field("free", &pages.free.len()).finish()
+    }
+}
+
+/// One word; free again when dropped. Whoever drops it knows that no work writes it any more.
+pub struct Word {
+    words: Arc<Words>,
+    addr: u64,
+}
+
+impl Word {
+    /// Where it is.
+    #[inline]
+    #[must_use]
+    pub fn addr(&self) -> u64 {
+        self.addr
+    }
+
+    /// What is in it.
+    #[inline]
+    #[must_use]
+    pub fn load(&self) -> u64 {
+        // SAFETY: the word lives as long as its page, which we hold.
+        unsafe { self.words.door.ops().load_word(self.addr) }
+    }
+}
+
+impl Drop for Word {
+    fn drop(&mut self) {
+        self.words.pages.lock().free.push(self.addr);
+    }
+}
+
+impl fmt::Debug for Word {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Word({:#x})", self.addr)
+    }
+}

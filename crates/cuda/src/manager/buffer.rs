@@ -1,0 +1,53 @@
+//! Buffers: a view over an allocator's block table. There is no second pool beside it.
+//!
+//! This module must not know where memory comes from.
+
+use leasehold_alloc::{AllocStats, Allocator, Buffer};
+use leasehold_core::{BufferHandle, Lease, Result};
+
+/// The buffers of one kind of memory: look-up, life cycle, statistics.
+#[doc(alias = "CudaBufferManager")]
+#[derive(Clone, Copy)]
+pub struct BufferManager<'a> {
+    allocator: &'a Allocator,
+}
+
+impl<'a> BufferManager<'a> {
+    pub(crate) fn new(allocator: &'a Allocator) -> Self {
+        Self { allocator }
+    }
+
+    /// A lease on the handle's buffer.
+    ///
+    /// # Errors
+    /// `StaleHandle`, `Occupied`.
+    pub fn lease(&self, buffer: BufferHandle) -> Result<Lease<Buffer>> {
+        self.allocator.lease(buffer)
+    }
+
+    /// Whether the handle's buffer is alive: one load.
+    #[must_use]
+    pub fn is_alive(&self, buffer: BufferHandle) -> bool {
+        self.allocator.is_alive(buffer)
+    }
+
+    /// Gives free memory back to the driver until at most `keep` bytes are kept; says how much went.
+    ///
+    /// # Errors
+    /// The driver's.
+    pub fn trim(&self, keep: u64) -> Result<u64> {
+        self.allocator.trim(keep)
+    }
+
+    /// The state in numbers.
+    #[must_use]
+    pub fn stats(&self) -> AllocStats {
+        self.allocator.stats()
+    }
+}
+
+impl std::fmt::Debug for BufferManager<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("BufferManager").field("live", &self.allocator.stats().live).finish()
+    }
+}

@@ -1,0 +1,308 @@
+//! Contexts: a device's primary one, and owned ones beside it.
+//!
+//! A context's payload holds the managers of its streams, time stamps, gates, modules, functions and graphs. The device's memory is shared by
+//! all of them: what one allocates the others may use.
+//!
+//! Streams, graphs and functions hold the engine's part of their context ([`Core`]), never the payload, so that no pool lies inside a payload
+//! that its own entries keep alive. The driver's context goes when the last of them goes.
+//!
+//! This module must not know backings.
+
+use super::buffer::BufferManager;
+use super::event::EventManager;
+use super::function::FunctionManager;
+use super::gate::GateManager;
+use super::graph::GraphManager;
+use super::module::ModuleManager;
+use super::stream::StreamManager;
+use crate::driver::ops::DeviceProperties;
+use crate::engine::core::Core;
+use crate::engine::door::Door;
+use crate::engine::shared::Shared;
+use leasehold_alloc::Allocator;
+use leasehold_core::sync::{Arc, Mutex, OnceLock};
+use leasehold_core::{
+    Error, Fate, Handle, Lease, PoolConfig, PoolManager, PoolStats, Resource, Result, RetireList, Tagged, tags,
+};
+use leasehold_hal::MemoryKind;
+use std::fmt;
+
+/// An allocator that is made at its first use.
+#[derive(Default)]
+pub(crate) struct MemoryCell {
+    made: OnceLock<Allocator>,
+    making: Mutex<()>,
+}
+
+impl MemoryCell {
+    /// The allocator; the first caller makes it, and a failure is forgotten.
+    pub(crate) fn get_or_make(&self, make: impl FnOnce() -> Result<Allocator>) -> Result<&Allocator> {
+        if let Some(allocator) = self.made.get() {
+            return Ok(allocator);
+        }
+        let _turn = self.making.lock();
+        if let Some(allocator) = self.made.get() {
+            return Ok(allocator);
+        }
+        let allocator = make()?;
+        Ok(self.made.get_or_init(|| allocator))
+    }
+
+    pub(crate) fn get(&self) -> Option<&Allocator> {
+        self.made.get()
+    }
+}
+
+/// A device's memory, whichever context uses it: the cells that `allocator/` fills.
+pub(crate) struct Memory {
+    /// The primary context.
+    pub(crate) door: Arc<Door>,
+    pub(crate) shared: Arc<Shared>,
+    pub(crate) properties: DeviceProperties,
+    pub(crate) device: MemoryCell,
+    pub(crate) pinned: MemoryCell,
+}
+
+impl Memory {
+    pub(crate) fn cells(&self) -> [(&'static str, &MemoryCell); 2] {
+        [("buffer", &self.device), ("pinned buffer", &self.pinned)]
+    }
+}
+
+/// A context and what it owns.
+pub struct ContextState {
+    pub(crate) streams: StreamManager,
+    pub(crate) events: EventManager,
+    pub(crate) gates: GateManager,
+    pub(crate) functions: FunctionManager,
+    pub(crate) modules: ModuleManager,
+    pub(crate) graphs: GraphManager,
+    pub(crate) memory: Arc<Memory>,
+    pub(crate) core: Arc<Core>,
+}
+
+impl Tagged for ContextState {
+    type Tag = tags::Context;
+}
+
+impl ContextState {
+    fn new(door: Arc<Door>, shared: Arc<Shared>, memory: Arc<Memory>) -> Result<Self> {
+        let range = door.within(|ops| ops.priority_range())?;
+        let core = Core::new(door, shared.clone(), memory.properties.clone())?;
+        Ok(Self {
+            streams: StreamManager::new(&core, range)?,
+            events: EventManager::new(&core)?,
+            gates: GateManager::new(shared)?,
+            modules: ModuleManager::new(&core)?,
+            functions: FunctionManager::new(&core)?,
+            graphs: GraphManager::new(&core)?,
+            memory,
+            core,
+        })
+    }
+
+    /// The streams.
+    pub fn streams(&self) -> &StreamManager {
+        &self.streams
+    }
+
+    /// The time stamps.
+    pub fn events(&self) -> &EventManager {
+        &self.events
+    }
+
+    /// The gates.
+    pub fn gates(&self) -> &GateManager {
+        &self.gates
+    }
+
+    /// The modules.
+    pub fn modules(&self) -> &ModuleManager {
+        &self.modules
+    }
+
+    /// The functions.
+    pub fn functions(&self) -> &FunctionManager {
+        &self.functions
+    }
+
+    /// The graphs.
+    pub fn graphs(&self) -> &GraphManager {
+        &self.graphs
+    }
+
+    /// The buffers of a kind of memory, as far as it is in use.
+    pub fn buffers(&self, kind: MemoryKind) -> Option<BufferManager<'_>> {
+        let cell = match kind {
+            MemoryKind::Device => &self.memory.device,
+            MemoryKind::Pinned => &self.memory.pinned,
+            _ => return None,
+        };
+        cell.get().map(BufferManager::new)
+    }
+
+    /// The engine's part.
+    pub fn core(&self) -> &Arc<Core> {
+        &self.core
+    }
+
+    /// The statistics of all pools.
+    pub fn pools(&self, report: &mut dyn FnMut(&'static str, PoolStats)) {
+        report("stream", self.streams.stats());
+        report("timestamp", self.events.stats());
+        report("gate", self.gates.stats());
+        report("pipeline", self.functions.stats());
+        report("module", self.modules.stats());
+        report("graph", self.graphs.stats());
+        report("mark", self.core.mark_stats());
+    }
+
+    /// What somebody holds of this context beside itself.
+    pub(crate) fn outstanding(&self) -> Result<()> {
+        let mut first = None;
+        self.pools(&mut |name, stats| {
+            let strong = match name {
+                // Their own manager holds each of them once.
+                "pipeline" => self.functions.in_use(),
+                // Held by functions and by streams, which are counted.
+                "module" | "mark" => return,
+                _ => stats.live,
+            };
+            if (strong != 0 || stats.weak != 0) && first.is_none() {
+                first = Some(Error::LeasesOutstanding { resource: name, strong, weak: stats.weak });
+            }
+        });
+        first.map_or(Ok(()), Err)
+    }
+
+    /// Ends the managers, children first.
+    fn end(&self) -> Result<()> {
+        self.streams.shutdown()?;
+        self.graphs.shutdown()?;
+        self.events.shutdown()?;
+        self.gates.shutdown()?;
+        self.functions.shutdown()?;
+        self.modules.shutdown()
+    }
+}
+
+impl Drop for ContextState {
+    fn drop(&mut self) {
+        if let Err(error) = self.end() {
+            // Only when the backend was dropped without a shutdown: what is out ends with its last lease.
+            tracing::debug!(%error, "a context ended while something of it was held");
+        }
+        self.core.watch.close();
+        self.core.watch.join();
+    }
+}
+
+impl fmt::Debug for ContextState {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ContextState").field("core", &self.core).field("streams", &self.streams).finish_non_exhaustive()
+    }
+}
+
+/// Which context.
+pub(crate) enum Wanted {
+    Primary(Arc<Memory>),
+    Owned(Arc<Memory>),
+}
+
+struct Contexts {
+    retired: Arc<RetireList<ContextState>>,
+}
+
+impl Resource for Contexts {
+    type Payload = ContextState;
+    type Request<'a> = Wanted;
+    const NAME: &'static str = "context";
+
+    fn create(&self, _: Handle<tags::Context>, wanted: &Wanted) -> Result<ContextState> {
+        match wanted {
+            Wanted::Primary(memory) => {
+                let state = ContextState::new(memory.door.clone(), memory.shared.clone(), memory.clone())?;
+                memory.shared.add_primary(&state.core);
+                Ok(state)
+            }
+            Wanted::Owned(memory) => {
+                let door = Door::owned(memory.door.driver().clone(), memory.door.ordinal())?;
+                ContextState::new(Arc::new(door), memory.shared.clone(), memory.clone())
+            }
+        }
+    }
+
+    fn recycle(&self, _: &mut ContextState) -> Fate {
+        Fate::Destroy
+    }
+
+    fn destroy(&self, context: ContextState) {
+        // The driver waits for its work.
+        self.retired.push(context);
+    }
+}
+
+/// Owns the contexts of a device: the primary one first, owned ones when asked for.
+#[doc(alias = "CudaContextManager")]
+pub struct ContextManager {
+    manager: PoolManager<Contexts, ()>,
+    retired: Arc<RetireList<ContextState>>,
+    memory: Arc<Memory>,
+}
+
+impl ContextManager {
+    pub(crate) fn new(memory: Arc<Memory>) -> Result<Self> {
+        let retired = Arc::new(RetireList::new());
+        let manager = PoolManager::new();
+        manager.configure(Contexts { retired: retired.clone() }, PoolConfig { block: 4, ..PoolConfig::default() })?;
+        Ok(Self { manager, retired, memory })
+    }
+
+    /// The primary context, made when first asked for.
+    ///
+    /// # Errors
+    /// `OutOfMemory`; the driver's.
+    pub fn primary(&self) -> Result<Lease<ContextState>> {
+        self.manager.get_or_create(&(), &Wanted::Primary(self.memory.clone()))
+    }
+
+    /// A context of one's own, with streams and kernels of its own, and the device's memory. May block on the driver.
+    ///
+    /// # Errors
+    /// `OutOfMemory`; the driver's.
+    pub fn create_owned(&self) -> Result<Lease<ContextState>> {
+        self.collect();
+        self.manager.acquire(&Wanted::Owned(self.memory.clone()))
+    }
+
+    /// Ends owned contexts that nobody holds any more. May block on the driver.
+    pub fn collect(&self) {
+        self.retired.drain(|_| true, drop);
+    }
+
+    /// Whether the handle's context is alive: one load.
+    pub fn is_alive(&self, context: Handle<tags::Context>) -> bool {
+        self.manager.is_alive(context)
+    }
+
+    /// What the pool did so far.
+    pub fn stats(&self) -> PoolStats {
+        self.manager.stats()
+    }
+
+    /// Ends the manager.
+    ///
+    /// # Errors
+    /// `LeasesOutstanding`; nothing has changed then.
+    pub fn shutdown(&self) -> Result<()> {
+        self.manager.shutdown()?;
+        self.collect();
+        Ok(())
+    }
+}
+
+impl fmt::Debug for ContextManager {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ContextManager").field("contexts", &self.manager).field("retired", &self.retired).finish()
+    }
+}

@@ -1,0 +1,345 @@
+//! Devices: which there are, and what each owns.
+//!
+//! A device's payload holds its context manager and a lease on the primary context. Streams and graphs do not lease their device.
+//!
+//! This module must not know backings.
+
+use super::context::{ContextManager, ContextState, Memory, MemoryCell};
+use crate::driver::ops::DeviceProperties;
+use crate::engine::door::Door;
+use crate::engine::shared::Shared;
+use leasehold_core::sync::{Arc, OnceLock};
+use leasehold_core::{
+    DeviceHandle, Error, Fate, FixedSlotStore, Handle, Lease, PoolStats, Resource, Result, Tagged, tags,
+};
+use leasehold_hal::{Caps, DeviceId, DeviceInfo, Limits, MemoryInfo};
+use std::fmt;
+
+/// A device that was opened.
+pub struct DeviceState {
+    info: DeviceInfo,
+    caps: Caps,
+    limits: Limits,
+    /// Before the manager that it came from.
+    primary: Lease<ContextState>,
+    contexts: ContextManager,
+    memory: Arc<Memory>,
+    shared: Arc<Shared>,
+}
+
+impl Tagged for DeviceState {
+    type Tag = tags::Device;
+}
+
+impl DeviceState {
+    fn new(ordinal: u32, devices: &Devices) -> Result<Self> {
+        let shared = devices.shared.clone();
+        let properties = devices
+            .properties
+            .get(ordinal as usize)
+            .cloned()
+            .ok_or_else(|| Error::NotFound(format!("device {ordinal}").into()))?;
+        let door = Arc::new(Door::primary(shared.ops.clone(), ordinal)?);
+        let memory = Arc::new(Memory {
+            door,
+            shared: shared.clone(),
+            properties: properties.clone(),
+            device: MemoryCell::default(),
+            pinned: MemoryCell::default(),
+        });
+        let contexts = ContextManager::new(memory.clone())?;
+        let primary = contexts.primary()?;
+        let free = primary.core.door.within(|ops| ops.memory_info())?;
+        let mut info = describe(ordinal, &properties, shared.ops.driver_version().ok());
+        info.memory = MemoryInfo { total: free.total, free: free.free };
+        let mut caps = Caps::default();
+        caps.pinned = true;
+        caps.gates = true;
+        caps.timestamps = true;
+        caps.graphs = true;
+        caps.concurrent_streams = true;
+        caps.host_calls = true;
+        caps.foreign_calls = true;
+        caps.waits_for_any_line = true;
+        caps.priorities = primary.streams.has_priorities();
+        let mut limits = Limits::default();
+        limits.grid = properties.grid;
+        limits.block = properties.block;
+        limits.block_threads = properties.block_threads;
+        limits.shared = properties.shared_optin.max(properties.shared);
+        limits.streams = shared.config.streams;
+        limits.buffer = properties.memory.max(1);
+        Ok(Self { info, caps, limits, primary, contexts, memory, shared })
+    }
+
+    /// What it is.
+    pub fn info(&self) -> &DeviceInfo {
+        &self.info
+    }
+
+    /// What it can do.
+    pub fn caps(&self) -> Caps {
+        self.caps
+    }
+
+    /// How much of everything.
+    pub fn limits(&self) -> &Limits {
+        &self.limits
+    }
+
+    /// What the driver says about it.
+    pub fn properties(&self) -> &DeviceProperties {
+        &self.memory.properties
+    }
+
+    /// The number.
+    pub fn ordinal(&self) -> u32 {
+        self.info.id.ordinal
+    }
+
+    /// The primary context.
+    pub fn primary(&self) -> &Lease<ContextState> {
+        &self.primary
+    }
+
+    /// The contexts.
+    pub fn contexts(&self) -> &ContextManager {
+        &self.contexts
+    }
+
+    pub(crate) fn memory(&self) -> &Arc<Memory> {
+        &self.memory
+    }
+
+    pub(crate) fn shared(&self) -> &Arc<Shared> {
+        &self.shared
+    }
+
+    /// The statistics of all pools.
+    pub fn pools(&self, report: &mut dyn FnMut(&'static str, PoolStats)) {
+        self.primary.pools(report);
+        report("context", self.contexts.stats());
+    }
+
+    /// What somebody holds of this device beside itself.
+    fn outstanding(&self) -> Result<()> {
+        self.contexts.collect();
+        self.primary.outstanding()?;
+        let contexts = self.contexts.stats();
+        if contexts.live > 1 || contexts.weak != 0 {
+            let strong = contexts.live.saturating_sub(1);
+            return Err(Error::LeasesOutstanding { resource: "context", strong, weak: contexts.weak });
+        }
+        for (resource, cell) in self.memory.cells() {
+            let strong = cell.get().map_or(0, |a| a.stats().live);
+            if strong != 0 {
+                return Err(Error::LeasesOutstanding { resource, strong, weak: 0 });
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Drop for DeviceState {
+    fn drop(&mut self) {
+        self.shared.close(self.ordinal());
+    }
+}
+
+impl fmt::Debug for DeviceState {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("DeviceState").field("id", &self.info.id).field("primary", &self.primary).finish_non_exhaustive()
+    }
+}
+
+/// Compute capabilities whose code this device runs, the newest first: all of its own generation up to its own, then only what is in the
+/// intermediate code of earlier ones.
+fn architectures((major, minor): (u32, u32)) -> Vec<String> {
+    let mut arch: Vec<String> = (0..=minor).rev().map(|m| format!("cuda/sm_{major}{m}")).collect();
+    arch.push("cuda".to_owned());
+    arch
+}
+
+/// What a device is, as far as the driver tells without a context.
+fn describe(ordinal: u32, p: &DeviceProperties, driver: Option<i32>) -> DeviceInfo {
+    let mut info = DeviceInfo::new(DeviceId::cuda(ordinal), p.name.clone());
+    let hex = |range: std::ops::Range<usize>| p.uuid[range].iter().map(|b| format!("{b:02x}")).collect::<String>();
+    info.uuid = format!("GPU-{}-{}-{}-{}-{}", hex(0..4), hex(4..6), hex(6..8), hex(8..10), hex(10..16));
+    info.arch = architectures(p.compute_capability);
+    info.units = p.multiprocessors.max(1);
+    info.memory = MemoryInfo { total: p.memory, free: p.memory };
+    let mut detail = |label: &str, value: String| info.details.push((label.to_owned(), value));
+    detail("compute capability", format!("{}.{}", p.compute_capability.0, p.compute_capability.1));
+    if let Some(driver) = driver {
+        detail("driver", format!("CUDA {}.{}", driver / 1000, driver % 1000 / 10));
+    }
+    detail("PCI", p.pci.clone());
+    if let Some(node) = p.numa_node {
+        detail("NUMA node", node.to_string());
+    }
+    detail("L2 cache", format!("{} KiB", p.l2 >> 10));
+    detail("shared memory per block", format!("{} KiB", p.shared_optin.max(p.shared) >> 10));
+    detail("virtual memory management", if p.vmm { "yes" } else { "no" }.to_owned());
+    detail("memory pools", if p.memory_pools { "yes" } else { "no" }.to_owned());
+    info
+}
+
+pub(crate) struct Devices {
+    shared: Arc<Shared>,
+    properties: Arc<[DeviceProperties]>,
+}
+
+impl Resource for Devices {
+    type Payload = DeviceState;
+    type Request<'a> = u32;
+    const NAME: &'static str = "device";
+
+    fn create(&self, _: Handle<tags::Device>, ordinal: &u32) -> Result<DeviceState> {
+        DeviceState::new(*ordinal, self)
+    }
+
+    fn recycle(&self, _: &mut DeviceState) -> Fate {
+        Fate::Destroy
+    }
+}
+
+impl fmt::Debug for Devices {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Devices({})", self.properties.len())
+    }
+}
+
+struct Known {
+    store: FixedSlotStore<Devices>,
+    shared: Arc<Shared>,
+    properties: Arc<[DeviceProperties]>,
+    peers: Vec<String>,
+}
+
+/// Enumerates devices and owns their states.
+#[doc(alias = "CudaDeviceManager")]
+#[derive(Default)]
+pub struct DeviceManager {
+    known: OnceLock<Known>,
+}
+
+impl fmt::Debug for DeviceManager {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("DeviceManager").field("devices", &self.device_count()).finish()
+    }
+}
+
+impl DeviceManager {
+    /// A manager that knows no devices yet.
+    #[must_use]
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Enumerates the devices. None is opened. Blocks on the driver.
+    ///
+    /// # Errors
+    /// `InvalidState` the second time; the driver's.
+    #[doc(alias = "initializeDevices")]
+    pub fn initialize_devices(&self, shared: Arc<Shared>) -> Result<()> {
+        let ops = &shared.ops;
+        let count = ops.device_count()?;
+        let properties: Arc<[DeviceProperties]> =
+            (0..count).map(|i| ops.device_properties(i)).collect::<Result<_>>()?;
+        let peers = (0..count).map(|i| {
+            let reached: Vec<_> = (0..count)
+                .filter(|&p| p != i && ops.can_access_peer(i, p).unwrap_or(false))
+                .map(|p| DeviceId::cuda(p).to_string())
+                .collect();
+            if reached.is_empty() { "none".to_owned() } else { reached.join(", ") }
+        });
+        let peers = peers.collect();
+        let store = FixedSlotStore::new(Devices { shared: shared.clone(), properties: properties.clone() }, count)?;
+        self.known
+            .set(Known { store, shared, properties, peers })
+            .map_err(|_| Error::state("the device manager is configured already"))
+    }
+
+    fn known(&self) -> Result<&Known> {
+        self.known.get().ok_or_else(|| Error::state("the device manager is not configured"))
+    }
+
+    /// How many devices there are; 0 before [`initialize_devices`](Self::initialize_devices).
+    pub fn device_count(&self) -> u32 {
+        self.known.get().map_or(0, |k| k.store.len())
+    }
+
+    /// What the devices are, without opening them. How much memory is free is only known of open ones.
+    ///
+    /// # Errors
+    /// `InvalidState` before [`initialize_devices`](Self::initialize_devices).
+    pub fn describe(&self) -> Result<Vec<DeviceInfo>> {
+        let known = self.known()?;
+        let driver = known.shared.ops.driver_version().ok();
+        let all = known.properties.iter().zip(&known.peers).enumerate().map(|(i, (p, peers))| {
+            let mut info = describe(i as u32, p, driver);
+            info.details.push(("peers".to_owned(), peers.clone()));
+            info
+        });
+        Ok(all.collect())
+    }
+
+    /// Opens the device unless it is open, and returns its handle.
+    ///
+    /// # Errors
+    /// `NotFound`; `InvalidState` before [`initialize_devices`](Self::initialize_devices) and after a shutdown; the driver's.
+    #[doc(alias = "ensureAlive")]
+    pub fn ensure_alive(&self, ordinal: u32) -> Result<DeviceHandle> {
+        self.known()?.store.ensure_alive(ordinal, &ordinal)
+    }
+
+    /// Opens the device unless it is open.
+    ///
+    /// # Errors
+    /// As [`ensure_alive`](Self::ensure_alive).
+    pub fn open(&self, ordinal: u32) -> Result<Lease<DeviceState>> {
+        self.known()?.store.get(ordinal, &ordinal)
+    }
+
+    /// The state of an open device.
+    ///
+    /// # Errors
+    /// `StaleHandle`, `Occupied`.
+    #[doc(alias = "getState")]
+    pub fn get_state(&self, device: DeviceHandle) -> Result<Lease<DeviceState>> {
+        self.known()?.store.lease(device)
+    }
+
+    /// Whether the handle's device is open: one load.
+    pub fn is_alive(&self, device: DeviceHandle) -> bool {
+        self.known.get().is_some_and(|k| k.store.is_alive(device))
+    }
+
+    /// Gives up the manager's own lease; other holders are untouched.
+    ///
+    /// # Errors
+    /// `StaleHandle`.
+    pub fn release(&self, device: DeviceHandle) -> Result<()> {
+        self.known()?.store.release(device)
+    }
+
+    /// The statistics of the store.
+    pub fn stats(&self) -> PoolStats {
+        self.known.get().map(|k| k.store.stats()).unwrap_or_default()
+    }
+
+    /// Ends the manager. A second call is `Ok`, and so is one before [`initialize_devices`](Self::initialize_devices).
+    ///
+    /// # Errors
+    /// `LeasesOutstanding` while somebody holds a device or anything of one; nothing has changed then.
+    pub fn shutdown(&self) -> Result<()> {
+        let Some(known) = self.known.get() else { return Ok(()) };
+        for i in 0..known.store.len() {
+            // Dropped before the store decides.
+            if let Some(device) = known.store.existing(i) {
+                device.outstanding()?;
+            }
+        }
+        known.store.shutdown()
+    }
+}

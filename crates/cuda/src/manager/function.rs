@@ -1,0 +1,134 @@
+//! Functions: kernels made ready. One for each name, entry and image; each keeps its module loaded.
+//!
+//! A function is loaded at once, so that no launch is the first to do it, and may ask for all the shared memory that a block can have. Its own
+//! parameters are checked against what the kernel declares, where the driver can tell.
+//!
+//! This module must not know which kernels exist.
+
+use super::module::{Image, ModuleManager, ModuleState};
+use crate::encoder::check_function;
+use crate::engine::core::Core;
+use leasehold_core::sync::Arc;
+use leasehold_core::{Error, Fate, Handle, Lease, PoolConfig, PoolManager, PoolStats, Resource, Result, Tagged, tags};
+use leasehold_hal::{KernelDesc, Pipeline};
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+struct Key {
+    name: Box<str>,
+    entry: Box<str>,
+    image: Arc<Image>,
+}
+
+/// A function and its module.
+#[derive(Debug)]
+pub(crate) struct FunctionState {
+    pipeline: Pipeline,
+    _module: Lease<ModuleState>,
+}
+
+impl Tagged for FunctionState {
+    type Tag = tags::Pipeline;
+}
+
+struct Functions {
+    core: Arc<Core>,
+}
+
+/// A kernel, and its module once it is loaded.
+struct Wanted<'a> {
+    desc: &'a KernelDesc<'a>,
+    image: &'a Image,
+    modules: &'a ModuleManager,
+}
+
+impl Resource for Functions {
+    type Payload = FunctionState;
+    type Request<'a> = Wanted<'a>;
+    const NAME: &'static str = "pipeline";
+
+    fn create(&self, _: Handle<tags::Pipeline>, wanted: &Wanted<'_>) -> Result<FunctionState> {
+        let desc = wanted.desc;
+        let module = wanted.modules.get_or_create(wanted.image, &desc.name)?;
+        let door = &self.core.door;
+        let (function, info) = door.within(|ops| {
+            let function = ops.module_function(module.native, &desc.entry)?;
+            Ok((function, ops.function_info(function)?))
+        })?;
+        check_function(&desc.name, desc.bindings.len(), desc.params, &info)?;
+        let device = self.core.properties();
+        let dynamic = device.shared_optin.saturating_sub(info.shared);
+        if dynamic > device.shared.saturating_sub(info.shared) {
+            door.within(|ops| ops.function_allow_shared(function, dynamic))?;
+        }
+        self.core.shared.name_function(function.0, &desc.name);
+        let pipeline = Pipeline {
+            native: function.0,
+            name: desc.name.as_ref().into(),
+            bindings: desc.bindings.as_ref().into(),
+            params: desc.params,
+            block_threads: info.block_threads.min(device.block_threads).max(1),
+        };
+        Ok(FunctionState { pipeline, _module: module })
+    }
+
+    fn recycle(&self, _: &mut FunctionState) -> Fate {
+        Fate::Destroy
+    }
+
+    fn destroy(&self, function: FunctionState) {
+        self.core.shared.forget_function(function.pipeline.native);
+    }
+}
+
+/// Owns the kernels of a context.
+#[doc(alias = "CudaFunctionManager")]
+#[derive(Debug)]
+pub struct FunctionManager {
+    manager: PoolManager<Functions, Key>,
+}
+
+impl FunctionManager {
+    pub(crate) fn new(core: &Arc<Core>) -> Result<Self> {
+        let manager = PoolManager::new();
+        manager.configure(Functions { core: core.clone() }, PoolConfig { block: 64, ..PoolConfig::default() })?;
+        Ok(Self { manager })
+    }
+
+    /// The kernel's pipeline. Blocks while it compiles.
+    ///
+    /// # Errors
+    /// `InvalidArgument` beyond the limits, for a kernel that declares something else than the one of the same key, or than its function takes;
+    /// `Unsupported` for what is neither CUDA C++ nor PTX; `Compile`; `NotFound`; the driver's.
+    pub fn get_or_create(&self, modules: &ModuleManager, desc: &KernelDesc<'_>) -> Result<Lease<Pipeline>> {
+        desc.validate()?;
+        let image = Arc::new(Image::of(desc)?);
+        let key = Key { name: desc.name.as_ref().into(), entry: desc.entry.as_ref().into(), image: image.clone() };
+        let function = self.manager.get_or_create(&key, &Wanted { desc, image: &image, modules })?;
+        let pipeline = &function.pipeline;
+        if *pipeline.bindings != *desc.bindings || pipeline.params != desc.params {
+            return Err(Error::invalid(format!(
+                "kernel {}: it was made ready before with other bindings or parameters",
+                desc.name
+            )));
+        }
+        Ok(Lease::map(function, |f| &f.pipeline))
+    }
+
+    /// How many pipelines somebody beside this manager holds (a snapshot).
+    pub fn in_use(&self) -> u64 {
+        self.manager.keyed_in_use()
+    }
+
+    /// What the pool did so far.
+    pub fn stats(&self) -> PoolStats {
+        self.manager.stats()
+    }
+
+    /// Ends the manager.
+    ///
+    /// # Errors
+    /// `LeasesOutstanding`; nothing has changed then.
+    pub fn shutdown(&self) -> Result<()> {
+        self.manager.shutdown()
+    }
+}

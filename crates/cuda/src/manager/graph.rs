@@ -1,0 +1,81 @@
+//! Graphs: instantiated plans.
+//!
+//! This module must not know how plans are made.
+
+use crate::engine::core::Core;
+use crate::engine::program::Program;
+use leasehold_core::sync::Arc;
+use leasehold_core::{Error, Fate, Handle, Lease, PoolConfig, PoolManager, PoolStats, Resource, Result, Tagged, tags};
+use leasehold_hal::Plan;
+use std::cell::Cell;
+use std::fmt;
+
+/// An instantiated plan.
+#[doc(alias = "Graph")]
+pub struct GraphState {
+    pub(crate) program: Box<Program>,
+}
+
+impl Tagged for GraphState {
+    type Tag = tags::Graph;
+}
+
+impl fmt::Debug for GraphState {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.program.fmt(f)
+    }
+}
+
+struct Graphs(Arc<Core>);
+
+impl Resource for Graphs {
+    type Payload = GraphState;
+    type Request<'a> = Cell<Option<Plan>>;
+    const NAME: &'static str = "graph";
+
+    fn create(&self, _: Handle<tags::Graph>, plan: &Cell<Option<Plan>>) -> Result<GraphState> {
+        let plan = plan.take().ok_or_else(|| Error::state("a plan is instantiated once"))?;
+        Ok(GraphState { program: Box::new(Program::new(&self.0, plan)?) })
+    }
+
+    fn recycle(&self, _: &mut GraphState) -> Fate {
+        Fate::Destroy
+    }
+}
+
+/// Owns the graphs of a context.
+#[doc(alias = "CudaGraphManager")]
+#[derive(Debug)]
+pub struct GraphManager {
+    manager: PoolManager<Graphs>,
+    core: Arc<Core>,
+}
+
+impl GraphManager {
+    pub(crate) fn new(core: &Arc<Core>) -> Result<Self> {
+        let manager = PoolManager::new();
+        manager.configure(Graphs(core.clone()), PoolConfig::default())?;
+        Ok(Self { manager, core: core.clone() })
+    }
+
+    /// Makes a plan ready to be launched. May block on the driver.
+    ///
+    /// # Errors
+    /// As [`Program::new`].
+    pub fn instantiate(&self, plan: Plan) -> Result<Lease<GraphState>> {
+        self.manager.acquire(&Cell::new(Some(plan))).map_err(|e| self.core.settle(e))
+    }
+
+    /// What the pool did so far.
+    pub fn stats(&self) -> PoolStats {
+        self.manager.stats()
+    }
+
+    /// Ends the manager.
+    ///
+    /// # Errors
+    /// `LeasesOutstanding`; nothing has changed then.
+    pub fn shutdown(&self) -> Result<()> {
+        self.manager.shutdown()
+    }
+}

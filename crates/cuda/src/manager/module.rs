@@ -1,0 +1,121 @@
+//! Modules: images that the driver has loaded, one for each image.
+//!
+//! This module must not know which functions are used.
+
+use crate::driver::ops::NativeModule;
+use crate::engine::core::Core;
+use crate::engine::door::Door;
+use leasehold_core::sync::Arc;
+use leasehold_core::{Error, Fate, Handle, Lease, PoolConfig, PoolManager, PoolStats, Resource, Result, Tagged, tags};
+use leasehold_hal::{KernelDesc, KernelSource};
+use std::fmt;
+
+/// A loaded image.
+pub struct ModuleState {
+    pub(crate) native: NativeModule,
+}
+
+impl Tagged for ModuleState {
+    type Tag = tags::Library;
+}
+
+impl fmt::Debug for ModuleState {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "ModuleState({:#x})", self.native.0)
+    }
+}
+
+/// What a module is made of.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub(crate) enum Image {
+    /// CUDA C++ and the compiler's options.
+    Source(Box<str>, Box<[String]>),
+    /// PTX.
+    Ptx(Box<str>),
+}
+
+impl Image {
+    /// The image of a kernel.
+    ///
+    /// # Errors
+    /// `Unsupported` for a source of another backend.
+    pub(crate) fn of(desc: &KernelDesc<'_>) -> Result<Self> {
+        match &desc.source {
+            KernelSource::CudaC { source, options } => {
+                Ok(Image::Source(source.as_ref().into(), options.as_ref().into()))
+            }
+            KernelSource::Ptx(text) => Ok(Image::Ptx(text.as_ref().into())),
+            other => Err(Error::Unsupported(
+                format!("kernel {}: CUDA runs CUDA C++ and PTX, not {}", desc.name, other.kind()).into(),
+            )),
+        }
+    }
+}
+
+struct Modules {
+    door: Arc<Door>,
+    compute_capability: (u32, u32),
+}
+
+impl Resource for Modules {
+    type Payload = ModuleState;
+    type Request<'a> = (&'a Image, &'a str);
+    const NAME: &'static str = "module";
+
+    fn create(&self, _: Handle<tags::Library>, (image, name): &(&Image, &str)) -> Result<ModuleState> {
+        let native = match image {
+            Image::Ptx(text) => self.door.within(|ops| ops.module_load(text.as_bytes()))?,
+            Image::Source(source, options) => {
+                let ptx = self.door.ops().compile(source, name, options, self.compute_capability)?;
+                self.door.within(|ops| ops.module_load(&ptx))?
+            }
+        };
+        Ok(ModuleState { native })
+    }
+
+    fn recycle(&self, _: &mut ModuleState) -> Fate {
+        Fate::Destroy
+    }
+
+    /// Modules end when their manager does, with nothing running: the driver has nothing to wait for.
+    fn destroy(&self, module: ModuleState) {
+        self.door.leave_behind(|ops| ops.module_unload(module.native));
+    }
+}
+
+/// Owns the modules of a context.
+#[doc(alias = "CudaModuleManager")]
+#[derive(Debug)]
+pub struct ModuleManager {
+    manager: PoolManager<Modules, Image>,
+}
+
+impl ModuleManager {
+    pub(crate) fn new(core: &Core) -> Result<Self> {
+        let manager = PoolManager::new();
+        let modules = Modules { door: core.door.clone(), compute_capability: core.properties().compute_capability };
+        manager.configure(modules, PoolConfig::default())?;
+        Ok(Self { manager })
+    }
+
+    /// The module of an image. Blocks while it compiles.
+    ///
+    /// # Errors
+    /// `Compile` with the log; `Unavailable` without a compiler; the driver's.
+    pub(crate) fn get_or_create(&self, image: &Image, name: &str) -> Result<Lease<ModuleState>> {
+        self.manager.get_or_create(image, &(image, name))
+    }
+
+    /// What the pool did so far.
+    pub fn stats(&self) -> PoolStats {
+        self.manager.stats()
+    }
+
+    /// Ends the manager.
+    ///
+    /// # Errors
+    /// `LeasesOutstanding`; nothing has changed then.
+    pub fn shutdown(&self) -> Result<()> {
+        self.manager.shutdown()
+    }
+}

@@ -1,0 +1,204 @@
+//! Streams: recycled while they are idle and sound.
+//!
+//! One that is dropped with work pending goes to the retire list and is taken from there again once its work is over; the watcher publishes
+//! that. A poisoned one ends.
+//!
+//! This module must not know what streams run.
+
+use crate::engine::core::Core;
+use crate::engine::stream::StreamCore;
+use leasehold_core::sync::{Arc, Mutex};
+use leasehold_core::{
+    Error, Fate, Handle, Lease, Line, PoolConfig, PoolManager, PoolStats, Resource, Result, RetireList, Tagged, tags,
+};
+use std::fmt;
+use std::time::Duration;
+
+/// How long a shutdown waits for the work of streams that were dropped. What a gate or another backend holds back is not waited for longer.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// A stream.
+pub struct StreamState {
+    pub(crate) core: Arc<StreamCore>,
+}
+
+impl StreamState {
+    /// Its line.
+    #[inline]
+    pub fn line(&self) -> &'static Line {
+        self.core.line()
+    }
+}
+
+impl Tagged for StreamState {
+    type Tag = tags::Stream;
+}
+
+impl fmt::Debug for StreamState {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.core.fmt(f)
+    }
+}
+
+struct Common {
+    retired: RetireList<StreamState>,
+    /// Streams that exist, the retired ones too.
+    count: Mutex<u32>,
+}
+
+impl Common {
+    fn forget(&self, stream: StreamState) {
+        *self.count.lock() -= 1;
+        drop(stream);
+    }
+}
+
+struct Streams {
+    core: Arc<Core>,
+    common: Arc<Common>,
+    limit: u32,
+}
+
+impl Resource for Streams {
+    type Payload = StreamState;
+    /// The driver's priority.
+    type Request<'a> = i32;
+    const NAME: &'static str = "stream";
+
+    fn create(&self, _: Handle<tags::Stream>, priority: &i32) -> Result<StreamState> {
+        let mut again = None;
+        self.common.retired.drain(
+            |s| s.line().is_idle(),
+            |s| {
+                if again.is_none() && s.core.is_sound() && s.core.priority() == *priority {
+                    again = Some(s);
+                } else {
+                    self.common.forget(s);
+                }
+            },
+        );
+        if let Some(stream) = again {
+            return Ok(stream);
+        }
+        {
+            let mut count = self.common.count.lock();
+            if *count >= self.limit {
+                let used = u64::from(*count);
+                return Err(Error::OverBudget { requested: 1, used, limit: u64::from(self.limit) });
+            }
+            *count += 1;
+        }
+        StreamCore::new(self.core.clone(), *priority).map(|core| StreamState { core }).inspect_err(|_| {
+            *self.common.count.lock() -= 1;
+        })
+    }
+
+    fn fits(&self, idle: &mut StreamState, priority: &i32) -> bool {
+        idle.core.priority() == *priority
+    }
+
+    fn recycle(&self, stream: &mut StreamState) -> Fate {
+        if stream.core.let_go() { Fate::Keep } else { Fate::Destroy }
+    }
+
+    fn destroy(&self, stream: StreamState) {
+        // Work may be pending.
+        self.common.retired.push(stream);
+    }
+}
+
+/// Owns the streams of a context.
+#[doc(alias = "CudaStreamManager")]
+pub struct StreamManager {
+    manager: PoolManager<Streams>,
+    common: Arc<Common>,
+    /// Lowest and highest priority, in the driver's numbers.
+    range: (i32, i32),
+}
+
+impl StreamManager {
+    pub(crate) fn new(core: &Arc<Core>, range: (i32, i32)) -> Result<Self> {
+        let common = Arc::new(Common { retired: RetireList::new(), count: Mutex::new(0) });
+        let manager = PoolManager::new();
+        let limit = core.shared.config.streams;
+        manager.configure(
+            Streams { core: core.clone(), common: common.clone(), limit },
+            PoolConfig { block: 16, ..PoolConfig::default() },
+        )?;
+        Ok(Self { manager, common, range })
+    }
+
+    /// A stream: an idle one, or a new one. More urgent is greater; clamped to what the device has.
+    ///
+    /// # Errors
+    /// `OverBudget` beyond the limit of streams; `OutOfMemory`; the driver's.
+    pub fn acquire(&self, priority: i32) -> Result<Lease<StreamState>> {
+        self.collect();
+        let (lowest, highest) = self.range;
+        // The driver counts the other way round.
+        self.manager.acquire(&priority.saturating_neg().clamp(highest.min(lowest), lowest.max(highest)))
+    }
+
+    /// Whether the device has more than one priority.
+    #[must_use]
+    pub fn has_priorities(&self) -> bool {
+        self.range.0 != self.range.1
+    }
+
+    /// Ends retired streams that are over and cannot be lent again. One load when there are none.
+    pub fn collect(&self) {
+        self.common.retired.drain(|s| s.line().is_idle() && !s.core.is_sound(), |s| self.common.forget(s));
+    }
+
+    /// A lease on the handle's stream.
+    ///
+    /// # Errors
+    /// `StaleHandle`, `Occupied`.
+    pub fn lease(&self, stream: Handle<tags::Stream>) -> Result<Lease<StreamState>> {
+        self.manager.lease(stream)
+    }
+
+    /// Whether the handle's stream is alive: one load.
+    pub fn is_alive(&self, stream: Handle<tags::Stream>) -> bool {
+        self.manager.is_alive(stream)
+    }
+
+    /// Ends idle streams until at most `keep` are left; says how many.
+    pub fn trim(&self, keep: u64) -> u64 {
+        let ended = self.manager.trim(keep);
+        self.common.retired.drain(|s| s.line().is_idle(), |s| self.common.forget(s));
+        ended
+    }
+
+    /// Streams that were dropped while work was pending, or that failed, and have not ended yet.
+    pub fn retired(&self) -> usize {
+        self.common.retired.len()
+    }
+
+    /// What the pool did so far.
+    pub fn stats(&self) -> PoolStats {
+        self.manager.stats()
+    }
+
+    /// Ends the manager, once the work that dropped streams left behind is over. What another backend holds back is not waited for.
+    ///
+    /// # Errors
+    /// `LeasesOutstanding`; nothing has changed then.
+    pub fn shutdown(&self) -> Result<()> {
+        self.manager.shutdown()?;
+        for stream in self.common.retired.take_all() {
+            let line = stream.line();
+            // What became of it is nobody's concern any more.
+            let _ = stream.core.wait_host(line.submitted(), Some(PATIENCE));
+            let _ = stream.core.refresh();
+            self.common.forget(stream);
+        }
+        Ok(())
+    }
+}
+
+impl fmt::Debug for StreamManager {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("StreamManager").field("streams", &self.manager).field("retired", &self.common.retired).finish()
+    }
+}
