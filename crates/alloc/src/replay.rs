@@ -1,4 +1,4 @@
-//! Replays a trace against an allocator and reports what it cost.
+//! Replays a trace against an allocator, this one or a peer, and reports what it cost.
 //!
 //! The trace's streams become streams whose epochs complete a fixed number of operations later (`lag`), so that readiness is
 //! deterministic and needs no device. Replaying on a virtual device ([`FakeBacking`]) maps nothing.
@@ -14,11 +14,49 @@ pub use crate::virtual_stream::{VirtualStream, pass};
 use leasehold_core::sync::Arc;
 use leasehold_core::{Error, Lease, Point, Result};
 use std::collections::VecDeque;
+use std::fmt;
 use std::time::{Duration, Instant};
+
+/// Which allocator plays the trace.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Hash)]
+#[non_exhaustive]
+pub enum Player {
+    /// This crate's.
+    #[default]
+    Own,
+    /// Best fit over one growing range, blind to streams.
+    #[cfg(feature = "bench")]
+    BestFit,
+    /// The emulation of PyTorch's caching allocator.
+    #[cfg(feature = "bench")]
+    TorchLike,
+    /// The process's own heap, whatever the device.
+    #[cfg(feature = "bench")]
+    System,
+}
+
+/// Is told, now and then, how many more events were played. From any thread.
+#[derive(Clone)]
+pub struct Progress(std::sync::Arc<dyn Fn(u64) + Send + Sync>);
+
+impl Progress {
+    /// Calls `f` with the number of events since its last call.
+    pub fn new(f: impl Fn(u64) + Send + Sync + 'static) -> Self {
+        Self(std::sync::Arc::new(f))
+    }
+}
+
+impl fmt::Debug for Progress {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Progress")
+    }
+}
 
 /// How to replay.
 #[derive(Debug, Clone)]
 pub struct Options {
+    /// Which allocator plays.
+    pub player: Player,
     /// Moving granules.
     pub policy: Policy,
     /// The budget as a multiple of the trace's peak; `None`: no limit.
@@ -31,13 +69,28 @@ pub struct Options {
     pub lag: u64,
     /// Magazines in front of the lock.
     pub magazines: bool,
-    /// Measure each operation's time.
+    /// Measure each operation's time; what the clock itself takes is subtracted.
     pub timed: bool,
+    /// End at the first allocation that fails.
+    pub stop_at_failure: bool,
+    /// Who is told how far it is.
+    pub progress: Option<Progress>,
 }
 
 impl Default for Options {
     fn default() -> Self {
-        Self { policy: Policy::Balanced, budget: None, repeat: 1, threads: 1, lag: 32, magazines: true, timed: false }
+        Self {
+            player: Player::Own,
+            policy: Policy::Balanced,
+            budget: None,
+            repeat: 1,
+            threads: 1,
+            lag: 32,
+            magazines: true,
+            timed: false,
+            stop_at_failure: false,
+            progress: None,
+        }
     }
 }
 
@@ -53,8 +106,8 @@ pub struct Report {
     pub peak_reserved: u64,
     /// The two divided.
     pub ratio: f64,
-    /// The least budget, as a multiple of the peak, with which the trace completes; 0 when it was not looked for.
-    pub min_budget: f64,
+    /// The least budget, as a multiple of the peak, with which the trace completes; `None` when it was not looked for.
+    pub min_budget: Option<f64>,
     /// Nanoseconds per operation.
     pub ns_per_op: Times,
     /// Calls of the driver.
@@ -63,8 +116,6 @@ pub struct Report {
     pub remaps: u64,
     /// Waits of the host for a stream.
     pub host_waits: u64,
-    /// Waits inserted into a stream.
-    pub inserted_waits: u64,
     /// Allocations that failed.
     pub failed: u64,
 }
@@ -96,9 +147,17 @@ pub struct DriverCalls {
 /// Replays on a virtual device that has as much memory as is asked for.
 ///
 /// # Errors
-/// What the allocator returns on construction. Allocations that fail are counted, not returned.
+/// As [`replay`].
 pub fn replay_virtual(trace: &Trace, options: &Options) -> Result<Report> {
-    replay(trace, options, Box::new(FakeBacking::new(1 << 38)))
+    replay(trace, options, virtual_device()?)
+}
+
+/// A device that maps nothing and has as much memory as anybody asks for.
+///
+/// # Errors
+/// None; the shape is that of a real device's.
+pub fn virtual_device() -> Result<Box<dyn Backing>> {
+    Ok(Box::new(FakeBacking::new(1 << 38)))
 }
 
 /// Replays on a backing. Epochs are virtual, so nothing must really use the memory.
@@ -106,108 +165,282 @@ pub fn replay_virtual(trace: &Trace, options: &Options) -> Result<Report> {
 /// # Errors
 /// What the allocator returns on construction, and a lost device. Allocations that fail otherwise are counted, not returned.
 pub fn replay(trace: &Trace, options: &Options, backing: Box<dyn Backing>) -> Result<Report> {
-    let threads = options.threads.max(1);
-    let peak = trace.peak * u64::from(threads);
+    let peak = trace.peak * u64::from(options.threads.max(1));
     let granule = backing.caps().granule;
     let budget = options.budget.map_or(u64::MAX, |b| (peak as f64 * b) as u64 / granule * granule);
-    let config = AllocatorConfig {
-        policy: options.policy,
-        budget,
-        magazines: options.magazines,
-        name: "replay".into(),
-        ..AllocatorConfig::default()
-    };
-    let allocator = Allocator::new(backing, config)?;
-    // Every wait ends at once: the epochs are virtual.
-    allocator.set_waiter(Arc::new(|p: Point, _| {
-        pass(p);
-        Ok(())
-    }));
-    let mut players = Vec::new();
+    match options.player {
+        Player::Own => play(trace, options, &Own::new(backing, options, budget)?),
+        #[cfg(feature = "bench")]
+        Player::BestFit => play(trace, options, &crate::peers::BestFit::new(backing, budget)?),
+        #[cfg(feature = "bench")]
+        Player::TorchLike => play(trace, options, &crate::peers::TorchLike::new(backing, budget)),
+        #[cfg(feature = "bench")]
+        Player::System => play(trace, options, &crate::peers::System::counting(budget)),
+    }
+}
+
+/// An allocator that can play a trace.
+trait Plays: Sync {
+    type Block: Send;
+    type Stream: Send;
+
+    fn stream(&self) -> Result<Self::Stream>;
+    /// Work on a stream, which uses what is allocated or freed next; `None` where streams mean nothing.
+    fn submit(&self, on: &Self::Stream) -> Result<Option<Point>>;
+    /// # Errors
+    /// Only what ends the replay; `None` is an allocation that failed.
+    fn alloc(&self, on: &Self::Stream, size: u64, at: Option<Point>) -> Result<Option<Self::Block>>;
+    fn free(&self, on: &Self::Stream, block: Self::Block, at: Option<Point>);
+    /// Peak of reserved bytes, driver calls, remaps, host waits.
+    fn cost(&self) -> (u64, u64, u64, u64);
+}
+
+/// This crate's allocator.
+struct Own(Allocator);
+
+impl Own {
+    fn new(backing: Box<dyn Backing>, options: &Options, budget: u64) -> Result<Self> {
+        let config = AllocatorConfig {
+            policy: options.policy,
+            budget,
+            magazines: options.magazines,
+            name: "replay".into(),
+            ..AllocatorConfig::default()
+        };
+        let allocator = Allocator::new(backing, config)?;
+        // Every wait ends at once: the epochs are virtual.
+        allocator.set_waiter(Arc::new(|p: Point, _| {
+            pass(p);
+            Ok(())
+        }));
+        Ok(Self(allocator))
+    }
+}
+
+impl Plays for Own {
+    type Block = Lease<Buffer>;
+    type Stream = VirtualStream;
+
+    fn stream(&self) -> Result<VirtualStream> {
+        VirtualStream::new()
+    }
+
+    fn submit(&self, on: &VirtualStream) -> Result<Option<Point>> {
+        on.submit().map(Some)
+    }
+
+    #[inline]
+    fn alloc(&self, on: &VirtualStream, size: u64, at: Option<Point>) -> Result<Option<Lease<Buffer>>> {
+        match self.0.alloc(Layout::new(size), On::new(on)) {
+            Ok(buffer) => {
+                if let Some(at) = at {
+                    buffer.mark_write(at);
+                }
+                Ok(Some(buffer))
+            }
+            Err(lost @ Error::DeviceLost { .. }) => Err(lost),
+            Err(_) => Ok(None),
+        }
+    }
+
+    #[inline]
+    fn free(&self, _: &VirtualStream, block: Lease<Buffer>, at: Option<Point>) {
+        if let Some(at) = at {
+            block.mark_read(at);
+        }
+    }
+
+    fn cost(&self) -> (u64, u64, u64, u64) {
+        let s = self.0.stats();
+        (s.reserved_peak, s.driver_calls, s.remaps, s.host_waits)
+    }
+}
+
+#[cfg(feature = "bench")]
+mod peers {
+    use super::*;
+    use crate::bench::Subject;
+    use crate::peers::{BestFit, Figures, System, TorchLike};
+
+    fn cost(f: Figures) -> (u64, u64, u64, u64) {
+        (f.reserved_peak, f.driver_calls, f.remaps, f.host_waits)
+    }
+
+    macro_rules! plays {
+        ($($peer:ty, $stream:ty, |$on:ident| $submit:expr;)*) => {$(
+            impl Plays for $peer {
+                type Block = <$peer as Subject>::Block;
+                type Stream = $stream;
+
+                fn stream(&self) -> Result<$stream> {
+                    Subject::stream(self)
+                }
+                fn submit(&self, $on: &$stream) -> Result<Option<Point>> {
+                    $submit
+                }
+                #[inline]
+                fn alloc(&self, on: &$stream, size: u64, _: Option<Point>) -> Result<Option<Self::Block>> {
+                    Ok(Subject::alloc(self, on, size))
+                }
+                #[inline]
+                fn free(&self, on: &$stream, block: Self::Block, _: Option<Point>) {
+                    Subject::free(self, on, block);
+                }
+                fn cost(&self) -> (u64, u64, u64, u64) {
+                    cost(self.figures())
+                }
+            }
+        )*};
+    }
+
+    plays! {
+        BestFit, VirtualStream, |on| on.submit().map(Some);
+        TorchLike, VirtualStream, |on| on.submit().map(Some);
+        System, (), |_on| Ok(None);
+    }
+}
+
+fn play<P: Plays>(trace: &Trace, options: &Options, subject: &P) -> Result<Report> {
+    let threads = options.threads.max(1);
+    let peak = trace.peak * u64::from(threads);
+    let mut copies = Vec::new();
     for _ in 0..threads {
-        players.push(Player::new(trace, options, &allocator)?);
+        copies.push(Playback::new(trace, options, subject)?);
     }
     let mut report = Report { peak_requested: peak, ..Report::default() };
-    let mut spent = Duration::ZERO;
+    let (mut spent, mut rounds) = (Duration::ZERO, 0);
     for _ in 0..options.repeat.max(1) {
-        let before = allocator.stats().driver_calls;
+        let before = subject.cost().1;
         let begin = Instant::now();
-        if let [player] = &mut players[..] {
-            player.play()?;
+        if let [copy] = &mut copies[..] {
+            copy.play()?;
         } else {
             std::thread::scope(|s| {
-                let all: Vec<_> = players.iter_mut().map(|p| s.spawn(|| p.play())).collect();
+                let all: Vec<_> = copies.iter_mut().map(|p| s.spawn(|| p.play())).collect();
                 all.into_iter()
                     .try_for_each(|t| t.join().unwrap_or_else(|_| Err(Error::state("a replaying thread panicked"))))
             })?;
         }
         spent += begin.elapsed();
-        report.driver_calls.steady = allocator.stats().driver_calls - before;
-        players.iter_mut().for_each(Player::free_all);
+        rounds += 1;
+        report.driver_calls.steady = subject.cost().1 - before;
+        copies.iter_mut().for_each(Playback::free_all);
+        if options.stop_at_failure && copies.iter().any(|c| c.failed > 0) {
+            break;
+        }
     }
-    let stats = allocator.stats();
-    report.events = trace.events.len() as u64 * u64::from(threads) * u64::from(options.repeat.max(1));
-    report.peak_reserved = stats.reserved_peak;
-    report.ratio = stats.reserved_peak as f64 / peak.max(1) as f64;
-    report.driver_calls.total = stats.driver_calls;
-    report.remaps = stats.remaps;
-    report.host_waits = stats.host_waits;
-    report.inserted_waits = stats.inserted_waits;
-    report.failed = players.iter().map(|p| p.failed).sum();
-    report.ns_per_op = times(&mut players, spent, report.events);
+    report.events = trace.events.len() as u64 * u64::from(threads) * rounds;
+    (report.peak_reserved, report.driver_calls.total, report.remaps, report.host_waits) = subject.cost();
+    report.ratio = report.peak_reserved as f64 / peak.max(1) as f64;
+    report.failed = copies.iter().map(|c| c.failed).sum();
+    let mean = spent.as_nanos() as f64 / report.events.max(1) as f64;
+    report.ns_per_op = times(copies.iter_mut().flat_map(|c| std::mem::take(&mut c.times)).collect(), mean);
     Ok(report)
 }
 
-fn times(players: &mut [Player<'_>], spent: Duration, events: u64) -> Times {
-    let mut all: Vec<u32> = players.iter_mut().flat_map(|p| std::mem::take(&mut p.times)).collect();
+fn times(mut all: Vec<u32>, mean: f64) -> Times {
+    if !all.is_empty() {
+        let clock = clock_cost();
+        all.iter_mut().for_each(|t| *t = t.saturating_sub(clock));
+    }
     all.sort_unstable();
     let at =
         |q: f64| all.get(((all.len() as f64 * q) as usize).min(all.len().max(1) - 1)).map_or(0.0, |&n| f64::from(n));
-    Times { mean: spent.as_nanos() as f64 / events.max(1) as f64, p50: at(0.5), p99: at(0.99), p999: at(0.999) }
+    Times { mean, p50: at(0.5), p99: at(0.99), p999: at(0.999) }
 }
 
-/// The least budget, as a multiple of the peak, with which the trace completes, to a granule.
+/// What the clock adds to a time, in nanoseconds.
+fn clock_cost() -> u32 {
+    let mut all: Vec<u32> = (0..1001).map(|_| Instant::now().elapsed().as_nanos() as u32).collect();
+    all.sort_unstable();
+    all[all.len() / 2]
+}
+
+/// As [`replay`], on a fresh backing for each play: once for the figures, once more with every operation timed for the percentiles, and,
+/// if `min_budget` says with which policy, as often as the search for the smallest budget needs.
 ///
 /// # Errors
-/// As [`replay_virtual`].
+/// As [`replay`]; what `make` returns.
+pub fn measure(
+    trace: &Trace,
+    options: &Options,
+    min_budget: Option<Policy>,
+    make: &dyn Fn() -> Result<Box<dyn Backing>>,
+) -> Result<Report> {
+    let mut report = replay(trace, &Options { timed: false, ..options.clone() }, make()?)?;
+    let timed = replay(trace, &Options { timed: true, repeat: 1, progress: None, ..options.clone() }, make()?)?;
+    report.ns_per_op = Times { mean: report.ns_per_op.mean, ..timed.ns_per_op };
+    if let Some(policy) = min_budget {
+        let options = Options { policy, progress: None, ..options.clone() };
+        report.min_budget = Some(find_min_budget_on(trace, &options, make)?);
+    }
+    Ok(report)
+}
+
+/// The least budget, as a multiple of the peak, with which the trace completes on a virtual device, to a granule.
+///
+/// # Errors
+/// As [`replay_virtual`]; `OutOfMemory` when the trace does not complete with four times its peak.
 pub fn find_min_budget(trace: &Trace, options: &Options) -> Result<f64> {
-    let granule = 2u64 << 20;
+    find_min_budget_on(trace, options, &virtual_device)
+}
+
+/// As [`find_min_budget`], on backings that `make` makes.
+///
+/// # Errors
+/// As [`find_min_budget`]; what `make` returns.
+pub fn find_min_budget_on(
+    trace: &Trace,
+    options: &Options,
+    make: &dyn Fn() -> Result<Box<dyn Backing>>,
+) -> Result<f64> {
+    let granule = make()?.caps().granule;
     let peak = (trace.peak * u64::from(options.threads.max(1))).max(1);
-    let least = trace.peak.div_ceil(granule);
-    let (mut low, mut high) = (least, least * 4 + 64);
+    let least = peak.div_ceil(granule);
+    let most = least * 4 + 64;
+    let (mut low, mut high) = (least, most);
     // It need not be monotone: the result is one with which the trace completes, found by bisection.
     while low < high {
         let mid = (low + high) / 2;
-        let tried = Options { budget: Some((mid * granule) as f64 / peak as f64 + 1e-9), repeat: 1, ..options.clone() };
-        if replay_virtual(trace, &tried)?.failed == 0 { high = mid } else { low = mid + 1 }
+        let budget = Some((mid * granule) as f64 / peak as f64 + 1e-9);
+        let tried = Options { budget, repeat: 1, timed: false, stop_at_failure: true, ..options.clone() };
+        if replay(trace, &tried, make()?)?.failed == 0 { high = mid } else { low = mid + 1 }
+    }
+    if low == most {
+        let what = leasehold_core::OutOfMemory::new("replay", trace.peak);
+        return Err(what.note("the trace does not complete with four times its peak").into());
     }
     Ok((low * granule) as f64 / peak as f64)
 }
 
+/// Events between two reports of progress.
+const STEP: usize = 1 << 13;
+
 /// One thread's copy of the trace.
-struct Player<'a> {
+struct Playback<'a, P: Plays> {
     trace: &'a Trace,
-    allocator: &'a Allocator,
-    streams: Vec<VirtualStream>,
-    held: Vec<Option<Lease<Buffer>>>,
+    subject: &'a P,
+    streams: Vec<P::Stream>,
+    held: Vec<Option<P::Block>>,
+    /// The stream of each held block, which frees it at the end.
+    held_on: Vec<u16>,
     /// Epochs that complete in order, one per operation.
     pending: VecDeque<Point>,
-    lag: usize,
-    timed: bool,
+    options: &'a Options,
     times: Vec<u32>,
     failed: u64,
 }
 
-impl<'a> Player<'a> {
-    fn new(trace: &'a Trace, options: &Options, allocator: &'a Allocator) -> Result<Self> {
+impl<'a, P: Plays> Playback<'a, P> {
+    fn new(trace: &'a Trace, options: &'a Options, subject: &'a P) -> Result<Self> {
         Ok(Self {
             trace,
-            allocator,
-            streams: (0..trace.streams.max(1)).map(|_| VirtualStream::new()).collect::<Result<_>>()?,
+            subject,
+            streams: (0..trace.streams.max(1)).map(|_| subject.stream()).collect::<Result<_>>()?,
             held: (0..trace.allocations).map(|_| None).collect(),
+            held_on: vec![0; trace.allocations as usize],
             pending: VecDeque::with_capacity(options.lag as usize + 1),
-            lag: options.lag as usize,
-            timed: options.timed,
+            options,
             times: Vec::with_capacity(if options.timed { trace.events.len() } else { 0 }),
             failed: 0,
         })
@@ -215,29 +448,37 @@ impl<'a> Player<'a> {
 
     fn play(&mut self) -> Result<()> {
         let trace = self.trace;
-        for e in &trace.events {
+        for events in trace.events.chunks(STEP) {
+            self.play_some(events)?;
+            if let Some(Progress(tell)) = &self.options.progress {
+                tell(events.len() as u64);
+            }
+            if self.options.stop_at_failure && self.failed > 0 {
+                break;
+            }
+        }
+        Ok(())
+    }
+
+    fn play_some(&mut self, events: &[crate::trace::Event]) -> Result<()> {
+        let (timed, lag) = (self.options.timed, self.options.lag as usize);
+        for e in events {
             let stream = &self.streams[usize::from(e.stream)];
-            let point = stream.submit()?;
+            let point = self.subject.submit(stream)?;
             let slot = &mut self.held[e.id as usize];
-            let begin = self.timed.then(Instant::now);
+            let begin = timed.then(Instant::now);
             if e.alloc {
-                match self.allocator.alloc(Layout::new(e.size), On::new(stream)) {
-                    Ok(buffer) => {
-                        buffer.mark_write(point);
-                        *slot = Some(buffer);
-                    }
-                    Err(lost @ Error::DeviceLost { .. }) => return Err(lost),
-                    Err(_) => self.failed += 1,
-                }
-            } else if let Some(buffer) = slot.take() {
-                buffer.mark_read(point);
-                drop(buffer);
+                *slot = self.subject.alloc(stream, e.size, point)?;
+                self.held_on[e.id as usize] = e.stream;
+                self.failed += u64::from(slot.is_none());
+            } else if let Some(block) = slot.take() {
+                self.subject.free(stream, block, point);
             }
             if let Some(begin) = begin {
                 self.times.push(begin.elapsed().as_nanos().min(u128::from(u32::MAX)) as u32);
             }
-            self.pending.push_back(point);
-            if self.pending.len() > self.lag
+            self.pending.extend(point);
+            if self.pending.len() > lag
                 && let Some(done) = self.pending.pop_front()
             {
                 pass(done);
@@ -247,9 +488,20 @@ impl<'a> Player<'a> {
     }
 
     fn free_all(&mut self) {
-        self.held.iter_mut().for_each(|h| *h = None);
+        for (held, &on) in self.held.iter_mut().zip(&self.held_on) {
+            if let Some(block) = held.take() {
+                self.subject.free(&self.streams[usize::from(on)], block, None);
+            }
+        }
         for done in self.pending.drain(..) {
             pass(done);
         }
+    }
+}
+
+impl<P: Plays> Drop for Playback<'_, P> {
+    /// A replay that ends early holds blocks that the peers do not take back by themselves.
+    fn drop(&mut self) {
+        self.free_all();
     }
 }

@@ -52,3 +52,44 @@ fn two_threads_play_copies() {
     let r = replay_virtual(&t, &Options { threads: 2, ..Options::default() }).expect("a replay");
     assert_eq!((r.failed, r.events), (0, 2 * t.events.len() as u64));
 }
+
+/// Every player bears the traces; a budget below a player's least fails, with it nothing does.
+#[cfg(feature = "bench")]
+#[test]
+fn peers_play_the_traces_too() {
+    use leasehold_alloc::replay::{Player, measure, virtual_device};
+    let t = trace("gpt2_train");
+    let ratio = |player| {
+        let options = Options { player, ..Options::default() };
+        let r = measure(&t, &options, Some(Policy::Compact), &virtual_device).expect("a replay");
+        assert_eq!((r.failed, r.events), (0, t.events.len() as u64), "{player:?}");
+        assert!(r.ns_per_op.p50 > 0.0 && r.ns_per_op.p50 <= r.ns_per_op.p99 && r.ns_per_op.p99 <= r.ns_per_op.p999);
+        let least = r.min_budget.expect("it was looked for");
+        let with = |budget| {
+            let options = Options { budget: Some(budget), policy: Policy::Compact, ..options.clone() };
+            replay_virtual(&t, &options).expect("a replay").failed
+        };
+        assert_eq!(with(least + 1e-9), 0, "{player:?} at {least}");
+        assert!(with(0.9) > 0, "{player:?}");
+        assert!(least <= r.ratio + 0.01, "{player:?}: {least} {}", r.ratio);
+        r.ratio
+    };
+    let (own, torch, best) = (ratio(Player::Own), ratio(Player::TorchLike), ratio(Player::BestFit));
+    assert!(own < best && best < torch, "{own} {best} {torch}");
+}
+
+#[test]
+fn a_replay_tells_how_far_it_is_and_can_end_early() {
+    use leasehold_alloc::replay::Progress;
+    use leasehold_core::sync::Arc;
+    use leasehold_core::sync::atomic::{AtomicU64, Ordering};
+    let t = trace("resnet50_train");
+    let told = Arc::new(AtomicU64::new(0));
+    let to = told.clone();
+    let progress = Some(Progress::new(move |n| drop(to.fetch_add(n, Ordering::Relaxed))));
+    let r = replay_virtual(&t, &Options { repeat: 2, progress, ..Options::default() }).expect("a replay");
+    assert_eq!(told.load(Ordering::Relaxed), r.events);
+    let early = Options { budget: Some(0.5), repeat: 5, stop_at_failure: true, ..Options::default() };
+    let r = replay_virtual(&t, &early).expect("a replay");
+    assert!(r.failed > 0 && r.events == t.events.len() as u64, "{r:?}");
+}
