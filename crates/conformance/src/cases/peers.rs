@@ -119,7 +119,10 @@ fn ping_pong(env: &Env) -> Outcome {
         let (here, there) = if first { (env.device(), &second) } else { (&second, env.device()) };
         let (mine, theirs) = (side(env, here)?, side(env, there)?);
         for round in 0..rounds {
-            let value = direct(&mine.stream, &[fill(&mine.buffer, round % 251, 1), carry(&mine, &theirs)])?;
+            let value = direct(
+                &mine.stream,
+                &[fill(&mine.buffer, round % 251, 1), carry(&mine, &theirs), fill(&mine.buffer, 0xff, 1)],
+            )?;
             let over = mine.stream.line().at(value);
             mine.stream.flush()?;
             // The other device's stream takes it from there and brings it back.
@@ -288,23 +291,40 @@ fn mistaken(env: &Env) -> Outcome {
     let carried = here.download::<u8>(&a)?;
     let back = there.upload(&carried)?;
     check_eq!(there.download::<u8>(&back)?, [7; 4096], "what went over the host");
-    // A stream can wait for the other device's, or says that it cannot.
+    waits_across(env, &here, &there, &other, [&a, &b])
+}
+
+/// A stream can wait for the other device's, or says that it cannot.
+fn waits_across(env: &Env, here: &Runtime, there: &Runtime, other: &Other, [a, b]: [&Lease<Buffer>; 2]) -> Outcome {
+    if !there.raw_device().caps().gates {
+        return Ok(());
+    }
+    let gate = there.create_gate()?;
+    let next = gate.next();
+    ops::wait(there.stream(), next)?;
     ops::fill(there.stream(), b.view(), Pattern::U8(3))?;
     let point = there.stream().now();
     there.stream().flush()?;
     match here.stream().raw().wait(point) {
         Ok(()) => {
             ops::fill(here.stream(), a.view(), Pattern::U8(4))?;
-            check_eq!(here.download::<u8>(&a)?, [4; 4096], "work after a wait for another device");
-            check!(point.is_settled() || there.stream().query()?, "a stream did not wait for another device's");
+            let after = here.stream().now();
+            here.stream().flush()?;
+            env.linger(std::time::Duration::from_millis(5));
+            check!(!here.stream().query()? && !after.is_settled(), "a stream did not wait for another device's");
+            ops::raise(&gate, next.value())?;
+            env.reached(after)?;
+            check!(point.is_settled(), "a stream ran before the other device's that it waits for");
+            check_eq!(here.download::<u8>(a)?, [4; 4096], "work after a wait for another device");
         }
         Err(Error::Unsupported(_)) => {
             let promised = other.same_backend || env.device().caps().waits_for_any_line;
             check!(!promised, "a wait for another device is not supported, against the capabilities");
+            ops::raise(&gate, next.value())?;
         }
         Err(e) => return failed(format!("a wait for another device is {}: {e}", e.kind())),
     }
-    check_eq!(there.download::<u8>(&b)?, [3; 4096], "the other device's memory at the end");
+    check_eq!(there.download::<u8>(b)?, [3; 4096], "the other device's memory at the end");
     Ok(())
 }
 

@@ -1,0 +1,295 @@
+//! Streams and gates of the wrong backend.
+
+use crate::defects::Defect;
+use crate::device::{KEPT, Rig};
+use leasehold::core::sync::atomic::{AtomicU64, Ordering};
+use leasehold::core::{Fate, Handle, Line, Resource, Tagged, Timeline, tags};
+use leasehold::hal::*;
+use leasehold::{Error, Lease, Point, Result};
+use leasehold_conformance::{Injected, TestKernel};
+use std::cell::Cell;
+use std::sync::Arc;
+use std::thread::ThreadId;
+use std::time::Duration;
+
+thread_local! {
+    /// Whether this thread runs a host call.
+    static IN_CALL: Cell<bool> = const { Cell::new(false) };
+}
+
+pub(crate) struct Streams {
+    pub(crate) defect: Defect,
+    pub(crate) rig: Arc<Rig>,
+    pub(crate) ordinal: u32,
+}
+
+impl Resource for Streams {
+    type Payload = WrongStream;
+    type Request<'a> = Lease<dyn Stream>;
+    const NAME: &'static str = "wrong stream";
+
+    fn create(&self, _: Handle<tags::Stream>, inner: &Lease<dyn Stream>) -> Result<WrongStream> {
+        Ok(WrongStream {
+            inner: inner.clone(),
+            defect: self.defect,
+            rig: self.rig.clone(),
+            ordinal: self.ordinal,
+            process: std::process::id(),
+            thread: std::thread::current().id(),
+            base: AtomicU64::new(u64::MAX),
+        })
+    }
+
+    fn recycle(&self, _: &mut WrongStream) -> Fate {
+        Fate::Destroy
+    }
+}
+
+pub(crate) struct WrongStream {
+    inner: Lease<dyn Stream>,
+    defect: Defect,
+    rig: Arc<Rig>,
+    ordinal: u32,
+    process: u32,
+    thread: ThreadId,
+    /// The first address that was filled, for `CutsOffsets`.
+    base: AtomicU64,
+}
+
+impl Drop for WrongStream {
+    fn drop(&mut self) {
+        if self.defect == Defect::KeepsForeignDrops && std::thread::current().id() != self.thread {
+            KEPT.lock().push(self.inner.clone());
+        }
+    }
+}
+
+impl Tagged for WrongStream {
+    type Tag = tags::Stream;
+}
+
+impl Timeline for WrongStream {
+    fn line(&self) -> &'static Line {
+        self.inner.line()
+    }
+    fn signal(&self) -> Result<u64> {
+        self.inner.signal()
+    }
+    fn refresh(&self) -> Result<u64> {
+        self.inner.refresh()
+    }
+
+    fn wait(&self, on: Point) -> Result<()> {
+        if self.defect == Defect::DropsWaits { Ok(()) } else { self.inner.wait(on) }
+    }
+
+    fn wait_host(&self, value: u64, timeout: Option<Duration>) -> Result<()> {
+        match self.defect {
+            Defect::Hangs => loop {
+                std::thread::park();
+            },
+            Defect::LosesErrors => {
+                while self.line().completed() < value.min(self.line().submitted()) {
+                    std::thread::yield_now();
+                }
+                Ok(())
+            }
+            Defect::RefusesNested if IN_CALL.get() => Err(Error::state("a host call waits")),
+            _ => self.inner.wait_host(value, timeout),
+        }
+    }
+}
+
+impl WrongStream {
+    /// An address as 32 bits of offset reach it, from the first one that was filled. Only what lies beyond 4 GiB is bent, and stays in the
+    /// buffer that begins there.
+    fn cut(&self, address: u64) -> u64 {
+        let base = self.base.load(Ordering::Relaxed);
+        match address.checked_sub(base) {
+            Some(offset) if offset >> 33 == 0 => base + (offset & u64::from(u32::MAX)),
+            _ => address,
+        }
+    }
+
+    /// Remembers who wrote an address first.
+    fn wrote(&self, address: u64) {
+        self.rig.written.lock().entry(address).or_insert(self.ordinal);
+    }
+
+    /// What the defects do with an operation; `None` leaves it out.
+    fn bend<'a>(&self, op: Op<'a>) -> Result<Option<Op<'a>>> {
+        Ok(Some(match (op, self.defect) {
+            (Op::Wait(_), Defect::DropsWaits) => return Ok(None),
+            (Op::Fill(f), Defect::FillsBytes) => Op::Fill(Fill { pattern: f.pattern & 0xff, width: 1, ..f }),
+            (Op::Copy(c), Defect::CopiesShort) => Op::Copy(Copy2d { width: c.width.saturating_sub(1), ..c }),
+            (Op::Fill(f), Defect::CutsOffsets) => {
+                let _ = self.base.compare_exchange(u64::MAX, f.dst, Ordering::Relaxed, Ordering::Relaxed);
+                Op::Fill(Fill { dst: self.cut(f.dst), ..f })
+            }
+            (Op::Copy(c), Defect::CutsOffsets) => Op::Copy(Copy2d { src: self.cut(c.src), dst: self.cut(c.dst), ..c }),
+            (Op::Copy(c), Defect::ReadsWritten) => {
+                self.wrote(c.dst);
+                op
+            }
+            (Op::Copy(c), Defect::SkipsPeers) => {
+                let known = |address: u64| self.rig.written.lock().get(&address).copied();
+                match (known(c.src), known(c.dst)) {
+                    (Some(a), Some(b)) if a != b => return Ok(None),
+                    (None, None) => self.wrote(c.src),
+                    _ => {}
+                }
+                op
+            }
+            (
+                Op::Fill(Fill { dst, .. }) | Op::Upload(Upload { dst, .. }),
+                Defect::ReadsWritten | Defect::SkipsPeers,
+            ) => {
+                self.wrote(dst);
+                op
+            }
+            (Op::Download(d), Defect::ReadsWritten) if !self.rig.written.lock().contains_key(&d.src) => {
+                return Err(Error::state("nobody wrote this memory"));
+            }
+            _ => op,
+        }))
+    }
+}
+
+impl Stream for WrongStream {
+    unsafe fn submit(&self, ops: &[Op<'_>]) -> Result<u64> {
+        while self.defect == Defect::HangsInForks && std::process::id() != self.process {
+            std::thread::park();
+        }
+        self.rig.check()?;
+        if self.rig.strikes(Injected::Submission) {
+            if self.defect == Defect::LosesErrors {
+                return Ok(self.line().submitted());
+            }
+            return Err(Error::Driver { api: "submit", code: 1, name: "on request".into() });
+        }
+        if self.rig.strikes(Injected::DeviceLost) {
+            self.rig.lost.store(true, Ordering::Release);
+            return self.rig.check().map(|()| 0);
+        }
+        let traps = |op: &Op<'_>| matches!(op, Op::Dispatch(d) if &*d.pipeline.name == TestKernel::Trap.name());
+        let loses = self.defect == Defect::LosesAll && ops.iter().any(traps);
+        let mut bent = Vec::with_capacity(ops.len() + 1);
+        for op in ops {
+            bent.extend(self.bend(*op)?);
+        }
+        let mut ops = bent;
+        if self.defect == Defect::Reorders {
+            ops.reverse();
+        }
+        // Host calls know that they are such, for a wait inside them.
+        let calls: Vec<HostCall> = match self.defect {
+            Defect::RefusesNested => {
+                ops.iter().filter_map(|op| if let Op::Host(call) = op { Some(marked(call)) } else { None }).collect()
+            }
+            _ => Vec::new(),
+        };
+        let mut marked = calls.iter();
+        for op in &mut ops {
+            if let Op::Host(call) = op
+                && let Some(own) = marked.next()
+            {
+                *call = own;
+            }
+        }
+        let rig = self.rig.clone();
+        let over = HostCall::new("over", move || {
+            rig.running.fetch_sub(1, Ordering::Release);
+            Ok(())
+        });
+        if self.defect == Defect::CompletesEarly {
+            self.rig.running.fetch_add(1, Ordering::Relaxed);
+            ops.push(Op::Host(&over));
+        }
+        // SAFETY: the caller's promises hold for these operations too: they touch nothing else.
+        let value = match unsafe { self.inner.submit(&ops) } {
+            Err(_) if self.defect == Defect::LosesErrors => return Ok(self.line().submitted()),
+            other => other?,
+        };
+        if loses {
+            self.rig.lost.store(true, Ordering::Release);
+        }
+        match self.defect {
+            Defect::CompletesEarly => self.line().complete(value),
+            Defect::BlocksInSubmit => {
+                let _ = self.inner.wait_host(value, Some(Duration::from_secs(5)));
+            }
+            _ => {}
+        }
+        Ok(value)
+    }
+
+    fn flush(&self) -> Result<()> {
+        self.inner.flush()
+    }
+    fn native(&self) -> u64 {
+        if self.defect == Defect::DefaultStream { 1 } else { self.inner.native() }
+    }
+}
+
+/// The same call, on a thread that knows that it runs one.
+fn marked(call: &HostCall) -> HostCall {
+    let call = call.clone();
+    HostCall::new(call.name, move || {
+        IN_CALL.set(true);
+        let result = call.run();
+        IN_CALL.set(false);
+        result
+    })
+}
+
+pub(crate) struct Gates(pub(crate) Defect);
+
+impl Resource for Gates {
+    type Payload = WrongGate;
+    type Request<'a> = Lease<dyn Gate>;
+    const NAME: &'static str = "wrong gate";
+
+    fn create(&self, _: Handle<tags::Gate>, inner: &Lease<dyn Gate>) -> Result<WrongGate> {
+        Ok(WrongGate { inner: inner.clone(), defect: self.0 })
+    }
+
+    fn recycle(&self, _: &mut WrongGate) -> Fate {
+        Fate::Destroy
+    }
+}
+
+pub(crate) struct WrongGate {
+    inner: Lease<dyn Gate>,
+    defect: Defect,
+}
+
+impl Tagged for WrongGate {
+    type Tag = tags::Gate;
+}
+
+impl Timeline for WrongGate {
+    fn line(&self) -> &'static Line {
+        self.inner.line()
+    }
+    fn signal(&self) -> Result<u64> {
+        self.inner.signal()
+    }
+    fn refresh(&self) -> Result<u64> {
+        self.inner.refresh()
+    }
+    fn wait(&self, on: Point) -> Result<()> {
+        self.inner.wait(on)
+    }
+    fn wait_host(&self, value: u64, timeout: Option<Duration>) -> Result<()> {
+        self.inner.wait_host(value, timeout)
+    }
+}
+
+impl Gate for WrongGate {
+    fn signal_host(&self, value: u64) -> Result<()> {
+        if self.defect == Defect::LosesSignals { Ok(()) } else { self.inner.signal_host(value) }
+    }
+    fn fail(&self, cause: Error) {
+        self.inner.fail(cause);
+    }
+}
