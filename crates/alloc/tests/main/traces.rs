@@ -66,7 +66,8 @@ fn peers_play_the_traces_too() {
         assert!(r.ns_per_op.p50 > 0.0 && r.ns_per_op.p50 <= r.ns_per_op.p99 && r.ns_per_op.p99 <= r.ns_per_op.p999);
         let least = r.min_budget.expect("it was looked for");
         let with = |budget| {
-            let options = Options { budget: Some(budget), policy: Policy::Compact, ..options.clone() };
+            let options =
+                Options { budget: Some(budget), policy: Policy::Compact, stop_at_failure: true, ..options.clone() };
             replay_virtual(&t, &options).expect("a replay").failed
         };
         assert_eq!(with(least + 1e-9), 0, "{player:?} at {least}");

@@ -1,13 +1,14 @@
-//! `leasehold replay`: plays an allocation trace against the allocator and reports what it cost.
+//! `leasehold replay`: plays an allocation trace against the allocator, or a peer, and reports what it cost.
 
-use crate::commands::print_json;
+use crate::commands::{open, print_json};
 use crate::failure::Failure;
 use crate::table::{Table, bytes};
 use clap::ValueEnum;
-use indicatif::ProgressBar;
-use leasehold_alloc::Policy;
-use leasehold_alloc::replay::{Options, Report, find_min_budget, replay_virtual};
+use indicatif::{ProgressBar, ProgressStyle};
+use leasehold::{DeviceId, MemoryKind, Runtime};
+use leasehold_alloc::replay::{Options, Player, Progress, Report, measure, virtual_device};
 use leasehold_alloc::trace::Trace;
+use leasehold_alloc::{Backing, Policy};
 use std::io::Write;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -17,37 +18,55 @@ pub(crate) struct Arguments {
     /// The trace: `t_us,op,id,size,stream`, plain or compressed with gzip
     trace: PathBuf,
     /// Where the memory comes from; `virtual` maps nothing, so that large traces run on small machines
-    #[arg(long, value_enum, default_value_t = On::Virtual)]
+    #[arg(long, default_value = "virtual", value_parser = parse_device)]
     device: On,
     /// A limit, as a multiple of the trace's peak
     #[arg(long, value_parser = parse_budget)]
     budget: Option<f64>,
-    /// Looks for the smallest limit with which the trace completes
+    /// Looks for the smallest limit with which the trace completes; with policy `compact` unless `--policy` says otherwise
     #[arg(long)]
     find_min_budget: bool,
     /// Threads that each play a copy on streams of their own
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=64))]
     threads: u32,
-    /// How many times the trace is played
+    /// How many times the trace is played; what is live at its end is freed in between
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=10_000))]
     repeat: u32,
-    /// When free memory is moved rather than new memory taken
-    #[arg(long, value_enum, default_value_t = PolicyName::Balanced)]
-    policy: PolicyName,
+    /// Another allocator instead of this one: a plain best fit that is blind to streams, an emulation of PyTorch's, or the process's heap
+    #[arg(long, value_enum, conflicts_with = "policy")]
+    peer: Option<Peer>,
+    /// When free memory is moved rather than new memory taken; `balanced` when left out
+    #[arg(long, value_enum)]
+    policy: Option<PolicyName>,
     /// Operations after which a stream's work completes
-    #[arg(long, default_value_t = 32)]
+    #[arg(long, default_value_t = 32, value_parser = clap::value_parser!(u64).range(0..=1_000_000))]
     lag: u64,
-    /// Times each operation, for the percentiles
-    #[arg(long)]
-    timed: bool,
     /// Prints one JSON object
     #[arg(long)]
     json: bool,
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum On {
     Virtual,
+    Device(DeviceId),
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum Peer {
+    Bestfit,
+    TorchLike,
+    System,
+}
+
+impl From<Peer> for Player {
+    fn from(p: Peer) -> Self {
+        match p {
+            Peer::Bestfit => Player::BestFit,
+            Peer::TorchLike => Player::TorchLike,
+            Peer::System => Player::System,
+        }
+    }
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -67,6 +86,13 @@ impl From<PolicyName> for Policy {
     }
 }
 
+fn parse_device(text: &str) -> Result<On, String> {
+    if text == "virtual" {
+        return Ok(On::Virtual);
+    }
+    text.parse().map(On::Device).map_err(|e: leasehold::Error| format!("{e}, or `virtual`"))
+}
+
 fn parse_budget(text: &str) -> Result<f64, String> {
     match text.parse::<f64>() {
         Ok(b) if b.is_finite() && b > 0.0 => Ok(b),
@@ -74,29 +100,49 @@ fn parse_budget(text: &str) -> Result<f64, String> {
     }
 }
 
+/// Traces with fewer events are over before anybody reads a bar.
+const LONG: u64 = 200_000;
+
 pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
-    let On::Virtual = arguments.device;
+    let runtime = match arguments.device {
+        On::Virtual => None,
+        On::Device(device) if arguments.peer == Some(Peer::System) && device.backend != leasehold::BackendKind::Cpu => {
+            return Err(Failure::misuse(format!("--peer system is the host's memory, not {device}'s")));
+        }
+        On::Device(device) => Some(open(device, None)?),
+    };
     let spinner = ProgressBar::new_spinner();
     spinner.enable_steady_tick(Duration::from_millis(200));
     spinner.set_message("reading the trace");
     let trace = Trace::open(&arguments.trace)?;
+    spinner.finish_and_clear();
+    let events = trace.events.len() as u64 * u64::from(arguments.threads) * u64::from(arguments.repeat);
+    let bar = if events > LONG { ProgressBar::new(events) } else { ProgressBar::hidden() };
+    if let Ok(style) = ProgressStyle::with_template("replaying {bar:32} {human_pos}/{human_len} events, {eta} left") {
+        bar.set_style(style);
+    }
+    let tick = bar.clone();
     let options = Options {
-        policy: arguments.policy.into(),
+        player: arguments.peer.map_or(Player::Own, Player::from),
+        policy: arguments.policy.map_or(Policy::Balanced, Policy::from),
         budget: arguments.budget,
         repeat: arguments.repeat,
         threads: arguments.threads,
         lag: arguments.lag,
-        timed: arguments.timed,
+        progress: Some(Progress::new(move |n| tick.inc(n))),
         ..Options::default()
     };
-    spinner.set_message(format!("replaying {} events", trace.events.len()));
-    let mut report = replay_virtual(&trace, &options)?;
-    if arguments.find_min_budget {
-        spinner.set_message("looking for the smallest budget");
-        report.min_budget = find_min_budget(&trace, &options)?;
-    }
-    spinner.finish_and_clear();
+    let min_budget = arguments.find_min_budget.then(|| arguments.policy.map_or(Policy::Compact, Policy::from));
+    let report = measure(&trace, &options, min_budget, &|| backing(runtime.as_ref()))?;
+    bar.finish_and_clear();
     if arguments.json { print_json(&report) } else { print(&report) }
+}
+
+fn backing(runtime: Option<&Runtime>) -> leasehold::Result<Box<dyn Backing>> {
+    match runtime {
+        None => virtual_device(),
+        Some(runtime) => runtime.raw_device().backing(MemoryKind::Device),
+    }
 }
 
 fn print(r: &Report) -> Result<(), Failure> {
@@ -104,16 +150,12 @@ fn print(r: &Report) -> Result<(), Failure> {
     table.row(["events".to_owned(), r.events.to_string()]);
     table.row(["peak requested".to_owned(), bytes(r.peak_requested)]);
     table.row(["peak reserved".to_owned(), format!("{} ({:.4} of requested)", bytes(r.peak_reserved), r.ratio)]);
-    if r.min_budget > 0.0 {
-        table.row(["smallest budget".to_owned(), format!("{:.4}", r.min_budget)]);
+    if let Some(least) = r.min_budget {
+        table.row(["smallest budget".to_owned(), format!("{least:.4} of requested")]);
     }
     table.row(["ns per operation".to_owned(), format!("{:.1}", r.ns_per_op.mean)]);
-    if r.ns_per_op.p50 > 0.0 {
-        table.row([
-            "p50, p99, p99.9".to_owned(),
-            format!("{:.0}, {:.0}, {:.0}", r.ns_per_op.p50, r.ns_per_op.p99, r.ns_per_op.p999),
-        ]);
-    }
+    let times = format!("{:.0}, {:.0}, {:.0}", r.ns_per_op.p50, r.ns_per_op.p99, r.ns_per_op.p999);
+    table.row(["p50, p99, p99.9".to_owned(), times]);
     table.row([
         "driver calls".to_owned(),
         format!("{} ({} in the last repetition)", r.driver_calls.total, r.driver_calls.steady),

@@ -2,7 +2,7 @@
 //! runtime.
 
 use crate::bundled;
-use crate::commands::{open, percentile, print_json};
+use crate::commands::{memory, open_with, percentile, print_json};
 use crate::failure::Failure;
 use crate::table::{Table, bytes};
 use clap::ValueEnum;
@@ -60,6 +60,8 @@ pub(crate) struct Arguments {
     /// Prints one JSON object and nothing else
     #[arg(long)]
     json: bool,
+    #[command(flatten)]
+    memory: memory::Arguments,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -239,7 +241,8 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
         (None, text, Some(tokenizer)) => tokenizer.encode(text.as_deref().unwrap_or(DEFAULT_PROMPT))?,
         (None, _, None) => return Err(Failure::new(format!("{}: no tokenizer; give --prompt-ids", files.name))),
     };
-    let runtime = open(arguments.device, arguments.threads.map(usize::from))?;
+    let wishes = arguments.memory.wishes()?;
+    let runtime = open_with(arguments.device, arguments.threads.map(usize::from), wishes)?;
     let model = load(&runtime, &files, arguments.dtype.into(), arguments.json).map_err(|e| e.at(&files.name))?;
 
     let stop_at: &[u32] = if arguments.stop_at_eos { &files.config.eos_token_ids } else { &[] };
@@ -283,8 +286,10 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
         ),
         _ => None,
     };
+    let allocator = runtime.allocator().clone();
+    arguments.memory.write(&allocator)?;
     let stats = runtime.memory_stats();
-    let memory = Memory {
+    let memory_report = Memory {
         live_peak_bytes: stats.live_peak,
         reserved_peak_bytes: stats.reserved_peak,
         imported_bytes: stats.imported_bytes,
@@ -303,7 +308,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
         threads: arguments.threads,
         modes,
         modes_agree: agree,
-        memory,
+        memory: memory_report,
         last_logits: arguments.logits.then(|| first.last_logits.clone()),
     };
     if arguments.json {
@@ -314,7 +319,10 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     if agree == Some(false) {
         return Err(Failure::new("eager and graph mode do not agree: this is a defect of the runtime"));
     }
-    Ok(())
+    drop(model);
+    runtime.sync_device()?;
+    drop(runtime);
+    arguments.memory.verdict(&allocator)
 }
 
 fn print_table(report: &Report, runtime: &Runtime) -> Result<(), Failure> {

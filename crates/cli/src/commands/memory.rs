@@ -1,0 +1,99 @@
+//! What a command records about the device's memory, and which debug aids it works with.
+
+use crate::failure::Failure;
+use leasehold_alloc::trace::Trace;
+use leasehold_alloc::{Allocator, DebugAids};
+use std::fs::File;
+use std::io::{BufWriter, Write};
+use std::path::{Path, PathBuf};
+
+/// The environment variable that stands for `--memory-debug`.
+const VARIABLE: &str = "LEASEHOLD_MEMORY_DEBUG";
+
+#[derive(Debug, Default, clap::Args)]
+pub(crate) struct Arguments {
+    /// Looks for wrong uses of memory: some of poison, red-zone[=BYTES], quarantine[=BYTES], guard, pass-through, all, separated by commas;
+    /// also from LEASEHOLD_MEMORY_DEBUG
+    #[arg(long, value_name = "AIDS", value_parser = parse_aids)]
+    memory_debug: Option<DebugAids>,
+    /// Writes every allocation and free into a trace that `leasehold replay` plays; compressed if its name ends in .gz
+    #[arg(long, value_name = "FILE")]
+    memory_trace: Option<PathBuf>,
+    /// Writes a snapshot of the memory at the end: for PyTorch's memory_viz, or as JSON if its name ends in .json
+    #[arg(long, value_name = "FILE")]
+    memory_snapshot: Option<PathBuf>,
+    /// Events that trace and snapshot remember at most, the newest
+    #[arg(long, value_name = "N", default_value_t = 1 << 18, value_parser = clap::value_parser!(u32).range(1..=1 << 26))]
+    memory_events: u32,
+}
+
+fn parse_aids(text: &str) -> Result<DebugAids, String> {
+    text.parse().map_err(|e: leasehold::Error| e.to_string())
+}
+
+/// What an allocator must be made with.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(crate) struct Wishes {
+    pub(crate) debug: DebugAids,
+    pub(crate) trace_events: usize,
+}
+
+impl Arguments {
+    /// What the allocator must be made with, the environment included.
+    pub(crate) fn wishes(&self) -> Result<Wishes, Failure> {
+        let debug = match (self.memory_debug, std::env::var(VARIABLE)) {
+            (Some(aids), _) => aids,
+            (None, Ok(text)) if !text.is_empty() => {
+                text.parse().map_err(|e| Failure::misuse(format!("{VARIABLE}: {e}")))?
+            }
+            _ => DebugAids::default(),
+        };
+        let records = self.memory_trace.is_some() || self.memory_snapshot.is_some();
+        Ok(Wishes { debug, trace_events: if records { self.memory_events as usize } else { 0 } })
+    }
+
+    /// Writes what was asked for.
+    pub(crate) fn write(&self, allocator: &Allocator) -> Result<(), Failure> {
+        if self.memory_trace.is_none() && self.memory_snapshot.is_none() {
+            return Ok(());
+        }
+        let snapshot = allocator.snapshot();
+        if let Some(path) = &self.memory_trace {
+            let trace = Trace::recorded(&snapshot);
+            let packed = path.extension().is_some_and(|e| e == "gz");
+            create(path, |file| if packed { trace.write_gzip(file) } else { trace.write(file) })?;
+        }
+        if let Some(path) = &self.memory_snapshot {
+            let json = path.extension().is_some_and(|e| e == "json");
+            create(path, |file| {
+                if !json {
+                    return snapshot.write_memory_viz(file);
+                }
+                serde_json::to_writer(file, &snapshot).map_err(|e| leasehold::Error::Unavailable(e.to_string().into()))
+            })?;
+        }
+        Ok(())
+    }
+
+    /// What the debug aids found, once nobody should hold anything any more. Without aids nothing is said.
+    pub(crate) fn verdict(&self, allocator: &Allocator) -> Result<(), Failure> {
+        if !allocator.config().debug.any() {
+            return Ok(());
+        }
+        allocator.trim(0)?;
+        let (findings, leaks) = (allocator.findings(), allocator.leak_report());
+        let number = allocator.stats().findings;
+        match findings.first() {
+            Some(first) if number == 1 => Err(Failure::new(format!("memory: {first}"))),
+            Some(first) => Err(Failure::new(format!("memory: {first}; and {} more findings", number - 1))),
+            None if !leaks.is_empty() => Err(Failure::new(format!("memory: leaked: {leaks}"))),
+            None => Ok(()),
+        }
+    }
+}
+
+fn create(path: &Path, fill: impl FnOnce(&mut BufWriter<File>) -> leasehold::Result<()>) -> Result<(), Failure> {
+    let mut file = BufWriter::new(File::create(path).map_err(|e| Failure::new(format!("{}: {e}", path.display())))?);
+    fill(&mut file).map_err(|e| Failure::from(e).at(path.display()))?;
+    file.flush().map_err(|e| Failure::new(format!("{}: {e}", path.display())))
+}
