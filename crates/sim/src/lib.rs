@@ -6,11 +6,16 @@
 //!
 //! Kernels are functions of the host that are registered by name ([`KernelRegistry`]).
 //!
-//! A backend's simulated driver maps a vendor's calls to a [`Machine`], with the vendor's rules.
+//! [`SimBackend`] shows a machine's devices through `hal`, as `sim:0`, `sim:1`, …. A backend's simulated driver maps a vendor's calls to a [`Machine`], with the vendor's rules.
 //!
 //! This crate must not be needed by a library: it is for tests, for continuous integration and for reading reports.
 
+pub mod allocator;
+pub mod backend;
 pub mod machine;
+pub mod manager;
+
+pub use backend::SimBackend;
 
 pub use machine::{
     Command, DEVICE_BASE, EventId, ExecId, FaultAction, FaultPlan, FaultRule, FaultScope, FillCall, GRANULARITY,

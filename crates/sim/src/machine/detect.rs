@@ -196,13 +196,16 @@ pub(crate) enum Unwritten {
     All,
 }
 
+/// What was reported: the kind, and queue and index of both operations.
+type Told = (ReportKind, Option<(Option<u64>, u64)>, Option<u64>, u64);
+
 /// The ranges and the reports.
 #[derive(Default)]
 pub(crate) struct Detector {
     pub(crate) on: bool,
     segments: BTreeMap<u64, Segment>,
     reports: Vec<Report>,
-    told: BTreeSet<(ReportKind, Option<(Option<u64>, u64)>, Option<u64>, u64)>,
+    told: BTreeSet<Told>,
     compact_at: usize,
 }
 

@@ -25,13 +25,10 @@ impl Machine {
     /// `NotFound` for a device that does not exist; `DeviceLost`; the fault plan's.
     pub fn queue_create(&self, device: u32) -> Result<QueueId> {
         let mut state = self.enter(device, "queue_create")?;
-        let (agent, epoch) = state.agents.pop().unwrap_or_else(|| (u32::MAX, 0));
-        let agent = if agent == u32::MAX {
+        let (agent, epoch) = state.agents.pop().unwrap_or_else(|| {
             state.next_agent += 1;
-            state.next_agent - 1
-        } else {
-            agent
-        };
+            (state.next_agent - 1, 0)
+        });
         let id = QueueId(state.id());
         let nanos = state.host_nanos;
         state.queues.insert(

@@ -40,6 +40,8 @@ pub enum When {
     Always,
     /// At each call with this probability.
     Probability(f64),
+    /// At the next call; the rule is gone then.
+    Once,
 }
 
 /// A rule of a plan. Indexes count the calls of the rule's name, or all calls where it has none.
@@ -132,7 +134,7 @@ impl Faults {
                 0
             }
         };
-        for rule in &self.plan.rules {
+        for (i, rule) in self.plan.rules.iter().enumerate() {
             let at = match &rule.call {
                 Some(call) if call == name => own,
                 Some(_) => continue,
@@ -143,9 +145,14 @@ impl Faults {
                 When::From(k) => at >= k,
                 When::Always => true,
                 When::Probability(p) => rng.happens(p),
+                When::Once => true,
             };
             if applies {
-                return verdict(&rule.action, name, index);
+                let verdict = verdict(&rule.action, name, index);
+                if rule.when == When::Once {
+                    self.plan.rules.remove(i);
+                }
+                return verdict;
             }
         }
         Verdict::Pass

@@ -106,7 +106,7 @@ pub struct MachineConfig {
     pub count_calls: bool,
     /// Whether the race detector is on.
     pub detect: bool,
-    /// Whether commands that ran are remembered for [`Machine::trace`].
+    /// Whether commands that ran are remembered for [`Machine::take_trace`].
     pub trace: bool,
     /// How long, in real time, a wait without a timeout stays when nothing can run any more but another thread of the host could still help (by writing a
     /// word, raising a semaphore), before it is reported as a dead-lock. With zero there is no other thread.
@@ -404,7 +404,8 @@ impl Machine {
             semaphores: BTreeMap::new(),
             graphs: BTreeMap::new(),
             execs: BTreeMap::new(),
-            next_id: 1,
+            // Small numbers mean something special to some vendors: the default stream.
+            next_id: 0x100,
             launches: 0,
             words: BTreeMap::new(),
             host,
@@ -483,6 +484,11 @@ impl Machine {
     #[must_use]
     pub fn calls_by_name(&self) -> Vec<(String, u64)> {
         self.lock().faults.by_name()
+    }
+
+    /// Puts a rule before those of the fault plan.
+    pub fn add_fault(&self, rule: FaultRule) {
+        self.lock().faults.plan.rules.insert(0, rule);
     }
 
     /// Replaces the fault plan; counts go on.

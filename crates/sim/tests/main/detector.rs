@@ -54,8 +54,11 @@ fn two_reads_need_no_order_and_disjoint_ranges_neither() {
     }
 }
 
+/// Orders what the first queue did before what the second will do.
+type Edge = fn(&Machine, QueueId, QueueId);
+
 /// Each way to order a write on one queue before a read on another.
-fn edges() -> Vec<(&'static str, fn(&Machine, QueueId, QueueId))> {
+fn edges() -> Vec<(&'static str, Edge)> {
     vec![
         ("an event", |m, a, b| {
             let e = m.event_create(0, false).unwrap();

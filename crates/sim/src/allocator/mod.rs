@@ -1,0 +1,182 @@
+//! The allocator's glue: device memory by pieces that are mapped into reservations, pinned host memory by segments. Fills the cells of the
+//! device's state.
+//!
+//! This module must not know how blocks are placed.
+
+use crate::machine::{DEVICE_BASE, GRANULARITY, Machine, PieceId};
+use crate::manager::device::DeviceState;
+use leasehold_alloc::{Allocator, AllocatorConfig, Backing, BackingCaps, Chunk, HostKind};
+use leasehold_core::sync::atomic::{AtomicU64, Ordering};
+use leasehold_core::sync::{Arc, Mutex};
+use leasehold_core::{Error, Result, Text};
+use leasehold_hal::MemoryKind;
+use std::collections::BTreeMap;
+
+/// The allocator of a kind of memory; the first call makes it.
+///
+/// # Errors
+/// `Unsupported` for a kind that there is not; `OutOfMemory`.
+pub fn of(device: &DeviceState, kind: MemoryKind) -> Result<&Allocator> {
+    let (cell, what, host_kind) = match kind {
+        MemoryKind::Device => (&device.device_memory, "device memory", HostKind::None),
+        MemoryKind::Pinned => (&device.pinned_memory, "pinned memory", HostKind::Pinned),
+        other => return Err(Error::Unsupported(format!("{}: no {other:?} memory", device.info().id).into())),
+    };
+    cell.get_or_make(|| {
+        let config = AllocatorConfig {
+            name: Text::Owned(format!("{} {what}", device.info().id)),
+            host_kind,
+            ..AllocatorConfig::default()
+        };
+        let allocator = Allocator::new(backing(device, kind)?, config)?;
+        // A line of this backend's steps the machine when somebody is about to sleep.
+        allocator.set_waiter(Arc::new(|point, timeout| point.line().wait(point.value(), timeout)));
+        Ok(allocator)
+    })
+}
+
+/// A source of a kind of memory.
+///
+/// # Errors
+/// `Unsupported` for a kind that there is not.
+pub fn backing(device: &DeviceState, kind: MemoryKind) -> Result<Box<dyn Backing>> {
+    let machine = device.machine().clone();
+    match kind {
+        MemoryKind::Device => {
+            let ordinal = device.info().id.ordinal;
+            Ok(Box::new(DeviceBacking { machine, device: ordinal, pieces: Mutex::default(), calls: AtomicU64::new(0) }))
+        }
+        MemoryKind::Pinned => Ok(Box::new(PinnedBacking { machine, calls: AtomicU64::new(0) })),
+        other => Err(Error::Unsupported(format!("{}: no {other:?} memory", device.info().id).into())),
+    }
+}
+
+/// Memory of a device: reservations and pieces.
+struct DeviceBacking {
+    machine: Machine,
+    device: u32,
+    /// Pieces that were committed at an address at once.
+    pieces: Mutex<BTreeMap<u64, PieceId>>,
+    calls: AtomicU64,
+}
+
+impl DeviceBacking {
+    fn call(&self) {
+        self.calls.fetch_add(1, Ordering::Relaxed);
+    }
+}
+
+impl Backing for DeviceBacking {
+    fn caps(&self) -> BackingCaps {
+        let physical = self.machine.config().memory;
+        BackingCaps { vmm: true, granule: GRANULARITY, physical, reserve: true, ..BackingCaps::default() }
+    }
+
+    fn reserve(&self, bytes: u64) -> Result<u64> {
+        self.call();
+        self.machine.reserve(bytes, 0)
+    }
+
+    fn commit(&self, at: Option<u64>, bytes: u64) -> Result<Chunk> {
+        let Some(at) = at else {
+            self.call();
+            return Ok(Chunk { addr: self.machine.alloc(self.device, bytes)?, bytes, native: 0 });
+        };
+        let piece = PieceId(self.create(bytes)?);
+        if let Err(e) = self.map(at, piece.0, bytes).and_then(|()| {
+            self.enable(at, bytes).inspect_err(|_| {
+                // As before the call; if even that fails, the piece stays with its mapping.
+                let _ = self.machine.unmap(at, bytes);
+            })
+        }) {
+            self.destroy(piece.0, bytes)?;
+            return Err(e);
+        }
+        self.pieces.lock().insert(at, piece);
+        Ok(Chunk { addr: at, bytes, native: 0 })
+    }
+
+    fn decommit(&self, chunk: Chunk) -> Result<()> {
+        let piece = self.pieces.lock().get(&chunk.addr).copied();
+        let Some(piece) = piece else {
+            self.call();
+            return self.machine.free(chunk.addr);
+        };
+        self.unmap(chunk.addr, chunk.bytes)?;
+        self.pieces.lock().remove(&chunk.addr);
+        self.destroy(piece.0, chunk.bytes)
+    }
+
+    fn release(&self, addr: u64, bytes: u64) {
+        self.call();
+        // Nothing is committed there; a machine that refuses all the same keeps the addresses.
+        let _ = self.machine.release(addr, bytes);
+    }
+
+    fn create(&self, bytes: u64) -> Result<u64> {
+        self.call();
+        Ok(self.machine.create(self.device, bytes)?.0)
+    }
+
+    fn destroy(&self, handle: u64, _: u64) -> Result<()> {
+        self.call();
+        self.machine.destroy(PieceId(handle))
+    }
+
+    fn map(&self, at: u64, handle: u64, _: u64) -> Result<()> {
+        self.call();
+        self.machine.map(at, PieceId(handle))
+    }
+
+    fn enable(&self, at: u64, bytes: u64) -> Result<()> {
+        self.call();
+        self.machine.set_access(self.device, at, bytes)
+    }
+
+    fn unmap(&self, at: u64, bytes: u64) -> Result<()> {
+        self.call();
+        self.machine.unmap(at, bytes)
+    }
+
+    fn driver_calls(&self) -> u64 {
+        self.calls.load(Ordering::Relaxed)
+    }
+}
+
+/// Pinned host memory, in segments.
+struct PinnedBacking {
+    machine: Machine,
+    calls: AtomicU64,
+}
+
+impl Backing for PinnedBacking {
+    fn caps(&self) -> BackingCaps {
+        let physical = self.machine.config().pinned;
+        BackingCaps { granule: GRANULARITY, physical, segment: GRANULARITY, ..BackingCaps::default() }
+    }
+
+    fn reserve(&self, bytes: u64) -> Result<u64> {
+        Err(Error::Unsupported(format!("pinned memory has no reservations ({bytes} bytes)").into()))
+    }
+
+    fn commit(&self, at: Option<u64>, bytes: u64) -> Result<Chunk> {
+        self.calls.fetch_add(1, Ordering::Relaxed);
+        if let Some(at) = at {
+            return Err(Error::Unsupported(format!("pinned memory cannot be committed at {at:#x}").into()));
+        }
+        let addr = self.machine.host_alloc(bytes)?;
+        debug_assert!(addr < DEVICE_BASE);
+        Ok(Chunk { addr, bytes, native: 0 })
+    }
+
+    fn decommit(&self, chunk: Chunk) -> Result<()> {
+        self.calls.fetch_add(1, Ordering::Relaxed);
+        self.machine.host_free(chunk.addr)
+    }
+
+    fn release(&self, _: u64, _: u64) {}
+
+    fn driver_calls(&self) -> u64 {
+        self.calls.load(Ordering::Relaxed)
+    }
+}

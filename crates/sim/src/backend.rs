@@ -1,0 +1,294 @@
+//! The implementation of `hal`: leases of the managers' states, shown as the traits' objects.
+//!
+//! This module must hold no state beside the device manager.
+
+use crate::allocator;
+use crate::machine::{FaultScope, Machine, MachineConfig};
+use crate::manager::device::{DeviceManager, DeviceState};
+use crate::manager::gate::GateState;
+use crate::manager::graph::GraphState;
+use crate::manager::stream::StreamState;
+use leasehold_alloc::{Allocator, Backing};
+use leasehold_core::{Error, Lease, Line, Point, PoolStats, Result, Timeline, VALUE_LIMIT};
+use leasehold_hal::{
+    Backend, BackendKind, Caps, Device, DeviceId, DeviceInfo, Gate, GraphExec, KernelDesc, Limits, MemoryInfo,
+    MemoryKind, NodePatch, Op, Pipeline, Plan, Stream, StreamDesc, Timestamp,
+};
+use std::time::Duration;
+
+/// Streams of a device at a time.
+const STREAMS: u32 = 256;
+
+/// The devices of a [`Machine`] as a backend: `sim:0`, `sim:1`, ….
+///
+/// It has no thread. Work makes progress while somebody waits or asks, when a gate is signalled, and when a stream is dropped; an operation
+/// runs on the thread that does so.
+///
+/// ```
+/// use leasehold_hal::{Backend, DeviceId, StreamDesc};
+/// use leasehold_sim::{MachineConfig, SimBackend};
+/// let backend = SimBackend::new(MachineConfig::seed(7))?;
+/// let device = backend.open("sim:0".parse()?)?;
+/// let stream = device.stream(&StreamDesc::default())?;
+/// // SAFETY: nothing is submitted.
+/// let value = unsafe { stream.submit(&[]) }?;
+/// stream.wait_host(value, None)?;
+/// # drop((stream, device));
+/// assert!(backend.machine().take_reports().is_empty());
+/// # Ok::<(), leasehold_core::Error>(())
+/// ```
+#[derive(Debug)]
+pub struct SimBackend {
+    machine: Machine,
+    devices: DeviceManager,
+}
+
+impl SimBackend {
+    /// A backend over a machine of its own, on which a kernel's fault ends its stream and no other.
+    ///
+    /// # Errors
+    /// As [`Machine::new`].
+    pub fn new(config: MachineConfig) -> Result<Self> {
+        Self::over(Machine::new(config.fault_scope(FaultScope::Queue))?)
+    }
+
+    /// A backend over this machine. Who keeps a clone can step it, take its reports and make its calls fail.
+    ///
+    /// # Errors
+    /// `OutOfMemory` for the pools.
+    pub fn over(machine: Machine) -> Result<Self> {
+        Ok(Self { devices: DeviceManager::new(machine.clone(), STREAMS)?, machine })
+    }
+
+    /// The machine.
+    pub fn machine(&self) -> &Machine {
+        &self.machine
+    }
+
+    /// The devices.
+    pub fn devices(&self) -> &DeviceManager {
+        &self.devices
+    }
+}
+
+impl Backend for SimBackend {
+    fn kind(&self) -> BackendKind {
+        BackendKind::Sim
+    }
+
+    fn devices(&self) -> Result<Vec<DeviceInfo>> {
+        Ok(self.devices.describe())
+    }
+
+    fn open(&self, device: DeviceId) -> Result<Lease<dyn Device>> {
+        if device.backend != BackendKind::Sim {
+            return Err(Error::NotFound(format!("{device}: this is the simulated backend").into()));
+        }
+        let lease = self.devices.open(device.ordinal)?;
+        Ok(Lease::map(lease, |d| d as &dyn Device))
+    }
+
+    fn shutdown(&self) -> Result<()> {
+        self.devices.shutdown()
+    }
+
+    fn pools(&self, report: &mut dyn FnMut(&'static str, PoolStats)) {
+        report("device", self.devices.stats());
+    }
+}
+
+impl Device for DeviceState {
+    fn info(&self) -> &DeviceInfo {
+        DeviceState::info(self)
+    }
+
+    fn caps(&self) -> Caps {
+        DeviceState::caps(self)
+    }
+
+    fn limits(&self) -> &Limits {
+        DeviceState::limits(self)
+    }
+
+    fn memory_info(&self) -> Result<MemoryInfo> {
+        let (used, total) = self.machine().device_memory(self.info().id.ordinal)?;
+        Ok(MemoryInfo { total, free: total - used })
+    }
+
+    fn make_current(&self) -> Result<()> {
+        self.machine().device_status(self.info().id.ordinal)
+    }
+
+    fn memory(&self, kind: MemoryKind) -> Result<&Allocator> {
+        allocator::of(self, kind)
+    }
+
+    fn backing(&self, kind: MemoryKind) -> Result<Box<dyn Backing>> {
+        allocator::backing(self, kind)
+    }
+
+    /// Priorities are clamped to the one there is.
+    fn stream(&self, _: &StreamDesc) -> Result<Lease<dyn Stream>> {
+        Ok(Lease::map(self.streams.acquire()?, |s| s as &dyn Stream))
+    }
+
+    fn pipeline(&self, desc: &KernelDesc<'_>) -> Result<Lease<Pipeline>> {
+        self.pipelines.get_or_create(desc)
+    }
+
+    fn timestamp(&self) -> Result<Lease<Timestamp>> {
+        self.events.acquire()
+    }
+
+    fn elapsed(&self, start: &Timestamp, end: &Timestamp) -> Result<Duration> {
+        self.events.elapsed(start, end)
+    }
+
+    fn instantiate(&self, plan: Plan) -> Result<Lease<dyn GraphExec>> {
+        Ok(Lease::map(self.graphs.instantiate(plan)?, |g| g as &dyn GraphExec))
+    }
+
+    fn gate(&self) -> Result<Lease<dyn Gate>> {
+        Ok(Lease::map(self.gates.acquire()?, |g| g as &dyn Gate))
+    }
+
+    fn peer_access(&self, peer: DeviceId) -> Result<bool> {
+        if peer.backend != BackendKind::Sim {
+            return Err(Error::NotFound(format!("{peer}: {} has no such peer", self.info().id).into()));
+        }
+        self.machine().enable_peer(self.info().id.ordinal, peer.ordinal)?;
+        Ok(true)
+    }
+
+    fn synchronize(&self, timeout: Option<Duration>) -> Result<()> {
+        self.streams.collect();
+        let lines: Vec<(&'static Line, u64)> = self.common.lines.lock().iter().map(|&l| (l, l.submitted())).collect();
+        self.common.notice_loss();
+        let open = || lines.iter().any(|(line, value)| matches!(line.check(*value), Ok(false)));
+        let waited = if open() { self.machine().wait_until(timeout, || !open()) } else { Ok(()) };
+        self.common.notice_loss();
+        if open() {
+            return waited;
+        }
+        lines.iter().try_for_each(|(line, value)| line.check(*value).map(drop))
+    }
+
+    fn pools(&self, report: &mut dyn FnMut(&'static str, PoolStats)) {
+        DeviceState::pools(self, report);
+    }
+}
+
+/// The cause of a poisoned line as an error.
+fn healthy(line: &Line) -> Result<()> {
+    line.check(VALUE_LIMIT).map(drop)
+}
+
+impl Timeline for StreamState {
+    fn line(&self) -> &'static Line {
+        StreamState::line(self)
+    }
+
+    /// Runs what can: nobody may come and ask.
+    fn signal(&self) -> Result<u64> {
+        self.common().notice_loss();
+        healthy(StreamState::line(self))?;
+        let value = StreamState::line(self).submitted();
+        self.common().go_on();
+        Ok(value)
+    }
+
+    /// Steps a little.
+    fn refresh(&self) -> Result<u64> {
+        self.common().machine.poll();
+        self.common().notice_loss();
+        Ok(StreamState::line(self).completed())
+    }
+
+    fn wait(&self, on: Point) -> Result<()> {
+        healthy(StreamState::line(self))?;
+        let own = on.line_id() == StreamState::line(self).id() && on.value() <= StreamState::line(self).submitted();
+        if on.is_settled() || own {
+            return Ok(());
+        }
+        self.submit(&[Op::Wait(on)]).map(drop)
+    }
+
+    fn wait_host(&self, value: u64, timeout: Option<Duration>) -> Result<()> {
+        let line = StreamState::line(self);
+        if line.check(value)? {
+            return Ok(());
+        }
+        if self.common().machine.is_calling(self.queue) {
+            return Err(Error::state("a host call waits for the stream that it runs on"));
+        }
+        self.common().await_line(line, value, timeout)
+    }
+}
+
+impl Stream for StreamState {
+    unsafe fn submit(&self, ops: &[Op<'_>]) -> Result<u64> {
+        StreamState::submit(self, ops)
+    }
+
+    /// All that was submitted is with the machine already.
+    fn flush(&self) -> Result<()> {
+        self.common().machine.device_status(self.common().device)
+    }
+
+    /// The number of the machine's queue.
+    fn native(&self) -> u64 {
+        self.queue.0
+    }
+}
+
+impl Timeline for GateState {
+    fn line(&self) -> &'static Line {
+        GateState::line(self)
+    }
+
+    fn signal(&self) -> Result<u64> {
+        Ok(GateState::line(self).submitted())
+    }
+
+    fn refresh(&self) -> Result<u64> {
+        Ok(GateState::line(self).completed())
+    }
+
+    /// # Errors
+    /// `Unsupported`: only the host advances a gate.
+    fn wait(&self, _: Point) -> Result<()> {
+        Err(Error::Unsupported("a gate is signalled by the host; it waits for nothing".into()))
+    }
+
+    fn wait_host(&self, value: u64, timeout: Option<Duration>) -> Result<()> {
+        self.common().await_line(GateState::line(self), value, timeout)
+    }
+}
+
+impl Gate for GateState {
+    fn signal_host(&self, value: u64) -> Result<()> {
+        self.raise(value)
+    }
+
+    fn fail(&self, cause: Error) {
+        GateState::fail(self, cause);
+    }
+}
+
+impl GraphExec for GraphState {
+    fn nodes(&self) -> usize {
+        GraphState::nodes(self)
+    }
+
+    fn bytes(&self) -> u64 {
+        GraphState::bytes(self)
+    }
+
+    fn update(&self, patches: &[NodePatch<'_>]) -> Result<()> {
+        GraphState::update(self, patches)
+    }
+
+    fn native(&self) -> u64 {
+        self.exec.0
+    }
+}

@@ -1,0 +1,388 @@
+//! Devices: which there are, and what each owns.
+//!
+//! Streams do not lease their device: they hold what all share, so no order of drops can dangle, and the device's pools hold nothing that leads
+//! back to it.
+//!
+//! This module must not know backings.
+
+use super::event::EventManager;
+use super::gate::GateManager;
+use super::graph::GraphManager;
+use super::pipeline::{Kernels, PipelineManager};
+use super::stream::StreamManager;
+use crate::machine::{KernelCall, Machine, QueueId, SemaphoreId, Stepping};
+use leasehold_alloc::Allocator;
+use leasehold_core::sync::{Arc, Mutex, OnceLock};
+use leasehold_core::{
+    DeviceHandle, Error, Fate, Fault, FixedSlotStore, Handle, Lease, Line, LineId, PoolStats, Resource, Result, Tagged,
+    tags,
+};
+use leasehold_hal::{BackendKind, Caps, DeviceId, DeviceInfo, Dispatch, HostCall, Limits, MemoryInfo};
+use std::any::Any;
+use std::collections::BTreeMap;
+use std::fmt;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::time::Duration;
+
+/// What a device's streams, gates and graphs share.
+pub(crate) struct Common {
+    pub(crate) machine: Machine,
+    pub(crate) device: u32,
+    /// `sim:0`.
+    pub(crate) name: String,
+    pub(crate) kernels: Kernels,
+    /// The semaphores behind lines, of all devices of the backend.
+    semaphores: Arc<Mutex<BTreeMap<LineId, SemaphoreId>>>,
+    /// Lines of all streams that exist, the retired ones too.
+    pub(crate) lines: Mutex<Vec<&'static Line>>,
+    /// Which submission each queue runs.
+    running: Mutex<BTreeMap<QueueId, &'static Line>>,
+}
+
+impl Common {
+    /// A semaphore that stands where the line does.
+    pub(crate) fn semaphore(&self, line: &'static Line) -> Result<SemaphoreId> {
+        let semaphore = self.machine.semaphore_create(self.device)?;
+        self.machine.semaphore_signal(semaphore, line.completed())?;
+        self.semaphores.lock().insert(line.id(), semaphore);
+        Ok(semaphore)
+    }
+
+    /// The semaphore behind a line of this backend's.
+    pub(crate) fn semaphore_of(&self, line: LineId) -> Option<SemaphoreId> {
+        self.semaphores.lock().get(&line).copied()
+    }
+
+    /// A stream or gate ends.
+    pub(crate) fn forget(&self, line: &'static Line, semaphore: SemaphoreId) {
+        self.semaphores.lock().remove(&line.id());
+        self.lines.lock().retain(|l| l.id() != line.id());
+        self.running.lock().retain(|_, l| l.id() != line.id());
+        // It was this line's alone.
+        let _ = self.machine.semaphore_destroy(semaphore);
+    }
+
+    /// Lets run what can, where nobody may come and ask.
+    pub(crate) fn go_on(&self) {
+        if self.machine.config().stepping == Stepping::Auto {
+            self.machine.run_until_idle();
+        }
+        self.notice_loss();
+    }
+
+    /// A dispatch as the machine has it.
+    pub(crate) fn call(&self, d: &Dispatch<'_>) -> Result<KernelCall> {
+        let call = KernelCall {
+            kernel: self.kernels.of(d.pipeline)?,
+            grid: d.grid,
+            block: d.block,
+            shared: d.shared,
+            bindings: d.bindings.to_vec(),
+            params: d.params.to_vec(),
+        };
+        call.check()?;
+        Ok(call)
+    }
+
+    pub(crate) fn fault(&self, op: &str, queue: QueueId, value: u64, cause: String) -> Error {
+        let line = self.running.lock().get(&queue).copied();
+        let stream = line.map_or_else(|| self.name.clone(), |l| format!("{} {:?}", self.name, l.id()));
+        Fault::new(op.to_owned(), stream, value, cause).into()
+    }
+
+    /// A stream's line, by its queue.
+    pub(crate) fn enter(&self, queue: QueueId, line: &'static Line) {
+        self.running.lock().insert(queue, line);
+    }
+
+    /// The submission that a queue runs: the one after what is complete.
+    pub(crate) fn running(&self, queue: QueueId) -> u64 {
+        self.running.lock().get(&queue).map_or(0, |l| l.completed() + 1)
+    }
+
+    /// Runs a host call; an error or a panic fails the queue.
+    pub(crate) fn host_call(&self, call: &HostCall, name: &str, queue: QueueId, value: u64) {
+        let text = match catch_unwind(AssertUnwindSafe(|| call.run())) {
+            Ok(Ok(())) => return,
+            Ok(Err(e)) => e.to_string(),
+            Err(panic) => panic_text(&*panic),
+        };
+        // The queue runs this, so it exists.
+        let _ = self.machine.queue_fail(queue, self.fault(name, queue, value, text));
+    }
+
+    /// A submission is over: its value is published, after its failure if it has one.
+    pub(crate) fn publish(&self, queue: QueueId, line: &'static Line, value: u64) {
+        if let Ok(Some(failure)) = self.machine.queue_failure(queue) {
+            line.poison(value, failure.cause);
+        }
+        line.complete(value);
+        self.machine.ring();
+    }
+
+    /// A lost device calls nobody: whoever notices ends all lines.
+    pub(crate) fn notice_loss(&self) {
+        let Err(cause) = self.machine.device_status(self.device) else { return };
+        let lines = self.lines.lock().clone();
+        for line in lines {
+            if line.failure().is_none() {
+                line.poison(line.completed() + 1, cause.clone());
+            }
+            line.complete(line.submitted());
+        }
+    }
+
+    /// Blocks until a value of a line is over.
+    pub(crate) fn await_line(&self, line: &'static Line, value: u64, timeout: Option<Duration>) -> Result<()> {
+        self.notice_loss();
+        if line.check(value)? {
+            return Ok(());
+        }
+        let waited = self.machine.wait_until(timeout, || !matches!(line.check(value), Ok(false)));
+        self.notice_loss();
+        match line.check(value) {
+            Ok(true) => Ok(()),
+            Ok(false) => Err(waited.err().unwrap_or_else(|| Error::state("a wait that ended early"))),
+            Err(e) => Err(e),
+        }
+    }
+}
+
+fn panic_text(panic: &(dyn Any + Send)) -> String {
+    let text = panic.downcast_ref::<&str>().copied().or_else(|| panic.downcast_ref::<String>().map(String::as_str));
+    text.unwrap_or("a panic without a message").to_owned()
+}
+
+/// An allocator that is made at its first use.
+#[derive(Default)]
+pub(crate) struct MemoryCell {
+    made: OnceLock<Allocator>,
+    making: Mutex<()>,
+}
+
+impl MemoryCell {
+    /// The allocator; the first caller makes it, and a failure is forgotten.
+    pub(crate) fn get_or_make(&self, make: impl FnOnce() -> Result<Allocator>) -> Result<&Allocator> {
+        if let Some(allocator) = self.made.get() {
+            return Ok(allocator);
+        }
+        let _turn = self.making.lock();
+        if let Some(allocator) = self.made.get() {
+            return Ok(allocator);
+        }
+        let allocator = make()?;
+        Ok(self.made.get_or_init(|| allocator))
+    }
+}
+
+/// A device that was opened: what it is, and the managers of what it has.
+pub struct DeviceState {
+    info: DeviceInfo,
+    caps: Caps,
+    limits: Limits,
+    pub(crate) common: Arc<Common>,
+    // Allocators before streams: what they give back goes by the machine, which both hold.
+    pub(crate) device_memory: MemoryCell,
+    pub(crate) pinned_memory: MemoryCell,
+    pub(crate) streams: StreamManager,
+    pub(crate) events: EventManager,
+    pub(crate) gates: GateManager,
+    pub(crate) pipelines: PipelineManager,
+    pub(crate) graphs: GraphManager,
+}
+
+impl Tagged for DeviceState {
+    type Tag = tags::Device;
+}
+
+impl DeviceState {
+    fn new(devices: &Devices, ordinal: u32) -> Result<Self> {
+        let info = describe(&devices.machine, ordinal);
+        let common = Arc::new(Common {
+            machine: devices.machine.clone(),
+            device: ordinal,
+            name: info.id.to_string(),
+            kernels: Kernels::default(),
+            semaphores: devices.semaphores.clone(),
+            lines: Mutex::new(Vec::new()),
+            running: Mutex::new(BTreeMap::new()),
+        });
+        let mut caps = Caps::default();
+        caps.pinned = true;
+        caps.gates = true;
+        caps.timestamps = true;
+        caps.graphs = true;
+        caps.concurrent_streams = true;
+        caps.host_calls = true;
+        caps.foreign_calls = true;
+        caps.waits_for_any_line = true;
+        let mut limits = Limits::default();
+        limits.streams = devices.streams;
+        limits.buffer = devices.machine.config().memory;
+        Ok(Self {
+            device_memory: MemoryCell::default(),
+            pinned_memory: MemoryCell::default(),
+            streams: StreamManager::new(common.clone(), devices.streams)?,
+            events: EventManager::new(&common.machine, ordinal)?,
+            gates: GateManager::new(common.clone())?,
+            pipelines: PipelineManager::new(&common.machine, ordinal, common.kernels.clone())?,
+            graphs: GraphManager::new(common.clone())?,
+            info,
+            caps,
+            limits,
+            common,
+        })
+    }
+
+    /// What it is.
+    pub fn info(&self) -> &DeviceInfo {
+        &self.info
+    }
+
+    /// What it can do.
+    pub fn caps(&self) -> Caps {
+        self.caps
+    }
+
+    /// How much of everything.
+    pub fn limits(&self) -> &Limits {
+        &self.limits
+    }
+
+    /// The machine that it is a device of.
+    pub fn machine(&self) -> &Machine {
+        &self.common.machine
+    }
+
+    /// The statistics of all pools.
+    pub fn pools(&self, report: &mut dyn FnMut(&'static str, PoolStats)) {
+        report("stream", self.streams.stats());
+        report("timestamp", self.events.stats());
+        report("gate", self.gates.stats());
+        report("pipeline", self.pipelines.stats());
+        report("graph", self.graphs.stats());
+    }
+
+    /// What somebody holds of this device beside itself.
+    fn outstanding(&self) -> Result<()> {
+        let mut first = None;
+        self.pools(&mut |name, stats| {
+            // The pipelines' own manager holds each of them once.
+            let strong = if name == "pipeline" { self.pipelines.in_use() } else { stats.live };
+            if (strong != 0 || stats.weak != 0) && first.is_none() {
+                first = Some(Error::LeasesOutstanding { resource: name, strong, weak: stats.weak });
+            }
+        });
+        for cell in [&self.device_memory, &self.pinned_memory] {
+            let strong = cell.made.get().map_or(0, |a| a.stats().live);
+            if strong != 0 && first.is_none() {
+                first = Some(Error::LeasesOutstanding { resource: "buffer", strong, weak: 0 });
+            }
+        }
+        first.map_or(Ok(()), Err)
+    }
+}
+
+impl fmt::Debug for DeviceState {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("DeviceState").field("id", &self.info.id).finish_non_exhaustive()
+    }
+}
+
+fn describe(machine: &Machine, ordinal: u32) -> DeviceInfo {
+    let mut info = DeviceInfo::new(DeviceId::new(BackendKind::Sim, ordinal), "simulated device");
+    let (used, total) = machine.device_memory(ordinal).unwrap_or_default();
+    info.memory = MemoryInfo { total, free: total - used };
+    info.details = vec![("seed".into(), machine.config().seed.to_string())];
+    info
+}
+
+struct Devices {
+    machine: Machine,
+    streams: u32,
+    semaphores: Arc<Mutex<BTreeMap<LineId, SemaphoreId>>>,
+}
+
+impl Resource for Devices {
+    type Payload = DeviceState;
+    type Request<'a> = u32;
+    const NAME: &'static str = "device";
+
+    fn create(&self, _: Handle<tags::Device>, ordinal: &u32) -> Result<DeviceState> {
+        DeviceState::new(self, *ordinal)
+    }
+
+    fn recycle(&self, _: &mut DeviceState) -> Fate {
+        Fate::Destroy
+    }
+}
+
+/// Owns the states of a machine's devices.
+pub struct DeviceManager {
+    machine: Machine,
+    store: FixedSlotStore<Devices>,
+}
+
+impl DeviceManager {
+    pub(crate) fn new(machine: Machine, streams: u32) -> Result<Self> {
+        if streams == 0 {
+            return Err(Error::invalid("a device without streams can do nothing"));
+        }
+        let count = machine.config().devices;
+        let devices = Devices { machine: machine.clone(), streams, semaphores: Arc::default() };
+        Ok(Self { store: FixedSlotStore::new(devices, count)?, machine })
+    }
+
+    /// How many devices there are.
+    pub fn device_count(&self) -> u32 {
+        self.store.len()
+    }
+
+    /// What the devices are, without opening them.
+    pub fn describe(&self) -> Vec<DeviceInfo> {
+        (0..self.store.len()).map(|i| describe(&self.machine, i)).collect()
+    }
+
+    /// Opens the device unless it is open.
+    ///
+    /// # Errors
+    /// `NotFound`; `InvalidState` after a shutdown.
+    pub fn open(&self, ordinal: u32) -> Result<Lease<DeviceState>> {
+        self.store.get(ordinal, &ordinal)
+    }
+
+    /// The state of an open device.
+    ///
+    /// # Errors
+    /// `StaleHandle`, `Occupied`.
+    #[doc(alias = "getState")]
+    pub fn get_state(&self, device: DeviceHandle) -> Result<Lease<DeviceState>> {
+        self.store.lease(device)
+    }
+
+    /// The statistics of the store.
+    pub fn stats(&self) -> PoolStats {
+        self.store.stats()
+    }
+
+    /// Ends the manager. A second call is `Ok`.
+    ///
+    /// # Errors
+    /// `LeasesOutstanding` while somebody holds a device or anything of one; nothing has changed then.
+    pub fn shutdown(&self) -> Result<()> {
+        for i in 0..self.store.len() {
+            // Dropped before the store decides.
+            if let Some(device) = self.store.existing(i) {
+                device.common.go_on();
+                device.outstanding()?;
+            }
+        }
+        self.store.shutdown()
+    }
+}
+
+impl fmt::Debug for DeviceManager {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("DeviceManager").field("devices", &self.stats()).field("machine", &self.machine).finish()
+    }
+}

@@ -1,0 +1,133 @@
+//! Gates: semaphores that the host signals.
+//!
+//! A gate begins where its line was left: its first value is what the line had completed. One that is dropped while a stream waits for it fails, so that
+//! nobody hangs and the line is not lent again.
+//!
+//! This module must not know who waits.
+
+use super::device::Common;
+use crate::machine::SemaphoreId;
+use leasehold_core::sync::{Arc, Mutex};
+use leasehold_core::{
+    Error, Fate, Handle, Lease, Line, LineOwner, PoolConfig, PoolManager, PoolStats, Resource, Result, Tagged,
+    VALUE_LIMIT, tags,
+};
+use std::fmt;
+
+/// A gate.
+pub struct GateState {
+    common: Arc<Common>,
+    owner: LineOwner,
+    semaphore: SemaphoreId,
+    turn: Mutex<()>,
+}
+
+impl GateState {
+    /// Its line.
+    #[inline]
+    pub fn line(&self) -> &'static Line {
+        self.owner.line()
+    }
+
+    pub(crate) fn common(&self) -> &Common {
+        &self.common
+    }
+
+    /// Raises the value.
+    pub(crate) fn raise(&self, value: u64) -> Result<()> {
+        {
+            let _turn = self.turn.lock();
+            let line = self.line();
+            if let Some((_, cause)) = line.failure() {
+                return Err(cause);
+            }
+            line.advance_to(value)?;
+            self.common.machine.semaphore_signal(self.semaphore, value)?;
+            line.complete(value);
+        }
+        self.common.go_on();
+        Ok(())
+    }
+
+    /// Fails everything that was not signalled.
+    pub(crate) fn fail(&self, cause: Error) {
+        {
+            let _turn = self.turn.lock();
+            let line = self.line();
+            if line.failed(VALUE_LIMIT) {
+                return;
+            }
+            line.poison(line.submitted() + 1, cause.clone());
+            // It is there as long as the gate.
+            let _ = self.common.machine.semaphore_fail(self.semaphore, cause);
+        }
+        self.common.go_on();
+    }
+}
+
+impl Tagged for GateState {
+    type Tag = tags::Gate;
+}
+
+impl fmt::Debug for GateState {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "GateState({:?})", self.line())
+    }
+}
+
+struct Gates(Arc<Common>);
+
+impl Resource for Gates {
+    type Payload = GateState;
+    type Request<'a> = ();
+    const NAME: &'static str = "gate";
+
+    fn create(&self, _: Handle<tags::Gate>, (): &()) -> Result<GateState> {
+        let owner = LineOwner::take()?;
+        let semaphore = self.0.semaphore(owner.line())?;
+        Ok(GateState { common: self.0.clone(), owner, semaphore, turn: Mutex::new(()) })
+    }
+
+    fn recycle(&self, gate: &mut GateState) -> Fate {
+        if self.0.machine.semaphore_is_awaited(gate.semaphore).unwrap_or(false) {
+            gate.fail(Error::state("the gate was dropped before the value was signalled"));
+        }
+        Fate::Destroy
+    }
+
+    fn destroy(&self, gate: GateState) {
+        self.0.forget(gate.line(), gate.semaphore);
+    }
+}
+
+/// Owns the gates of a device.
+pub struct GateManager {
+    manager: PoolManager<Gates>,
+}
+
+impl GateManager {
+    pub(crate) fn new(common: Arc<Common>) -> Result<Self> {
+        let manager = PoolManager::new();
+        manager.configure(Gates(common), PoolConfig::default())?;
+        Ok(Self { manager })
+    }
+
+    /// A gate.
+    ///
+    /// # Errors
+    /// `OutOfMemory` without lines; the machine's.
+    pub fn acquire(&self) -> Result<Lease<GateState>> {
+        self.manager.acquire(&())
+    }
+
+    /// What the pool did so far.
+    pub fn stats(&self) -> PoolStats {
+        self.manager.stats()
+    }
+}
+
+impl fmt::Debug for GateManager {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("GateManager").field(&self.stats()).finish()
+    }
+}

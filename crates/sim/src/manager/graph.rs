@@ -1,0 +1,187 @@
+//! Graphs: plans as graphs of the machine.
+//!
+//! Time stamps are nodes that record an event, foreign calls are captured into a child, host calls are nodes that fail the queue when they
+//! fail.
+//!
+//! This module must not know how plans are made.
+
+use super::device::Common;
+use crate::machine::{ExecId, GraphId, KernelCall, Machine, Node, NodeId, NodeUpdate, QueueId};
+use leasehold_core::sync::{Arc, Mutex};
+use leasehold_core::{Error, Fate, Handle, Lease, PoolConfig, PoolManager, PoolStats, Resource, Result, Tagged, tags};
+use leasehold_hal::{ForeignCall, NodePatch, Op, OpList, Plan};
+use std::cell::Cell;
+use std::fmt;
+
+/// An instantiated plan.
+#[doc(alias = "Graph")]
+pub struct GraphState {
+    machine: Machine,
+    pub(crate) exec: ExecId,
+    /// What the nodes lease; kept as long as the graph.
+    ops: OpList,
+    /// The launch and the node of each dispatch of the plan.
+    calls: Mutex<Vec<Option<(NodeId, KernelCall)>>>,
+}
+
+impl GraphState {
+    /// How many nodes the plan had.
+    pub fn nodes(&self) -> usize {
+        self.ops.len()
+    }
+
+    /// Bytes of the host that it holds, roughly.
+    pub fn bytes(&self) -> u64 {
+        self.ops.bytes() * 2 + self.ops.len() as u64 * size_of::<KernelCall>() as u64
+    }
+
+    /// Changes nodes for later launches, all of them or none.
+    pub(crate) fn update(&self, patches: &[NodePatch<'_>]) -> Result<()> {
+        let mut calls = self.calls.lock();
+        let mut new = Vec::with_capacity(patches.len());
+        for p in patches {
+            let index = p.node as usize;
+            let Some(Some((node, call))) = calls.get(index) else {
+                return Err(Error::invalid(format!("node {index} is not a dispatch of this graph")));
+            };
+            let mut call = call.clone();
+            if let Some(bindings) = p.bindings {
+                call.bindings = bindings.to_vec();
+            }
+            if let Some(params) = p.params {
+                call.params = params.to_vec();
+            }
+            call.grid = p.grid.unwrap_or(call.grid);
+            new.push((index, *node, call));
+        }
+        let updates: Vec<_> = new.iter().map(|(_, node, call)| (*node, NodeUpdate::Kernel(call.clone()))).collect();
+        self.machine.exec_update(self.exec, &updates)?;
+        new.into_iter().for_each(|(index, node, call)| calls[index] = Some((node, call)));
+        Ok(())
+    }
+}
+
+impl Tagged for GraphState {
+    type Tag = tags::Graph;
+}
+
+impl fmt::Debug for GraphState {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "GraphState({} nodes)", self.nodes())
+    }
+}
+
+/// A template that is given up with this.
+struct Template<'a>(&'a Machine, GraphId);
+
+impl Drop for Template<'_> {
+    fn drop(&mut self) {
+        // It exists: it was made by whoever made this.
+        let _ = self.0.graph_destroy(self.1);
+    }
+}
+
+struct Graphs(Arc<Common>);
+
+impl Graphs {
+    /// A foreign call, taken into a graph of its own.
+    fn capture(&self, call: &ForeignCall) -> Result<GraphId> {
+        let machine = &self.0.machine;
+        let queue = machine.queue_create(self.0.device)?;
+        let captured = machine.capture_begin(queue).and_then(|()| {
+            let called = call.run(queue.0);
+            let graph = machine.capture_end(queue)?;
+            called.map(|()| graph).inspect_err(|_| drop(Template(machine, graph)))
+        });
+        machine.queue_destroy(queue)?;
+        captured
+    }
+
+    fn node(&self, op: &Op<'_>) -> Result<Node> {
+        Ok(match *op {
+            Op::Dispatch(d) => Node::Kernel(self.0.call(&d)?),
+            Op::Copy(_) | Op::Upload(_) | Op::Download(_) => Node::Copy(super::stream::transfer(op)?),
+            Op::Fill(f) => Node::Fill(super::stream::fill(&f)?),
+            Op::Stamp(t) => Node::Record(crate::machine::EventId(t.native)),
+            Op::Host(call) => {
+                let (common, call, name) = (self.0.clone(), call.clone(), op.name());
+                let what = name.clone();
+                let run = move |queue: QueueId| common.host_call(&call, &what, queue, common.running(queue));
+                Node::Host { name: name.into(), call: Arc::new(run) }
+            }
+            Op::Foreign(call) => Node::Child(self.capture(call)?),
+            Op::Wait(_) | Op::Graph(_) => {
+                return Err(Error::Unsupported(format!("a {} in a graph", op.kind()).into()));
+            }
+            ref other => return Err(Error::Unsupported(format!("a {} is not known here", other.kind()).into())),
+        })
+    }
+}
+
+impl Resource for Graphs {
+    type Payload = GraphState;
+    type Request<'a> = Cell<Option<Plan>>;
+    const NAME: &'static str = "graph";
+
+    fn create(&self, _: Handle<tags::Graph>, plan: &Cell<Option<Plan>>) -> Result<GraphState> {
+        let plan = plan.take().ok_or_else(|| Error::state("a plan is instantiated once"))?;
+        let machine = &self.0.machine;
+        if !plan.is_empty() && plan.pred_at.len() != plan.len() + 1 {
+            return Err(Error::invalid("a plan without the predecessors of its nodes"));
+        }
+        let template = Template(machine, machine.graph_create()?);
+        let mut calls = Vec::with_capacity(plan.len());
+        for (i, op) in plan.ops.iter().enumerate() {
+            let node = self.node(&op)?;
+            let deps: Vec<NodeId> = plan.predecessors(i).iter().map(|&p| NodeId(p)).collect();
+            let call = if let Node::Kernel(call) = &node { Some(call.clone()) } else { None };
+            let child = if let Node::Child(graph) = node { Some(Template(machine, graph)) } else { None };
+            let id = machine.graph_add(template.1, node, &deps)?;
+            drop(child);
+            calls.push(call.map(|c| (id, c)));
+        }
+        let exec = machine.instantiate(template.1)?;
+        Ok(GraphState { machine: machine.clone(), exec, ops: plan.ops, calls: Mutex::new(calls) })
+    }
+
+    fn recycle(&self, _: &mut GraphState) -> Fate {
+        Fate::Destroy
+    }
+
+    fn destroy(&self, graph: GraphState) {
+        // It exists; launches that are pending keep what they need.
+        let _ = self.0.machine.exec_destroy(graph.exec);
+    }
+}
+
+/// Owns the graphs of a device.
+pub struct GraphManager {
+    manager: PoolManager<Graphs>,
+}
+
+impl GraphManager {
+    pub(crate) fn new(common: Arc<Common>) -> Result<Self> {
+        let manager = PoolManager::new();
+        manager.configure(Graphs(common), PoolConfig::default())?;
+        Ok(Self { manager })
+    }
+
+    /// Makes a plan ready to be launched.
+    ///
+    /// # Errors
+    /// `InvalidArgument` for a plan whose nodes are in no order that respects its dependencies; `Unsupported` for waits and graphs in it; the machine's.
+    pub fn instantiate(&self, plan: Plan) -> Result<Lease<GraphState>> {
+        self.manager.acquire(&Cell::new(Some(plan)))
+    }
+
+    /// What the pool did so far.
+    pub fn stats(&self) -> PoolStats {
+        self.manager.stats()
+    }
+}
+
+impl fmt::Debug for GraphManager {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("GraphManager").field(&self.stats()).finish()
+    }
+}

@@ -1,0 +1,19 @@
+//! The managers: they own the device's resources and expose them. They do not wait, signal, copy or launch.
+//!
+//! | manager | owns | kind of pool |
+//! |---|---|---|
+//! | [`device`] | devices, each with the managers below | fixed slots, created lazily |
+//! | [`stream`] | queues, each with a semaphore | growable, recycled, retire list |
+//! | [`event`] | time stamps | growable, recycled |
+//! | [`gate`] | semaphores that the host signals | growable |
+//! | [`pipeline`] | kernels made ready | keyed singletons |
+//! | [`graph`] | instantiated plans | growable |
+//!
+//! This module must not know backings or the traits of `hal`'s devices.
+
+pub mod device;
+pub mod event;
+pub mod gate;
+pub mod graph;
+pub mod pipeline;
+pub mod stream;

@@ -1,0 +1,151 @@
+//! Pipelines: kernels of the machine, found by name, or Rust functions run over all tiles.
+//!
+//! A pipeline's native word is its place in a table that keeps the kernels as long as the device.
+//!
+//! This module must not know which kernels exist.
+
+use crate::machine::{Kernel, KernelBody, KernelSpec, Machine};
+use leasehold_core::sync::{Arc, RwLock};
+use leasehold_core::{Error, Fate, Handle, Lease, PoolConfig, PoolManager, PoolStats, Resource, Result, tags};
+use leasehold_hal::{KernelDesc, KernelSource, Pipeline};
+use std::fmt;
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+enum Source {
+    Registered(Box<str>),
+    Function(usize),
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+struct Key {
+    name: Box<str>,
+    entry: Box<str>,
+    source: Source,
+}
+
+/// The kernels that pipelines name.
+#[derive(Clone, Default)]
+pub(crate) struct Kernels(Arc<RwLock<Vec<Arc<Kernel>>>>);
+
+impl Kernels {
+    fn add(&self, kernel: Arc<Kernel>) -> u64 {
+        let mut all = self.0.write();
+        let known = all.iter().position(|k| Arc::ptr_eq(k, &kernel));
+        let at = known.unwrap_or(all.len());
+        if known.is_none() {
+            all.push(kernel);
+        }
+        at as u64 + 1
+    }
+
+    /// The kernel of a pipeline.
+    pub(crate) fn of(&self, pipeline: &Pipeline) -> Result<Arc<Kernel>> {
+        let at = (pipeline.native as usize).wrapping_sub(1);
+        let found = self.0.read().get(at).cloned();
+        found.ok_or_else(|| Error::invalid(format!("kernel {} is not this device's", pipeline.name)))
+    }
+}
+
+struct Pipelines {
+    machine: Machine,
+    device: u32,
+    kernels: Kernels,
+}
+
+impl Resource for Pipelines {
+    type Payload = Pipeline;
+    type Request<'a> = (&'a KernelDesc<'a>, Arc<Kernel>);
+    const NAME: &'static str = "pipeline";
+
+    fn create(&self, _: Handle<tags::Pipeline>, (desc, kernel): &(&KernelDesc<'_>, Arc<Kernel>)) -> Result<Pipeline> {
+        self.machine.note(self.device, "pipeline_create")?;
+        Ok(Pipeline {
+            native: self.kernels.add(kernel.clone()),
+            name: desc.name.as_ref().into(),
+            bindings: desc.bindings.as_ref().into(),
+            params: desc.params,
+            block_threads: kernel.spec.block_threads,
+        })
+    }
+
+    fn recycle(&self, _: &mut Pipeline) -> Fate {
+        Fate::Destroy
+    }
+}
+
+/// Owns the kernels of a device, one for each name, entry and source.
+#[doc(alias = "ModuleManager")]
+pub struct PipelineManager {
+    machine: Machine,
+    manager: PoolManager<Pipelines, Key>,
+}
+
+impl PipelineManager {
+    pub(crate) fn new(machine: &Machine, device: u32, kernels: Kernels) -> Result<Self> {
+        let manager = PoolManager::new();
+        let pipelines = Pipelines { machine: machine.clone(), device, kernels };
+        manager.configure(pipelines, PoolConfig { block: 64, ..PoolConfig::default() })?;
+        Ok(Self { machine: machine.clone(), manager })
+    }
+
+    /// The kernel's pipeline.
+    ///
+    /// # Errors
+    /// `InvalidArgument` beyond the limits, and for a kernel that declares something else than the registered one or the pipeline of the same
+    /// key; `NotFound` for a name that nobody registered; `Unsupported` for other sources.
+    pub fn get_or_create(&self, desc: &KernelDesc<'_>) -> Result<Lease<Pipeline>> {
+        desc.validate()?;
+        let (source, kernel) = self.find(desc)?;
+        let key = Key { name: desc.name.as_ref().into(), entry: desc.entry.as_ref().into(), source };
+        let pipeline = self.manager.get_or_create(&key, &(desc, kernel))?;
+        if *pipeline.bindings != *desc.bindings || pipeline.params != desc.params {
+            return Err(Error::invalid(format!(
+                "kernel {}: it was made ready before with other bindings or parameters",
+                desc.name
+            )));
+        }
+        Ok(pipeline)
+    }
+
+    fn find(&self, desc: &KernelDesc<'_>) -> Result<(Source, Arc<Kernel>)> {
+        match &desc.source {
+            KernelSource::Registered(name) => {
+                let kernel = self.machine.kernels().get(name).ok_or_else(|| {
+                    Error::NotFound(format!("kernel {}: nobody registered {name:?}", desc.name).into())
+                })?;
+                if *kernel.spec.bindings != *desc.bindings || kernel.spec.params != desc.params {
+                    return Err(Error::invalid(format!(
+                        "kernel {}: {name:?} is registered with bindings {:?} and {} bytes of parameters",
+                        desc.name, kernel.spec.bindings, kernel.spec.params
+                    )));
+                }
+                Ok((Source::Registered(name.as_ref().into()), kernel))
+            }
+            &KernelSource::Cpu(function) => {
+                let spec = KernelSpec::new(&desc.bindings, desc.params, KernelBody::cpu(function));
+                let kernel = Arc::new(Kernel { name: desc.name.as_ref().into(), spec });
+                Ok((Source::Function(function as usize), kernel))
+            }
+            other => Err(Error::Unsupported(
+                format!("kernel {}: the simulated device runs registered functions, not {}", desc.name, other.kind())
+                    .into(),
+            )),
+        }
+    }
+
+    /// How many pipelines somebody beside this manager holds (a snapshot).
+    pub fn in_use(&self) -> u64 {
+        self.manager.keyed_in_use()
+    }
+
+    /// What the pool did so far.
+    pub fn stats(&self) -> PoolStats {
+        self.manager.stats()
+    }
+}
+
+impl fmt::Debug for PipelineManager {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("PipelineManager").field(&self.stats()).finish()
+    }
+}

@@ -1,0 +1,327 @@
+//! Streams: a queue of the machine, a semaphore that each submission raises, and a line.
+//!
+//! # Protocol
+//! A submission becomes commands under the stream's turn: its operations, a signal of the semaphore (for streams that wait for it), and a host function
+//! that gives up what the submission holds and then publishes its value. That function is called although the queue has failed; only a lost device calls
+//! nothing, and then whoever notices publishes for all.
+//!
+//! An idle, sound stream that nobody holds keeps its queue for the next request; one with work pending goes to the retire list.
+//!
+//! This module must not know what streams run.
+
+use super::device::Common;
+use crate::machine::{Command, EventId, ExecId, FillCall, QueueId, SemaphoreId, Transfer};
+use leasehold_core::sync::{Arc, Mutex};
+use leasehold_core::{
+    Error, Fate, Handle, Lease, Line, LineOwner, Point, PoolConfig, PoolManager, PoolStats, Resource, Result,
+    RetireList, Tagged, VALUE_LIMIT, tags,
+};
+use leasehold_hal::{Copy2d, Fill, Op, OpList};
+use std::fmt;
+
+/// A stream.
+pub struct StreamState {
+    common: Arc<Common>,
+    owner: LineOwner,
+    pub(crate) queue: QueueId,
+    semaphore: SemaphoreId,
+    turn: Mutex<()>,
+}
+
+impl StreamState {
+    fn new(common: Arc<Common>) -> Result<Self> {
+        let owner = LineOwner::take()?;
+        let queue = common.machine.queue_create(common.device)?;
+        let semaphore = match common.semaphore(owner.line()) {
+            Ok(semaphore) => semaphore,
+            Err(e) => {
+                common.machine.queue_destroy(queue)?;
+                return Err(e);
+            }
+        };
+        let line = owner.line();
+        common.enter(queue, line);
+        common.machine.queue_set_name(queue, &format!("{} {:?}", common.name, line.id()))?;
+        let publisher = common.clone();
+        line.set_publisher(Some(Arc::new(move |value, timeout| {
+            // What stays open shows in the line, which the caller looks at.
+            let _ = publisher.await_line(line, value, timeout);
+        })));
+        Ok(Self { common, owner, queue, semaphore, turn: Mutex::new(()) })
+    }
+
+    /// Its line.
+    #[inline]
+    pub fn line(&self) -> &'static Line {
+        self.owner.line()
+    }
+
+    pub(crate) fn common(&self) -> &Common {
+        &self.common
+    }
+
+    fn is_sound(&self) -> bool {
+        let line = self.line();
+        line.is_idle() && !line.failed(VALUE_LIMIT) && line.submitted() < VALUE_LIMIT / 2
+    }
+
+    /// Hands over operations as one submission; see `hal::Stream::submit`.
+    ///
+    /// # Errors
+    /// See there.
+    pub(crate) fn submit(&self, ops: &[Op<'_>]) -> Result<u64> {
+        let line = self.line();
+        let _turn = self.turn.lock();
+        self.common.notice_loss();
+        if let Some((_, cause)) = line.failure() {
+            return Err(cause);
+        }
+        let value = line.submitted() + 1;
+        if value >= VALUE_LIMIT {
+            return Err(Error::state("a line's 2^48 values are used up; replace the stream"));
+        }
+        let machine = &self.common.machine;
+        let mut commands = Vec::with_capacity(ops.len() + 2);
+        let mut held = OpList::new();
+        // Nothing is handed over before every operation was looked at.
+        let mut calls = Vec::new();
+        for op in ops {
+            if let Op::Foreign(call) = op {
+                calls.push((commands.len(), *call));
+            } else {
+                commands.extend(self.command(op, value)?);
+            }
+            held.push(op);
+        }
+        let mut given = 0;
+        let mut rest = commands.into_iter();
+        for (at, call) in calls {
+            let before: Vec<Command> = rest.by_ref().take(at - given).collect();
+            given = at;
+            let taken = machine.submit_as(self.queue, value, before).and_then(|()| call.run(self.queue.0));
+            if let Err(e) = taken {
+                // A part was accepted: the stream is poisoned from here.
+                let cause = self.common.fault(&format!("foreign call {}", call.name), self.queue, value, e.to_string());
+                machine.queue_fail(self.queue, cause)?;
+                line.advance()?;
+                self.common.publish(self.queue, line, value);
+                return Ok(value);
+            }
+        }
+        let mut last: Vec<Command> = rest.collect();
+        let (common, queue) = (self.common.clone(), self.queue);
+        last.push(Command::Signal(self.semaphore, value));
+        last.push(Command::Host {
+            name: "completion".into(),
+            call: Box::new(move || {
+                drop(held);
+                common.publish(queue, line, value);
+            }),
+            always: true,
+        });
+        if let Err(e) = machine.submit_as(self.queue, value, last) {
+            self.common.notice_loss();
+            return Err(e);
+        }
+        for op in ops {
+            if let Op::Wait(p) = op {
+                line.learn(*p);
+            }
+        }
+        line.advance()
+    }
+
+    /// An operation as commands.
+    fn command(&self, op: &Op<'_>, value: u64) -> Result<Option<Command>> {
+        Ok(Some(match *op {
+            Op::Wait(point) => return self.wait(point),
+            Op::Dispatch(d) => Command::Kernel(self.common.call(&d)?),
+            Op::Copy(_) | Op::Upload(_) | Op::Download(_) => Command::Copy(transfer(op)?),
+            Op::Fill(f) => Command::Fill(fill(&f)?),
+            Op::Stamp(t) => Command::Record(EventId(t.native)),
+            Op::Host(call) => {
+                let (common, call, name, queue) = (self.common.clone(), call.clone(), op.name(), self.queue);
+                let what = name.clone();
+                let run = Box::new(move || common.host_call(&call, &what, queue, value));
+                Command::Host { name: name.into(), call: run, always: false }
+            }
+            Op::Graph(graph) => Command::Launch(ExecId(graph.native())),
+            ref other => return Err(Error::Unsupported(format!("a {} is not known here", other.kind()).into())),
+        }))
+    }
+
+    fn wait(&self, point: Point) -> Result<Option<Command>> {
+        let line = point.line();
+        if line.id() == self.line().id() {
+            if point.value() > line.submitted() {
+                return Err(Error::invalid(format!(
+                    "{point:?} is not submitted yet: this stream would wait for itself"
+                )));
+            }
+            return Ok(None);
+        }
+        if let Some(semaphore) = self.common.semaphore_of(line.id()) {
+            return Ok(Some(Command::WaitSemaphore(semaphore, point.value())));
+        }
+        let ready = Box::new(move || match line.check(point.value()) {
+            Ok(false) => None,
+            Ok(true) => Some(Ok(())),
+            Err(e) => Some(Err(e)),
+        });
+        Ok(Some(Command::Until { name: "wait", ready }))
+    }
+}
+
+/// A copy, upload or download as a transfer.
+pub(crate) fn transfer(op: &Op<'_>) -> Result<Transfer> {
+    let c = match *op {
+        Op::Copy(c) => c,
+        Op::Upload(u) => Copy2d::linear((u.src as u64, 0), (u.dst, 0), u.bytes),
+        Op::Download(d) => Copy2d::linear((d.src, 0), (d.dst as u64, 0), d.bytes),
+        _ => return Err(Error::invalid(format!("a {} is no copy", op.kind()))),
+    };
+    if c.rows == 1 && c.src.abs_diff(c.dst) < c.width {
+        return Err(Error::invalid(format!(
+            "copy of {} bytes from {:#x} to {:#x} overlaps itself",
+            c.width, c.src, c.dst
+        )));
+    }
+    // The pitches of a copy of nothing, and those of one row, mean nothing.
+    if c.rows <= 1 || c.width == 0 {
+        return Ok(Transfer::linear(c.src, c.dst, c.width * c.rows.min(1)));
+    }
+    Ok(Transfer {
+        src: c.src,
+        src_pitch: c.src_pitch,
+        dst: c.dst,
+        dst_pitch: c.dst_pitch,
+        width: c.width,
+        rows: c.rows,
+    })
+}
+
+/// A fill as the machine has it.
+pub(crate) fn fill(f: &Fill) -> Result<FillCall> {
+    if !matches!(f.width, 1 | 2 | 4) || !f.bytes.is_multiple_of(u64::from(f.width)) {
+        return Err(Error::invalid(format!(
+            "fill of {} bytes with a pattern of {}: want 1, 2 or 4, and whole patterns",
+            f.bytes, f.width
+        )));
+    }
+    Ok(FillCall::linear(f.dst, f.bytes, f.pattern, f.width))
+}
+
+impl Tagged for StreamState {
+    type Tag = tags::Stream;
+}
+
+impl fmt::Debug for StreamState {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "StreamState({:?})", self.line())
+    }
+}
+
+struct Streams {
+    common: Arc<Common>,
+    retired: Arc<RetireList<StreamState>>,
+    limit: u32,
+}
+
+/// Ends a stream whose work is over (or lost).
+fn end(stream: StreamState) {
+    let StreamState { common, owner, queue, semaphore, .. } = stream;
+    common.forget(owner.line(), semaphore);
+    // The queue is this stream's alone; nothing names it any more.
+    let _ = common.machine.queue_destroy(queue);
+}
+
+impl Resource for Streams {
+    type Payload = StreamState;
+    type Request<'a> = ();
+    const NAME: &'static str = "stream";
+
+    fn create(&self, _: Handle<tags::Stream>, (): &()) -> Result<StreamState> {
+        let mut again = None;
+        self.retired.drain(
+            |s| s.line().is_idle(),
+            |s| {
+                if again.is_none() && s.is_sound() {
+                    again = Some(s);
+                } else {
+                    end(s);
+                }
+            },
+        );
+        if let Some(stream) = again {
+            return Ok(stream);
+        }
+        let used = self.common.lines.lock().len() as u64;
+        if used >= u64::from(self.limit) {
+            return Err(Error::OverBudget { requested: 1, used, limit: u64::from(self.limit) });
+        }
+        let stream = StreamState::new(self.common.clone())?;
+        self.common.lines.lock().push(stream.line());
+        Ok(stream)
+    }
+
+    fn recycle(&self, stream: &mut StreamState) -> Fate {
+        // Nobody may ask any more: what can run runs now.
+        self.common.go_on();
+        if stream.is_sound() { Fate::Keep } else { Fate::Destroy }
+    }
+
+    fn destroy(&self, stream: StreamState) {
+        if stream.line().is_idle() {
+            end(stream);
+        } else {
+            self.retired.push(stream);
+        }
+    }
+}
+
+/// Owns the streams of a device.
+pub struct StreamManager {
+    manager: PoolManager<Streams>,
+    retired: Arc<RetireList<StreamState>>,
+}
+
+impl StreamManager {
+    pub(crate) fn new(common: Arc<Common>, limit: u32) -> Result<Self> {
+        let retired = Arc::new(RetireList::new());
+        let manager = PoolManager::new();
+        let streams = Streams { common, retired: retired.clone(), limit };
+        manager.configure(streams, PoolConfig { block: 16, ..PoolConfig::default() })?;
+        Ok(Self { manager, retired })
+    }
+
+    /// A stream: an idle one, or a new one.
+    ///
+    /// # Errors
+    /// `OverBudget` beyond the limit of streams; `OutOfMemory` without lines; the machine's.
+    pub fn acquire(&self) -> Result<Lease<StreamState>> {
+        self.collect();
+        self.manager.acquire(&())
+    }
+
+    /// Ends retired streams that are over and cannot be lent again.
+    pub fn collect(&self) {
+        self.retired.drain(|s| s.line().is_idle() && !s.is_sound(), end);
+    }
+
+    /// What the pool did so far.
+    pub fn stats(&self) -> PoolStats {
+        self.manager.stats()
+    }
+}
+
+impl Drop for StreamManager {
+    fn drop(&mut self) {
+        self.retired.take_all().into_iter().for_each(end);
+    }
+}
+
+impl fmt::Debug for StreamManager {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("StreamManager").field("streams", &self.stats()).field("retired", &self.retired).finish()
+    }
+}
