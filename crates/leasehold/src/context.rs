@@ -41,7 +41,9 @@ fn absent() -> Vec<(BackendKind, &'static str)> {
     if !cfg!(feature = "cpu") {
         absent.push((BackendKind::Cpu, "this build has no CPU backend (feature `cpu`)"));
     }
-    absent.push((BackendKind::Cuda, "this build has no CUDA backend"));
+    if !cfg!(feature = "cuda") {
+        absent.push((BackendKind::Cuda, "this build has no CUDA backend (feature `cuda`)"));
+    }
     absent.push((BackendKind::Mps, "this build has no Metal backend"));
     absent
 }
@@ -51,6 +53,8 @@ fn registered() -> Vec<Arc<dyn Backend>> {
     Vec::from([
         #[cfg(feature = "cpu")]
         (Arc::new(leasehold_cpu::CpuBackend::new()) as Arc<dyn Backend>),
+        #[cfg(feature = "cuda")]
+        (Arc::new(leasehold_cuda::CudaBackend::new()) as Arc<dyn Backend>),
     ])
 }
 

@@ -58,3 +58,5 @@ pub use view::{Operand, Slice, View};
 /// The CPU backend's own settings.
 #[cfg(feature = "cpu")]
 pub use leasehold_cpu as cpu;
+#[cfg(feature = "cuda")]
+pub use leasehold_cuda as cuda;
