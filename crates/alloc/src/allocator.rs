@@ -10,10 +10,12 @@
 //!   driver then, but put aside until it is over ([`grave`](crate::grave)).
 
 use crate::backing::{Backing, BackingCaps};
+use crate::bias::BiasedLock;
 use crate::budget::Budget;
 use crate::buffer::{ARENA, Buffer, EMPTY, HostKind, IMPORTED, NO_CLASS, NO_SLOT, Row, WATCHED};
 use crate::config::{AllocStats, AllocatorConfig};
-use crate::front::{Chain, Front, Put, thread_number};
+use crate::fence::{Fences, thread_number};
+use crate::front::{Chain, Front, Put};
 use crate::heap::passed;
 use crate::layout::{Layout, MIN_ALIGN, SIZE_LIMIT, SLAB_MAX, class_of};
 use crate::store::{Block, Need, Spot, Store};
@@ -21,7 +23,9 @@ use crate::table::{Table, Vacant};
 use crate::watch::{Reach, Watch};
 use leasehold_core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use leasehold_core::sync::{Arc, CachePadded, Mutex};
-use leasehold_core::{BufferHandle, Error, Header, Lease, Line, Miss, Owner, OwnerOps, Point, Result, Stamp, Timeline};
+use leasehold_core::{
+    BufferHandle, Error, Header, Lease, Line, Miss, OutOfMemory, Owner, OwnerOps, Point, Result, Stamp, Timeline,
+};
 use std::any::Any;
 use std::fmt;
 use std::ptr::NonNull;
@@ -64,6 +68,8 @@ pub(crate) struct Core {
     pub(crate) retired: Vec<(Box<[Stamp]>, Keep)>,
     pub(crate) live_bytes: u64,
     pub(crate) imported: u64,
+    /// The rows of imported buffers.
+    pub(crate) imports: Vec<u32>,
     pub(crate) imported_bytes: u64,
     pub(crate) allocations: u64,
     /// Episodes of moving granules so far.
@@ -103,7 +109,7 @@ pub(crate) struct Inner {
     refs: AtomicU64,
     pub(crate) table: Table,
     pub(crate) front: Front,
-    pub(crate) core: CachePadded<Mutex<Core>>,
+    pub(crate) core: CachePadded<BiasedLock<Core>>,
     pub(crate) backing: Box<dyn Backing>,
     pub(crate) caps: BackingCaps,
     pub(crate) config: AllocatorConfig,
@@ -161,7 +167,7 @@ unsafe impl Sync for Keeper {}
 const _: () = {
     const fn shared<T: Send + Sync>() {}
     shared::<Table>();
-    shared::<Mutex<Core>>();
+    shared::<BiasedLock<Core>>();
     shared::<Allocator>();
 };
 
@@ -269,6 +275,7 @@ impl Allocator {
             retired: Vec::new(),
             live_bytes: 0,
             imported: 0,
+            imports: Vec::new(),
             imported_bytes: 0,
             allocations: 0,
             episodes: 0,
@@ -279,7 +286,7 @@ impl Allocator {
             refs: AtomicU64::new(1),
             table: Table::new(),
             front,
-            core: CachePadded::new(Mutex::new(core)),
+            core: CachePadded::new(BiasedLock::new(core, Fences::detect())),
             backing,
             caps,
             config,
@@ -347,7 +354,9 @@ impl Allocator {
         let inner = self.inner();
         inner.sweep_retired();
         let mut core = inner.core.lock();
+        core.imports.try_reserve(1).map_err(|_| OutOfMemory::new("host memory for an import", 4))?;
         let row = inner.table.take(&mut core.vacant, inner.owner_ptr())?;
+        core.imports.push(row.header.index());
         core.keep(row.header.index(), keep);
         core.imported += 1;
         core.imported_bytes += bytes;
@@ -539,6 +548,7 @@ impl Inner {
         row.place.store(place, Ordering::Relaxed);
         row.slot.store(slot, Ordering::Relaxed);
         row.class.store(block.class, Ordering::Relaxed);
+        core.store.name(block.spot, row.header.index());
         row.buffer.describe(block.addr, block.native, size, Some(line), self.row_flags);
         row.buffer.inherit(block.stamp);
         core.allocations += 1;
@@ -668,6 +678,7 @@ impl Inner {
         let mut core = self.core.lock();
         if flags & IMPORTED != 0 {
             core.imported -= 1;
+            core.imports.retain(|&r| r != row.header.index());
             core.imported_bytes -= len;
         }
         if flags & (IMPORTED | ARENA) != 0 {
@@ -768,8 +779,7 @@ impl Inner {
             failed: c.failed.load(Ordering::Relaxed),
             retired: core.retired.len() as u64,
             driver_calls: self.backing.driver_calls(),
-            metadata: core.store.heap.nodes.host_bytes()
-                + core.store.heap.res.host_bytes()
+            metadata: core.store.heap.host_bytes()
                 + core.store.slabs.host_bytes()
                 + u64::from(self.table.len()) * size_of::<Row>() as u64,
             limit: self.budget.limit(),

@@ -388,7 +388,7 @@ impl fmt::Debug for Buffer {
 }
 
 /// A row of the block table: the control block, the buffer, and where its memory lies.
-#[repr(C, align(64))]
+#[repr(C, align(128))]
 pub(crate) struct Row {
     pub(crate) header: Header,
     pub(crate) buffer: Buffer,

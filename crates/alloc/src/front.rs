@@ -20,9 +20,10 @@
 //! Nobody calls anything while inside. Rows that leave a magazine for the core are carried there after leaving.
 
 use crate::buffer::Row;
+use crate::fence::{Fences, NOBODY};
 use crate::layout::{CLASSES, class_size};
 use leasehold_core::LineId;
-use leasehold_core::sync::atomic::{AtomicI64, AtomicU8, AtomicU32, AtomicU64, Ordering, compiler_fence, fence};
+use leasehold_core::sync::atomic::{AtomicI64, AtomicU8, AtomicU32, AtomicU64, Ordering};
 use leasehold_core::sync::{CachePadded, UnsafeCell, spin_loop};
 use std::ptr;
 
@@ -40,7 +41,7 @@ const MOST_ROWS: u64 = 64;
 /// The shards of one allocator.
 pub(crate) struct Front {
     shards: Box<[CachePadded<Shard>]>,
-    light: bool,
+    fences: Fences,
     bytes: u64,
 }
 
@@ -125,17 +126,20 @@ impl Front {
     /// Shards for `threads` threads that may run at once; each keeps at most `bytes`.
     pub(crate) fn new(threads: usize, bytes: u64) -> Self {
         let n = (threads * 2).next_power_of_two().clamp(4, 64);
-        let light = light_fences();
-        Self { shards: (0..n).map(|_| CachePadded::new(Shard::new())).collect(), light, bytes }
+        let fences = Fences::detect();
+        Self { shards: (0..n).map(|_| CachePadded::new(Shard::new())).collect(), fences, bytes }
     }
 
     /// No shards at all.
     pub(crate) fn none() -> Self {
-        Self { shards: Box::new([]), light: false, bytes: 0 }
+        Self { shards: Box::new([]), fences: Fences::detect(), bytes: 0 }
     }
 
     #[inline]
     fn shard(&self, thread: u32) -> Option<&Shard> {
+        if thread == NOBODY {
+            return None;
+        }
         // The number of shards is a power of two, or zero.
         self.shards.get(thread as usize & self.shards.len().wrapping_sub(1)).map(|s| &**s)
     }
@@ -150,7 +154,7 @@ impl Front {
         if shard.rows.load(Ordering::Relaxed) == 0 {
             return None;
         }
-        let way = shard.enter(thread, self.light)?;
+        let way = shard.enter(thread, self.fences)?;
         let row = shard.stacks.with_mut(|s| {
             // SAFETY: inside.
             let s = unsafe { &mut *s };
@@ -178,7 +182,7 @@ impl Front {
     #[inline]
     pub(crate) fn put(&self, thread: u32, row: &Row, class: usize, line: LineId, size: u64) -> Put {
         let Some(shard) = self.shard(thread) else { return Put::Refused };
-        let Some(way) = shard.enter(thread, self.light) else { return Put::Refused };
+        let Some(way) = shard.enter(thread, self.fences) else { return Put::Refused };
         let mut chain = Chain::EMPTY;
         let kept = shard.stacks.with_mut(|s| {
             // SAFETY: inside.
@@ -226,7 +230,7 @@ impl Front {
         let mut chain = Chain::EMPTY;
         let mut drift = 0;
         for shard in &self.shards {
-            let owner = shard.enter_slow(self.light);
+            let owner = shard.enter_slow(self.fences);
             shard.stacks.with_mut(|s| {
                 // SAFETY: inside.
                 let s = unsafe { &mut *s };
@@ -290,24 +294,20 @@ impl Shard {
 
     /// Enters without waiting, or not at all.
     #[inline]
-    fn enter(&self, thread: u32, light: bool) -> Option<Way> {
+    fn enter(&self, thread: u32, fences: Fences) -> Option<Way> {
         let mine = thread << 1;
         if self.word.load(Ordering::Relaxed) == mine {
             self.inside.store(1, Ordering::Relaxed);
-            if light {
-                compiler_fence(Ordering::SeqCst);
-            } else {
-                fence(Ordering::SeqCst);
-            }
+            fences.light();
             if self.word.load(Ordering::Acquire) == mine {
                 return Some(Way::Owner);
             }
             self.inside.store(0, Ordering::Release);
         }
-        self.enter_shared(mine, light)
+        self.enter_shared(mine, fences)
     }
 
-    fn enter_shared(&self, mine: u32, light: bool) -> Option<Way> {
+    fn enter_shared(&self, mine: u32, fences: Fences) -> Option<Way> {
         match self.word.load(Ordering::Relaxed) {
             SHARED => {
                 let locked = SHARED | LOCKED;
@@ -321,7 +321,7 @@ impl Shard {
             }
             word if word & LOCKED == 0 && word != mine => {
                 if self.word.compare_exchange(word, word | LOCKED, Ordering::AcqRel, Ordering::Relaxed).is_ok() {
-                    heavy_fence(light);
+                    fences.heavy();
                     while self.inside.load(Ordering::Acquire) != 0 {
                         spin_loop();
                     }
@@ -345,7 +345,7 @@ impl Shard {
     }
 
     /// Enters, waiting for whoever is inside. Returns the word to store on leaving.
-    fn enter_slow(&self, light: bool) -> u32 {
+    fn enter_slow(&self, fences: Fences) -> u32 {
         let mut spins = 0u32;
         loop {
             let word = self.word.load(Ordering::Relaxed);
@@ -353,7 +353,7 @@ impl Shard {
                 && self.word.compare_exchange(word, word | LOCKED, Ordering::AcqRel, Ordering::Relaxed).is_ok()
             {
                 if word != SHARED && word != 0 {
-                    heavy_fence(light);
+                    fences.heavy();
                     while self.inside.load(Ordering::Acquire) != 0 {
                         spins = pause(spins);
                     }
@@ -417,82 +417,4 @@ impl Stacks {
             self.spill_slow(at, class, self.lens[at][class], shard, chain);
         }
     }
-}
-
-/// This thread's number: from 1, never used again.
-#[inline]
-pub(crate) fn thread_number() -> u32 {
-    #[cfg(not(loom))]
-    static NEXT: AtomicU32 = AtomicU32::new(1);
-    thread_local! {
-        static NUMBER: std::cell::Cell<u32> = const { std::cell::Cell::new(0) };
-    }
-    let number = NUMBER.get();
-    if number != 0 {
-        return number;
-    }
-    // 2^31 threads later numbers would repeat; a repeated number would share a bias, so they stay below.
-    #[cfg(not(loom))]
-    let fresh = (NEXT.fetch_add(1, Ordering::Relaxed) % (SHARED >> 1)).max(1);
-    #[cfg(loom)]
-    let fresh = 1;
-    NUMBER.set(fresh);
-    fresh
-}
-
-#[cfg(all(target_os = "linux", not(loom), not(miri), any(target_arch = "x86_64", target_arch = "aarch64")))]
-mod barrier {
-    //! The kernel's `membarrier`.
-    use leasehold_core::sync::OnceLock;
-    use std::ffi::{c_int, c_long, c_uint};
-
-    unsafe extern "C" {
-        fn syscall(number: c_long, ...) -> c_long;
-    }
-
-    #[cfg(target_arch = "x86_64")]
-    const MEMBARRIER: c_long = 324;
-    #[cfg(target_arch = "aarch64")]
-    const MEMBARRIER: c_long = 283;
-    const PRIVATE_EXPEDITED: c_int = 1 << 3;
-    const REGISTER_PRIVATE_EXPEDITED: c_int = 1 << 4;
-
-    fn call(command: c_int) -> bool {
-        // SAFETY: membarrier takes a command, flags and a processor, and touches no memory of ours.
-        unsafe { syscall(MEMBARRIER, command, 0 as c_uint, 0 as c_int) == 0 }
-    }
-
-    pub(super) fn available() -> bool {
-        static AVAILABLE: OnceLock<bool> = OnceLock::new();
-        *AVAILABLE.get_or_init(|| call(REGISTER_PRIVATE_EXPEDITED) && call(PRIVATE_EXPEDITED))
-    }
-
-    pub(super) fn everywhere() -> bool {
-        call(PRIVATE_EXPEDITED)
-    }
-}
-
-#[cfg(not(all(target_os = "linux", not(loom), not(miri), any(target_arch = "x86_64", target_arch = "aarch64"))))]
-mod barrier {
-    //! No `membarrier` here: full fences on both sides.
-    pub(super) fn available() -> bool {
-        false
-    }
-    pub(super) fn everywhere() -> bool {
-        false
-    }
-}
-
-fn light_fences() -> bool {
-    barrier::available()
-}
-
-/// A full fence on every thread of the process that runs (`light`), or on this one.
-fn heavy_fence(light: bool) {
-    if light {
-        // It succeeded when the process registered; it has no way to fail later.
-        let done = barrier::everywhere();
-        debug_assert!(done, "membarrier failed after it had worked");
-    }
-    fence(Ordering::SeqCst);
 }

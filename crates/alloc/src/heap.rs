@@ -9,10 +9,11 @@
 //!
 //! Plain single-threaded state: whoever owns it guards it. Makes no driver call; must not know leases.
 
+use crate::index::Index;
 use crate::layout::{UNIT, UNIT_SHIFT};
-use crate::node::{NIL, Node, Nodes, State};
+use crate::map::PageMap;
+use crate::node::{Cold, NIL, Node, Nodes, State};
 use crate::residency::Residency;
-use crate::tlsf::Index;
 use leasehold_core::{Error, Line, LineId, OutOfMemory, Result, Stamp};
 
 /// Lane 0: ready for everybody.
@@ -63,6 +64,8 @@ impl Lane {
 pub(crate) struct Heap {
     pub(crate) nodes: Nodes,
     pub(crate) spans: Vec<Span>,
+    /// The live spans by address.
+    order: Vec<u16>,
     pub(crate) lanes: Vec<Lane>,
     pub(crate) res: Residency,
     lane_of_line: Vec<u8>,
@@ -75,6 +78,9 @@ pub(crate) struct Heap {
     /// Gaps in the space of units, left by spans that are gone.
     gaps: Vec<(u32, u32)>,
     unit_end: u32,
+    /// Nodes start below this unit, apart from those whose spans end above it.
+    reached: u32,
+    pub(crate) pages: PageMap,
 }
 
 impl Heap {
@@ -84,6 +90,7 @@ impl Heap {
         Self {
             nodes: Nodes::new(),
             spans: Vec::new(),
+            order: Vec::new(),
             lanes: vec![Lane::new(None)],
             res: Residency::new(granule.trailing_zeros() - UNIT_SHIFT),
             lane_of_line: Vec::new(),
@@ -93,7 +100,23 @@ impl Heap {
             next_drain: 1,
             gaps: Vec::new(),
             unit_end: 0,
+            reached: 0,
+            pages: PageMap::new(),
         }
+    }
+
+    /// The used node that holds an address.
+    pub(crate) fn at(&self, addr: u64) -> Option<u32> {
+        let above = self.order.partition_point(|&slot| self.spans[usize::from(slot)].base <= addr);
+        let span = &self.spans[usize::from(*self.order.get(above.checked_sub(1)?)?)];
+        let unit = u32::try_from((addr - span.base) >> UNIT_SHIFT).ok().filter(|&u| u < span.units)?;
+        self.pages.find(&self.nodes.rows, span.unit + unit)
+    }
+
+    /// Bytes of host memory that the tables take.
+    pub(crate) fn host_bytes(&self) -> u64 {
+        let lanes: u64 = self.lanes.iter().map(|l| l.index.host_bytes()).sum();
+        self.nodes.host_bytes() + self.res.host_bytes() + self.pages.host_bytes() + lanes
     }
 
     /// Adds `bytes` of addresses from `base`. A paged span begins as one hole, another as one free ready block.
@@ -120,6 +143,7 @@ impl Heap {
                 at
             }
         };
+        self.reach(if paged { unit + 1 } else { unit + want })?;
         let slot = match self.spans.iter().position(|s| !s.live) {
             Some(i) => i,
             None if self.spans.len() < usize::from(u16::MAX) => {
@@ -128,6 +152,8 @@ impl Heap {
             }
             None => return Err(full()),
         };
+        let at = self.order.partition_point(|&s| self.spans[usize::from(s)].base < base);
+        self.order.insert(at, slot as u16);
         let id = self.nodes.take();
         self.nodes[id] =
             Node { start: unit, units: units as u32, span: slot as u16, state: State::Used, ..Node::VACANT };
@@ -139,6 +165,19 @@ impl Heap {
         Ok(slot)
     }
 
+    /// Makes room in the indexes for free nodes that start below `end`, so that freeing needs no host memory.
+    pub(crate) fn reach(&mut self, end: u32) -> Result<()> {
+        if end > self.reached {
+            let used = |(i, l): &(usize, &mut Lane)| *i == usize::from(READY) || l.line.is_some();
+            for (_, lane) in self.lanes.iter_mut().enumerate().filter(used) {
+                lane.index.reach(end)?;
+            }
+            self.pages.reach(end)?;
+            self.reached = end;
+        }
+        Ok(())
+    }
+
     /// Takes back a span that lies free and ready as one block. `None`: it does not.
     pub(crate) fn remove_span(&mut self, slot: usize) -> Option<Span> {
         let span = self.spans[slot];
@@ -148,11 +187,12 @@ impl Heap {
             return None;
         }
         match node.state {
-            State::Free if passed(node.stamp) => self.unlink_free(span.first),
+            State::Free if passed(self.nodes.stamp(span.first)) => self.unlink_free(span.first),
             _ => return None,
         }
         self.nodes.put(span.first);
         self.spans[slot].live = false;
+        self.order.retain(|&s| usize::from(s) != slot);
         let granule = 1u32 << self.res.shift;
         self.gaps.push((span.unit, span.units.next_multiple_of(granule)));
         Some(span)
@@ -205,6 +245,9 @@ impl Heap {
             }
             None => return READY,
         };
+        if self.lanes[slot].index.reach(self.reached).is_err() {
+            return READY;
+        }
         if self.lines == 1 {
             self.part_lanes();
         }
@@ -223,7 +266,8 @@ impl Heap {
             let mut left = self.lanes[lane].index.count();
             let mut at = self.lanes[lane].oldest;
             while at != NIL && left > 0 {
-                let Node { start, units, stamp, age_next, span, .. } = self.nodes[at];
+                let Node { start, units, span, .. } = self.nodes[at];
+                let Cold { stamp, age_next, .. } = self.nodes.cold[at as usize];
                 left -= 1;
                 let (mut id, end) = (at, start + units);
                 at = age_next;
@@ -268,8 +312,8 @@ impl Heap {
 
     /// Whether nobody uses free memory any more.
     pub(crate) fn is_over(&self) -> bool {
-        let free = self.nodes.rows.iter().filter(|n| n.state == State::Free && n.lane != READY);
-        self.waiting.iter().all(|w| w.1.iter().all(|&s| passed(s))) && { free }.all(|n| passed(n.stamp))
+        let mut free = (0..).zip(&self.nodes.rows).filter(|n| n.1.state == State::Free);
+        self.waiting.iter().all(|w| w.1.iter().all(|&s| passed(s))) && free.all(|n| passed(self.nodes.stamp(n.0)))
     }
 
     /// The lane in which a stamp's memory lies while it has not passed, if the line has one.
@@ -315,7 +359,7 @@ impl Heap {
         }
         if at == NIL || self.nodes[at].units != units {
             let ready = self.lanes[0].index.find(&self.nodes.rows, units, align);
-            if ready != NIL && (at == NIL || crate::tlsf::better(&self.nodes[ready], &self.nodes[at], units)) {
+            if ready != NIL && (at == NIL || self.nodes[ready].start < self.nodes[at].start) {
                 at = ready;
             }
         }
@@ -359,7 +403,7 @@ impl Heap {
                 continue;
             }
             let at = self.lanes[other].index.find(&self.nodes.rows, units, align);
-            if at != NIL && allowed(self.nodes[at].stamp) && self.missing_in(at, units, align) == 0 {
+            if at != NIL && allowed(self.nodes.stamp(at)) && self.missing_in(at, units, align) == 0 {
                 return Ok(Some(self.carve(at, units, align)));
             }
         }
@@ -379,16 +423,17 @@ impl Heap {
             let mut at = lane.oldest;
             while at != NIL {
                 let n = &self.nodes[at];
+                let Cold { stamp, age_next, .. } = self.nodes.cold[at as usize];
                 // A block merged from many frees is ready granule by granule.
                 let (mut g, end) = (n.start.div_ceil(1 << shift), n.end() >> shift);
                 while g < end {
-                    if let Some(last) = self.res.granules.get(g as usize).and_then(|g| g.last_of(n.stamp.line_id())) {
+                    if let Some(last) = self.res.granules.get(g as usize).and_then(|g| g.last_of(stamp.line_id())) {
                         push(last, 1 << shift);
                     }
                     g += 1;
                 }
-                push(n.stamp, u64::from(n.units));
-                at = n.age_next;
+                push(stamp, u64::from(n.units));
+                at = age_next;
             }
         }
         for (units, stamps) in self.waiting() {
@@ -415,27 +460,54 @@ impl Heap {
         best.map(|b| b.2)
     }
 
-    /// Cuts a used block out of a free node that holds it. Needs two spare nodes.
+    /// Cuts a used block out of a free node that holds it, and that is backed there. Needs two spare nodes.
+    #[inline]
     pub(crate) fn carve(&mut self, at: u32, units: u32, align: u32) -> u32 {
-        self.unlink_free(at);
-        let (lane, stamp) = (self.nodes[at].lane, self.nodes[at].stamp);
-        let start = self.nodes[at].start;
+        let Node { start, units: all, lane, prev, holes, span, .. } = self.nodes[at];
         let from = if align > 1 { start.next_multiple_of(align) } else { start };
-        let mut id = at;
-        if from != start {
-            id = self.split(at, from - start);
-            self.nodes[at].state = State::Free;
-            self.link_free(at, lane, stamp);
-        }
+        let id = if from != start {
+            self.carve_slow(at, from, units)
+        } else if all == units {
+            self.unlink_free(at);
+            at
+        } else {
+            // The rest keeps its node, and so its place in the order of release.
+            let id = self.nodes.take();
+            self.nodes[id] = Node { start, units, prev, next: at, span, lane, ..Node::VACANT };
+            if lane != READY {
+                self.nodes.cold[id as usize].stamp = self.nodes.cold[at as usize].stamp;
+            }
+            self.nodes[at].prev = id;
+            if prev == NIL {
+                self.spans[usize::from(span)].first = id;
+            } else {
+                self.nodes[prev].next = id;
+            }
+            let index = &mut self.lanes[usize::from(lane)].index;
+            index.change(&mut self.nodes.rows, at, start + units, all - units, holes);
+            id
+        };
+        let n = &mut self.nodes[id];
+        n.state = State::Used;
+        n.link = [NIL; 2];
+        self.pages.enter(n, id);
+        id
+    }
+
+    /// The block does not begin where the free node does.
+    #[cold]
+    fn carve_slow(&mut self, at: u32, from: u32, units: u32) -> u32 {
+        self.unlink_free(at);
+        let Node { start, lane, .. } = self.nodes[at];
+        let stamp = self.nodes.stamp(at);
+        let id = self.split(at, from - start);
+        self.nodes[at].state = State::Free;
+        self.link_free(at, lane, stamp);
         if self.nodes[id].units > units {
             let rest = self.split(id, units);
             self.nodes[rest].state = State::Free;
             self.link_free(rest, lane, stamp);
         }
-        let n = &mut self.nodes[id];
-        n.state = State::Used;
-        n.stamp = stamp;
-        n.run = NIL;
         id
     }
 
@@ -456,6 +528,9 @@ impl Heap {
             }
         }
         self.nodes[upper] = Node { start: low.start + units, units: low.units - units, prev: at, holes: above, ..low };
+        if low.lane != READY {
+            self.nodes.cold[upper as usize].stamp = self.nodes.cold[at as usize].stamp;
+        }
         self.nodes[at].units = units;
         self.nodes[at].holes = below;
         self.nodes[at].next = upper;
@@ -465,60 +540,50 @@ impl Heap {
         upper
     }
 
-    /// Joins a node with its upper neighbour; both are in no index. The lower one stays.
-    pub(crate) fn join(&mut self, low: u32, high: u32) {
-        let Node { units, next, holes, .. } = self.nodes[high];
-        self.nodes[low].units += units;
-        self.nodes[low].holes += holes;
-        self.nodes[low].next = next;
-        if next != NIL {
-            self.nodes[next].prev = low;
-        }
-        self.nodes.put(high);
-    }
-
-    /// Puts a resident node into a lane's index, without merging.
+    /// Puts a node into a lane's index, without merging.
     #[inline]
     pub(crate) fn link_free(&mut self, id: u32, lane: u8, stamp: Stamp) {
-        {
-            let n = &mut self.nodes[id];
-            n.lane = lane;
-            n.stamp = stamp;
-        }
-        let l = &mut self.lanes[usize::from(lane)];
-        l.index.insert(&mut self.nodes.rows, id);
+        self.nodes[id].lane = lane;
+        self.lanes[usize::from(lane)].index.insert(&mut self.nodes.rows, id);
         if lane != READY {
-            let newest = l.newest;
-            l.newest = id;
-            self.nodes[id].age_prev = newest;
-            self.nodes[id].age_next = NIL;
-            if newest == NIL {
-                self.lanes[usize::from(lane)].oldest = id;
-            } else {
-                self.nodes[newest].age_next = id;
-            }
+            self.link_age(id, lane, stamp);
         }
     }
 
     /// Takes a free node out of its index; its state is left to the caller.
     #[inline]
     pub(crate) fn unlink_free(&mut self, id: u32) {
-        let Node { lane, age_prev, age_next, .. } = self.nodes[id];
-        let l = &mut self.lanes[usize::from(lane)];
-        l.index.remove(&mut self.nodes.rows, id);
+        let lane = self.nodes[id].lane;
+        self.lanes[usize::from(lane)].index.remove(&mut self.nodes.rows, id);
         if lane != READY {
-            if age_prev == NIL {
-                l.oldest = age_next;
-            }
-            if age_next == NIL {
-                l.newest = age_prev;
-            }
-            if age_prev != NIL {
-                self.nodes[age_prev].age_next = age_next;
-            }
-            if age_next != NIL {
-                self.nodes[age_next].age_prev = age_prev;
-            }
+            self.unlink_age(id, lane);
+        }
+    }
+
+    #[inline]
+    fn link_age(&mut self, id: u32, lane: u8, stamp: Stamp) {
+        let l = &mut self.lanes[usize::from(lane)];
+        let cold = &mut self.nodes.cold;
+        let newest = std::mem::replace(&mut l.newest, id);
+        cold[id as usize] = Cold { stamp, age_prev: newest, age_next: NIL };
+        match newest {
+            NIL => l.oldest = id,
+            _ => cold[newest as usize].age_next = id,
+        }
+    }
+
+    #[inline]
+    fn unlink_age(&mut self, id: u32, lane: u8) {
+        let l = &mut self.lanes[usize::from(lane)];
+        let cold = &mut self.nodes.cold;
+        let Cold { age_prev, age_next, .. } = cold[id as usize];
+        match age_prev {
+            NIL => l.oldest = age_next,
+            _ => cold[age_prev as usize].age_next = age_next,
+        }
+        match age_next {
+            NIL => l.newest = age_prev,
+            _ => cold[age_next as usize].age_prev = age_prev,
         }
     }
 
@@ -526,6 +591,7 @@ impl Heap {
     #[inline]
     pub(crate) fn give(&mut self, id: u32, lane: u8, stamp: Stamp) {
         self.tick += 1;
+        self.pages.leave(&self.nodes.rows, id);
         if lane != READY {
             self.res.note_use(&self.nodes[id], stamp);
         }
@@ -533,28 +599,74 @@ impl Heap {
     }
 
     /// Frees a node into a lane, merging with neighbours. `absorb`: while a single line uses the heap, lanes merge too.
-    fn settle(&mut self, mut id: u32, mut lane: u8, mut stamp: Stamp, absorb: bool) {
-        let prev = self.nodes[id].prev;
-        if prev != NIL && self.nodes[prev].state == State::Free {
-            let other = self.nodes[prev].lane;
-            if other == lane || absorb && self.unite(other, lane) {
-                self.unlink_free(prev);
-                (lane, stamp) = latest((lane, stamp), (other, self.nodes[prev].stamp));
-                self.join(prev, id);
-                id = prev;
+    fn settle(&mut self, id: u32, lane: u8, stamp: Stamp, absorb: bool) {
+        let Node { prev, next, .. } = self.nodes[id];
+        let merges = |heap: &Heap, at: u32| {
+            at != NIL && heap.nodes[at].state == State::Free && {
+                let other = heap.nodes[at].lane;
+                other == lane || absorb && heap.unite(other, lane)
             }
-        }
-        let next = self.nodes[id].next;
-        if next != NIL && self.nodes[next].state == State::Free {
-            let other = self.nodes[next].lane;
-            if other == lane || absorb && self.unite(other, lane) {
-                self.unlink_free(next);
-                (lane, stamp) = latest((lane, stamp), (other, self.nodes[next].stamp));
-                self.join(id, next);
+        };
+        match (merges(self, prev), merges(self, next)) {
+            (false, false) => {
+                self.nodes[id].state = State::Free;
+                self.link_free(id, lane, stamp);
             }
+            (true, above) => self.merge_below(id, above, lane, stamp),
+            (false, true) => self.merge_above(id, lane, stamp),
         }
-        self.nodes[id].state = State::Free;
-        self.link_free(id, lane, stamp);
+    }
+
+    /// The free neighbour below grows over a node, and over the one above.
+    #[inline]
+    fn merge_below(&mut self, id: u32, above: bool, mut lane: u8, mut stamp: Stamp) {
+        let Node { mut units, mut holes, mut next, prev, .. } = self.nodes[id];
+        if above {
+            (lane, stamp) = latest((lane, stamp), (self.nodes[next].lane, self.nodes.stamp(next)));
+            self.unlink_free(next);
+            let n = self.nodes[next];
+            self.nodes.put(next);
+            (units, holes, next) = (units + n.units, holes + n.holes, n.next);
+        }
+        self.nodes.put(id);
+        let p = self.nodes[prev];
+        self.nodes[prev].next = next;
+        if next != NIL {
+            self.nodes[next].prev = prev;
+        }
+        self.grow(prev, p.start, p.units + units, p.holes + holes, lane, stamp);
+    }
+
+    /// The free neighbour above grows over a node.
+    #[inline]
+    fn merge_above(&mut self, id: u32, lane: u8, stamp: Stamp) {
+        let Node { start, units, holes, prev, next, span, .. } = self.nodes[id];
+        self.nodes.put(id);
+        let n = self.nodes[next];
+        self.nodes[next].prev = prev;
+        match prev {
+            NIL => self.spans[usize::from(span)].first = next,
+            _ => self.nodes[prev].next = next,
+        }
+        self.grow(next, start, units + n.units, holes + n.holes, lane, stamp);
+    }
+
+    /// A free node becomes larger, by memory of `lane` and `stamp`.
+    #[inline]
+    fn grow(&mut self, id: u32, start: u32, units: u32, holes: u32, lane: u8, stamp: Stamp) {
+        let own = self.nodes[id].lane;
+        let (to, stamp) = latest((lane, stamp), (own, self.nodes.stamp(id)));
+        if to != own {
+            self.unlink_free(id);
+            let n = &mut self.nodes[id];
+            (n.start, n.units, n.holes) = (start, units, holes);
+            return self.link_free(id, to, stamp);
+        }
+        self.lanes[usize::from(own)].index.change(&mut self.nodes.rows, id, start, units, holes);
+        if own != READY && self.nodes.cold[id as usize].stamp != stamp {
+            self.unlink_age(id, own);
+            self.link_age(id, own, stamp);
+        }
     }
 
     /// Frees a node that was out of circulation.
@@ -568,6 +680,7 @@ impl Heap {
     /// Gives a node back that several lines may still be using.
     pub(crate) fn give_shared(&mut self, id: u32, stamps: &[Stamp]) {
         self.tick += 1;
+        self.pages.leave(&self.nodes.rows, id);
         let mut left = stamps.iter().copied().filter(|&s| !passed(s));
         match (left.next(), left.next()) {
             (None, _) => self.settle(id, READY, Stamp::NEVER, true),
@@ -632,7 +745,7 @@ impl Heap {
         // The line's progress is read once: all stamps of a lane are on its line.
         let mut done = None;
         while at != NIL && left > 0 {
-            let Node { stamp, age_next, .. } = self.nodes[at];
+            let Cold { stamp, age_next, .. } = self.nodes.cold[at as usize];
             let done = *done.get_or_insert_with(|| stamp.point().map_or(u64::MAX, |p| p.line().completed()));
             debug_assert!(stamp.is_never() || stamp.line_id() == line);
             if stamp.value() > done {
@@ -680,7 +793,7 @@ impl Heap {
 
     /// The newest stamp of a block in a line's lane: of the line that is least far behind.
     pub(crate) fn newest_pending(&self) -> Stamp {
-        let newest = self.lanes[1..].iter().filter(|l| l.newest != NIL).map(|l| self.nodes[l.newest].stamp);
+        let newest = self.lanes[1..].iter().filter(|l| l.newest != NIL).map(|l| self.nodes.stamp(l.newest));
         let behind = |s: &Stamp| s.point().map_or(0, |p| p.value().saturating_sub(p.line().completed()));
         newest.filter(|s| !passed(*s)).min_by_key(behind).unwrap_or(Stamp::NEVER)
     }
@@ -733,6 +846,13 @@ impl Heap {
             }
             if unit != span.unit + span.units {
                 return Err(format!("span {span:?} is tiled up to {unit} only"));
+            }
+        }
+        for (id, n) in (0..).zip(&self.nodes.rows) {
+            let held = matches!(n.state, State::Used | State::Suspended);
+            let found = |unit: u32| self.pages.find(&self.nodes.rows, unit) == Some(id);
+            if held && !(found(n.start) && found(n.end() - 1) && found(n.start + n.units / 2)) {
+                return Err(format!("the page map has lost node {id}: {n:?}"));
             }
         }
         self.res.check()

@@ -7,7 +7,7 @@
 //! |---|---|---|
 //! | leases | `allocator`, `buffer`, `table` | rows at stable addresses, the record of each buffer's last uses, drops on any thread |
 //! | front | `front` | magazines of just-freed small blocks, entered by their owner without an atomic read-modify-write |
-//! | store | `store`, `slab`, `heap`, `tlsf`, `node` | slabs up to 64 KiB, first fit above, lanes of memory that a line may still use |
+//! | store | `store`, `slab`, `heap`, `index`, `node` | slabs up to 64 KiB, first fit above, lanes of memory that a line may still use |
 //! | residency | `residency`, `place`, `budget` | which granules are backed, moving them to where they are needed, the hard budget |
 //! | slow path | `ladder` | what is tried, in order, before `OutOfMemory` |
 //! | graphs | `arena`, [`planner`] | symbolic buffers while recording, packed by liveness when it stops |
@@ -21,20 +21,25 @@ mod arena;
 mod backing;
 #[cfg(all(feature = "bench", not(loom)))]
 pub mod bench;
+mod bias;
 mod budget;
 mod buffer;
 mod config;
 mod debug;
 mod fake;
+mod fence;
 mod front;
 mod grave;
 mod heap;
+mod index;
 mod ladder;
 mod layout;
 mod lookup;
+mod map;
 mod memory_viz;
 mod node;
 mod oom;
+mod pages;
 #[cfg(all(feature = "bench", not(loom)))]
 pub mod peers;
 mod place;
@@ -47,7 +52,6 @@ mod slab;
 mod snapshot;
 mod store;
 mod table;
-mod tlsf;
 pub mod trace;
 mod virtual_stream;
 mod watch;

@@ -1,7 +1,7 @@
 //! From an address to the buffer that holds it, for layers that check what they are given.
 //!
-//! Rows are read without the allocator's lock. The answer about a buffer that the caller keeps alive is exact; about any other it may be
-//! out of date when it arrives.
+//! Rows are read without the allocator's lock, which is taken for a moment only when the hint does not help. The answer about a buffer that
+//! the caller keeps alive is exact; about any other it may be out of date when it arrives.
 
 use crate::allocator::Allocator;
 
@@ -19,8 +19,8 @@ pub struct Holding {
 }
 
 impl Allocator {
-    /// The live buffer that holds all of `[addr, addr + bytes)`. The row `hint` is looked at first; then all of them, so a question
-    /// without a good hint costs a walk over the table. Any thread; takes no lock and allocates nothing.
+    /// The live buffer that holds all of `[addr, addr + bytes)`. The row `hint` is looked at first, without a lock; then the page map
+    /// is asked, under the allocator's lock, and then imported buffers one by one. Any thread; allocates nothing.
     #[must_use]
     pub fn holding(&self, addr: u64, bytes: u64, hint: u32) -> Option<Holding> {
         let table = &self.inner().table;
@@ -38,7 +38,10 @@ impl Allocator {
                 native: r.buffer.native(),
             })
         };
-        fits(hint).or_else(|| (0..table.len()).find_map(fits))
+        fits(hint).or_else(|| {
+            let core = self.inner().core.lock();
+            core.store.row_at(addr).and_then(fits).or_else(|| core.imports.iter().copied().find_map(fits))
+        })
     }
 }
 
@@ -66,6 +69,36 @@ mod tests {
         fn wait_host(&self, _: u64, _: Option<Duration>) -> Result<()> {
             Ok(())
         }
+    }
+
+    #[test]
+    fn every_byte_of_a_buffer_leads_to_it_among_many() {
+        let stream = Idle(LineOwner::take().unwrap());
+        let allocator = Allocator::new(Box::new(FakeBacking::new(1 << 32)), AllocatorConfig::default()).unwrap();
+        let mut held = Vec::new();
+        for i in 0..3000u64 {
+            // Slots, small blocks of their own (aligned), blocks over many leaves.
+            let layout = match i % 5 {
+                0 => Layout::new(1 + i * 7 % 60_000),
+                1 => Layout::aligned(1 + i % 700, 512 << (i % 4)),
+                2 => Layout::new(65_000 + i * 37),
+                3 => Layout::aligned(1 + i, 64 << 10),
+                _ => Layout::new((i % 11) << 20),
+            };
+            held.push(allocator.alloc(layout, On::new(&stream)).unwrap());
+            if i % 3 == 0 {
+                drop(held.swap_remove((i * 7919) as usize % held.len()));
+            }
+        }
+        for b in held.iter().filter(|b| !b.is_empty()) {
+            for at in [0, 1, b.len() / 3, b.len() / 2, b.len() - 1] {
+                let found = allocator.holding(b.addr() + at, 1, u32::MAX).expect("a live buffer");
+                assert_eq!((found.addr, found.len, found.row), (b.addr(), b.len(), b.handle().index()));
+            }
+        }
+        let gone: Vec<u64> = held.iter().filter(|b| !b.is_empty()).map(|b| b.addr()).collect();
+        held.clear();
+        assert!(gone.iter().all(|&at| allocator.holding(at, 1, u32::MAX).is_none()));
     }
 
     #[test]

@@ -28,9 +28,9 @@ pub(crate) enum State {
     Quarantined,
 }
 
-/// A block.
+/// A block. Two to a cache line; what only some blocks need is in [`Cold`].
 #[derive(Debug, Clone, Copy)]
-#[repr(C, align(64))]
+#[repr(C, align(32))]
 pub(crate) struct Node {
     /// First unit, in the heap's own space of units.
     pub(crate) start: u32,
@@ -40,25 +40,31 @@ pub(crate) struct Node {
     pub(crate) prev: u32,
     /// The neighbour above, `NIL` at a span's end.
     pub(crate) next: u32,
-    /// Links within the bin, while free.
-    pub(crate) bin_prev: u32,
-    pub(crate) bin_next: u32,
-    /// Links in the order of release, while free in a line's lane.
-    pub(crate) age_prev: u32,
-    pub(crate) age_next: u32,
-    /// While free: when the memory's last use is over.
-    pub(crate) stamp: Stamp,
-    /// While used: the slab run, or `NIL`.
-    pub(crate) run: u32,
+    /// While free: links within the index's leaf. While used: the slab run, or `NIL`; the row of the block table, or `NIL`.
+    pub(crate) link: [u32; 2],
     /// Granules that lie wholly in it and are backed by nothing. Such a granule lies in one free node, never across two.
     pub(crate) holes: u32,
     pub(crate) span: u16,
     pub(crate) state: State,
-    /// While free: the lane it lies in.
+    /// While free: the lane it lies in. While used: the lane it was taken from.
     pub(crate) lane: u8,
 }
 
-const _: () = assert!(size_of::<Node>() == 64);
+/// What a block in a line's lane has besides.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Cold {
+    /// When the memory's last use is over. Meaningful unless the lane is lane 0.
+    pub(crate) stamp: Stamp,
+    /// Links in the order of release.
+    pub(crate) age_prev: u32,
+    pub(crate) age_next: u32,
+}
+
+const _: () = assert!(size_of::<Node>() == 32 && size_of::<Cold>() == 16);
+
+impl Cold {
+    const VACANT: Cold = Cold { stamp: Stamp::NEVER, age_prev: NIL, age_next: NIL };
+}
 
 impl Node {
     pub(crate) const VACANT: Node = Node {
@@ -66,12 +72,7 @@ impl Node {
         units: 0,
         prev: NIL,
         next: NIL,
-        bin_prev: NIL,
-        bin_next: NIL,
-        age_prev: NIL,
-        age_next: NIL,
-        stamp: Stamp::NEVER,
-        run: NIL,
+        link: [NIL; 2],
         holes: 0,
         span: 0,
         state: State::Vacant,
@@ -97,6 +98,7 @@ impl Node {
 /// The table.
 pub(crate) struct Nodes {
     pub(crate) rows: Vec<Node>,
+    pub(crate) cold: Vec<Cold>,
     vacant: u32,
     spare: u32,
     /// Spare entries that plans in flight will need.
@@ -105,7 +107,7 @@ pub(crate) struct Nodes {
 
 impl Nodes {
     pub(crate) fn new() -> Self {
-        Self { rows: Vec::new(), vacant: NIL, spare: 0, held: 0 }
+        Self { rows: Vec::new(), cold: Vec::new(), vacant: NIL, spare: 0, held: 0 }
     }
 
     /// Makes sure that `n` more nodes can be made without host memory, so that freeing never allocates.
@@ -118,16 +120,22 @@ impl Nodes {
     fn ensure_slow(&mut self, n: u32) -> Result<()> {
         let more = (n as usize).max(self.rows.len()).clamp(256, 1 << 16);
         let host =
-            || -> Error { OutOfMemory::new("host memory for the allocator's node table", more as u64 * 64).into() };
+            || -> Error { OutOfMemory::new("host memory for the allocator's node table", more as u64 * 48).into() };
         if self.rows.len() + more >= NIL as usize {
             return Err(host());
         }
         self.rows.try_reserve(more).map_err(|_| host())?;
+        self.cold.try_reserve(more).map_err(|_| host())?;
+        // The spare part: what is written lies where it lies.
+        let (rows, cold) = (self.rows.spare_capacity_mut(), self.cold.spare_capacity_mut());
+        crate::pages::prefer_large(rows.as_ptr().cast(), size_of_val(rows));
+        crate::pages::prefer_large(cold.as_ptr().cast(), size_of_val(cold));
         for _ in 0..more {
             let id = self.rows.len() as u32;
             self.rows.push(Node { next: self.vacant, ..Node::VACANT });
             self.vacant = id;
         }
+        self.cold.resize(self.rows.len(), Cold::VACANT);
         self.spare += more as u32;
         Ok(())
     }
@@ -142,6 +150,12 @@ impl Nodes {
     /// Ends a [`hold`](Self::hold).
     pub(crate) fn unhold(&mut self, n: u32) {
         self.held -= n;
+    }
+
+    /// When a node's last use is over, as far as it lies or lay in a line's lane.
+    #[inline]
+    pub(crate) fn stamp(&self, id: u32) -> Stamp {
+        if self[id].lane == 0 { Stamp::NEVER } else { self.cold[id as usize].stamp }
     }
 
     /// A vacant entry. The caller has made sure of it with [`ensure`](Self::ensure).
@@ -164,7 +178,7 @@ impl Nodes {
 
     /// Bytes of host memory that the table takes.
     pub(crate) fn host_bytes(&self) -> u64 {
-        self.rows.capacity() as u64 * 64
+        (self.rows.capacity() * size_of::<Node>() + self.cold.capacity() * size_of::<Cold>()) as u64
     }
 }
 

@@ -142,6 +142,7 @@ impl Heap {
     ) -> Result<Option<Plan>> {
         let shift = self.res.shift;
         self.res.reach(((b - 1) >> shift) + 1)?;
+        self.reach(b.saturating_add(1))?;
         let mut gaps = self.gaps_in(a, b);
         let mut steps = Vec::new();
         steps.try_reserve(gaps.iter().map(|g| g.1 as usize).sum()).map_err(|_| host_steps())?;
@@ -263,12 +264,12 @@ impl Heap {
         for span in self.spans.iter().filter(|s| s.live && s.paged) {
             let mut at = span.first;
             while at != NIL {
-                let n = &self.nodes[at];
+                let (n, last) = (&self.nodes[at], self.nodes.stamp(at));
                 at = n.next;
                 if n.state != State::Free {
                     continue;
                 }
-                let over = n.lane == READY || passed(n.stamp);
+                let over = passed(last);
                 let end = (n.end() >> shift).min(self.res.granules.len() as u32);
                 let mut g = n.start.div_ceil(1 << shift);
                 while g < end {
@@ -281,7 +282,7 @@ impl Heap {
                     let to = p.at + p.granules;
                     let apart = to << shift <= a || g << shift >= b;
                     if apart && p.at == g && to <= end && p.place == Place::Mapped {
-                        let stamp = if over { Stamp::NEVER } else { self.last_use(g, to, n.stamp) };
+                        let stamp = if over { Stamp::NEVER } else { self.last_use(g, to, last) };
                         loot.push(Loot { stamp, piece: id, at: g, granules: p.granules });
                     }
                     g = to;
@@ -307,18 +308,18 @@ impl Heap {
     /// line's lane.
     fn isolate(&mut self, at: u32, a: u32, b: u32) -> (u32, Stamp) {
         self.unlink_free(at);
-        let n = self.nodes[at];
+        let (n, stamp) = (self.nodes[at], self.nodes.stamp(at));
         let mut mid = at;
         if n.start < a {
             mid = self.split(at, a - n.start);
-            self.link_free(at, n.lane, n.stamp);
+            self.link_free(at, n.lane, stamp);
         }
         if n.end() > b {
             let upper = self.split(mid, b - a);
-            self.link_free(upper, n.lane, n.stamp);
+            self.link_free(upper, n.lane, stamp);
         }
         self.nodes[mid].state = State::Moving;
-        (mid, if n.lane == READY { Stamp::NEVER } else { n.stamp })
+        (mid, stamp)
     }
 
     /// Brings a plan back. `done`: it ran to its end; then the block is returned, used, with its stamp. Gives back what of the ticket
@@ -380,9 +381,11 @@ impl Heap {
         }
         let n = &mut self.nodes[block];
         n.state = State::Used;
-        n.stamp = stamp;
         n.holes = 0;
-        n.run = NIL;
+        n.link = [NIL; 2];
+        n.lane = lane;
+        self.pages.enter(n, block);
+        self.nodes.cold[block as usize].stamp = stamp;
         Some(block)
     }
 

@@ -138,6 +138,23 @@ impl Slabs {
         Slot { run: id, slot, addr, stamp }
     }
 
+    /// Notes the row of a lent slot: in the place of its stamp, which it has while it is free.
+    #[inline]
+    pub(crate) fn name(&mut self, run: u32, slot: u16, row: u32) {
+        self.runs[run as usize].stamps[usize::from(slot)] = Stamp::from_bits(u64::from(row));
+    }
+
+    /// The row of the slot at an address in a run. Of no meaning for a slot that is free.
+    pub(crate) fn row_at(&self, run: u32, addr: u64) -> Option<u32> {
+        let run = self.runs.get(run as usize)?;
+        let slot = usize::try_from(addr.checked_sub(run.addr)? / class_size(usize::from(run.class))).ok()?;
+        let (word, bit) = (slot / 64, 1u64 << (slot % 64));
+        if slot >= usize::from(run.slots) || (run.ready_bits[word] | run.pending_bits[word]) & bit != 0 {
+            return None;
+        }
+        u32::try_from(run.stamps[slot].to_bits()).ok()
+    }
+
     /// Units of the next run of a class.
     #[inline]
     pub(crate) fn run_units(&self, class: usize) -> u32 {
@@ -161,7 +178,7 @@ impl Slabs {
     pub(crate) fn add_run(&mut self, heap: &mut Heap, node: u32, class: usize, mut stamps: Vec<Stamp>) -> u32 {
         let bytes = u64::from(heap.nodes[node].units) << UNIT_SHIFT;
         let slots = (bytes / class_size(class)).min(WORDS as u64 * 64) as u16;
-        let stamp = heap.nodes[node].stamp;
+        let stamp = heap.nodes.stamp(node);
         stamps.resize(usize::from(slots), stamp);
         let mut bits = [0u64; WORDS];
         for s in 0..usize::from(slots) {
@@ -193,7 +210,7 @@ impl Slabs {
                 self.runs.len() as u32 - 1
             }
         };
-        heap.nodes[node].run = id;
+        heap.nodes[node].link[0] = id;
         self.run_bytes += bytes;
         self.free_bytes += u64::from(slots) * class_size(class);
         self.empty[class] += 1;
@@ -301,7 +318,7 @@ impl Slabs {
         self.unlist(id);
         self.runs[id as usize].stamps = Vec::new();
         self.vacant.push(id);
-        heap.nodes[node].run = NIL;
+        heap.nodes[node].link[0] = NIL;
         heap.give(node, lane, if lane == READY { Stamp::NEVER } else { latest });
     }
 
@@ -370,7 +387,7 @@ impl Slabs {
                 if run.prev != prev || !run.listed || usize::from(run.class) != class || run.free == 0 {
                     return Err(format!("run {at} is badly listed"));
                 }
-                if overlap || !counted || heap.nodes[run.node].run != at {
+                if overlap || !counted || heap.nodes[run.node].link[0] != at {
                     return Err(format!("run {at} miscounts its slots or has lost its node"));
                 }
                 if (ones(&run.pending_bits) > 0) && run.pending == Pending::None {

@@ -6,7 +6,7 @@
 use crate::allocator::{Allocator, Core, Inner};
 use crate::buffer::{ARENA, EMPTY, IMPORTED, REGION};
 use crate::config::AllocStats;
-use crate::heap::{READY, Span, passed};
+use crate::heap::{Span, passed};
 use crate::layout::{UNIT_SHIFT, class_size};
 use crate::node::{NIL, Node, State};
 use crate::ring::TraceEvent;
@@ -280,13 +280,13 @@ impl Facts<'_> {
         let (addr, bytes) = (heap.addr(id), u64::from(n.units) << UNIT_SHIFT);
         let other = |state| BlockInfo { addr, bytes, state, ..NOTHING };
         match n.state {
-            State::Free => push(Self::free(addr, bytes, if n.lane == READY { Stamp::NEVER } else { n.stamp })),
+            State::Free => push(Self::free(addr, bytes, heap.nodes.stamp(id))),
             State::Waiting => push(other(BlockState::Pending)),
             State::Moving | State::Vacant => push(other(BlockState::Moving)),
             State::Quarantined => push(other(BlockState::Quarantined)),
             State::Suspended => push(self.used(addr, bytes, (id, WHOLE))),
-            State::Used if n.run == NIL => push(self.used(addr, bytes, (id, WHOLE))),
-            State::Used => self.run(n.run, addr, bytes, push),
+            State::Used if n.link[0] == NIL => push(self.used(addr, bytes, (id, WHOLE))),
+            State::Used => self.run(n.link[0], addr, bytes, push),
         }
     }
 

@@ -5,7 +5,7 @@
 use crate::buffer::NO_CLASS;
 use crate::heap::{Heap, READY, passed};
 use crate::layout::{MIN_ALIGN, SLAB_MAX, UNIT, UNIT_SHIFT, class_of};
-use crate::node::State;
+use crate::node::{NIL, State};
 use crate::slab::{Slabs, Slot};
 use leasehold_core::{Line, Result, Stamp};
 
@@ -152,7 +152,7 @@ impl Store {
                     Ok(Some(self.slot_block(slot, class)))
                 }
                 Err(e) => {
-                    let stamp = self.heap.nodes[node].stamp;
+                    let stamp = self.heap.nodes.stamp(node);
                     self.give(Spot::Node(node), stamp);
                     Err(e)
                 }
@@ -162,14 +162,14 @@ impl Store {
 
     #[inline]
     fn block(&self, node: u32) -> Block {
-        let n = &self.heap.nodes[node];
+        let (n, stamp) = (&self.heap.nodes[node], self.heap.nodes.stamp(node));
         Block {
             spot: Spot::Node(node),
             addr: self.heap.addr(node),
             bytes: u64::from(n.units) << UNIT_SHIFT,
             native: self.heap.native(node),
             class: NO_CLASS,
-            stamp: if n.stamp.is_never() || passed(n.stamp) { Stamp::NEVER } else { n.stamp },
+            stamp: if passed(stamp) { Stamp::NEVER } else { stamp },
         }
     }
 
@@ -197,6 +197,7 @@ impl Store {
     /// A suspended block is freed: part by part, as it has memory.
     #[cold]
     fn give_suspended(&mut self, node: u32) {
+        self.heap.pages.leave(&self.heap.nodes.rows, node);
         let parts = (self.heap.nodes[node].units >> self.heap.res.shift) + 2;
         if self.heap.nodes.ensure(parts).is_err() {
             // No host memory to describe its parts: the addresses are lost, the memory stays counted.
@@ -213,6 +214,24 @@ impl Store {
             Spot::Slot(run, slot) => self.slabs.give_shared(&mut self.heap, run, slot, stamps),
             Spot::Node(node) if self.heap.nodes[node].state != State::Used => self.give_suspended(node),
             Spot::Node(node) => self.heap.give_shared(node, stamps),
+        }
+    }
+
+    /// Notes which row of the block table a block belongs to.
+    #[inline]
+    pub(crate) fn name(&mut self, spot: Spot, row: u32) {
+        match spot {
+            Spot::Node(node) => self.heap.nodes[node].link[1] = row,
+            Spot::Slot(run, slot) => self.slabs.name(run, slot, row),
+        }
+    }
+
+    /// The row of the block at an address. Only a hint for memory that nobody holds.
+    pub(crate) fn row_at(&self, addr: u64) -> Option<u32> {
+        let node = self.heap.at(addr)?;
+        match self.heap.nodes[node].link {
+            [NIL, row] => Some(row),
+            [run, _] => self.slabs.row_at(run, addr),
         }
     }
 

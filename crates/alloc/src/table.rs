@@ -110,8 +110,9 @@ impl Table {
         let n = FIRST << chunk;
         let full = || -> Error { OutOfMemory::new("rows of the block table", u64::from(n)).into() };
         let cell = self.chunks.get(chunk).ok_or_else(full)?;
-        let mut rows = Vec::new();
+        let mut rows: Vec<Row> = Vec::new();
         rows.try_reserve_exact(n as usize).map_err(|_| full())?;
+        crate::pages::prefer_large(rows.as_ptr().cast(), n as usize * size_of::<Row>());
         for i in 0..n {
             let row = Row::new(Header::new(owner, base + i, self.first_generation));
             row.header.next.store(if i + 1 < n { base + i + 1 } else { NONE }, Ordering::Relaxed);

@@ -1,0 +1,52 @@
+//! Times a pair of allocation and free under the workloads of `leasehold_alloc::bench`, over a device without memory.
+//!
+//! `alloc_workloads [part of a workload's name] [pairs] [threads]`; for a quick look while working on the allocator. The comparison with
+//! other allocators is `leasehold bench alloc`.
+
+use leasehold_alloc::bench::{Own, Workload};
+use leasehold_alloc::{Allocator, AllocatorConfig, FakeBacking, Layout, On};
+use leasehold_core::Result;
+
+fn own(magazines: bool, marks: bool) -> Result<Own> {
+    let config = AllocatorConfig { magazines, ..AllocatorConfig::default() };
+    Ok(Own { allocator: Allocator::new(Box::new(FakeBacking::new(1 << 38)), config)?, marks })
+}
+
+/// Lets so many threads use every shard in turn that none is biased any more.
+fn share(own: &Own) {
+    for _ in 0..1_000 {
+        std::thread::scope(|s| {
+            s.spawn(|| {
+                let stream = leasehold_alloc::replay::VirtualStream::new().expect("a line");
+                for _ in 0..3 {
+                    drop(own.allocator.alloc(Layout::new(4 << 10), On::new(&stream)));
+                }
+            });
+        });
+    }
+}
+
+fn main() -> Result<()> {
+    let args: Vec<String> = std::env::args().skip(1).collect();
+    let part = args.first().map_or("", String::as_str);
+    let pairs = args.get(1).and_then(|n| n.parse().ok()).unwrap_or(1_000_000);
+    let threads = args.get(2).and_then(|n| n.parse().ok()).unwrap_or(1);
+    println!("{:28} {:>9} {:>9} {:>9} {:>9}  ns a pair (median, best)", "", "biased", "shared", "core", "marked");
+    for (name, workload) in Workload::all().into_iter().filter(|w| w.0.contains(part)) {
+        print!("{name:28}");
+        for (magazines, shared, marks) in
+            [(true, false, false), (true, true, false), (false, false, false), (true, false, true)]
+        {
+            let own = own(magazines, marks)?;
+            if shared {
+                share(&own);
+            }
+            match workload.run(&own, threads, pairs)? {
+                Some(s) => print!(" {:5.1}/{:<5.1}", s.ns, s.ns_best),
+                None => print!("   no memory"),
+            }
+        }
+        println!();
+    }
+    Ok(())
+}

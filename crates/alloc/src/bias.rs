@@ -1,0 +1,151 @@
+//! A lock that belongs to the thread which uses it, until another thread comes.
+//!
+//! Most allocators are used by one thread most of the time, and an uncontended lock costs it two atomic read-modify-writes. Here the
+//! owner enters and leaves with plain stores; whoever else comes takes the ownership away first, for a system call.
+//!
+//! # Protocol
+//! `owner` is nobody (0), a thread's number, or [`SHARED`]. It is written with `mutex` held only.
+//!
+//! | who | enters by | leaves by |
+//! |---|---|---|
+//! | the owner | `inside = 1`; light fence; `owner` is still its own | `inside = 0` |
+//! | any other thread | `mutex`; if there is an owner: `owner = SHARED`, heavy fence, wait until `inside` is 0 | unlocking `mutex` |
+//!
+//! The two fences make a Dekker pair (see `fence`): either the owner sees that it is none any more, or the other sees `inside`. While the
+//! lock is shared it is an ordinary mutex. A thread that takes it often enough in a row becomes the owner; each time that an ownership
+//! was taken away, the next needs twice as many, so that threads in turn pay for a bounded number of system calls.
+//!
+//! Must not know what it guards.
+
+use crate::fence::{Fences, NOBODY, thread_number};
+use leasehold_core::sync::atomic::{AtomicU8, AtomicU32, Ordering};
+use leasehold_core::sync::{Mutex, MutexGuard, UnsafeCell, thread};
+use std::ops::{Deref, DerefMut};
+
+/// No thread's number.
+const SHARED: u32 = u32::MAX;
+/// Turns in a row that make a thread the owner; doubled each time that an ownership was taken away.
+const STREAK: u32 = if cfg!(loom) { 1 } else { 64 };
+/// After so many times nobody becomes the owner any more.
+const MOVES: u32 = if cfg!(loom) { 2 } else { 16 };
+
+/// The lock.
+pub(crate) struct BiasedLock<T> {
+    owner: AtomicU32,
+    inside: AtomicU8,
+    fences: Fences,
+    mutex: Mutex<Turns>,
+    value: UnsafeCell<T>,
+}
+
+/// Who took the lock as a mutex. Guarded by it.
+struct Turns {
+    last: u32,
+    streak: u32,
+    moves: u32,
+}
+
+// SAFETY: the value is reached through a guard only, and there is one at a time (see the protocol).
+unsafe impl<T: Send> Send for BiasedLock<T> {}
+// SAFETY: as above.
+unsafe impl<T: Send> Sync for BiasedLock<T> {}
+
+/// The right to the value.
+pub(crate) struct Guard<'a, T> {
+    lock: &'a BiasedLock<T>,
+    /// None: the owner's.
+    turn: Option<MutexGuard<'a, Turns>>,
+}
+
+impl<T> BiasedLock<T> {
+    pub(crate) fn new(value: T, fences: Fences) -> Self {
+        Self {
+            owner: AtomicU32::new(0),
+            inside: AtomicU8::new(0),
+            fences,
+            mutex: Mutex::new(Turns { last: 0, streak: 0, moves: 0 }),
+            value: UnsafeCell::new(value),
+        }
+    }
+
+    /// Waits until nobody else is inside. A thread that is inside must not come again.
+    #[inline]
+    pub(crate) fn lock(&self) -> Guard<'_, T> {
+        self.lock_as(thread_number())
+    }
+
+    /// As [`lock`](Self::lock), for the thread of this number.
+    #[inline]
+    pub(crate) fn lock_as(&self, me: u32) -> Guard<'_, T> {
+        if self.owner.load(Ordering::Relaxed) == me {
+            // Coming again would give the value out twice: better no progress than that.
+            assert!(self.inside.load(Ordering::Relaxed) == 0, "an allocator's lock was taken by who holds it");
+            self.inside.store(1, Ordering::Relaxed);
+            self.fences.light();
+            if self.owner.load(Ordering::Acquire) == me {
+                return Guard { lock: self, turn: None };
+            }
+            self.inside.store(0, Ordering::Release);
+        }
+        self.lock_shared(me)
+    }
+
+    #[cold]
+    fn lock_shared(&self, me: u32) -> Guard<'_, T> {
+        let mut turn = self.mutex.lock();
+        match self.owner.load(Ordering::Relaxed) {
+            SHARED | 0 => {}
+            _ => {
+                self.owner.store(SHARED, Ordering::Relaxed);
+                self.fences.heavy();
+                while self.inside.load(Ordering::Acquire) != 0 {
+                    thread::yield_now();
+                }
+                turn.moves += 1;
+            }
+        }
+        if turn.last == me {
+            turn.streak = turn.streak.saturating_add(1);
+        } else {
+            (turn.last, turn.streak) = (me, 0);
+        }
+        if me != NOBODY && turn.moves < MOVES && turn.streak >= STREAK << turn.moves {
+            turn.streak = 0;
+            // From the next time on; this time the mutex is held.
+            self.owner.store(me, Ordering::Release);
+        }
+        Guard { lock: self, turn: Some(turn) }
+    }
+
+    /// The value, for who has the lock to itself.
+    pub(crate) fn get_mut(&mut self) -> &mut T {
+        // SAFETY: exclusive access to the lock.
+        unsafe { &mut *self.value.get() }
+    }
+}
+
+impl<T> Deref for Guard<'_, T> {
+    type Target = T;
+    #[inline]
+    fn deref(&self) -> &T {
+        // SAFETY: a guard has the value to itself.
+        unsafe { &*self.lock.value.get() }
+    }
+}
+
+impl<T> DerefMut for Guard<'_, T> {
+    #[inline]
+    fn deref_mut(&mut self) -> &mut T {
+        // SAFETY: as above.
+        unsafe { &mut *self.lock.value.get() }
+    }
+}
+
+impl<T> Drop for Guard<'_, T> {
+    #[inline]
+    fn drop(&mut self) {
+        if self.turn.is_none() {
+            self.lock.inside.store(0, Ordering::Release);
+        }
+    }
+}

@@ -1,0 +1,116 @@
+//! Fences that cost one side almost nothing, and the numbers of threads.
+//!
+//! A Dekker pair (each side stores, fences, loads what the other stored) needs a full fence on both sides. Where one side is hot and the
+//! other rare, Linux' `membarrier` lets the hot side do with a compiler fence: the system call is a full fence on every running thread of
+//! the process. Elsewhere both sides fence.
+
+#[cfg(not(loom))]
+use leasehold_core::sync::atomic::AtomicU64;
+use leasehold_core::sync::atomic::{Ordering, compiler_fence, fence};
+
+/// How the two sides fence.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Fences {
+    asymmetric: bool,
+}
+
+impl Fences {
+    /// What this machine can do. The same for the whole life of the process.
+    pub(crate) fn detect() -> Self {
+        Self { asymmetric: barrier::available() }
+    }
+
+    /// The hot side's.
+    #[inline]
+    pub(crate) fn light(self) {
+        if self.asymmetric {
+            compiler_fence(Ordering::SeqCst);
+        } else {
+            fence(Ordering::SeqCst);
+        }
+    }
+
+    /// The rare side's: a full fence on every thread of the process that runs, or on this one where the other side fences too.
+    #[cold]
+    pub(crate) fn heavy(self) {
+        if self.asymmetric {
+            // It succeeded when the process registered; it has no way to fail later.
+            let done = barrier::everywhere();
+            debug_assert!(done, "membarrier failed after it had worked");
+        }
+        fence(Ordering::SeqCst);
+    }
+}
+
+/// The number of every thread beyond the first 2^30: such threads own nothing. Under loom everybody's; models number their threads.
+pub(crate) const NOBODY: u32 = (u32::MAX >> 1) - 1;
+
+/// This thread's number: from 1, and no other thread's, ever, unless it is [`NOBODY`].
+#[cfg(not(loom))]
+#[inline]
+pub(crate) fn thread_number() -> u32 {
+    static NEXT: AtomicU64 = AtomicU64::new(1);
+    thread_local! {
+        static NUMBER: std::cell::Cell<u32> = const { std::cell::Cell::new(0) };
+    }
+    #[cold]
+    fn fresh() -> u32 {
+        let next = NEXT.fetch_add(1, Ordering::Relaxed);
+        u32::try_from(next).ok().filter(|&n| n < 1 << 30).unwrap_or(NOBODY)
+    }
+    let number = NUMBER.get();
+    if number != 0 {
+        return number;
+    }
+    let number = fresh();
+    NUMBER.set(number);
+    number
+}
+
+#[cfg(loom)]
+pub(crate) fn thread_number() -> u32 {
+    NOBODY
+}
+
+#[cfg(all(target_os = "linux", not(loom), not(miri), any(target_arch = "x86_64", target_arch = "aarch64")))]
+mod barrier {
+    //! The kernel's `membarrier`.
+    use leasehold_core::sync::OnceLock;
+    use std::ffi::{c_int, c_long, c_uint};
+
+    unsafe extern "C" {
+        fn syscall(number: c_long, ...) -> c_long;
+    }
+
+    #[cfg(target_arch = "x86_64")]
+    const MEMBARRIER: c_long = 324;
+    #[cfg(target_arch = "aarch64")]
+    const MEMBARRIER: c_long = 283;
+    const PRIVATE_EXPEDITED: c_int = 1 << 3;
+    const REGISTER_PRIVATE_EXPEDITED: c_int = 1 << 4;
+
+    fn call(command: c_int) -> bool {
+        // SAFETY: membarrier takes a command, flags and a processor, and touches no memory of ours.
+        unsafe { syscall(MEMBARRIER, command, 0 as c_uint, 0 as c_int) == 0 }
+    }
+
+    pub(super) fn available() -> bool {
+        static AVAILABLE: OnceLock<bool> = OnceLock::new();
+        *AVAILABLE.get_or_init(|| call(REGISTER_PRIVATE_EXPEDITED) && call(PRIVATE_EXPEDITED))
+    }
+
+    pub(super) fn everywhere() -> bool {
+        call(PRIVATE_EXPEDITED)
+    }
+}
+
+#[cfg(not(all(target_os = "linux", not(loom), not(miri), any(target_arch = "x86_64", target_arch = "aarch64"))))]
+mod barrier {
+    //! No `membarrier` here: full fences on both sides.
+    pub(super) fn available() -> bool {
+        false
+    }
+    pub(super) fn everywhere() -> bool {
+        false
+    }
+}
