@@ -165,7 +165,7 @@ impl Device for DeviceState {
         let lines: Vec<(&'static Line, u64)> = self.common.lines.lock().iter().map(|&l| (l, l.submitted())).collect();
         self.common.notice_loss();
         let open = || lines.iter().any(|(line, value)| matches!(line.check(*value), Ok(false)));
-        let waited = if open() { self.machine().wait_until(timeout, || !open()) } else { Ok(()) };
+        let waited = if open() { self.common.step_until(timeout, &|| !open()) } else { Ok(()) };
         self.common.notice_loss();
         if open() {
             return waited;

@@ -14,15 +14,16 @@ use crate::machine::{KernelCall, Machine, QueueId, SemaphoreId, Stepping};
 use leasehold_alloc::Allocator;
 use leasehold_core::sync::{Arc, Mutex, OnceLock};
 use leasehold_core::{
-    DeviceHandle, Error, Fate, Fault, FixedSlotStore, Handle, Lease, Line, LineId, PoolStats, Resource, Result, Tagged,
-    tags,
+    DeviceHandle, Error, Fate, Fault, FixedSlotStore, Handle, Lease, Line, LineId, Point, PoolStats, Resource, Result,
+    Tagged, tags,
 };
 use leasehold_hal::{BackendKind, Caps, DeviceId, DeviceInfo, Dispatch, HostCall, Limits, MemoryInfo};
 use std::any::Any;
+use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// What a device's streams, gates and graphs share.
 pub(crate) struct Common {
@@ -35,9 +36,21 @@ pub(crate) struct Common {
     semaphores: Arc<Mutex<BTreeMap<LineId, SemaphoreId>>>,
     /// Lines of all streams that exist, the retired ones too.
     pub(crate) lines: Mutex<Vec<&'static Line>>,
-    /// Which submission each queue runs.
+    /// The line of each queue.
     running: Mutex<BTreeMap<QueueId, &'static Line>>,
+    /// Points of other backends that streams wait for: somebody has to see to it that they are published.
+    foreign: Mutex<Vec<Point>>,
 }
+
+thread_local! {
+    /// Whether this thread asks another backend for a line: that one must not ask this one in turn.
+    static ASKING: Cell<bool> = const { Cell::new(false) };
+}
+
+/// How long this machine is stepped before other backends are asked again.
+const SLICE: Duration = Duration::from_micros(500);
+/// How long another backend is given at least.
+const PATIENCE: Duration = Duration::from_secs(10);
 
 impl Common {
     /// A semaphore that stands where the line does.
@@ -132,13 +145,54 @@ impl Common {
         }
     }
 
+    /// A stream waits for another backend's point.
+    pub(crate) fn note_foreign(&self, point: Point) {
+        self.foreign.lock().push(point);
+    }
+
+    /// Has other backends publish what streams wait for; says whether something is still open.
+    fn ask_others(&self) -> bool {
+        let mut open = self.foreign.lock();
+        open.retain(|p| matches!(p.line().check(p.value()), Ok(false)));
+        let points = open.clone();
+        drop(open);
+        if !ASKING.get() {
+            ASKING.set(true);
+            for p in &points {
+                // What it says shows in the line.
+                let _ = p.line().wait(p.value(), Some(Duration::ZERO));
+            }
+            ASKING.set(false);
+        }
+        !points.is_empty()
+    }
+
+    /// Makes things happen until a condition holds.
+    pub(crate) fn step_until(&self, timeout: Option<Duration>, over: &dyn Fn() -> bool) -> Result<()> {
+        let begun = Instant::now();
+        let deadline = timeout.and_then(|t| begun.checked_add(t));
+        loop {
+            if !self.ask_others() {
+                let left = deadline.map(|at| at.saturating_duration_since(Instant::now()));
+                return self.machine.wait_until(if timeout.is_some() { left } else { None }, over);
+            }
+            let left = deadline.map_or(SLICE, |at| SLICE.min(at.saturating_duration_since(Instant::now())));
+            let waited = self.machine.wait_until(Some(left), over);
+            // Nothing here can run, but the other backend may still be at work: for a bounded time.
+            let given_up = deadline.unwrap_or(begun + self.machine.config().patience.max(PATIENCE));
+            if waited.is_ok() || Instant::now() >= given_up {
+                return waited;
+            }
+        }
+    }
+
     /// Blocks until a value of a line is over.
     pub(crate) fn await_line(&self, line: &'static Line, value: u64, timeout: Option<Duration>) -> Result<()> {
         self.notice_loss();
         if line.check(value)? {
             return Ok(());
         }
-        let waited = self.machine.wait_until(timeout, || !matches!(line.check(value), Ok(false)));
+        let waited = self.step_until(timeout, &|| !matches!(line.check(value), Ok(false)));
         self.notice_loss();
         match line.check(value) {
             Ok(true) => Ok(()),
@@ -206,6 +260,7 @@ impl DeviceState {
             semaphores: devices.semaphores.clone(),
             lines: Mutex::new(Vec::new()),
             running: Mutex::new(BTreeMap::new()),
+            foreign: Mutex::new(Vec::new()),
         });
         let mut caps = Caps::default();
         caps.pinned = true;

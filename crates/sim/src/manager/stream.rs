@@ -163,6 +163,7 @@ impl StreamState {
         if let Some(semaphore) = self.common.semaphore_of(line.id()) {
             return Ok(Some(Command::WaitSemaphore(semaphore, point.value())));
         }
+        self.common.note_foreign(point);
         let ready = Box::new(move || match line.check(point.value()) {
             Ok(false) => None,
             Ok(true) => Some(Ok(())),

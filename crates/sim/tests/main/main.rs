@@ -1,5 +1,6 @@
 //! Behaviour of the machine at its public interface.
 
+mod backend;
 mod detector;
 mod faults;
 mod machine;
