@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 const VARIABLE: &str = "LEASEHOLD_MEMORY_DEBUG";
 
 #[derive(Debug, Default, clap::Args)]
-pub(crate) struct Arguments {
+pub(crate) struct MemoryArguments {
     /// Looks for wrong uses of memory: some of poison, red-zone[=BYTES], quarantine[=BYTES], guard, pass-through, all, separated by commas;
     /// also from LEASEHOLD_MEMORY_DEBUG
     #[arg(long, value_name = "AIDS", value_parser = parse_aids)]
@@ -38,7 +38,7 @@ pub(crate) struct Wishes {
     pub(crate) trace_events: usize,
 }
 
-impl Arguments {
+impl MemoryArguments {
     /// What the allocator must be made with, the environment included.
     pub(crate) fn wishes(&self) -> Result<Wishes, Failure> {
         let debug = match (self.memory_debug, std::env::var(VARIABLE)) {

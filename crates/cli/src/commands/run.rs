@@ -2,7 +2,8 @@
 //! runtime.
 
 use crate::bundled;
-use crate::commands::{memory, open_with, percentile, print_json};
+use crate::commands::memory::MemoryArguments;
+use crate::commands::{open_with, percentile, print_json};
 use crate::failure::Failure;
 use crate::table::{Table, bytes};
 use clap::ValueEnum;
@@ -61,7 +62,7 @@ pub(crate) struct Arguments {
     #[arg(long)]
     json: bool,
     #[command(flatten)]
-    memory: memory::Arguments,
+    memory: MemoryArguments,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
