@@ -12,12 +12,12 @@
 //!
 //! # What it does not see
 //! All threads of the host are one agent. A read of a kernel counts as one of memory that nobody wrote only if nobody wrote any of the
-//! binding: kernels are bound to more than they touch. An event that a graph records covers the whole launch.
+//! binding: kernels are bound to more than they touch. An event that a graph records or waits for covers the whole launch.
 //!
 //! This module must not know how commands run.
 
 use super::clock::Clock;
-use leasehold_core::sync::Arc;
+use leasehold_core::sync::{Arc, OnceLock};
 use leasehold_hal::Access;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -108,18 +108,49 @@ impl fmt::Display for Report {
     }
 }
 
-/// Edges of a graph, closed: which nodes come before which.
+/// Graphs of up to so many nodes keep a bit for each pair of them (8 MiB at most); in larger ones edges are followed each time.
+const CLOSED: usize = 8192;
+
+/// Which nodes of a graph come before which. Nodes are numbered so that a predecessor has the lower number.
 pub(crate) struct Ancestors {
     /// Direct predecessors of each node.
     pub(crate) pred: Vec<Vec<u32>>,
+    /// A row of bits for each node: its ancestors. Made when it is first asked for.
+    closed: OnceLock<Vec<u64>>,
 }
 
 impl Ancestors {
-    /// Whether node `a` comes before node `b`. Nodes are numbered so that a predecessor has the lower number.
+    pub(crate) fn new(pred: Vec<Vec<u32>>) -> Self {
+        Self { pred, closed: OnceLock::new() }
+    }
+
+    /// Whether node `a` comes before node `b` (or is the same).
     pub(crate) fn before(&self, a: u32, b: u32) -> bool {
         if a >= b {
             return a == b;
         }
+        if self.pred.len() > CLOSED {
+            return self.search(a, b);
+        }
+        let row = self.pred.len().div_ceil(64);
+        let closed = self.closed.get_or_init(|| self.close(row));
+        closed[b as usize * row + a as usize / 64] >> (a % 64) & 1 != 0
+    }
+
+    fn close(&self, row: usize) -> Vec<u64> {
+        let mut all = vec![0u64; self.pred.len() * row];
+        for (node, pred) in self.pred.iter().enumerate() {
+            let (before, mine) = all.split_at_mut(node * row);
+            for &p in pred {
+                let theirs = &before[p as usize * row..][..row];
+                mine[..row].iter_mut().zip(theirs).for_each(|(m, t)| *m |= t);
+                mine[p as usize / 64] |= 1 << (p % 64);
+            }
+        }
+        all
+    }
+
+    fn search(&self, a: u32, b: u32) -> bool {
         let (mut stack, mut seen) = (vec![b], BTreeSet::new());
         while let Some(at) = stack.pop() {
             for &p in &self.pred[at as usize] {
@@ -403,9 +434,10 @@ mod tests {
 
     #[test]
     fn what_comes_before_in_a_graph_is_found_over_several_edges() {
-        let graph = Ancestors { pred: vec![vec![], vec![0], vec![0], vec![1], vec![3, 2]] };
+        let graph = Ancestors::new(vec![vec![], vec![0], vec![0], vec![1], vec![3, 2]]);
         for (a, b, before) in [(0, 4, true), (1, 4, true), (2, 3, false), (1, 2, false), (0, 0, true), (4, 0, false)] {
             assert_eq!(graph.before(a, b), before, "{a} before {b}");
+            assert!(a >= b || graph.search(a, b) == before, "{a} before {b}, searched");
         }
     }
 }

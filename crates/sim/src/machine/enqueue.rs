@@ -100,7 +100,10 @@ impl Machine {
     /// `InvalidArgument` for what can never run; `NotFound` for objects that do not exist; the cause of a queue that has failed; `DeviceLost`; the
     /// fault plan's. Nothing was enqueued then.
     pub fn enqueue(&self, queue: QueueId, command: Command) -> Result<()> {
-        self.enter_queue(queue, "enqueue")?.push(queue, command)
+        let mut state = self.enter_queue(queue, "enqueue")?;
+        // A command that is refused is dropped with its closures after the lock.
+        state.check(queue, &command)?;
+        state.push(queue, command)
     }
 
     /// Gives a queue several commands, all of them or none: one call.
@@ -145,7 +148,7 @@ impl Machine {
     pub fn event_create(&self, device: u32, timing: bool) -> Result<EventId> {
         let mut state = self.enter(device, "event_create")?;
         let id = EventId(state.id());
-        state.events.insert(id, Event { timing, last: None });
+        state.events.insert(id, Event { device, timing, last: None });
         Ok(id)
     }
 
@@ -258,7 +261,7 @@ impl Machine {
     /// # Errors
     /// The fault plan's.
     pub fn graph_create(&self) -> Result<GraphId> {
-        let mut state = self.enter(0, "graph_create")?;
+        let mut state = self.enter_host("graph_create")?;
         let id = GraphId(state.id());
         state.graphs.insert(id, Template::default());
         Ok(id)
@@ -269,7 +272,7 @@ impl Machine {
     /// # Errors
     /// `InvalidArgument` for parameters or dependencies that do not fit; `NotFound` for graphs that do not exist; the fault plan's.
     pub fn graph_add(&self, graph: GraphId, node: Node, deps: &[NodeId]) -> Result<NodeId> {
-        self.enter(0, "graph_add")?.add_node(graph, node, deps)
+        self.enter_host("graph_add")?.add_node(graph, node, deps)
     }
 
     /// How many nodes a graph has, a child counting as one.
@@ -296,7 +299,7 @@ impl Machine {
     /// # Errors
     /// `NotFound`; the fault plan's.
     pub fn instantiate(&self, graph: GraphId) -> Result<ExecId> {
-        let mut state = self.enter(0, "instantiate")?;
+        let mut state = self.enter_host("instantiate")?;
         let exec = Exec::new(state.graphs.get(&graph).ok_or_else(|| missing(graph))?.flat());
         let id = ExecId(state.id());
         state.execs.insert(id, exec);
@@ -308,7 +311,7 @@ impl Machine {
     /// # Errors
     /// `InvalidArgument` for nodes that do not exist, are in children, or are of another kind; `NotFound`; the fault plan's.
     pub fn exec_update(&self, exec: ExecId, updates: &[(NodeId, NodeUpdate)]) -> Result<()> {
-        let mut state = self.enter(0, "exec_update")?;
+        let mut state = self.enter_host("exec_update")?;
         state.execs.get_mut(&exec).ok_or_else(|| missing(exec))?.update(updates)
     }
 

@@ -217,7 +217,7 @@ impl Exec {
         }
         let nodes = flat.actions.into_iter().zip(next);
         let nodes = nodes.map(|((action, label), next)| ExecNode { action, next: next.into(), label }).collect();
-        Self { nodes: Arc::new(nodes), edges: Arc::new(Ancestors { pred: flat.pred }), place: flat.place }
+        Self { nodes: Arc::new(nodes), edges: Arc::new(Ancestors::new(flat.pred)), place: flat.place }
     }
 
     /// How many nodes run at a launch, those of children included.

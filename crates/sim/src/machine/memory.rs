@@ -64,7 +64,7 @@ impl Machine {
     /// # Errors
     /// `InvalidArgument`; `OutOfMemory` without addresses; the fault plan's.
     pub fn reserve(&self, bytes: u64, align: u64) -> Result<u64> {
-        self.enter(0, "reserve")?.space.reserve(bytes, align)
+        self.enter_host("reserve")?.space.reserve(bytes, align)
     }
 
     /// Gives a whole reservation back, in which nothing is mapped any more.
@@ -72,7 +72,7 @@ impl Machine {
     /// # Errors
     /// `InvalidArgument`; the fault plan's.
     pub fn release(&self, addr: u64, bytes: u64) -> Result<()> {
-        self.enter(0, "release")?.space.release(addr, bytes)
+        self.enter_host("release")?.space.release(addr, bytes)
     }
 
     /// Creates memory without addresses, a multiple of [`GRANULARITY`](super::GRANULARITY).
@@ -88,7 +88,8 @@ impl Machine {
     /// # Errors
     /// `InvalidArgument` for one that does not exist; the fault plan's.
     pub fn destroy(&self, piece: PieceId) -> Result<()> {
-        let mut state = self.enter(0, "destroy")?;
+        let device = self.lock().space.piece_owner(piece).unwrap_or(0);
+        let mut state = self.enter(device, "destroy")?;
         if let Some(gone) = state.space.destroy(piece)? {
             state.detector.forget(gone.key, gone.bytes);
         }
@@ -100,7 +101,8 @@ impl Machine {
     /// # Errors
     /// `InvalidArgument`; the fault plan's.
     pub fn map(&self, addr: u64, piece: PieceId) -> Result<()> {
-        self.enter(0, "map")?.space.map(addr, piece)
+        let device = self.lock().space.piece_owner(piece).unwrap_or(0);
+        self.enter(device, "map")?.space.map(addr, piece)
     }
 
     /// Lets a device reach a range of whole mappings.
@@ -116,7 +118,8 @@ impl Machine {
     /// # Errors
     /// `InvalidArgument`; the fault plan's.
     pub fn unmap(&self, addr: u64, bytes: u64) -> Result<()> {
-        let mut state = self.enter(0, "unmap")?;
+        let device = self.lock().space.owner(addr).unwrap_or(0);
+        let mut state = self.enter(device, "unmap")?;
         for gone in state.space.mapped(addr, bytes)? {
             state.is_gone(&gone, "unmap", ReportKind::UseAfterFree, true);
         }
@@ -131,7 +134,7 @@ impl Machine {
     /// # Errors
     /// As [`alloc`](Self::alloc).
     pub fn host_alloc(&self, bytes: u64) -> Result<u64> {
-        let addr = self.enter(0, "host_alloc")?.space.host_alloc(bytes)?;
+        let addr = self.enter_host("host_alloc")?.space.host_alloc(bytes)?;
         Ok(addr)
     }
 
@@ -140,7 +143,7 @@ impl Machine {
     /// # Errors
     /// `InvalidArgument` for an address that is none; the fault plan's.
     pub fn host_free(&self, addr: u64) -> Result<()> {
-        let mut state = self.enter(0, "host_free")?;
+        let mut state = self.enter_host("host_free")?;
         let mut gone = state.space.host_free(addr)?;
         state.host_is_gone(&mut gone, "host free");
         Ok(())
@@ -151,7 +154,7 @@ impl Machine {
     /// # Errors
     /// `InvalidArgument`; `InvalidState` where a part of it is registered already; the fault plan's.
     pub fn host_register(&self, addr: u64, bytes: u64) -> Result<()> {
-        self.enter(0, "host_register")?.space.host_register(addr, bytes)
+        self.enter_host("host_register")?.space.host_register(addr, bytes)
     }
 
     /// Ends what [`host_register`](Self::host_register) began.
@@ -159,7 +162,7 @@ impl Machine {
     /// # Errors
     /// `InvalidArgument`; the fault plan's.
     pub fn host_unregister(&self, addr: u64) -> Result<()> {
-        let mut state = self.enter(0, "host_unregister")?;
+        let mut state = self.enter_host("host_unregister")?;
         let mut gone = state.space.host_unregister(addr)?;
         state.host_is_gone(&mut gone, "host unregister");
         Ok(())

@@ -106,6 +106,8 @@ pub struct MachineConfig {
     pub count_calls: bool,
     /// Whether the race detector is on.
     pub detect: bool,
+    /// What new memory of devices is filled with, instead of zeros: whoever reads what nobody wrote then notices.
+    pub poison: Option<u8>,
     /// Whether commands that ran are remembered for [`Machine::take_trace`].
     pub trace: bool,
     /// How long, in real time, a wait without a timeout stays when nothing can run any more but another thread of the host could still help (by writing a
@@ -127,6 +129,7 @@ impl Default for MachineConfig {
             faults: FaultPlan::none(),
             count_calls: true,
             detect: true,
+            poison: None,
             trace: false,
             patience: Duration::from_secs(10),
             kernels: KernelRegistry::new(),
@@ -187,6 +190,13 @@ impl MachineConfig {
     #[must_use]
     pub fn detect(mut self, on: bool) -> Self {
         self.detect = on;
+        self
+    }
+
+    /// As before, with new memory of devices filled with this.
+    #[must_use]
+    pub fn poison(mut self, byte: u8) -> Self {
+        self.poison = Some(byte);
         self
     }
 
@@ -264,6 +274,7 @@ pub(crate) struct Queue {
 }
 
 struct Event {
+    device: u32,
     timing: bool,
     last: Option<Arc<Mark>>,
 }
@@ -395,7 +406,7 @@ impl Machine {
             rng: Rng::new(config.seed),
             faults: Faults::new(config.faults.clone()),
             disturb: None,
-            space: Space::new(config.devices, config.memory, config.pinned)?,
+            space: Space::new(config.devices, config.memory, config.pinned, config.poison)?,
             detector: Detector::new(config.detect),
             queues: BTreeMap::new(),
             agents: Vec::new(),
@@ -452,6 +463,15 @@ impl Machine {
             state.call(device, name)?;
         }
         state.alive(device)?;
+        Ok(state)
+    }
+
+    /// Begins a call that concerns no device in particular: it goes on when one is lost.
+    fn enter_host(&self, name: &str) -> Result<Locked<'_>> {
+        let mut state = self.lock();
+        if self.0.config.count_calls {
+            state.call(0, name)?;
+        }
         Ok(state)
     }
 

@@ -124,6 +124,8 @@ struct Piece {
     mappings: u32,
     /// Given up while it was mapped: goes with its last mapping.
     released: bool,
+    /// It was never mapped.
+    fresh: bool,
 }
 
 /// Host memory that devices reach.
@@ -176,6 +178,8 @@ pub(crate) struct Space {
     page: u64,
     limit: u64,
     pinned_limit: u64,
+    /// What new memory is filled with.
+    poison: Option<u8>,
     used: Vec<u64>,
     pinned: u64,
     reservations: BTreeMap<u64, u64>,
@@ -188,7 +192,7 @@ pub(crate) struct Space {
 }
 
 impl Space {
-    pub(crate) fn new(devices: u32, limit: u64, pinned_limit: u64) -> Result<Self> {
+    pub(crate) fn new(devices: u32, limit: u64, pinned_limit: u64, poison: Option<u8>) -> Result<Self> {
         let all = limit.checked_mul(u64::from(devices)).filter(|&b| b <= 1 << 42);
         let all = all.ok_or_else(|| Error::invalid("more than 4 TiB of simulated memory"))?;
         // Reservations are many times larger than what lies in them.
@@ -201,6 +205,7 @@ impl Space {
             page: page_size(),
             limit,
             pinned_limit,
+            poison,
             used: vec![0; devices as usize],
             pinned: 0,
             reservations: BTreeMap::new(),
@@ -287,10 +292,24 @@ impl Space {
             self.used[device as usize] -= span;
             return Err(e);
         }
+        self.fill_new(at, span);
         let id = self.id();
         let region = Region { bytes: span, id, store, owner: device, kind: Kind::Allocation, access: 0 };
         self.regions.insert(DEVICE_BASE + at, region);
         Ok(DEVICE_BASE + at)
+    }
+
+    /// Fills new memory, which is mapped at an offset of the window.
+    fn fill_new(&self, at: u64, bytes: u64) {
+        if let Some(byte) = self.poison {
+            // SAFETY: mapped just now, and known to nobody yet.
+            unsafe { std::ptr::write_bytes(self.window.host(at), byte, bytes as usize) };
+        }
+    }
+
+    /// The device of a piece.
+    pub(crate) fn piece_owner(&self, piece: PieceId) -> Option<u32> {
+        self.pieces.get(&piece).map(|p| p.owner)
     }
 
     /// The allocation at `addr`, without freeing it.
@@ -360,7 +379,7 @@ impl Space {
             return Err(OutOfMemory::new(format!("memory of simulated device {device}"), bytes).into());
         };
         let id = PieceId(self.id());
-        self.pieces.insert(id, Piece { store, bytes, owner: device, mappings: 0, released: false });
+        self.pieces.insert(id, Piece { store, bytes, owner: device, mappings: 0, released: false, fresh: true });
         Ok(id)
     }
 
@@ -400,7 +419,13 @@ impl Space {
         self.window.map(addr - DEVICE_BASE, &self.store, store, bytes)?;
         let id = self.id();
         self.regions.insert(addr, Region { bytes, id, store, owner, kind: Kind::Mapping(piece), access: 0 });
-        self.pieces.entry(piece).and_modify(|p| p.mappings += 1);
+        let fresh = self.pieces.get_mut(&piece).is_some_and(|p| {
+            p.mappings += 1;
+            std::mem::take(&mut p.fresh)
+        });
+        if fresh {
+            self.fill_new(addr - DEVICE_BASE, bytes);
+        }
         Ok(())
     }
 

@@ -550,15 +550,16 @@ impl State {
                 Outcome::Done(0)
             }
             Action::WaitSemaphore(id, value) => self.wait_semaphore(place, id, value),
-            Action::Until { name, mut ready } => match ready() {
-                None => Outcome::Pending(Action::Until { name, ready }),
-                Some(Err(e)) => Outcome::Fail(e),
-                Some(Ok(())) => {
-                    let (clock, nanos) = (self.host.clone(), self.host_nanos);
-                    self.learn(place.queue, &clock, nanos);
-                    Outcome::Done(0)
+            Action::Until { name, mut ready } => {
+                let Some(answer) = ready() else { return Outcome::Pending(Action::Until { name, ready }) };
+                self.trash.push(Box::new(ready));
+                if let Err(e) = answer {
+                    return Outcome::Fail(e);
                 }
-            },
+                let (clock, nanos) = (self.host.clone(), self.host_nanos);
+                self.learn(place.queue, &clock, nanos);
+                Outcome::Done(0)
+            }
             Action::Free(addr) => {
                 self.free_here(place, addr);
                 Outcome::Done(0)
@@ -596,7 +597,9 @@ impl State {
             return found;
         }
         let end = addr.saturating_add(bytes);
-        let mut then = place.regions.iter().filter(|r| addr <= r.0 && r.0 < end || r.0 == addr);
+        // Sorted by address.
+        let from = place.regions.partition_point(|r| r.0 < addr);
+        let mut then = place.regions[from..].iter().take_while(|r| r.0 < end);
         let stale = match &found {
             Err(_) => then.next().is_some(),
             Ok(_) => then

@@ -157,12 +157,17 @@ impl Machine {
         })
     }
 
+    fn event_device(&self, event: EventId) -> Result<u32> {
+        let device = self.lock().events.get(&event).map(|e| e.device);
+        device.ok_or_else(|| Error::NotFound(format!("{event:?} does not exist").into()))
+    }
+
     /// Whether an event's last record is over; one that was never recorded is. Steps a little.
     ///
     /// # Errors
-    /// `NotFound`; `DeviceLost`, the fault plan's (of device 0's calls).
+    /// `NotFound`; `DeviceLost`; the fault plan's.
     pub fn event_query(&self, event: EventId) -> Result<bool> {
-        drop(self.enter(0, "event_query")?);
+        drop(self.enter(self.event_device(event)?, "event_query")?);
         self.nudge();
         self.lock().event_over(event)
     }
@@ -172,16 +177,8 @@ impl Machine {
     /// # Errors
     /// As [`event_query`](Self::event_query) and [`queue_synchronize`](Self::queue_synchronize).
     pub fn event_synchronize(&self, event: EventId, timeout: Option<Duration>) -> Result<()> {
-        drop(self.enter(0, "event_synchronize")?);
-        let mut bound = None;
-        {
-            let state = self.lock();
-            if let Some(e) = state.events.get(&event) {
-                bound.clone_from(&e.last);
-            } else {
-                return Err(Error::NotFound(format!("{event:?} does not exist").into()));
-            }
-        }
+        drop(self.enter(self.event_device(event)?, "event_synchronize")?);
+        let bound = self.lock().events.get(&event).and_then(|e| e.last.clone());
         let Some(mark) = bound else { return Ok(()) };
         self.wait_for(timeout, |state| {
             let done = mark.done.get()?;

@@ -540,3 +540,35 @@ fn a_machine_of_no_devices_is_refused() {
     assert_eq!(Machine::new(MachineConfig::seed(0).devices(65, 1)).unwrap_err().kind(), "InvalidArgument");
     assert_eq!(machine(0).queue_create(1).unwrap_err().kind(), "NotFound");
 }
+
+#[test]
+fn new_memory_can_be_poisoned() {
+    let m = Machine::new(config(20).poison(0xa5)).unwrap();
+    let (at, range) = (m.alloc(0, 64).unwrap(), m.reserve(GRANULARITY, 0).unwrap());
+    assert_eq!(peek(&m, at, 64), [0xa5; 64]);
+    let piece = m.create(0, GRANULARITY).unwrap();
+    let q = m.queue_create(0).unwrap();
+    for value in [0xa5, 1] {
+        m.map(range, piece).unwrap();
+        m.set_access(0, range, GRANULARITY).unwrap();
+        assert_eq!(peek(&m, range, 64), [value; 64]);
+        fill(&m, q, range, 64, 1);
+        m.queue_synchronize(q, None).unwrap();
+        m.unmap(range, GRANULARITY).unwrap();
+    }
+}
+
+#[test]
+fn what_concerns_no_device_goes_on_when_one_is_lost() {
+    let m = Machine::new(config(21).devices(2, 1 << 22)).unwrap();
+    let piece = m.create(1, GRANULARITY).unwrap();
+    m.lose_device(0, "gone");
+    let range = m.reserve(GRANULARITY, 0).unwrap();
+    m.map(range, piece).unwrap();
+    m.set_access(1, range, GRANULARITY).unwrap();
+    m.host_free(m.host_alloc(64).unwrap()).unwrap();
+    let (q, e) = (m.queue_create(1).unwrap(), m.event_create(1, false).unwrap());
+    m.enqueue(q, Command::Record(e)).unwrap();
+    m.event_synchronize(e, None).unwrap();
+    assert_eq!(m.event_create(0, false).unwrap_err().kind(), "DeviceLost");
+}
