@@ -104,6 +104,8 @@ def play_backwards(snapshot, events):
                 segments[low] = addr - low
             if addr + size < end:
                 segments[addr + size] = end - addr - size
+    if snapshot["allocator_settings"]["events_lost"] == 0:
+        need(not blocks and not segments, f"before the first event there were {len(blocks)} blocks, {len(segments)} segments")
 
 
 def check(path):

@@ -209,6 +209,54 @@ fn the_leak_report_names_tags_and_is_silent_without_leaks() {
     assert!(b.allocator.leak_report().is_empty());
 }
 
+/// Python loads the pickles and checks every block and event, and that the viewer can play the trace backwards.
+#[test]
+fn python_and_the_viewer_read_the_pickles() {
+    let script = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../ci/memory_viz.py");
+    let there = std::process::Command::new("python3").arg("--version").output().is_ok_and(|o| o.status.success());
+    if !there || !script.exists() {
+        assert!(std::env::var_os("LEASEHOLD_REQUIRE_TOOLS").is_none(), "python3 or ci/memory_viz.py is missing");
+        eprintln!("skipped: no python3");
+        return;
+    }
+    let folder = std::env::temp_dir().join(format!("leasehold-memory-viz-{}", std::process::id()));
+    std::fs::create_dir_all(&folder).expect("a folder");
+    let mut files = Vec::new();
+    let mut write = |b: &Bench, name: &str| {
+        let path = folder.join(format!("{name}.pickle"));
+        let file = std::fs::File::create(&path).expect("a file");
+        b.allocator.snapshot().write_memory_viz(file).expect("written");
+        files.push(path);
+    };
+    for (kind, fake) in [("vmm", FakeBacking::new(1 << 32)), ("segments", FakeBacking::segments(1 << 32))] {
+        for events in [1 << 16, 300] {
+            let b = traced(fake.clone(), events);
+            let mut n = 0;
+            work(&b, 1500, |_| {
+                n += 1;
+                if n % 4 == 1 {
+                    write(&b, &format!("{kind}-{events}-{n}"));
+                }
+            });
+            assert!(b.alloc(1 << 50).is_err());
+            b.allocator.trim(MIB).expect("a trim");
+            write(&b, &format!("{kind}-{events}-end"));
+        }
+    }
+    let debug = "pass-through,quarantine=1M".parse().expect("aids");
+    let b = Bench::with(FakeBacking::new(1 << 32), AllocatorConfig { debug, trace_events: 999, ..Default::default() });
+    let held = b.take(5000);
+    work(&b, 300, |_| {});
+    write(&b, "pass-through");
+    drop(held);
+    let run = std::process::Command::new("python3").arg(script).args(&files).output().expect("python3 runs");
+    let text = String::from_utf8_lossy(&run.stdout).into_owned() + &String::from_utf8_lossy(&run.stderr);
+    assert!(run.status.success(), "{text}");
+    assert_eq!(text.lines().count(), files.len());
+    // Where the check fails the files stay, for whoever wants to see them.
+    std::fs::remove_dir_all(folder).expect("its own folder");
+}
+
 #[test]
 fn pickles_have_the_opcodes_that_the_viewer_knows() {
     let b = traced(FakeBacking::new(1 << 32), 1 << 12);
@@ -218,7 +266,7 @@ fn pickles_have_the_opcodes_that_the_viewer_knows() {
     assert!(b.alloc(1 << 40).is_err());
     let mut out = Vec::new();
     b.allocator.snapshot().write_memory_viz(&mut out).expect("written");
-    // Walks the opcodes; Python's own check is ci/memory-viz.sh.
+    // Walks the opcodes; Python's own check is ci/memory_viz.py.
     let (mut at, mut depth, mut words) = (0usize, 0i64, Vec::new());
     while out[at] != b'.' {
         let (len, grows) = match out[at] {

@@ -1,6 +1,8 @@
 //! The command against its output: results, one-line errors, exit statuses.
 
+mod conformance;
 mod errors;
+mod memory;
 mod run;
 
 use std::path::PathBuf;

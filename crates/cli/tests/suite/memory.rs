@@ -1,0 +1,191 @@
+//! Memory at the command line: `replay`, what `run` records, debug aids.
+
+use super::{call, json, leasehold, repository};
+use std::collections::BTreeSet;
+use std::path::Path;
+use std::process::Command;
+
+fn trace(name: &str) -> String {
+    repository("crates/alloc/traces").join(format!("{name}.csv.gz")).to_str().unwrap().to_owned()
+}
+
+fn fails(arguments: &[&str], status: i32, message: &str) {
+    let output = call(arguments);
+    let text = String::from_utf8(output.stderr).unwrap();
+    assert_eq!((output.status.code(), text.as_str()), (Some(status), message), "{arguments:?}");
+}
+
+fn keys(value: &serde_json::Value) -> BTreeSet<&str> {
+    value.as_object().unwrap().keys().map(String::as_str).collect()
+}
+
+#[test]
+fn a_replay_reports_exactly_its_keys() {
+    let report = json(&["replay", &trace("gpt2_train"), "--json"]);
+    let want = "events peak_requested peak_reserved ratio min_budget ns_per_op driver_calls remaps host_waits failed";
+    assert_eq!(keys(&report), want.split(' ').collect());
+    assert_eq!(keys(&report["ns_per_op"]), "mean p50 p99 p999".split(' ').collect());
+    assert_eq!(keys(&report["driver_calls"]), "total steady".split(' ').collect());
+    assert!(report["min_budget"].is_null());
+    assert_eq!(report["failed"], 0);
+    let ns = |key: &str| report["ns_per_op"][key].as_f64().unwrap();
+    assert!(ns("mean") > 0.0 && ns("p50") > 0.0 && ns("p50") <= ns("p99") && ns("p99") <= ns("p999"));
+}
+
+#[test]
+fn a_replay_looks_for_the_least_budget_and_comes_to_rest() {
+    let report = json(&["replay", &trace("resnet50_train"), "--json", "--find-min-budget"]);
+    assert!(report["min_budget"].as_f64().unwrap() <= 1.01, "{report}");
+    let report = json(&["replay", &trace("resnet50_train"), "--json", "--repeat", "3", "--budget", "1.15"]);
+    assert_eq!((&report["driver_calls"]["steady"], &report["failed"]), (&0.into(), &0.into()));
+    let report = json(&["replay", &trace("resnet50_train"), "--json", "--budget", "0.9"]);
+    assert!(report["failed"].as_u64().unwrap() > 0);
+}
+
+#[test]
+fn a_replay_runs_on_devices_with_threads_and_by_peers() {
+    let t = trace("resnet50_train");
+    let one = json(&["replay", &t, "--json"]);
+    let two = json(&["replay", &t, "--json", "--threads", "2", "--policy", "fastest", "--lag", "100"]);
+    assert_eq!(two["events"].as_u64(), one["events"].as_u64().map(|n| 2 * n));
+    assert_eq!(two["peak_requested"].as_u64(), one["peak_requested"].as_u64().map(|n| 2 * n));
+    let torch = json(&["replay", &t, "--json", "--peer", "torch-like"]);
+    let best = json(&["replay", &t, "--json", "--peer", "bestfit"]);
+    for report in [&torch, &best] {
+        assert_eq!((&report["events"], &report["failed"]), (&one["events"], &0.into()));
+    }
+    assert!(torch["ratio"].as_f64() > one["ratio"].as_f64(), "{torch} {one}");
+    // A trace that fits into any machine, on real memory.
+    let folder = tempfile::tempdir().unwrap();
+    let small = folder.path().join("small.csv");
+    let mut text = "t_us,op,id,size,stream\n".to_owned();
+    for i in 0..2000 {
+        text += &format!("{i},a,{i},{},{}\n", 1 + i * 7919 % 300_000, i % 3);
+        if i >= 100 {
+            text += &format!("{i},f,{},0,{}\n", i - 100, i % 2);
+        }
+    }
+    std::fs::write(&small, text).unwrap();
+    let small = small.to_str().unwrap();
+    for peer in ["bestfit", "torch-like", "system"] {
+        let report = json(&["replay", small, "--json", "--device", "cpu:0", "--peer", peer]);
+        assert_eq!((&report["events"], &report["failed"]), (&3900.into(), &0.into()), "{peer}");
+        assert!(report["ratio"].as_f64().unwrap() >= 1.0, "{peer}: {report}");
+    }
+    let report = json(&["replay", small, "--json", "--device", "cpu:0"]);
+    assert!(report["driver_calls"]["total"].as_u64().unwrap() > 0);
+    assert_eq!(report["failed"], 0);
+    let table = call(&["replay", small, "--find-min-budget"]);
+    let text = String::from_utf8(table.stdout).unwrap();
+    for word in ["peak requested", "smallest budget", "driver calls", "p50, p99, p99.9"] {
+        assert!(text.contains(word), "{text}");
+    }
+}
+
+#[test]
+fn bad_traces_and_command_lines_are_one_line_that_says_where() {
+    let folder = tempfile::tempdir().unwrap();
+    let write = |name: &str, bytes: &[u8]| -> String {
+        let path = folder.path().join(name);
+        std::fs::write(&path, bytes).unwrap();
+        path.to_str().unwrap().to_owned()
+    };
+    let at = write("t.csv", b"t_us,op,id,size,stream\n0,a,1,100,0\n1,a,two,100,0\n");
+    fails(&["replay", &at], 1, &format!("leasehold: invalid argument: {at}, line 3: id `two` is not a number\n"));
+    let at = write("u.csv", b"0,a,1,100,0\n1,f,2,100,0\n");
+    fails(&["replay", &at], 1, &format!("leasehold: invalid argument: {at}, line 2: free of id 2, never allocated\n"));
+    let at = write("v.csv", b"0,a,1,100,0\n1,f,1,100,0\n2,f,1,100,0\n");
+    fails(&["replay", &at], 1, &format!("leasehold: invalid argument: {at}, line 3: id 1 is freed twice\n"));
+    let whole = std::fs::read(trace("gpt2_train")).unwrap();
+    let at = write("w.csv.gz", &whole[..whole.len() / 2]);
+    let output = call(&["replay", &at]);
+    let text = String::from_utf8(output.stderr).unwrap();
+    assert_eq!((output.status.code(), text.lines().count()), (Some(1), 1), "{text}");
+    let rest =
+        text.strip_prefix(&format!("leasehold: invalid argument: {at}, line ")).unwrap_or_else(|| panic!("{text}"));
+    assert!(rest.contains(": cannot be read: "), "{text}");
+    let missing = folder.path().join("none.csv");
+    let missing = missing.to_str().unwrap();
+    let text = format!("leasehold: not found: {missing}: No such file or directory (os error 2)\n");
+    fails(&["replay", missing], 1, &text);
+
+    let t = trace("gpt2_train");
+    let text = "leasehold: --peer system is the host's memory, not cuda:0's\n";
+    fails(&["replay", &t, "--device", "cuda:0", "--peer", "system"], 2, text);
+    for (arguments, word) in [
+        (&["--device", "tape"][..], "`virtual`"),
+        (&["--budget=-1"], "--budget"),
+        (&["--threads", "0"], "--threads"),
+        (&["--peer", "jemalloc"], "jemalloc"),
+        (&["--peer", "bestfit", "--policy", "compact"], "--policy"),
+        (&["--lag", "x"], "--lag"),
+    ] {
+        let output = leasehold().args(["replay", &t]).args(arguments).output().unwrap();
+        let text = String::from_utf8(output.stderr).unwrap();
+        assert_eq!((output.status.code(), text.lines().count()), (Some(2), 1), "{text}");
+        assert!(text.contains(word), "{word}: {text}");
+    }
+}
+
+#[test]
+fn what_a_run_records_replays_and_python_reads_it() {
+    let folder = tempfile::tempdir().unwrap();
+    let at = |name: &str| folder.path().join(name).to_str().unwrap().to_owned();
+    let (csv, pickle, text) = (at("t.csv.gz"), at("s.pickle"), at("s.json"));
+    let run = ["run", "--json", "--tokens", "4"];
+    let plain = json(&run);
+    let report = json(&[&run[..], &["--memory-trace", &csv, "--memory-snapshot", &pickle]].concat());
+    assert_eq!(report["output_ids"], plain["output_ids"]);
+    let replayed = json(&["replay", &csv, "--json"]);
+    assert_eq!(replayed["failed"], 0);
+    assert!(replayed["events"].as_u64().unwrap() > 50);
+    json(&[&run[..], &["--memory-snapshot", &text, "--memory-events", "20"]].concat());
+    let snapshot: serde_json::Value = serde_json::from_str(&std::fs::read_to_string(text).unwrap()).unwrap();
+    assert_eq!(snapshot["events"].as_array().unwrap().len(), 20);
+    assert!(snapshot["events_lost"].as_u64().unwrap() > 0);
+    assert_eq!(snapshot["name"], "cpu:0 device memory");
+    let segments = snapshot["segments"].as_array().unwrap();
+    let reserved: u64 = segments.iter().map(|s| s["bytes"].as_u64().unwrap()).sum();
+    assert_eq!(snapshot["stats"]["reserved"], reserved);
+    python(Path::new(&pickle));
+    let message = "/nowhere/t.csv: No such file or directory (os error 2)";
+    fails(&[&run[..], &["--memory-trace", "/nowhere/t.csv"]].concat(), 1, &format!("leasehold: {message}\n"));
+}
+
+fn python(pickle: &Path) {
+    match Command::new("python3").arg(repository("ci/memory_viz.py")).arg(pickle).output() {
+        Ok(run) => assert!(run.status.success(), "{}", String::from_utf8_lossy(&run.stderr)),
+        Err(e) => {
+            assert!(std::env::var_os("LEASEHOLD_REQUIRE_TOOLS").is_none(), "python3: {e}");
+            eprintln!("skipped: no python3");
+        }
+    }
+}
+
+#[test]
+fn debug_aids_are_silent_where_nothing_is_wrong() {
+    let plain = json(&["run", "--json", "--tokens", "3"]);
+    for aids in ["all", "guard", "pass-through,red-zone=64,quarantine=1M"] {
+        let report = json(&["run", "--json", "--tokens", "3", "--memory-debug", aids]);
+        assert_eq!(report["output_ids"], plain["output_ids"], "{aids}");
+        assert_eq!(report["modes_agree"], true);
+    }
+    let output =
+        leasehold().args(["run", "--tokens", "1", "--json"]).env("LEASEHOLD_MEMORY_DEBUG", "all").output().unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+}
+
+#[test]
+fn debug_aids_that_make_no_sense_are_refused() {
+    let names = "want some of poison, red-zone[=BYTES], quarantine[=BYTES], guard, pass-through, all";
+    let message = format!("invalid argument: debug aid `posion`: {names}");
+    let output = call(&["run", "--memory-debug", "posion"]);
+    let text = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(2), "{text}");
+    assert!(text.contains(&message), "{text}");
+    let output = leasehold().arg("run").env("LEASEHOLD_MEMORY_DEBUG", "posion").output().unwrap();
+    let text = String::from_utf8(output.stderr).unwrap();
+    assert_eq!((output.status.code(), text), (Some(2), format!("leasehold: LEASEHOLD_MEMORY_DEBUG: {message}\n")));
+    let message = "--memory-debug, --memory-trace and --memory-snapshot are for the CPU so far, not for cuda devices";
+    fails(&["run", "--device", "cuda:0", "--memory-debug", "all"], 2, &format!("leasehold: {message}\n"));
+}
