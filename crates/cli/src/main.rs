@@ -1,4 +1,4 @@
-//! The `leasehold` command: devices, run, bench.
+//! The `leasehold` command: devices, run, replay, bench, conformance.
 //!
 //! Errors are one line on standard error that says what and where; the exit status is 2 for a command line that makes no sense and 1
 //! for everything that fails. Results go to standard output, progress to standard error.
@@ -31,6 +31,8 @@ enum Command {
     Replay(commands::replay::Arguments),
     /// Measures the runtime beside its peers
     Bench(commands::bench::Arguments),
+    /// Tries what every backend must do, on a device
+    Conformance(commands::conformance::Arguments),
 }
 
 fn main() -> ExitCode {
@@ -49,6 +51,9 @@ fn main() -> ExitCode {
         Command::Run(a) => commands::run::run(&a),
         Command::Replay(a) => commands::replay::run(&a),
         Command::Bench(a) => commands::bench::run(&a),
+        Command::Conformance(a) => {
+            return commands::conformance::run(&a).unwrap_or_else(|failure| failure.report());
+        }
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,

@@ -161,9 +161,7 @@ impl Env {
 
     /// Nothing may be left over: the backend shuts down.
     pub(crate) fn finish(self) -> Outcome {
-        // A failure is known before its submission is over and has given up what it held.
-        let lines = self.watch.lines.lock().clone();
-        self.until("all streams are over", || lines.iter().all(|l| l.is_idle()))?;
+        self.all_over()?;
         let Env { backend, device, graphs, others, other_backends, watch, .. } = self;
         drop((device, graphs, others));
         *watch.device.lock() = None;
@@ -178,10 +176,19 @@ impl Env {
     /// After a case that ended early: what it submitted may still use memory that it has dropped without a mark. That memory stays mapped
     /// as long as its device, so the device stays until all is over, for ever if need be.
     pub(crate) fn abandon(self) {
-        let lines = self.watch.lines.lock().clone();
-        if self.until("all streams are over", || lines.iter().all(|l| l.is_idle())).is_err() {
+        if self.all_over().is_err() {
             std::mem::forget(self);
         }
+    }
+
+    fn all_over(&self) -> Outcome {
+        // Streams of runtimes are not watched. What failed in them is the case's business.
+        for device in std::iter::once(&self.device).chain(&*self.others.lock()) {
+            let _ = device.synchronize(Some(self.patience()));
+        }
+        // A failure is known before its submission is over and has given up what it held.
+        let lines = self.watch.lines.lock().clone();
+        self.until("all streams are over", || lines.iter().all(|l| l.is_idle()))
     }
 
     /// The backend, wrapped where the variant says so.

@@ -65,8 +65,6 @@ impl Variant {
 pub struct Filter {
     /// Cases by number; all when empty.
     pub numbers: Vec<u16>,
-    /// Cases whose sentence has this text in it; all when empty.
-    pub text: String,
     /// One tier only.
     pub tier: Option<Tier>,
     /// One wrapper only.
@@ -87,7 +85,6 @@ impl Default for Filter {
     fn default() -> Self {
         Self {
             numbers: Vec::new(),
-            text: String::new(),
             tier: None,
             wrap: None,
             device: None,
@@ -107,9 +104,7 @@ impl Filter {
     }
 
     fn takes(&self, case: &Case) -> bool {
-        (self.numbers.is_empty() || self.numbers.contains(&case.number))
-            && case.name.contains(&self.text)
-            && self.tier.is_none_or(|t| t == case.tier)
+        (self.numbers.is_empty() || self.numbers.contains(&case.number)) && self.tier.is_none_or(|t| t == case.tier)
     }
 }
 

@@ -1,0 +1,286 @@
+//! `leasehold conformance`: what every backend must do, tried on a device.
+//!
+//! This module must not know what a case does. [`factory`] is the one place in it that knows backends.
+
+use crate::commands::print_json;
+use crate::failure::Failure;
+use crate::table::Table;
+use indicatif::{ProgressBar, ProgressStyle};
+use leasehold::cpu::{CpuBackend, CpuConfig};
+use leasehold::hal::{Backend, KernelDesc};
+use leasehold::{BackendKind, Context, DeviceId};
+use leasehold_conformance::{
+    CaseResult, ELSEWHERE, Expectation, Expectations, Factory, Filter, Home, Isolation, Progress, Report, Status,
+    Suite, TestKernel, Wrap, answer, run_with,
+};
+use serde::Serialize;
+use std::collections::BTreeMap;
+use std::io::Write;
+use std::process::{Command, ExitCode};
+use std::sync::Arc;
+
+#[derive(Debug, clap::Args)]
+pub(crate) struct Arguments {
+    /// The device to try
+    #[arg(long, value_name = "ID", default_value = "cpu:0")]
+    device: DeviceId,
+    /// Tries the backend over the simulated device instead of the vendor's driver
+    #[arg(long)]
+    sim: bool,
+    /// Only these cases: numbers, ranges of numbers and parts of sentences, separated by commas
+    #[arg(long, value_name = "CASES", value_delimiter = ',')]
+    filter: Vec<String>,
+    /// Runs each case under the validating wrapper, too
+    #[arg(long)]
+    validated: bool,
+    /// Repeats in full what is otherwise repeated a tenth as often
+    #[arg(long)]
+    thorough: bool,
+    /// Prints one JSON object
+    #[arg(long)]
+    json: bool,
+    /// Runs one case for another process
+    #[arg(long, value_name = "CASE", hide = true)]
+    isolated: Option<String>,
+}
+
+/// The CPU under test.
+struct Cpu;
+
+impl Factory for Cpu {
+    fn backend(&self) -> leasehold::Result<Arc<dyn Backend>> {
+        Ok(Arc::new(CpuBackend::new()))
+    }
+
+    fn kernel(&self, kernel: TestKernel) -> Option<KernelDesc<'static>> {
+        Some(kernel.for_cpu())
+    }
+
+    fn one_worker(&self) -> leasehold::Result<Arc<dyn Backend>> {
+        Ok(Arc::new(CpuBackend::with_config(CpuConfig::threads(1))?))
+    }
+
+    fn peer(&self) -> Option<leasehold::Result<Arc<dyn Backend>>> {
+        Some(self.backend())
+    }
+
+    fn expectations(&self) -> Expectations {
+        Expectations {
+            unsupported: &[
+                Expectation { case: 3, reason: "there is always a processor" },
+                Expectation { case: 101, reason: "a library call in a graph runs when the graph does" },
+            ],
+            expected_failure: &[],
+        }
+    }
+}
+
+/// How a device's backend is made and what it is given.
+fn factory(device: DeviceId, sim: bool) -> Result<Arc<dyn Factory>, Failure> {
+    match (device.backend, sim) {
+        (BackendKind::Cpu, false) => Ok(Arc::new(Cpu)),
+        (BackendKind::Cpu, true) => Err(Failure::misuse("--sim: the CPU has no driver to simulate")),
+        (other, _) => {
+            let reports = Context::new().backends();
+            let why = reports.into_iter().find(|r| r.kind == other).and_then(|r| r.devices.err());
+            Err(match why {
+                Some(why) => Failure::from(why).at(device),
+                None => Failure::new(format!("{device}: this build has no factory for {other} devices")),
+            })
+        }
+    }
+}
+
+/// The numbers that the terms of `--filter` name; none when there are no terms.
+fn numbers(terms: &[String]) -> Result<Vec<u16>, Failure> {
+    let suite = Suite::new();
+    let mut all = Vec::new();
+    for term in terms.iter().map(|t| t.trim()) {
+        let range = term.split_once('-').unwrap_or((term, term));
+        let before = all.len();
+        match (range.0.parse::<u16>(), range.1.parse::<u16>()) {
+            (Ok(from), Ok(to)) => {
+                all.extend(suite.cases().iter().map(|c| c.number).filter(|n| (from..=to).contains(n)));
+                if let Some(home) = ELSEWHERE.iter().find(|e| from == e.number && to == e.number) {
+                    return Err(Failure::misuse(format!("--filter {term}: no case; {}", at_home(home.home))));
+                }
+            }
+            _ if !term.is_empty() => {
+                all.extend(suite.cases().iter().filter(|c| c.name.contains(term)).map(|c| c.number));
+            }
+            _ => {}
+        }
+        if all.len() == before {
+            return Err(Failure::misuse(format!("--filter {term}: no such case")));
+        }
+    }
+    Ok(all)
+}
+
+fn at_home(home: Home) -> String {
+    match home {
+        Home::Missing(why) => why.to_owned(),
+        Home::Tests { file, .. } => format!("tried in {file}"),
+        Home::Measured(by) => format!("measured by {by}"),
+        _ => "elsewhere".to_owned(),
+    }
+}
+
+/// Kernels and host calls panic on purpose, on threads of the backend's and the suite's.
+fn quiet() {
+    let loud = std::panic::take_hook();
+    let main = std::thread::current().id();
+    std::panic::set_hook(Box::new(move |info| {
+        if std::thread::current().id() == main {
+            loud(info);
+        }
+    }));
+}
+
+pub(crate) fn run(arguments: &Arguments) -> Result<ExitCode, Failure> {
+    let factory = factory(arguments.device, arguments.sim)?;
+    let mut filter = Filter {
+        device: Some(arguments.device),
+        numbers: numbers(&arguments.filter)?,
+        wrap: (!arguments.validated).then_some(Wrap::Plain),
+        thorough: arguments.thorough,
+        ..Filter::default()
+    };
+    if let Some(case) = &arguments.isolated {
+        quiet();
+        return Ok(answer(factory, case, &filter));
+    }
+    let backend = factory.backend().map_err(|e| Failure::from(e).at(arguments.device))?;
+    let devices = backend.devices().map_err(|e| Failure::from(e).at(arguments.device))?;
+    drop(backend);
+    let Some(device) = devices.into_iter().find(|d| d.id == arguments.device) else {
+        return Err(Failure::new(format!("{}: there is no such device", arguments.device)));
+    };
+    filter.isolation = Some(isolation(arguments)?);
+    quiet();
+    let report = tried(factory, &filter);
+    if arguments.json {
+        print_json(&Told::new(device.id, device.name, arguments.sim, &report))?;
+    } else {
+        show(&device.to_string(), &report)?;
+    }
+    Ok(if report.ok() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+/// Cases that want a process of their own get this command again.
+fn isolation(arguments: &Arguments) -> Result<Isolation, Failure> {
+    let program = std::env::current_exe().map_err(|e| Failure::new(format!("where this command is: {e}")))?;
+    let (device, sim, thorough) = (arguments.device.to_string(), arguments.sim, arguments.thorough);
+    Ok(Isolation::new(move |case| {
+        let mut command = Command::new(&program);
+        command.args(["conformance", "--device", &device, "--isolated", case]);
+        command.args(sim.then_some("--sim")).args(thorough.then_some("--thorough"));
+        command
+    }))
+}
+
+/// Runs the cases with a progress bar.
+fn tried(factory: Arc<dyn Factory>, filter: &Filter) -> Report {
+    let bar = ProgressBar::new(0);
+    if let Ok(style) = ProgressStyle::with_template("{bar:32} {pos}/{len} {wide_msg}") {
+        bar.set_style(style);
+    }
+    let report = run_with(factory, filter, |progress| match progress {
+        Progress::Begins { case, variant, done, of } => {
+            bar.set_length(of as u64);
+            bar.set_position(done as u64);
+            bar.set_message(format!("{} {} [{}]", case.number, case.name, variant.name()));
+        }
+        Progress::Over(result) => {
+            if let Status::Failed(why) | Status::UnexpectedPass(why) = &result.status {
+                bar.println(format!("{} {} [{}] failed: {why}", result.case, result.name, result.variant));
+            }
+        }
+        _ => {}
+    });
+    bar.finish_and_clear();
+    report
+}
+
+/// What the JSON object says.
+#[derive(Serialize)]
+struct Told<'a> {
+    device: String,
+    name: String,
+    simulated: bool,
+    ok: bool,
+    passed: usize,
+    failed: usize,
+    skipped: usize,
+    runs: &'a [CaseResult],
+    /// Numbers that are no cases, and where they are at home.
+    elsewhere: BTreeMap<u16, String>,
+}
+
+impl<'a> Told<'a> {
+    fn new(device: DeviceId, name: String, simulated: bool, report: &'a Report) -> Self {
+        let [passed, failed, skipped] = counts(report);
+        let elsewhere = ELSEWHERE.iter().map(|e| (e.number, at_home(e.home))).collect();
+        Self {
+            device: device.to_string(),
+            name,
+            simulated,
+            ok: report.ok(),
+            passed,
+            failed,
+            skipped,
+            runs: &report.results,
+            elsewhere,
+        }
+    }
+}
+
+/// Runs that passed (or failed as expected), failed, and were skipped.
+fn counts(report: &Report) -> [usize; 3] {
+    let mut counts = [0; 3];
+    for r in &report.results {
+        counts[match r.status {
+            Status::Passed | Status::ExpectedFailure(_) => 0,
+            Status::Failed(_) | Status::UnexpectedPass(_) => 1,
+            Status::Skipped(_) => 2,
+        }] += 1;
+    }
+    counts
+}
+
+/// A line per case, or per run where the runs of a case differ.
+fn show(device: &str, report: &Report) -> Result<(), Failure> {
+    let mut table = Table::words();
+    for runs in report.results.chunk_by(|a, b| a.case == b.case) {
+        let same = runs.iter().all(|r| r.status == runs[0].status);
+        for r in if same { &runs[..1] } else { runs } {
+            let variant = match (same, runs.len()) {
+                (true, 1) => r.variant.clone(),
+                (true, n) => format!("all {n}"),
+                (false, _) => r.variant.clone(),
+            };
+            let (word, why) = match &r.status {
+                Status::Passed => ("passed", ""),
+                Status::Failed(why) => ("FAILED", why.as_str()),
+                Status::Skipped(why) => ("skipped", why.as_str()),
+                Status::ExpectedFailure(why) => ("fails as expected", why.as_str()),
+                Status::UnexpectedPass(why) => ("PASSED UNEXPECTEDLY", why.as_str()),
+            };
+            let why = why.lines().next().unwrap_or_default();
+            let colon = if why.is_empty() { "" } else { ": " };
+            table.row([r.case.to_string(), word.to_owned(), variant, format!("{}{colon}{why}", r.name)]);
+        }
+    }
+    let mut cases: Vec<u16> = report.results.iter().map(|r| r.case).collect();
+    cases.dedup();
+    let [passed, failed, skipped] = counts(report);
+    let mut out = std::io::stdout().lock();
+    write!(out, "{table}")?;
+    writeln!(
+        out,
+        "{device}: {} cases in {} runs: {passed} passed, {failed} failed, {skipped} skipped",
+        cases.len(),
+        report.results.len()
+    )?;
+    Ok(())
+}
