@@ -51,6 +51,35 @@ pub fn backing(device: &DeviceState, kind: MemoryKind) -> Result<Box<dyn Backing
     }
 }
 
+/// Bytes that the debug aids write or read at a time.
+const PIECE: usize = 64 << 10;
+
+fn fill(machine: &Machine, at: u64, bytes: u64, byte: u8) -> Result<()> {
+    let piece = vec![byte; PIECE.min(bytes as usize)];
+    let mut done = 0;
+    while done < bytes {
+        let n = (bytes - done).min(PIECE as u64);
+        machine.poke(at + done, &piece[..n as usize])?;
+        done += n;
+    }
+    Ok(())
+}
+
+fn verify(machine: &Machine, at: u64, bytes: u64, byte: u8) -> Result<Option<u64>> {
+    let mut piece = vec![0; PIECE.min(bytes as usize)];
+    let mut done = 0;
+    while done < bytes {
+        let n = (bytes - done).min(PIECE as u64);
+        let part = &mut piece[..n as usize];
+        machine.peek(at + done, part)?;
+        if let Some(i) = part.iter().position(|&b| b != byte) {
+            return Ok(Some(done + i as u64));
+        }
+        done += n;
+    }
+    Ok(None)
+}
+
 /// Memory of a device: reservations and pieces.
 struct DeviceBacking {
     machine: Machine,
@@ -138,6 +167,14 @@ impl Backing for DeviceBacking {
         self.machine.unmap(at, bytes)
     }
 
+    fn fill(&self, at: u64, bytes: u64, byte: u8) -> Result<()> {
+        fill(&self.machine, at, bytes, byte)
+    }
+
+    fn verify(&self, at: u64, bytes: u64, byte: u8) -> Result<Option<u64>> {
+        verify(&self.machine, at, bytes, byte)
+    }
+
     fn driver_calls(&self) -> u64 {
         self.calls.load(Ordering::Relaxed)
     }
@@ -175,6 +212,14 @@ impl Backing for PinnedBacking {
     }
 
     fn release(&self, _: u64, _: u64) {}
+
+    fn fill(&self, at: u64, bytes: u64, byte: u8) -> Result<()> {
+        fill(&self.machine, at, bytes, byte)
+    }
+
+    fn verify(&self, at: u64, bytes: u64, byte: u8) -> Result<Option<u64>> {
+        verify(&self.machine, at, bytes, byte)
+    }
 
     fn driver_calls(&self) -> u64 {
         self.calls.load(Ordering::Relaxed)

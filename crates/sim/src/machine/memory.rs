@@ -250,6 +250,19 @@ impl Machine {
         unsafe { std::ptr::copy(from, to.as_mut_ptr(), to.len()) };
         Ok(())
     }
+
+    /// Writes memory past all order, for tests and debug aids. For the detector nobody wrote it.
+    ///
+    /// # Errors
+    /// `InvalidArgument` for an address where nothing is.
+    pub fn poke(&self, addr: u64, from: &[u8]) -> Result<()> {
+        let state = self.lock();
+        let to = state.space.resolve(Reach::Engine, addr, from.len() as u64, &mut Vec::new());
+        let to = to.map_err(Error::invalid)?;
+        // SAFETY: as for `peek`.
+        unsafe { std::ptr::copy(from.as_ptr(), to, from.len()) };
+        Ok(())
+    }
 }
 
 impl State {

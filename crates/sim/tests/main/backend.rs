@@ -278,3 +278,30 @@ fn a_kernel_that_nobody_registered_is_not_found() {
     drop(device.pipeline(&desc("bump", 1)).unwrap());
     assert_eq!(kernels().names().len(), 5);
 }
+
+#[test]
+fn a_second_source_of_memory_fills_and_verifies_for_the_debug_aids() {
+    let b = backend(6);
+    let device = open(&b).unwrap();
+    for kind in [MemoryKind::Device, MemoryKind::Pinned] {
+        let source = device.backing(kind).unwrap();
+        let chunk = source.commit(None, 2 << 20).unwrap();
+        source.fill(chunk.addr, chunk.bytes, 7).unwrap();
+        assert_eq!(source.verify(chunk.addr, chunk.bytes, 7).unwrap(), None);
+        b.machine().poke(chunk.addr + 100_000, &[8]).unwrap();
+        assert_eq!(source.verify(chunk.addr, chunk.bytes, 7).unwrap(), Some(100_000));
+        assert_eq!(source.verify(chunk.addr, 100_000, 7).unwrap(), None);
+        source.decommit(chunk).unwrap();
+    }
+    let (ranges, at) = (device.backing(MemoryKind::Device).unwrap(), 8 << 20);
+    let range = ranges.reserve(at).unwrap();
+    let chunk = ranges.commit(Some(range), 2 << 20).unwrap();
+    assert_eq!(chunk.addr, range);
+    // What fails leaves nothing behind.
+    b.machine().set_faults(FaultPlan::none().with(FaultRule::on("set_access", When::Always, FaultAction::Fail(1))));
+    assert_eq!(ranges.commit(Some(range + (2 << 20)), 2 << 20).unwrap_err().kind(), "Driver");
+    b.machine().set_faults(FaultPlan::none());
+    ranges.decommit(chunk).unwrap();
+    ranges.release(range, at);
+    assert!(b.machine().memory_in_use().is_nothing(), "{:?}", b.machine().memory_in_use());
+}

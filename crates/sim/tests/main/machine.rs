@@ -572,3 +572,32 @@ fn what_concerns_no_device_goes_on_when_one_is_lost() {
     m.event_synchronize(e, None).unwrap();
     assert_eq!(m.event_create(0, false).unwrap_err().kind(), "DeviceLost");
 }
+
+#[test]
+fn eight_threads_share_a_machine() {
+    let m = Machine::new(config(22).patience(Duration::from_secs(10))).unwrap();
+    let calls = Arc::new(AtomicU32::new(0));
+    std::thread::scope(|scope| {
+        for thread in 0..8u8 {
+            let (m, calls) = (m.clone(), calls.clone());
+            scope.spawn(move || {
+                let (q, at) = (m.queue_create(0).unwrap(), m.alloc(0, 4096).unwrap());
+                for round in 0..50u8 {
+                    let value = thread.wrapping_mul(50).wrapping_add(round);
+                    fill(&m, q, at, 4096, value);
+                    m.enqueue(q, Command::Kernel(launch(&m, "bump", &[(at, 4096)], &[1]))).unwrap();
+                    let calls = calls.clone();
+                    let call = Box::new(move || _ = calls.fetch_add(1, Ordering::Relaxed));
+                    m.enqueue(q, Command::Host { name: "counts".into(), call, always: false }).unwrap();
+                    m.queue_synchronize(q, None).unwrap();
+                    assert_eq!(peek(&m, at, 4096), vec![value.wrapping_add(1); 4096]);
+                }
+                m.free(at).unwrap();
+                m.queue_destroy(q).unwrap();
+            });
+        }
+    });
+    assert_eq!(calls.load(Ordering::Relaxed), 400);
+    assert!(m.memory_in_use().is_nothing());
+    assert_eq!(m.take_reports(), []);
+}
