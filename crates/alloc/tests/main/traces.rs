@@ -87,7 +87,10 @@ fn a_replay_tells_how_far_it_is_and_can_end_early() {
     let t = trace("resnet50_train");
     let told = Arc::new(AtomicU64::new(0));
     let to = told.clone();
-    let progress = Some(Progress::new(move |n| drop(to.fetch_add(n, Ordering::Relaxed))));
+    let count = move |n| {
+        to.fetch_add(n, Ordering::Relaxed);
+    };
+    let progress = Some(Progress::new(count));
     let r = replay_virtual(&t, &Options { repeat: 2, progress, ..Options::default() }).expect("a replay");
     assert_eq!(told.load(Ordering::Relaxed), r.events);
     let early = Options { budget: Some(0.5), repeat: 5, stop_at_failure: true, ..Options::default() };
