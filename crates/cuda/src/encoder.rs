@@ -28,12 +28,11 @@ use std::mem::MaybeUninit;
 pub(crate) const ARGUMENTS: usize = Limits::BINDINGS as usize * 8 + Limits::PARAMS as usize;
 
 /// What an operation was given before the lock was taken.
-#[derive(Debug)]
 pub(crate) enum Ready {
     /// It needs nothing.
     Plain,
-    /// The event that it waits for.
-    Event(Lease<EventState>),
+    /// The event that it waits for, and what is over when the event is.
+    Event(Lease<EventState>, Item),
     /// Pinned memory where its bytes land first.
     Staging(Lease<Buffer>),
     /// The host must do something first.
@@ -60,10 +59,8 @@ impl Prepared {
     #[inline]
     pub(crate) fn take(&mut self, index: usize) -> Ready {
         for slot in &mut self.few {
-            match slot {
-                Some((i, _)) if *i == index => return slot.take().map_or(Ready::Plain, |s| s.1),
-                Some(_) => {}
-                None => break,
+            if slot.as_ref().is_some_and(|(i, _)| *i == index) {
+                return slot.take().map_or(Ready::Plain, |s| s.1);
             }
         }
         match self.more.iter().position(|(i, _)| *i == index) {
@@ -229,7 +226,11 @@ impl<'a> Encoder<'a> {
                 Ok(())
             }
             Op::Wait(_) => match ready {
-                Ready::Event(event) => self.took(self.ops.stream_wait_event(self.stream, event.native)),
+                Ready::Event(event, passed) => {
+                    self.took(self.ops.stream_wait_event(self.stream, event.native))?;
+                    self.host.leave(self.value, passed);
+                    Ok(())
+                }
                 _ => Ok(()),
             },
             Op::Graph(exec) => {

@@ -158,12 +158,12 @@ impl Backing for DeviceBacking {
         self.calls(1);
         match self.source {
             MemorySource::Pool => self.with_stream(|stream| {
-                self.door.within(|ops| {
+                self.door.give_back(|ops| {
                     ops.free_async(chunk.addr, stream)?;
                     ops.stream_synchronize(stream)
                 })
             })?,
-            _ => self.door.within(|ops| ops.free(chunk.addr))?,
+            _ => self.door.give_back(|ops| ops.free(chunk.addr))?,
         }
         self.shared.remove_range(chunk.addr);
         Ok(())
@@ -182,7 +182,7 @@ impl Backing for DeviceBacking {
 
     fn destroy(&self, handle: u64, _: u64) -> Result<()> {
         self.calls(1);
-        self.door.within(|ops| ops.memory_release(NativeMemory(handle)))
+        self.door.give_back(|ops| ops.memory_release(NativeMemory(handle)))
     }
 
     fn map(&self, at: u64, handle: u64, bytes: u64) -> Result<()> {
@@ -201,7 +201,7 @@ impl Backing for DeviceBacking {
 
     fn unmap(&self, at: u64, bytes: u64) -> Result<()> {
         self.calls(1);
-        self.door.within(|ops| ops.unmap(at, bytes))?;
+        self.door.give_back(|ops| ops.unmap(at, bytes))?;
         self.shared.unmapped(self.door.ordinal(), at);
         Ok(())
     }
@@ -223,7 +223,7 @@ impl Backing for DeviceBacking {
 
     fn exact_free(&self, chunk: Chunk, _: u64) -> Result<()> {
         self.calls(1);
-        self.door.within(|ops| ops.free(chunk.addr))?;
+        self.door.give_back(|ops| ops.free(chunk.addr))?;
         self.shared.remove_range(chunk.addr);
         Ok(())
     }

@@ -65,7 +65,7 @@ impl Backing for PinnedBacking {
     fn decommit(&self, chunk: Chunk) -> Result<()> {
         self.calls.fetch_add(1, Ordering::Relaxed);
         self.shared.remove_range(chunk.addr);
-        let freed = self.door.within(|ops| ops.host_free(chunk.addr));
+        let freed = self.door.give_back(|ops| ops.host_free(chunk.addr));
         if freed.is_err() {
             self.shared.add_range(chunk.addr, chunk.bytes, Place::Pinned);
         }

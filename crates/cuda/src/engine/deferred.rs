@@ -323,7 +323,7 @@ impl StreamCore {
     fn next_step(&self, job: &Job, program: &Program) -> Result<Next> {
         match program.step(job.step) {
             None => Ok(Next::Over),
-            Some(Step::Run(_)) => Ok(Next::Give(Ready::Plain)),
+            Some(Step::Run(_) | Step::Copy(_)) => Ok(Next::Give(Ready::Plain)),
             Some(Step::Call(_)) => self.at_host_call(job.value),
             Some(Step::Wait(point)) => self.resolve(point).map(|ready| match ready {
                 Ready::Blocked => Next::Blocked,
@@ -341,16 +341,26 @@ impl StreamCore {
         ready: Ready,
     ) -> Result<()> {
         let mut state = self.state.lock();
+        let step = program.step(job.step);
+        if let Some(Step::Copy(copy)) = step {
+            let op = Op::Copy(copy);
+            let ops = std::iter::once((0, &op));
+            return self.issue(&mut state, job.value, ops, &mut Prepared::default(), true).map_err(|r| r.error);
+        }
         let entry = self.core.door.enter()?;
         state.dirty = true;
-        match program.step(job.step) {
+        match step {
             Some(Step::Run(segment)) => {
                 program.launch(segment, &*entry, self.native())?;
                 self.host.leave(job.value, super::host::Item::Graph { exec: exec.clone(), segment });
                 Ok(())
             }
             _ => match ready {
-                Ready::Event(event) => entry.stream_wait_event(self.native(), event.native),
+                Ready::Event(event, passed) => {
+                    entry.stream_wait_event(self.native(), event.native)?;
+                    self.host.leave(job.value, passed);
+                    Ok(())
+                }
                 _ => Ok(()),
             },
         }

@@ -106,6 +106,18 @@ impl Door {
         }
     }
 
+    /// As [`leave_behind`](Self::leave_behind), for who can do something about a failure. In a dead context nothing is left to be done.
+    ///
+    /// # Errors
+    /// The driver's, while the context is sound.
+    pub fn give_back(&self, calls: impl FnOnce(&dyn CudaSlowOps) -> Result<()>) -> Result<()> {
+        let outcome = self.enter_slow_if_other().and_then(|entry| calls(&*entry));
+        match outcome.map_err(|e| self.note(e)) {
+            Err(Error::DeviceLost { .. }) => Ok(()),
+            other => other,
+        }
+    }
+
     /// Makes calls with the context current.
     ///
     /// # Errors

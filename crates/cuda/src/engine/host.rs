@@ -8,6 +8,7 @@
 //! This module must not know how completion is learned of.
 
 use super::program::Program;
+use super::stream::StreamCore;
 use crate::driver::ops::CudaSlowOps;
 use leasehold_alloc::Buffer;
 use leasehold_core::sync::Mutex;
@@ -18,6 +19,7 @@ use leasehold_hal::{GraphExec, Timestamp};
 use std::collections::VecDeque;
 use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Weak;
 
 /// Host memory that bytes go to.
 #[derive(Debug, Clone, Copy)]
@@ -46,6 +48,13 @@ pub enum Item {
     Keep(Keep),
     /// A time stamp, written by now.
     Stamp(Lease<Timestamp>),
+    /// Another stream is done up to a value too: this one has waited for it.
+    Passed {
+        /// The other stream.
+        source: Weak<StreamCore>,
+        /// The value.
+        value: u64,
+    },
     /// A segment of a graph that ran.
     Graph {
         /// The graph.
@@ -123,6 +132,11 @@ impl Item {
                 drop(keep);
             }
             Item::Keep(keep) => drop(keep),
+            Item::Passed { source, value } => {
+                if sound && let Some(source) = source.upgrade() {
+                    source.passed(value);
+                }
+            }
             Item::Stamp(stamp) => {
                 if sound {
                     stamp.set(1);

@@ -19,7 +19,7 @@ use crate::encoder::{self, Arguments, Route};
 use leasehold_alloc::Buffer;
 use leasehold_core::sync::{Arc, Mutex};
 use leasehold_core::{Error, Lease, Point, Result};
-use leasehold_hal::{Dispatch, Download, GraphExec, HostCall, NodePatch, Op, Plan};
+use leasehold_hal::{Copy2d, Dispatch, Download, GraphExec, HostCall, NodePatch, Op, Plan};
 use std::fmt;
 
 /// What comes next in a launch.
@@ -30,12 +30,15 @@ pub(crate) enum Step {
     Call(HostCall),
     /// A wait.
     Wait(Point),
+    /// A copy between devices that cannot reach each other.
+    Copy(Copy2d),
 }
 
 enum Part {
     Run(u32),
     Call(HostCall),
     Wait(Point),
+    Copy(Copy2d),
 }
 
 struct Landing {
@@ -127,8 +130,9 @@ impl Program {
             match plan.ops.get(from) {
                 Some(Op::Host(call)) => parts.push(Part::Call(call.clone())),
                 Some(Op::Wait(point)) => parts.push(Part::Wait(point)),
+                Some(Op::Copy(copy)) if splits(core, &Op::Copy(copy)) => parts.push(Part::Copy(copy)),
                 _ => {
-                    let holds = |i: &usize| matches!(plan.ops.get(*i), Some(Op::Host(_) | Op::Wait(_)));
+                    let holds = |i: &usize| plan.ops.get(*i).is_some_and(|op| splits(core, &op));
                     let to = (from..n).find(holds).unwrap_or(n);
                     parts.push(Part::Run(building.segments.len() as u32));
                     building.segment(&plan, from, to, &mut kernels)?;
@@ -188,6 +192,7 @@ impl Program {
             Part::Run(segment) => Step::Run(*segment),
             Part::Call(call) => Step::Call(call.clone()),
             Part::Wait(point) => Step::Wait(*point),
+            Part::Copy(copy) => Step::Copy(*copy),
         })
     }
 
@@ -243,6 +248,10 @@ impl Program {
             if p.params.is_some_and(|x| x.len() != d.params.len()) {
                 return Err(Error::invalid(format!("node {index} has {} bytes of parameters", d.params.len())));
             }
+        }
+        for p in patches {
+            let index = p.node as usize;
+            let Some(Op::Dispatch(d)) = plan.ops.get(index) else { continue };
             let empty = |grid: [u32; 3]| grid.contains(&0);
             if self.kernels[index].is_none() != empty(p.grid.unwrap_or(d.grid)) {
                 return Err(Error::TopologyChanged(
@@ -291,6 +300,15 @@ impl Program {
             // SAFETY: whoever launches the graph keeps its memory alive; numbers and sizes are those of the node.
             unsafe { driver.exec_set_kernel(exec, kernel.node, &encoder::launch(&d, args)) }
         })
+    }
+}
+
+/// Whether an operation cannot be a node. Cutting the order of a plan anywhere is right: what comes later runs later.
+fn splits(core: &Core, op: &Op<'_>) -> bool {
+    match op {
+        Op::Host(_) | Op::Wait(_) => true,
+        Op::Copy(c) => c.width != 0 && c.rows != 0 && matches!(encoder::route(core, c), Ok(Route::Peer(..))),
+        _ => false,
     }
 }
 
@@ -349,9 +367,8 @@ impl Building<'_> {
                     // SAFETY: as above.
                     unsafe { ops.graph_add_copy(graph, after, &copy) }
                 }),
-                Route::Peer(..) => Err(Error::Unsupported(
-                    "a graph cannot copy between devices that cannot reach each other; enable peer access first".into(),
-                )),
+                // Split off before; only peer access that was taken back meanwhile leads here.
+                Route::Peer(..) => Err(Error::state("two devices ceased to reach each other")),
             },
             Op::Fill(f) if f.bytes == 0 => empty(),
             Op::Fill(f) => door.within(|ops| {

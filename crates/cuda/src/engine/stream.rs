@@ -25,7 +25,7 @@
 use super::core::Core;
 use super::deferred::{Job, Turn};
 use super::events::EventState;
-use super::host::HostPart;
+use super::host::{HostPart, Item};
 use super::shared::Origin;
 use super::words::Word;
 use crate::driver::ops::{NativeStream, Progress};
@@ -47,6 +47,8 @@ const RECENT: usize = 64;
 /// A waiting thread looks so often before it yields, and then so often before it sleeps.
 const SPINS: u32 = 200;
 const YIELDS: u32 = 200;
+/// How often a thread looks whether another one has published what it knows to be over.
+const PASSING: u32 = 1000;
 /// The longest sleep between looks.
 const NAP_MAX: Duration = Duration::from_millis(1);
 
@@ -422,12 +424,14 @@ impl StreamCore {
                 Some(source) => {
                     let mark = source.mark_for(point.value())?;
                     #[cfg(feature = "planted-defects")]
-                    if let Some(event) = &mark
+                    if let Some((event, _)) = &mark
                         && self.core.shared.config.has(crate::defects::Defect::EventRecycledEarly)
                     {
                         self.core.door.within(|ops| ops.event_record(event.native, self.native))?;
                     }
-                    Ok(mark.map_or(Ready::Blocked, Ready::Event))
+                    Ok(mark.map_or(Ready::Blocked, |(event, value)| {
+                        Ready::Event(event, Item::Passed { source: source.me.clone(), value })
+                    }))
                 }
                 // It is gone: then all its values are over, or soon will be.
                 None => Ok(Ready::Blocked),
@@ -436,14 +440,15 @@ impl StreamCore {
         }
     }
 
-    /// An event that was recorded after everything up to `value`, and before as little else as may be. `None` while `value` is held back.
-    fn mark_for(&self, value: u64) -> Result<Option<Lease<EventState>>> {
+    /// An event that was recorded after everything up to `value`, and before as little else as may be, with the value up to which all is over
+    /// when it is. `None` while `value` is held back.
+    fn mark_for(&self, value: u64) -> Result<Option<(Lease<EventState>, u64)>> {
         let find = |state: &State| {
             #[cfg(feature = "planted-defects")]
             if self.core.shared.config.has(crate::defects::Defect::StaleMark) {
-                return state.marks.back().map(|m| m.event.clone());
+                return state.marks.back().map(|m| (m.event.clone(), value));
             }
-            state.marks.iter().find(|m| m.value >= value).map(|m| m.event.clone())
+            state.marks.iter().find(|m| m.value >= value).map(|m| (m.event.clone(), m.value))
         };
         {
             let state = self.state.lock();
@@ -467,8 +472,9 @@ impl StreamCore {
         if state.marks.len() == MARKS {
             state.marks.pop_front();
         }
-        state.marks.push_back(Mark { value: self.issued.load(Ordering::Relaxed), event: event.clone() });
-        Ok(Some(event))
+        let issued = self.issued.load(Ordering::Relaxed);
+        state.marks.push_back(Mark { value: issued, event: event.clone() });
+        Ok(Some((event, issued)))
     }
 
     // ---- completion -------------------------------------------------------------------------------------------------
@@ -549,6 +555,18 @@ impl StreamCore {
         line.completed() > before
     }
 
+    /// Somebody who has waited for `value` is done: so is this stream, up to there. Whoever sees that the other one is over sees it here too.
+    pub(super) fn passed(&self, value: u64) {
+        let line = self.line();
+        self.publish(value);
+        // Another thread may be at it: not for long, unless something that it gives up waits for us.
+        let mut turns = 0;
+        while line.completed() < value && turns < PASSING {
+            turns += 1;
+            thread::yield_now();
+        }
+    }
+
     /// Whether the driver is done with all that it was given.
     pub(super) fn query(&self) -> Result<bool> {
         let progress = self.core.door.within(|ops| ops.stream_query(self.native));
@@ -594,6 +612,9 @@ impl StreamCore {
     pub(crate) fn let_go(&self) -> bool {
         let line = self.line();
         if line.is_idle() {
+            // Nobody waits for what was marked, and the events may serve others.
+            let marks = std::mem::take(&mut self.state.lock().marks);
+            drop(marks);
             return self.is_sound();
         }
         self.pump();

@@ -23,6 +23,8 @@ use std::time::Duration;
 const CALLERS_MAX: u32 = 8;
 /// Rounds without news before the watcher naps.
 const EAGER: u32 = 200;
+/// Rounds without news after which a watcher that is to end gives up what is left.
+const LAST_ROUNDS: u32 = EAGER + 20;
 /// The longest nap.
 const NAP_MAX: Duration = Duration::from_micros(500);
 /// Every so many rounds without news the driver is asked, which finds a lost context.
@@ -171,6 +173,11 @@ impl Watch {
                 continue;
             }
             quiet = quiet.saturating_add(1);
+            if quiet > LAST_ROUNDS && self.closing.load(Ordering::Acquire) {
+                // What is left waits for another backend. It is finished by nobody, and fails as it is dropped.
+                drop(std::mem::take(&mut self.list.lock().streams));
+                return;
+            }
             if quiet < EAGER {
                 thread::yield_now();
             } else {
@@ -250,21 +257,19 @@ impl Watch {
         self.waker.wake();
     }
 
-    /// Waits for the end of the threads after [`close`](Self::close), unless a stream still needs them or the caller is one of them.
+    /// Waits for the end of the threads after [`close`](Self::close), which is soon: they finish what they can. The caller may be one of them.
     pub fn join(&self) {
-        let mut handles: Vec<_> = {
-            let mut list = self.list.lock();
-            if !list.streams.is_empty() {
-                return;
-            }
-            list.thread.take().into_iter().collect()
-        };
+        let mut handles: Vec<_> = self.list.lock().thread.take().into_iter().collect();
         handles.append(&mut self.calls.lock().handles);
         for handle in handles {
             if handle.thread().id() != thread::current().id() {
                 // They catch what they run; there is nothing to learn from the result.
                 drop(handle.join());
             }
+        }
+        if self.inline {
+            self.round();
+            drop(std::mem::take(&mut self.list.lock().streams));
         }
     }
 }

@@ -1,0 +1,221 @@
+//! The conformance suite on CUDA over the simulated driver. What the race detector reports, and what a case leaves behind in the driver, fails
+//! the case too.
+
+use leasehold_conformance::{Expectation, Expectations, Factory, Faults, Injected, TestKernel, harness};
+use leasehold_core::sync::{Arc, Mutex};
+use leasehold_core::{Error, Lease, PoolStats, Result};
+use leasehold_cuda::driver::ops::{ContextOps, EventOps, StreamOps};
+use leasehold_cuda::driver::ops::{CudaSlowOps, EventFlags, NativeFill, NativeStream};
+use leasehold_cuda::driver::sim::{SimDriver, SimDriverConfig};
+use leasehold_cuda::{CudaBackend, CudaConfig};
+use leasehold_hal::{Backend, BackendKind, Device, DeviceId, DeviceInfo, ForeignCall, KernelDesc};
+use leasehold_sim::{
+    FaultAction, FaultPlan, FaultRule, KernelBody, KernelRegistry, KernelSpec, Launch, MachineConfig, When,
+};
+use std::collections::HashMap;
+use std::process::ExitCode;
+use std::task::Poll;
+use std::time::{Duration, Instant};
+
+/// Calls that hand work to the device.
+const SUBMISSIONS: [&str; 6] = [
+    "cuLaunchKernel",
+    "cuMemsetD8Async",
+    "cuMemsetD32Async",
+    "cuMemcpyDtoDAsync_v2",
+    "cuMemcpyHtoDAsync_v2",
+    "cuMemcpyDtoHAsync_v2",
+];
+
+/// A backend that also says at its end what it left in the driver, and what the race detector saw.
+struct Checked {
+    backend: CudaBackend,
+    driver: Arc<SimDriver>,
+}
+
+impl Backend for Checked {
+    fn kind(&self) -> BackendKind {
+        self.backend.kind()
+    }
+
+    fn devices(&self) -> Result<Vec<DeviceInfo>> {
+        self.backend.devices()
+    }
+
+    fn open(&self, device: DeviceId) -> Result<Lease<dyn Device>> {
+        self.backend.open(device)
+    }
+
+    fn shutdown(&self) -> Result<()> {
+        self.backend.shutdown()?;
+        let reports: Vec<_> = self.driver.machine().take_reports().iter().map(ToString::to_string).collect();
+        // The spinning kernel reads what others write meanwhile: that is what it is for.
+        // Cases read fresh memory on purpose.
+        let meant = |r: &&String| {
+            r.contains(TestKernel::SpinUntilFlag.name()) || r.starts_with("read of memory that nobody wrote")
+        };
+        let races: Vec<_> = reports.iter().filter(|r| !meant(r)).collect();
+        if !races.is_empty() {
+            return Err(Error::state(format!("the race detector: {races:?}")));
+        }
+        let leaks = self.driver.take_leaks();
+        let mut census = self.driver.census();
+        if (0..2).any(|d| self.driver.machine().device_status(d).is_err()) {
+            // The driver takes nothing back that belongs to a dead context's device: that is the end of the process's business.
+            (census.pieces, census.reservations) = (0, 0);
+        }
+        if !leaks.is_empty() || !census.is_nothing() {
+            return Err(Error::state(format!("left in the driver: {census:?}, {leaks:?}")));
+        }
+        Ok(())
+    }
+
+    fn pools(&self, report: &mut dyn FnMut(&'static str, PoolStats)) {
+        self.backend.pools(report);
+    }
+}
+
+/// Fails the next call of a kind.
+struct Switchboard(Arc<SimDriver>);
+
+impl Faults for Switchboard {
+    fn next(&self, fault: Injected) -> bool {
+        let machine = self.0.machine();
+        let made: HashMap<String, u64> = machine.calls_by_name().into_iter().collect();
+        let mut plan = FaultPlan::none();
+        let mut add = |call: &str, action: FaultAction| {
+            let next = When::At(made.get(call).copied().unwrap_or(0));
+            plan.rules.push(FaultRule::on(call, next, action));
+        };
+        match fault {
+            Injected::Submission => SUBMISSIONS.iter().for_each(|call| add(call, FaultAction::Fail(1))),
+            Injected::DeviceLost => SUBMISSIONS.iter().for_each(|call| add(call, FaultAction::DeviceLost)),
+            Injected::OutOfMemory => add("cuMemCreate", FaultAction::OutOfMemory),
+            Injected::Creation => add("cuModuleGetFunction", FaultAction::Fail(999)),
+            _ => return false,
+        }
+        machine.set_faults(plan);
+        true
+    }
+}
+
+struct Simulated {
+    config: CudaConfig,
+    /// The last driver that was made.
+    last: Mutex<Option<Arc<SimDriver>>>,
+}
+
+/// Cases raise flags in pinned memory without a word to the machine: it is told to look again now and then.
+fn ring(driver: &Arc<SimDriver>) {
+    let driver = Arc::downgrade(driver);
+    std::thread::spawn(move || {
+        while let Some(driver) = driver.upgrade() {
+            driver.machine().ring();
+            drop(driver);
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    });
+}
+
+/// Waits for a flag without holding up the machine.
+fn spin() -> KernelBody {
+    let begun: Mutex<HashMap<u64, Instant>> = Mutex::new(HashMap::new());
+    KernelBody::poll(move |launch: &Launch<'_>| {
+        let (flag, _) = launch.pointer::<u32>(0);
+        let (out, _) = launch.pointer::<u32>(1);
+        let limit = Duration::from_millis(u64::from(launch.params::<u32>()?));
+        let mut begun = begun.lock();
+        let start = *begun.entry(flag as u64).or_insert_with(Instant::now);
+        // SAFETY: the machine checked the bindings; the flag is written by others meanwhile, so it is read past any cache.
+        let seen = unsafe { flag.read_volatile() } != 0;
+        if !seen && start.elapsed() < limit {
+            return Ok(Poll::Pending);
+        }
+        begun.remove(&(flag as u64));
+        // SAFETY: the machine checked the bindings.
+        unsafe { out.write(if seen { 1 } else { 2 }) };
+        Ok(Poll::Ready(()))
+    })
+}
+
+fn kernels() -> KernelRegistry {
+    let registry = KernelRegistry::new();
+    for kernel in TestKernel::ALL {
+        let body = if kernel == TestKernel::SpinUntilFlag { spin() } else { KernelBody::cpu(kernel.function()) };
+        registry.register(kernel.name(), KernelSpec::new(kernel.bindings(), kernel.params(), body));
+    }
+    registry
+}
+
+impl Simulated {
+    fn make(&self) -> Result<Checked> {
+        let machine = MachineConfig::seed(17).devices(2, 4 << 30).kernels(kernels());
+        let driver = Arc::new(SimDriver::new(SimDriverConfig::new(machine))?);
+        *self.last.lock() = Some(driver.clone());
+        ring(&driver);
+        let ops: Arc<dyn CudaSlowOps> = driver.clone();
+        Ok(Checked { backend: CudaBackend::with_ops(ops, self.config.clone())?, driver })
+    }
+}
+
+impl Factory for Simulated {
+    fn backend(&self) -> Result<Arc<dyn Backend>> {
+        Ok(Arc::new(self.make()?))
+    }
+
+    fn kernel(&self, kernel: TestKernel) -> Option<KernelDesc<'static>> {
+        Some(kernel.for_cuda())
+    }
+
+    fn faulty(&self) -> Option<Result<(Arc<dyn Backend>, Arc<dyn Faults>)>> {
+        Some(self.make().map(|backend| {
+            let faults: Arc<dyn Faults> = Arc::new(Switchboard(backend.driver.clone()));
+            (Arc::new(backend) as Arc<dyn Backend>, faults)
+        }))
+    }
+
+    fn current_device(&self) -> Option<DeviceId> {
+        let driver = self.last.lock().clone()?;
+        let current = driver.current().ok().filter(|c| !c.is_null())?;
+        (0..2).find_map(|ordinal| {
+            let primary = driver.primary_retain(ordinal).ok()?;
+            driver.primary_release(ordinal).ok()?;
+            (primary == current).then(|| DeviceId::cuda(ordinal))
+        })
+    }
+
+    fn unjoined_fork(&self) -> Option<ForeignCall> {
+        let driver = self.last.lock().clone()?;
+        Some(ForeignCall::new("forks", Vec::new(), move |stream| {
+            let (stream, event) = (NativeStream(stream), driver.event_create(EventFlags::default())?);
+            let beside = driver.stream_create(0)?;
+            driver.event_record(event, stream)?;
+            let forked = driver.stream_wait_event(beside, event).and_then(|()| {
+                // SAFETY: nothing is filled.
+                unsafe { driver.fill(beside, &NativeFill { dst: 0, value: 0, width: 1, count: 0 }) }
+            });
+            driver.stream_destroy(beside)?;
+            driver.event_destroy(event)?;
+            forked
+        }))
+    }
+
+    fn expectations(&self) -> Expectations {
+        Expectations {
+            unsupported: &[
+                Expectation { case: 3, reason: "a simulated machine has a device at least" },
+                Expectation {
+                    case: 117,
+                    reason: "a kernel's fault ends its context, and so every stream of the device",
+                },
+            ],
+            expected_failure: &[],
+        }
+    }
+}
+
+fn main() -> ExitCode {
+    // Kernels and host calls panic on purpose; the harness says what matters.
+    std::panic::set_hook(Box::new(|_| {}));
+    harness(Simulated { config: CudaConfig::default(), last: Mutex::new(None) })
+}
