@@ -1,6 +1,34 @@
 //! What every backend must do, as numbered cases that run on any implementation of `hal`.
 //!
-//! A backend of anybody's runs the suite with one file, `tests/conformance.rs`, without libtest's harness:
+//! # A backend of one's own
+//! 1. Write a [`Factory`]: the backend, and a source of each [`TestKernel`] that its device understands. The kernels are here as Rust
+//!    functions, as functions to register by name, and as CUDA C and PTX; for another device they are five small kernels to write.
+//! 2. Run the suite. What fails says which sentence is not true of the backend, and how that showed. What is skipped says why.
+//!
+//! ```
+//! use leasehold::hal::{Backend, KernelDesc};
+//! use leasehold_conformance::{Factory, Filter, TestKernel, run};
+//! use leasehold_cpu::CpuBackend; // here: one's own
+//! use std::sync::Arc;
+//!
+//! struct Mine;
+//!
+//! impl Factory for Mine {
+//!     // A fresh one for every case, which shuts it down at its end.
+//!     fn backend(&self) -> leasehold::Result<Arc<dyn Backend>> {
+//!         Ok(Arc::new(CpuBackend::new()))
+//!     }
+//!     fn kernel(&self, kernel: TestKernel) -> Option<KernelDesc<'static>> {
+//!         Some(kernel.for_cpu()) // or `kernel.with_source(…)`
+//!     }
+//! }
+//!
+//! let report = run(Mine, &Filter::only(&[1, 11, 13]));
+//! assert!(report.ok(), "{report}");
+//! assert_eq!(report.passed(), [1, 11, 13]);
+//! ```
+//!
+//! As a test of one's crate, each case a named test, it is one file, `tests/conformance.rs`, without libtest's harness:
 //!
 //! ```toml
 //! [dev-dependencies]
@@ -12,39 +40,50 @@
 //! ```
 //!
 //! ```no_run
-//! use leasehold::hal::{Backend, KernelDesc, KernelSource, NullBackend};
-//! use leasehold_conformance::{Expectations, Factory, TestKernel};
-//! use std::sync::Arc;
-//!
-//! struct Mine;
-//!
-//! impl Factory for Mine {
-//!     fn backend(&self) -> leasehold::Result<Arc<dyn Backend>> {
-//!         Ok(Arc::new(NullBackend)) // here: one's own, fresh for every case
-//!     }
-//!     fn kernel(&self, kernel: TestKernel) -> Option<KernelDesc<'static>> {
-//!         // Here: its source for one's own device; see `TestKernel` for what each must do.
-//!         Some(kernel.with_source(KernelSource::Cpu(kernel.function())))
-//!     }
-//!     fn expectations(&self) -> Expectations {
-//!         Expectations { unsupported: &[], expected_failure: &[] }
-//!     }
+//! # use leasehold::hal::{Backend, KernelDesc, NullBackend};
+//! # use leasehold_conformance::{Expectation, Expectations, Factory, TestKernel};
+//! # use std::sync::Arc;
+//! # struct Mine;
+//! # impl Factory for Mine {
+//! #     fn backend(&self) -> leasehold::Result<Arc<dyn Backend>> { Ok(Arc::new(NullBackend)) }
+//! #     fn kernel(&self, _: TestKernel) -> Option<KernelDesc<'static>> { None }
+//! #     fn expectations(&self) -> Expectations {
+//! // In the factory: what is known. An expected failure that passes fails the run, so that the list stays true.
+//! Expectations {
+//!     unsupported: &[Expectation { case: 101, reason: "the driver captures nothing" }],
+//!     expected_failure: &[],
 //! }
+//! #     }
+//! # }
 //!
 //! fn main() -> std::process::ExitCode {
 //!     leasehold_conformance::harness(Mine)
 //! }
 //! ```
 //!
-//! `cargo test --test conformance -- 013` then runs one case. Every case is a named test; each runs plain and under
-//! [`Validated`](leasehold::hal::Validated), and one that makes work runs eager and replayed from a graph. What is skipped says why.
-//! Every wait is bounded: a hang is a failure with a dump of lines and pools. A case that is expected to fail and passes fails the run.
+//! `cargo test --test conformance -- 013` then runs one case. Each runs plain and under
+//! [`Validated`](leasehold::hal::Validated), and one that makes work runs eager and replayed from a graph. Every wait is bounded: a hang is a
+//! failure with a dump of lines and pools. `LEASEHOLD_CONFORMANCE_THOROUGH=1` repeats in full what is otherwise repeated a tenth as often.
+//! `leasehold conformance` runs the same cases from the command line, on the backends that the command knows.
 //!
-//! [`run`] does the same without a command line and returns a [`Report`].
+//! # What a backend need not have
+//! A case says what it needs ([`Need`]): gates, time stamps, graphs, concurrent streams, a kernel. On a device without it the case is skipped.
+//! More than one backend with one device comes from the factory's other methods, all with defaults that skip: a second device or a
+//! [`peer`](Factory::peer), a driver that [fails on request](Factory::faulty), a machine [without devices](Factory::without_devices).
+//!
+//! Nothing here touches device memory from the host: bytes go through uploads and downloads, and only pinned memory is dereferenced. A device
+//! whose time is stepped may do its steps in `wait_host`, `refresh` and `Device::synchronize`, which the cases call while they wait for
+//! anything. It must not take a host wait for a dead-lock while other threads may still signal or submit: a wait with a deadline ends at the
+//! deadline.
+//!
+//! # Processes
+//! Cases about the process (a fork, idle threads) run in one of their own, where the runner can start one ([`Isolation`]; [`harness`] can).
+//! So do those that make a device fault, where that ends the process's use of the driver ([`Factory::fatal_faults`]).
 //!
 //! # Tiers
 //! [`Tier::Hal`] cases use the traits of `leasehold::hal` alone; [`Tier::Runtime`] cases use `leasehold::Runtime` with the backend
-//! injected; [`Tier::Abi`] is for crates with a C interface, which state their cases themselves under the same numbers.
+//! injected; [`Tier::Abi`] is for crates with a C interface, which state their cases themselves under the same numbers. A number that is no case
+//! here is in [`ELSEWHERE`], with the reason.
 //!
 //! This crate must not know a concrete backend.
 

@@ -31,6 +31,9 @@ fn command_lines_that_make_no_sense() {
     fails(&["run", "--logits"], 2, &["--json"]);
     fails(&["walk"], 2, &["walk"]);
     fails(&["bench", "graph", "--nodes", "0"], 2, &["--nodes"]);
+    fails(&["conformance", "--filter", "999"], 2, &["999", "no such case"]);
+    fails(&["conformance", "--filter", "71"], 2, &["71", "another process"]);
+    fails(&["conformance", "--sim"], 2, &["--sim"]);
 }
 
 #[test]
@@ -38,6 +41,8 @@ fn devices_that_are_not_there() {
     fails(&["run", "--device", "cuda:0"], 1, &["cuda:0"]);
     fails(&["run", "--device", "mps:0"], 1, &["mps:0"]);
     fails(&["run", "--device", "cpu:7"], 1, &["cpu:7"]);
+    fails(&["conformance", "--device", "cuda:0"], 1, &["cuda:0"]);
+    fails(&["conformance", "--device", "cpu:7"], 1, &["cpu:7"]);
 }
 
 #[test]
