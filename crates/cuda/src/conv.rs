@@ -196,8 +196,7 @@ pub fn is_compile(code: i32) -> bool {
 }
 
 /// Whether an executable graph's update was refused, as opposed to wrong: the driver says 1 where the operands' kind or
-/// shape may not
-/// change, 801 where the node cannot be updated, 910 where its function may not change.
+/// shape may not change, 801 where the node cannot be updated, 910 where its function may not change.
 #[must_use]
 pub fn is_refused_update(code: i32) -> bool {
     matches!(code, code::INVALID_VALUE | code::NOT_SUPPORTED | code::GRAPH_EXEC_UPDATE_FAILURE)

@@ -2,15 +2,14 @@
 //!
 //! # Layout
 //! One directory, one file per kernel, named by a hash of its key: source, name, options, architecture, compiler's and
-//! driver's version. A file holds the key
-//! itself too, so that a collision of hashes is a miss and never another kernel's code.
+//! driver's version. A file holds the key itself too, so that a collision of hashes is a miss and never another
+//! kernel's code.
 //!
 //! # Protocol
 //! A writer fills a file of its own name (`….tmp`) and renames it: readers see all of a file or none of it, and of
-//! several
-//! writers of one key the last wins with the same content. A file that is truncated, corrupted or of another format
-//! fails its checksum; it is
-//! compiled again and replaced. Nothing is locked. A directory that cannot be written only costs the compilation.
+//! several writers of one key the last wins with the same content. A file that is truncated, corrupted or of another
+//! format fails its checksum; it is compiled again and replaced. Nothing is locked. A directory that cannot be written
+//! only costs the compilation.
 //!
 //! This module must not know compilers.
 
@@ -96,8 +95,7 @@ impl CompileCache {
     }
 
     /// The directory `kernels` of `LEASEHOLD_CACHE_DIR`, of `leasehold` in `XDG_CACHE_HOME`, or of
-    /// `~/.cache/leasehold`; none of these: no cache. An empty
-    /// `LEASEHOLD_CACHE_DIR` switches it off.
+    /// `~/.cache/leasehold`; none of these: no cache. An empty `LEASEHOLD_CACHE_DIR` switches it off.
     #[must_use]
     pub fn from_env() -> Self {
         directory(|name| env::var_os(name).map(PathBuf::from)).map_or_else(Self::off, Self::at)

@@ -1,6 +1,6 @@
 //! Whether this process is a fork of the one in which a driver was started: CUDA's state does not survive a fork, and
-//! calls in a child hang or
-//! corrupt the parent's work. A handler of `pthread_atfork` counts, so that asking costs one load.
+//! calls in a child hang or corrupt the parent's work. A handler of `pthread_atfork` counts, so that asking costs one
+//! load.
 //!
 //! This module must not know drivers.
 

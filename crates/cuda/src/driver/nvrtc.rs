@@ -39,8 +39,7 @@ macro_rules! functions {
                 Ok(Self {
                     $(
                         // SAFETY: the library's symbol of this name has this signature; the types are checked against
-                        // cudarc's bindings, and a result is
-                        // an `int` in the C interface.
+                        // cudarc's bindings, and a result is an `int` in the C interface.
                         $name: *unsafe { library.get(concat!(stringify!($name), "\0").as_bytes()) }
                             .map_err(|_| Error::Unavailable(concat!("NVRTC: the library has no function ", stringify!($name)).into()))?,
                     )*

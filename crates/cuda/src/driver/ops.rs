@@ -101,7 +101,7 @@ pub struct DeviceProperties {
     pub unified_addressing: bool,
     /// Memory can be shared with other processes by file descriptor.
     pub fd_handles: bool,
-    /// Graphs can be made of nodes that write and await words.
+    /// Multiprocessors can be divided among contexts.
     pub green_contexts: bool,
 }
 
@@ -395,7 +395,7 @@ pub trait StreamOps {
     fn stream_wait_word(&self, stream: NativeStream, addr: u64, value: u64) -> Result<()>;
 
     /// Calls a host function when the stream gets there; later work waits for its return: `cuLaunchHostFunc`. A context that failed calls
-    /// none any more.
+    /// none any more; what the function held is leaked then. Not while the stream is captured: a node could call it twice.
     fn host_function(&self, stream: NativeStream, call: HostFunction) -> Result<()>;
 
     /// A launch: `cuLaunchKernel` with an argument buffer.
@@ -449,7 +449,7 @@ pub trait EventOps {
     /// Nanoseconds between two records that are over, at the driver's resolution (about 0.5 µs): `cuEventElapsedTime`. Does not block.
     ///
     /// # Errors
-    /// `InvalidState` when one is pending or was never recorded; the driver's for events without timing or of two contexts.
+    /// `InvalidState` when one is pending; the driver's 400 for events that were never recorded, keep no time or are of two contexts.
     fn event_elapsed(&self, start: NativeEvent, end: NativeEvent) -> Result<i64>;
 }
 

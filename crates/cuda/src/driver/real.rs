@@ -2,10 +2,8 @@
 //!
 //! # How a call goes
 //! `RealDriver::call` checks that the driver was started and that this process is not a fork of the one that started
-//! it, counts, calls,
-//! and translates the code. A code after which the context is dead is kept with the context that was current: it is the
-//! first cause that every later
-//! failure in that context reports.
+//! it, counts, calls, and translates the code. A code after which the context is dead is kept with the context that was
+//! current: it is the first cause that every later failure in that context reports.
 //!
 //! # What it never does
 //! Managed memory, multicast objects, `cuDevicePrimaryCtxReset`, the legacy stream.
@@ -42,9 +40,8 @@ macro_rules! drive {
     // `bytes`: the size that was asked for, for the report of an exhausted memory.
     ($driver:expr, for $bytes:expr, $name:ident($($arg:expr),* $(,)?)) => {
         // SAFETY: the table holds the driver's function of this name and type. Pointers for results are to locals of
-        // the caller of this
-        // macro; handles and addresses are what the caller of the trait's method vouches for, and the driver checks
-        // what it can.
+        // the caller of this macro; handles and addresses are what the caller of the trait's method vouches for, and
+        // the driver checks what it can.
         $driver.call(stringify!($name), $bytes, |f| unsafe { (f.$name)($($arg),*) })
     };
 }
@@ -53,8 +50,7 @@ use drive;
 /// The vendor's driver.
 ///
 /// Made without touching the driver; [`init`](DeviceOps::init) loads it. Several may exist: they share the process's
-/// one driver, and each counts its own
-/// calls.
+/// one driver, and each counts its own calls.
 #[doc(alias("CudaSlowOpsImpl", "cuda_slow_ops"))]
 pub struct RealDriver {
     loaded: OnceLock<Loaded>,

@@ -3,10 +3,8 @@
 //!
 //! # What it adds to the machine
 //! Primary contexts that are counted, a current context per thread, handles that belong to a context, capture with its
-//! forbidden calls, peers,
-//! registration, the limits of launches, and errors that stay. Each method is counted, and may be failed, under the
-//! name of the driver's
-//! function ([`leasehold_sim::FaultPlan`]).
+//! forbidden calls, peers, registration, the limits of launches, and errors that stay. Each method is counted, and may
+//! be failed, under the name of the driver's function ([`leasehold_sim::FaultPlan`]).
 //!
 //! # Where it is stricter than the driver
 //! * An object's context must be current, as [`ops`](super::ops) demands; the driver often does not look.
@@ -21,8 +19,8 @@
 //!
 //! # Locks
 //! One lock guards the tables. It may be held while the machine takes its own (commands are enqueued under it, so that
-//! they keep their order), and
-//! never while the machine steps (waiting, asking and reading words happen without it) or an error is translated.
+//! they keep their order), and never while the machine steps (waiting, asking and reading words happen without it) or
+//! an error is translated.
 //!
 //! This module must not know managers.
 
@@ -272,8 +270,9 @@ impl SimDriver {
                 refuse(api, code::INVALID_HANDLE)
             }
             Error::Driver { api: "sim", code, name } if conv::is_sticky(code) => {
-                self.machine.lose_device(device, &format!("{name}: {} ({code})", conv::name_or_number(code)));
-                self.lost(api, device, &name)
+                let why = format!("{name}: {} ({code})", conv::name_or_number(code));
+                self.machine.lose_device(device, &why);
+                self.lost(api, device, &why)
             }
             Error::Driver { api: "sim", code, .. } => conv::error(api, code, conv::name_or_number(code), bytes),
             Error::DeviceLost { cause } => self.lost(api, device, &cause),

@@ -1,8 +1,7 @@
 //! Graphs of explicit nodes, their updates, and capture for foreign libraries.
 //!
 //! A node's arguments are copied when the node is made or changed. A host node's closure belongs to a user object of
-//! the graph, which executables
-//! made of it hold too: the driver drops it with the last of them, on a thread of its own.
+//! the graph, which executables made of it hold too: the driver drops it with the last of them, on a thread of its own.
 //!
 //! This module must not know plans.
 

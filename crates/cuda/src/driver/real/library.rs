@@ -1,8 +1,6 @@
 //! The driver's functions, found once. cudarc's bindings supply the library's search path, the types and (checked while
-//! compiling) the signatures; the
-//! calls go through this table and not through cudarc's wrappers, because those panic on a missing symbol and return a
-//! Rust enum, which must not
-//! hold a code that is newer than the bindings.
+//! compiling) the signatures; the calls go through this table and not through cudarc's wrappers, because those panic on
+//! a missing symbol and return a Rust enum, which must not hold a code that is newer than the bindings.
 //!
 //! This module must not know managers.
 
@@ -55,8 +53,7 @@ macro_rules! functions {
                 Ok(Self {
                     $(
                         // SAFETY: the driver's symbol of this name has this signature; the types are checked against
-                        // cudarc's bindings, and a
-                        // result code is an `int` in the C interface.
+                        // cudarc's bindings, and a result code is an `int` in the C interface.
                         $name: *unsafe { library.get(concat!(stringify!($name), "\0").as_bytes()) }
                             .map_err(|_| missing(stringify!($name)))?,
                     )*
@@ -66,8 +63,7 @@ macro_rules! functions {
                     )*
                     $(
                         // SAFETY: as above; the signature is the header's. The bindings for 13.0 lack the older
-                        // functions, and give `cuGetErrorName` an
-                        // enum that cannot hold every code.
+                        // functions, and give `cuGetErrorName` an enum that cannot hold every code.
                         $old: unsafe { library.get(concat!(stringify!($old), "\0").as_bytes()) }.ok().map(|f| *f),
                     )*
                 })

@@ -1,8 +1,8 @@
 //! Streams and events.
 //!
 //! A host function is a boxed closure behind an `extern "C"` trampoline: the driver calls each once, or never if the
-//! context failed before (then the
-//! closure is leaked: nobody can know that the driver has forgotten it). A panic in it stops at the trampoline.
+//! context failed before (then the closure is leaked: nobody can know that the driver has forgotten it). A panic in it
+//! stops at the trampoline.
 //!
 //! This module must not know managers.
 

@@ -1,8 +1,7 @@
 //! Capture: what a stream is given becomes nodes of a graph, and what is forbidden meanwhile.
 //!
 //! A capture belongs to the thread that began it. Other streams join it by waiting for an event of it, and must be
-//! joined back before it ends. A forbidden
-//! call breaks it: until it is ended, every call on its streams fails.
+//! joined back before it ends. A forbidden call breaks it: until it is ended, every call on its streams fails.
 //!
 //! This module must not know how nodes run.
 

@@ -1,6 +1,5 @@
 //! Modules of the simulated driver: PTX is only searched for its entry points, whose code the machine's registry has;
-//! CUDA C++ only for its
-//! kernels' names.
+//! CUDA C++ only for its kernels' names.
 //!
 //! This module must not know kernels.
 

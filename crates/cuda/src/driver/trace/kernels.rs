@@ -1,0 +1,164 @@
+//! The kernels of the scenarios and of the first figures: their code for a device, and for the simulated one the same
+//! as functions.
+//!
+//! This module must not know drivers.
+
+use crate::driver::ops::{Launch, NativeFunction};
+use leasehold_hal::{Access, Binding};
+
+/// The code, for any device that a driver of CUDA 13 supports. Compiled by NVRTC 13.0 from [`SOURCE`].
+pub const PTX: &str = include_str!("kernels.ptx");
+
+/// Its source.
+pub const SOURCE: &str = include_str!("kernels.cu");
+
+/// A launch's arguments: the addresses, then the parameters.
+#[derive(Debug, Clone)]
+pub struct Arguments {
+    bytes: Vec<u8>,
+    bindings: Vec<Binding>,
+}
+
+impl Arguments {
+    /// Of these memories (address, bytes, access) and parameters.
+    #[must_use]
+    pub fn new(memories: &[(u64, u64, Access)], params: &[u8]) -> Self {
+        let mut bytes = Vec::new();
+        let mut bindings = Vec::new();
+        for &(addr, len, access) in memories {
+            bytes.extend_from_slice(&addr.to_le_bytes());
+            bindings.push(Binding { addr, len, native: 0, access });
+        }
+        bytes.extend_from_slice(params);
+        Self { bytes, bindings }
+    }
+
+    /// `trace_add`: `out[i] = a[i] + b[i]` for `words` words.
+    #[must_use]
+    pub fn add(a: u64, b: u64, out: u64, words: u32) -> Self {
+        let bytes = u64::from(words) * 4;
+        let memories = [(a, bytes, Access::Read), (b, bytes, Access::Read), (out, bytes, Access::Write)];
+        Self::new(&memories, &words.to_le_bytes())
+    }
+
+    /// `trace_store`: `at[i] = value + i * step` for `count` 64-bit words.
+    #[must_use]
+    pub fn store(at: u64, value: u64, count: u32, step: u32) -> Self {
+        let mut params = value.to_le_bytes().to_vec();
+        params.extend_from_slice(&count.to_le_bytes());
+        params.extend_from_slice(&step.to_le_bytes());
+        Self::new(&[(at, u64::from(count) * 8, Access::Write)], &params)
+    }
+
+    /// `trace_shared`: `out[0] = 0 + 1 + … + (words - 1)`.
+    #[must_use]
+    pub fn shared(out: u64, words: u32) -> Self {
+        Self::new(&[(out, 4, Access::Write)], &words.to_le_bytes())
+    }
+
+    /// A kernel that writes one memory and takes no parameters.
+    #[must_use]
+    pub fn one(at: u64, bytes: u64) -> Self {
+        Self::new(&[(at, bytes, Access::Write)], &[])
+    }
+
+    /// A launch with these arguments.
+    #[must_use]
+    pub fn launch(&self, function: NativeFunction, grid: u32, block: u32) -> Launch<'_> {
+        Launch {
+            function,
+            grid: [grid, 1, 1],
+            block: [block, 1, 1],
+            shared: 0,
+            args: &self.bytes,
+            bindings: &self.bindings,
+        }
+    }
+
+    /// Overwrites the buffer that launches were made with.
+    pub fn clobber(&mut self) {
+        self.bytes.fill(0xff);
+    }
+}
+
+/// Makes the kernels known to a simulated machine, under the same names.
+#[cfg(feature = "sim")]
+pub fn register(kernels: &leasehold_sim::KernelRegistry) {
+    use crate::conv::code;
+    use leasehold_core::{Error, Result};
+    use leasehold_sim::{KernelBody, KernelSpec, Launch};
+
+    /// Binding `i` as 32-bit words.
+    fn words<'a>(launch: &Launch<'a>, i: usize) -> &'a mut [u32] {
+        let (at, len) = launch.pointer::<u32>(i);
+        if len == 0 {
+            return &mut [];
+        }
+        // SAFETY: the machine has checked the binding; kernels run one at a time, and no two bindings of these kernels
+        // overlap where one is written.
+        unsafe { std::slice::from_raw_parts_mut(at, len) }
+    }
+
+    fn add(launch: &Launch<'_>) -> Result<()> {
+        let threads = u64::from(launch.grid[0]) * u64::from(launch.block[0]);
+        let count = (u64::from(launch.params::<u32>()?).min(threads)) as usize;
+        let (a, b, out) = (words(launch, 0), words(launch, 1), words(launch, 2));
+        for i in 0..count {
+            out[i] = a[i].wrapping_add(b[i]);
+        }
+        Ok(())
+    }
+
+    fn store(launch: &Launch<'_>) -> Result<()> {
+        let [low, high, count, step] = launch.params::<[u32; 4]>()?;
+        let value = u64::from(high) << 32 | u64::from(low);
+        let (at, len) = launch.pointer::<u64>(0);
+        for i in 0..count.min(len as u32) {
+            // SAFETY: the machine has checked the binding; a device writes 64-bit words at aligned addresses.
+            unsafe { at.add(i as usize).write(value + u64::from(i) * u64::from(step)) };
+        }
+        Ok(())
+    }
+
+    fn shared(launch: &Launch<'_>) -> Result<()> {
+        let count = launch.params::<u32>()?;
+        if count * 4 > launch.shared {
+            return Err(fault("trace_shared", code::ILLEGAL_ADDRESS));
+        }
+        words(launch, 0)[0] = (0..count).sum();
+        Ok(())
+    }
+
+    fn fault(api: &'static str, code: i32) -> Error {
+        Error::Driver { api, code, name: crate::conv::name_or_number(code) }
+    }
+
+    fn body(f: impl Fn(&Launch<'_>) -> Result<()> + Send + Sync + 'static) -> KernelBody {
+        KernelBody::run(f)
+    }
+
+    let one = &[Access::Write];
+    let add_to = &[Access::Read, Access::Read, Access::Write];
+    kernels.register("trace_add", KernelSpec::new(add_to, 4, body(add)));
+    kernels.register("trace_store", KernelSpec::new(one, 16, body(store)));
+    kernels.register("trace_shared", KernelSpec::new(one, 4, body(shared)));
+    let nothing = &[Access::ReadWrite; 3];
+    kernels.register("trace_nothing", KernelSpec::new(nothing, 0, body(|_| Ok(()))));
+    let mut small = KernelSpec::new(
+        one,
+        0,
+        body(|launch| {
+            let threads = launch.block[0] as usize;
+            (0_u32..).zip(words(launch, 0)).take(threads).for_each(|(i, out)| *out = i);
+            Ok(())
+        }),
+    );
+    small.block_threads = 64;
+    kernels.register("trace_small", small);
+    let illegal = body(|_| Err(fault("trace_illegal", code::ILLEGAL_ADDRESS)));
+    kernels.register("trace_illegal", KernelSpec::new(one, 0, illegal));
+    let trap = body(|_| Err(fault("trace_trap", code::ILLEGAL_INSTRUCTION)));
+    kernels.register("trace_trap", KernelSpec::new(one, 0, trap));
+    let misaligned = body(|_| Err(fault("trace_misaligned", code::MISALIGNED_ADDRESS)));
+    kernels.register("trace_misaligned", KernelSpec::new(one, 0, misaligned));
+}

@@ -1,0 +1,281 @@
+//! Driver traces: what the vendor's driver answers to small programs, mistakes included, so that the simulated one does
+//! not rest on beliefs.
+//!
+//! A [`Scenario`] is written once, against [`CudaSlowOps`]. It writes down each call with its result, without
+//! addresses: the lines of two drivers that obey the same rules are equal. `examples/driver_trace.rs` records them on a
+//! machine with a device; a test runs them on the simulated driver and compares.
+//!
+//! # Rules for scenarios
+//! * Nothing in a line may depend on addresses, times or the device's size.
+//! * What a line says is known: work is held back by a word in pinned memory until the host writes it, or waited for.
+//! * What the vendor calls undefined stands in a scenario of its own that is marked so: the recorder runs each in a
+//!   process of its own, and a crash is a result. The simulated driver must give an error there.
+//!
+//! This module must not know managers.
+
+mod capture;
+mod contexts;
+mod copies;
+mod faults;
+mod graphs;
+pub mod kernels;
+mod launches;
+mod memory;
+mod misuse;
+mod streams;
+mod vmm;
+
+use super::ops::{
+    CopyKind, CudaSlowOps, FunctionInfo, HostFlags, NativeContext, NativeCopy, NativeEvent, NativeFunction,
+    NativeGraph, NativeGraphExec, NativeMemory, NativeModule, NativeNode, NativeStream, Progress, Updated,
+};
+use leasehold_core::sync::Mutex;
+use leasehold_core::{Error, Result};
+use std::fmt::Display;
+use std::sync::Arc;
+
+/// A small program for a driver.
+#[derive(Debug, Clone, Copy)]
+pub struct Scenario {
+    /// Its name, for filters and files.
+    pub name: &'static str,
+    /// How many devices it needs.
+    pub devices: u32,
+    /// What it does is undefined for the vendor: it may also end the process.
+    pub undefined: bool,
+    run: fn(&mut Trace<'_>) -> Result<()>,
+}
+
+impl Scenario {
+    const fn new(name: &'static str, run: fn(&mut Trace<'_>) -> Result<()>) -> Self {
+        Self { name, devices: 1, undefined: false, run }
+    }
+
+    const fn on_devices(self, devices: u32) -> Self {
+        Self { devices, ..self }
+    }
+
+    const fn undefined(self) -> Self {
+        Self { undefined: true, ..self }
+    }
+}
+
+/// All scenarios.
+pub fn scenarios() -> impl Iterator<Item = &'static Scenario> {
+    [
+        contexts::SCENARIOS,
+        memory::SCENARIOS,
+        copies::SCENARIOS,
+        streams::SCENARIOS,
+        launches::SCENARIOS,
+        graphs::SCENARIOS,
+        capture::SCENARIOS,
+        vmm::SCENARIOS,
+        misuse::SCENARIOS,
+        faults::SCENARIOS,
+    ]
+    .into_iter()
+    .flatten()
+}
+
+/// Runs a scenario on a driver that is started; `line` gets each line as soon as it is known.
+pub fn run(ops: &Arc<dyn CudaSlowOps>, scenario: &Scenario, line: &mut dyn FnMut(String)) {
+    let mut trace = Trace { ops: &**ops, shared: ops, line, context: NativeContext::NULL, words: 0 };
+    let ended = (scenario.run)(&mut trace);
+    if let Err(error) = ended {
+        trace.say(format!("ended early: {}", shown_error(&error)));
+    }
+    trace.close();
+}
+
+/// Runs a scenario and returns its lines.
+pub fn lines(ops: &Arc<dyn CudaSlowOps>, scenario: &Scenario) -> Vec<String> {
+    let mut lines = Vec::new();
+    run(ops, scenario, &mut |line| lines.push(line));
+    lines
+}
+
+/// Words of pinned memory that a scenario has.
+const WORDS: u64 = 64;
+
+/// A scenario at work.
+struct Trace<'a> {
+    ops: &'a dyn CudaSlowOps,
+    /// The same, for host functions.
+    shared: &'a Arc<dyn CudaSlowOps>,
+    line: &'a mut dyn FnMut(String),
+    context: NativeContext,
+    words: u64,
+}
+
+/// What host functions wrote down.
+type Order = Arc<Mutex<Vec<&'static str>>>;
+
+impl<'a> Trace<'a> {
+    /// Writes a line.
+    fn say(&mut self, line: impl Into<String>) {
+        (self.line)(line.into());
+    }
+
+    /// Writes a call and its result.
+    fn tell<T: Shown>(&mut self, call: impl Display, result: Result<T>) -> Option<T> {
+        match result {
+            Ok(value) => {
+                self.say(format!("{call} = {}", value.shown()));
+                Some(value)
+            }
+            Err(error) => {
+                self.say(format!("{call} = {}", shown_error(&error)));
+                None
+            }
+        }
+    }
+
+    /// The primary context of device 0, current on this thread, and the words. Not written.
+    fn open(&mut self) -> Result<()> {
+        self.context = self.ops.primary_retain(0)?;
+        self.ops.set_current(self.context)?;
+        self.words = self.ops.host_alloc(WORDS * 8, HostFlags::default())?;
+        for word in 0..WORDS {
+            self.set_word(word, 0);
+        }
+        Ok(())
+    }
+
+    /// Gives back what [`open`](Self::open) made. What a lost device refuses is gone with it.
+    fn close(&mut self) {
+        if self.words != 0 {
+            let _ = self.ops.set_current(self.context);
+            let _ = self.ops.host_free(self.words);
+            let _ = self.ops.set_current(NativeContext::NULL);
+            let _ = self.ops.primary_release(0);
+            (self.words, self.context) = (0, NativeContext::NULL);
+        }
+    }
+
+    fn word_at(&self, word: u64) -> u64 {
+        self.words + word * 8
+    }
+
+    fn set_word(&self, word: u64, value: u64) {
+        // SAFETY: a word of our pinned memory.
+        unsafe { self.ops.store_word(self.word_at(word), value) };
+    }
+
+    fn word(&self, word: u64) -> u64 {
+        // SAFETY: a word of our pinned memory.
+        unsafe { self.ops.load_word(self.word_at(word)) }
+    }
+
+    /// Holds a stream back until [`release`](Self::release).
+    fn hold(&self, stream: NativeStream, word: u64) -> Result<()> {
+        self.ops.stream_wait_word(stream, self.word_at(word), 1)
+    }
+
+    fn release(&self, word: u64) {
+        self.set_word(word, 1);
+    }
+
+    fn stream(&self) -> Result<NativeStream> {
+        self.ops.stream_create(0)
+    }
+
+    fn event(&self) -> Result<NativeEvent> {
+        self.ops.event_create(super::ops::EventFlags::default())
+    }
+
+    /// A host function on a stream that writes its name down.
+    fn mark(&self, stream: NativeStream, order: &Order, name: &'static str) -> Result<()> {
+        let order = order.clone();
+        self.ops.host_function(stream, Box::new(move || order.lock().push(name)))
+    }
+
+    fn say_order(&mut self, order: &Order) {
+        let names = order.lock().join(" ");
+        self.say(format!("order: {names}"));
+    }
+
+    fn sync(&self, stream: NativeStream) -> Result<()> {
+        self.ops.stream_synchronize(stream)
+    }
+
+    /// Device memory of so many 32-bit words, filled.
+    fn filled(&self, stream: NativeStream, words: u64, value: u32) -> Result<u64> {
+        let at = self.ops.alloc(words * 4)?;
+        let fill = super::ops::NativeFill { dst: at, value, width: 4, count: words };
+        // SAFETY: memory that was allocated just now and lives until the stream was waited for.
+        unsafe { self.ops.fill(stream, &fill)? };
+        self.sync(stream)?;
+        Ok(at)
+    }
+
+    /// 32-bit words of device memory, after all work of the stream.
+    fn read(&self, stream: NativeStream, at: u64, words: usize) -> Result<Vec<u32>> {
+        let mut host = vec![0_u32; words];
+        let copy = NativeCopy::linear(CopyKind::DeviceToHost, host.as_mut_ptr() as u64, at, words as u64 * 4);
+        // SAFETY: both ranges live until the stream was waited for.
+        unsafe { self.ops.copy(stream, &copy)? };
+        self.sync(stream)?;
+        Ok(host)
+    }
+
+    /// Writes what 32-bit words of device memory hold.
+    fn say_data(&mut self, what: &str, stream: NativeStream, at: u64, words: usize) -> Result<()> {
+        let data = self.read(stream, at, words)?;
+        self.say(format!("{what}: {data:?}"));
+        Ok(())
+    }
+}
+
+/// What is written of a result: nothing that depends on addresses or devices.
+trait Shown {
+    fn shown(&self) -> String;
+}
+
+macro_rules! shown {
+    ($($type:ty: $self:ident => $text:expr;)*) => {
+        $(impl Shown for $type {
+            fn shown(&self) -> String {
+                let $self = self;
+                $text.to_string()
+            }
+        })*
+    };
+}
+
+shown! {
+    (): _s => "ok";
+    bool: s => s;
+    usize: s => s;
+    u32: s => s;
+    u64: s => if *s == 0 { "null" } else { "an address" };
+    Progress: s => if *s == Progress::Complete { "complete" } else { "pending" };
+    Updated: s => if *s == Updated::InPlace { "in place" } else { "refused" };
+    NativeContext: s => if s.is_null() { "no context" } else { "a context" };
+    NativeStream: s => if s.is_null() { "no stream" } else { "a stream" };
+    NativeEvent: s => if s.is_null() { "no event" } else { "an event" };
+    NativeModule: s => if s.is_null() { "no module" } else { "a module" };
+    NativeFunction: s => if s.is_null() { "no function" } else { "a function" };
+    NativeGraph: s => if s.is_null() { "no graph" } else { "a graph" };
+    NativeNode: s => if s.is_null() { "no node" } else { "a node" };
+    NativeGraphExec: s => if s.is_null() { "no executable" } else { "an executable" };
+    NativeMemory: s => if s.is_null() { "no memory" } else { "memory" };
+    FunctionInfo: s => format!("blocks of up to {} threads, parameters {:?}", s.block_threads, s.params);
+}
+
+/// An error by its code, or by its kind where it has none.
+fn shown_error(error: &Error) -> String {
+    let code_in = |text: &str| {
+        let at = text.find("CUDA_ERROR_")?;
+        let rest = &text[at..];
+        let end = rest.find(|c: char| !c.is_ascii_uppercase() && !c.is_ascii_digit() && c != '_').unwrap_or(rest.len());
+        Some(rest[..end].to_owned())
+    };
+    match error {
+        Error::Driver { name, .. } => name.to_string(),
+        Error::OutOfMemory(_) => "CUDA_ERROR_OUT_OF_MEMORY".to_owned(),
+        Error::DeviceLost { cause } => format!("lost: {}", code_in(cause).unwrap_or_default()),
+        Error::Compile { log } => format!("compile: {}", code_in(log).unwrap_or_default()),
+        other => other.kind().to_owned(),
+    }
+}

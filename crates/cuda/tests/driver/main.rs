@@ -1,0 +1,7 @@
+//! The drivers: the simulated one against recorded traces of the real one, against CUDA's rules, and the cache between
+//! processes.
+
+mod cache_processes;
+mod figures;
+mod rules;
+mod traces;

@@ -1,0 +1,119 @@
+//! The simulated driver answers what the real one answered.
+//!
+//! `tests/traces/h200.jsonl` holds what the vendor's driver said, recorded by `examples/driver_trace.rs` on an H200.
+//! Once it is there it is the measure: every line of every scenario must be the same. Where the simulated driver is
+//! stricter on purpose, [`STRICTER`] says so, with the reason.
+
+use leasehold_cuda::driver::ops::{CudaSlowOps, DeviceOps};
+use leasehold_cuda::driver::sim::{SimDriver, SimDriverConfig};
+use leasehold_cuda::driver::trace::{self, Scenario, kernels};
+use leasehold_sim::MachineConfig;
+use std::collections::BTreeMap;
+use std::fmt::Write;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+/// Lines in which the simulated driver differs on purpose: scenario, the recorded line, the simulated one, why.
+const STRICTER: &[(&str, &str, &str, &str)] = &[];
+
+fn recording() -> PathBuf {
+    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/traces/h200.jsonl")
+}
+
+fn simulate(scenario: &Scenario, seed: u64) -> Vec<String> {
+    let machine = MachineConfig::seed(seed).devices(2, 256 << 20);
+    kernels::register(&machine.kernels);
+    let driver = SimDriver::new(SimDriverConfig::new(machine)).unwrap();
+    driver.init().unwrap();
+    let ops: Arc<dyn CudaSlowOps> = Arc::new(driver);
+    trace::lines(&ops, scenario)
+}
+
+/// Scenarios say what is known, so what they say does not depend on the seed.
+#[test]
+fn simulated_traces_do_not_depend_on_the_seed() {
+    for scenario in trace::scenarios() {
+        let first = simulate(scenario, 0);
+        assert!(!first.is_empty(), "{} says nothing", scenario.name);
+        for seed in 1..4 {
+            assert_eq!(first, simulate(scenario, seed), "{} with seed {seed}", scenario.name);
+        }
+    }
+}
+
+/// Nothing that a scenario sets up fails on the simulated driver.
+#[test]
+fn no_scenario_ends_early() {
+    for scenario in trace::scenarios() {
+        let lines = simulate(scenario, 0);
+        let early: Vec<_> = lines.iter().filter(|line| line.starts_with("ended early")).collect();
+        assert!(early.is_empty(), "{}: {early:?} after {lines:#?}", scenario.name);
+    }
+}
+
+#[test]
+fn names_are_unique() {
+    let mut names: Vec<_> = trace::scenarios().map(|scenario| scenario.name).collect();
+    let count = names.len();
+    names.sort_unstable();
+    names.dedup();
+    assert_eq!(names.len(), count);
+}
+
+/// What differs between a recording and the simulated driver, for people.
+fn difference(scenario: &Scenario, recorded: &[String]) -> String {
+    let simulated = simulate(scenario, 0);
+    let mut out = String::new();
+    let died = recorded.last().is_some_and(|line| line.starts_with("died") || line == "hung");
+    for at in 0..recorded.len().max(simulated.len()) {
+        let (real, sim) = (recorded.get(at), simulated.get(at));
+        if real == sim {
+            continue;
+        }
+        let (real, sim) = (real.map_or("(nothing)", String::as_str), sim.map_or("(nothing)", String::as_str));
+        if scenario.undefined && died && at + 1 >= recorded.len() {
+            // The real driver ended the process here. Whatever the simulated one says, it must be no success.
+            let error = sim.contains("CUDA_ERROR") || sim.contains("Invalid") || sim == "(nothing)";
+            if error || at + 1 > recorded.len() {
+                continue;
+            }
+        }
+        if STRICTER.iter().any(|s| s.0 == scenario.name && s.1 == real && s.2 == sim) {
+            continue;
+        }
+        let _ = writeln!(out, "{}:{at}\n    real      {real}\n    simulated {sim}", scenario.name);
+    }
+    out
+}
+
+#[test]
+fn the_simulated_driver_answers_as_the_real_one_did() {
+    let Ok(text) = std::fs::read_to_string(recording()) else {
+        // The only way past: nobody has recorded one yet.
+        eprintln!("NOTHING COMPARED: {} is not recorded yet", recording().display());
+        return;
+    };
+    let mut recorded: BTreeMap<String, Vec<String>> = BTreeMap::new();
+    for line in text.lines() {
+        let line: serde_json::Value = serde_json::from_str(line).unwrap();
+        if let Some(name) = line["scenario"].as_str() {
+            let lines = line["lines"].as_array().unwrap().iter().map(|l| l.as_str().unwrap().to_owned());
+            recorded.insert(name.to_owned(), lines.collect());
+        }
+    }
+    let mut wrong = String::new();
+    for scenario in trace::scenarios() {
+        match recorded.remove(scenario.name) {
+            Some(lines) => wrong.push_str(&difference(scenario, &lines)),
+            // Recorded on one device only.
+            None if scenario.devices > 1 => {}
+            None => {
+                let _ = writeln!(wrong, "{}: not in the recording; record it again", scenario.name);
+            }
+        }
+    }
+    for name in recorded.keys() {
+        let _ = writeln!(wrong, "{name}: recorded, but there is no such scenario");
+    }
+    assert!(wrong.is_empty(), "\n{wrong}");
+}
