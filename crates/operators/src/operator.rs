@@ -3,11 +3,11 @@
 //! Made once, it can be executed any number of times, eagerly or recorded: it holds leases on its operands, and the launch is
 //! fixed. The constructors in [`ops`](crate::ops) make them from shapes.
 
-use crate::kernels::cpu::tile::{KernelSpec, MAX_OPERANDS, Params};
-use crate::library::Library;
+use crate::kernels::Geometry;
+use crate::kernels::cpu::tile::{MAX_OPERANDS, Params};
+use crate::library::{Library, Resolved};
 use crate::tensor::Tensor;
 use leasehold::graph::Encoder;
-use leasehold::kernel::KernelBase;
 use leasehold::{Buffer, Error, GraphOperator, Lease, Operand, Result, View};
 use std::fmt;
 
@@ -42,11 +42,10 @@ impl From<&Lease<Buffer>> for Part {
 /// One kernel launch, checked, with leases on all that it uses.
 #[doc(alias = "GraphOperator")]
 pub struct Operator {
-    kernel: KernelBase,
-    spec: &'static KernelSpec,
+    kernel: Resolved,
     parts: Vec<Part>,
     params: Vec<u8>,
-    grid: [u32; 3],
+    geometry: Geometry,
 }
 
 impl Operator {
@@ -57,9 +56,8 @@ impl Operator {
     /// operand that is too short.
     pub fn new(library: &Library, name: &str, params: &impl Params, operands: &[Option<Part>]) -> Result<Self> {
         let kernel = library.kernel(name)?.clone();
-        let spec = KernelSpec::find(name)
-            .ok_or_else(|| Error::NotFound(format!("no operator kernel is named {name:?}").into()))?;
-        let launch = spec.plan(params.as_bytes()).map_err(Error::InvalidArgument)?;
+        let spec = kernel.spec();
+        let (launch, geometry) = kernel.plan(params.as_bytes()).map_err(Error::InvalidArgument)?;
         if operands.len() != spec.operands.len() {
             return Err(Error::invalid(format!(
                 "operator {name} takes {} operands, not {}",
@@ -82,32 +80,32 @@ impl Operator {
             }
             parts.push(part);
         }
-        Ok(Self { kernel, spec, parts, params: params.as_bytes().to_vec(), grid: launch.grid })
+        Ok(Self { kernel, parts, params: params.as_bytes().to_vec(), geometry })
     }
 
     /// The kernel's name.
     #[must_use]
     pub fn kernel_name(&self) -> &'static str {
-        self.spec.name
+        self.kernel.spec().name
     }
 
-    /// How many tiles a launch has.
+    /// How many tiles, or blocks, a launch has.
     #[must_use]
     pub fn tiles(&self) -> u64 {
-        self.grid.iter().map(|&g| u64::from(g)).product()
+        self.geometry.grid.iter().map(|&g| u64::from(g)).product()
     }
 
     #[inline]
     fn operand(&self, i: usize) -> Operand<'_> {
         let part = &self.parts[i];
         // Checked when the operator was made; the buffer's length does not change.
-        part.lease.view().narrowed(part.offset, part.len).with(self.spec.operands[i].access)
+        part.lease.view().narrowed(part.offset, part.len).with(self.kernel.spec().operands[i].access)
     }
 }
 
 impl GraphOperator for Operator {
     fn name(&self) -> &str {
-        self.spec.name
+        self.kernel.spec().name
     }
 
     fn accesses(&self) -> Vec<Operand<'_>> {
@@ -121,12 +119,12 @@ impl GraphOperator for Operator {
         for (i, to) in operands.iter_mut().enumerate().take(n).skip(1) {
             *to = self.operand(i);
         }
-        encoder.launch(&self.kernel, &operands[..n], &self.params, self.grid, [1, 1, 1])
+        encoder.launch(self.kernel.base(), &operands[..n], &self.params, self.geometry.grid, self.geometry.block)
     }
 }
 
 impl fmt::Debug for Operator {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Operator({}, {} tiles)", self.spec.name, self.tiles())
+        write!(f, "Operator({}, {} tiles)", self.kernel.spec().name, self.tiles())
     }
 }

@@ -2,6 +2,7 @@
 
 mod attention;
 mod elementwise;
+mod emulated;
 mod launch;
 mod linear;
 mod norm;
@@ -14,6 +15,7 @@ use leasehold_operators::kernels::cpu::elem::DType;
 use leasehold_operators::kernels::cpu::isa::Isa;
 use leasehold_operators::kernels::cpu::tile::{KernelSpec, Params, bind};
 use proptest::prelude::*;
+use std::fmt;
 
 /// Elements of one type, 16 bytes of padding on both sides that no kernel may touch.
 #[derive(Clone, PartialEq)]
@@ -88,20 +90,47 @@ pub fn noise(n: usize, seed: u64) -> Vec<f32> {
         .collect()
 }
 
+/// What runs a kernel: a level of the CPU, or the CUDA source in the emulator.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum Level {
+    Cpu(Isa),
+    Emulated,
+}
+
+impl Level {
+    pub const GENERIC: Self = Self::Cpu(Isa::Generic);
+
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Cpu(isa) => isa.name(),
+            Self::Emulated => "cuda, emulated",
+        }
+    }
+}
+
+impl fmt::Display for Level {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
 /// The levels to test.
-pub fn levels() -> Vec<Isa> {
-    Isa::ALL.into_iter().filter(|isa| isa.available()).collect()
+pub fn levels() -> Vec<Level> {
+    let cpu = Isa::ALL.into_iter().filter(|isa| isa.available()).map(Level::Cpu);
+    cpu.chain(emulated::available().then_some(Level::Emulated)).collect()
 }
 
 /// Launches a kernel at a level, its tiles in order.
-pub fn run(isa: Isa, name: &str, params: &impl Params, bindings: &[Binding]) {
+pub fn run(level: Level, name: &str, params: &impl Params, bindings: &[Binding]) {
+    let Level::Cpu(isa) = level else { return emulated::run(name, params, bindings, false) };
     let spec = KernelSpec::find(name).unwrap();
     // SAFETY: the bindings are of tensors that the caller holds and nobody else uses.
     unsafe { spec.run(Some(isa), params.as_bytes(), bindings) }.unwrap();
 }
 
-/// Launches a kernel with its tiles in reverse on two threads.
-pub fn run_scattered(isa: Isa, name: &str, params: &(impl Params + Sync), bindings: &[Binding]) {
+/// Launches a kernel with its tiles in reverse on two threads; the emulator with its blocks and threads in reverse.
+pub fn run_scattered(level: Level, name: &str, params: &(impl Params + Sync), bindings: &[Binding]) {
+    let Level::Cpu(isa) = level else { return emulated::run(name, params, bindings, true) };
     let spec = KernelSpec::find(name).unwrap();
     let launch = spec.plan(params.as_bytes()).unwrap();
     spec.check(&launch, bindings).unwrap();

@@ -112,6 +112,11 @@ impl Launch {
 /// # Safety
 /// - The type is `repr(C)`, has no padding and no bit pattern that is not a value of it.
 pub unsafe trait Params: Copy + 'static {
+    /// The type's name.
+    const NAME: &'static str;
+    /// The fields in order, each as it is declared: `n: [u32; 3]`. Kernels in other languages declare the same.
+    const FIELDS: &'static [&'static str];
+
     /// The bytes that a launch carries.
     fn as_bytes(&self) -> &[u8] {
         // SAFETY: the type has no padding, so each of its bytes is initialised.
@@ -134,7 +139,10 @@ macro_rules! params {
         pub struct $name { $($(#[$fmeta])* pub $field: $ty,)* }
         const _: () = assert!(size_of::<$name>() == 0 $(+ size_of::<$ty>())* && align_of::<$name>() == 4);
         // SAFETY: fields are 32-bit integers, floats and arrays of them; the assertion above excludes padding.
-        unsafe impl $crate::kernels::cpu::tile::Params for $name {}
+        unsafe impl $crate::kernels::cpu::tile::Params for $name {
+            const NAME: &'static str = stringify!($name);
+            const FIELDS: &'static [&'static str] = &[$(concat!(stringify!($field), ": ", stringify!($ty))),*];
+        }
     };
 }
 pub(crate) use params;

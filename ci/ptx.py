@@ -1,0 +1,107 @@
+"""Compiles the operator library's and the conformance suite's CUDA sources to PTX with NVIDIA's run-time compiler, and compares the result with what is committed.
+
+Run by ci/ptx.sh with the interpreter of an environment that has the compiler's wheel. `--bless` writes instead of comparing.
+"""
+
+import ctypes
+import difflib
+import pathlib
+import sys
+
+import nvidia.cu13
+
+# The lowest virtual architecture that CUDA 13 compiles for (Turing). The kernels use no instruction beyond it (shuffles and votes with
+# masks, f16 conversions), and the driver translates PTX for every later one.
+ARCHITECTURE = "compute_75"
+# No product is fused with a sum but where the source says so, division and roots round correctly, denormals are kept.
+OPTIONS = [
+    f"--gpu-architecture={ARCHITECTURE}",
+    "--std=c++17",
+    "--fmad=false",
+    "--prec-div=true",
+    "--prec-sqrt=true",
+    "--ftz=false",
+    "--no-source-include",
+    # For the functions that have no name to mark.
+    "--device-as-default-execution-space",
+]
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+# A folder may have a common.cuh, prepended to each of its sources.
+FOLDERS = [ROOT / "crates/operators/src/kernels/cuda", ROOT / "crates/conformance/src/kernels/cuda"]
+
+
+class Compiler:
+    def __init__(self):
+        lib = pathlib.Path(list(nvidia.cu13.__path__)[0]) / "lib"
+        # The compiler loads its built-in functions by name.
+        ctypes.CDLL(str(next(lib.glob("libnvrtc-builtins.so.*"))), mode=ctypes.RTLD_GLOBAL)
+        self.nvrtc = ctypes.CDLL(str(next(lib.glob("libnvrtc.so.*"))))
+        self.nvrtc.nvrtcGetErrorString.restype = ctypes.c_char_p
+
+    def check(self, code):
+        if code != 0:
+            raise RuntimeError(self.nvrtc.nvrtcGetErrorString(code).decode())
+
+    def version(self):
+        major, minor = ctypes.c_int(), ctypes.c_int()
+        self.check(self.nvrtc.nvrtcVersion(ctypes.byref(major), ctypes.byref(minor)))
+        return f"{major.value}.{minor.value}"
+
+    def text(self, program, size_of, get):
+        size = ctypes.c_size_t()
+        self.check(size_of(program, ctypes.byref(size)))
+        buffer = ctypes.create_string_buffer(size.value)
+        self.check(get(program, buffer))
+        return buffer.value.decode()
+
+    def compile(self, name, source):
+        program = ctypes.c_void_p()
+        self.check(
+            self.nvrtc.nvrtcCreateProgram(ctypes.byref(program), source.encode(), name.encode(), 0, None, None)
+        )
+        options = (ctypes.c_char_p * len(OPTIONS))(*[o.encode() for o in OPTIONS])
+        code = self.nvrtc.nvrtcCompileProgram(program, len(OPTIONS), options)
+        log = self.text(program, self.nvrtc.nvrtcGetProgramLogSize, self.nvrtc.nvrtcGetProgramLog).strip()
+        if log:
+            print(log, file=sys.stderr)
+        if code != 0 or log:
+            raise RuntimeError(f"{name} does not compile without a message")
+        return self.text(program, self.nvrtc.nvrtcGetPTXSize, self.nvrtc.nvrtcGetPTX)
+
+
+def normalised(text):
+    """Lines without space at their ends, and one newline at the end."""
+    return "\n".join(line.rstrip() for line in text.splitlines()).strip() + "\n"
+
+
+def main():
+    bless = sys.argv[1:] == ["--bless"]
+    compiler = Compiler()
+    print(f"NVRTC {compiler.version()}, {ARCHITECTURE}")
+    failed = False
+    for path in [path for folder in FOLDERS for path in sorted(folder.glob("*.cu"))]:
+        common = path.parent / "common.cuh"
+        source = path.read_text()
+        if common.exists():
+            source = f'#line 1 "common.cuh"\n{common.read_text()}\n#line 1 "{path.name}"\n{source}'
+        ptx = normalised(compiler.compile(path.name, source))
+        committed = path.parent / "ptx" / f"{path.stem}.ptx"
+        if bless:
+            committed.write_text(ptx)
+        old = normalised(committed.read_text()) if committed.exists() else ""
+        same = old == ptx
+        failed |= not same
+        entries = ptx.count(".visible .entry")
+        print(f"{path.name}: {entries} kernels, {len(ptx)} bytes{'' if same else ', NOT what is committed'}")
+        if not same:
+            difference = difflib.unified_diff(old.splitlines(), ptx.splitlines(), "committed", "compiled", lineterm="", n=1)
+            for _, line in zip(range(40), difference):
+                print(line)
+    if failed:
+        print("run ci/ptx.sh --bless after a change of the sources", file=sys.stderr)
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,319 @@
+// Matrix products `y = x · Wᵀ (+ bias)` with `W` stored [out, in], and what is fused to them. Sums are f32.
+//
+// Two ways, which the host chooses by the shape of the block:
+// - 32 × 8 threads: few rows of x (8 at most). The weights stream through once, a warp for each output; x is kept in shared memory,
+//   in f32, normalised if asked for, a panel of columns at a time;
+// - 16 × 16 threads: a block computes 64 rows by 64 outputs, each thread 4 by 4, from panels of 16 columns in shared memory.
+
+static constexpr u32 NORM = 1;
+static constexpr u32 BIAS = 2;
+
+// The most rows of x that the weights are streamed for.
+static constexpr u32 FEW = 8;
+// Elements of x that a block keeps then.
+static constexpr u32 PANEL = 8192;
+// Rows and outputs of a tile, and its columns at a time.
+static constexpr u32 TILE = 64;
+static constexpr u32 DEPTH = 16;
+// Elements from one column of a tile to the next: a multiple of four, and no multiple of the banks.
+static constexpr u32 PITCH = TILE + 4;
+
+// What the blocks of a launch share: both ways use the same memory.
+static constexpr u32 SHARED = PANEL > 3 * DEPTH * PITCH ? PANEL : 3 * DEPTH * PITCH;
+
+// One output matrix, of one product or of two (gate and up).
+template <int G> struct Output {
+    const void* w[G];
+    const void* bias[G];
+    void* y;
+    u32 n;
+    u32 ldy;
+};
+
+// What becomes of a finished sum.
+enum Finish { STORE, ADD_TO, GATE };
+
+// Finishes output `n` of a row that begins at `y`. Not inlined: a thread has sixteen of them; values, so that nothing has an address.
+static __device__ __noinline__ void finish(Finish how, u32 dtype, void* y, u64 row, u32 n, float sum, float up, u32 vector,
+                                           const void* bias, const void* up_bias) {
+    if (bias != nullptr) sum += load_one(vector, bias, n);
+    if (how == GATE) {
+        if (up_bias != nullptr) up += load_one(vector, up_bias, n);
+        sum = silu(sum) * up;
+    }
+    if (how == ADD_TO) sum += load_one(dtype, y, row + n);
+    store_one(dtype, y, row + n, sum);
+}
+
+template <int G, Finish HOW>
+INLINE void finish(const LinearParams& p, const Output<G>& o, float sum, float up, u32 m, u32 n) {
+    const bool bias = p.flags & BIAS;
+    finish(HOW, p.y, o.y, (u64)m * o.ldy, n, sum, up, p.vector, bias ? o.bias[0] : nullptr,
+           bias ? o.bias[G - 1] : nullptr);
+}
+
+// ---- Few rows
+
+// Each row's factor: one over the root mean square where x is normalised.
+INLINE void scales(const LinearParams& p, const void* x, float* scratch, float* scale) {
+    const bool wide = by_four(p.x, x, p.ldx);
+    for (u32 m = 0; m < p.m; ++m) {
+        float factor = 1.0f;
+        if (p.flags & NORM) {
+            float squares = 0.0f;
+            along(p.k, wide, [&](u32 i, auto step) {
+                float v[step.n];
+                load(p.x, x, (u64)m * p.ldx + i, v);
+#pragma unroll
+                for (int e = 0; e < step.n; ++e) squares = fmaf(v[e], v[e], squares);
+            });
+            factor = 1.0f / sqrtf(block_sum(squares, scratch) / (float)p.k + p.eps);
+        }
+        if (thread_index() == 0) scale[m] = factor;
+    }
+}
+
+// Columns `from` to `from + n` of the rows of x to `panel`, rows `pitch` apart; rows from p.m to `rows` are zero.
+INLINE void stage(const LinearParams& p, const void* x, const void* norm, const float* scale, u32 from, u32 n, u32 rows,
+                  u32 pitch, float* panel) {
+    const bool wide = by_four(p.x, x, p.ldx) && by_four(p.vector, norm, 0);
+    for (u32 m = 0; m < rows; ++m) {
+        along(n, wide, [&](u32 i, auto step) {
+            float v[step.n], g[step.n];
+#pragma unroll
+            for (int e = 0; e < step.n; ++e) v[e] = 0.0f;
+            if (m < p.m) {
+                load(p.x, x, (u64)m * p.ldx + from + i, v);
+                if (p.flags & NORM) {
+                    load(p.vector, norm, from + i, g);
+#pragma unroll
+                    for (int e = 0; e < step.n; ++e) v[e] = v[e] * scale[m] * g[e];
+                }
+            }
+#pragma unroll
+            for (int e = 0; e < step.n; ++e) panel[m * pitch + i + e] = v[e];
+        });
+    }
+}
+
+// A lane's part of `n` columns of a row of weights times `M` rows in `panel`.
+template <class W, int M>
+INLINE void products(const void* w, u64 at, u32 n, bool wide, const float* panel, float (&sums)[FEW]) {
+    constexpr u32 pitch = PANEL / M;
+    // Several rows keep what one row has of weights in flight busy: half as many weights at a time.
+    constexpr int N = M == 1 ? 16 / (int)sizeof(typename W::raw) : 4;
+    if (wide) {
+#pragma unroll (M == 1 ? 4 : 1)
+        for (u32 i = threadIdx.x * N; i < n; i += WARP * N) {
+            float v[N];
+            load<W, N>(w, at + i, v);
+#pragma unroll
+            for (int m = 0; m < M; ++m) {
+#pragma unroll
+                for (int e = 0; e < N; e += 4) {
+                    const float4 x = shared_four(panel + m * pitch + i + e);
+                    sums[m] = fmaf(v[e], x.x, sums[m]);
+                    sums[m] = fmaf(v[e + 1], x.y, sums[m]);
+                    sums[m] = fmaf(v[e + 2], x.z, sums[m]);
+                    sums[m] = fmaf(v[e + 3], x.w, sums[m]);
+                }
+            }
+        }
+    } else {
+#pragma unroll 1
+        for (u32 i = threadIdx.x; i < n; i += WARP) {
+            float v[1];
+            load<W, 1>(w, at + i, v);
+#pragma unroll
+            for (int m = 0; m < M; ++m) sums[m] = fmaf(v[0], panel[m * pitch + i], sums[m]);
+        }
+    }
+}
+
+template <int M>
+INLINE void products(u32 dtype, const void* w, u64 at, u32 n, u32 k, const float* panel, float (&sums)[FEW]) {
+    const bool wide = k * size_of(dtype) % 16 == 0 && address(w) % 16 == 0;
+    if (dtype == 0) products<F32, M>(w, at, n, wide, panel, sums);
+    else if (dtype == 1) products<Bf16, M>(w, at, n, wide, panel, sums);
+    else products<F16, M>(w, at, n, wide, panel, sums);
+}
+
+template <int G, int MATRICES, Finish HOW>
+INLINE void stream(const LinearParams& p, const void* x, const void* norm, const Output<G> (&outputs)[MATRICES],
+                   float* shared) {
+    __shared__ float scale[FEW];
+    const u32 rows = p.m == 1 ? 1 : FEW, pitch = PANEL / rows;
+    scales(p, x, shared, scale);
+    u64 total = 0;
+#pragma unroll
+    for (int i = 0; i < MATRICES; ++i) total += outputs[i].n;
+    const u64 stride = (u64)gridDim.x * blockDim.y;
+    bool staged = false;
+    for (u64 base = (u64)blockIdx.x * blockDim.y; base < total; base += stride) {
+        u64 index = base + threadIdx.y;
+        const bool active = index < total;
+        Output<G> o = outputs[0];
+        u64 behind = outputs[0].n;
+#pragma unroll
+        for (int i = 1; i < MATRICES; ++i) {
+            if (index >= behind) {
+                o = outputs[i];
+                index -= behind;
+                behind = outputs[i].n;
+            } else {
+                behind = ~0ull;
+            }
+        }
+        float sums[G][FEW];
+#pragma unroll
+        for (int g = 0; g < G; ++g) {
+#pragma unroll
+            for (u32 m = 0; m < FEW; ++m) sums[g][m] = 0.0f;
+        }
+        for (u32 from = 0; from < p.k;) {
+            const u32 n = smaller(pitch, p.k - from);
+            // A single panel stays for all outputs.
+            if (!staged) {
+                __syncthreads();
+                stage(p, x, norm, scale, from, n, rows, pitch, shared);
+                __syncthreads();
+                staged = p.k <= pitch;
+            }
+            if (active) {
+#pragma unroll
+                for (int g = 0; g < G; ++g) {
+                    if (rows == 1) products<1>(p.w, o.w[g], index * p.k + from, n, p.k, shared, sums[g]);
+                    else products<(int)FEW>(p.w, o.w[g], index * p.k + from, n, p.k, shared, sums[g]);
+                }
+            }
+            from += n;
+        }
+#pragma unroll
+        for (u32 m = 0; m < FEW; ++m) {
+            if (m < p.m) {
+                const float first = warp_sum(sums[0][m]), second = G == 2 ? warp_sum(sums[G - 1][m]) : 0.0f;
+                if (active && threadIdx.x == m) finish<G, HOW>(p, o, first, second, m, (u32)index);
+            }
+        }
+    }
+}
+
+// ---- Many rows
+
+// Rows `first` to `first + TILE` of a matrix of `rows` rows of `k` columns, `ld` apart; columns from `from` on, DEPTH of them. Column c
+// of the tile begins at `c * PITCH`. What lies outside the matrix is zero.
+INLINE void take(u32 dtype, const void* matrix, u32 rows, u32 ld, u32 k, u32 first, u32 from, bool wide, float* tile) {
+    const u32 t = thread_index(), row = t / 4, column = t % 4 * 4;
+    const u64 at = (u64)(first + row) * ld + from + column;
+    float v[4] = {0.0f, 0.0f, 0.0f, 0.0f};
+    if (first + row < rows) {
+        if (wide && from + column + 4 <= k) {
+            load(dtype, matrix, at, v);
+        } else {
+#pragma unroll
+            for (int e = 0; e < 4; ++e) {
+                if (from + column + e < k) v[e] = load_one(dtype, matrix, at + e);
+            }
+        }
+    }
+#pragma unroll
+    for (int e = 0; e < 4; ++e) tile[(column + e) * PITCH + row] = v[e];
+}
+
+template <int G, int MATRICES, Finish HOW>
+INLINE void tiles(const LinearParams& p, const void* x, const Output<G> (&outputs)[MATRICES], float* shared) {
+    u32 index = blockIdx.x;
+    Output<G> o = outputs[0];
+    u32 behind = (o.n - 1) / TILE + 1;
+#pragma unroll
+    for (int i = 1; i < MATRICES; ++i) {
+        if (index >= behind) {
+            o = outputs[i];
+            index -= behind;
+            behind = (o.n - 1) / TILE + 1;
+        } else {
+            behind = ~0u;
+        }
+    }
+    const u32 first_m = blockIdx.y * TILE, first_n = index * TILE;
+    float* const rows = shared;
+    bool wide[G];
+    float sums[G][4][4];
+#pragma unroll
+    for (int g = 0; g < G; ++g) {
+        wide[g] = by_four(p.w, o.w[g], p.k);
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+#pragma unroll
+            for (int j = 0; j < 4; ++j) sums[g][i][j] = 0.0f;
+        }
+    }
+    const bool wide_x = by_four(p.x, x, p.ldx);
+    for (u32 from = 0; from < p.k;) {
+        take(p.x, x, p.m, p.ldx, p.k, first_m, from, wide_x, rows);
+#pragma unroll
+        for (int g = 0; g < G; ++g) {
+            take(p.w, o.w[g], o.n, p.k, p.k, first_n, from, wide[g], shared + (1 + g) * DEPTH * PITCH);
+        }
+        __syncthreads();
+#pragma unroll 4
+        for (u32 c = 0; c < DEPTH; ++c) {
+            const float4 a4 = shared_four(rows + c * PITCH + 4 * threadIdx.y);
+            const float a[4] = {a4.x, a4.y, a4.z, a4.w};
+#pragma unroll
+            for (int g = 0; g < G; ++g) {
+                const float4 b4 = shared_four(shared + ((1 + g) * DEPTH + c) * PITCH + 4 * threadIdx.x);
+                const float b[4] = {b4.x, b4.y, b4.z, b4.w};
+#pragma unroll
+                for (int i = 0; i < 4; ++i) {
+#pragma unroll
+                    for (int j = 0; j < 4; ++j) sums[g][i][j] = fmaf(a[i], b[j], sums[g][i][j]);
+                }
+            }
+        }
+        __syncthreads();
+        from += smaller(DEPTH, p.k - from);
+    }
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+        const u32 m = first_m + 4 * threadIdx.y + i;
+#pragma unroll
+        for (int j = 0; j < 4; ++j) {
+            const u32 n = first_n + 4 * threadIdx.x + j;
+            if (m < p.m && n < o.n) finish<G, HOW>(p, o, sums[0][i][j], sums[G - 1][i][j], m, n);
+        }
+    }
+}
+
+template <int G, int MATRICES, Finish HOW>
+INLINE void product(const LinearParams& p, const void* x, const void* norm, const Output<G> (&outputs)[MATRICES]) {
+    __shared__ __align__(16) float shared[SHARED];
+    if (blockDim.x != WARP) tiles<G, MATRICES, HOW>(p, x, outputs, shared);
+    else stream<G, MATRICES, HOW>(p, x, norm, outputs, shared);
+}
+
+KERNEL(256) linear(const void* x, const void* norm, const void* w, const void* bias, void* y, LinearParams p) {
+    const Output<1> outputs[1] = {{{w}, {bias}, y, p.n[0], p.ldy[0]}};
+    product<1, 1, STORE>(p, x, norm, outputs);
+}
+
+KERNEL(256) linear_add(const void* x, const void* norm, const void* w, const void* bias, void* y, LinearParams p) {
+    const Output<1> outputs[1] = {{{w}, {bias}, y, p.n[0], p.ldy[0]}};
+    product<1, 1, ADD_TO>(p, x, norm, outputs);
+}
+
+KERNEL(256) linear3(const void* x, const void* norm, const void* w0, const void* bias0, void* y0, const void* w1,
+                    const void* bias1, void* y1, const void* w2, const void* bias2, void* y2, LinearParams p) {
+    const Output<1> outputs[3] = {
+        {{w0}, {bias0}, y0, p.n[0], p.ldy[0]},
+        {{w1}, {bias1}, y1, p.n[1], p.ldy[1]},
+        {{w2}, {bias2}, y2, p.n[2], p.ldy[2]},
+    };
+    product<1, 3, STORE>(p, x, norm, outputs);
+}
+
+KERNEL(256) linear_gated(const void* x, const void* norm, const void* gate, const void* gate_bias, const void* up,
+                         const void* up_bias, void* y, LinearParams p) {
+    const Output<2> outputs[1] = {{{gate, up}, {gate_bias, up_bias}, y, p.n[0], p.ldy[0]}};
+    product<2, 1, GATE>(p, x, norm, outputs);
+}

@@ -1,0 +1,279 @@
+//! The kernels of the CUDA backend: sources, the PTX made of them, and the geometry of a launch.
+//!
+//! | file | what |
+//! |---|---|
+//! | `common.cuh` | parameters, element types, sums over a block; prepended to each of the others |
+//! | `*.cu` | the kernels, a family in each file |
+//! | `ptx/*.ptx` | what `ci/ptx.sh` makes of them; CI compares the two |
+//!
+//! A CUDA kernel has the name, the operands and the parameters of the CPU kernel ([`KernelSpec`](super::cpu::tile::KernelSpec)), whose
+//! checks stand before every launch; here is only how many blocks of how many threads a launch has. Shared memory is declared in the
+//! sources, within what every device has for a block. Sums are f32, nothing is atomic, and an element is computed in one order: a
+//! result depends on the parameters alone.
+//!
+//! This module must not know the driver.
+
+use super::Geometry;
+use super::cpu::attention::{Attention, DecodeAttention};
+use super::cpu::elementwise::{Add, Cast, Copy2d, CopyParams, ElementwiseParams, Fill, Mul, SiluMul};
+use super::cpu::embedding::Embedding;
+use super::cpu::linear::{FEW, Linear, Linear3, LinearAdd, LinearGated, LinearParams};
+use super::cpu::norm::{AddRmsNorm, NormParams, RmsNorm};
+use super::cpu::rope::{CacheAppend, Rope, RopeAppend, RopeParams};
+use super::cpu::sampling::{Advance, Argmax, NextToken, RowParams, Sample, SampleParams, Softmax};
+use super::cpu::tile::{Kernel, Params, Refusal};
+
+/// Text that is prepended to the source of every module.
+pub const COMMON: &str = include_str!("common.cuh");
+
+/// A file of kernels.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Module {
+    /// The file's name.
+    pub name: &'static str,
+    /// CUDA C++; [`COMMON`] goes before it.
+    pub source: &'static str,
+    /// What the run-time compiler makes of it for the lowest architecture that it knows; drivers translate it for any later one.
+    pub ptx: &'static str,
+}
+
+macro_rules! modules {
+    ($($(#[$meta:meta])* $module:ident = $name:literal;)*) => {
+        $($(#[$meta])* pub static $module: Module = Module {
+            name: concat!($name, ".cu"),
+            source: include_str!(concat!($name, ".cu")),
+            ptx: include_str!(concat!("ptx/", $name, ".ptx")),
+        };)*
+        /// Every file.
+        pub static MODULES: &[&Module] = &[$(&$module),*];
+    };
+}
+
+modules! {
+    /// Matrix products.
+    LINEAR = "linear";
+    /// Root-mean-square normalisation.
+    NORM = "norm";
+    /// Rotary embedding and appending to caches.
+    ROPE = "rope";
+    /// Attention.
+    ATTENTION = "attention";
+    /// Rows of a table.
+    EMBEDDING = "embedding";
+    /// Element by element, fills and copies.
+    ELEMENTWISE = "elementwise";
+    /// From logits to the next token.
+    SAMPLING = "sampling";
+}
+
+/// A CUDA kernel as a registry lists it.
+#[derive(Debug, Clone, Copy)]
+pub struct CudaSpec {
+    /// The name: the CPU kernel's, and the entry in the module.
+    pub name: &'static str,
+    /// Where it is.
+    pub module: &'static Module,
+    geometry: fn(&[u8]) -> Result<Geometry, Refusal>,
+}
+
+impl CudaSpec {
+    /// The kernel called `name`.
+    #[must_use]
+    pub fn find(name: &str) -> Option<&'static Self> {
+        KERNELS.iter().find(|spec| spec.name == name)
+    }
+
+    /// Blocks and threads of a launch with parameters that the CPU kernel's `plan` has accepted.
+    ///
+    /// # Errors
+    /// The reason, where the parameters are beyond what a launch can have.
+    pub fn geometry(&self, params: &[u8]) -> Result<Geometry, Refusal> {
+        (self.geometry)(params)
+    }
+
+    const fn of<K: CudaKernel>() -> Self {
+        Self { name: K::NAME, module: K::MODULE, geometry: geometry::<K> }
+    }
+}
+
+fn geometry<K: CudaKernel>(params: &[u8]) -> Result<Geometry, Refusal> {
+    let params = K::Params::from_bytes(params).ok_or("parameters of another size")?;
+    K::geometry(&params).map_err(|why| format!("kernel {} on CUDA: {why}", K::NAME).into())
+}
+
+/// Every kernel.
+pub static KERNELS: &[CudaSpec] = &[
+    CudaSpec::of::<Linear>(),
+    CudaSpec::of::<LinearAdd>(),
+    CudaSpec::of::<Linear3>(),
+    CudaSpec::of::<LinearGated>(),
+    CudaSpec::of::<RmsNorm>(),
+    CudaSpec::of::<AddRmsNorm>(),
+    CudaSpec::of::<Rope>(),
+    CudaSpec::of::<CacheAppend>(),
+    CudaSpec::of::<RopeAppend>(),
+    CudaSpec::of::<Attention>(),
+    CudaSpec::of::<DecodeAttention>(),
+    CudaSpec::of::<Embedding>(),
+    CudaSpec::of::<Add>(),
+    CudaSpec::of::<Mul>(),
+    CudaSpec::of::<SiluMul>(),
+    CudaSpec::of::<Cast>(),
+    CudaSpec::of::<Fill>(),
+    CudaSpec::of::<Copy2d>(),
+    CudaSpec::of::<Softmax>(),
+    CudaSpec::of::<Argmax>(),
+    CudaSpec::of::<Sample>(),
+    CudaSpec::of::<Advance>(),
+    CudaSpec::of::<NextToken>(),
+];
+
+/// What a CUDA kernel has beside its CPU counterpart.
+trait CudaKernel: Kernel {
+    /// Where it is.
+    const MODULE: &'static Module;
+
+    /// Blocks and threads.
+    fn geometry(p: &Self::Params) -> Result<Geometry, Refusal>;
+}
+
+/// Threads of a block of most kernels.
+const THREADS: u32 = 256;
+/// Threads of a warp.
+const WARP: u32 = 32;
+/// The most blocks of a launch whose blocks go on to further work: some for each place that the largest devices have.
+const BLOCKS: u64 = 1024;
+/// The most blocks in y.
+const MAX_Y: u64 = 65_535;
+/// Indices along a row are 32 bits wide and go a block's width beyond the end.
+const MAX_WIDTH: u64 = 1 << 31;
+/// Rows of queries of a block (`ROWS` in the source).
+const QUERY_ROWS: u32 = 4;
+/// Rows and outputs of a tile of a matrix product (`TILE` in the source).
+const TILE: u32 = 64;
+/// Elements or units of a row that a block takes at a time (`PIECE` in the source).
+const PIECE: u64 = 4 * THREADS as u64;
+/// The most threads of a block that draws a token.
+const DRAW_THREADS: u32 = 1024;
+/// A thread that draws counts in 16 bits.
+const MAX_LOGITS: u64 = 1 << 26;
+
+/// Checks the width of a row.
+fn width(width: u64) -> Result<(), Refusal> {
+    if width > MAX_WIDTH { Err(format!("rows of {width} elements; the limit is {MAX_WIDTH}").into()) } else { Ok(()) }
+}
+
+/// A block for each row.
+fn rows(rows: u32, wide: u64) -> Result<Geometry, Refusal> {
+    width(wide)?;
+    if u64::from(rows) >= MAX_WIDTH {
+        return Err(format!("{rows} rows; there are fewer than {MAX_WIDTH} blocks").into());
+    }
+    Ok(Geometry { grid: [rows, 1, 1], block: [THREADS, 1, 1] })
+}
+
+/// Blocks that share `pieces` pieces of work; one at least.
+fn shared(pieces: u64) -> Geometry {
+    Geometry { grid: [pieces.clamp(1, BLOCKS) as u32, 1, 1], block: [THREADS, 1, 1] }
+}
+
+/// Pieces of `rows` rows of `wide` elements.
+fn pieces(rows: u32, wide: u64) -> Result<Geometry, Refusal> {
+    width(wide)?;
+    Ok(shared(u64::from(rows) * wide.div_ceil(PIECE)))
+}
+
+/// A product: a warp for each output of few rows, a tile for each block of many.
+fn product(p: &LinearParams) -> Result<Geometry, Refusal> {
+    width(p.k.into())?;
+    if p.m as usize <= FEW {
+        let warps = THREADS / WARP;
+        let outputs: u64 = p.n.iter().map(|&n| u64::from(n)).sum();
+        let blocks = outputs.div_ceil(warps.into()).clamp(1, BLOCKS) as u32;
+        return Ok(Geometry { grid: [blocks, 1, 1], block: [WARP, warps, 1] });
+    }
+    let across: u64 = p.n.iter().map(|&n| u64::from(n.div_ceil(TILE))).sum();
+    let down = u64::from(p.m.div_ceil(TILE));
+    if down > MAX_Y {
+        return Err(format!("{} rows; the limit is {}", p.m, MAX_Y * u64::from(TILE)).into());
+    }
+    Ok(Geometry { grid: [across as u32, down as u32, 1], block: [THREADS / 16, 16, 1] })
+}
+
+/// The elements of the heads of a row.
+fn heads(p: &RopeParams) -> u64 {
+    u64::from(p.heads.max(p.kv_heads)) * u64::from(p.head_dim)
+}
+
+/// One block that draws a token.
+fn draw(p: &SampleParams) -> Result<Geometry, Refusal> {
+    if u64::from(p.n) > MAX_LOGITS {
+        return Err(format!("{} logits; the limit is {MAX_LOGITS}", p.n).into());
+    }
+    let threads = p.n.next_multiple_of(THREADS).clamp(THREADS, DRAW_THREADS);
+    Ok(Geometry { grid: [1, 1, 1], block: [threads, 1, 1] })
+}
+
+macro_rules! kernels {
+    ($($kernel:ty, $module:ident, |$p:ident| $geometry:expr;)*) => {
+        $(impl CudaKernel for $kernel {
+            const MODULE: &'static Module = &$module;
+            fn geometry($p: &Self::Params) -> Result<Geometry, Refusal> {
+                $geometry
+            }
+        })*
+    };
+}
+
+kernels! {
+    Linear, LINEAR, |p| product(p);
+    LinearAdd, LINEAR, |p| product(p);
+    Linear3, LINEAR, |p| product(p);
+    LinearGated, LINEAR, |p| product(p);
+    RmsNorm, NORM, |p| normed(p);
+    AddRmsNorm, NORM, |p| normed(p);
+    Rope, ROPE, |p| rows(p.m, heads(p));
+    CacheAppend, ROPE, |p| rows(p.m, heads(p));
+    RopeAppend, ROPE, |p| rows(p.m, heads(p));
+    Attention, ATTENTION, |p| {
+        let per_block = if p.m == 1 { 1 } else { QUERY_ROWS };
+        if u64::from(p.heads) > MAX_Y {
+            return Err(format!("{} heads; the limit is {MAX_Y}", p.heads).into());
+        }
+        Ok(Geometry { grid: [p.m.div_ceil(per_block), p.heads, 1], block: [THREADS, 1, 1] })
+    };
+    DecodeAttention, ATTENTION, |p| rows(p.heads, p.head_dim.into());
+    Embedding, EMBEDDING, |p| rows(p.m, p.k.into());
+    Add, ELEMENTWISE, |p| elements(p);
+    Mul, ELEMENTWISE, |p| elements(p);
+    SiluMul, ELEMENTWISE, |p| elements(p);
+    Cast, ELEMENTWISE, |p| elements(p);
+    Fill, ELEMENTWISE, |p| Ok(shared((u64::from(p.bytes[0]) | (u64::from(p.bytes[1]) << 32)).div_ceil(16 * PIECE)));
+    Copy2d, ELEMENTWISE, |p| units(p);
+    Softmax, SAMPLING, |p| row_of(p);
+    Argmax, SAMPLING, |p| row_of(p);
+    Sample, SAMPLING, |p| draw(p);
+    Advance, SAMPLING, |_p| Ok(Geometry { grid: [1, 1, 1], block: [WARP, 1, 1] });
+    NextToken, SAMPLING, |p| draw(p);
+}
+
+fn normed(p: &NormParams) -> Result<Geometry, Refusal> {
+    rows(p.rows, p.k.into())
+}
+
+fn row_of(p: &RowParams) -> Result<Geometry, Refusal> {
+    rows(p.rows, p.n.into())
+}
+
+fn elements(p: &ElementwiseParams) -> Result<Geometry, Refusal> {
+    pieces(p.rows, p.k.into())
+}
+
+/// As many blocks as 16-byte units need; rows that are copied in smaller ones give each block more.
+fn units(p: &CopyParams) -> Result<Geometry, Refusal> {
+    width(p.bytes.into())?;
+    pieces(p.rows, u64::from(p.bytes).div_ceil(16))
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,261 @@
+// Runs CUDA C++ kernels on the host, for tests: what the operator library's sources use of the language, nothing else.
+//
+// The threads of a block are fibers of one thread; blocks follow each other. A fiber runs until a barrier or a shuffle, then the next one
+// in order does, or the one before it in reverse order: a result that a missing barrier makes depend on the order differs between the
+// two. A barrier that some threads never reach, or a shuffle that some lanes of a warp never reach, ends the process with a message.
+// Shared memory is filled with NaN before each block.
+
+#pragma once
+
+#include <setjmp.h>
+#include <ucontext.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <memory>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#define LEASEHOLD_EMULATED
+#define __global__
+#define __device__
+#define __forceinline__ inline
+#define __noinline__ __attribute__((noinline))
+#define __launch_bounds__(threads)
+#define __align__(bytes) __attribute__((aligned(bytes)))
+// One block at a time: the block's memory is static, in a section of its own, so that it can be filled.
+#define __shared__ static __attribute__((section("emulated_shared")))
+
+struct uint2 {
+    unsigned x, y;
+};
+struct alignas(16) uint4 {
+    unsigned x, y, z, w;
+};
+struct alignas(16) float4 {
+    float x, y, z, w;
+};
+inline uint2 make_uint2(unsigned x, unsigned y) { return {x, y}; }
+inline uint4 make_uint4(unsigned x, unsigned y, unsigned z, unsigned w) { return {x, y, z, w}; }
+
+inline unsigned __float_as_uint(float f) {
+    unsigned u;
+    memcpy(&u, &f, 4);
+    return u;
+}
+inline float __uint_as_float(unsigned u) {
+    float f;
+    memcpy(&f, &u, 4);
+    return f;
+}
+inline int __popc(unsigned v) { return __builtin_popcount(v); }
+inline int __ffs(int v) { return __builtin_ffs(v); }
+inline int __clz(int v) { return v == 0 ? 32 : __builtin_clz((unsigned)v); }
+
+// What the device's conversions give.
+inline float f16_to_f32(uint16_t h) {
+    const unsigned sign = (unsigned)(h >> 15) << 31, exponent = (h >> 10) & 31u, fraction = h & 1023u;
+    if (exponent == 31) return __uint_as_float(sign | 0x7f800000u | (fraction == 0 ? 0 : 0x400000u | (fraction << 13)));
+    const float magnitude = exponent == 0 ? std::ldexp((float)fraction, -24)
+                                          : std::ldexp((float)(1024u + fraction), (int)exponent - 25);
+    return sign ? -magnitude : magnitude;
+}
+
+inline uint16_t f32_to_f16(float f) {
+    const uint16_t sign = (uint16_t)((__float_as_uint(f) >> 31) << 15);
+    if (f != f) return 0x7fff;
+    const float magnitude = std::fabs(f);
+    if (magnitude >= 65520.0f) return sign | 0x7c00;
+    if (magnitude == 0.0f) return sign;
+    int exponent;
+    std::frexp(magnitude, &exponent);
+    // The weight of the last bit; half of the smallest for what is below the normal ones.
+    const int last = std::max(exponent - 11, -24);
+    const unsigned units = (unsigned)std::nearbyint(std::ldexp(magnitude, -last));
+    // A carry of the rounding goes into the exponent by itself.
+    return last == -24 ? sign | (uint16_t)units : sign | (uint16_t)(((unsigned)(last + 24) << 10) + units);
+}
+
+namespace emulator {
+
+struct Index {
+    unsigned x, y, z;
+};
+
+struct Fiber {
+    Index index;
+    unsigned number;
+    jmp_buf at;
+    ucontext_t first;
+    bool started, done;
+};
+
+// Some threads that wait for each other, time after time.
+struct Meeting {
+    unsigned expected, arrived;
+    unsigned long times;
+};
+
+constexpr size_t STACK = 256 << 10;
+
+struct Block {
+    std::vector<std::unique_ptr<Fiber>> fibers;
+    std::vector<std::unique_ptr<char[]>> stacks;
+    // What the lanes of each warp exchange: two sets, so that a quick lane does not overwrite what a slow one reads.
+    std::vector<unsigned char> slots;
+    unsigned count = 0;
+    Meeting barrier;
+    std::vector<Meeting> warps;
+    Fiber* running = nullptr;
+    jmp_buf back;
+    ucontext_t home;
+    void (*body)(void*) = nullptr;
+    void* argument = nullptr;
+    bool progress = false;
+};
+
+inline Block block;
+inline Index block_index, block_dim, grid_dim;
+
+[[noreturn]] inline void fail(const char* what) {
+    fprintf(stderr, "emulated kernel: %s\n", what);
+    abort();
+}
+
+inline void entry() {
+    block.body(block.argument);
+    block.running->done = true;
+    _longjmp(block.back, 1);
+}
+
+// Lets the others run; comes back when it is this fiber's turn again.
+inline void yield() {
+    if (_setjmp(block.running->at) == 0) _longjmp(block.back, 1);
+}
+
+inline void resume(Fiber& fiber) {
+    block.running = &fiber;
+    if (_setjmp(block.back) == 0) {
+        if (fiber.started) _longjmp(fiber.at, 1);
+        fiber.started = true;
+        setcontext(&fiber.first);
+    }
+}
+
+inline void meet(Meeting& meeting) {
+    const unsigned long time = meeting.times;
+    block.progress = true;
+    if (++meeting.arrived == meeting.expected) {
+        meeting.arrived = 0;
+        ++meeting.times;
+    }
+    while (meeting.times == time) yield();
+}
+
+// Every lane gives a value and gets all of them.
+template <class T> inline const T* exchange(T value) {
+    static_assert(sizeof(T) <= 8);
+    const unsigned warp = block.running->number / 32, lane = block.running->number % 32;
+    Meeting& meeting = block.warps[warp];
+    unsigned char* slots = block.slots.data() + (warp * 2 + meeting.times % 2) * 32 * 8;
+    memcpy(slots + lane * sizeof(T), &value, sizeof(T));
+    meet(meeting);
+    return reinterpret_cast<const T*>(slots);
+}
+
+extern "C" char __start_emulated_shared[], __stop_emulated_shared[];
+
+template <class F> void run_block(F& f, bool reverse) {
+    memset(__start_emulated_shared, 0xff, (size_t)(__stop_emulated_shared - __start_emulated_shared));
+    block.count = block_dim.x * block_dim.y * block_dim.z;
+    if (block.count % 32 != 0) fail("a block that is no multiple of a warp");
+    block.slots.resize((size_t)block.count * 2 * 8);
+    block.barrier = {block.count, 0, 0};
+    block.warps.assign(block.count / 32, {32, 0, 0});
+    while (block.fibers.size() < block.count) {
+        block.fibers.push_back(std::make_unique<Fiber>());
+        block.stacks.push_back(std::unique_ptr<char[]>(new char[STACK]));
+    }
+    block.body = [](void* a) { (*static_cast<F*>(a))(); };
+    block.argument = &f;
+    for (unsigned i = 0; i < block.count; ++i) {
+        Fiber& fiber = *block.fibers[i];
+        fiber.index = {i % block_dim.x, i / block_dim.x % block_dim.y, i / block_dim.x / block_dim.y};
+        fiber.number = i;
+        fiber.started = fiber.done = false;
+        getcontext(&fiber.first);
+        fiber.first.uc_stack.ss_sp = block.stacks[i].get();
+        fiber.first.uc_stack.ss_size = STACK;
+        fiber.first.uc_link = nullptr;
+        makecontext(&fiber.first, entry, 0);
+    }
+    for (unsigned left = block.count; left > 0;) {
+        block.progress = false;
+        for (unsigned i = 0; i < block.count; ++i) {
+            Fiber& fiber = *block.fibers[reverse ? block.count - 1 - i : i];
+            if (fiber.done) continue;
+            resume(fiber);
+            if (fiber.done) {
+                --left;
+                block.progress = true;
+            }
+        }
+        if (!block.progress) fail("threads wait at a barrier or shuffle for others that are elsewhere or have ended");
+    }
+}
+
+// Takes the arguments of a kernel out of a buffer with the layout of a launch's, and runs all blocks.
+template <class... A>
+void launch(void (*kernel)(A...), const unsigned char* arguments, size_t size, const unsigned* grid, const unsigned* dim,
+            bool reverse) {
+    size_t at = 0;
+    auto take = [&](auto* to) {
+        using T = std::remove_pointer_t<decltype(to)>;
+        at = (at + alignof(T) - 1) / alignof(T) * alignof(T);
+        if (at + sizeof(T) > size) fail("fewer arguments than parameters");
+        memcpy(static_cast<void*>(to), arguments + at, sizeof(T));
+        at += sizeof(T);
+    };
+    std::tuple<A...> values;
+    std::apply([&](auto&... each) { (take(&each), ...); }, values);
+    if (at != size) fail("more arguments than parameters");
+    auto body = [&] { std::apply(kernel, values); };
+    grid_dim = {grid[0], grid[1], grid[2]};
+    block_dim = {dim[0], dim[1], dim[2]};
+    const unsigned blocks = grid[0] * grid[1] * grid[2];
+    for (unsigned i = 0; i < blocks; ++i) {
+        const unsigned b = reverse ? blocks - 1 - i : i;
+        block_index = {b % grid[0], b / grid[0] % grid[1], b / grid[0] / grid[1]};
+        run_block(body, reverse);
+    }
+}
+
+}  // namespace emulator
+
+#define threadIdx (emulator::block.running->index)
+#define blockIdx (emulator::block_index)
+#define blockDim (emulator::block_dim)
+#define gridDim (emulator::grid_dim)
+
+inline void __syncthreads() { emulator::meet(emulator::block.barrier); }
+
+template <class T> inline T __shfl_xor_sync(unsigned, T v, int mask) {
+    const unsigned lane = emulator::block.running->number % 32;
+    return emulator::exchange(v)[lane ^ (unsigned)mask];
+}
+template <class T> inline T __shfl_up_sync(unsigned, T v, unsigned by) {
+    const unsigned lane = emulator::block.running->number % 32;
+    return emulator::exchange(v)[lane >= by ? lane - by : lane];
+}
+template <class T> inline T __shfl_sync(unsigned, T v, int from) { return emulator::exchange(v)[from % 32]; }
+inline unsigned __ballot_sync(unsigned, bool v) {
+    const unsigned* votes = emulator::exchange<unsigned>(v);
+    unsigned all = 0;
+    for (unsigned lane = 0; lane < 32; ++lane) all |= (votes[lane] & 1u) << lane;
+    return all;
+}

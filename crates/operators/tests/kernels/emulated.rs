@@ -1,0 +1,144 @@
+//! CUDA kernels without a device: their sources, compiled as C++ and run by `tests/emulator/emulator.hpp`.
+//!
+//! The library is built once for a process, into the target folder. Without `g++` there is no emulation; with `LEASEHOLD_REQUIRE_TOOLS`
+//! set that is a failure.
+
+use leasehold::core::sync::{Mutex, OnceLock};
+use leasehold_hal::kernel::Binding;
+use leasehold_operators::kernels::cpu::tile::{KernelSpec, Params};
+use leasehold_operators::kernels::cuda::{COMMON, CudaSpec, KERNELS, MODULES};
+use std::ffi::{CString, c_char, c_int};
+use std::fmt::Write as _;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+type Emulate = unsafe extern "C" fn(*const c_char, *const u8, usize, *const u32, *const u32, c_int) -> c_int;
+
+/// One launch at a time: the emulator has one block.
+struct Emulator(Mutex<Emulate>);
+
+/// All sources as one translation unit: a namespace for each file, and a table of the entries.
+fn program() -> String {
+    let mut text = format!("#include \"emulator.hpp\"\n#line 1 \"common.cuh\"\n{COMMON}\n");
+    for module in MODULES {
+        let space = module.name.trim_end_matches(".cu");
+        let _ = write!(text, "namespace {space}_cu {{\n#line 1 \"{}\"\n{}\n}}\n", module.name, module.source);
+    }
+    text.push_str(
+        "extern \"C\" __attribute__((visibility(\"default\"))) int emulate(const char* name, const unsigned char* arguments, size_t size, const unsigned* grid,\n\
+         \x20                      const unsigned* block, int reverse) {\n",
+    );
+    for spec in KERNELS {
+        let space = spec.module.name.trim_end_matches(".cu");
+        let _ = writeln!(
+            text,
+            "    if (!strcmp(name, \"{0}\")) return emulator::launch({space}_cu::{0}, arguments, size, grid, block, reverse), 0;",
+            spec.name
+        );
+    }
+    text.push_str("    return 1;\n}\n");
+    text
+}
+
+/// `Ok(None)` without a compiler.
+fn build() -> Result<Option<PathBuf>, String> {
+    let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("emulated");
+    std::fs::create_dir_all(&folder).expect("a folder for the emulated kernels");
+    // A file of its own for each process: another may have the library open.
+    let at = |ending: &str| folder.join(format!("kernels-{}.{ending}", std::process::id()));
+    std::fs::write(at("cpp"), program()).expect("the sources are written");
+    let compiled = Command::new("g++")
+        .args([
+            "-std=c++17",
+            "-O1",
+            "-g",
+            "-shared",
+            "-fPIC",
+            "-fvisibility=hidden",
+            "-ffp-contract=off",
+            "-fno-strict-aliasing",
+            "-w",
+        ])
+        // Misaligned vectors, overflowing shifts and conversions, indices outside arrays.
+        .args(["-fsanitize=undefined", "-fno-sanitize=vptr,float-cast-overflow", "-fno-sanitize-recover=all"])
+        .arg("-I")
+        .arg(Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/emulator"))
+        .arg(at("cpp"))
+        .arg("-o")
+        .arg(at("so"))
+        .output();
+    match compiled {
+        Ok(output) => {
+            if !output.status.success() {
+                return Err(format!("g++: {}", String::from_utf8_lossy(&output.stderr)));
+            }
+            Ok(Some(at("so")))
+        }
+        Err(e) => {
+            if std::env::var_os("LEASEHOLD_REQUIRE_TOOLS").is_some() {
+                return Err(format!("g++ is required: {e}"));
+            }
+            eprintln!("skipped: no emulation of the CUDA kernels, g++: {e}");
+            Ok(None)
+        }
+    }
+}
+
+fn load() -> Result<Option<Emulator>, String> {
+    let Some(path) = build()? else { return Ok(None) };
+    let name = CString::new(path.to_string_lossy().into_owned()).map_err(|e| e.to_string())?;
+    // SAFETY: the library was just built from the sources above; its initialisers touch only its own memory.
+    let library = unsafe { libc::dlopen(name.as_ptr(), libc::RTLD_NOW | libc::RTLD_LOCAL) };
+    if library.is_null() {
+        return Err("the emulated kernels do not load".to_owned());
+    }
+    // SAFETY: the library stays loaded for good.
+    let entry = unsafe { libc::dlsym(library, c"emulate".as_ptr()) };
+    for ending in ["cpp", "so"] {
+        let _ = std::fs::remove_file(path.with_extension(ending));
+    }
+    if entry.is_null() {
+        return Err("the emulated kernels have no entry".to_owned());
+    }
+    // SAFETY: the symbol is the function that the program defines, with this signature.
+    Ok(Some(Emulator(Mutex::new(unsafe { std::mem::transmute::<*mut libc::c_void, Emulate>(entry) }))))
+}
+
+fn emulator() -> Option<&'static Emulator> {
+    static EMULATOR: OnceLock<Result<Option<Emulator>, String>> = OnceLock::new();
+    match EMULATOR.get_or_init(load) {
+        Ok(emulator) => emulator.as_ref(),
+        Err(why) => panic!("{why}"),
+    }
+}
+
+/// Whether there is an emulation.
+pub fn available() -> bool {
+    emulator().is_some()
+}
+
+/// Launches a kernel as the CUDA backend does: the operands' addresses, then the parameters, in one buffer. `reverse` runs blocks and
+/// threads from the last to the first.
+pub fn run(name: &str, params: &impl Params, bindings: &[Binding], reverse: bool) {
+    let spec = KernelSpec::find(name).expect("a kernel of that name");
+    let launch = spec.plan(params.as_bytes()).expect("parameters that the kernel takes");
+    spec.check(&launch, bindings).expect("operands that the kernel takes");
+    let geometry = CudaSpec::find(name).expect("a CUDA kernel").geometry(params.as_bytes()).expect("a geometry");
+    let mut arguments: Vec<u8> = bindings.iter().flat_map(|b| b.addr.to_le_bytes()).collect();
+    arguments.extend(params.as_bytes());
+    let name = CString::new(name).expect("a name without zeros");
+    let entry = emulator().expect("an emulation").0.lock();
+    // SAFETY: the bindings are checked against what the launch needs, as the caller of every other level's tiles has it; the emulator
+    // runs one launch at a time, under the lock.
+    let status = unsafe {
+        entry(
+            name.as_ptr(),
+            arguments.as_ptr(),
+            arguments.len(),
+            geometry.grid.as_ptr(),
+            geometry.block.as_ptr(),
+            c_int::from(reverse),
+        )
+    };
+    assert_eq!(status, 0, "the emulator does not know the kernel");
+}
