@@ -9,6 +9,7 @@ mod observe;
 mod oom;
 mod regressions;
 mod traces;
+mod workloads;
 
 use leasehold_alloc::replay::VirtualStream;
 use leasehold_alloc::{Allocator, AllocatorConfig, Buffer, FakeBacking, Layout, On};
