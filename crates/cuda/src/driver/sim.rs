@@ -541,7 +541,11 @@ impl CudaSlowOps for SimDriver {
     }
 
     fn compile(&self, source: &str, name: &str, options: &[String], compute_capability: (u32, u32)) -> Result<Vec<u8>> {
-        module::compile(source, name, options, compute_capability)
+        // The compiler knows no device: a lost one does not matter.
+        match self.machine.note(0, "nvrtcCompileProgram") {
+            Ok(()) | Err(Error::DeviceLost { .. }) => module::compile(source, name, options, compute_capability),
+            Err(e) => Err(self.told("nvrtcCompileProgram", 0, 0, e)),
+        }
     }
 
     fn compiler(&self) -> String {

@@ -148,9 +148,15 @@ impl MemoryOps for SimDriver {
         const API: &str = "cuMemAddressFree";
         let (scope, told) = self.enter_teardown(API)?;
         self.needs_vmm(API)?;
-        self.answer(API, scope, 0, self.machine.release(addr, bytes))?;
-        self.lock().reservations.remove(&addr);
-        told
+        if self.lock().reservations.get(&addr) != Some(&bytes) {
+            return Err(refuse(API, code::INVALID_VALUE));
+        }
+        let released = self.machine.release(addr, bytes);
+        // With a lost device its addresses are gone.
+        if released.is_ok() || matches!(released, Err(Error::DeviceLost { .. })) {
+            self.lock().reservations.remove(&addr);
+        }
+        told.and(self.answer(API, scope, 0, released))
     }
 
     fn memory_create(&self, ordinal: u32, bytes: u64) -> Result<NativeMemory> {
@@ -188,8 +194,7 @@ impl MemoryOps for SimDriver {
     fn unmap(&self, addr: u64, bytes: u64) -> Result<()> {
         const API: &str = "cuMemUnmap";
         let (scope, told) = self.enter_teardown(API)?;
-        self.answer(API, scope, 0, self.machine.unmap(addr, bytes))?;
-        told
+        told.and(self.answer(API, scope, 0, self.machine.unmap(addr, bytes)))
     }
 
     fn set_access(&self, addr: u64, bytes: u64, ordinals: &[u32]) -> Result<()> {

@@ -102,6 +102,9 @@ fn entries(image: &[u8]) -> Result<BTreeSet<String>, (i32, String)> {
     let text = text.trim_end_matches('\0');
     let invalid = |why: &str| (code::INVALID_PTX, format!("ptxas fatal: {why}"));
     let bare = bare(text).map_err(|why| invalid(&why))?;
+    if !bare.contains(".version") {
+        return Err((code::INVALID_IMAGE, "no PTX".to_owned()));
+    }
     for directive in [".version", ".target"] {
         if names_or_numbers_after(&bare, directive).is_none() {
             return Err(invalid(&format!("missing {directive} directive")));

@@ -432,6 +432,7 @@ impl EventOps for SimDriver {
             let mut tables = self.lock();
             let found = tables.event(API, scope, event)?;
             tables.forbidden_on_captured_event(API, &found)?;
+            tables.forbidden_in_capture(API)?;
             found
         };
         match self.machine.event_query(found.id) {
@@ -448,6 +449,7 @@ impl EventOps for SimDriver {
             let mut tables = self.lock();
             let found = tables.event(API, scope, event)?;
             tables.forbidden_on_captured_event(API, &found)?;
+            tables.forbidden_in_capture(API)?;
             found
         };
         let waited = self.machine.event_synchronize(found.id, None);

@@ -34,10 +34,6 @@ fn addresses(t: &mut Trace<'_>) -> Result<()> {
         t.say(format!("it is: {}", at.is_multiple_of(1 << 30)));
         t.tell("give it back", ops.address_free(at, granularity));
     }
-    let huge = t.tell("reserve 1 TiB", ops.address_reserve(1 << 40, 0));
-    if let Some(at) = huge {
-        t.tell("give it back", ops.address_free(at, 1 << 40));
-    }
     Ok(())
 }
 
