@@ -10,8 +10,12 @@ pub mod kernels;
 pub mod library;
 pub mod operator;
 pub mod ops;
+#[cfg(feature = "sim")]
+mod simulated;
 pub mod tensor;
 
 pub use library::Library;
 pub use operator::{Operator, Part};
+#[cfg(feature = "sim")]
+pub use simulated::simulate;
 pub use tensor::{DType, Tensor};

@@ -20,6 +20,17 @@ pub struct Part {
 }
 
 impl Part {
+    /// `len` bytes of a buffer from byte `offset` on.
+    ///
+    /// # Errors
+    /// `InvalidArgument` when they do not lie in the buffer.
+    pub fn new(buffer: &Lease<Buffer>, offset: u64, len: u64) -> Result<Self> {
+        if offset.checked_add(len).is_none_or(|end| end > buffer.len()) {
+            return Err(Error::invalid(format!("{len} bytes at byte {offset} of a buffer of {}", buffer.len())));
+        }
+        Ok(Self { lease: buffer.clone(), offset, len })
+    }
+
     /// All of a buffer.
     #[must_use]
     pub fn whole(buffer: &Lease<Buffer>) -> Self {

@@ -1,0 +1,234 @@
+//! The kernels of a device beside the CPU's, over a runtime: the same operands, the results compared.
+//!
+//! Used by the tests, over a simulated device, and by `examples/check_device.rs`, over a real one. The CPU's kernels are the reference
+//! (their own tests hold them against f64). What is copied, chosen or counted has to be the same to the bit; what is computed may
+//! differ by the rounding of its element type and of sums in f32. Operands lie between canaries, at odd places.
+
+pub mod cases;
+
+use half::{bf16, f16};
+use leasehold::Runtime;
+use leasehold_hal::kernel::Binding;
+use leasehold_operators::kernels::cpu::elem::DType;
+use leasehold_operators::kernels::cpu::tile::{KernelSpec, NONE, Params, bind};
+use leasehold_operators::{Library, Operator, Part};
+use std::collections::BTreeMap;
+
+/// Words around each operand that nobody may touch.
+const CANARIES: usize = 16;
+const CANARY: u32 = 0xA5A5_A5A5;
+
+/// How far a result may be from the reference.
+#[derive(Debug, Clone, Copy)]
+pub enum Bound {
+    /// Not at all; any NaN for a NaN.
+    Exact,
+    /// By `abs + rel · |reference|`.
+    Within {
+        /// For sums.
+        abs: f64,
+        /// For roundings.
+        rel: f64,
+    },
+}
+
+/// The relative error of rounding to a type.
+pub fn rounding(dtype: DType) -> f64 {
+    match dtype {
+        DType::F32 => 2f64.powi(-24),
+        DType::Bf16 => 2f64.powi(-8),
+        DType::F16 => 2f64.powi(-11),
+    }
+}
+
+/// Two results that were rounded apart, of values that are `abs` apart.
+pub fn within(dtype: DType, abs: f64) -> Bound {
+    Bound::Within { abs: abs + 6e-8, rel: 2.0 * rounding(dtype) + 2e-6 }
+}
+
+/// An operand: elements of a type, and what may become of them.
+#[derive(Debug, Clone)]
+pub struct Data {
+    words: Vec<u32>,
+    offset: usize,
+    len: usize,
+    dtype: DType,
+    bound: Bound,
+}
+
+impl Data {
+    /// Bytes, to be the same to the bit afterwards, `skew` bytes behind a multiple of 64.
+    pub fn bytes(bytes: &[u8], skew: usize) -> Self {
+        let offset = 4 * CANARIES + skew;
+        let total = (offset + bytes.len()).div_ceil(4) + CANARIES;
+        let mut all = vec![CANARY.to_le_bytes()[0]; 4 * total];
+        all[offset..offset + bytes.len()].copy_from_slice(bytes);
+        let words = all.chunks_exact(4).map(|c| u32::from_le_bytes([c[0], c[1], c[2], c[3]])).collect();
+        Self { words, offset, len: bytes.len(), dtype: DType::F32, bound: Bound::Exact }
+    }
+
+    /// Elements that are only read, `skew` elements behind a multiple of 64 bytes.
+    pub fn read(dtype: DType, values: &[f32], skew: usize) -> Self {
+        let mut bytes = Vec::with_capacity(4 * values.len());
+        for &v in values {
+            match dtype {
+                DType::F32 => bytes.extend(v.to_le_bytes()),
+                DType::Bf16 => bytes.extend(bf16::from_f32(v).to_le_bytes()),
+                DType::F16 => bytes.extend(f16::from_f32(v).to_le_bytes()),
+            }
+        }
+        Self { dtype, ..Self::bytes(&bytes, skew * dtype.bytes()) }
+    }
+
+    /// Elements that are written.
+    pub fn written(dtype: DType, values: &[f32], skew: usize, bound: Bound) -> Self {
+        Self { bound, ..Self::read(dtype, values, skew) }
+    }
+
+    /// Words of 32 bits.
+    pub fn words(words: &[i32]) -> Self {
+        Self::bytes(&words.iter().flat_map(|w| w.to_le_bytes()).collect::<Vec<_>>(), 0)
+    }
+
+    fn all_bytes(words: &[u32]) -> Vec<u8> {
+        words.iter().flat_map(|w| w.to_le_bytes()).collect()
+    }
+
+    /// The element at byte `at`.
+    fn value(&self, bytes: &[u8], at: usize) -> f64 {
+        match self.dtype {
+            DType::F32 => f32::from_le_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]]).into(),
+            DType::Bf16 => bf16::from_le_bytes([bytes[at], bytes[at + 1]]).into(),
+            DType::F16 => f16::from_le_bytes([bytes[at], bytes[at + 1]]).into(),
+        }
+    }
+
+    /// The largest part of the bound that an element takes up, or what is wrong.
+    fn compare(&self, found: &[u32], wanted: &[u32]) -> Result<f64, String> {
+        let (before, found, wanted) = (Self::all_bytes(&self.words), Self::all_bytes(found), Self::all_bytes(wanted));
+        let range = self.offset..self.offset + self.len;
+        if let Some(at) = (0..before.len()).find(|i| !range.contains(i) && found[*i] != before[*i]) {
+            return Err(format!("byte {} of the memory around it was written", at as i64 - self.offset as i64));
+        }
+        let step = self.dtype.bytes();
+        let mut worst = 0.0_f64;
+        for at in range.clone().step_by(step) {
+            if at + step > range.end || found[at..at + step] == wanted[at..at + step] {
+                if found[at..range.end.min(at + step)] != wanted[at..range.end.min(at + step)] {
+                    return Err(format!("the last bytes differ: {:?}", &found[at..range.end]));
+                }
+                continue;
+            }
+            let (f, w) = (self.value(&found, at), self.value(&wanted, at));
+            if f.is_nan() && w.is_nan() {
+                continue;
+            }
+            let part = match self.bound {
+                Bound::Exact => f64::INFINITY,
+                Bound::Within { abs, rel } => (f - w).abs() / (abs + rel * w.abs()),
+            };
+            // A NaN is over every bound.
+            if part.is_nan() || part > 1.0 {
+                return Err(format!("element {} is {f:e}, not {w:e} ({:?})", (at - range.start) / step, self.bound));
+            }
+            worst = worst.max(part);
+        }
+        Ok(worst)
+    }
+}
+
+/// What became of a kernel's cases.
+#[derive(Debug, Default)]
+pub struct Tally {
+    /// Launches compared.
+    pub cases: usize,
+    /// The largest part of a bound that was taken up.
+    pub worst: f64,
+    /// What was wrong.
+    pub failures: Vec<String>,
+}
+
+/// Compares kernels on a device.
+pub struct Bench<'a> {
+    runtime: &'a Runtime,
+    library: Library,
+    /// By kernel.
+    pub tallies: BTreeMap<&'static str, Tally>,
+}
+
+impl<'a> Bench<'a> {
+    /// On the device of a runtime.
+    pub fn new(runtime: &'a Runtime) -> leasehold::Result<Self> {
+        Ok(Self { runtime, library: Library::with_level(runtime, None)?, tallies: BTreeMap::new() })
+    }
+
+    /// One launch on the CPU, two on the device; `None` for an operand that is left out.
+    pub fn case<P: Params>(&mut self, name: &'static str, what: &str, params: &P, operands: &[Option<Data>]) {
+        let outcome = self.compare(name, params, operands);
+        let tally = self.tallies.entry(name).or_default();
+        tally.cases += 1;
+        match outcome {
+            Ok(part) => tally.worst = tally.worst.max(part),
+            Err(why) => tally.failures.push(format!("{what}: {why}")),
+        }
+    }
+
+    fn compare<P: Params>(&self, name: &str, params: &P, operands: &[Option<Data>]) -> Result<f64, String> {
+        let wanted = reference(name, params, operands)?;
+        let found = self.launch(name, params, operands).map_err(|e| e.to_string())?;
+        let again = self.launch(name, params, operands).map_err(|e| e.to_string())?;
+        if found != again {
+            return Err("two launches give different bits".to_owned());
+        }
+        let mut worst = 0.0_f64;
+        let signature = KernelSpec::find(name).map_or(&[][..], |s| s.operands);
+        for (i, data) in operands.iter().enumerate() {
+            if let Some(data) = data {
+                let part =
+                    data.compare(&found[i], &wanted[i]).map_err(|why| format!("{}: {why}", signature[i].name))?;
+                worst = worst.max(part);
+            }
+        }
+        Ok(worst)
+    }
+
+    /// The operands' memory after a launch on the device.
+    fn launch<P: Params>(&self, name: &str, params: &P, operands: &[Option<Data>]) -> leasehold::Result<Vec<Vec<u32>>> {
+        let mut parts = Vec::new();
+        let mut buffers = Vec::new();
+        for data in operands {
+            let Some(data) = data else {
+                parts.push(None);
+                buffers.push(None);
+                continue;
+            };
+            let buffer = self.runtime.upload(&data.words)?;
+            parts.push(Some(Part::new(&buffer, data.offset as u64, data.len as u64)?));
+            buffers.push(Some(buffer));
+        }
+        let operator = Operator::new(&self.library, name, params, &parts)?;
+        self.runtime.add_graph_operator(&operator)?;
+        buffers.iter().map(|b| b.as_ref().map_or_else(|| Ok(Vec::new()), |b| self.runtime.download(b))).collect()
+    }
+}
+
+/// The operands' memory after a launch on the CPU.
+fn reference<P: Params>(name: &str, params: &P, operands: &[Option<Data>]) -> Result<Vec<Vec<u32>>, String> {
+    let spec = KernelSpec::find(name).ok_or("no kernel of that name")?;
+    let mut memory: Vec<Vec<u32>> =
+        operands.iter().map(|d| d.as_ref().map_or_else(Vec::new, |d| d.words.clone())).collect();
+    let bindings: Vec<Binding> = operands
+        .iter()
+        .zip(&mut memory)
+        .map(|(data, words)| match data {
+            None => NONE,
+            Some(data) => {
+                let whole = bind(words);
+                Binding { addr: whole.addr + data.offset as u64, len: data.len as u64, ..whole }
+            }
+        })
+        .collect();
+    // SAFETY: the bindings are parts of memory that this function alone uses; the launch is checked against them.
+    unsafe { spec.run(None, params.as_bytes(), &bindings) }.map_err(|why| why.to_string())?;
+    Ok(memory)
+}
