@@ -22,9 +22,9 @@ const SUBMISSIONS: [&str; 6] = [
     "cuLaunchKernel",
     "cuMemsetD8Async",
     "cuMemsetD32Async",
-    "cuMemcpyDtoDAsync_v2",
-    "cuMemcpyHtoDAsync_v2",
-    "cuMemcpyDtoHAsync_v2",
+    "cuMemcpyDtoDAsync",
+    "cuMemcpyHtoDAsync",
+    "cuMemcpyDtoHAsync",
 ];
 
 /// A backend that also says at its end what it left in the driver, and what the race detector saw.

@@ -96,9 +96,14 @@ impl Door {
         Ok(Entry { ops: &*self.ops, former: Some(current) })
     }
 
+    /// Enters a context that may be dead, and does not give up at the first failure: what is not given back now is lost.
+    fn enter_again(&self) -> Result<Entry<'_>> {
+        self.enter_slow_if_other().or_else(|_| self.enter_slow_if_other())
+    }
+
     /// Makes the context current to give something back to it, dead or not. What goes wrong then is nobody's concern any more.
     pub fn leave_behind(&self, give_back: impl FnOnce(&dyn CudaSlowOps) -> Result<()>) {
-        let outcome = self.enter_slow_if_other().and_then(|entry| give_back(&*entry));
+        let outcome = self.enter_again().and_then(|entry| give_back(&*entry));
         if let Err(error) = outcome
             && !matches!(error, Error::DeviceLost { .. })
         {
@@ -111,7 +116,7 @@ impl Door {
     /// # Errors
     /// The driver's, while the context is sound.
     pub fn give_back(&self, calls: impl FnOnce(&dyn CudaSlowOps) -> Result<()>) -> Result<()> {
-        let outcome = self.enter_slow_if_other().and_then(|entry| calls(&*entry));
+        let outcome = self.enter_again().and_then(|entry| calls(&*entry));
         match outcome.map_err(|e| self.note(e)) {
             Err(Error::DeviceLost { .. }) => Ok(()),
             other => other,

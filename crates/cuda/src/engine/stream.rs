@@ -797,7 +797,7 @@ impl StreamCore {
     /// Of a failed stream: publishes all values once the driver is done with what it was given.
     pub(super) fn finish_failed(&self) {
         let line = self.line();
-        if line.is_idle() || !line.failed(VALUE_LIMIT) {
+        if line.is_idle() && self.host.is_empty() || !line.failed(VALUE_LIMIT) {
             return;
         }
         if self.state.lock().turn != Turn::Free {
@@ -807,8 +807,8 @@ impl StreamCore {
         let over = self.core.door.loss().is_some() || self.query().is_ok_and(|over| over);
         if over || self.core.door.loss().is_some() {
             let end = line.submitted();
-            self.issued.fetch_max(end, Ordering::AcqRel);
-            if let Some(publish) = self.host.carry_out(line, end, end, self.core.door.ops()) {
+            // Also of a submission that was lost half way, and so has no value.
+            if let Some(publish) = self.host.carry_out(line, VALUE_LIMIT, end, self.core.door.ops()) {
                 line.complete(publish);
             }
         }
@@ -850,16 +850,19 @@ impl Drop for StreamCore {
     fn drop(&mut self) {
         let line = self.line();
         self.core.shared.remove_origin(line);
-        let state = self.state.get_mut();
         if !line.is_idle() {
             // Only when the backend was dropped without a shutdown while a gate held work back.
-            let jobs = std::mem::take(&mut state.deferred);
+            let jobs = std::mem::take(&mut self.state.get_mut().deferred);
             line.poison(line.completed() + 1, Error::state("the backend ended while the stream's work was held back"));
             drop(jobs);
             self.core.door.leave_behind(|ops| ops.stream_synchronize(self.native));
             let end = line.submitted();
             let _ = self.host.carry_out(line, end, end, self.core.door.ops());
             line.complete(end);
+        }
+        if self.core.door.loss().is_none() && self.reached() < self.signalled.load(Ordering::Acquire) {
+            // All is over, but the signal of it may still be on its way to the word, which somebody else gets next.
+            self.core.door.leave_behind(|ops| ops.stream_synchronize(self.native));
         }
         self.core.door.leave_behind(|ops| ops.stream_destroy(self.native));
     }

@@ -159,6 +159,10 @@ impl ContextState {
 
     /// What somebody holds of this context beside itself.
     pub(crate) fn outstanding(&self) -> Result<()> {
+        if self.gates.stats().live == 0 {
+            // Otherwise one of them may hold such work back, and the answer is known.
+            self.streams.finish_retired();
+        }
         let mut first = None;
         self.pools(&mut |name, stats| {
             let strong = match name {

@@ -175,6 +175,20 @@ impl StreamManager {
         self.common.retired.len()
     }
 
+    /// Waits for the work that dropped streams left behind, which keeps what it uses. What another backend holds back is not waited for longer
+    /// than some seconds.
+    pub(crate) fn finish_retired(&self) {
+        self.common.retired.drain(
+            |_| true,
+            |stream| {
+                // What became of it is nobody's concern any more.
+                let _ = stream.core.wait_host(stream.line().submitted(), Some(PATIENCE));
+                let _ = stream.core.refresh();
+                self.common.retired.push(stream);
+            },
+        );
+    }
+
     /// What the pool did so far.
     pub fn stats(&self) -> PoolStats {
         self.manager.stats()
@@ -186,13 +200,8 @@ impl StreamManager {
     /// `LeasesOutstanding`; nothing has changed then.
     pub fn shutdown(&self) -> Result<()> {
         self.manager.shutdown()?;
-        for stream in self.common.retired.take_all() {
-            let line = stream.line();
-            // What became of it is nobody's concern any more.
-            let _ = stream.core.wait_host(line.submitted(), Some(PATIENCE));
-            let _ = stream.core.refresh();
-            self.common.forget(stream);
-        }
+        self.finish_retired();
+        self.common.retired.take_all().into_iter().for_each(|s| self.common.forget(s));
         Ok(())
     }
 }

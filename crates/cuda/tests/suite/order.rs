@@ -1,0 +1,302 @@
+//! Order: what the host holds back, what the host does, what a value means.
+
+use crate::common::*;
+use leasehold_conformance::TestKernel;
+use leasehold_core::sync::atomic::{AtomicU32, Ordering};
+use leasehold_core::sync::{Arc, Mutex};
+use leasehold_core::Error;
+use leasehold_cuda::{CompletionSource, CudaConfig};
+use leasehold_hal::{Access, HostCall, Keep, Op, OpList, Plan};
+use std::time::Duration;
+
+#[test]
+fn nothing_behind_a_gate_reaches_the_driver_and_then_all_of_it_in_order() {
+    let bench = Bench::new(1);
+    let device = bench.open(0);
+    let (a, b) = (stream(&device), stream(&device));
+    let (x, y) = (buffer(&device, &a, 64), buffer(&device, &a, 64));
+    let gate = device.gate().unwrap();
+    let next = gate.line().submitted() + 1;
+    submit(&a, &[Op::Wait(gate.line().at(next)), fill(&x, 1)]).unwrap();
+    for i in 2..12 {
+        submit(&a, &[copy(&x, &y), fill(&x, i)]).unwrap();
+    }
+    let last = a.line().now();
+    // A stream that waits for what another one holds back is held back too.
+    let waiting = submit(&b, &[Op::Wait(last), fill(&y, 99)]).unwrap();
+    a.flush().unwrap();
+    b.flush().unwrap();
+    assert_eq!((bench.calls("cuMemsetD8Async"), bench.calls("cuMemcpyDtoDAsync")), (0, 0));
+    assert_eq!(a.refresh().unwrap(), last.value() - 11);
+    gate.signal_host(next).unwrap();
+    assert_eq!((bench.calls("cuMemsetD8Async"), bench.calls("cuMemcpyDtoDAsync")), (12, 10), "signalling goes on at once");
+    wait(&b, waiting).unwrap();
+    assert!(last.is_settled(), "who sees the waiter's end sees that of what it waited for");
+    assert_eq!(read(&a, &x), [11; 64]);
+    assert_eq!(read(&a, &y), [99; 64]);
+    drop((x, y, a, b, gate, device));
+    bench.close();
+}
+
+#[test]
+fn a_submission_goes_to_the_driver_up_to_the_gate_in_its_middle() {
+    let bench = Bench::new(2);
+    let device = bench.open(0);
+    let a = stream(&device);
+    let x = buffer(&device, &a, 64);
+    let gate = device.gate().unwrap();
+    let next = gate.line().submitted() + 1;
+    // A host call in front raises the gate behind it.
+    let gate = Arc::new(gate);
+    let (raise, at) = (gate.clone(), gate.line().at(next));
+    let call = HostCall::new("raises", move || raise.signal_host(next));
+    let value = submit(&a, &[fill(&x, 1), Op::Host(&call), Op::Wait(at), fill(&x, 2)]).unwrap();
+    assert_eq!(bench.calls("cuMemsetD8Async"), 1);
+    wait(&a, value).unwrap();
+    assert_eq!(read(&a, &x), [2; 64]);
+    drop((call, x, a, gate, device));
+    bench.close();
+}
+
+#[test]
+fn what_waits_for_a_failed_gate_never_reaches_the_driver() {
+    let bench = Bench::new(3);
+    let device = bench.open(0);
+    let (a, b) = (stream(&device), stream(&device));
+    let x = buffer(&device, &a, 64);
+    let gate = device.gate().unwrap();
+    let at = gate.line().at(gate.line().submitted() + 1);
+    let first = submit(&a, &[Op::Wait(at), fill(&x, 1)]).unwrap();
+    let second = submit(&b, &[Op::Wait(a.line().at(first)), fill(&x, 2)]).unwrap();
+    gate.fail(Error::state("the cause"));
+    for (s, v) in [(&a, first), (&b, second)] {
+        let e = wait(s, v).unwrap_err();
+        assert!(matches!(e, Error::InvalidState(_)) && e.to_string().contains("the cause"), "{e}");
+        assert!(s.line().is_idle(), "nobody hangs");
+        assert_eq!(submit(s, &[]).unwrap_err().to_string(), e.to_string());
+    }
+    assert_eq!(bench.calls("cuMemsetD8Async"), 0);
+    drop((x, a, b, gate, device));
+    bench.close();
+}
+
+#[test]
+fn a_dropped_gate_fails_who_waits_for_it() {
+    let bench = Bench::new(4);
+    let device = bench.open(0);
+    let a = stream(&device);
+    let gate = device.gate().unwrap();
+    let value = submit(&a, &[Op::Wait(gate.line().at(gate.line().submitted() + 1))]).unwrap();
+    drop(gate);
+    assert!(wait(&a, value).unwrap_err().to_string().contains("dropped"));
+    drop((a, device));
+    bench.close();
+}
+
+#[test]
+fn a_host_call_sees_what_landed_before_it_also_in_its_own_submission() {
+    let bench = Bench::new(5);
+    let device = bench.open(0);
+    let a = stream(&device);
+    let x = buffer(&device, &a, 4096);
+    let host = Arc::new(Host::new(vec![0; 4096]));
+    let seen = Arc::new(Mutex::new(Vec::new()));
+    let (look, tell) = (host.clone(), seen.clone());
+    let call = HostCall::new("looks", move || {
+        tell.lock().push(look.bytes());
+        Ok(())
+    });
+    let v = submit(&a, &[fill(&x, 3), host.down(&x), Op::Host(&call), fill(&x, 4), host.down(&x), Op::Host(&call)]).unwrap();
+    wait(&a, v).unwrap();
+    assert_eq!(*seen.lock(), [vec![3; 4096], vec![4; 4096]]);
+    // The same as a graph, which is split at the calls.
+    let mut ops = OpList::new();
+    for op in [fill(&x, 5), host.down(&x), Op::Host(&call), fill(&x, 6), host.down(&x), Op::Host(&call)] {
+        ops.push(&op);
+    }
+    let graph = device.instantiate(Plan::new(ops)).unwrap();
+    seen.lock().clear();
+    for _ in 0..3 {
+        submit(&a, &[Op::Graph(&graph)]).unwrap();
+    }
+    wait(&a, a.line().submitted()).unwrap();
+    assert_eq!(*seen.lock(), [5u8, 6, 5, 6, 5, 6].map(|b| vec![b; 4096]));
+    drop((graph, call, x, a, device));
+    bench.close();
+}
+
+#[test]
+fn a_failed_host_call_names_itself_and_ends_its_stream_alone() {
+    let bench = Bench::new(6);
+    let device = bench.open(0);
+    let (a, b) = (stream(&device), stream(&device));
+    let x = buffer(&device, &b, 64);
+    let call = HostCall::new("breaks", || Err(Error::state("its own reason")));
+    let value = submit(&a, &[Op::Host(&call), fill(&x, 1)]).unwrap();
+    let e = wait(&a, value).unwrap_err().to_string();
+    for part in ["host call breaks", "its own reason", &format!("submission {value}"), &format!("{:?}", a.line().id())] {
+        assert!(e.contains(part), "{part} is not in: {e}");
+    }
+    assert!(a.line().is_idle());
+    assert_eq!(bench.calls("cuMemsetD8Async"), 0);
+    let v = submit(&b, &[fill(&x, 2)]).unwrap();
+    wait(&b, v).unwrap();
+    let panics = HostCall::new("panics", || panic!("on purpose"));
+    let c = stream(&device);
+    let v = submit(&c, &[Op::Host(&panics)]).unwrap();
+    assert!(wait(&c, v).unwrap_err().to_string().contains("on purpose"));
+    drop((call, panics, x, a, b, c, device));
+    bench.close();
+}
+
+#[test]
+fn a_host_call_that_waits_for_its_own_stream_is_told() {
+    let bench = Bench::new(7);
+    let device = bench.open(0);
+    let a = stream(&device);
+    let own = a.clone();
+    let call = HostCall::new("waits", move || own.wait_host(own.line().submitted(), None));
+    let v = submit(&a, &[Op::Host(&call)]).unwrap();
+    assert!(wait(&a, v).unwrap_err().to_string().contains("the stream that it runs on"));
+    drop((call, a, device));
+    bench.close();
+}
+
+#[test]
+fn what_is_kept_lives_to_completion_and_no_longer() {
+    let bench = Bench::new(8);
+    let device = bench.open(0);
+    let a = stream(&device);
+    let x = buffer(&device, &a, 100_000);
+    let gate = device.gate().unwrap();
+    let next = gate.line().submitted() + 1;
+    let (source, target) = (Host::new((0..100_000u32).map(|i| i as u8).collect()), Host::new(vec![0; 100_000]));
+    submit(&a, &[Op::Wait(gate.line().at(next)), source.up(&x), target.down(&x)]).unwrap();
+    let (weak_up, weak_down) = (Arc::downgrade(&source.keep), Arc::downgrade(&target.keep));
+    let expected = source.bytes();
+    drop(source);
+    assert!(weak_up.upgrade().is_some(), "held back, and kept");
+    gate.signal_host(next).unwrap();
+    assert_eq!(target.bytes(), [0; 100_000], "nothing has run yet");
+    let value = a.line().submitted();
+    assert!(weak_up.upgrade().is_some(), "under way, and kept");
+    wait(&a, value).unwrap();
+    assert_eq!(target.bytes(), expected);
+    assert!(weak_up.upgrade().is_none() && Arc::strong_count(&target.keep) == 1, "over, and given up");
+    drop(target);
+    assert!(weak_down.upgrade().is_none());
+    drop((x, a, gate, device));
+    bench.close();
+}
+
+#[test]
+fn a_keep_whose_destructor_panics_or_submits_harms_nobody() {
+    struct Bomb(Arc<AtomicU32>);
+    impl Drop for Bomb {
+        fn drop(&mut self) {
+            self.0.fetch_add(1, Ordering::Relaxed);
+            panic!("on purpose");
+        }
+    }
+    let bench = Bench::new(9);
+    let device = bench.open(0);
+    let a = stream(&device);
+    let x = buffer(&device, &a, 64);
+    let ended = Arc::new(AtomicU32::new(0));
+    let bytes = Host::new(vec![7; 64]);
+    let keep: Keep = Arc::new(Bomb(ended.clone()));
+    let Op::Upload(mut upload) = bytes.up(&x) else { unreachable!("an upload") };
+    upload.keep = Some(&keep);
+    let v = submit(&a, &[Op::Upload(upload)]).unwrap();
+    drop(keep);
+    wait(&a, v).unwrap();
+    assert_eq!(ended.load(Ordering::Relaxed), 1);
+    assert_eq!(read(&a, &x), [7; 64]);
+    drop((x, a, device));
+    bench.close();
+}
+
+#[test]
+fn a_launch_on_a_single_stream_is_one_call_and_a_signal_now_and_then() {
+    let bench = Bench::new(10);
+    let device = bench.open(0);
+    let a = stream(&device);
+    let x = buffer(&device, &a, 256);
+    let kernel = device.pipeline(&TestKernel::Fill.for_cuda()).unwrap();
+    device.make_current().unwrap();
+    let bindings = [bind(&x, Access::Write)];
+    let names = ["cuLaunchKernel", "cuCtxGetCurrent", "cuCtxSetCurrent", "cuStreamWriteValue64", "cuEventRecord"];
+    let before = names.map(|n| bench.calls(n));
+    let all = bench.driver.machine().calls();
+    for i in 0..640u32 {
+        submit(&a, &[dispatch(&kernel, &bindings, &i.to_le_bytes())]).unwrap();
+    }
+    let made: Vec<_> = names.iter().zip(before).map(|(n, was)| bench.calls(n) - was).collect();
+    assert_eq!(made, [640, 650, 0, 10, 0], "{names:?}");
+    assert_eq!(bench.driver.machine().calls() - all, 640 + 650 + 10, "and nothing else");
+    assert_eq!(a.line().check(a.line().submitted() - 640).unwrap(), true);
+    drop((kernel, x, a, device));
+    bench.close();
+}
+
+#[test]
+fn a_cross_stream_edge_is_one_record_and_one_wait_and_marks_are_reused() {
+    let bench = Bench::new(11);
+    let device = bench.open(0);
+    let (a, b, c) = (stream(&device), stream(&device), stream(&device));
+    let x = buffer(&device, &a, 256);
+    let point = a.line().at(submit(&a, &[fill(&x, 1)]).unwrap());
+    let calls = || (bench.calls("cuEventRecord"), bench.calls("cuStreamWaitEvent"));
+    submit(&b, &[Op::Wait(point)]).unwrap();
+    submit(&c, &[Op::Wait(point)]).unwrap();
+    assert_eq!(calls(), (1, 2), "one mark serves both");
+    submit(&b, &[Op::Wait(point)]).unwrap();
+    assert_eq!(calls().0, 1);
+    let later = a.line().at(submit(&a, &[fill(&x, 2)]).unwrap());
+    submit(&b, &[Op::Wait(later)]).unwrap();
+    assert_eq!(calls().0, 2, "a later value needs a later mark");
+    wait(&b, b.line().submitted()).unwrap();
+    wait(&c, c.line().submitted()).unwrap();
+    submit(&b, &[Op::Wait(later)]).unwrap();
+    assert_eq!(calls().0, 2, "what is over is waited for by nobody");
+    drop((x, a, b, c, device));
+    bench.close();
+}
+
+#[test]
+fn completion_by_events_is_the_same() {
+    let bench = Bench::with(driver_config(12), CudaConfig::default().inline(true).completion(CompletionSource::Events));
+    let device = bench.open(0);
+    let a = stream(&device);
+    let x = buffer(&device, &a, 256);
+    let mut values = Vec::new();
+    for i in 0..200u32 {
+        values.push(submit(&a, &[fill(&x, i % 251)]).unwrap());
+    }
+    wait(&a, values[70]).unwrap();
+    wait(&a, values[199]).unwrap();
+    assert_eq!(bench.calls("cuStreamWriteValue64"), 0);
+    assert_eq!(read(&a, &x), [199; 256]);
+    drop((x, a, device));
+    bench.close();
+}
+
+#[test]
+fn timeouts_are_kept_and_a_poll_does_not_block() {
+    let bench = Bench::new(13);
+    let device = bench.open(0);
+    let a = stream(&device);
+    let gate = device.gate().unwrap();
+    let v = submit(&a, &[Op::Wait(gate.line().at(gate.line().submitted() + 1))]).unwrap();
+    for timeout in [Duration::ZERO, Duration::from_millis(5)] {
+        assert!(matches!(a.wait_host(v, Some(timeout)), Err(Error::Timeout(_))));
+        assert!(matches!(device.synchronize(Some(timeout)), Err(Error::Timeout(_))));
+        // A sleeper on the line asks the stream.
+        assert!(matches!(a.line().wait(v, Some(timeout)), Err(Error::Timeout(_))));
+    }
+    gate.signal_host(gate.line().submitted() + 1).unwrap();
+    a.line().wait(v, None).unwrap();
+    device.synchronize(None).unwrap();
+    drop((a, gate, device));
+    bench.close();
+}
