@@ -10,8 +10,6 @@ const ALIGN: usize = 256;
 
 /// The global allocator of the program, `malloc` unless it says otherwise.
 pub struct System {
-    /// Counts what lies live, against a budget; otherwise it measures the heap alone.
-    counts: bool,
     budget: u64,
     live: AtomicU64,
     peak: AtomicU64,
@@ -30,16 +28,10 @@ pub struct Block {
 unsafe impl Send for Block {}
 
 impl System {
-    /// The heap, without counters.
-    #[must_use]
-    pub fn plain() -> Self {
-        Self { counts: false, ..Self::counting(u64::MAX) }
-    }
-
     /// The heap, with the bytes that it gives counted as reserved; at most `budget` of them.
     #[must_use]
     pub fn counting(budget: u64) -> Self {
-        Self { counts: true, budget, live: AtomicU64::new(0), peak: AtomicU64::new(0) }
+        Self { budget, live: AtomicU64::new(0), peak: AtomicU64::new(0) }
     }
 
     /// What it gave so far. The heap makes its driver calls by itself, uncounted.
@@ -82,23 +74,18 @@ impl Subject for System {
         if at.is_null() {
             return None;
         }
-        let mut block = Block { at, layout, bytes: 0 };
-        if self.counts {
-            block.bytes = usable(at, layout.size());
-            let live = self.live.fetch_add(block.bytes, Ordering::Relaxed) + block.bytes;
-            if live > self.budget {
-                self.free(&(), block);
-                return None;
-            }
-            self.peak.fetch_max(live, Ordering::Relaxed);
+        let block = Block { at, layout, bytes: usable(at, layout.size()) };
+        let live = self.live.fetch_add(block.bytes, Ordering::Relaxed) + block.bytes;
+        if live > self.budget {
+            self.free(&(), block);
+            return None;
         }
+        self.peak.fetch_max(live, Ordering::Relaxed);
         Some(block)
     }
 
     fn free(&self, (): &(), block: Block) {
-        if self.counts {
-            self.live.fetch_sub(block.bytes, Ordering::Relaxed);
-        }
+        self.live.fetch_sub(block.bytes, Ordering::Relaxed);
         // SAFETY: given by `alloc` with this layout.
         unsafe { std::alloc::dealloc(block.at, block.layout) };
     }

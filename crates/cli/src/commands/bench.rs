@@ -1,5 +1,6 @@
 //! `leasehold bench`: measurements of the runtime. Programs that print figures, never tests that can fail for being slow.
 
+use crate::commands::bench_alloc::{self, AllocArguments};
 use crate::commands::run::{Activations, Files, ModeReport, load, parse_device};
 use crate::commands::{open, percentile, print_json};
 use crate::failure::Failure;
@@ -18,6 +19,8 @@ pub(crate) struct Arguments {
 
 #[derive(Debug, clap::Subcommand)]
 enum What {
+    /// The allocator beside its peers: workloads and replays
+    Alloc(AllocArguments),
     /// Handles and leases beside `Arc`
     Lease(JsonOnly),
     /// Enqueue, completion and wake-up of a CPU stream
@@ -82,6 +85,7 @@ const ROUNDS: usize = 101;
 
 pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     match &arguments.what {
+        What::Alloc(a) => bench_alloc::run(a),
         What::Lease(a) => lease(a),
         What::Stream(a) => {
             let report = leasehold_cpu::bench::stream(a.threads.map(usize::from), ROUNDS)?;

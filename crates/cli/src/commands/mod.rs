@@ -1,6 +1,7 @@
 //! The subcommands, a file each.
 
 pub(crate) mod bench;
+pub(crate) mod bench_alloc;
 pub(crate) mod conformance;
 pub(crate) mod devices;
 pub(crate) mod memory;

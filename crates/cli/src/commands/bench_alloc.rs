@@ -1,0 +1,474 @@
+//! `leasehold bench alloc`: the allocator beside its peers, in one process and in turns.
+//!
+//! Every allocator runs every workload of [`Workload`] in the same code; rounds go from one allocator to the next, so that what else the machine
+//! does hits all alike, and figures are medians over the rounds. What stands for another project's structure, but is not its code,
+//! is called an emulation everywhere.
+
+use crate::commands::{open, percentile, print_json};
+use crate::failure::Failure;
+use crate::table::Table;
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use leasehold::{Buffer, DeviceId, Layout, Lease, Runtime, Stream};
+use leasehold_alloc::bench::{Own, Sample, Subject, Workload};
+use leasehold_alloc::peers::{BestFit, RmmLike, TorchLike};
+use leasehold_alloc::replay::{Options, Player, replay_virtual};
+use leasehold_alloc::trace::Trace;
+use leasehold_alloc::{Allocator, AllocatorConfig, FakeBacking};
+use serde::Serialize;
+use std::alloc::GlobalAlloc;
+use std::collections::BTreeMap;
+use std::io::Write;
+use std::path::PathBuf;
+
+/// The trace that is part of the program.
+static BUNDLED: &[u8] = include_bytes!("../../../alloc/traces/resnet50_train.csv.gz");
+
+#[derive(Debug, clap::Args)]
+pub(crate) struct AllocArguments {
+    /// Numbers of threads, separated by commas; one, and as many as the machine has, when left out
+    #[arg(long, value_delimiter = ',', value_parser = clap::value_parser!(u16).range(1..=1024))]
+    threads: Option<Vec<u16>>,
+    /// Only workloads whose name contains this
+    #[arg(long, value_name = "TEXT")]
+    workload: Option<String>,
+    /// Rounds of which the median is taken
+    #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=1000))]
+    rounds: u32,
+    /// The most pairs of a round; fewer where a pair takes long
+    #[arg(long, default_value_t = 100_000, value_parser = clap::value_parser!(u64).range(100..=100_000_000))]
+    pairs: u64,
+    /// A trace to replay, beside the one that is part of the program
+    #[arg(long, value_name = "FILE")]
+    trace: Vec<PathBuf>,
+    /// Prints one JSON object
+    #[arg(long)]
+    json: bool,
+}
+
+/// Whose an allocator is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+enum Kind {
+    Own,
+    Peer,
+    Emulation,
+}
+
+#[derive(Debug, Serialize)]
+struct Report {
+    threads: Vec<usize>,
+    rounds: u32,
+    workloads: Vec<Figure>,
+    replays: Vec<ReplayFigure>,
+    /// The plain allocator's time of a pair with so many blocks live, by its time with 64.
+    growth: BTreeMap<&'static str, BTreeMap<&'static str, f64>>,
+    /// The plain allocator's pairs per second with the most threads, by those with one.
+    speedup: BTreeMap<&'static str, f64>,
+}
+
+#[derive(Debug, Serialize)]
+struct Figure {
+    workload: &'static str,
+    threads: usize,
+    allocator: &'static str,
+    kind: Kind,
+    /// Nanoseconds of a pair: one allocation and one free. `null`: it does not bear this workload here.
+    ns: Option<f64>,
+    ns_best: Option<f64>,
+    mega_pairs: Option<f64>,
+    /// Its time by the plain allocator's: the median over the rounds.
+    slower: Option<f64>,
+}
+
+#[derive(Debug, Serialize)]
+struct ReplayFigure {
+    trace: String,
+    allocator: &'static str,
+    kind: Kind,
+    ns_per_op: f64,
+    /// Peak reserved by peak requested.
+    ratio: f64,
+    slower: f64,
+}
+
+/// An allocator that is ready to run workloads.
+trait Runs {
+    fn run(&self, workload: Workload, threads: usize, pairs: u64) -> leasehold::Result<Option<Sample>>;
+}
+
+struct Ready<S>(S);
+
+impl<S: Subject> Runs for Ready<S> {
+    fn run(&self, workload: Workload, threads: usize, pairs: u64) -> leasehold::Result<Option<Sample>> {
+        workload.run(&self.0, threads, pairs)
+    }
+}
+
+/// An allocator of the report: how it is made afresh, and what it is not asked to do.
+struct Contender {
+    name: &'static str,
+    kind: Kind,
+    make: fn() -> Result<Box<dyn Runs>, Failure>,
+    /// The most bytes that it may have live, all threads: a host's heap touches every block.
+    most_bytes: u64,
+    /// The most blocks that it may have live: a search through all of them takes that long.
+    most_live: usize,
+}
+
+const DEVICE: u64 = 1 << 38;
+const HEAP: u64 = 1 << 35;
+
+fn fake() -> Box<FakeBacking> {
+    Box::new(FakeBacking::new(DEVICE))
+}
+
+fn own(marks: bool) -> Result<Box<dyn Runs>, Failure> {
+    let allocator = Allocator::new(fake(), AllocatorConfig::default())?;
+    Ok(Box::new(Ready(Own { allocator, marks })))
+}
+
+fn contenders() -> Vec<Contender> {
+    let whole = Contender {
+        name: "leasehold",
+        kind: Kind::Own,
+        make: || own(false),
+        most_bytes: DEVICE,
+        most_live: usize::MAX,
+    };
+    let free = machine_bytes() / 2;
+    vec![
+        Contender { name: "leasehold, uses marked", make: || own(true), ..whole },
+        Contender {
+            name: "leasehold, Runtime::alloc",
+            make: || Ok(Box::new(Ready(Whole(open(DeviceId::cpu(0), None)?)))),
+            most_bytes: free,
+            ..whole
+        },
+        Contender {
+            name: "system allocator",
+            kind: Kind::Peer,
+            make: || Ok(Box::new(Ready(Heap(std::alloc::System)))),
+            most_bytes: HEAP,
+            ..whole
+        },
+        #[cfg(feature = "mimalloc")]
+        Contender {
+            name: "mimalloc",
+            kind: Kind::Peer,
+            make: || Ok(Box::new(Ready(Heap(mimalloc::MiMalloc)))),
+            most_bytes: HEAP,
+            ..whole
+        },
+        Contender {
+            name: "best fit",
+            kind: Kind::Peer,
+            make: || Ok(Box::new(Ready(BestFit::new(fake(), u64::MAX)?))),
+            ..whole
+        },
+        Contender {
+            name: "PyTorch's structure (emulation)",
+            kind: Kind::Emulation,
+            make: || Ok(Box::new(Ready(TorchLike::new(fake(), u64::MAX)))),
+            ..whole
+        },
+        Contender {
+            name: "RMM pool's structure (emulation)",
+            kind: Kind::Emulation,
+            make: || Ok(Box::new(Ready(RmmLike::new(fake(), u64::MAX)))),
+            most_live: 10_000,
+            ..whole
+        },
+        whole,
+    ]
+}
+
+/// Memory of this machine that is free now.
+fn machine_bytes() -> u64 {
+    leasehold::cpu::driver::memory::info().free
+}
+
+/// The whole way: a runtime on the CPU.
+struct Whole(Runtime);
+
+impl Subject for Whole {
+    type Block = Lease<Buffer>;
+    type Stream = Stream;
+
+    fn stream(&self) -> leasehold::Result<Stream> {
+        self.0.create_stream()
+    }
+
+    #[inline]
+    fn alloc(&self, on: &Stream, size: u64) -> Option<Lease<Buffer>> {
+        self.0.alloc_on(on, Layout::new(size)).ok()
+    }
+
+    #[inline]
+    fn free(&self, _: &Stream, block: Lease<Buffer>) {
+        drop(block);
+    }
+}
+
+/// A heap of the process. Its blocks are aligned as `malloc` aligns them, which is what it is fastest at.
+struct Heap<A>(A);
+
+struct HeapBlock(*mut u8, std::alloc::Layout);
+
+// SAFETY: the block owns its memory, which the heap takes back from any thread.
+unsafe impl Send for HeapBlock {}
+
+impl<A: GlobalAlloc + Sync> Subject for Heap<A> {
+    type Block = HeapBlock;
+    type Stream = ();
+
+    fn stream(&self) -> leasehold::Result<()> {
+        Ok(())
+    }
+
+    #[inline]
+    fn alloc(&self, (): &(), size: u64) -> Option<HeapBlock> {
+        let layout = std::alloc::Layout::from_size_align(usize::try_from(size.max(1)).ok()?, 16).ok()?;
+        // SAFETY: the layout has a size.
+        let at = unsafe { self.0.alloc(layout) };
+        (!at.is_null()).then_some(HeapBlock(at, layout))
+    }
+
+    #[inline]
+    fn free(&self, (): &(), HeapBlock(at, layout): HeapBlock) {
+        // SAFETY: given by `alloc` with this layout.
+        unsafe { self.0.dealloc(at, layout) };
+    }
+}
+
+impl Contender {
+    fn bears(&self, workload: Workload, threads: usize) -> bool {
+        let live = match workload {
+            Workload::Random { live, .. } => live,
+            _ => 0,
+        };
+        live <= self.most_live && workload.live_bytes().saturating_mul(threads as u64 * 5 / 4 + 1) <= self.most_bytes
+    }
+}
+
+/// Nanoseconds that a round of one allocator may take, about.
+const ROUND: f64 = 40e6;
+
+fn median(values: &[f64]) -> f64 {
+    percentile(values, 0.5)
+}
+
+pub(crate) fn run(a: &AllocArguments) -> Result<(), Failure> {
+    let most = std::thread::available_parallelism().map_or(1, usize::from);
+    let mut threads: Vec<usize> =
+        a.threads.as_ref().map_or_else(|| vec![1, most], |t| t.iter().map(|&n| usize::from(n)).collect());
+    threads.sort_unstable();
+    threads.dedup();
+    let workloads: Vec<_> =
+        Workload::all().into_iter().filter(|w| a.workload.as_ref().is_none_or(|part| w.0.contains(part))).collect();
+    if workloads.is_empty() {
+        let names: Vec<_> = Workload::all().iter().map(|w| w.0).collect();
+        let wanted = a.workload.as_deref().unwrap_or_default();
+        return Err(Failure::misuse(format!("--workload {wanted}: none of {}", names.join(", "))));
+    }
+    let mut traces = Vec::new();
+    if a.workload.is_none() {
+        traces.push(("resnet50_train".to_owned(), Trace::read_gzip(BUNDLED, "the bundled trace")?));
+    }
+    for path in &a.trace {
+        traces.push((path.display().to_string(), Trace::open(path)?));
+    }
+
+    let bar = ProgressBar::new((threads.len() * workloads.len() + traces.len()) as u64);
+    if a.json {
+        bar.set_draw_target(ProgressDrawTarget::hidden());
+    }
+    if let Ok(style) = ProgressStyle::with_template("{bar:32} {pos}/{len} {msg}") {
+        bar.set_style(style);
+    }
+    let mut figures = Vec::new();
+    for &n in &threads {
+        for &(name, workload) in &workloads {
+            bar.set_message(name);
+            cell(name, workload, n, a, &mut figures)?;
+            bar.inc(1);
+        }
+    }
+    let mut replays = Vec::new();
+    for (name, trace) in &traces {
+        bar.set_message(name.clone());
+        replay(name, trace, a.rounds, &mut replays)?;
+        bar.inc(1);
+    }
+    bar.finish_and_clear();
+    let report = Report {
+        growth: growth(&figures),
+        speedup: speedup(&figures),
+        threads,
+        rounds: a.rounds,
+        workloads: figures,
+        replays,
+    };
+    if a.json { print_json(&report) } else { print(&report) }
+}
+
+/// One workload on all allocators, in turns.
+fn cell(
+    name: &'static str,
+    workload: Workload,
+    threads: usize,
+    a: &AllocArguments,
+    out: &mut Vec<Figure>,
+) -> Result<(), Failure> {
+    let mut all = Vec::new();
+    // The plain allocator comes last in the list and first in the table.
+    for contender in contenders().into_iter().rev() {
+        let mut ready = if contender.bears(workload, threads) { Some((contender.make)()?) } else { None };
+        let mut pairs = 0;
+        if let Some(subject) = &ready {
+            match subject.run(workload, threads, 500)? {
+                Some(sample) => pairs = ((ROUND / sample.ns.max(1.0)) as u64).clamp(500, a.pairs.max(500)),
+                None => ready = None,
+            }
+        }
+        all.push((contender, ready, pairs, Vec::<Sample>::new()));
+    }
+    for _ in 0..a.rounds {
+        for (_, ready, pairs, samples) in &mut all {
+            if let Some(subject) = ready
+                && let Some(sample) = subject.run(workload, threads, *pairs)?
+            {
+                samples.push(sample);
+            }
+        }
+    }
+    let plain: Vec<f64> = all.first().map_or_else(Vec::new, |c| c.3.iter().map(|s| s.ns).collect());
+    for (contender, _, _, samples) in &all {
+        let of = |f: fn(&Sample) -> f64| {
+            let values: Vec<f64> = samples.iter().map(f).collect();
+            (!values.is_empty()).then(|| median(&values))
+        };
+        let ratios: Vec<f64> = samples.iter().zip(&plain).map(|(s, own)| s.ns / own).collect();
+        out.push(Figure {
+            workload: name,
+            threads,
+            allocator: contender.name,
+            kind: contender.kind,
+            ns: of(|s| s.ns),
+            ns_best: of(|s| s.ns_best),
+            mega_pairs: of(|s| s.mega_pairs),
+            slower: (!ratios.is_empty()).then(|| median(&ratios)),
+        });
+    }
+    Ok(())
+}
+
+fn replay(name: &str, trace: &Trace, rounds: u32, out: &mut Vec<ReplayFigure>) -> Result<(), Failure> {
+    let players = [
+        ("leasehold", Kind::Own, Player::Own),
+        ("best fit", Kind::Peer, Player::BestFit),
+        ("PyTorch's structure (emulation)", Kind::Emulation, Player::TorchLike),
+    ];
+    let mut ns = vec![Vec::new(); players.len()];
+    let mut ratios = vec![0.0; players.len()];
+    for _ in 0..rounds {
+        for (i, (_, _, player)) in players.iter().enumerate() {
+            let report = replay_virtual(trace, &Options { player: *player, ..Options::default() })?;
+            ns[i].push(report.ns_per_op.mean);
+            ratios[i] = report.ratio;
+        }
+    }
+    for (i, &(allocator, kind, _)) in players.iter().enumerate() {
+        let slower: Vec<f64> = ns[i].iter().zip(&ns[0]).map(|(a, b)| a / b).collect();
+        out.push(ReplayFigure {
+            trace: name.to_owned(),
+            allocator,
+            kind,
+            ns_per_op: median(&ns[i]),
+            ratio: ratios[i],
+            slower: median(&slower),
+        });
+    }
+    Ok(())
+}
+
+fn plain(figures: &[Figure]) -> impl Iterator<Item = (&Figure, f64)> {
+    figures.iter().filter(|f| f.allocator == "leasehold").filter_map(|f| Some((f, f.ns?)))
+}
+
+fn growth(figures: &[Figure]) -> BTreeMap<&'static str, BTreeMap<&'static str, f64>> {
+    let mut out: BTreeMap<_, BTreeMap<_, _>> = BTreeMap::new();
+    for (f, ns) in plain(figures).filter(|(f, _)| f.threads == 1) {
+        let Some((sizes, live)) = f.workload.split_once(", ").filter(|(_, live)| live.ends_with(" live")) else {
+            continue;
+        };
+        let base = plain(figures).find(|(b, _)| b.threads == 1 && b.workload == format!("{sizes}, 64 live"));
+        if let Some((_, base)) = base {
+            out.entry(sizes).or_default().insert(live, ns / base);
+        }
+    }
+    out
+}
+
+fn speedup(figures: &[Figure]) -> BTreeMap<&'static str, f64> {
+    let mut out = BTreeMap::new();
+    for (f, _) in plain(figures).filter(|(f, _)| f.threads == 1) {
+        let most = plain(figures).filter(|(m, _)| m.workload == f.workload && m.threads > 1).max_by_key(|m| m.0.threads);
+        if let Some((m, _)) = most
+            && let (Some(many), Some(one)) = (m.mega_pairs, f.mega_pairs)
+        {
+            out.insert(f.workload, many / one);
+        }
+    }
+    out
+}
+
+fn print(r: &Report) -> Result<(), Failure> {
+    let mut out = std::io::stdout().lock();
+    let mut names: Vec<&str> = Vec::new();
+    for f in &r.workloads {
+        if !names.contains(&f.allocator) {
+            names.push(f.allocator);
+        }
+    }
+    for (i, name) in names.iter().enumerate() {
+        writeln!(out, "{}: {name}", i + 1)?;
+    }
+    for &threads in &r.threads {
+        let many = if threads == 1 { "" } else { "s" };
+        writeln!(out, "\nns a pair, {threads} thread{many}; in brackets: by the time of 1")?;
+        let mut table = Table::default();
+        table.row(std::iter::once(String::new()).chain((1..=names.len()).map(|i| i.to_string())));
+        let here: Vec<_> = r.workloads.iter().filter(|f| f.threads == threads).collect();
+        for row in here.chunk_by(|a, b| a.workload == b.workload) {
+            let cell = |f: &&Figure| match (f.ns, f.slower) {
+                (Some(ns), Some(slower)) if f.allocator != "leasehold" => format!("{ns:.0} ({slower:.1})"),
+                (Some(ns), _) => format!("{ns:.0}"),
+                _ => "-".to_owned(),
+            };
+            table.row(std::iter::once(row[0].workload.to_owned()).chain(row.iter().map(cell)));
+        }
+        write!(out, "{table}")?;
+    }
+    if !r.speedup.is_empty() {
+        writeln!(out, "\npairs per second with {} threads, by one's", r.threads.last().copied().unwrap_or(1))?;
+        let mut table = Table::default();
+        r.speedup.iter().for_each(|(w, x)| table.row([(*w).to_owned(), format!("{x:.2}")]));
+        write!(out, "{table}")?;
+    }
+    if !r.replays.is_empty() {
+        writeln!(out)?;
+        let mut table = Table::default();
+        table.row(["replay", "ns per operation", "slower", "reserved by requested", "allocator"]);
+        for f in &r.replays {
+            table.row([
+                f.trace.clone(),
+                format!("{:.0}", f.ns_per_op),
+                format!("{:.2}", f.slower),
+                format!("{:.3}", f.ratio),
+                f.allocator.to_owned(),
+            ]);
+        }
+        write!(out, "{table}")?;
+    }
+    Ok(())
+}
