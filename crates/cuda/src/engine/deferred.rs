@@ -5,8 +5,8 @@
 //! later, until nothing is held back any more. The driver never sees work that waits for the host.
 //!
 //! # Protocol
-//! One thread at a time goes on with a stream ([`Turn::Pumping`]); it works without the lock and takes it for each call of the driver. Another
-//! that comes meanwhile sets `again` and leaves. A host call runs on a thread of the backend's ([`Turn::Calling`]) once the device is done
+//! One thread at a time goes on with a stream (`Turn::Pumping`); it works without the lock and takes it for each call of the driver. Another
+//! that comes meanwhile sets `again` and leaves. A host call runs on a thread of the backend's (`Turn::Calling`) once the device is done
 //! with all before it and the host's part of that is done too.
 //!
 //! Who waits for what is noted in [`Shared`](super::shared::Shared) *before* the job is looked at, so no wake-up is lost.

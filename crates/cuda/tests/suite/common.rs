@@ -8,8 +8,8 @@ use leasehold_cuda::driver::ops::CudaSlowOps;
 use leasehold_cuda::driver::sim::{SimDriver, SimDriverConfig};
 use leasehold_cuda::{CudaBackend, CudaConfig};
 use leasehold_hal::{
-    Access, Backend, Binding, Copy2d, Device, DeviceId, Dispatch, Download, Fill, Keep, MemoryKind, Op, Pipeline, Stream,
-    StreamDesc, Upload,
+    Access, Backend, Binding, Copy2d, Device, DeviceId, Dispatch, Download, Fill, Keep, MemoryKind, Op, Pipeline,
+    Stream, StreamDesc, Upload,
 };
 use leasehold_sim::{KernelBody, KernelRegistry, KernelSpec, MachineConfig};
 use std::collections::HashMap;

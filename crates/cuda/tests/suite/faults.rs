@@ -7,9 +7,7 @@ use leasehold_core::{Error, Result};
 use leasehold_cuda::CudaBackend;
 use leasehold_cuda::driver::ops::CudaSlowOps;
 use leasehold_cuda::driver::sim::SimDriver;
-use leasehold_hal::{
-    Access, Backend, DeviceId, ForeignCall, HostCall, NodePatch, Op, OpList, Plan, StreamDesc,
-};
+use leasehold_hal::{Access, Backend, DeviceId, ForeignCall, HostCall, NodePatch, Op, OpList, Plan, StreamDesc};
 use leasehold_sim::{FaultAction, FaultPlan, FaultRule, When};
 
 /// Open, allocate, copy, launch, wait across streams, call the host, record, replay, update, close.

@@ -23,7 +23,10 @@ fn without_a_driver_everything_says_why() {
 #[test]
 fn a_wrong_configuration_changes_nothing() {
     let driver = Arc::new(SimDriver::new(driver_config(40)).unwrap());
-    assert_eq!(CudaBackend::with_ops(driver.clone(), CudaConfig::default().streams(0)).unwrap_err().kind(), "InvalidArgument");
+    assert_eq!(
+        CudaBackend::with_ops(driver.clone(), CudaConfig::default().streams(0)).unwrap_err().kind(),
+        "InvalidArgument"
+    );
     let mut config = CudaConfig::default();
     config.signal_every = 0;
     assert_eq!(config.validate().unwrap_err().kind(), "InvalidArgument");
@@ -187,7 +190,10 @@ fn stamps_are_unwritten_until_their_submission_is_over() {
     let native = stamps[0].native;
     drop(stamps);
     let again: Vec<_> = (0..3).map(|_| device.timestamp().unwrap()).collect();
-    assert!(again.iter().any(|s| s.native == native) && again.iter().all(|s| s.get().is_none()), "recycled and unwritten");
+    assert!(
+        again.iter().any(|s| s.native == native) && again.iter().all(|s| s.get().is_none()),
+        "recycled and unwritten"
+    );
     drop((again, x, a, device));
     bench.close();
 }

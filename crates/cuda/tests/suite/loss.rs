@@ -2,8 +2,8 @@
 
 use crate::common::*;
 use leasehold_conformance::TestKernel;
-use leasehold_core::sync::Arc;
 use leasehold_core::Error;
+use leasehold_core::sync::Arc;
 use leasehold_cuda::CudaConfig;
 use leasehold_hal::{Access, Backend, Op, OpList, Plan, StreamDesc};
 
@@ -35,7 +35,9 @@ fn tell(config: CudaConfig) {
     x.mark_write(a.line().at(after));
     y.mark_write(b.line().at(held));
     let cause = lost(wait(&a, after), "the wait");
-    for part in ["conformance_trap", "719", &format!("{:?}", a.line().id()), &format!("submissions {} to {after}", value - 1)] {
+    for part in
+        ["conformance_trap", "719", &format!("{:?}", a.line().id()), &format!("submissions {} to {after}", value - 1)]
+    {
         assert!(cause.contains(part), "{part} is not in: {cause}");
     }
     for s in [&a, &b, &idle] {
@@ -48,7 +50,10 @@ fn tell(config: CudaConfig) {
     assert_eq!(lost(device.stream(&StreamDesc::default()).map(drop), "a stream"), cause);
     assert_eq!(lost(device.timestamp().map(drop), "a stamp"), cause);
     assert_eq!(lost(device.pipeline(&TestKernel::Add.for_cuda()).map(drop), "a pipeline"), cause);
-    assert_eq!(lost(device.instantiate(Plan::new(OpList::new())).and_then(|g| submit(&a, &[Op::Graph(&g)])), "a graph"), cause);
+    assert_eq!(
+        lost(device.instantiate(Plan::new(OpList::new())).and_then(|g| submit(&a, &[Op::Graph(&g)])), "a graph"),
+        cause
+    );
     assert_eq!(lost(device.memory_info(), "the memory"), cause);
     assert_eq!(lost(device.make_current(), "making it current"), cause);
     assert_eq!(lost(device.synchronize(None), "synchronising"), cause);
@@ -68,7 +73,10 @@ fn tell(config: CudaConfig) {
     drop((again, device));
     bench.backend.shutdown().unwrap();
     let census = bench.driver.census();
-    assert_eq!((census.contexts, census.streams, census.events, census.execs, census.graphs, census.modules), (0, 0, 0, 0, 0, 0));
+    assert_eq!(
+        (census.contexts, census.streams, census.events, census.execs, census.graphs, census.modules),
+        (0, 0, 0, 0, 0, 0)
+    );
 }
 
 #[test]

@@ -2,9 +2,9 @@
 
 use crate::common::*;
 use leasehold_conformance::TestKernel;
+use leasehold_core::Error;
 use leasehold_core::sync::atomic::{AtomicU32, Ordering};
 use leasehold_core::sync::{Arc, Mutex};
-use leasehold_core::Error;
 use leasehold_cuda::{CompletionSource, CudaConfig};
 use leasehold_hal::{Access, HostCall, Keep, Op, OpList, Plan};
 use std::time::Duration;
@@ -29,7 +29,11 @@ fn nothing_behind_a_gate_reaches_the_driver_and_then_all_of_it_in_order() {
     assert_eq!((bench.calls("cuMemsetD8Async"), bench.calls("cuMemcpyDtoDAsync")), (0, 0));
     assert_eq!(a.refresh().unwrap(), last.value() - 11);
     gate.signal_host(next).unwrap();
-    assert_eq!((bench.calls("cuMemsetD8Async"), bench.calls("cuMemcpyDtoDAsync")), (12, 10), "signalling goes on at once");
+    assert_eq!(
+        (bench.calls("cuMemsetD8Async"), bench.calls("cuMemcpyDtoDAsync")),
+        (12, 10),
+        "signalling goes on at once"
+    );
     wait(&b, waiting).unwrap();
     assert!(last.is_settled(), "who sees the waiter's end sees that of what it waited for");
     assert_eq!(read(&a, &x), [11; 64]);
@@ -106,7 +110,8 @@ fn a_host_call_sees_what_landed_before_it_also_in_its_own_submission() {
         tell.lock().push(look.bytes());
         Ok(())
     });
-    let v = submit(&a, &[fill(&x, 3), host.down(&x), Op::Host(&call), fill(&x, 4), host.down(&x), Op::Host(&call)]).unwrap();
+    let v = submit(&a, &[fill(&x, 3), host.down(&x), Op::Host(&call), fill(&x, 4), host.down(&x), Op::Host(&call)])
+        .unwrap();
     wait(&a, v).unwrap();
     assert_eq!(*seen.lock(), [vec![3; 4096], vec![4; 4096]]);
     // The same as a graph, which is split at the calls.
@@ -134,7 +139,8 @@ fn a_failed_host_call_names_itself_and_ends_its_stream_alone() {
     let call = HostCall::new("breaks", || Err(Error::state("its own reason")));
     let value = submit(&a, &[Op::Host(&call), fill(&x, 1)]).unwrap();
     let e = wait(&a, value).unwrap_err().to_string();
-    for part in ["host call breaks", "its own reason", &format!("submission {value}"), &format!("{:?}", a.line().id())] {
+    for part in ["host call breaks", "its own reason", &format!("submission {value}"), &format!("{:?}", a.line().id())]
+    {
         assert!(e.contains(part), "{part} is not in: {e}");
     }
     assert!(a.line().is_idle());
@@ -234,7 +240,7 @@ fn a_launch_on_a_single_stream_is_one_call_and_a_signal_now_and_then() {
     let made: Vec<_> = names.iter().zip(before).map(|(n, was)| bench.calls(n) - was).collect();
     assert_eq!(made, [640, 650, 0, 10, 0], "{names:?}");
     assert_eq!(bench.driver.machine().calls() - all, 640 + 650 + 10, "and nothing else");
-    assert_eq!(a.line().check(a.line().submitted() - 640).unwrap(), true);
+    assert!(a.line().check(a.line().submitted() - 640).unwrap());
     drop((kernel, x, a, device));
     bench.close();
 }

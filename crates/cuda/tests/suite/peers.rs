@@ -31,7 +31,13 @@ fn carry(p2p: bool) {
     assert_eq!(peer_copies() - before, if p2p { 0 } else { 2 });
     // Memory that comes after, and rows.
     let late = buffer(&one, &b, 32 << 20);
-    let rows = Copy2d { width: 16, rows: 8, src_pitch: 64, dst_pitch: 32, ..Copy2d::linear((x.addr(), 0), (late.addr(), 0), 0) };
+    let rows = Copy2d {
+        width: 16,
+        rows: 8,
+        src_pitch: 64,
+        dst_pitch: 32,
+        ..Copy2d::linear((x.addr(), 0), (late.addr(), 0), 0)
+    };
     let cleared = submit(&b, &[fill(&late, 0)]).unwrap();
     let v = submit(&a, &[Op::Wait(b.line().at(cleared)), fill(&x, 6), Op::Copy(rows)]).unwrap();
     wait(&a, v).unwrap();
