@@ -329,16 +329,16 @@ impl ContextOps for RealDriver {
 
     fn primary_release(&self, ordinal: u32) -> Result<()> {
         let device = self.device(ordinal)?;
-        drive!(self, cuDevicePrimaryCtxRelease_v2(device))?;
+        let released = drive!(self, cuDevicePrimaryCtxRelease_v2(device));
         let (mut flags, mut active) = (0, 0);
-        drive!(self, cuDevicePrimaryCtxGetState(device, &raw mut flags, &raw mut active))?;
-        if active == 0 {
+        let asked = drive!(self, cuDevicePrimaryCtxGetState(device, &raw mut flags, &raw mut active));
+        if asked.is_ok() && active == 0 {
             let mut lost = self.lost.lock();
             if let Some(context) = lost.primaries.remove(&ordinal) {
                 lost.causes.remove(&context);
             }
         }
-        Ok(())
+        released
     }
 
     fn context_create(&self, ordinal: u32) -> Result<NativeContext> {
@@ -357,9 +357,9 @@ impl ContextOps for RealDriver {
     }
 
     fn context_destroy(&self, context: NativeContext) -> Result<()> {
-        drive!(self, cuCtxDestroy_v2(context.0 as CUcontext))?;
+        let destroyed = drive!(self, cuCtxDestroy_v2(context.0 as CUcontext));
         self.lost.lock().causes.remove(&context.0);
-        Ok(())
+        destroyed
     }
 
     fn current(&self) -> Result<NativeContext> {

@@ -3,5 +3,7 @@
 
 mod cache_processes;
 mod figures;
+#[cfg(target_os = "linux")]
+mod real;
 mod rules;
 mod traces;

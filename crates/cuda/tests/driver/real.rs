@@ -1,0 +1,236 @@
+//! The real driver's bindings over a library that only looks like the vendor's (`stub_driver.rs`): what is loaded and
+//! what is missing, how arguments are passed and answers taken. The library is compiled here, and each case runs in a
+//! process of its own that finds it first.
+
+use leasehold_core::Error;
+use leasehold_core::sync::Mutex;
+use leasehold_core::sync::atomic::{AtomicU32, Ordering};
+use leasehold_cuda::driver::cache::CompileCache;
+use leasehold_cuda::driver::ops::{
+    ContextOps, CopyKind, CudaSlowOps, DeviceOps, EventOps, GraphOps, MemoryOps, ModuleOps, NativeContext, NativeCopy,
+    NativeEvent, NativeFunction, NativeGraph, NativeGraphExec, NativeNode, NativeStream, Progress, StreamOps, Updated,
+};
+use leasehold_cuda::driver::real::RealDriver;
+use leasehold_cuda::driver::trace::kernels::Arguments;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::Arc;
+
+/// Names the case in a process that was started for it.
+const CASE: &str = "LEASEHOLD_TEST_REAL_DRIVER_CASE";
+
+/// A case: its name, what the library lacks, the environment, and what is checked.
+type Case = (&'static str, Option<&'static str>, &'static [(&'static str, &'static str)], fn());
+
+const CASES: &[Case] = &[
+    ("starts", None, &[], starts),
+    ("too old", None, &[("STUB_VERSION", "11080")], || unavailable(&["11.8", "12.0"])),
+    ("no device", None, &[("STUB_INIT", "100")], || unavailable(&["CUDA_ERROR_NO_DEVICE (100)", "no device"])),
+    ("unknown failure", None, &[("STUB_INIT", "999")], || unavailable(&["CUDA_ERROR_UNKNOWN (999)"])),
+    ("a new failure", None, &[("STUB_INIT", "1234")], || unavailable(&["CUDA_ERROR_FROM_TOMORROW (1234)"])),
+    ("a function is missing", Some("without_symbols"), &[], || unavailable(&["cuMemAlloc_v2"])),
+    ("newer functions are missing", Some("without_optional"), &[], older),
+    ("errors", None, &[], errors),
+    ("a lost context", None, &[], lost),
+    ("arguments", None, &[], arguments),
+    ("host functions", None, &[], host_functions),
+    ("modules", None, &[], modules),
+];
+
+fn compile(directory: &Path, cfg: Option<&str>) {
+    let source = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/driver/stub_driver.rs");
+    let compiler = std::env::var_os("RUSTC").unwrap_or_else(|| "rustc".into());
+    let mut command = Command::new(compiler);
+    command.args(["--edition", "2024", "--crate-type", "cdylib", "--crate-name", "cuda", "-A", "unexpected_cfgs"]);
+    if let Some(cfg) = cfg {
+        command.args(["--cfg", cfg]);
+    }
+    let status = command.arg(source).arg("-o").arg(directory.join("libcuda.so.1")).status().unwrap();
+    assert!(status.success(), "the library does not compile");
+}
+
+#[test]
+fn the_real_driver_over_a_library_of_our_own() {
+    if let Ok(name) = std::env::var(CASE) {
+        let case = CASES.iter().find(|case| case.0 == name).unwrap();
+        return case.3();
+    }
+    let me = std::env::current_exe().unwrap();
+    let directories: Vec<_> = [None, Some("without_symbols"), Some("without_optional")]
+        .map(|cfg| {
+            let directory = tempfile::tempdir().unwrap();
+            compile(directory.path(), cfg);
+            (cfg, directory)
+        })
+        .into_iter()
+        .collect();
+    for (name, cfg, environment, _) in CASES {
+        let (_, directory) = directories.iter().find(|d| d.0 == *cfg).unwrap();
+        let output = Command::new(&me)
+            .args(["the_real_driver_over_a_library_of_our_own", "--nocapture"])
+            .env("LD_LIBRARY_PATH", directory.path())
+            .env(CASE, name)
+            .envs(environment.iter().copied())
+            .output()
+            .unwrap();
+        assert!(output.status.success(), "{name}:\n{}", String::from_utf8_lossy(&output.stderr));
+    }
+}
+
+fn unavailable(parts: &[&str]) {
+    let driver = RealDriver::with_cache(CompileCache::off());
+    let Err(Error::Unavailable(why)) = driver.init() else { panic!("not unavailable") };
+    assert!(parts.iter().all(|part| why.contains(part)), "{why}");
+    // It stays what it was: not started.
+    assert!(matches!(driver.device_count(), Err(Error::InvalidState(_))));
+}
+
+fn started() -> RealDriver {
+    let driver = RealDriver::with_cache(CompileCache::off());
+    driver.init().unwrap();
+    driver
+}
+
+const STREAM: NativeStream = NativeStream(8);
+
+fn starts() {
+    let driver = started();
+    driver.init().unwrap();
+    assert_eq!(driver.driver_version().unwrap(), 13000);
+    assert_eq!(driver.device_count().unwrap(), 2);
+    let before = driver.driver_calls();
+    let properties = driver.device_properties(1).unwrap();
+    assert!(driver.driver_calls() > before + 15);
+    // Attributes say their own numbers.
+    assert_eq!(properties.compute_capability, (75, 76));
+    assert_eq!((properties.block_threads, properties.warp, properties.shared_optin), (1, 10, 97));
+    assert_eq!(properties.numa_node, None);
+    assert!(matches!(driver.device_properties(2), Err(Error::Driver { code: 101, api: "cuDeviceGet", .. })));
+    // 704 is no error.
+    driver.enable_peer(NativeContext(1)).unwrap();
+    assert_eq!(driver.stream_query(STREAM).unwrap(), Progress::Pending);
+    assert_eq!(driver.event_query(NativeEvent(1)).unwrap(), Progress::Pending);
+    assert!(matches!(driver.event_elapsed(NativeEvent(1), NativeEvent(2)), Err(Error::InvalidState(_))));
+    assert!(!driver.context_create(0).unwrap().is_null());
+}
+
+fn older() {
+    let driver = started();
+    assert!(!driver.context_create(0).unwrap().is_null());
+    assert_eq!(driver.function_info(NativeFunction(1)).unwrap().params, None);
+    let elapsed = driver.event_elapsed(NativeEvent(1), NativeEvent(2));
+    assert!(matches!(elapsed, Err(Error::Driver { code: 400, .. })), "{elapsed:?}");
+    let module = driver.module_load(b".version 8.0").unwrap();
+    assert!(driver.module_function(module, "f").is_ok());
+}
+
+fn errors() {
+    let driver = started();
+    let Err(Error::Driver { api, code, name }) = driver.alloc(0) else { panic!() };
+    assert_eq!((api, code, &*name), ("cuMemAlloc", 1, "CUDA_ERROR_INVALID_VALUE"));
+    let Err(Error::OutOfMemory(report)) = driver.alloc(1 << 41) else { panic!() };
+    assert_eq!((report.requested, &*report.site), (1 << 41, "cuMemAlloc"));
+    // Codes that nobody here knows: the driver may have a name.
+    let Err(Error::Driver { code: 1234, name, .. }) = driver.alloc(77) else { panic!() };
+    assert_eq!(&*name, "CUDA_ERROR_FROM_TOMORROW");
+    let Err(Error::Driver { code: 4321, name, .. }) = driver.alloc(78) else { panic!() };
+    assert_eq!(&*name, "CUDA_ERROR_4321");
+    assert_eq!(driver.alloc(64).unwrap(), 0x20000);
+}
+
+fn lost() {
+    let driver = started();
+    let (here, there) = (driver.primary_retain(0).unwrap(), driver.primary_retain(1).unwrap());
+    driver.set_current(here).unwrap();
+    let cause = |result: leasehold_core::Result<()>| match result {
+        Err(Error::DeviceLost { cause }) => cause,
+        other => panic!("not lost: {other:?}"),
+    };
+    let first = cause(driver.stream_synchronize(NativeStream(0xdead)));
+    assert!(first.contains("cuStreamSynchronize") && first.contains("CUDA_ERROR_ILLEGAL_ADDRESS (700)"), "{first}");
+    // The driver says 719 from now on; the first cause is told.
+    assert_eq!(first, cause(driver.alloc(64).map(drop)));
+    assert_eq!(first, cause(driver.stream_create(0).map(drop)));
+    // Another context is not concerned.
+    driver.set_current(there).unwrap();
+    assert!(driver.alloc(64).is_ok());
+    assert!(matches!(driver.alloc(0), Err(Error::Driver { code: 1, .. })));
+    // Released and not active any more: a new one begins anew.
+    driver.set_current(here).unwrap();
+    driver.primary_release(0).unwrap();
+    driver.primary_retain(0).unwrap();
+    let second = cause(driver.stream_create(0).map(drop));
+    assert!(second.contains("(719)"), "{second}");
+}
+
+fn arguments() {
+    let driver = started();
+    let arguments = Arguments::store(0x20000, 7, 3, 2);
+    let launch = arguments.launch(NativeFunction(1), 2, 3);
+    let read = |bytes: usize| {
+        let mut seen = vec![0_u8; bytes];
+        let down = NativeCopy::linear(CopyKind::DeviceToHost, seen.as_mut_ptr() as u64, 0x20000, bytes as u64);
+        // SAFETY: the library copies what it kept.
+        unsafe { driver.copy(STREAM, &down).unwrap() };
+        seen
+    };
+    // SAFETY: nothing runs.
+    unsafe { driver.launch(STREAM, &launch).unwrap() };
+    assert_eq!(read(launch.args.len()), launch.args);
+    // SAFETY: as above.
+    let updated = unsafe { driver.exec_set_kernel(NativeGraphExec(1), NativeNode(1), &launch) };
+    assert_eq!(updated.unwrap(), Updated::InPlace);
+    assert_eq!(read(launch.args.len()), launch.args);
+    // SAFETY: as above.
+    let refused = unsafe { driver.exec_set_kernel(NativeGraphExec(1), NativeNode(0xbad), &launch) };
+    assert_eq!(refused.unwrap(), Updated::Refused);
+    // Without arguments nothing is described.
+    let none = Arguments::new(&[], &[]);
+    // SAFETY: as above.
+    unsafe { driver.launch(STREAM, &none.launch(NativeFunction(1), 1, 1)).unwrap() };
+    assert!(read(0).is_empty());
+}
+
+fn host_functions() {
+    let driver = started();
+    let (held, order) = (Arc::new(()), Arc::new(Mutex::new(Vec::new())));
+    let (inside, log) = (held.clone(), order.clone());
+    driver.host_function(STREAM, Box::new(move || log.lock().push(Arc::strong_count(&inside)))).unwrap();
+    assert_eq!(*order.lock(), [2]);
+    assert_eq!(Arc::strong_count(&held), 1);
+    // Refused: ours again, and dropped.
+    let inside = held.clone();
+    let refused = driver.host_function(NativeStream::NULL, Box::new(move || drop(inside)));
+    assert!(matches!(refused, Err(Error::Driver { code: 400, .. })));
+    assert_eq!(Arc::strong_count(&held), 1);
+    driver.host_function(STREAM, Box::new(|| panic!("this panic stops at the driver's border"))).unwrap();
+    // A node runs at each launch, and goes with the executable.
+    let (runs, inside) = (Arc::new(AtomicU32::new(0)), held.clone());
+    let count = runs.clone();
+    let call = move || {
+        count.fetch_add(Arc::strong_count(&inside) as u32, Ordering::Relaxed);
+    };
+    driver.graph_add_host(NativeGraph(1), &[], Arc::new(call)).unwrap();
+    for _ in 0..3 {
+        // SAFETY: nothing but the host node runs.
+        unsafe { driver.exec_launch(NativeGraphExec(1), STREAM).unwrap() };
+    }
+    assert_eq!(runs.load(Ordering::Relaxed), 6);
+    driver.exec_destroy(NativeGraphExec(1)).unwrap();
+    assert_eq!(Arc::strong_count(&held), 1);
+}
+
+fn modules() {
+    let driver = started();
+    let Err(Error::Compile { log }) = driver.module_load(b"what") else { panic!() };
+    assert_eq!(&*log, "CUDA_ERROR_INVALID_PTX (218): line 1: what is this?");
+    assert!(matches!(driver.module_load(b""), Err(Error::Compile { .. })));
+    // Text without a zero at its end gets one.
+    let module = driver.module_load(b".version 8.0").unwrap();
+    let function = driver.module_function(module, "f").unwrap();
+    assert!(matches!(driver.module_function(module, "a\0b"), Err(Error::NotFound(_))));
+    let info = driver.function_info(function).unwrap();
+    assert_eq!((info.block_threads, info.registers, info.binary), (100, 104, 106));
+    assert_eq!(info.params, Some(vec![(0, 8), (8, 4)]));
+    let _: &dyn CudaSlowOps = &driver;
+}

@@ -1,0 +1,422 @@
+//! A driver that does nothing, compiled by `real.rs` into a `libcuda.so.1` of its own: shows how the real driver's
+//! bindings load it, pass arguments and take answers. What it answers is chosen by arguments and by the environment;
+//! with `--cfg without_symbols` it lacks a required function, with `--cfg without_optional` the newer ones.
+//!
+//! Not a module of the tests: a program without dependencies.
+
+use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
+
+type HostFn = unsafe extern "C" fn(*mut c_void);
+
+/// What the process has done so far. It has one thread.
+struct State {
+    current: u64,
+    lost: u64,
+    arguments: Vec<u8>,
+    owned: Option<(HostFn, usize)>,
+    node: Option<(HostFn, usize)>,
+}
+
+static mut STATE: State = State { current: 0, lost: 0, arguments: Vec::new(), owned: None, node: None };
+
+fn state() -> &'static mut State {
+    // SAFETY: the process has one thread, and no function keeps the reference.
+    unsafe { &mut *(&raw mut STATE) }
+}
+
+fn number(name: &str) -> Option<c_int> {
+    std::env::var(name).ok()?.parse().ok()
+}
+
+/// Functions that succeed and do nothing.
+macro_rules! nothing {
+    ($($name:ident)*) => {$(
+        #[unsafe(no_mangle)]
+        extern "C" fn $name() -> c_int {
+            if state().lost != 0 && state().lost == state().current { 719 } else { 0 }
+        }
+    )*};
+}
+
+/// Functions that make something: a word for the first argument.
+macro_rules! makes {
+    ($($name:ident)*) => {$(
+        /// # Safety
+        /// - `out` is a word that can be written.
+        #[unsafe(no_mangle)]
+        unsafe extern "C" fn $name(out: *mut u64) -> c_int {
+            if state().lost != 0 && state().lost == state().current {
+                return 719;
+            }
+            // SAFETY: by the contract.
+            unsafe { *out = 0x10000 };
+            0
+        }
+    )*};
+}
+
+nothing! {
+    cuMemFree_v2 cuMemFreeAsync cuMemPoolSetAttribute cuMemPoolTrimTo cuMemAddressFree cuMemRelease cuMemMap cuMemUnmap cuMemSetAccess
+    cuMemFreeHost cuMemHostRegister_v2 cuMemHostUnregister cuStreamDestroy_v2 cuStreamWaitEvent cuStreamWriteValue64_v2
+    cuStreamWaitValue64_v2 cuMemcpyHtoDAsync_v2 cuMemcpyDtoDAsync_v2 cuMemcpy2DAsync_v2 cuMemcpyPeerAsync cuMemsetD8Async cuMemsetD16Async
+    cuMemsetD32Async cuEventDestroy_v2 cuEventRecord cuEventSynchronize cuModuleUnload cuFuncSetAttribute cuGraphDestroy
+    cuGraphUpload cuGraphExecMemcpyNodeSetParams cuGraphExecMemsetNodeSetParams cuStreamBeginCapture_v2 cuCtxDestroy_v2
+    cuCtxDisablePeerAccess cuCtxSynchronize cuCtxGetStreamPriorityRange cuMemGetInfo_v2
+    cuStreamIsCapturing cuGraphGetNodes cuUserObjectRelease cuGraphRetainUserObject cuDeviceCanAccessPeer
+    cuDeviceGetUuid_v2 cuDeviceGetName cuDeviceGetPCIBusId cuCtxPopCurrent_v2
+}
+
+makes! {
+    cuMemAllocAsync cuDeviceGetDefaultMemPool cuMemGetAllocationGranularity cuMemAddressReserve cuMemCreate cuMemHostAlloc
+    cuStreamCreateWithPriority cuEventCreate cuModuleGetFunction cuGraphCreate cuGraphAddKernelNode_v2 cuGraphAddMemcpyNode
+    cuGraphAddMemsetNode cuGraphAddChildGraphNode cuGraphAddEventRecordNode cuGraphAddEmptyNode cuGraphInstantiateWithFlags
+    cuStreamEndCapture cuDeviceTotalMem_v2
+}
+
+#[cfg(not(without_optional))]
+nothing! { cuFuncLoad }
+#[cfg(not(without_optional))]
+makes! { cuCtxCreate_v4 }
+#[cfg(without_optional)]
+makes! { cuCtxCreate_v2 }
+
+#[unsafe(no_mangle)]
+extern "C" fn cuDevicePrimaryCtxRelease_v2(_device: c_int) -> c_int {
+    0
+}
+
+/// # Safety
+/// - As for all functions here: pointers are what the driver's header says.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn cuDevicePrimaryCtxGetState(_device: c_int, flags: *mut c_uint, active: *mut c_int) -> c_int {
+    // SAFETY: by the contract.
+    unsafe { (*flags, *active) = (0, 0) };
+    0
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn cuInit(_flags: c_uint) -> c_int {
+    number("STUB_INIT").unwrap_or(0)
+}
+
+/// # Safety
+/// - As above.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn cuDriverGetVersion(version: *mut c_int) -> c_int {
+    // SAFETY: by the contract.
+    unsafe { *version = number("STUB_VERSION").unwrap_or(13000) };
+    0
+}
+
+/// # Safety
+/// - As above.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn cuGetErrorName(code: c_int, name: *mut *const c_char) -> c_int {
+    if code != 1234 {
+        return 1;
+    }
+    // SAFETY: by the contract.
+    unsafe { *name = c"CUDA_ERROR_FROM_TOMORROW".as_ptr() };
+    0
+}
+
+/// # Safety
+/// - As above.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn cuDeviceGetCount(count: *mut c_int) -> c_int {
+    // SAFETY: by the contract.
+    unsafe { *count = 2 };
+    0
+}
+
+/// # Safety
+/// - As above.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn cuDeviceGet(device: *mut c_int, ordinal: c_int) -> c_int {
+    // SAFETY: by the contract.
+    unsafe { *device = ordinal };
+    if ordinal < 2 { 0 } else { 101 }
+}
+
+/// # Safety
+/// - As above.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn cuDeviceGetAttribute(value: *mut c_int, attribute: c_int, _device: c_int) -> c_int {
+    // As a driver that does not know the newest attribute (the host's NUMA node).
+    if attribute == 134 {
+        return 1;
+    }
+    // SAFETY: by the contract.
+    unsafe { *value = attribute };
+    0
+}
+
+/// # Safety
+/// - As above.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn cuDevicePrimaryCtxRetain(context: *mut u64, device: c_int) -> c_int {
+    // SAFETY: by the contract.
+    unsafe { *context = 0x100 + device as u64 };
+    0
+}
+
+/// # Safety
+/// - As above.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn cuCtxGetCurrent(context: *mut u64) -> c_int {
+    // SAFETY: by the contract.
+    unsafe { *context = state().current };
+    0
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn cuCtxSetCurrent(context: u64) -> c_int {
+    state().current = context;
+    0
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn cuCtxEnablePeerAccess(_context: u64, _flags: c_uint) -> c_int {
+    704
+}
+
+/// Codes by size. Absent with `without_symbols`.
+///
+/// # Safety
+/// - As above.
+#[cfg(not(without_symbols))]
+#[unsafe(no_mangle)]
+unsafe extern "C" fn cuMemAlloc_v2(addr: *mut u64, bytes: usize) -> c_int {
+    if state().lost != 0 && state().lost == state().current {
+        return 719;
+    }
+    match bytes {
+        0 => 1,
+        77 => 1234,
+        78 => 4321,
+        bytes if bytes > 1 << 40 => 2,
+        _ => {
+            // SAFETY: by the contract.
+            unsafe { *addr = 0x20000 };
+            0
+        }
+    }
+}
+
+/// The context that is current faults.
+#[unsafe(no_mangle)]
+extern "C" fn cuStreamSynchronize(stream: u64) -> c_int {
+    if stream == 0xdead {
+        state().lost = state().current;
+    }
+    if state().lost != 0 && state().lost == state().current { 700 } else { 0 }
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn cuStreamQuery(_stream: u64) -> c_int {
+    600
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn cuEventQuery(_event: u64) -> c_int {
+    600
+}
+
+#[cfg(not(without_optional))]
+#[unsafe(no_mangle)]
+extern "C" fn cuEventElapsedTime_v2(_milliseconds: *mut f32, _start: u64, _end: u64) -> c_int {
+    600
+}
+
+#[cfg(without_optional)]
+#[unsafe(no_mangle)]
+extern "C" fn cuEventElapsedTime(_milliseconds: *mut f32, _start: u64, _end: u64) -> c_int {
+    400
+}
+
+/// # Safety
+/// - As above.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn cuLaunchHostFunc(stream: u64, call: HostFn, data: *mut c_void) -> c_int {
+    if stream == 0 {
+        return 400;
+    }
+    // SAFETY: by the contract.
+    unsafe { call(data) };
+    0
+}
+
+/// Keeps the argument buffer, if it is described as the header says.
+///
+/// # Safety
+/// - As above.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn cuLaunchKernel(
+    _function: u64,
+    grid_x: c_uint,
+    _grid_y: c_uint,
+    _grid_z: c_uint,
+    _block_x: c_uint,
+    _block_y: c_uint,
+    _block_z: c_uint,
+    _shared: c_uint,
+    _stream: u64,
+    params: *mut *mut c_void,
+    extra: *mut *mut c_void,
+) -> c_int {
+    if grid_x == 0 || !params.is_null() {
+        return 1;
+    }
+    // SAFETY: by the contract.
+    unsafe { keep(extra) }
+}
+
+/// # Safety
+/// - `extra` is null, or a list as the header describes it.
+unsafe fn keep(extra: *mut *mut c_void) -> c_int {
+    state().arguments.clear();
+    if extra.is_null() {
+        return 0;
+    }
+    // SAFETY: by the contract: pointer, buffer, size, pointer to the size, end.
+    unsafe {
+        if [*extra as usize, *extra.add(2) as usize, *extra.add(4) as usize] != [1, 2, 0] {
+            return 1;
+        }
+        let bytes = *(*extra.add(3)).cast::<usize>();
+        state().arguments.extend_from_slice(std::slice::from_raw_parts((*extra.add(1)).cast::<u8>(), bytes));
+    }
+    0
+}
+
+/// Refuses what the driver refuses: a function whose parameters (`kernelParams`) are not null.
+///
+/// # Safety
+/// - `params` points to a `CUDA_KERNEL_NODE_PARAMS`.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn cuGraphExecKernelNodeSetParams_v2(_exec: u64, node: u64, params: *const u64) -> c_int {
+    if node == 0xbad {
+        return 910;
+    }
+    // Function (1 word), seven sizes (4 words with their padding), `kernelParams`, `extra`. SAFETY: by the contract.
+    unsafe { keep(*params.add(6) as *mut *mut c_void) }
+}
+
+/// The device's memory is what was launched last.
+///
+/// # Safety
+/// - As above.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn cuMemcpyDtoHAsync_v2(dst: *mut u8, _src: u64, bytes: usize, _stream: u64) -> c_int {
+    let from = &state().arguments;
+    if from.len() != bytes {
+        return 1;
+    }
+    // SAFETY: by the contract.
+    unsafe { std::ptr::copy_nonoverlapping(from.as_ptr(), dst, bytes) };
+    0
+}
+
+/// Takes text that begins as PTX; else writes a log.
+///
+/// # Safety
+/// - As above.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn cuModuleLoadDataEx(
+    module: *mut u64,
+    image: *const c_char,
+    count: c_uint,
+    options: *const c_int,
+    values: *const *mut c_void,
+) -> c_int {
+    // SAFETY: by the contract.
+    unsafe {
+        if CStr::from_ptr(image).to_bytes().starts_with(b".version") {
+            *module = 0x30000;
+            return 0;
+        }
+        let (log, size) = (*values, *values.add(1) as usize);
+        if count != 2 || [*options, *options.add(1)] != [5, 6] || size < 64 {
+            return 999;
+        }
+        std::ptr::copy_nonoverlapping(c"line 1: what is this?".as_ptr(), log.cast(), 22);
+    }
+    218
+}
+
+/// # Safety
+/// - As above.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn cuFuncGetAttribute(value: *mut c_int, attribute: c_int, _function: u64) -> c_int {
+    // SAFETY: by the contract.
+    unsafe { *value = 100 + attribute };
+    0
+}
+
+/// # Safety
+/// - As above.
+#[cfg(not(without_optional))]
+#[unsafe(no_mangle)]
+unsafe extern "C" fn cuFuncGetParamInfo(_function: u64, index: usize, offset: *mut usize, size: *mut usize) -> c_int {
+    if index > 1 {
+        return 1;
+    }
+    // SAFETY: by the contract.
+    unsafe { (*offset, *size) = (index * 8, 8 - index * 4) };
+    0
+}
+
+/// # Safety
+/// - As above.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn cuUserObjectCreate(
+    object: *mut u64,
+    data: *mut c_void,
+    destroy: HostFn,
+    count: c_uint,
+    flags: c_uint,
+) -> c_int {
+    if count != 1 || flags != 1 {
+        return 1;
+    }
+    state().owned = Some((destroy, data as usize));
+    // SAFETY: by the contract.
+    unsafe { *object = 0x40000 };
+    0
+}
+
+/// # Safety
+/// - `params` points to a `CUDA_HOST_NODE_PARAMS`.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn cuGraphAddHostNode(
+    node: *mut u64,
+    _graph: u64,
+    _after: *const u64,
+    _count: usize,
+    params: *const (HostFn, *mut c_void),
+) -> c_int {
+    // SAFETY: by the contract.
+    unsafe {
+        state().node = Some(((*params).0, (*params).1 as usize));
+        *node = 0x50000;
+    }
+    0
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn cuGraphLaunch(_exec: u64, _stream: u64) -> c_int {
+    if let Some((call, data)) = state().node {
+        // SAFETY: what the node was made with lives until its user object goes.
+        unsafe { call(data as *mut c_void) };
+    }
+    0
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn cuGraphExecDestroy(_exec: u64) -> c_int {
+    if let Some((destroy, data)) = state().owned.take() {
+        // SAFETY: called once.
+        unsafe { destroy(data as *mut c_void) };
+    }
+    0
+}
