@@ -17,15 +17,9 @@ use std::process::ExitCode;
 use std::task::Poll;
 use std::time::{Duration, Instant};
 
-/// Calls that hand work to the device.
-const SUBMISSIONS: [&str; 6] = [
-    "cuLaunchKernel",
-    "cuMemsetD8Async",
-    "cuMemsetD32Async",
-    "cuMemcpyDtoDAsync",
-    "cuMemcpyHtoDAsync",
-    "cuMemcpyDtoHAsync",
-];
+/// Calls that hand work to the device: those that cases make next. A plan cannot say which of two calls comes first, so copies are left out:
+/// they would strike later, when what was written is read back.
+const SUBMISSIONS: [&str; 2] = ["cuMemsetD8Async", "cuLaunchKernel"];
 
 /// A backend that also says at its end what it left in the driver, and what the race detector saw.
 struct Checked {

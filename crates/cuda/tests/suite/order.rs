@@ -2,7 +2,7 @@
 
 use crate::common::*;
 use leasehold_conformance::TestKernel;
-use leasehold_core::Error;
+use leasehold_core::{Error, LineOwner};
 use leasehold_core::sync::atomic::{AtomicU32, Ordering};
 use leasehold_core::sync::{Arc, Mutex};
 use leasehold_cuda::{CompletionSource, CudaConfig};
@@ -304,5 +304,69 @@ fn timeouts_are_kept_and_a_poll_does_not_block() {
     a.line().wait(v, None).unwrap();
     device.synchronize(None).unwrap();
     drop((a, gate, device));
+    bench.close();
+}
+
+#[test]
+fn a_line_of_another_backend_is_waited_for_and_its_failure_is_passed_on() {
+    for config in [inline(), CudaConfig::default()] {
+        let bench = Bench::with(driver_config(14), config);
+        let device = bench.open(0);
+        let (a, b) = (stream(&device), stream(&device));
+        let x = buffer(&device, &a, 64);
+        let foreign = LineOwner::take().unwrap();
+        let first = foreign.line().advance().unwrap();
+        let v = submit(&a, &[Op::Wait(foreign.line().at(first)), fill(&x, 5)]).unwrap();
+        assert!(matches!(a.wait_host(v, Some(Duration::from_millis(5))), Err(Error::Timeout(_))));
+        assert_eq!(bench.calls("cuMemsetD8Async"), 0);
+        foreign.line().complete(first);
+        // Nobody calls the stream: a sleeper on its line is enough.
+        a.line().wait(v, Some(Duration::from_secs(20))).unwrap();
+        assert_eq!(read(&a, &x), [5; 64]);
+        let second = foreign.line().advance().unwrap();
+        let v = submit(&b, &[Op::Wait(foreign.line().at(second)), fill(&x, 6)]).unwrap();
+        foreign.line().poison(second, Error::state("theirs"));
+        foreign.line().complete(second);
+        assert!(b.line().wait(v, Some(Duration::from_secs(20))).unwrap_err().to_string().contains("theirs"));
+        assert_eq!(bench.calls("cuMemsetD8Async"), 1);
+        drop((x, a, b, device, foreign));
+        bench.close();
+    }
+}
+
+#[test]
+fn threads_submit_wait_and_signal_at_once() {
+    let bench = Bench::with(driver_config(15), CudaConfig::default());
+    let device = bench.open(0);
+    let streams: Vec<_> = (0..4).map(|_| stream(&device)).collect();
+    let gate = device.gate().unwrap();
+    let base = gate.line().submitted();
+    std::thread::scope(|scope| {
+        for (i, mine) in streams.iter().enumerate() {
+            let (next, gate) = (&streams[(i + 1) % 4], &gate);
+            let device = &device;
+            scope.spawn(move || {
+                let x = buffer(device, mine, 1024);
+                let call = HostCall::new("nothing", || Ok(()));
+                for round in 1..60u32 {
+                    let held = Op::Wait(gate.line().at(base + u64::from(round)));
+                    let other = Op::Wait(next.line().now());
+                    let v = submit(mine, &[held, other, fill(&x, round), Op::Host(&call)]).unwrap();
+                    if round % 8 == 0 {
+                        wait(mine, v).unwrap();
+                        assert_eq!(read(mine, &x), [round as u8; 1024]);
+                    }
+                }
+                wait(mine, mine.line().submitted()).unwrap();
+            });
+        }
+        scope.spawn(|| {
+            for round in 1..60 {
+                gate.signal_host(base + round).unwrap();
+                std::thread::sleep(Duration::from_micros(300));
+            }
+        });
+    });
+    drop((streams, gate, device));
     bench.close();
 }
