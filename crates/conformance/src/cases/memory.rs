@@ -341,7 +341,7 @@ fn maps(env: &Env) -> Outcome {
         check_eq!(mapped?, [1; 4096], "device memory as the host sees it");
         // SAFETY: as above.
         unsafe { ops::map_write(&runtime, buffer.view()) }?.fill(2);
-        check_eq!(runtime.download::<u8>(&buffer)?, [2; 4096], "device memory that the host wrote");
+        check_eq!(env.read(runtime.stream().raw(), &buffer)?, [2; 4096], "device memory that the host wrote");
     } else {
         expect_error(mapped, "Unsupported", "mapping memory that the host cannot touch")?;
         // SAFETY: as above.
@@ -352,7 +352,7 @@ fn maps(env: &Env) -> Outcome {
     // SAFETY: as above.
     unsafe { ops::map_write(&runtime, pinned.view()) }?.fill(5);
     ops::copy_pinned(runtime.stream(), buffer.view(), pinned.view())?;
-    check_eq!(runtime.download::<u8>(&buffer)?, [5; 4096], "what came from mapped host memory");
+    check_eq!(env.read(runtime.stream().raw(), &buffer)?, [5; 4096], "what came from mapped host memory");
     let hold = env.hold_runtime(runtime.stream())?;
     ops::fill(runtime.stream(), buffer.view(), ops::Pattern::U8(6))?;
     ops::copy_pinned(runtime.stream(), pinned.view(), buffer.view())?;

@@ -121,6 +121,8 @@ impl Wrong {
 impl Drop for Wrong {
     fn drop(&mut self) {
         self.settle();
+        // It holds what holds it.
+        *self.rig.only.lock() = None;
         if let Some(stop) = &self.busy {
             stop.store(true, Ordering::Relaxed);
         }
