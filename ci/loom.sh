@@ -1,8 +1,9 @@
 #!/bin/sh
 # Model-checks the lock-free protocols: loom runs the code that ships through its interleavings. Some minutes on two cores.
 #
-#   ci/loom.sh                  core's pools, leases and lines; the tile pool's crew; the memory manager's lock
-#   ci/loom.sh core shutdown    core's models whose name contains `shutdown`; likewise cpu, memory
+#   ci/loom.sh                  core's pools, leases and lines; the allocator's models a to h; the tile pool's
+#                               crew; the memory manager's lock
+#   ci/loom.sh core shutdown    core's models whose name contains `shutdown`; likewise alloc, cpu, memory
 set -eu
 cd "$(dirname "$0")/.."
 # Warnings are the business of ci/lint.sh.
@@ -14,6 +15,7 @@ models() {
     shift
     case $crate in
         core) set -- --test loom -- --nocapture "$@" ;;
+        alloc) set -- --lib -- --nocapture "${@:-models::}" ;;
         cpu) set -- --lib -- "${@:-crew_model::}" ;;
         memory) set -- --lib -- "${@:-lock::}" ;;
         *) echo "no models in $crate" >&2 && exit 2 ;;
@@ -24,5 +26,5 @@ models() {
 if [ $# -gt 0 ]; then
     models "$@"
 else
-    for crate in core cpu memory; do models "$crate"; done
+    for crate in core alloc cpu memory; do models "$crate"; done
 fi

@@ -18,6 +18,7 @@ use crate::fence::{Fences, thread_number};
 use crate::front::{Chain, Front, Put};
 use crate::heap::passed;
 use crate::layout::{Layout, MIN_ALIGN, SIZE_LIMIT, SLAB_MAX, class_of};
+use crate::mutant::mutated;
 use crate::store::{Block, Need, Spot, Store};
 use crate::table::{Table, Vacant};
 use crate::watch::{Reach, Watch};
@@ -729,7 +730,9 @@ impl Inner {
         debug_assert_eq!(owed, 0);
         let mut core = self.core.lock();
         core.orphan = true;
-        self.refs.fetch_add(u64::from(core.vacant.live), Ordering::Relaxed);
+        if !mutated('g') {
+            self.refs.fetch_add(u64::from(core.vacant.live), Ordering::Relaxed);
+        }
     }
 
     /// Whether every stream is done with the memory.

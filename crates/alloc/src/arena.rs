@@ -21,6 +21,7 @@
 use crate::allocator::{Allocator, Keep, On};
 use crate::buffer::{ARENA, Buffer, SYMBOLIC};
 use crate::layout::{Layout, SIZE_LIMIT, UNIT};
+use crate::mutant::mutated;
 use crate::planner::{Interval, plan};
 use leasehold_core::sync::atomic::{AtomicU64, Ordering};
 use leasehold_core::sync::{Arc, Mutex, RwLock, RwLockReadGuard};
@@ -153,7 +154,12 @@ impl LaunchGuard<'_> {
     }
 }
 
+#[cfg(not(loom))]
 static NEXT_SYMBOL: AtomicU64 = AtomicU64::new(UNIT);
+#[cfg(loom)]
+loom::lazy_static! {
+    static ref NEXT_SYMBOL: AtomicU64 = AtomicU64::new(UNIT);
+}
 
 impl Allocator {
     /// An arena for a new recording.
@@ -364,7 +370,7 @@ impl GraphArena {
     /// `InvalidState` unless sealed; `Unsupported` where addresses and memory are not separate, or while the memory is shared with
     /// another arena or held by buffers; what `save` returns, and then nothing was changed.
     pub fn suspend(&self, on: On<'_>, mut save: impl FnMut(u64, u64) -> Result<()>) -> Result<u64> {
-        let _alone = self.0.launches.write();
+        let _alone = (!mutated('e')).then(|| self.0.launches.write());
         let (last, regions) = {
             let plan = self.0.plan.lock();
             if plan.state != ArenaState::Sealed {

@@ -4,35 +4,33 @@
 //! owner enters and leaves with plain stores; whoever else comes takes the ownership away first, for a system call.
 //!
 //! # Protocol
-//! `owner` is nobody (0), a thread's number, or [`SHARED`]. It is written with `mutex` held only.
+//! `owner` is nobody, a thread and the number of its ownership, or everybody. It is written with `mutex` held only.
 //!
 //! | who | enters by | leaves by |
 //! |---|---|---|
-//! | the owner | `inside = 1`; light fence; `owner` is still its own | `inside = 0` |
-//! | any other thread | `mutex`; if there is an owner: `owner = SHARED`, heavy fence, wait until `inside` is 0 | unlocking `mutex` |
+//! | the owner | its `inside = 1`; light fence; `owner` is still its own | its `inside = 0` |
+//! | any other thread | `mutex`; if there is an owner: `owner` = everybody, heavy fence, wait until its `inside` is 0 | unlocking `mutex` |
 //!
-//! The two fences make a Dekker pair (see `fence`): either the owner sees that it is none any more, or the other sees `inside`. While the
-//! lock is shared it is an ordinary mutex. A thread that takes it often enough in a row becomes the owner; each time that an ownership
-//! was taken away, the next needs twice as many, so that threads in turn pay for a bounded number of system calls.
+//! The two fences make a Dekker pair (see `fence`): either the owner sees that it is none any more, or the other sees `inside`. Each
+//! ownership has a flag of its own, since a former owner may still be about to take its flag back. While the lock is shared it is an
+//! ordinary mutex. A thread that takes it often enough in a row becomes the owner; each time that an ownership was taken away, the next
+//! needs twice as many, and there are so many ownerships only, so that threads in turn pay for a bounded number of system calls.
 //!
 //! Must not know what it guards.
 
-use crate::fence::{Fences, NOBODY, thread_number};
+use crate::fence::{Fences, NOBODY, OWNERS, Owned, thread_number};
+use crate::mutant::mutated;
 use leasehold_core::sync::atomic::{AtomicU8, AtomicU32, Ordering};
 use leasehold_core::sync::{Mutex, MutexGuard, UnsafeCell, thread};
 use std::ops::{Deref, DerefMut};
 
-/// No thread's number.
-const SHARED: u32 = u32::MAX;
 /// Turns in a row that make a thread the owner; doubled each time that an ownership was taken away.
 const STREAK: u32 = if cfg!(loom) { 1 } else { 64 };
-/// After so many times nobody becomes the owner any more.
-const MOVES: u32 = if cfg!(loom) { 2 } else { 16 };
 
 /// The lock.
 pub(crate) struct BiasedLock<T> {
     owner: AtomicU32,
-    inside: AtomicU8,
+    inside: [AtomicU8; OWNERS],
     fences: Fences,
     mutex: Mutex<Turns>,
     value: UnsafeCell<T>,
@@ -42,7 +40,8 @@ pub(crate) struct BiasedLock<T> {
 struct Turns {
     last: u32,
     streak: u32,
-    moves: u32,
+    /// Ownerships so far.
+    owners: usize,
 }
 
 // SAFETY: the value is reached through a guard only, and there is one at a time (see the protocol).
@@ -53,17 +52,24 @@ unsafe impl<T: Send> Sync for BiasedLock<T> {}
 /// The right to the value.
 pub(crate) struct Guard<'a, T> {
     lock: &'a BiasedLock<T>,
-    /// None: the owner's.
-    turn: Option<MutexGuard<'a, Turns>>,
+    way: Way<'a>,
+}
+
+enum Way<'a> {
+    /// The owner's, with its flag.
+    Owner(&'a AtomicU8),
+    Shared {
+        _turn: MutexGuard<'a, Turns>,
+    },
 }
 
 impl<T> BiasedLock<T> {
     pub(crate) fn new(value: T, fences: Fences) -> Self {
         Self {
-            owner: AtomicU32::new(0),
-            inside: AtomicU8::new(0),
+            owner: AtomicU32::new(Owned::NEW.0),
+            inside: std::array::from_fn(|_| AtomicU8::new(0)),
             fences,
-            mutex: Mutex::new(Turns { last: 0, streak: 0, moves: 0 }),
+            mutex: Mutex::new(Turns { last: 0, streak: 0, owners: 0 }),
             value: UnsafeCell::new(value),
         }
     }
@@ -77,15 +83,18 @@ impl<T> BiasedLock<T> {
     /// As [`lock`](Self::lock), for the thread of this number.
     #[inline]
     pub(crate) fn lock_as(&self, me: u32) -> Guard<'_, T> {
-        if self.owner.load(Ordering::Relaxed) == me {
+        let owner = Owned(self.owner.load(Ordering::Relaxed));
+        if owner.is(me)
+            && let Some(inside) = self.inside.get(owner.turn())
+        {
             // Coming again would give the value out twice: better no progress than that.
-            assert!(self.inside.load(Ordering::Relaxed) == 0, "an allocator's lock was taken by who holds it");
-            self.inside.store(1, Ordering::Relaxed);
+            assert!(inside.load(Ordering::Relaxed) == 0, "an allocator's lock was taken by who holds it");
+            inside.store(1, Ordering::Relaxed);
             self.fences.light();
-            if self.owner.load(Ordering::Acquire) == me {
-                return Guard { lock: self, turn: None };
+            if self.owner.load(Ordering::Acquire) == owner.0 || mutated('b') {
+                return Guard { lock: self, way: Way::Owner(inside) };
             }
-            self.inside.store(0, Ordering::Release);
+            inside.store(0, Ordering::Release);
         }
         self.lock_shared(me)
     }
@@ -93,15 +102,12 @@ impl<T> BiasedLock<T> {
     #[cold]
     fn lock_shared(&self, me: u32) -> Guard<'_, T> {
         let mut turn = self.mutex.lock();
-        match self.owner.load(Ordering::Relaxed) {
-            SHARED | 0 => {}
-            _ => {
-                self.owner.store(SHARED, Ordering::Relaxed);
-                self.fences.heavy();
-                while self.inside.load(Ordering::Acquire) != 0 {
-                    thread::yield_now();
-                }
-                turn.moves += 1;
+        let owner = Owned(self.owner.load(Ordering::Relaxed));
+        if owner.is_owned() {
+            self.owner.store(Owned::SHARED.0, Ordering::Relaxed);
+            self.fences.heavy();
+            while self.inside[owner.turn()].load(Ordering::Acquire) != 0 {
+                thread::yield_now();
             }
         }
         if turn.last == me {
@@ -109,18 +115,27 @@ impl<T> BiasedLock<T> {
         } else {
             (turn.last, turn.streak) = (me, 0);
         }
-        if me != NOBODY && turn.moves < MOVES && turn.streak >= STREAK << turn.moves {
-            turn.streak = 0;
+        if me != NOBODY && turn.owners < OWNERS && turn.streak >= STREAK << turn.owners {
             // From the next time on; this time the mutex is held.
-            self.owner.store(me, Ordering::Release);
+            self.owner.store(Owned::by(me, turn.owners).0, Ordering::Release);
+            turn.streak = 0;
+            turn.owners += 1;
         }
-        Guard { lock: self, turn: Some(turn) }
+        Guard { lock: self, way: Way::Shared { _turn: turn } }
     }
 
     /// The value, for who has the lock to itself.
     pub(crate) fn get_mut(&mut self) -> &mut T {
         // SAFETY: exclusive access to the lock.
         unsafe { &mut *self.value.get() }
+    }
+}
+
+impl<T> Guard<'_, T> {
+    /// Whether it is the owner's, for the models.
+    #[cfg(all(test, loom))]
+    pub(crate) fn is_owners(&self) -> bool {
+        matches!(self.way, Way::Owner(_))
     }
 }
 
@@ -144,8 +159,8 @@ impl<T> DerefMut for Guard<'_, T> {
 impl<T> Drop for Guard<'_, T> {
     #[inline]
     fn drop(&mut self) {
-        if self.turn.is_none() {
-            self.lock.inside.store(0, Ordering::Release);
+        if let Way::Owner(inside) = self.way {
+            inside.store(0, Ordering::Release);
         }
     }
 }

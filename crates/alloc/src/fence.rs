@@ -42,8 +42,44 @@ impl Fences {
     }
 }
 
-/// The number of every thread beyond the first 2^30: such threads own nothing. Under loom everybody's; models number their threads.
-pub(crate) const NOBODY: u32 = (u32::MAX >> 1) - 1;
+/// The number of every thread beyond the first 2^26: such threads own nothing. Under loom everybody's; models number their threads.
+pub(crate) const NOBODY: u32 = (1 << 26) - 1;
+
+/// How many threads in turn may own a thing. Each has a flag of its own in which it says that it is inside: an owner that finds out late
+/// that it is none any more takes its flag back late, and must not take back its successor's.
+pub(crate) const OWNERS: usize = if cfg!(loom) { 3 } else { 16 };
+
+/// Who owns a thing, in one word: thread, which of the owners it is, one bit for the thing's own use.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Owned(pub(crate) u32);
+
+impl Owned {
+    /// No owner yet.
+    pub(crate) const NEW: Owned = Owned(0);
+    /// Nobody in particular, for good.
+    pub(crate) const SHARED: Owned = Owned(NOBODY << 6);
+
+    pub(crate) fn by(thread: u32, turn: usize) -> Owned {
+        Owned(thread << 6 | (turn as u32) << 1)
+    }
+
+    /// Whether `thread` owns it, and the bit is not set.
+    #[inline]
+    pub(crate) fn is(self, thread: u32) -> bool {
+        self.0 >> 6 == thread && self.0 & 1 == 0
+    }
+
+    /// Which flag the owner uses.
+    #[inline]
+    pub(crate) fn turn(self) -> usize {
+        (self.0 >> 1) as usize & 31
+    }
+
+    /// Whether a single thread owns it.
+    pub(crate) fn is_owned(self) -> bool {
+        !matches!(self.0 >> 6, 0 | NOBODY)
+    }
+}
 
 /// This thread's number: from 1, and no other thread's, ever, unless it is [`NOBODY`].
 #[cfg(not(loom))]
@@ -56,7 +92,7 @@ pub(crate) fn thread_number() -> u32 {
     #[cold]
     fn fresh() -> u32 {
         let next = NEXT.fetch_add(1, Ordering::Relaxed);
-        u32::try_from(next).ok().filter(|&n| n < 1 << 30).unwrap_or(NOBODY)
+        u32::try_from(next).ok().filter(|&n| n < NOBODY).unwrap_or(NOBODY)
     }
     let number = NUMBER.get();
     if number != 0 {

@@ -4,24 +4,25 @@
 //! request on that line may take it without asking for its stamp. Threads are numbered; a thread uses the shard of its number.
 //!
 //! # Protocol
-//! `word` is `owner << 1 | locked`. A shard is *unowned* (0), *biased* to one thread, *shared*, or *closed* (locked for ever).
+//! `word` is an owner and a bit `locked`. A shard is *unowned*, *biased* to one thread, *shared*, or *closed* (locked for ever).
 //!
 //! | who | enters by | leaves by |
 //! |---|---|---|
-//! | the owner of a biased shard | `inside = 1`; light fence; `word` is still its own and unlocked | `inside = 0` |
+//! | the owner of a biased shard | its `inside = 1`; light fence; `word` is still its own and unlocked | its `inside = 0` |
 //! | any thread, shared shard | one CAS that sets `locked` | a store |
-//! | any thread, any shard, slow path | CAS that sets `locked`; heavy fence; wait until `inside` is 0 | a store |
+//! | any thread, any shard, slow path | CAS that sets `locked`; heavy fence; wait until the owner's `inside` is 0 | a store |
 //!
-//! The two fences make a Dekker pair: either the owner sees `locked`, or the other sees `inside`. With the kernel's `membarrier` the light
-//! one is a compiler fence and the heavy one a system call; elsewhere both are full fences. Entering by the first two ways never waits:
-//! who fails goes to the core. A second thread on a biased shard
-//! takes the bias over, in case the owner is gone; after a few such moves the shard is shared, for good.
+//! The two fences make a Dekker pair (see `fence`): either the owner sees `locked`, or the other sees `inside`. Entering by the first two
+//! ways never waits: who fails goes to the core. A second thread on a biased shard takes the bias over, in case the owner is gone; after a
+//! few such moves the shard is shared, for good. Each ownership has an `inside` of its own: a former owner that learns late of its loss
+//! takes its flag back late, and would take back its successor's.
 //!
 //! Nobody calls anything while inside. Rows that leave a magazine for the core are carried there after leaving.
 
 use crate::buffer::Row;
-use crate::fence::{Fences, NOBODY};
+use crate::fence::{Fences, NOBODY, OWNERS, Owned};
 use crate::layout::{CLASSES, class_size};
+use crate::mutant::mutated;
 use leasehold_core::LineId;
 use leasehold_core::sync::atomic::{AtomicI64, AtomicU8, AtomicU32, AtomicU64, Ordering};
 use leasehold_core::sync::{CachePadded, UnsafeCell, spin_loop};
@@ -29,13 +30,11 @@ use std::ptr;
 
 const LINES: usize = 2;
 const LOCKED: u32 = 1;
-const SHARED: u32 = (u32::MAX >> 1) << 1;
+const SHARED: u32 = Owned::SHARED.0;
 /// Bytes by which a shard's count of live bytes may be ahead of the core's.
 const DRIFT: i64 = 64 << 10;
 /// Frees of a line that has no stacks before another line's are given up for it.
 const PATIENCE: u32 = 32;
-/// How often a shard's bias moves to another thread before the shard is shared.
-const MOVES: u8 = 16;
 const MOST_ROWS: u64 = 64;
 
 /// The shards of one allocator.
@@ -47,9 +46,8 @@ pub(crate) struct Front {
 
 pub(crate) struct Shard {
     word: AtomicU32,
-    inside: AtomicU8,
-    /// How often the bias moved. Written while locked.
-    moves: AtomicU8,
+    /// For each ownership, whether its thread is inside. Written by that thread only.
+    inside: [AtomicU8; OWNERS],
     /// Live bytes that this shard lent and took back, beyond what the core knows. Written inside only.
     drift: AtomicI64,
     /// Rows in the stacks, and their bytes. Written inside only.
@@ -125,7 +123,7 @@ fn capacity(class: usize, bytes: u64) -> u16 {
 impl Front {
     /// Shards for `threads` threads that may run at once; each keeps at most `bytes`.
     pub(crate) fn new(threads: usize, bytes: u64) -> Self {
-        let n = (threads * 2).next_power_of_two().clamp(4, 64);
+        let n = if cfg!(loom) { 1 } else { (threads * 2).next_power_of_two().clamp(4, 64) };
         let fences = Fences::detect();
         Self { shards: (0..n).map(|_| CachePadded::new(Shard::new())).collect(), fences, bytes }
     }
@@ -168,6 +166,11 @@ impl Front {
             s.lens[at][class] -= 1;
             Some(row)
         });
+        if mutated('f') {
+            // Leaves too early, and the counters are written outside.
+            shard.leave(way);
+            leasehold_core::sync::thread::yield_now();
+        }
         if row.is_some() {
             add(&shard.rows, u32::MAX);
             shard.kept.store(shard.kept.load(Ordering::Relaxed) - class_size(class), Ordering::Relaxed);
@@ -267,9 +270,10 @@ fn add(counter: &AtomicU32, n: u32) {
 }
 
 /// How a shard was entered.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Way {
-    Owner,
+#[derive(Clone, Copy)]
+enum Way<'a> {
+    /// As the owner, whose flag this is.
+    Owner(&'a AtomicU8),
     Shared,
 }
 
@@ -277,8 +281,7 @@ impl Shard {
     fn new() -> Self {
         Self {
             word: AtomicU32::new(0),
-            inside: AtomicU8::new(0),
-            moves: AtomicU8::new(0),
+            inside: std::array::from_fn(|_| AtomicU8::new(0)),
             drift: AtomicI64::new(0),
             rows: AtomicU32::new(0),
             kept: AtomicU64::new(0),
@@ -294,41 +297,48 @@ impl Shard {
 
     /// Enters without waiting, or not at all.
     #[inline]
-    fn enter(&self, thread: u32, fences: Fences) -> Option<Way> {
-        let mine = thread << 1;
-        if self.word.load(Ordering::Relaxed) == mine {
-            self.inside.store(1, Ordering::Relaxed);
+    fn enter(&self, thread: u32, fences: Fences) -> Option<Way<'_>> {
+        let word = self.word.load(Ordering::Relaxed);
+        if Owned(word).is(thread)
+            && let Some(inside) = self.inside.get(Owned(word).turn())
+        {
+            inside.store(1, Ordering::Relaxed);
             fences.light();
-            if self.word.load(Ordering::Acquire) == mine {
-                return Some(Way::Owner);
+            if self.word.load(Ordering::Acquire) == word || mutated('a') {
+                return Some(Way::Owner(inside));
             }
-            self.inside.store(0, Ordering::Release);
+            inside.store(0, Ordering::Release);
         }
-        self.enter_shared(mine, fences)
+        self.enter_shared(thread, fences)
     }
 
-    fn enter_shared(&self, mine: u32, fences: Fences) -> Option<Way> {
-        match self.word.load(Ordering::Relaxed) {
+    fn enter_shared(&self, thread: u32, fences: Fences) -> Option<Way<'_>> {
+        const NEW: u32 = Owned::NEW.0;
+        let word = self.word.load(Ordering::Relaxed);
+        match word {
             SHARED => {
                 let locked = SHARED | LOCKED;
                 let won = self.word.compare_exchange(SHARED, locked, Ordering::Acquire, Ordering::Relaxed).is_ok();
                 won.then_some(Way::Shared)
             }
-            0 => {
+            NEW => {
                 // Unowned: it becomes this thread's. The next call enters.
-                let _ = self.word.compare_exchange(0, mine, Ordering::AcqRel, Ordering::Relaxed);
+                let mine = Owned::by(thread, 0).0;
+                let _ = self.word.compare_exchange(NEW, mine, Ordering::AcqRel, Ordering::Relaxed);
                 None
             }
-            word if word & LOCKED == 0 && word != mine => {
+            _ if word & LOCKED == 0 && !Owned(word).is(thread) => {
                 if self.word.compare_exchange(word, word | LOCKED, Ordering::AcqRel, Ordering::Relaxed).is_ok() {
                     fences.heavy();
-                    while self.inside.load(Ordering::Acquire) != 0 {
-                        spin_loop();
-                    }
-                    // The owner may be gone: the bias moves a few times before the shard is shared.
-                    let moves = self.moves.load(Ordering::Relaxed);
-                    self.moves.store(moves.saturating_add(1), Ordering::Relaxed);
-                    self.word.store(if moves < MOVES { mine } else { SHARED }, Ordering::Release);
+                    // The owner may be gone: the bias moves a few times before the shard is shared. Not while it is inside.
+                    let idle = self.inside[Owned(word).turn()].load(Ordering::Acquire) == 0;
+                    let next = Owned(word).turn() + 1;
+                    let to = match idle {
+                        false => word,
+                        true if next < OWNERS => Owned::by(thread, next).0,
+                        true => SHARED,
+                    };
+                    self.word.store(to, Ordering::Release);
                 }
                 None
             }
@@ -337,9 +347,9 @@ impl Shard {
     }
 
     #[inline]
-    fn leave(&self, way: Way) {
+    fn leave(&self, way: Way<'_>) {
         match way {
-            Way::Owner => self.inside.store(0, Ordering::Release),
+            Way::Owner(inside) => inside.store(0, Ordering::Release),
             Way::Shared => self.word.store(SHARED, Ordering::Release),
         }
     }
@@ -352,9 +362,9 @@ impl Shard {
             if word & LOCKED == 0
                 && self.word.compare_exchange(word, word | LOCKED, Ordering::AcqRel, Ordering::Relaxed).is_ok()
             {
-                if word != SHARED && word != 0 {
+                if Owned(word).is_owned() {
                     fences.heavy();
-                    while self.inside.load(Ordering::Acquire) != 0 {
+                    while self.inside[Owned(word).turn()].load(Ordering::Acquire) != 0 && !mutated('h') {
                         spins = pause(spins);
                     }
                 }

@@ -37,6 +37,9 @@ mod layout;
 mod lookup;
 mod map;
 mod memory_viz;
+#[cfg(all(test, loom))]
+mod models;
+mod mutant;
 mod node;
 mod oom;
 mod pages;

@@ -132,10 +132,10 @@ pub(crate) fn decoding(seed: u64) -> Trace {
     let head = m.alloc(width * (20_000 + 1_000 * rng.below(12)) * 2, 0);
     for _ in 0..3 {
         let batch = 1 + rng.below(6);
-        let mut len = 64 + rng.below(400);
+        let first = 64 + rng.below(400);
         let mut cache: Vec<[u32; 2]> = Vec::new();
-        for token in 0..100 + rng.below(80) {
-            let rows = if token == 0 { len * batch } else { batch };
+        for len in first..first + 100 + rng.below(80) {
+            let rows = if len == first { len * batch } else { batch };
             let mut hidden = m.alloc(rows * width * 4, 0);
             for layer in 0..layers as usize {
                 m.brief(rows * width * 4);
@@ -160,7 +160,6 @@ pub(crate) fn decoding(seed: u64) -> Trace {
             m.brief(batch * 30_000 * 4);
             m.brief(batch * 30_000 * 2);
             m.free(hidden, 0);
-            len += 1;
         }
         cache.into_iter().flatten().for_each(|id| m.free(id, 0));
     }

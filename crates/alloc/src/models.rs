@@ -1,0 +1,395 @@
+//! Models of the allocator's concurrent parts: loom runs the code that ships through its interleavings. `ci/loom.sh alloc`.
+//!
+//! | model | what runs side by side | what must hold |
+//! |---|---|---|
+//! | a | two threads on one shard of magazines, a third that empties it | no block twice, none lost |
+//! | b | the core's lock: its owner, others | one at a time |
+//! | c | a stream's work, the last drop, the next allocation | memory is reused after its last use only |
+//! | d | growths within a budget | never above the limit; a failure gives back |
+//! | e | a launch, a suspension, the last drop of an arena | no launch on memory that is gone; one tear-down |
+//! | f | a shard's counters, a reader | never more than there is, never less than nothing |
+//! | g | the allocator's end, the last lease | everything goes back, once |
+//! | h | a thread that frees, a flush | what was freed before the flush is in it |
+//!
+//! Each counts in how many executions the interesting thing happened and fails if there was none, and each is run once more with a
+//! deliberate defect ([`mutant`](crate::mutant)) that it must find. (The design's model of a stack of remote frees has no object here: a
+//! foreign thread frees into its own shard, or under the core's lock, which b is.)
+
+use crate::allocator::{Allocator, On};
+use crate::bias::BiasedLock;
+use crate::budget::Budget;
+use crate::buffer::Row;
+use crate::config::AllocatorConfig;
+use crate::fake::FakeBacking;
+use crate::fence::Fences;
+use crate::front::{Chain, Front, Put};
+use crate::layout::Layout;
+use crate::mutant::with_defect;
+use leasehold_core::sync::atomic::{AtomicU32, Ordering};
+use leasehold_core::sync::{Arc, UnsafeCell, thread};
+use leasehold_core::{Header, Line, LineId, Point, Result, Stamp, Timeline};
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+/// What happened, over all executions of a model.
+#[derive(Clone, Default)]
+struct Seen(std::sync::Arc<parking::Counts>);
+
+mod parking {
+    //! A lock that loom does not know: it counts across executions.
+    use super::BTreeMap;
+    use std::cell::RefCell;
+
+    #[derive(Default)]
+    pub(super) struct Counts(pub(super) RefCell<BTreeMap<&'static str, u64>>);
+    // SAFETY: loom runs all threads of a model on one, and `check` returns before the counts are read.
+    unsafe impl Send for Counts {}
+    // SAFETY: as above.
+    unsafe impl Sync for Counts {}
+}
+
+impl Seen {
+    fn note(&self, what: &'static str) {
+        *self.0.0.borrow_mut().entry(what).or_default() += 1;
+    }
+}
+
+fn check(model: impl Fn(&Seen) + Send + Sync + 'static) -> Seen {
+    let seen = Seen::default();
+    let inside = seen.clone();
+    let mut builder = loom::model::Builder::new();
+    builder.preemption_bound = Some(3);
+    builder.max_branches = 20_000;
+    builder.check(move || {
+        inside.note("executions");
+        model(&inside);
+    });
+    seen
+}
+
+/// Explores a model, wants all of `expected` to have happened, and then wants the defect of its letter to be found.
+fn explore(letter: char, expected: &[&str], model: impl Fn(&Seen) + Send + Sync + Clone + 'static) {
+    let begin = std::time::Instant::now();
+    let seen = check(model.clone());
+    let seen = seen.0.0.borrow();
+    println!("{letter}: {seen:?} in {:.1} s", begin.elapsed().as_secs_f32());
+    for what in expected {
+        assert!(seen.contains_key(what), "{letter} is vacuous: {what} never happened; seen: {seen:?}");
+    }
+    let found =
+        with_defect(letter, || std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| drop(check(model)))).is_err());
+    assert!(found, "{letter} does not find its defect");
+    println!("{letter}: finds its defect");
+}
+
+/// Blocks in magazines, each with a cell that only its holder may touch.
+struct Pile {
+    front: Front,
+    rows: Box<[Row]>,
+    cells: Vec<UnsafeCell<u32>>,
+}
+
+// SAFETY: a cell is touched by the holder of its row only, as loom checks.
+unsafe impl Send for Pile {}
+// SAFETY: as above.
+unsafe impl Sync for Pile {}
+
+const CLASS: usize = 0;
+const SIZE: u64 = 256;
+
+fn line() -> LineId {
+    Stamp::from_bits(1 << 48).line_id()
+}
+
+impl Pile {
+    fn new(rows: u32) -> Self {
+        let row = |i| Row::new(Header::new(std::ptr::null(), i, 1));
+        // Room for two blocks of the smallest class.
+        let front = Front::new(1, 4096);
+        Self { front, rows: (0..rows).map(row).collect(), cells: (0..rows).map(|_| UnsafeCell::new(0)).collect() }
+    }
+
+    fn touch(&self, row: &Row) {
+        // SAFETY: whoever took the row holds it alone, as loom checks.
+        self.cells[row.header.index() as usize].with_mut(|n| unsafe { *n += 1 });
+    }
+
+    /// Puts a row, until it is kept: the first call of a thread may only take the shard over.
+    fn put(&self, thread: u32, row: &Row) -> Option<usize> {
+        self.touch(row);
+        match self.front.put(thread, row, CLASS, line(), SIZE) {
+            Put::Kept(chain, _) => Some(self.count(chain)),
+            Put::Refused => None,
+        }
+    }
+
+    fn take(&self, thread: u32) -> Option<&Row> {
+        // SAFETY: the rows live as long as the pile.
+        let row = unsafe { self.front.take(thread, CLASS, line(), SIZE) };
+        row.inspect(|row| self.touch(row))
+    }
+
+    fn count(&self, mut chain: Chain) -> usize {
+        let mut n = 0;
+        // SAFETY: the rows live as long as the pile.
+        while let Some(row) = unsafe { chain.pop() } {
+            self.touch(row);
+            n += 1;
+        }
+        n
+    }
+
+    fn flush(&self) -> usize {
+        self.count(self.front.flush(false).0)
+    }
+}
+
+/// A pile whose shard thread 1 owns, with so many rows in it.
+fn owned(rows: u32) -> Arc<Pile> {
+    let pile = Pile::new(rows);
+    for row in &pile.rows {
+        while pile.put(1, row).is_none() {}
+    }
+    Arc::new(pile)
+}
+
+#[test]
+fn a_no_block_twice_and_none_lost() {
+    explore('a', &["owner's hit", "other's hit", "owner refused", "stolen"], |seen| {
+        let pile = owned(2);
+        // What a thread has in its hands in the end: taken and not kept again.
+        let turn = |pile: &Pile, thread: u32, seen: &Seen, hit: &'static str, refused: &'static str| {
+            let Some(row) = pile.take(thread) else {
+                seen.note(refused);
+                return 0;
+            };
+            seen.note(hit);
+            pile.put(thread, row).map_or(1, |spilled| spilled)
+        };
+        let (there, note) = (pile.clone(), seen.clone());
+        let other = thread::spawn(move || {
+            // The second time it may have the shard.
+            turn(&there, 2, &note, "other's hit", "other refused")
+                + turn(&there, 2, &note, "other's hit", "other refused")
+        });
+        let (there, note) = (pile.clone(), seen.clone());
+        let thief = thread::spawn(move || {
+            let n = there.flush();
+            if n > 0 {
+                note.note("stolen");
+            }
+            n
+        });
+        let mine = turn(&pile, 1, seen, "owner's hit", "owner refused");
+        let sum = mine + other.join().unwrap() + thief.join().unwrap() + pile.flush();
+        assert_eq!(sum, 2, "blocks are lost or doubled");
+    });
+}
+
+#[test]
+fn b_the_cores_lock_admits_one() {
+    explore('b', &["owner", "shared"], |seen| {
+        let lock = Arc::new(BiasedLock::new(UnsafeCell::new(0u32), Fences::detect()));
+        let enter = |lock: &BiasedLock<UnsafeCell<u32>>, me: u32, seen: &Seen| {
+            let guard = lock.lock_as(me);
+            seen.note(if guard.is_owners() { "owner" } else { "shared" });
+            // SAFETY: the guard's holder is alone, as loom checks.
+            guard.with_mut(|n| unsafe { *n += 1 });
+        };
+        for _ in 0..3 {
+            enter(&lock, 1, seen);
+        }
+        let (there, note) = (lock.clone(), seen.clone());
+        // The ownership passes on, while the former owner may not know it yet.
+        let other = thread::spawn(move || (0..4).for_each(|_| enter(&there, 2, &note)));
+        let (there, note) = (lock.clone(), seen.clone());
+        let third = thread::spawn(move || enter(&there, 3, &note));
+        enter(&lock, 1, seen);
+        other.join().unwrap();
+        third.join().unwrap();
+        let guard = lock.lock_as(1);
+        // SAFETY: as above.
+        assert_eq!(guard.with(|n| unsafe { *n }), 9);
+    });
+}
+
+#[test]
+fn c_memory_is_reused_after_its_last_use() {
+    explore('c', &["over", "not over"], |seen| {
+        let line: &'static Line = Box::leak(Box::new(Line::for_model()));
+        let row: &'static Row = Box::leak(Box::new(Row::new(Header::new(std::ptr::null(), 0, 1))));
+        row.buffer.describe(0x1000, 0, 64, Some(line), 0);
+        row.buffer.inherit(Stamp::NEVER);
+        let memory = Arc::new(UnsafeCell::new(0u32));
+        let dropped = Arc::new(AtomicU32::new(0));
+        let (there, last) = (memory.clone(), dropped.clone());
+        let stream = thread::spawn(move || {
+            let value = line.advance().expect("a value");
+            row.buffer.mark_write(line.at(value));
+            // The last lease goes; only then does the device do the work.
+            last.store(1, Ordering::Release);
+            // SAFETY: the memory is this work's until its value is complete, as loom checks.
+            there.with_mut(|n| unsafe { *n += 1 });
+            line.complete(value);
+        });
+        if dropped.load(Ordering::Acquire) == 1 {
+            let until = row.buffer.own_stamp();
+            if crate::mutant::mutated('c') || line.completed() >= until.value() {
+                seen.note("over");
+                // SAFETY: the last use is over, as loom checks.
+                memory.with_mut(|n| unsafe { *n += 1 });
+            } else {
+                seen.note("not over");
+            }
+        }
+        stream.join().unwrap();
+    });
+}
+
+#[test]
+fn d_a_budget_is_never_exceeded() {
+    explore('d', &["taken", "refused"], |seen| {
+        let budget = Arc::new(Budget::new(2));
+        let grow = |budget: &Budget, bytes: u64, fails: bool, seen: &Seen| {
+            if !budget.take(bytes) {
+                seen.note("refused");
+                return 0;
+            }
+            seen.note("taken");
+            assert!(budget.committed() <= 2, "above the limit");
+            // The driver refuses: the ticket goes back.
+            if fails {
+                budget.undo(bytes);
+                return 0;
+            }
+            bytes
+        };
+        let (there, note) = (budget.clone(), seen.clone());
+        let one = thread::spawn(move || grow(&there, 1, true, &note));
+        let (there, note) = (budget.clone(), seen.clone());
+        let two = thread::spawn(move || grow(&there, 2, false, &note));
+        let mine = grow(&budget, 1, false, seen);
+        let kept = mine + one.join().unwrap() + two.join().unwrap();
+        assert_eq!(budget.committed(), kept, "a ticket was lost");
+        assert!(budget.peak() <= 2 && budget.committed() <= 2);
+    });
+}
+
+/// A stream that is always idle, outside the table of lines.
+struct Idle(&'static Line);
+
+impl Idle {
+    fn new() -> Self {
+        Self(Box::leak(Box::new(Line::for_model())))
+    }
+}
+
+impl Timeline for Idle {
+    fn line(&self) -> &'static Line {
+        self.0
+    }
+    fn signal(&self) -> Result<u64> {
+        Ok(0)
+    }
+    fn refresh(&self) -> Result<u64> {
+        Ok(0)
+    }
+    fn wait(&self, _: Point) -> Result<()> {
+        Ok(())
+    }
+    fn wait_host(&self, _: u64, _: Option<Duration>) -> Result<()> {
+        Ok(())
+    }
+}
+
+fn allocator() -> (Allocator, FakeBacking) {
+    let fake = FakeBacking::new(16 << 20);
+    let config = AllocatorConfig { magazines: false, ..AllocatorConfig::default() };
+    (Allocator::new(Box::new(fake.clone()), config).expect("an allocator"), fake)
+}
+
+#[test]
+fn e_no_launch_on_memory_that_is_gone() {
+    explore('e', &["launched", "suspended before", "refused"], |seen| {
+        let (allocator, fake) = allocator();
+        let stream = Idle::new();
+        let arena = allocator.arena().expect("an arena");
+        let lease = arena.alloc(Layout::new(4 << 20)).expect("a symbolic buffer");
+        let symbol = lease.addr();
+        drop(lease);
+        let lifetime = crate::Lifetime { symbol, first: 0, last: 1, live_at_end: false };
+        let bound = arena.seal(&[lifetime], On::new(&stream)).expect("a plan");
+        let at = bound.resolve(symbol).expect("an address");
+        let (there, memory, note) = (arena.clone(), fake.clone(), seen.clone());
+        let launcher = thread::spawn(move || match there.launch() {
+            Ok(guard) => {
+                assert!(memory.is_backed(at, 4 << 20), "launched on memory that is gone");
+                note.note("launched");
+                drop(guard);
+            }
+            Err(_) => note.note("refused"),
+        });
+        if arena.suspend(On::new(&stream), |_, _| Ok(())).is_ok() {
+            seen.note("suspended before");
+        }
+        drop(arena);
+        launcher.join().unwrap();
+        allocator.trim(0).expect("a trim");
+        assert_eq!((fake.used(), fake.violations()), (0, Vec::new()), "the arena was not torn down");
+    });
+}
+
+#[test]
+fn f_counters_tell_no_more_than_there_is() {
+    explore('f', &["some", "none"], |seen| {
+        let pile = owned(2);
+        let there = pile.clone();
+        let other = thread::spawn(move || there.flush());
+        let row = pile.take(1);
+        let (rows, kept, _, _) = pile.front.stats();
+        assert!(rows <= 2 && kept <= 2 * SIZE, "{rows} rows, {kept} bytes");
+        seen.note(if rows > 0 { "some" } else { "none" });
+        let mine = row.map_or(0, |row| pile.put(1, row).map_or(1, |spilled| spilled));
+        let sum = mine + other.join().unwrap() + pile.flush();
+        let (rows, kept, _, drift) = pile.front.stats();
+        assert_eq!((sum, rows, kept, drift), (2, 0, 0, 0), "a counter has lost a step");
+    });
+}
+
+#[test]
+fn g_everything_goes_back_once() {
+    explore('g', &["allocator first", "lease first"], |seen| {
+        let (allocator, fake) = allocator();
+        let stream = Idle::new();
+        let lease = allocator.alloc(Layout::new(70_000), On::new(&stream)).expect("memory");
+        let memory = fake.clone();
+        let other = thread::spawn(move || drop(lease));
+        let alive = memory.outstanding().0;
+        drop(allocator);
+        // The allocator's end gives the addresses back, unless the lease is still out.
+        seen.note(if memory.outstanding().0 == alive { "allocator first" } else { "lease first" });
+        other.join().unwrap();
+        assert_eq!((memory.outstanding(), memory.violations()), ((0, 0, 0, 0), Vec::new()));
+    });
+}
+
+#[test]
+fn h_a_flush_finds_what_was_freed_before_it() {
+    explore('h', &["freed before", "freed later"], |seen| {
+        let pile = owned(1);
+        let row = pile.take(1).map(|row| row.header.index() as usize).expect("the owner's own block");
+        let freed = Arc::new(AtomicU32::new(0));
+        let (there, done) = (pile.clone(), freed.clone());
+        let owner = thread::spawn(move || {
+            let kept = there.put(1, &there.rows[row]);
+            done.store(1, Ordering::Release);
+            kept.map_or(1, |spilled| spilled)
+        });
+        let before = freed.load(Ordering::Acquire) == 1;
+        let found = pile.flush();
+        seen.note(if before { "freed before" } else { "freed later" });
+        let theirs = owner.join().unwrap();
+        assert!(!before || found + theirs == 1, "freed before the flush, and not in it");
+        assert_eq!(found + theirs + pile.flush(), 1, "blocks are lost or doubled");
+    });
+}
