@@ -6,16 +6,11 @@
 use crate::model::{Dense, Layer, Model};
 use leasehold::graph::Encoder;
 use leasehold::ops::{self as rt, Pattern};
-use leasehold::{Buffer, Error, Graph, GraphOperator, Lease, Point, Result, View};
+use leasehold::{Buffer, Error, Graph, GraphOperator, HostKind, Lease, Point, Result, Runtime, View};
 use leasehold_operators::{DType, Operator, Tensor, ops};
 
 /// Rows of a prompt that are computed together.
 const CHUNK: usize = 256;
-/// A product of more rows does not normalise its input on the way.
-const FUSED_NORM_ROWS: u32 = leasehold_operators::kernels::cpu::linear::FEW as u32;
-
-/// The most query heads for each key and value head that the decode step's fused attention takes.
-const FUSED_GROUP: usize = 16;
 
 /// Activations of `rows` rows.
 struct Scratch {
@@ -43,13 +38,25 @@ impl Scratch {
             attended: t(c.query_width())?,
             inner: t(c.intermediate_size)?,
             up: if apart { Some(t(c.intermediate_size)?) } else { None },
-            normed: if rows > FUSED_NORM_ROWS { Some(t(c.hidden_size)?) } else { None },
+            normed: if rows > ops::NORM_ROWS { Some(t(c.hidden_size)?) } else { None },
         })
     }
 }
 
 fn alike(all: &[&Dense]) -> bool {
     all.iter().all(|d| d.weight.dtype() == all[0].weight.dtype())
+}
+
+/// Zeroed words that the device writes and the host reads, where they lie if that can be: pinned, where the host does not see device memory.
+fn shared_words(runtime: &Runtime, count: usize) -> Result<Lease<Buffer>> {
+    let bytes = 4 * count as u64;
+    let mut words = None;
+    if !runtime.raw_device().caps().host_visible {
+        words = Some(runtime.alloc_pinned(bytes)?).filter(|w| w.host_kind() == HostKind::Pinned);
+    }
+    let words = words.map_or_else(|| runtime.alloc(bytes), Ok)?;
+    rt::fill(runtime.stream(), words.view(), Pattern::U32(0))?;
+    Ok(words)
 }
 
 /// A sequence being decoded.
@@ -91,19 +98,19 @@ impl<'m> Decoder<'m> {
             positions: positions as u32,
         };
         let cache_bytes = (c.kv_width() * positions * model.activations().bytes()) as u64;
+        // An operator that appends declares the whole cache, which therefore has to be something from the beginning.
+        let cache = || -> Result<Lease<Buffer>> {
+            let cache = runtime.alloc(cache_bytes)?;
+            rt::fill(runtime.stream(), cache.view(), Pattern::U8(0))?;
+            Ok(cache)
+        };
         let caches = (0..c.num_hidden_layers)
-            .map(|_| {
-                Ok(ops::Cache {
-                    keys: runtime.alloc(cache_bytes)?,
-                    values: runtime.alloc(cache_bytes)?,
-                    dtype: model.activations(),
-                })
-            })
+            .map(|_| Ok(ops::Cache { keys: cache()?, values: cache()?, dtype: model.activations() }))
             .collect::<Result<Vec<_>>>()?;
         let state = ops::Loop {
             token: runtime.upload(&[0i32])?,
             position: runtime.upload(&[0i32])?,
-            ring: runtime.alloc(4 * ring as u64)?,
+            ring: shared_words(runtime, ring)?,
             count: runtime.upload(&[0u32])?,
         };
         let table = model.rope_table(positions)?;
@@ -112,8 +119,8 @@ impl<'m> Decoder<'m> {
         let mut decoder =
             Self { model, heads, caches, table, state, logits, step: Vec::new(), sampling, filled: 0, scratch };
         let mut step = Vec::new();
-        // The fused kernel keeps a group's queries on the stack; wide groups take the general one.
-        let fused = c.queries_per_kv_head() <= FUSED_GROUP;
+        // The fused kernel takes groups of limited width; wider ones take the general one.
+        let fused = c.queries_per_kv_head() <= ops::DECODE_GROUP as usize;
         decoder.rows(&decoder.scratch, &decoder.state.token, fused, &mut step)?;
         decoder.finish(&decoder.scratch.h, &mut step)?;
         decoder.step = step;
@@ -281,8 +288,8 @@ impl<'m> Decoder<'m> {
         graph.launch()
     }
 
-    /// New token `index` of this sequence, waiting for `point`, the step that computed it. Neither allocates nor calls the driver
-    /// where the host sees device memory.
+    /// New token `index` of this sequence, waiting for `point`, the step that computed it. Neither allocates nor copies where the host sees
+    /// what the device writes.
     ///
     /// # Errors
     /// The stream's cause; `InvalidArgument` for a token that the device could not choose.
@@ -291,9 +298,9 @@ impl<'m> Decoder<'m> {
         let ring = self.state.ring.len() / 4;
         let slot = self.state.ring.part(index as u64 % ring * 4, 4)?;
         let mut word = [0u8; 4];
-        if runtime.raw_device().caps().host_visible {
+        if runtime.raw_device().caps().host_visible || self.state.ring.host_kind() == HostKind::Pinned {
             runtime.wait_for(point)?;
-            // SAFETY: a live host-visible buffer; the step that wrote this word is complete, and later ones write others as long as the
+            // SAFETY: a live buffer in memory of the host; the step that wrote this word is complete, and later ones write others as long as the
             // ring has not come round, which its length excludes: it holds all tokens of the sequence.
             word = unsafe { std::ptr::read_volatile(std::ptr::with_exposed_provenance(slot.addr() as usize)) };
         } else {

@@ -3,10 +3,10 @@
 //! Each says what it computes and what it reads and writes; the roles are the kernels' own declarations. Rows of `x` are rows of the
 //! batch (tokens); weights are stored [out, in], as Hugging Face has them.
 
-use crate::kernels::cpu::attention::AttentionParams;
+use crate::kernels::cpu::attention::{AttentionParams, QUERIES};
 use crate::kernels::cpu::elementwise::{CopyParams, ElementwiseParams, FillParams};
 use crate::kernels::cpu::embedding::EmbeddingParams;
-use crate::kernels::cpu::linear::{BIAS, LinearParams, NORM};
+use crate::kernels::cpu::linear::{BIAS, FEW, LinearParams, NORM};
 use crate::kernels::cpu::norm::NormParams;
 use crate::kernels::cpu::rope::RopeParams;
 use crate::kernels::cpu::sampling::{AdvanceParams, RowParams, SampleParams};
@@ -14,6 +14,11 @@ use crate::library::Library;
 use crate::operator::{Operator, Part};
 use crate::tensor::{DType, Tensor};
 use leasehold::{Buffer, Error, Lease, Result};
+
+/// The most rows that a product normalises on the way, on every device.
+pub const NORM_ROWS: u32 = FEW as u32;
+/// The most query heads for each key and value head that [`decode_attention`] takes, on every device.
+pub const DECODE_GROUP: u32 = QUERIES as u32;
 
 fn some(t: &Tensor) -> Option<Part> {
     Some(t.into())

@@ -1,17 +1,33 @@
 //! Generated text against what transformers computed in float64, eager and as a graph.
 
 use super::{golden, model_dirs};
-use leasehold::{Context, DeviceId};
+use leasehold::{Context, DeviceId, Runtime};
 use leasehold_llama::{Config, DType, Mode, Model, Request, Sampling, Weights, generate};
+use leasehold_sim::{KernelRegistry, MachineConfig, SimBackend};
+use std::sync::Arc;
 
 #[test]
 fn tokens_and_logits_are_those_of_transformers() {
-    let context = Context::new();
-    let runtime = context.runtime(DeviceId::cpu(0)).unwrap();
+    same_as_transformers(&Context::new().runtime(DeviceId::cpu(0)).unwrap());
+}
+
+/// On a device whose memory the host does not see, with the race detector on.
+#[test]
+fn a_simulated_device_gives_the_same() {
+    let kernels = KernelRegistry::new();
+    leasehold_operators::simulate(&kernels).unwrap();
+    let backend = Arc::new(SimBackend::new(MachineConfig::seed(5).kernels(kernels)).unwrap());
+    let machine = backend.machine().clone();
+    same_as_transformers(&Context::with_backends(vec![backend]).runtime("sim:0".parse().unwrap()).unwrap());
+    let reports = machine.take_reports();
+    assert!(reports.is_empty(), "{} reports, the first: {}", reports.len(), reports[0]);
+}
+
+fn same_as_transformers(runtime: &Runtime) {
     for dir in model_dirs() {
         let config = Config::from_dir(&dir).unwrap();
         let weights = Weights::from_dir(&dir, &config).unwrap();
-        let model = Model::load(&runtime, &config, &weights, DType::F32, &mut |_, _| {}).unwrap();
+        let model = Model::load(runtime, &config, &weights, DType::F32, &mut |_, _| {}).unwrap();
         for case in golden(&dir) {
             let run = |mode| {
                 let request = Request {

@@ -1,8 +1,8 @@
 // Runs CUDA C++ kernels on the host, for tests: what the operator library's sources use of the language, nothing else.
 //
-// The threads of a block are fibers of one thread; blocks follow each other. A fiber runs until a barrier or a shuffle, then the next one
-// in order does, or the one before it in reverse order: a result that a missing barrier makes depend on the order differs between the
-// two. A barrier that some threads never reach, or a shuffle that some lanes of a warp never reach, ends the process with a message.
+// The threads of a block are fibers of one thread; blocks follow each other. A warp runs as far as it can without the others, then the
+// next one does, or the one before it in reverse order: what a missing barrier leaves open happens, in one of the two orders. A barrier
+// that some threads never reach, or a shuffle that some lanes of a warp never reach, ends the process with a message.
 // Shared memory is filled with NaN before each block.
 
 #pragma once
@@ -194,18 +194,26 @@ template <class F> void run_block(F& f, bool reverse) {
         fiber.first.uc_link = nullptr;
         makecontext(&fiber.first, entry, 0);
     }
+    const unsigned warps = block.count / 32;
     for (unsigned left = block.count; left > 0;) {
-        block.progress = false;
-        for (unsigned i = 0; i < block.count; ++i) {
-            Fiber& fiber = *block.fibers[reverse ? block.count - 1 - i : i];
-            if (fiber.done) continue;
-            resume(fiber);
-            if (fiber.done) {
-                --left;
-                block.progress = true;
-            }
+        bool moved = false;
+        for (unsigned w = 0; w < warps; ++w) {
+            const unsigned warp = reverse ? warps - 1 - w : w;
+            do {
+                block.progress = false;
+                for (unsigned l = 0; l < 32; ++l) {
+                    Fiber& fiber = *block.fibers[warp * 32 + (reverse ? 31 - l : l)];
+                    if (fiber.done) continue;
+                    resume(fiber);
+                    if (fiber.done) {
+                        --left;
+                        block.progress = true;
+                    }
+                }
+                moved |= block.progress;
+            } while (block.progress);
         }
-        if (!block.progress) fail("threads wait at a barrier or shuffle for others that are elsewhere or have ended");
+        if (!moved) fail("threads wait at a barrier or shuffle for others that are elsewhere or have ended");
     }
 }
 

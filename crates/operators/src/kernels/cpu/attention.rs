@@ -21,8 +21,8 @@ use super::tile::{
 
 /// Positions of a block: a multiple of any vector's lanes.
 const POSITIONS: usize = 64;
-/// The most queries of a tile.
-const QUERIES: usize = 16;
+/// The most queries of a tile, and so the largest group that [`DecodeAttention`] takes.
+pub const QUERIES: usize = 16;
 /// A launch has this many tiles of heads at least, where there are so many heads.
 const HEAD_TILES: usize = 4;
 
