@@ -1,5 +1,6 @@
 //! The conformance suite on CUDA over the simulated driver. What the race detector reports, and what a case leaves behind in the driver, fails
-//! the case too.
+//! the case too. `LEASEHOLD_CUDA_SUITE=events,plain` (or `pool`) takes the ways of devices without stream words or virtual memory management; a
+//! number there is the machine's seed.
 
 use leasehold_conformance::{Expectation, Expectations, Factory, Faults, Injected, TestKernel, harness};
 use leasehold_core::sync::{Arc, Mutex};
@@ -7,7 +8,7 @@ use leasehold_core::{Error, Lease, PoolStats, Result};
 use leasehold_cuda::driver::ops::{ContextOps, EventOps, StreamOps};
 use leasehold_cuda::driver::ops::{CudaSlowOps, EventFlags, NativeFill, NativeStream};
 use leasehold_cuda::driver::sim::{SimDriver, SimDriverConfig};
-use leasehold_cuda::{CudaBackend, CudaConfig};
+use leasehold_cuda::{CompletionSource, CudaBackend, CudaConfig, MemorySource};
 use leasehold_hal::{Backend, BackendKind, Device, DeviceId, DeviceInfo, ForeignCall, KernelDesc};
 use leasehold_sim::{
     FaultAction, FaultPlan, FaultRule, KernelBody, KernelRegistry, KernelSpec, Launch, MachineConfig, When,
@@ -95,6 +96,7 @@ impl Faults for Switchboard {
 
 struct Simulated {
     config: CudaConfig,
+    seed: u64,
     /// The last driver that was made.
     last: Mutex<Option<Arc<SimDriver>>>,
 }
@@ -143,7 +145,7 @@ fn kernels() -> KernelRegistry {
 
 impl Simulated {
     fn make(&self) -> Result<Checked> {
-        let machine = MachineConfig::seed(17).devices(2, 4 << 30).kernels(kernels());
+        let machine = MachineConfig::seed(self.seed).devices(2, 4 << 30).kernels(kernels());
         let driver = Arc::new(SimDriver::new(SimDriverConfig::new(machine))?);
         *self.last.lock() = Some(driver.clone());
         ring(&driver);
@@ -195,21 +197,37 @@ impl Factory for Simulated {
     }
 
     fn expectations(&self) -> Expectations {
-        Expectations {
-            unsupported: &[
-                Expectation { case: 3, reason: "a simulated machine has a device at least" },
-                Expectation {
-                    case: 117,
-                    reason: "a kernel's fault ends its context, and so every stream of the device",
-                },
-            ],
-            expected_failure: &[],
-        }
+        let unsupported: &[Expectation] = match self.config.completion {
+            CompletionSource::Events => &[NO_MACHINE_WITHOUT_DEVICES, ONE_FAULT_ENDS_ALL, SIGNALS_ARE_EVENTS],
+            CompletionSource::Auto => &[NO_MACHINE_WITHOUT_DEVICES, ONE_FAULT_ENDS_ALL],
+        };
+        Expectations { unsupported, expected_failure: &[] }
     }
 }
+
+const NO_MACHINE_WITHOUT_DEVICES: Expectation =
+    Expectation { case: 3, reason: "a simulated machine has a device at least" };
+const ONE_FAULT_ENDS_ALL: Expectation =
+    Expectation { case: 117, reason: "a kernel's fault ends its context, and so every stream of the device" };
+
+const SIGNALS_ARE_EVENTS: Expectation =
+    Expectation { case: 150, reason: "without words completion is signalled by events of a pool" };
 
 fn main() -> ExitCode {
     // Kernels and host calls panic on purpose; the harness says what matters.
     std::panic::set_hook(Box::new(|_| {}));
-    harness(Simulated { config: CudaConfig::default(), last: Mutex::new(None) })
+    // The other ways that older devices and drivers leave open.
+    let (mut config, mut seed) = (CudaConfig::default(), 17);
+    for word in std::env::var("LEASEHOLD_CUDA_SUITE").unwrap_or_default().split(',') {
+        config = match word {
+            "events" => config.completion(CompletionSource::Events),
+            "pool" => config.memory(MemorySource::Pool),
+            "plain" => config.memory(MemorySource::Plain),
+            number => {
+                seed = number.parse().unwrap_or(seed);
+                config
+            }
+        };
+    }
+    harness(Simulated { config, seed, last: Mutex::new(None) })
 }

@@ -42,6 +42,8 @@ use std::time::{Duration, Instant};
 
 /// Marks that a stream remembers.
 const MARKS: usize = 4;
+/// Without words: events that may be under way before no more are recorded by the way.
+const SIGNALS: usize = 16;
 /// Of so many submissions the kernel is remembered, for reports.
 const RECENT: usize = 64;
 /// A waiting thread looks so often before it yields, and then so often before it sleeps.
@@ -276,7 +278,8 @@ impl StreamCore {
             return Ok(self.hold_back(state, value, &ops[cut..]));
         }
         self.issued.store(value, Ordering::Release);
-        if value - self.signalled.load(Ordering::Relaxed) >= u64::from(self.core.shared.config.signal_every) {
+        let due = value - self.signalled.load(Ordering::Relaxed) >= u64::from(self.core.shared.config.signal_every);
+        if due && state.signals.len() < SIGNALS {
             let signalled = self.signal_locked(&mut state);
             drop(state);
             self.after(signalled);

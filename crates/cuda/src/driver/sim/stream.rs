@@ -435,7 +435,11 @@ impl EventOps for SimDriver {
             tables.forbidden_in_capture(API)?;
             found
         };
-        match self.machine.event_query(found.id) {
+        // The question itself steps: an event is also over when the device was lost meanwhile.
+        let over = self.machine.event_query(found.id).and_then(|over| {
+            if over { self.machine.device_status(scope.device).map(|()| true) } else { Ok(false) }
+        });
+        match over {
             Ok(true) => Ok(Progress::Complete),
             Ok(false) => Ok(Progress::Pending),
             Err(e) => Err(self.told(API, scope.device, 0, e)),
