@@ -373,20 +373,62 @@ impl Heap {
         self.res.missing(start, start + units)
     }
 
-    /// As [`take`](Self::take), but anything that is resident, however badly it fits. Slow path.
+    /// As [`take`](Self::take), but anything that is backed, however badly it fits: in the middle of a free node too. Slow path.
     pub(crate) fn take_resident(&mut self, units: u32, align: u32, lane: u8) -> Result<Option<u32>> {
         self.nodes.ensure(2)?;
         for l in [lane, READY] {
-            let resident = |n: &Node| {
-                let start = n.start.next_multiple_of(align.max(1));
-                n.holes == 0 || self.res.missing(start, start + units) == 0
-            };
-            let at = self.lanes[usize::from(l)].index.find_where(&self.nodes.rows, units, align, resident);
+            let index = &self.lanes[usize::from(l)].index;
+            let mut start = 0;
+            let at = index.find_where(&self.nodes.rows, units, align, |n| match self.backed_at(n, units, align) {
+                Some(place) => {
+                    start = place;
+                    true
+                }
+                None => false,
+            });
             if at != NIL {
-                return Ok(Some(self.carve(at, units, align)));
+                return Ok(Some(self.carve_at(at, start, units)));
             }
         }
         Ok(None)
+    }
+
+    /// Where a block would lie in a free node on memory that is there.
+    fn backed_at(&self, n: &Node, units: u32, align: u32) -> Option<u32> {
+        let align = align.max(1);
+        let fits = |from: u32, to: u32| {
+            let start = from.checked_next_multiple_of(align)?;
+            (start < to && to - start >= units).then_some(start)
+        };
+        if n.holes == 0 {
+            return fits(n.start, n.end());
+        }
+        let mut found = None;
+        self.backed_parts(n, |from, to| found = found.or_else(|| fits(from, to)));
+        found
+    }
+
+    /// The parts of a node that are backed.
+    fn backed_parts(&self, n: &Node, mut each: impl FnMut(u32, u32)) {
+        let (mut from, mut at) = (n.start, n.start);
+        while at < n.end() {
+            let granule = at >> self.res.shift;
+            let next = ((granule + 1) << self.res.shift).min(n.end());
+            if self.res.piece_of(granule) == NIL {
+                if from < at {
+                    each(from, at);
+                }
+                from = next;
+                if granule as usize >= self.res.granules.len() {
+                    // Nothing was ever backed from here on.
+                    return;
+                }
+            }
+            at = next;
+        }
+        if from < n.end() {
+            each(from, n.end());
+        }
     }
 
     /// Takes a block from another line's lane whose stamp `allowed` accepts. Looks at one candidate per lane.
@@ -463,8 +505,14 @@ impl Heap {
     /// Cuts a used block out of a free node that holds it, and that is backed there. Needs two spare nodes.
     #[inline]
     pub(crate) fn carve(&mut self, at: u32, units: u32, align: u32) -> u32 {
+        let start = self.nodes[at].start;
+        self.carve_at(at, if align > 1 { start.next_multiple_of(align) } else { start }, units)
+    }
+
+    /// As [`carve`](Self::carve), from the unit `from`.
+    #[inline]
+    fn carve_at(&mut self, at: u32, from: u32, units: u32) -> u32 {
         let Node { start, units: all, lane, prev, holes, span, .. } = self.nodes[at];
-        let from = if align > 1 { start.next_multiple_of(align) } else { start };
         let id = if from != start {
             self.carve_slow(at, from, units)
         } else if all == units {
@@ -798,10 +846,17 @@ impl Heap {
         newest.filter(|s| !passed(*s)).min_by_key(behind).unwrap_or(Stamp::NEVER)
     }
 
-    /// The largest resident free block in units, whatever its lane.
+    /// The largest piece of free memory in units that is backed throughout, whatever its lane. A walk.
     pub(crate) fn largest_free(&self) -> u32 {
         let free = self.nodes.rows.iter().filter(|n| n.state == State::Free);
-        free.map(|n| n.units - (n.holes << self.res.shift).min(n.units)).max().unwrap_or(0)
+        free.map(|n| if n.holes == 0 { n.units } else { self.backed_within(n) }).max().unwrap_or(0)
+    }
+
+    /// The longest backed part of a node.
+    fn backed_within(&self, n: &Node) -> u32 {
+        let mut best = 0;
+        self.backed_parts(n, |from, to| best = best.max(to - from));
+        best
     }
 
     /// Checks every invariant of spans, nodes, indexes and residency. For tests.

@@ -169,14 +169,18 @@ impl Inner {
         if let Some(lease) = self.grow(need, layout.size, on, true, trail)? {
             return Ok(Some(lease));
         }
-        let Some(exact) = Need::exact(layout.size, layout.align).filter(|&e| e != need) else { return Ok(None) };
-        {
+        // The lowest place that fits may lack memory that is not to be had, while a higher one has it.
+        let exact = Need::exact(layout.size, layout.align).filter(|&e| e != need);
+        for need in [Some(need), exact].into_iter().flatten() {
             let mut core = self.core.lock();
-            if let Some(block) = core.store.take(exact, on.line)? {
+            if let Some(block) = core.store.take_resident(need, on.line)? {
                 return self.issue(&mut core, block, layout.size, on.line).map(Some);
             }
         }
-        self.grow(exact, layout.size, on, true, trail)
+        match exact {
+            Some(exact) => self.grow(exact, layout.size, on, true, trail),
+            None => Ok(None),
+        }
     }
 
     /// Takes memory that another stream may still be using and lets this one wait for it on the device.

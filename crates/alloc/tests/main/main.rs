@@ -7,6 +7,7 @@ mod faults;
 mod model;
 mod observe;
 mod oom;
+mod properties;
 mod regressions;
 mod traces;
 mod workloads;

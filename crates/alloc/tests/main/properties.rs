@@ -1,0 +1,175 @@
+//! Invariants of the design that are properties of whole runs, each on its own: I9 to I12 and I16. (The others are checked after every
+//! operation of the model, or by the allocator's own check.)
+
+use crate::model::Rng;
+use crate::{Bench, MIB};
+use leasehold_alloc::replay::pass;
+use leasehold_alloc::{AllocatorConfig, Call, FakeBacking, Fault, Layout, Lifetime, On, Policy};
+use leasehold_core::{Error, Timeline};
+use proptest::prelude::*;
+
+fn policy(n: u64) -> Policy {
+    [Policy::Balanced, Policy::Fastest, Policy::Compact][(n % 3) as usize]
+}
+
+fn size(rng: &mut Rng) -> u64 {
+    match rng.below(4) {
+        0 => 1 + rng.below(4096),
+        1 => 1 + rng.below(100_000),
+        2 => 1 + rng.below(3 * MIB),
+        _ => 1 + rng.below(9 * MIB),
+    }
+}
+
+/// Some operations on one stream, from nothing live to nothing live. Memory may run out. `each` sees every block.
+fn churn(b: &Bench, seed: u64, steps: u64, mut each: impl FnMut(u64, u64)) {
+    let mut rng = Rng(seed | 1);
+    let mut held = Vec::new();
+    for _ in 0..steps {
+        if rng.below(5) < 3 {
+            match b.alloc(size(&mut rng)) {
+                Ok(x) => {
+                    each(x.addr(), x.len());
+                    x.mark_write(b.stream.submit().expect("a value"));
+                    held.push(x);
+                }
+                Err(Error::OutOfMemory(_) | Error::OverBudget { .. }) => {}
+                Err(e) => panic!("{e}"),
+            }
+        } else if !held.is_empty() {
+            drop(held.swap_remove(rng.below(held.len() as u64) as usize));
+        }
+        if rng.below(8) == 0 {
+            let line = b.stream.line();
+            pass(line.at(line.completed() + rng.below(line.submitted() - line.completed() + 1)));
+        }
+    }
+    drop(held);
+    pass(b.stream.line().now());
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 24, failure_persistence: None, ..ProptestConfig::default() })]
+
+    /// I9: while a graph lives its memory is neither lent nor unmapped nor moved; after its last drop all of it can be had again.
+    #[test]
+    fn i9_a_graph_keeps_its_memory(seed in any::<u64>().no_shrink(), kind in 0u64..3, mib in 1u64..24) {
+        let bytes = mib * MIB - seed % 5000;
+        let config = AllocatorConfig { policy: policy(kind), budget: 128 * MIB, ..AllocatorConfig::default() };
+        let b = Bench::with(FakeBacking::new(1 << 30), config);
+        churn(&b, seed, 60, |_, _| {});
+        let arena = b.allocator.arena().expect("an arena");
+        let symbol = arena.alloc(Layout::new(bytes)).expect("a symbolic buffer").addr();
+        let used = Lifetime { symbol, first: 0, last: 3, live_at_end: false };
+        let at = arena.seal(&[used], On::new(&b.stream)).expect("a plan").resolve(symbol).expect("an address");
+        for round in 0..3 {
+            churn(&b, seed ^ round, 120, |from, len| {
+                assert!(from + len <= at || at + bytes <= from, "the graph's memory at {at:#x} was lent");
+            });
+            b.allocator.trim(0).expect("a trim");
+            prop_assert!(b.fake.is_backed(at, bytes), "the graph's memory was unmapped");
+        }
+        let clone = arena.clone();
+        drop(arena);
+        prop_assert!(b.fake.is_backed(at, bytes), "a clone still holds it");
+        drop(clone);
+        // The whole budget in one piece.
+        let all = b.take(128 * MIB);
+        prop_assert!(all.addr() != 0);
+        b.check();
+    }
+
+    /// I10: a workload that repeats comes to rest: no driver call any more.
+    #[test]
+    fn i10_what_repeats_comes_to_rest(seed in any::<u64>().no_shrink(), kind in 0u64..2) {
+        let config = AllocatorConfig { policy: policy(kind), budget: 1 << 30, ..AllocatorConfig::default() };
+        let b = Bench::with(FakeBacking::new(1 << 34), config);
+        let mut calls = Vec::new();
+        for _ in 0..12 {
+            let before = b.allocator.stats().driver_calls;
+            churn(&b, seed, 400, |_, _| {});
+            calls.push(b.allocator.stats().driver_calls - before);
+        }
+        prop_assert_eq!(calls[11], 0, "calls of each round: {:?}", calls);
+        b.check();
+    }
+
+    /// I11: everything dropped and trimmed, nothing stays with the driver.
+    #[test]
+    fn i11_everything_goes_back(seed in any::<u64>().no_shrink(), kind in 0u64..3, segments in any::<bool>()) {
+        let fake = if segments { FakeBacking::segments(1 << 28) } else { FakeBacking::new(1 << 28) };
+        let b = Bench::with(fake, AllocatorConfig { policy: policy(kind), ..AllocatorConfig::default() });
+        churn(&b, seed, 300, |_, _| {});
+        b.allocator.trim(0).expect("a trim");
+        prop_assert_eq!((b.allocator.stats().reserved, b.fake.used()), (0, 0));
+        let fake = b.fake.clone();
+        drop(b);
+        prop_assert_eq!((fake.outstanding(), fake.violations()), ((0, 0, 0, 0), Vec::new()));
+    }
+
+    /// I12: whichever call of the driver fails, the state is valid, later operations work, nothing is leaked.
+    #[test]
+    fn i12_any_call_may_fail(seed in any::<u64>().no_shrink(), call in 0usize..8, k in 0u64..60, kind in 0u64..3) {
+        let b = Bench::with(FakeBacking::new(1 << 27), AllocatorConfig { policy: policy(kind), ..AllocatorConfig::default() });
+        b.fake.fail(Call::ALL[call], Fault::Once(k));
+        let mut rng = Rng(seed | 1);
+        let mut held = Vec::new();
+        for _ in 0..200 {
+            if rng.below(5) < 3 {
+                held.extend(b.alloc(size(&mut rng)));
+            } else if !held.is_empty() {
+                drop(held.swap_remove(rng.below(held.len() as u64) as usize));
+            }
+        }
+        b.check();
+        b.fake.heal();
+        held.clear();
+        drop(b.take(20 * MIB));
+        b.allocator.trim(0).expect("a trim on a healed device");
+        let s = b.allocator.stats();
+        prop_assert_eq!(s.reserved, s.quarantined, "{:?}", s);
+    }
+
+    /// I16: the ladder ends, and an error means that no free block would have done.
+    #[test]
+    fn i16_no_error_while_there_is_a_block(seed in any::<u64>().no_shrink(), kind in 0u64..3, segments in any::<bool>()) {
+        run_dry(seed, kind, segments);
+    }
+}
+
+fn run_dry(seed: u64, kind: u64, segments: bool) {
+    let fake = if segments { FakeBacking::segments(48 * MIB) } else { FakeBacking::new(48 * MIB) };
+    let config = AllocatorConfig { policy: policy(kind), budget: 48 * MIB, ..AllocatorConfig::default() };
+    let b = Bench::with(fake, config);
+    let mut rng = Rng(seed | 1);
+    let mut held = Vec::new();
+    let mut refused = 0;
+    for _ in 0..600 {
+        let waits = b.allocator.stats().host_waits;
+        if rng.below(5) < 3 {
+            let size = size(&mut rng);
+            match b.alloc(size) {
+                Ok(x) => {
+                    x.mark_write(b.stream.submit().expect("a value"));
+                    held.push(x);
+                }
+                Err(Error::OutOfMemory(r)) => {
+                    refused += 1;
+                    assert!(r.largest_free < size, "{} lie free in one piece, {} were asked for", r.largest_free, size);
+                }
+                Err(e) => panic!("{e}"),
+            }
+        } else if !held.is_empty() {
+            drop(held.swap_remove(rng.below(held.len() as u64) as usize));
+        }
+        assert!(b.allocator.stats().host_waits - waits < 300, "the ladder waits without end");
+    }
+    assert!(refused > 0, "memory never ran out");
+    b.check();
+}
+
+/// The lowest place that fitted was partly without memory, and none was left for it; a higher one, backed throughout, was not looked at.
+#[test]
+fn a_higher_block_serves_where_the_lowest_place_lacks_memory() {
+    run_dry(17_528_699_854_942_880_729, 0, false);
+}
