@@ -5,7 +5,10 @@
 
 mod bundled;
 mod commands;
+#[cfg(feature = "cuda")]
+mod factories;
 mod failure;
+mod system;
 mod table;
 
 use clap::error::ErrorKind;

@@ -412,7 +412,8 @@ fn growth(figures: &[Figure]) -> BTreeMap<&'static str, BTreeMap<&'static str, f
 fn speedup(figures: &[Figure]) -> BTreeMap<&'static str, f64> {
     let mut out = BTreeMap::new();
     for (f, _) in plain(figures).filter(|(f, _)| f.threads == 1) {
-        let most = plain(figures).filter(|(m, _)| m.workload == f.workload && m.threads > 1).max_by_key(|m| m.0.threads);
+        let most =
+            plain(figures).filter(|(m, _)| m.workload == f.workload && m.threads > 1).max_by_key(|m| m.0.threads);
         if let Some((m, _)) = most
             && let (Some(many), Some(one)) = (m.mega_pairs, f.mega_pairs)
         {

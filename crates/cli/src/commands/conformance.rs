@@ -3,7 +3,11 @@
 //! This module must not know what a case does. [`factory`] is the one place in it that knows backends.
 
 use crate::commands::print_json;
+#[cfg(feature = "cuda")]
+use crate::factories;
 use crate::failure::Failure;
+#[cfg(feature = "cuda")]
+use crate::system::simulated;
 use crate::table::Table;
 use indicatif::{ProgressBar, ProgressStyle};
 use leasehold::cpu::{CpuBackend, CpuConfig};
@@ -80,6 +84,12 @@ fn factory(device: DeviceId, sim: bool) -> Result<Arc<dyn Factory>, Failure> {
     match (device.backend, sim) {
         (BackendKind::Cpu, false) => Ok(Arc::new(Cpu)),
         (BackendKind::Cpu, true) => Err(Failure::misuse("--sim: the CPU has no driver to simulate")),
+        #[cfg(feature = "cuda")]
+        (BackendKind::Cuda, false) => Ok(Arc::new(factories::Cuda)),
+        #[cfg(feature = "cuda")]
+        (BackendKind::Cuda, true) => Ok(Arc::new(factories::SimulatedCuda(simulated::SEED))),
+        #[cfg(feature = "cuda")]
+        (BackendKind::Sim, _) => Ok(Arc::new(factories::Simulated(simulated::SEED))),
         (other, _) => {
             let reports = Context::new().backends();
             let why = reports.into_iter().find(|r| r.kind == other).and_then(|r| r.devices.err());

@@ -8,45 +8,14 @@ pub(crate) mod memory;
 pub(crate) mod replay;
 pub(crate) mod run;
 
-use crate::commands::memory::Wishes;
 use crate::failure::Failure;
-use leasehold::cpu::{CpuBackend, CpuConfig};
-use leasehold::{BackendKind, Context, DeviceId, Runtime};
+use crate::system::{Request, System};
+use leasehold::{DeviceId, Runtime};
 use std::io::Write;
-use std::sync::Arc;
 
 /// Opens a device, with so many threads where it is the CPU.
 pub(crate) fn open(device: DeviceId, threads: Option<usize>) -> Result<Runtime, Failure> {
-    open_with(device, threads, Wishes::default())
-}
-
-/// As [`open`], with these wishes for its memory, which only the CPU grants so far.
-pub(crate) fn open_with(device: DeviceId, threads: Option<usize>, memory: Wishes) -> Result<Runtime, Failure> {
-    let plain = memory == Wishes::default();
-    let context = match (device.backend, threads) {
-        (_, None) if plain => Context::new(),
-        (BackendKind::Cpu, n) => {
-            let mut config = n.map_or_else(CpuConfig::default, CpuConfig::threads);
-            config = config.debug(memory.debug).trace_events(memory.trace_events);
-            let backend = CpuBackend::with_config(config).map_err(|e| match n {
-                Some(n) => Failure::misuse(format!("--threads {n}: {e}")),
-                None => Failure::from(e),
-            })?;
-            Context::with_backends(vec![Arc::new(backend)])
-        }
-        (other, Some(_)) => {
-            return Err(Failure::misuse(format!("--threads is for the CPU; {other} devices have their own")));
-        }
-        (other, None) => {
-            let what = "--memory-debug, --memory-trace and --memory-snapshot";
-            return Err(Failure::misuse(format!("{what} are for the CPU so far, not for {other} devices")));
-        }
-    };
-    context.runtime(device).map_err(|e| {
-        let named = e.to_string().contains(&device.to_string());
-        let failure = Failure::from(e);
-        if named { failure } else { failure.at(device) }
-    })
+    Ok(System::open(&Request::new(device, threads))?.runtime)
 }
 
 /// Prints one JSON object on one line.

@@ -3,8 +3,9 @@
 
 use crate::bundled;
 use crate::commands::memory::MemoryArguments;
-use crate::commands::{open_with, percentile, print_json};
+use crate::commands::{percentile, print_json};
 use crate::failure::Failure;
+use crate::system::{Request as Opening, System};
 use crate::table::{Table, bytes};
 use clap::ValueEnum;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
@@ -34,6 +35,12 @@ pub(crate) struct Arguments {
     /// The device
     #[arg(long, default_value = "cpu:0", value_parser = parse_device)]
     device: DeviceId,
+    /// Runs over a simulated driver, with the race detector on; the kernels are the CPU's
+    #[arg(long)]
+    sim: bool,
+    /// What orders, on a simulated device, what may happen in any order
+    #[arg(long, value_name = "SEED", default_value_t = 1)]
+    sim_seed: u64,
     /// Threads that a kernel may use; all that this process may use when left out
     #[arg(long, value_parser = clap::value_parser!(u16).range(1..=1024))]
     threads: Option<u16>,
@@ -243,7 +250,13 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
         (None, _, None) => return Err(Failure::new(format!("{}: no tokenizer; give --prompt-ids", files.name))),
     };
     let wishes = arguments.memory.wishes()?;
-    let runtime = open_with(arguments.device, arguments.threads.map(usize::from), wishes)?;
+    let system = System::open(&Opening {
+        device: arguments.device,
+        threads: arguments.threads.map(usize::from),
+        sim: arguments.sim.then_some(arguments.sim_seed),
+        memory: wishes,
+    })?;
+    let runtime = system.runtime.clone();
     let model = load(&runtime, &files, arguments.dtype.into(), arguments.json).map_err(|e| e.at(&files.name))?;
 
     let stop_at: &[u32] = if arguments.stop_at_eos { &files.config.eos_token_ids } else { &[] };
@@ -323,6 +336,8 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     drop(model);
     runtime.sync_device()?;
     drop(runtime);
+    system.check()?;
+    drop(system);
     arguments.memory.verdict(&allocator)
 }
 

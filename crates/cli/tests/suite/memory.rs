@@ -189,3 +189,35 @@ fn debug_aids_that_make_no_sense_are_refused() {
     let message = "--memory-debug, --memory-trace and --memory-snapshot are for the CPU so far, not for cuda devices";
     fails(&["run", "--device", "cuda:0", "--memory-debug", "all"], 2, &format!("leasehold: {message}\n"));
 }
+
+#[test]
+fn the_allocators_benchmark_reports_every_peer() {
+    let quick = ["bench", "alloc", "--json", "--rounds", "1", "--pairs", "100", "--threads", "1,2"];
+    let report = json(&[&quick[..], &["--workload", "64 live"]].concat());
+    assert_eq!(report["threads"], serde_json::json!([1, 2]));
+    let figures = report["workloads"].as_array().unwrap();
+    let names: BTreeSet<&str> = figures.iter().map(|f| f["allocator"].as_str().unwrap()).collect();
+    for name in
+        ["leasehold", "leasehold, Runtime::alloc", "system allocator", "best fit", "PyTorch's structure (emulation)"]
+    {
+        assert!(names.contains(name), "{names:?}");
+    }
+    for f in figures {
+        let kind = f["kind"].as_str().unwrap();
+        assert_eq!(kind == "emulation", f["allocator"].as_str().unwrap().ends_with("(emulation)"), "{f}");
+        let whole = f["ns"].is_null() && f["slower"].is_null();
+        assert!(whole || f["ns"].as_f64().unwrap() > 0.0 && f["slower"].as_f64().unwrap() > 0.0, "{f}");
+    }
+    assert_eq!(figures.len(), 2 * 2 * names.len());
+    assert_eq!(report["growth"]["small"]["64 live"], 1.0);
+    assert!(report["speedup"]["small, 64 live"].as_f64().unwrap() > 0.0);
+    assert_eq!(report["replays"], serde_json::json!([]));
+    let report = json(&[&quick[..], &["--workload", "ping-pong 4", "--trace", &trace("gpt2_train")]].concat());
+    let replays = report["replays"].as_array().unwrap();
+    assert_eq!(replays.len(), 3);
+    assert!(replays.iter().all(|r| r["ns_per_op"].as_f64().unwrap() > 0.0 && r["ratio"].as_f64().unwrap() >= 1.0));
+    let output = call(&["bench", "alloc", "--workload", "tango"]);
+    let text = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(2));
+    assert!(text.starts_with("leasehold: --workload tango: none of ping-pong 4 KiB, "), "{text}");
+}

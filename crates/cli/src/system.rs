@@ -1,0 +1,164 @@
+//! Which system a command runs on: what the machine has, or simulated devices.
+//!
+//! Simulated devices run the CPU's kernels under the names of the CUDA entries, with the race detector on; what it reports is an error at the
+//! command's end.
+//!
+//! This module must not know what the commands do.
+
+use crate::commands::memory::Wishes;
+use crate::failure::Failure;
+use leasehold::cpu::{CpuBackend, CpuConfig};
+use leasehold::hal::Backend;
+use leasehold::{BackendKind, Context, DeviceId, Runtime};
+use std::sync::Arc;
+
+/// The device of a command, and how it is made.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Request {
+    pub(crate) device: DeviceId,
+    /// Threads that a kernel may use, on the CPU.
+    pub(crate) threads: Option<usize>,
+    /// The seed of a simulated driver.
+    pub(crate) sim: Option<u64>,
+    pub(crate) memory: Wishes,
+}
+
+impl Request {
+    /// A device as it is.
+    pub(crate) fn new(device: DeviceId, threads: Option<usize>) -> Self {
+        Self { device, threads, sim: None, memory: Wishes::default() }
+    }
+}
+
+/// A runtime, and the machine under it where it is simulated.
+pub(crate) struct System {
+    pub(crate) runtime: Runtime,
+    #[cfg(feature = "cuda")]
+    machine: Option<leasehold_sim::Machine>,
+}
+
+/// A backend, and the machine under it.
+struct Made {
+    backend: Arc<dyn Backend>,
+    #[cfg(feature = "cuda")]
+    machine: Option<leasehold_sim::Machine>,
+}
+
+impl System {
+    /// Opens the device.
+    pub(crate) fn open(request: &Request) -> Result<Self, Failure> {
+        let device = request.device;
+        if request.threads.is_some() && device.backend != BackendKind::Cpu {
+            let other = device.backend;
+            return Err(Failure::misuse(format!("--threads is for the CPU; {other} devices have their own")));
+        }
+        let made = make(request)?;
+        let context = made.as_ref().map_or_else(Context::new, |m| Context::with_backends(vec![m.backend.clone()]));
+        let runtime = context.runtime(device).map_err(|e| {
+            let named = e.to_string().contains(&device.to_string());
+            let failure = Failure::from(e);
+            if named { failure } else { failure.at(device) }
+        })?;
+        Ok(Self {
+            runtime,
+            #[cfg(feature = "cuda")]
+            machine: made.and_then(|m| m.machine),
+        })
+    }
+
+    /// Whether the race detector saw nothing so far; always, where there is none.
+    ///
+    /// # Errors
+    /// The first reports, where there are any.
+    pub(crate) fn check(&self) -> Result<(), Failure> {
+        #[cfg(feature = "cuda")]
+        if let Some(machine) = &self.machine {
+            let reports = machine.take_reports();
+            if !reports.is_empty() {
+                let first: Vec<String> = reports.iter().take(3).map(ToString::to_string).collect();
+                return Err(Failure::new(format!("the race detector reports {}: {}", reports.len(), first.join("; "))));
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The CPU as asked for.
+fn cpu(request: &Request) -> Result<Arc<dyn Backend>, Failure> {
+    let config = request.threads.map_or_else(CpuConfig::default, CpuConfig::threads);
+    let config = config.debug(request.memory.debug).trace_events(request.memory.trace_events);
+    let backend = CpuBackend::with_config(config).map_err(|e| match request.threads {
+        Some(n) => Failure::misuse(format!("--threads {n}: {e}")),
+        None => Failure::from(e),
+    })?;
+    Ok(Arc::new(backend))
+}
+
+#[cfg(not(feature = "cuda"))]
+fn make(request: &Request) -> Result<Option<Made>, Failure> {
+    if request.sim.is_some() {
+        return Err(Failure::misuse("--sim: this build has no simulated devices (feature `cuda`)"));
+    }
+    match request.device.backend {
+        BackendKind::Cpu => Ok(Some(Made { backend: cpu(request)? })),
+        _ => Ok(None),
+    }
+}
+
+/// The backend as asked for; `None` for one that this build has not got.
+#[cfg(feature = "cuda")]
+fn make(request: &Request) -> Result<Option<Made>, Failure> {
+    use leasehold_sim::{Machine, SimBackend};
+    let cuda =
+        leasehold_cuda::CudaConfig::default().debug(request.memory.debug).trace_events(request.memory.trace_events);
+    let (backend, machine): (Arc<dyn Backend>, _) = match (request.device.backend, request.sim) {
+        (BackendKind::Cpu, Some(_)) => return Err(Failure::misuse("--sim: the CPU has no driver to simulate")),
+        (BackendKind::Cpu, None) => (cpu(request)?, None),
+        (BackendKind::Cuda, None) => (Arc::new(leasehold_cuda::CudaBackend::with_config(cuda)), None),
+        (BackendKind::Cuda, Some(seed)) => {
+            let (backend, driver) = simulated::cuda(simulated::machine(seed, simulated::operators()?), cuda)?;
+            (Arc::new(backend), Some(driver.machine().clone()))
+        }
+        (BackendKind::Sim, seed) => {
+            let config = simulated::machine(seed.unwrap_or(simulated::SEED), simulated::operators()?);
+            let machine = Machine::new(config)?;
+            (Arc::new(SimBackend::over(machine.clone())?), Some(machine))
+        }
+        _ => return Ok(None),
+    };
+    Ok(Some(Made { backend, machine }))
+}
+
+/// Simulated devices, as commands use them.
+#[cfg(feature = "cuda")]
+pub(crate) mod simulated {
+    use leasehold_cuda::driver::sim::{SimDriver, SimDriverConfig};
+    use leasehold_cuda::{CudaBackend, CudaConfig};
+    use leasehold_sim::{KernelRegistry, MachineConfig};
+    use std::sync::Arc;
+
+    /// Bytes of memory of a simulated device. Only what is touched takes memory of the host.
+    const MEMORY: u64 = 4 << 30;
+    /// Simulated devices.
+    const DEVICES: u32 = 2;
+    /// What orders what may happen in any order, when nobody says.
+    pub(crate) const SEED: u64 = 1;
+
+    /// A simulated machine with these kernels.
+    pub(crate) fn machine(seed: u64, kernels: KernelRegistry) -> MachineConfig {
+        MachineConfig::seed(seed).devices(DEVICES, MEMORY).kernels(kernels)
+    }
+
+    /// The CUDA backend over a simulated driver.
+    pub(crate) fn cuda(machine: MachineConfig, config: CudaConfig) -> leasehold::Result<(CudaBackend, Arc<SimDriver>)> {
+        let driver = Arc::new(SimDriver::new(SimDriverConfig::new(machine))?);
+        Ok((CudaBackend::with_ops(driver.clone(), config)?, driver))
+    }
+
+    /// The operators' kernels, by the names of their CUDA entries.
+    pub(crate) fn operators() -> leasehold::Result<KernelRegistry> {
+        let registry = KernelRegistry::new();
+        leasehold_operators::simulate(&registry)?;
+        Ok(registry)
+    }
+}
