@@ -315,7 +315,7 @@ impl Inner {
         let Some((addr, chunk, source)) = taken else {
             self.counters.failed.fetch_add(1, Ordering::Relaxed);
             notes.dedup();
-            return Err(self.report(whole, notes, refused));
+            return Err(self.report(Layout { size: len, ..whole }, notes, refused));
         };
         let usable = chunk.addr + chunk.bytes - addr;
         let mut core = self.core.lock();
@@ -392,19 +392,16 @@ impl Inner {
         let Some(side) = side else { return self.free_traced(row, &stamps) };
         buffer.reset();
         {
-            // Held before the row is vacant, so that a tear-down finds it.
             let mut held = watch.held.lock();
             held.bytes += side.usable;
             held.waiting.push((Block { side, addr, len, tag, stream }, stamps.into_boxed_slice()));
         }
-        let owed = {
-            let mut core = self.core.lock();
-            core.live_bytes = core.live_bytes.wrapping_sub(len);
-            self.table.put(&mut core.vacant, row);
-            u64::from(core.orphan)
-        };
         self.sweep_held(watch, Reach::Free);
-        owed
+        // The row keeps the allocator alive; once it is vacant nothing does, so this comes last.
+        let mut core = self.core.lock();
+        core.live_bytes = core.live_bytes.wrapping_sub(len);
+        self.table.put(&mut core.vacant, row);
+        u64::from(core.orphan)
     }
 
     /// Checks what is due, and brings back what leaves the quarantine.

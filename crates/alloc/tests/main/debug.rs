@@ -347,3 +347,42 @@ fn graph_arenas_work_with_aids() {
         b.check();
     }
 }
+
+#[test]
+fn threads_share_an_aided_allocator_and_outlive_it() {
+    for text in ["all", "quarantine=64K", "pass-through"] {
+        let (b, m) = aided(text, FakeBacking::new(1 << 30));
+        std::thread::scope(|scope| {
+            for t in 0..3u64 {
+                let (allocator, m) = (b.allocator.clone(), m.clone());
+                scope.spawn(move || {
+                    let stream = leasehold_alloc::replay::VirtualStream::new().expect("a line");
+                    let mut rng = crate::model::Rng(t + 1);
+                    let mut held = Vec::new();
+                    for _ in 0..300 {
+                        if rng.below(5) < 3 || held.is_empty() {
+                            let layout = Layout::new(1 + rng.below(5000));
+                            let buffer = allocator.alloc(layout, On::new(&stream)).expect("memory");
+                            assert!(m.write(buffer.addr() + layout.size - 1, t as u8));
+                            buffer.mark_write(stream.submit().expect("a value"));
+                            held.push((buffer, layout.size));
+                        } else {
+                            let (buffer, len) = held.swap_remove(rng.below(held.len() as u64) as usize);
+                            assert_eq!(m.read(buffer.addr() + len - 1), t as u8, "somebody else wrote here");
+                            drop(buffer);
+                            pass(stream.line().now());
+                        }
+                    }
+                    // The last of the threads takes the allocator down, in a drop.
+                    drop(allocator);
+                    drop(held);
+                    pass(stream.line().now());
+                });
+            }
+            drop(b.allocator);
+        });
+        Bench::new(1 << 30).allocator.drain();
+        assert_eq!(b.fake.outstanding(), (0, 0, 0, 0), "{text}");
+        assert_eq!(b.fake.violations(), Vec::<String>::new());
+    }
+}
