@@ -1,6 +1,6 @@
 //! Operations as calls of the driver.
 //!
-//! One operation is one call; a 2-D copy between devices that cannot reach each other is one per row. Nothing is allocated: a launch's
+//! One operation is one call; a 2-D copy between devices that cannot reach each other, or from rows that overlap, is one per row. Nothing is allocated: a launch's
 //! arguments are put together on the stack.
 //!
 //! # Arguments of a kernel
@@ -119,6 +119,8 @@ pub(crate) fn native_fill(f: &Fill) -> NativeFill {
 pub(crate) enum Route {
     /// One call.
     Direct(NativeCopy),
+    /// Row by row: the driver takes no rows that overlap what they are read from.
+    Rows(CopyKind),
     /// Row by row between these contexts.
     Peer(NativeContext, NativeContext),
 }
@@ -129,6 +131,13 @@ pub(crate) fn route(core: &Core, c: &Copy2d) -> Result<Route> {
     let at = |addr, pitch| core.shared.place(addr, c.extent(pitch)).unwrap_or(Place::Device(own));
     let (src, dst) = (at(c.src, c.src_pitch), at(c.dst, c.dst_pitch));
     let direct = |kind| {
+        if c.rows == 1 {
+            // Pitches mean nothing then, and the driver refuses some.
+            return Route::Direct(NativeCopy::linear(kind, c.dst, c.src, c.width));
+        }
+        if c.src_pitch < c.width || c.dst_pitch < c.width {
+            return Route::Rows(kind);
+        }
         Route::Direct(NativeCopy {
             src: c.src,
             src_pitch: c.src_pitch,
@@ -270,6 +279,14 @@ impl<'a> Encoder<'a> {
         match route(self.core, c)? {
             // SAFETY: the submitter's promise about memory.
             Route::Direct(copy) => self.took(unsafe { self.ops.copy(self.stream, &copy) }),
+            Route::Rows(kind) => {
+                for row in 0..c.rows {
+                    let (to, from) = (c.dst + row * c.dst_pitch, c.src + row * c.src_pitch);
+                    // SAFETY: as above.
+                    self.took(unsafe { self.ops.copy(self.stream, &NativeCopy::linear(kind, to, from, c.width)) })?;
+                }
+                Ok(())
+            }
             Route::Peer(dst, src) => {
                 for row in 0..c.rows {
                     let (to, from) = (c.dst + row * c.dst_pitch, c.src + row * c.src_pitch);

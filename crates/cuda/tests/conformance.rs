@@ -1,12 +1,13 @@
 //! The conformance suite on CUDA over the simulated driver. What the race detector reports, and what a case leaves behind in the driver, fails
 //! the case too. `LEASEHOLD_CUDA_SUITE=events,plain` (or `pool`) takes the ways of devices without stream words or virtual memory management; a
-//! number there is the machine's seed.
+//! number there is the machine's seed; `real` takes the vendor's driver, and skips everything where there is none.
 
 use leasehold_conformance::{Expectation, Expectations, Factory, Faults, Injected, TestKernel, harness};
-use leasehold_core::sync::{Arc, Mutex};
+use leasehold_core::sync::{Arc, Mutex, OnceLock};
 use leasehold_core::{Error, Lease, PoolStats, Result};
-use leasehold_cuda::driver::ops::{ContextOps, EventOps, StreamOps};
+use leasehold_cuda::driver::ops::{ContextOps, DeviceOps, EventOps, StreamOps};
 use leasehold_cuda::driver::ops::{CudaSlowOps, EventFlags, NativeFill, NativeStream};
+use leasehold_cuda::driver::real::RealDriver;
 use leasehold_cuda::driver::sim::{SimDriver, SimDriverConfig};
 use leasehold_cuda::{CompletionSource, CudaBackend, CudaConfig, MemorySource};
 use leasehold_hal::{Backend, BackendKind, Device, DeviceId, DeviceInfo, ForeignCall, KernelDesc};
@@ -213,21 +214,57 @@ const ONE_FAULT_ENDS_ALL: Expectation =
 const SIGNALS_ARE_EVENTS: Expectation =
     Expectation { case: 150, reason: "without words completion is signalled by events of a pool" };
 
+/// The vendor's driver.
+struct Real {
+    config: CudaConfig,
+    /// Keeps the primary context alive between cases, which otherwise each make it anew.
+    held: OnceLock<Option<RealDriver>>,
+}
+
+impl Factory for Real {
+    fn backend(&self) -> Result<Arc<dyn Backend>> {
+        self.held.get_or_init(|| {
+            let driver = RealDriver::new();
+            driver.init().and_then(|()| driver.primary_retain(0)).ok().map(|_| driver)
+        });
+        Ok(Arc::new(CudaBackend::with_config(self.config.clone())))
+    }
+
+    fn kernel(&self, kernel: TestKernel) -> Option<KernelDesc<'static>> {
+        Some(kernel.for_cuda())
+    }
+
+    fn fatal_faults(&self) -> bool {
+        true
+    }
+
+    fn expectations(&self) -> Expectations {
+        Expectations { unsupported: &[ONE_FAULT_ENDS_ALL], expected_failure: &[] }
+    }
+}
+
 fn main() -> ExitCode {
     // Kernels and host calls panic on purpose; the harness says what matters.
     std::panic::set_hook(Box::new(|_| {}));
     // The other ways that older devices and drivers leave open.
-    let (mut config, mut seed) = (CudaConfig::default(), 17);
+    let (mut config, mut seed, mut real) = (CudaConfig::default(), 17, false);
     for word in std::env::var("LEASEHOLD_CUDA_SUITE").unwrap_or_default().split(',') {
         config = match word {
             "events" => config.completion(CompletionSource::Events),
             "pool" => config.memory(MemorySource::Pool),
             "plain" => config.memory(MemorySource::Plain),
+            "real" => {
+                real = true;
+                config
+            }
             number => {
                 seed = number.parse().unwrap_or(seed);
                 config
             }
         };
+    }
+    if real {
+        return harness(Real { config, held: OnceLock::new() });
     }
     harness(Simulated { config, seed, last: Mutex::new(None) })
 }

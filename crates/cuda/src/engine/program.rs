@@ -30,7 +30,7 @@ pub(crate) enum Step {
     Call(HostCall),
     /// A wait.
     Wait(Point),
-    /// A copy between devices that cannot reach each other.
+    /// A copy that is more than one call.
     Copy(Copy2d),
 }
 
@@ -307,7 +307,7 @@ impl Program {
 fn splits(core: &Core, op: &Op<'_>) -> bool {
     match op {
         Op::Host(_) | Op::Wait(_) => true,
-        Op::Copy(c) => c.width != 0 && c.rows != 0 && matches!(encoder::route(core, c), Ok(Route::Peer(..))),
+        Op::Copy(c) => c.width != 0 && c.rows != 0 && !matches!(encoder::route(core, c), Ok(Route::Direct(_)) | Err(_)),
         _ => false,
     }
 }
@@ -368,7 +368,7 @@ impl Building<'_> {
                     unsafe { ops.graph_add_copy(graph, after, &copy) }
                 }),
                 // Split off before; only peer access that was taken back meanwhile leads here.
-                Route::Peer(..) => Err(Error::state("two devices ceased to reach each other")),
+                Route::Peer(..) | Route::Rows(_) => Err(Error::state("two devices ceased to reach each other")),
             },
             Op::Fill(f) if f.bytes == 0 => empty(),
             Op::Fill(f) => door.within(|ops| {

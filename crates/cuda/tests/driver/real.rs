@@ -33,6 +33,7 @@ const CASES: &[Case] = &[
     ("errors", None, &[], errors),
     ("a lost context", None, &[], lost),
     ("arguments", None, &[], arguments),
+    ("copies in graphs", None, &[], copies_in_graphs),
     ("host functions", None, &[], host_functions),
     ("modules", None, &[], modules),
 ];
@@ -189,6 +190,27 @@ fn arguments() {
     // SAFETY: as above.
     unsafe { driver.launch(STREAM, &none.launch(NativeFunction(1), 1, 1)).unwrap() };
     assert!(read(0).is_empty());
+}
+
+/// An H200 refused a node that copies one row of 100 bytes with pitches of 7, which streams take.
+fn copies_in_graphs() {
+    let driver = started();
+    let kind = CopyKind::DeviceToDevice;
+    let rows = NativeCopy { src: 3, src_pitch: 64, dst: 4096, dst_pitch: 13, width: 13, rows: 20, kind };
+    let one = NativeCopy { src_pitch: 7, dst_pitch: 7, width: 100, rows: 1, ..rows };
+    let (graph, exec, node) = (NativeGraph(1), NativeGraphExec(1), NativeNode(1));
+    for copy in [rows, one, NativeCopy::linear(kind, 4096, 0, 8)] {
+        // SAFETY: nothing runs.
+        unsafe {
+            driver.graph_add_copy(graph, &[], &copy).unwrap();
+            assert_eq!(driver.exec_set_copy(exec, node, &copy).unwrap(), Updated::InPlace);
+        }
+    }
+    // Rows that overlap stay a mistake.
+    let narrow = NativeCopy { dst_pitch: 12, ..rows };
+    // SAFETY: as above.
+    let refused = unsafe { driver.graph_add_copy(graph, &[], &narrow) };
+    assert!(matches!(refused, Err(Error::Driver { code: 1, .. })), "{refused:?}");
 }
 
 fn host_functions() {

@@ -60,7 +60,7 @@ nothing! {
     cuMemFreeHost cuMemHostRegister_v2 cuMemHostUnregister cuStreamDestroy_v2 cuStreamWaitEvent cuStreamWriteValue64_v2
     cuStreamWaitValue64_v2 cuMemcpyHtoDAsync_v2 cuMemcpyDtoDAsync_v2 cuMemcpy2DAsync_v2 cuMemcpyPeerAsync cuMemsetD8Async cuMemsetD16Async
     cuMemsetD32Async cuEventDestroy_v2 cuEventRecord cuEventSynchronize cuModuleUnload cuFuncSetAttribute cuGraphDestroy
-    cuGraphUpload cuGraphExecMemcpyNodeSetParams cuGraphExecMemsetNodeSetParams cuStreamBeginCapture_v2 cuCtxDestroy_v2
+    cuGraphUpload cuGraphExecMemsetNodeSetParams cuStreamBeginCapture_v2 cuCtxDestroy_v2
     cuCtxDisablePeerAccess cuCtxSynchronize cuCtxGetStreamPriorityRange cuMemGetInfo_v2
     cuStreamIsCapturing cuGraphGetNodes cuUserObjectRelease cuGraphRetainUserObject cuDeviceCanAccessPeer
     cuDeviceGetUuid_v2 cuDeviceGetName cuDeviceGetPCIBusId cuCtxPopCurrent_v2
@@ -68,7 +68,7 @@ nothing! {
 
 makes! {
     cuMemAllocAsync cuDeviceGetDefaultMemPool cuMemGetAllocationGranularity cuMemAddressReserve cuMemCreate cuMemHostAlloc
-    cuStreamCreateWithPriority cuEventCreate cuModuleGetFunction cuGraphCreate cuGraphAddKernelNode_v2 cuGraphAddMemcpyNode
+    cuStreamCreateWithPriority cuEventCreate cuModuleGetFunction cuGraphCreate cuGraphAddKernelNode_v2
     cuGraphAddMemsetNode cuGraphAddChildGraphNode cuGraphAddEventRecordNode cuGraphAddEmptyNode cuGraphInstantiateWithFlags
     cuStreamEndCapture cuDeviceTotalMem_v2
 }
@@ -300,6 +300,49 @@ unsafe extern "C" fn cuGraphExecKernelNodeSetParams_v2(_exec: u64, node: u64, pa
     }
     // Function (1 word), seven sizes (4 words with their padding), `kernelParams`, `extra`. SAFETY: by the contract.
     unsafe { keep(*params.add(6) as *mut *mut c_void) }
+}
+
+/// Refuses what the driver refuses: a pitch that is smaller than a row, even where there is one row only.
+///
+/// # Safety
+/// - `params` points to a `CUDA_MEMCPY3D`.
+unsafe fn copy_is_good(params: *const u64) -> c_int {
+    // Of the structure's 25 words. SAFETY: by the contract.
+    let word = |at: usize| unsafe { *params.add(at) };
+    let [src_pitch, src_height, dst_pitch, dst_height, width, height, depth] = [9, 10, 20, 21, 22, 23, 24].map(word);
+    let fits = src_pitch >= width && dst_pitch >= width && src_height >= height && dst_height >= height;
+    if fits && width > 0 && height > 0 && depth == 1 { 0 } else { 1 }
+}
+
+/// # Safety
+/// - As above.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn cuGraphAddMemcpyNode(
+    node: *mut u64,
+    _graph: u64,
+    _after: *const u64,
+    _count: usize,
+    params: *const u64,
+    _context: u64,
+) -> c_int {
+    // SAFETY: by the contract.
+    unsafe {
+        *node = 0x60000;
+        copy_is_good(params)
+    }
+}
+
+/// # Safety
+/// - As above.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn cuGraphExecMemcpyNodeSetParams(
+    _exec: u64,
+    _node: u64,
+    params: *const u64,
+    _context: u64,
+) -> c_int {
+    // SAFETY: by the contract.
+    unsafe { copy_is_good(params) }
 }
 
 /// The device's memory is what was launched last.

@@ -2,11 +2,11 @@
 
 use crate::common::*;
 use leasehold_conformance::TestKernel;
-use leasehold_core::{Error, LineOwner};
 use leasehold_core::sync::atomic::{AtomicU32, Ordering};
 use leasehold_core::sync::{Arc, Mutex};
+use leasehold_core::{Error, LineOwner};
 use leasehold_cuda::{CompletionSource, CudaConfig};
-use leasehold_hal::{Access, HostCall, Keep, Op, OpList, Plan};
+use leasehold_hal::{Access, Copy2d, HostCall, Keep, Op, OpList, Plan};
 use std::time::Duration;
 
 #[test]
@@ -369,4 +369,39 @@ fn threads_submit_wait_and_signal_at_once() {
     });
     drop((streams, gate, device));
     bench.close();
+}
+
+#[test]
+fn rows_that_overlap_what_they_are_read_from_are_copied_one_by_one() {
+    let bench = Bench::new(16);
+    let device = bench.open(0);
+    let a = stream(&device);
+    let (x, y) = (buffer(&device, &a, 64), buffer(&device, &a, 64));
+    let bytes = Host::new((0..64).collect());
+    submit(&a, &[bytes.up(&x)]).unwrap();
+    let at = |width, rows, src_pitch| Copy2d { width, rows, src_pitch, dst_pitch: 8, ..copy_of(&x, &y) };
+    for (copy, expected) in [
+        // A pitch of one row means nothing.
+        (at(12, 1, 3), (0..12).collect::<Vec<u8>>()),
+        (at(8, 3, 4), (0..8).chain(4..12).chain(8..16).collect()),
+    ] {
+        let mut ops = OpList::new();
+        ops.push(&Op::Copy(copy));
+        let graph = device.instantiate(Plan::new(ops)).unwrap();
+        for op in [Op::Copy(copy), Op::Graph(&graph)] {
+            submit(&a, &[fill(&y, 0xee), op]).unwrap();
+            let seen = read(&a, &y);
+            assert_eq!(seen[..expected.len()], expected);
+            assert!(seen[expected.len()..].iter().all(|&b| b == 0xee));
+        }
+    }
+    drop((x, y, a, device));
+    bench.close();
+}
+
+fn copy_of(
+    from: &leasehold_core::Lease<leasehold_alloc::Buffer>,
+    to: &leasehold_core::Lease<leasehold_alloc::Buffer>,
+) -> Copy2d {
+    Copy2d::linear((from.addr(), 0), (to.addr(), 0), 0)
 }
