@@ -71,9 +71,11 @@ fn kernel(launch: &Launch<'_>, extra: &mut Extra) -> CUDA_KERNEL_NODE_PARAMS {
     }
 }
 
-/// A copy as a node.
+/// A copy as a node. One row has no pitch, whatever the copy says; the driver demands at least a row's width of any.
 fn copy_node(copy: &NativeCopy) -> CUDA_MEMCPY3D {
     let (source, target) = conv::memory_types(copy.kind);
+    let (src_pitch, dst_pitch) =
+        if copy.rows == 1 { (copy.width, copy.width) } else { (copy.src_pitch, copy.dst_pitch) };
     CUDA_MEMCPY3D {
         srcXInBytes: 0,
         srcY: 0,
@@ -84,7 +86,7 @@ fn copy_node(copy: &NativeCopy) -> CUDA_MEMCPY3D {
         srcDevice: copy.src,
         srcArray: ptr::null_mut(),
         reserved0: ptr::null_mut(),
-        srcPitch: copy.src_pitch as usize,
+        srcPitch: src_pitch as usize,
         srcHeight: copy.rows as usize,
         dstXInBytes: 0,
         dstY: 0,
@@ -95,7 +97,7 @@ fn copy_node(copy: &NativeCopy) -> CUDA_MEMCPY3D {
         dstDevice: copy.dst,
         dstArray: ptr::null_mut(),
         reserved1: ptr::null_mut(),
-        dstPitch: copy.dst_pitch as usize,
+        dstPitch: dst_pitch as usize,
         dstHeight: copy.rows as usize,
         WidthInBytes: copy.width as usize,
         Height: copy.rows as usize,
