@@ -9,7 +9,8 @@
 //! # Where it is stricter than the driver
 //! * An object's context must be current, as [`ops`](super::ops) demands; the driver often does not look.
 //! * A handle that was destroyed is an error; for the driver it is undefined behaviour.
-//! * The argument buffer of a launch must agree with its bindings.
+//! * The argument buffer of a launch must agree with its bindings, and hold all parameters.
+//! * Mappings end where their reservation ends, and what is unmapped is mapped.
 //! * A call from within a host function is refused (800); the driver may also hang.
 //! * What is still there when its context ends is remembered as a leak.
 //!
@@ -239,6 +240,19 @@ impl SimDriver {
         Ok((scope, self.noted(api, scope)))
     }
 
+    /// Begins a call that needs a current context, which may be lost.
+    fn enter_despite_loss(&self, api: &'static str) -> Result<(Scope, Result<()>)> {
+        let scope = self.current_scope(api)?;
+        let lost = self.machine.device_status(scope.device).is_err();
+        let told = self.noted(api, scope);
+        Ok((scope, if lost { Ok(()) } else { told }))
+    }
+
+    /// Refuses a lost device: it has no contexts any more in this process.
+    fn check_alive(&self, api: &'static str, ordinal: u32) -> Result<()> {
+        self.machine.device_status(ordinal).map_err(|e| self.told(api, ordinal, 0, e))
+    }
+
     fn noted(&self, api: &'static str, scope: Scope) -> Result<()> {
         self.machine.note(scope.device, api).map_err(|e| self.told(api, scope.device, 0, e))
     }
@@ -407,6 +421,7 @@ impl ContextOps for SimDriver {
     fn primary_retain(&self, ordinal: u32) -> Result<NativeContext> {
         self.enter_plain("cuDevicePrimaryCtxRetain", ordinal)?;
         self.check_ordinal("cuDeviceGet", ordinal)?;
+        self.check_alive("cuDevicePrimaryCtxRetain", ordinal)?;
         let mut tables = self.lock();
         let known = tables.primaries[ordinal as usize].0;
         let context = known.unwrap_or_else(|| tables.new_context(ordinal));
@@ -440,6 +455,7 @@ impl ContextOps for SimDriver {
     fn context_create(&self, ordinal: u32) -> Result<NativeContext> {
         self.enter_plain("cuCtxCreate", ordinal)?;
         self.check_ordinal("cuDeviceGet", ordinal)?;
+        self.check_alive("cuCtxCreate", ordinal)?;
         Ok(NativeContext(self.lock().new_context(ordinal)))
     }
 
@@ -447,6 +463,9 @@ impl ContextOps for SimDriver {
         let told = self.enter_plain("cuCtxDestroy", 0);
         if matches!(told, Err(Error::InvalidState(_))) {
             return told;
+        }
+        if context.is_null() {
+            return Err(refuse("cuCtxDestroy", code::INVALID_VALUE));
         }
         {
             let mut tables = self.lock();
@@ -489,10 +508,7 @@ impl ContextOps for SimDriver {
         let mut tables = self.lock();
         let to = tables.contexts.get(&peer.0).map(|c| c.device);
         let to = to.ok_or_else(|| refuse(API, code::INVALID_CONTEXT))?;
-        if to == scope.device {
-            return Err(refuse(API, code::INVALID_CONTEXT));
-        }
-        if !self.config.peers {
+        if to == scope.device || !self.config.peers {
             return Err(refuse(API, code::PEER_ACCESS_UNSUPPORTED));
         }
         let Some(Context { peers, .. }) = tables.contexts.get_mut(&scope.context) else { return Ok(()) };

@@ -14,7 +14,67 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 /// Lines in which the simulated driver differs on purpose: scenario, the recorded line, the simulated one, why.
-const STRICTER: &[(&str, &str, &str, &str)] = &[];
+const STRICTER: &[(&str, &str, &str, &str)] = &[
+    (
+        "pinned_memory",
+        "aligned to a page: false",
+        "aligned to a page: true",
+        "its pinned memory lies on pages of its own, so that a device's access beside it faults",
+    ),
+    (
+        "argument_buffers",
+        "without the parameter = ok",
+        "without the parameter = CUDA_ERROR_INVALID_VALUE",
+        "the real kernel reads what happens to be there",
+    ),
+    (
+        "argument_buffers",
+        "with half of the parameter = ok",
+        "with half of the parameter = CUDA_ERROR_INVALID_VALUE",
+        "as above",
+    ),
+    ("argument_buffers", "data: [11, 11, 11, 11]", "data: [0, 0, 0, 0]", "what is refused does not run"),
+    (
+        "graph_node_misuse",
+        "died: signal: 11 (SIGSEGV)",
+        "itself as a child = CUDA_ERROR_INVALID_VALUE",
+        "the vendor's library overflows its stack; our binding to it refuses the call since",
+    ),
+    ("graph_node_misuse", "(nothing)", "how many nodes = 0", "what a process that did not die goes on with"),
+    ("graph_node_misuse", "(nothing)", "destroy = ok", "as above"),
+    (
+        "addresses",
+        "granularity of device 999 = ok",
+        "granularity of device 999 = CUDA_ERROR_INVALID_DEVICE",
+        "the real driver does not look at the device",
+    ),
+    (
+        "addresses",
+        "reserve 1 TiB = an address",
+        "(nothing)",
+        "no longer asked: a simulated device has few more addresses than memory",
+    ),
+    ("addresses", "give it back = ok", "(nothing)", "as above"),
+    (
+        "mapping_misuse",
+        "map beyond the end = ok",
+        "map beyond the end = CUDA_ERROR_INVALID_VALUE",
+        "the real driver's reservations are larger than what was asked for, and nobody knows by how much",
+    ),
+    (
+        "mapping_misuse",
+        "unmap more than it = ok",
+        "unmap more than it = CUDA_ERROR_INVALID_VALUE",
+        "nobody unmaps what is not mapped but by mistake",
+    ),
+    ("mapping_misuse", "unmap again = ok", "unmap again = CUDA_ERROR_INVALID_VALUE", "as above"),
+    (
+        "mapping_misuse",
+        "ended early: CUDA_ERROR_INVALID_VALUE",
+        "(nothing)",
+        "on the real driver something is still mapped beyond the end",
+    ),
+];
 
 fn recording() -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/traces/h200.jsonl")

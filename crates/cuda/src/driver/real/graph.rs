@@ -7,7 +7,7 @@
 
 use super::stream::Extra;
 use super::{RealDriver, drive};
-use crate::conv;
+use crate::conv::{self, code};
 use crate::driver::ops::{
     GraphOps, Launch, NativeCopy, NativeEvent, NativeFill, NativeGraph, NativeGraphExec, NativeNode, NativeStream,
     Updated,
@@ -183,6 +183,11 @@ impl GraphOps for RealDriver {
     }
 
     fn graph_add_child(&self, graph: NativeGraph, after: &[NativeNode], child: NativeGraph) -> Result<NativeNode> {
+        if graph == child {
+            // The driver (580.159) recurses until its stack is over.
+            let name = conv::name_or_number(code::INVALID_VALUE);
+            return Err(conv::error("cuGraphAddChildGraphNode", code::INVALID_VALUE, name, 0));
+        }
         let (graph, child) = (graph.0 as CUgraph, child.0 as CUgraph);
         let mut node: CUgraphNode = ptr::null_mut();
         let made =

@@ -89,10 +89,12 @@ impl Tables {
     /// A call about an event that must not be made while its record is a captured one.
     pub(super) fn forbidden_on_captured_event(&mut self, api: &'static str, event: &Event) -> Result<()> {
         match &event.captured {
-            Some((capture, _)) => {
+            Some((capture, _)) if self.captures.contains_key(capture) => {
                 self.break_capture(*capture);
                 Err(refuse(api, code::CAPTURED_EVENT))
             }
+            // The capture is over: it names nothing before it is recorded anew.
+            Some(_) => Err(refuse(api, code::INVALID_VALUE)),
             None => Ok(()),
         }
     }
@@ -169,34 +171,31 @@ impl Tables {
             self.break_capture(id);
             return Err(refuse(api, code::STREAM_CAPTURE_UNMATCHED));
         }
-        if capture.thread != thread::current().id() {
-            return Err(refuse(api, code::STREAM_CAPTURE_WRONG_THREAD));
-        }
-        let (graph, broken, joined) = (capture.graph, capture.broken, capture.is_joined());
+        // Whatever is said of it, it is over now.
+        let failure = if capture.thread != thread::current().id() {
+            Some(code::STREAM_CAPTURE_WRONG_THREAD)
+        } else if capture.broken {
+            Some(code::STREAM_CAPTURE_INVALIDATED)
+        } else if !capture.is_joined() {
+            Some(code::STREAM_CAPTURE_UNJOINED)
+        } else {
+            None
+        };
+        let graph = capture.graph;
         self.captures.remove(&id);
-        // Events that were recorded in it name nothing any more.
-        let stale = self.events.values_mut().filter(|e| e.captured.as_ref().is_some_and(|c| c.0 == id));
-        stale.for_each(|event| event.captured = None);
-        if !broken && joined {
-            return Ok(graph);
-        }
+        let Some(failure) = failure else { return Ok(graph) };
         if let Some(graph) = self.graphs.remove(&graph) {
             // It was made when the capture began.
             let _ = machine.graph_destroy(graph.id);
         }
-        Err(refuse(api, if broken { code::STREAM_CAPTURE_INVALIDATED } else { code::STREAM_CAPTURE_UNJOINED }))
+        Err(refuse(api, failure))
     }
 
-    /// A stream is given up: a capture that it takes part in is broken, or gone with its origin.
+    /// A stream is given up: a capture is gone with its origin. What a fork did in it stays there.
     pub(super) fn capture_leave(&mut self, machine: &Machine, stream: u64) {
         let Some(id) = self.capture_of(stream) else { return };
         let origin = self.captures.get(&id).is_some_and(|c| c.origin == stream);
-        if !origin {
-            self.break_capture(id);
-            if let Some(capture) = self.captures.get_mut(&id) {
-                capture.tips.remove(&stream);
-            }
-        } else if let Some(graph) = self.captures.remove(&id).and_then(|c| self.graphs.remove(&c.graph)) {
+        if origin && let Some(graph) = self.captures.remove(&id).and_then(|c| self.graphs.remove(&c.graph)) {
             let _ = machine.graph_destroy(graph.id);
         }
     }
@@ -212,6 +211,8 @@ impl Tables {
         let own = self.capture_of(stream);
         match (own, &event.captured) {
             (None, None) => None,
+            // Its capture is over, and it was not recorded since.
+            (_, Some((over, _))) if !self.captures.contains_key(over) => Some(Err(refuse(api, code::INVALID_VALUE))),
             (Some(own), None) => {
                 // Work outside of the capture.
                 if !recorded {

@@ -10,7 +10,7 @@ use crate::driver::ops::{
     CopyKind, GraphOps, Launch, NativeCopy, NativeEvent, NativeFill, NativeGraph, NativeGraphExec, NativeNode,
     NativeStream, Updated,
 };
-use leasehold_core::Result;
+use leasehold_core::{Error, Result};
 use leasehold_sim::{Command, Node, NodeId, NodeUpdate};
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -45,7 +45,7 @@ impl Tables {
 fn refused(told: Result<()>) -> Result<Updated> {
     match told {
         Ok(()) => Ok(Updated::InPlace),
-        Err(leasehold_core::Error::Driver { code, .. }) if crate::conv::is_refused_update(code) => Ok(Updated::Refused),
+        Err(Error::Driver { code, .. }) if crate::conv::is_refused_update(code) => Ok(Updated::Refused),
         Err(e) => Err(e),
     }
 }
@@ -94,7 +94,8 @@ impl SimDriver {
 impl GraphOps for SimDriver {
     fn graph_create(&self) -> Result<NativeGraph> {
         const API: &str = "cuGraphCreate";
-        let scope = self.enter(API)?;
+        let (scope, told) = self.enter_despite_loss(API)?;
+        told?;
         let id = self.machine.graph_create().map_err(|e| self.told(API, scope.device, 0, e))?;
         let mut tables = self.lock();
         let handle = tables.handle();
@@ -104,7 +105,7 @@ impl GraphOps for SimDriver {
 
     fn graph_destroy(&self, graph: NativeGraph) -> Result<()> {
         const API: &str = "cuGraphDestroy";
-        let (scope, told) = self.enter_teardown(API)?;
+        let (scope, told) = self.enter_despite_loss(API)?;
         let mut tables = self.lock();
         let id = tables.graph(API, graph)?.id;
         tables.graphs.remove(&graph.0);
@@ -190,7 +191,8 @@ impl GraphOps for SimDriver {
         const API: &str = "cuGraphInstantiate";
         let scope = self.enter(API)?;
         let (id, nodes) = {
-            let tables = self.lock();
+            let mut tables = self.lock();
+            tables.forbidden_in_capture(API)?;
             let graph = tables.graph(API, graph)?;
             (graph.id, graph.nodes.clone())
         };
@@ -210,10 +212,15 @@ impl GraphOps for SimDriver {
 
     fn exec_destroy(&self, exec: NativeGraphExec) -> Result<()> {
         const API: &str = "cuGraphExecDestroy";
-        let (scope, told) = self.enter_teardown(API)?;
+        let (scope, told) = self.enter_despite_loss(API)?;
         let gone = self.lock().execs.remove(&exec.0).ok_or_else(|| refuse(API, code::INVALID_VALUE))?;
-        let ended = self.machine.exec_destroy(gone.id).and(self.machine.event_destroy(gone.last));
-        told.and(ended.map_err(|e| self.told(API, scope.device, 0, e)))
+        let ended = self.machine.exec_destroy(gone.id);
+        // A lost device's events are gone.
+        let event = match self.machine.event_destroy(gone.last) {
+            Err(Error::DeviceLost { .. }) => Ok(()),
+            gone => gone,
+        };
+        told.and(ended.and(event).map_err(|e| self.told(API, scope.device, 0, e)))
     }
 
     fn exec_upload(&self, exec: NativeGraphExec, stream: NativeStream) -> Result<()> {

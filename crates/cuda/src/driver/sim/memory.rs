@@ -2,7 +2,7 @@
 //!
 //! This module must not know allocators.
 
-use super::tables::{Allocation, Piece, Pinned, Tables};
+use super::tables::{Allocation, Mapping, Piece, Pinned, Tables};
 use super::{Scope, SimDriver, refuse};
 use crate::conv::code;
 use crate::driver::ops::{HostFlags, MemoryOps, NativeMemory, NativeMemoryInfo, NativeStream};
@@ -66,12 +66,12 @@ impl MemoryOps for SimDriver {
     fn free(&self, addr: u64) -> Result<()> {
         const API: &str = "cuMemFree";
         let (scope, told) = self.enter_teardown(API)?;
-        if addr == 0 {
-            return told;
-        }
         let allocation = {
             let mut tables = self.lock();
             tables.forbidden_in_capture(API)?;
+            if addr == 0 {
+                return told;
+            }
             let allocation = tables.allocation(API, addr, scope.context)?;
             tables.allocations.remove(&addr);
             allocation
@@ -88,8 +88,12 @@ impl MemoryOps for SimDriver {
             let mut tables = self.lock();
             let stream = tables.stream(API, scope, stream)?;
             tables.forbidden_on_captured(API, stream.0)?;
+            tables.forbidden_in_capture(API)?;
             stream.1
         };
+        if bytes == 0 {
+            return Ok(0);
+        }
         let addr = self.answer(API, scope, bytes, self.machine.alloc_async(stream.queue, bytes))?;
         let allocation = Allocation { context: scope.context, device: scope.device };
         self.lock().allocations.insert(addr, allocation);
@@ -185,24 +189,34 @@ impl MemoryOps for SimDriver {
         let tables = self.lock();
         let piece = tables.pieces.get(&memory.0).copied().ok_or_else(|| refuse(API, code::INVALID_VALUE))?;
         if bytes != piece.bytes {
-            return Err(refuse(API, code::INVALID_VALUE));
+            return Err(refuse(API, code::NOT_SUPPORTED));
         }
         drop(tables);
-        self.answer(API, scope, bytes, self.machine.map(addr, piece.id))
+        self.answer(API, scope, bytes, self.machine.map(addr, piece.id))?;
+        self.lock().mappings.insert(addr, Mapping { bytes, reachable: false });
+        Ok(())
     }
 
     fn unmap(&self, addr: u64, bytes: u64) -> Result<()> {
         const API: &str = "cuMemUnmap";
         let (scope, told) = self.enter_teardown(API)?;
-        told.and(self.answer(API, scope, 0, self.machine.unmap(addr, bytes)))
+        let unmapped = self.machine.unmap(addr, bytes);
+        if unmapped.is_ok() {
+            self.lock().mappings.retain(|&at, _| at < addr || at >= addr + bytes);
+        }
+        told.and(self.answer(API, scope, 0, unmapped))
     }
 
     fn set_access(&self, addr: u64, bytes: u64, ordinals: &[u32]) -> Result<()> {
         const API: &str = "cuMemSetAccess";
         let scope = self.enter(API)?;
-        ordinals.iter().try_for_each(|&ordinal| self.check_ordinal(API, ordinal))?;
+        if ordinals.iter().any(|&ordinal| ordinal >= self.config.machine.devices) {
+            return Err(refuse(API, code::INVALID_VALUE));
+        }
         for &ordinal in ordinals {
             self.answer(API, scope, 0, self.machine.set_access(ordinal, addr, bytes))?;
+            let mut tables = self.lock();
+            tables.mappings.range_mut(addr..addr + bytes).for_each(|(_, mapping)| mapping.reachable = true);
         }
         Ok(())
     }
@@ -211,6 +225,9 @@ impl MemoryOps for SimDriver {
         const API: &str = "cuMemHostAlloc";
         let scope = self.enter(API)?;
         self.lock().forbidden_in_capture(API)?;
+        if bytes == 0 {
+            return Ok(0);
+        }
         let addr = self.answer(API, scope, bytes, self.machine.host_alloc(bytes))?;
         self.lock().pinned.insert(addr, Pinned { context: scope.context, bytes, registered: false });
         Ok(addr)
@@ -222,6 +239,9 @@ impl MemoryOps for SimDriver {
         {
             let mut tables = self.lock();
             tables.forbidden_in_capture(API)?;
+            if addr == 0 {
+                return told;
+            }
             match tables.pinned.get(&addr) {
                 Some(range) if !range.registered => tables.pinned.remove(&addr),
                 _ => return Err(refuse(API, code::INVALID_VALUE)),
@@ -238,8 +258,9 @@ impl MemoryOps for SimDriver {
         };
         let mut tables = self.lock();
         let before = tables.pinned.range(..end).next_back();
-        if before.is_some_and(|(&at, range)| at + range.bytes > addr) {
-            return Err(refuse(API, code::HOST_MEMORY_ALREADY_REGISTERED));
+        if let Some((_, range)) = before.filter(|&(&at, range)| at + range.bytes > addr) {
+            let registered = code::HOST_MEMORY_ALREADY_REGISTERED;
+            return Err(refuse(API, if range.registered { registered } else { code::INVALID_VALUE }));
         }
         let answer = self.machine.host_register(addr, bytes);
         if answer.is_ok() {
@@ -254,8 +275,11 @@ impl MemoryOps for SimDriver {
         let (scope, told) = self.enter_teardown(API)?;
         {
             let mut tables = self.lock();
-            match tables.pinned.get(&addr) {
-                Some(range) if range.registered => tables.pinned.remove(&addr),
+            match tables.pinned.range(..=addr).next_back() {
+                Some((&at, range)) if at == addr && range.registered => tables.pinned.remove(&addr),
+                // Inside of what is registered, or what the driver itself made.
+                Some((&at, range)) if addr < at + range.bytes => return Err(refuse(API, code::INVALID_VALUE)),
+                _ if addr == 0 => return Err(refuse(API, code::INVALID_VALUE)),
                 _ => return Err(refuse(API, code::HOST_MEMORY_NOT_REGISTERED)),
             };
         }

@@ -164,7 +164,9 @@ pub(super) fn compile(source: &str, name: &str, options: &[String], (major, mino
 
 impl ModuleOps for SimDriver {
     fn module_load(&self, image: &[u8]) -> Result<NativeModule> {
-        let scope = self.enter("cuModuleLoadDataEx")?;
+        const API: &str = "cuModuleLoadDataEx";
+        let scope = self.enter(API)?;
+        self.lock().forbidden_in_capture(API)?;
         if image.is_empty() {
             return Err(Error::Compile { log: "the image is empty".into() });
         }
@@ -198,6 +200,9 @@ impl ModuleOps for SimDriver {
         let found = tables.modules.get(&module.0).ok_or_else(|| refuse(API, code::INVALID_HANDLE))?;
         if found.context != scope.context {
             return Err(refuse(API, code::INVALID_CONTEXT));
+        }
+        if name.is_empty() {
+            return Err(refuse(API, code::INVALID_VALUE));
         }
         if !found.entries.contains(name) {
             return Err(Error::NotFound(format!("the module has no function {name}").into()));

@@ -12,6 +12,7 @@ use crate::driver::ops::{
 use leasehold_core::{Error, Result};
 use leasehold_hal::{Access, Binding};
 use leasehold_sim::{Command, FillCall, Kernel, KernelBody, KernelCall, KernelSpec, Node, Transfer};
+use std::cmp::Ordering;
 use std::sync::Arc;
 
 /// What a stream or a graph can be given alike.
@@ -46,6 +47,12 @@ impl Work {
 }
 
 impl Tables {
+    /// Whether all mappings between two bytes may be reached by somebody.
+    fn is_reachable(&self, first: u64, last: u64) -> bool {
+        let touched = self.mappings.range(..=last).rev().take_while(|&(&at, mapping)| at + mapping.bytes > first);
+        touched.into_iter().all(|(_, mapping)| mapping.reachable)
+    }
+
     /// A launch, checked as the driver does, as the machine takes it.
     pub(super) fn kernel_call(&self, api: &'static str, scope: Scope, launch: &Launch<'_>) -> Result<Work> {
         let function = self.functions.get(&launch.function.0).ok_or_else(|| refuse(api, code::INVALID_HANDLE))?;
@@ -74,8 +81,10 @@ impl Tables {
                 kernel.spec.bindings.len()
             )));
         }
-        if launch.args.len() < pointers + params {
-            return Err(refuse(api, code::INVALID_VALUE));
+        match launch.args.len().cmp(&(pointers + params)) {
+            Ordering::Less => return Err(refuse(api, code::INVALID_VALUE)),
+            Ordering::Greater => return Err(refuse(api, code::LAUNCH_OUT_OF_RESOURCES)),
+            Ordering::Equal => {}
         }
         for (i, (word, binding)) in launch.args.chunks_exact(8).zip(launch.bindings).enumerate() {
             if word != binding.addr.to_le_bytes() {
@@ -98,10 +107,12 @@ impl Tables {
 }
 
 impl SimDriver {
-    /// Whether a device reaches a range: the first and the last byte are memory of a device, or all of it is pinned.
+    /// Whether a device reaches a range: the first and the last byte are memory of a device, and no mapping in it lacks
+    /// access; or all of it is pinned.
     fn is_device_range(&self, addr: u64, bytes: u64) -> bool {
         let Some(last) = addr.checked_add(bytes.max(1) - 1) else { return false };
-        self.machine.owner(addr).is_some() && self.machine.owner(last).is_some() || self.machine.is_pinned(addr, bytes)
+        let owned = self.machine.owner(addr).is_some() && self.machine.owner(last).is_some();
+        owned && self.lock().is_reachable(addr, last) || self.machine.is_pinned(addr, bytes)
     }
 
     /// A copy, checked as the driver does when it is called.
@@ -235,6 +246,7 @@ impl StreamOps for SimDriver {
             let mut tables = self.lock();
             let stream = tables.stream(API, scope, stream)?;
             tables.forbidden_on_captured(API, stream.0)?;
+            tables.forbidden_in_capture(API)?;
             stream.1
         };
         match self.machine.queue_query(stream.queue) {
@@ -251,6 +263,7 @@ impl StreamOps for SimDriver {
             let mut tables = self.lock();
             let stream = tables.stream(API, scope, stream)?;
             tables.forbidden_on_captured(API, stream.0)?;
+            tables.forbidden_in_capture(API)?;
             stream.1
         };
         self.machine.queue_synchronize(stream.queue, None).map_err(|e| self.told(API, scope.device, 0, e))
@@ -436,9 +449,10 @@ impl EventOps for SimDriver {
             found
         };
         // The question itself steps: an event is also over when the device was lost meanwhile.
-        let over = self.machine.event_query(found.id).and_then(|over| {
-            if over { self.machine.device_status(scope.device).map(|()| true) } else { Ok(false) }
-        });
+        let over = self
+            .machine
+            .event_query(found.id)
+            .and_then(|over| if over { self.machine.device_status(scope.device).map(|()| true) } else { Ok(false) });
         match over {
             Ok(true) => Ok(Progress::Complete),
             Ok(false) => Ok(Progress::Pending),

@@ -31,7 +31,7 @@ pub(super) struct Event {
     pub context: u64,
     pub id: EventId,
     pub timing: bool,
-    /// The capture in which it was last recorded, and the nodes that it covers.
+    /// The capture in which it was last recorded, over or not, and the nodes that it covers.
     pub captured: Option<(u64, Vec<NodeId>)>,
 }
 
@@ -113,6 +113,14 @@ pub(super) struct Piece {
     pub bytes: u64,
 }
 
+/// Physical memory at an address.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Mapping {
+    pub bytes: u64,
+    /// Whether a device was let reach it.
+    pub reachable: bool,
+}
+
 /// Everything.
 #[derive(Debug, Default)]
 pub(super) struct Tables {
@@ -134,6 +142,8 @@ pub(super) struct Tables {
     pub pieces: BTreeMap<u64, Piece>,
     /// Bytes by address.
     pub reservations: BTreeMap<u64, u64>,
+    /// By address.
+    pub mappings: BTreeMap<u64, Mapping>,
     /// First causes of lost devices.
     pub causes: BTreeMap<u32, Cause>,
     pub leaks: Vec<String>,

@@ -157,7 +157,7 @@ pub fn register(kernels: &leasehold_sim::KernelRegistry) {
     kernels.register("trace_small", small);
     let illegal = body(|_| Err(fault("trace_illegal", code::ILLEGAL_ADDRESS)));
     kernels.register("trace_illegal", KernelSpec::new(one, 0, illegal));
-    let trap = body(|_| Err(fault("trace_trap", code::ILLEGAL_INSTRUCTION)));
+    let trap = body(|_| Err(fault("trace_trap", code::LAUNCH_FAILED)));
     kernels.register("trace_trap", KernelSpec::new(one, 0, trap));
     let misaligned = body(|_| Err(fault("trace_misaligned", code::MISALIGNED_ADDRESS)));
     kernels.register("trace_misaligned", KernelSpec::new(one, 0, misaligned));
