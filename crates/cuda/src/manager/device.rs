@@ -217,7 +217,7 @@ struct Known {
 }
 
 /// Enumerates devices and owns their states.
-#[doc(alias = "CudaDeviceManager")]
+#[doc(alias("CudaDeviceManager", "execution::cuda::DeviceManager"))]
 #[derive(Default)]
 pub struct DeviceManager {
     known: OnceLock<Known>,

@@ -49,7 +49,7 @@ impl CudaExecutionManager {
     /// # Errors
     /// As [`configure`](Self::configure).
     #[cfg(feature = "test-hooks")]
-    #[doc(alias = "configureForTest")]
+    #[doc(alias("configureForTest", "ORTEAF_ENABLE_TEST"))]
     pub fn configure_for_test(&self, ops: Arc<dyn CudaSlowOps>) -> Result<()> {
         self.configure_as(ops, CudaConfig::default(), true)
     }
