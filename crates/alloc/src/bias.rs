@@ -18,7 +18,7 @@
 //!
 //! Must not know what it guards.
 
-use crate::fence::{Fences, NOBODY, OWNERS, Owned, thread_number};
+use crate::fence::{Fences, Inside, NOBODY, OWNERS, Owned, thread_number};
 use crate::mutant::mutated;
 use leasehold_core::sync::atomic::{AtomicU8, AtomicU32, Ordering};
 use leasehold_core::sync::{Mutex, MutexGuard, UnsafeCell, thread};
@@ -30,7 +30,7 @@ const STREAK: u32 = if cfg!(loom) { 1 } else { 64 };
 /// The lock.
 pub(crate) struct BiasedLock<T> {
     owner: AtomicU32,
-    inside: [AtomicU8; OWNERS],
+    inside: Inside,
     fences: Fences,
     mutex: Mutex<Turns>,
     value: UnsafeCell<T>,
@@ -84,9 +84,8 @@ impl<T> BiasedLock<T> {
     #[inline]
     pub(crate) fn lock_as(&self, me: u32) -> Guard<'_, T> {
         let owner = Owned(self.owner.load(Ordering::Relaxed));
-        if owner.is(me)
-            && let Some(inside) = self.inside.get(owner.turn())
-        {
+        if owner.is(me) {
+            let inside = &self.inside[owner.turn()];
             // Coming again would give the value out twice: better no progress than that.
             assert!(inside.load(Ordering::Relaxed) == 0, "an allocator's lock was taken by who holds it");
             inside.store(1, Ordering::Relaxed);

@@ -6,7 +6,7 @@
 
 #[cfg(not(loom))]
 use leasehold_core::sync::atomic::AtomicU64;
-use leasehold_core::sync::atomic::{Ordering, compiler_fence, fence};
+use leasehold_core::sync::atomic::{AtomicU8, Ordering, compiler_fence, fence};
 
 /// How the two sides fence.
 #[derive(Debug, Clone, Copy)]
@@ -43,11 +43,16 @@ impl Fences {
 }
 
 /// The number of every thread beyond the first 2^26: such threads own nothing. Under loom everybody's; models number their threads.
-pub(crate) const NOBODY: u32 = (1 << 26) - 1;
+pub(crate) const NOBODY: u32 = (1 << 26) - 2;
+/// The number of no thread: what everybody may enter.
+const EVERYBODY: u32 = (1 << 26) - 1;
 
 /// How many threads in turn may own a thing. Each has a flag of its own in which it says that it is inside: an owner that finds out late
 /// that it is none any more takes its flag back late, and must not take back its successor's.
 pub(crate) const OWNERS: usize = if cfg!(loom) { 3 } else { 16 };
+
+/// The flags of a thing: a power of two, so that the number of an ownership needs no check. Only the first [`OWNERS`] are used.
+pub(crate) type Inside = [AtomicU8; 32];
 
 /// Who owns a thing, in one word: thread, which of the owners it is, one bit for the thing's own use.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -57,7 +62,7 @@ impl Owned {
     /// No owner yet.
     pub(crate) const NEW: Owned = Owned(0);
     /// Nobody in particular, for good.
-    pub(crate) const SHARED: Owned = Owned(NOBODY << 6);
+    pub(crate) const SHARED: Owned = Owned(EVERYBODY << 6);
 
     pub(crate) fn by(thread: u32, turn: usize) -> Owned {
         Owned(thread << 6 | (turn as u32) << 1)
@@ -77,7 +82,7 @@ impl Owned {
 
     /// Whether a single thread owns it.
     pub(crate) fn is_owned(self) -> bool {
-        !matches!(self.0 >> 6, 0 | NOBODY)
+        !matches!(self.0 >> 6, 0 | EVERYBODY)
     }
 }
 

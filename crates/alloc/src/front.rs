@@ -20,7 +20,7 @@
 //! Nobody calls anything while inside. Rows that leave a magazine for the core are carried there after leaving.
 
 use crate::buffer::Row;
-use crate::fence::{Fences, NOBODY, OWNERS, Owned};
+use crate::fence::{Fences, Inside, NOBODY, OWNERS, Owned};
 use crate::layout::{CLASSES, class_size};
 use crate::mutant::mutated;
 use leasehold_core::LineId;
@@ -47,7 +47,7 @@ pub(crate) struct Front {
 pub(crate) struct Shard {
     word: AtomicU32,
     /// For each ownership, whether its thread is inside. Written by that thread only.
-    inside: [AtomicU8; OWNERS],
+    inside: Inside,
     /// Live bytes that this shard lent and took back, beyond what the core knows. Written inside only.
     drift: AtomicI64,
     /// Rows in the stacks, and their bytes. Written inside only.
@@ -135,9 +135,6 @@ impl Front {
 
     #[inline]
     fn shard(&self, thread: u32) -> Option<&Shard> {
-        if thread == NOBODY {
-            return None;
-        }
         // The number of shards is a power of two, or zero.
         self.shards.get(thread as usize & self.shards.len().wrapping_sub(1)).map(|s| &**s)
     }
@@ -299,9 +296,8 @@ impl Shard {
     #[inline]
     fn enter(&self, thread: u32, fences: Fences) -> Option<Way<'_>> {
         let word = self.word.load(Ordering::Relaxed);
-        if Owned(word).is(thread)
-            && let Some(inside) = self.inside.get(Owned(word).turn())
-        {
+        if Owned(word).is(thread) {
+            let inside = &self.inside[Owned(word).turn()];
             inside.store(1, Ordering::Relaxed);
             fences.light();
             if self.word.load(Ordering::Acquire) == word || mutated('a') {
@@ -321,6 +317,8 @@ impl Shard {
                 let won = self.word.compare_exchange(SHARED, locked, Ordering::Acquire, Ordering::Relaxed).is_ok();
                 won.then_some(Way::Shared)
             }
+            // Who has no number of its own must not own anything.
+            _ if thread == NOBODY => None,
             NEW => {
                 // Unowned: it becomes this thread's. The next call enters.
                 let mine = Owned::by(thread, 0).0;

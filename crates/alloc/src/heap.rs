@@ -810,6 +810,7 @@ impl Heap {
     /// Moves everything that has passed into lane 0 and gives up lanes that nobody uses. Slow path only.
     pub(crate) fn drain_all(&mut self) {
         self.poll_waiting();
+        let lines = self.lines;
         for lane in 1..self.lanes.len() {
             if self.lines > 1 {
                 self.drain(lane, usize::MAX);
@@ -821,6 +822,25 @@ impl Heap {
                     self.lane_of_line[usize::from(line.get())] = NO_LANE;
                 }
                 self.lines -= 1;
+            }
+        }
+        if lines > 1 && self.lines == 1 {
+            self.unite_lanes();
+        }
+    }
+
+    /// A single line is left: what lies in its lane beside ready memory merges with it, as it does from now on.
+    fn unite_lanes(&mut self) {
+        for lane in 1..self.lanes.len() {
+            for _ in 0..self.lanes[lane].index.count() {
+                // Whatever was merged has gone to the end, or away.
+                let id = self.lanes[lane].oldest;
+                if id == NIL {
+                    break;
+                }
+                let stamp = self.nodes.stamp(id);
+                self.unlink_free(id);
+                self.settle(id, lane as u8, stamp, true);
             }
         }
     }

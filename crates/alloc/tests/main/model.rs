@@ -324,7 +324,8 @@ impl Model {
         }
         self.allocator.trim(0).expect("a trim on a healthy device");
         self.check();
-        assert_eq!(self.allocator.stats().reserved, 0);
+        let stats = self.allocator.stats();
+        assert_eq!(stats.reserved, 0, "{stats:?}");
         let fake = self.fake.clone();
         drop(self);
         assert_eq!(fake.outstanding(), (0, 0, 0, 0));
@@ -385,7 +386,7 @@ fn slack_is_guarded_by_the_write_that_waited_for_its_former_use() {
     run(8232327894336975388, 1500, 28);
 }
 
-/// The long run: `LEASEHOLD_FUZZ_STEPS=1000000000 cargo test --release -p leasehold-alloc --test main long_fuzz`.
+/// The long run: `ci/fuzz.sh`, with ten million operations; `ci/fuzz.sh 1000000000` for a billion.
 #[test]
 fn long_fuzz() {
     let steps = std::env::var("LEASEHOLD_FUZZ_STEPS").ok().and_then(|s| s.parse::<usize>().ok()).unwrap_or(144_000);

@@ -346,3 +346,29 @@ fn eight_threads_share_one_allocator() {
     b.allocator.trim(0).expect("a trim");
     assert_eq!(b.allocator.stats().reserved, 0, "{:?}", b.allocator.stats());
 }
+
+/// When only one stream was left, its pending memory did not merge with the ready memory beside it, and a piece under both was never
+/// given back.
+#[test]
+fn memory_beside_a_stream_that_is_gone_goes_back() {
+    let b = Bench::new(256 * MIB);
+    let x = b.take(MIB - 4096);
+    let y = {
+        let other = VirtualStream::new().expect("a line");
+        let y = b.allocator.alloc(Layout::new(MIB + 4096), On::new(&other)).expect("memory");
+        y.mark_write(other.submit().expect("a value"));
+        y
+    };
+    x.mark_write(b.stream.submit().expect("a value"));
+    drop(x);
+    drop(y);
+    // So long that the other stream's lane is given up.
+    for _ in 0..5000 {
+        drop(b.take(3 * MIB));
+    }
+    b.allocator.drain();
+    leasehold_alloc::replay::pass(b.stream.line().now());
+    b.allocator.trim(0).expect("a trim");
+    assert_eq!(b.allocator.stats().reserved, 0);
+    b.check();
+}
