@@ -82,7 +82,6 @@ use leasehold_cpu::manager::graph::GraphManager as _;
 use leasehold_cpu::manager::pipeline::PipelineManager as _;
 use leasehold_cpu::manager::stream as _;
 use leasehold_cpu::manager::stream::StreamManager as _;
-use leasehold_cuda as _;
 use leasehold_cuda::allocator as _;
 use leasehold_cuda::backend as _;
 use leasehold_cuda::driver::ops as _;
