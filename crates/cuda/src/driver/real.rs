@@ -124,6 +124,10 @@ impl RealDriver {
         let mut lost = self.lost.lock();
         if conv::is_sticky(code) || !lost.causes.is_empty() {
             let context = self.current_raw() as u64;
+            if conv::is_sticky(code) && context == 0 {
+                // The driver repeats it without a context too; what others fail of then is something else.
+                return Error::DeviceLost { cause: conv::cause(api, code, &name) };
+            }
             if conv::is_sticky(code) {
                 let cause = lost.causes.entry(context).or_insert_with(|| conv::cause(api, code, &name));
                 return Error::DeviceLost { cause: cause.clone() };

@@ -156,6 +156,10 @@ fn lost() {
     driver.set_current(there).unwrap();
     assert!(driver.alloc(64).is_ok());
     assert!(matches!(driver.alloc(0), Err(Error::Driver { code: 1, .. })));
+    // As on an H200, a call without a context tells of it too; what fails there for another reason says its own.
+    driver.set_current(NativeContext::NULL).unwrap();
+    assert!(cause(driver.alloc(79).map(drop)).contains("(700)"));
+    assert!(matches!(driver.alloc(0), Err(Error::Driver { code: 1, .. })));
     // Released and not active any more: a new one begins anew.
     driver.set_current(here).unwrap();
     driver.primary_release(0).unwrap();

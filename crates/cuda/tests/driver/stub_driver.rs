@@ -194,6 +194,7 @@ unsafe extern "C" fn cuMemAlloc_v2(addr: *mut u64, bytes: usize) -> c_int {
         0 => 1,
         77 => 1234,
         78 => 4321,
+        79 => 700,
         bytes if bytes > 1 << 40 => 2,
         _ => {
             // SAFETY: by the contract.
