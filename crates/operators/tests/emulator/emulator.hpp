@@ -127,15 +127,18 @@ inline Index block_index, block_dim, grid_dim;
     abort();
 }
 
-inline void entry() {
-    block.body(block.argument);
-    block.running->done = true;
-    _longjmp(block.back, 1);
-}
-
 // Lets the others run; comes back when it is this fiber's turn again.
 inline void yield() {
     if (_setjmp(block.running->at) == 0) _longjmp(block.back, 1);
+}
+
+// A fiber serves block after block.
+inline void entry() {
+    for (;;) {
+        block.body(block.argument);
+        block.running->done = true;
+        yield();
+    }
 }
 
 inline void resume(Fiber& fiber) {
@@ -180,6 +183,13 @@ template <class F> void run_block(F& f, bool reverse) {
     while (block.fibers.size() < block.count) {
         block.fibers.push_back(std::make_unique<Fiber>());
         block.stacks.push_back(std::unique_ptr<char[]>(new char[STACK]));
+        Fiber& fiber = *block.fibers.back();
+        fiber.started = false;
+        getcontext(&fiber.first);
+        fiber.first.uc_stack.ss_sp = block.stacks.back().get();
+        fiber.first.uc_stack.ss_size = STACK;
+        fiber.first.uc_link = nullptr;
+        makecontext(&fiber.first, entry, 0);
     }
     block.body = [](void* a) { (*static_cast<F*>(a))(); };
     block.argument = &f;
@@ -187,12 +197,7 @@ template <class F> void run_block(F& f, bool reverse) {
         Fiber& fiber = *block.fibers[i];
         fiber.index = {i % block_dim.x, i / block_dim.x % block_dim.y, i / block_dim.x / block_dim.y};
         fiber.number = i;
-        fiber.started = fiber.done = false;
-        getcontext(&fiber.first);
-        fiber.first.uc_stack.ss_sp = block.stacks[i].get();
-        fiber.first.uc_stack.ss_size = STACK;
-        fiber.first.uc_link = nullptr;
-        makecontext(&fiber.first, entry, 0);
+        fiber.done = false;
     }
     const unsigned warps = block.count / 32;
     for (unsigned left = block.count; left > 0;) {
