@@ -115,7 +115,7 @@ struct Contender {
     most_live: usize,
 }
 
-const DEVICE: u64 = 1 << 38;
+const DEVICE: u64 = 1 << 40;
 const HEAP: u64 = 1 << 35;
 
 fn fake() -> Box<FakeBacking> {
@@ -246,7 +246,7 @@ impl Contender {
             Workload::Random { live, .. } => live,
             _ => 0,
         };
-        live <= self.most_live && workload.live_bytes().saturating_mul(threads as u64 * 5 / 4 + 1) <= self.most_bytes
+        live <= self.most_live && workload.live_bytes().saturating_mul(threads as u64) / 4 * 5 <= self.most_bytes
     }
 }
 

@@ -186,8 +186,6 @@ fn debug_aids_that_make_no_sense_are_refused() {
     let output = leasehold().arg("run").env("LEASEHOLD_MEMORY_DEBUG", "posion").output().unwrap();
     let text = String::from_utf8(output.stderr).unwrap();
     assert_eq!((output.status.code(), text), (Some(2), format!("leasehold: LEASEHOLD_MEMORY_DEBUG: {message}\n")));
-    let message = "--memory-debug, --memory-trace and --memory-snapshot are for the CPU so far, not for cuda devices";
-    fails(&["run", "--device", "cuda:0", "--memory-debug", "all"], 2, &format!("leasehold: {message}\n"));
 }
 
 #[test]
