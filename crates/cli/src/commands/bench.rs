@@ -1,6 +1,8 @@
 //! `leasehold bench`: measurements of the runtime. Programs that print figures, never tests that can fail for being slow.
 
 use crate::commands::bench_alloc::{self, AllocArguments};
+#[cfg(feature = "cuda")]
+use crate::commands::bench_cuda;
 use crate::commands::run::{Activations, Files, ModeReport, load, parse_device};
 use crate::commands::{open, percentile, print_json};
 use crate::failure::Failure;
@@ -27,6 +29,9 @@ enum What {
     Stream(Common),
     /// Replay of a graph of no-ops on the CPU
     Graph(GraphArguments),
+    /// Launches, graphs, copies, allocations and events on CUDA beside the driver's own calls
+    #[cfg(feature = "cuda")]
+    Cuda(bench_cuda::CudaArguments),
     /// Tokens per second of a model, eager and as a graph, in turns
     Decode(DecodeArguments),
     /// The memory manager for compiled code beside the plain design
@@ -96,6 +101,8 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
             let report = leasehold_cpu::bench::graph(threads, a.nodes as usize, ROUNDS)?;
             print(&report, a.common.json)
         }
+        #[cfg(feature = "cuda")]
+        What::Cuda(a) => bench_cuda::run(a),
         What::Decode(a) => decode(a),
         What::Memory(a) => {
             let options = match a.threads {

@@ -2,6 +2,8 @@
 
 pub(crate) mod bench;
 pub(crate) mod bench_alloc;
+#[cfg(feature = "cuda")]
+pub(crate) mod bench_cuda;
 pub(crate) mod conformance;
 pub(crate) mod devices;
 pub(crate) mod memory;

@@ -1,0 +1,196 @@
+//! `leasehold bench cuda`: what the runtime adds to the driver's own calls. Both sides use the same bindings in the same process, in turns.
+
+use crate::commands::{open, print_json};
+use crate::failure::Failure;
+use crate::table::Table;
+use leasehold::kernel::{KernelDesc, KernelSource, session_ops, session_sync_ops};
+use leasehold::{
+    Access, BackendKind, Buffer, DeviceId, EventFlags, KernelBase, KernelSession, Lease, Runtime, View, ops,
+};
+use leasehold_cuda::driver::figures::{Figure, RawLoop};
+use leasehold_cuda::driver::ops::{CopyKind, DeviceOps};
+use leasehold_cuda::driver::real::RealDriver;
+use leasehold_cuda::driver::trace::kernels::PTX;
+use serde::Serialize;
+use std::io::Write;
+
+#[derive(Debug, clap::Args)]
+pub(crate) struct CudaArguments {
+    /// The device's number
+    #[arg(long, default_value_t = 0)]
+    ordinal: u32,
+    /// Samples of each figure
+    #[arg(long, default_value_t = 25, value_parser = clap::value_parser!(u32).range(3..=10_000))]
+    samples: u32,
+    /// Prints one JSON object
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Debug, Serialize)]
+struct Report {
+    device: String,
+    figures: Vec<Pair>,
+}
+
+/// One figure of the runtime beside the driver's.
+#[derive(Debug, Serialize)]
+struct Pair {
+    name: String,
+    /// Nanoseconds of a call, the median.
+    ns: f64,
+    /// The same until the device is through.
+    total_ns: f64,
+    driver: String,
+    driver_ns: f64,
+    driver_total_ns: f64,
+    /// Of the calls.
+    ratio: f64,
+    /// Until the device is through.
+    total_ratio: f64,
+}
+
+impl Pair {
+    fn new(ours: Figure, driver: Figure) -> Self {
+        Self {
+            ratio: ours.host / driver.host,
+            total_ratio: ours.total / driver.total,
+            name: ours.name,
+            ns: ours.host,
+            total_ns: ours.total,
+            driver: driver.name,
+            driver_ns: driver.host,
+            driver_total_ns: driver.total,
+        }
+    }
+}
+
+/// The runtime's side.
+struct Ours {
+    runtime: Runtime,
+    kernel: KernelBase,
+    buffers: [Lease<Buffer>; 3],
+}
+
+impl Ours {
+    fn new(ordinal: u32) -> Result<Self, Failure> {
+        let runtime = open(DeviceId::new(BackendKind::Cuda, ordinal), None)?;
+        let kernel = KernelBase::new(KernelDesc {
+            name: "nothing".into(),
+            entry: "trace_nothing".into(),
+            source: KernelSource::Ptx(PTX.into()),
+            bindings: vec![Access::Read, Access::Read, Access::Write].into(),
+            params: 0,
+        })?;
+        let buffers = [runtime.alloc(4096)?, runtime.alloc(4096)?, runtime.alloc(4096)?];
+        for buffer in &buffers {
+            ops::fill(runtime.stream(), buffer.view(), ops::Pattern::U8(0))?;
+        }
+        Ok(Self { runtime, kernel, buffers })
+    }
+
+    fn launch(&self) -> leasehold::Result<()> {
+        let [a, b, out] = &self.buffers;
+        let operands = [a.read(), b.read(), out.write()];
+        let session = KernelSession::begin(&self.kernel, self.runtime.stream())?;
+        let session = session_sync_ops::wait(session, &operands)?;
+        let session = session_ops::bind(session, &operands)?;
+        let session = session_ops::no_params(session)?;
+        let session = session_ops::dispatch_1d(session, 1, 32)?;
+        session_sync_ops::update_tokens(session).finish()?;
+        Ok(())
+    }
+
+    fn figure(
+        &self,
+        name: String,
+        samples: u32,
+        batch: u32,
+        bytes: u64,
+        call: impl FnMut() -> leasehold::Result<()>,
+    ) -> leasehold::Result<Figure> {
+        Figure::measure(name, samples, batch, bytes, call, || self.runtime.sync_stream())
+    }
+}
+
+fn measure(samples: u32, ordinal: u32) -> Result<Vec<Pair>, Failure> {
+    let driver = RealDriver::new();
+    driver.init()?;
+    let raw = RawLoop::new(&driver, ordinal)?;
+    let ours = Ours::new(ordinal)?;
+    let runtime = &ours.runtime;
+    let mut pairs = Vec::new();
+
+    let launch = ours.figure("launch, three buffers".into(), samples, 256, 0, || ours.launch())?;
+    pairs.push(Pair::new(launch, raw.launch(samples)?));
+
+    for nodes in [1u32, 1000] {
+        let graph = runtime.record_graph(|_| (0..nodes).try_for_each(|_| ours.launch()))?;
+        let replay = ours.figure(format!("graph launch, {nodes} nodes"), samples, 4, 0, || graph.launch().map(drop))?;
+        pairs.push(Pair::new(replay, raw.graph(nodes, samples)?));
+    }
+
+    for bytes in [4096u64, 1 << 20, 64 << 20] {
+        let device = runtime.alloc(bytes)?;
+        let pinned = runtime.alloc_pinned(bytes)?;
+        let batch = if bytes > 1 << 20 { 4 } else { 64 };
+        ops::fill(runtime.stream(), device.view(), ops::Pattern::U8(1))?;
+        for (direction, kind) in [("download", CopyKind::DeviceToHost), ("upload", CopyKind::HostToDevice)] {
+            let figure =
+                ours.figure(format!("{direction} {bytes} bytes, pinned"), samples, batch, bytes, || match kind {
+                    CopyKind::HostToDevice => ops::copy_pinned(runtime.stream(), device.view(), pinned.view()),
+                    _ => ops::copy_pinned(runtime.stream(), pinned.view(), device.view()),
+                })?;
+            pairs.push(Pair::new(figure, raw.pinned_copy(kind, bytes, samples)?));
+        }
+        let mut host = vec![1u8; bytes as usize];
+        let batch = if bytes > 1 << 20 { 2 } else { 16 };
+        let up = ours.figure(format!("upload {bytes} bytes, pageable"), samples, batch, bytes, || {
+            runtime.memcpy_h2d(device.view(), &host, false)
+        })?;
+        pairs.push(Pair::new(up, raw.pageable_copy(CopyKind::HostToDevice, bytes, samples)?));
+        let down = ours.figure(format!("download {bytes} bytes, pageable"), samples, batch, bytes, || {
+            runtime.memcpy_d2h(&mut host, device.view())
+        })?;
+        pairs.push(Pair::new(down, raw.pageable_copy(CopyKind::DeviceToHost, bytes, samples)?));
+    }
+
+    for bytes in [4096u64, 1 << 20, 64 << 20] {
+        let pair = ours
+            .figure(format!("allocation and drop, {bytes} bytes"), samples, 64, 0, || runtime.alloc(bytes).map(drop))?;
+        pairs.push(Pair::new(pair, raw.alloc_async_pair(bytes, samples)?));
+    }
+    let plain =
+        ours.figure("allocation and drop, 1048576 bytes".into(), samples, 64, 0, || runtime.alloc(1 << 20).map(drop))?;
+    pairs.push(Pair::new(plain, raw.alloc_pair(1 << 20, samples)?));
+
+    let event = runtime.create_event_with_flags(EventFlags::DISABLE_TIMING)?;
+    let record = ours.figure("event record".into(), samples, 256, 0, || runtime.record_event(&event, None))?;
+    pairs.push(Pair::new(record, raw.event_record(samples)?));
+    runtime.sync_device()?;
+    Ok(pairs)
+}
+
+pub(crate) fn run(arguments: &CudaArguments) -> Result<(), Failure> {
+    let device = format!("cuda:{}", arguments.ordinal);
+    let figures = measure(arguments.samples, arguments.ordinal).map_err(|e| e.at(&device))?;
+    let report = Report { device, figures };
+    if arguments.json {
+        return print_json(&report);
+    }
+    let mut table = Table::default();
+    table.row(["", "call", "driver's", "ratio", "until done", "driver's", "ratio"]);
+    for f in &report.figures {
+        table.row([
+            f.name.clone(),
+            format!("{:.0} ns", f.ns),
+            format!("{:.0} ns", f.driver_ns),
+            format!("{:.2}", f.ratio),
+            format!("{:.0} ns", f.total_ns),
+            format!("{:.0} ns", f.driver_total_ns),
+            format!("{:.2}", f.total_ratio),
+        ]);
+    }
+    write!(std::io::stdout().lock(), "{table}")?;
+    Ok(())
+}
