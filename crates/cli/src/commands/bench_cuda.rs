@@ -1,11 +1,11 @@
 //! `leasehold bench cuda`: what the runtime adds to the driver's own calls. Both sides use the same bindings in the same process, in turns.
 
-use crate::commands::{open, print_json};
+use crate::commands::{open, percentile, print_json};
 use crate::failure::Failure;
 use crate::table::Table;
 use leasehold::kernel::{KernelDesc, KernelSource, session_ops, session_sync_ops};
 use leasehold::{
-    Access, BackendKind, Buffer, DeviceId, EventFlags, KernelBase, KernelSession, Lease, Runtime, View, ops,
+    Access, BackendKind, Buffer, DeviceId, EventFlags, KernelBase, KernelSession, Layout, Lease, Runtime, View, ops,
 };
 use leasehold_cuda::driver::figures::{Figure, RawLoop};
 use leasehold_cuda::driver::ops::{CopyKind, DeviceOps};
@@ -13,6 +13,8 @@ use leasehold_cuda::driver::real::RealDriver;
 use leasehold_cuda::driver::trace::kernels::PTX;
 use serde::Serialize;
 use std::io::Write;
+use std::sync::Barrier;
+use std::time::Instant;
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct CudaArguments {
@@ -31,6 +33,49 @@ pub(crate) struct CudaArguments {
 struct Report {
     device: String,
     figures: Vec<Pair>,
+    allocations: Vec<Threads>,
+}
+
+/// Allocation and drop by several threads, each on a stream of its own.
+#[derive(Debug, Serialize)]
+struct Threads {
+    bytes: u64,
+    threads: usize,
+    /// Nanoseconds of a pair, the median thread's.
+    ns: f64,
+}
+
+/// Pairs of a round, and rounds.
+const PAIRS: u32 = 20_000;
+const ROUNDS: usize = 15;
+
+fn threads(runtime: &Runtime, bytes: u64, threads: usize) -> Result<Threads, Failure> {
+    let start = Barrier::new(threads);
+    let one = || -> leasehold::Result<f64> {
+        let stream = runtime.create_stream();
+        let mut warm = stream.as_ref().map(|s| runtime.alloc_on(s, Layout::new(bytes)).map(drop)).is_ok();
+        start.wait();
+        let stream = stream?;
+        let mut times = Vec::new();
+        for _ in 0..ROUNDS {
+            let begin = Instant::now();
+            for _ in 0..PAIRS {
+                warm &= runtime.alloc_on(&stream, Layout::new(bytes)).is_ok();
+            }
+            times.push(begin.elapsed().as_nanos() as f64 / f64::from(PAIRS));
+        }
+        if !warm {
+            return Err(leasehold::Error::InvalidState(format!("an allocation of {bytes} bytes failed").into()));
+        }
+        Ok(percentile(&times, 0.5))
+    };
+    let times = std::thread::scope(|s| {
+        let crew: Vec<_> = (0..threads).map(|_| s.spawn(one)).collect();
+        crew.into_iter()
+            .map(|t| t.join().unwrap_or_else(|_| Err(leasehold::Error::InvalidState("a thread died".into()))))
+            .collect::<leasehold::Result<Vec<f64>>>()
+    })?;
+    Ok(Threads { bytes, threads, ns: percentile(&times, 0.5) })
 }
 
 /// One figure of the runtime beside the driver's.
@@ -113,7 +158,7 @@ impl Ours {
     }
 }
 
-fn measure(samples: u32, ordinal: u32) -> Result<Vec<Pair>, Failure> {
+fn measure(samples: u32, ordinal: u32) -> Result<(Vec<Pair>, Vec<Threads>), Failure> {
     let driver = RealDriver::new();
     driver.init()?;
     let raw = RawLoop::new(&driver, ordinal)?;
@@ -167,14 +212,20 @@ fn measure(samples: u32, ordinal: u32) -> Result<Vec<Pair>, Failure> {
     let event = runtime.create_event_with_flags(EventFlags::DISABLE_TIMING)?;
     let record = ours.figure("event record".into(), samples, 256, 0, || runtime.record_event(&event, None))?;
     pairs.push(Pair::new(record, raw.event_record(samples)?));
+    let mut scaling = Vec::new();
+    for bytes in [512, 64 << 10, 1 << 20, 16 << 20] {
+        for n in [1, 2, 4, 8] {
+            scaling.push(threads(runtime, bytes, n)?);
+        }
+    }
     runtime.sync_device()?;
-    Ok(pairs)
+    Ok((pairs, scaling))
 }
 
 pub(crate) fn run(arguments: &CudaArguments) -> Result<(), Failure> {
     let device = format!("cuda:{}", arguments.ordinal);
-    let figures = measure(arguments.samples, arguments.ordinal).map_err(|e| e.at(&device))?;
-    let report = Report { device, figures };
+    let (figures, allocations) = measure(arguments.samples, arguments.ordinal).map_err(|e| e.at(&device))?;
+    let report = Report { device, figures, allocations };
     if arguments.json {
         return print_json(&report);
     }
@@ -191,6 +242,13 @@ pub(crate) fn run(arguments: &CudaArguments) -> Result<(), Failure> {
             format!("{:.2}", f.total_ratio),
         ]);
     }
-    write!(std::io::stdout().lock(), "{table}")?;
+    let mut out = std::io::stdout().lock();
+    write!(out, "{table}")?;
+    let mut table = Table::default();
+    table.row(["allocation and drop", "threads", "of each"]);
+    for t in &report.allocations {
+        table.row([format!("{} bytes", t.bytes), t.threads.to_string(), format!("{:.1} ns", t.ns)]);
+    }
+    write!(out, "{table}")?;
     Ok(())
 }
