@@ -14,6 +14,16 @@ for model in crates/llama/tests/models/*/; do
     check "$model/golden.json" model="$model" threads=1,2
 done
 
+printf 'over the simulated CUDA driver, with the race detector on: '
+check models/tiny-python/golden.json device=cuda:0 sim="${SEED:-1}"
+# Without a GPU: a reason and status 1, no panic.
+if [ "${LEASEHOLD_GPU:-0}" = 0 ]; then
+    status=0
+    why=$("$target/release/leasehold" run --device cuda:0 2>&1 >/dev/null) || status=$?
+    [ "$status" -eq 1 ] && case $why in *cuda*) true ;; *) false ;; esac
+    echo "cuda:0 without a driver: $why"
+fi
+
 elsewhere=$(mktemp -d)
 trap 'rm -rf "$elsewhere"' EXIT
 cp "$target/release/leasehold" "$elsewhere/"

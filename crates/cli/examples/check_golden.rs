@@ -6,7 +6,8 @@
 //! cargo run --release -p leasehold-cli --example check_golden -- target/release/leasehold models/tiny-python/golden.json
 //! ```
 //!
-//! Further arguments: `threads=1,2,3,4`, and `model=DIR` for another model than the bundled one. It must not know how the command
+//! Further arguments: `threads=1,2,3,4`, `model=DIR` for another model than the bundled one, `device=cuda:0` for another device than the
+//! CPU (without threads then), `sim=SEED` for a simulated driver under it. It must not know how the command
 //! works: it sees its arguments, its output and its exit status.
 
 use serde_json::Value;
@@ -22,6 +23,10 @@ struct Job {
     binary: PathBuf,
     golden: Value,
     model: Option<String>,
+    /// Another device than the CPU.
+    device: Option<String>,
+    /// The seed of a simulated driver.
+    sim: Option<String>,
     threads: Vec<u16>,
 }
 
@@ -47,19 +52,25 @@ fn main() -> ExitCode {
 
 fn parse() -> Result<Job, String> {
     let mut arguments = std::env::args().skip(1);
-    let usage = "usage: check_golden BINARY GOLDEN.json [model=DIR] [threads=1,2,3,4]";
+    let usage = "usage: check_golden BINARY GOLDEN.json [model=DIR] [threads=1,2,3,4] [device=ID] [sim=SEED]";
     let (Some(binary), Some(golden)) = (arguments.next(), arguments.next()) else { return Err(usage.into()) };
     let text = std::fs::read_to_string(&golden).map_err(|e| format!("{golden}: {e}"))?;
     let golden: Value = serde_json::from_str(&text).map_err(|e| format!("{golden}: {e}"))?;
-    let mut job = Job { binary: binary.into(), golden, model: None, threads: vec![1, 2, 3, 4] };
+    let mut job =
+        Job { binary: binary.into(), golden, model: None, device: None, sim: None, threads: vec![1, 2, 3, 4] };
     for argument in arguments {
         match argument.split_once('=') {
             Some(("model", dir)) => job.model = Some(dir.into()),
             Some(("threads", list)) => {
                 job.threads = list.split(',').map(str::parse).collect::<Result<_, _>>().map_err(|_| usage)?;
             }
+            Some(("device", id)) => job.device = Some(id.into()),
+            Some(("sim", seed)) => job.sim = Some(seed.into()),
             _ => return Err(usage.into()),
         }
+    }
+    if job.device.is_some() {
+        job.threads = vec![1];
     }
     Ok(job)
 }
@@ -107,7 +118,13 @@ fn run(job: &Job, case: &Value, threads: u16, mode: &str) -> Result<Value, Strin
     let tokens = greedy(case)?.as_array().map_or(0, Vec::len).to_string();
     let mut command = Command::new(&job.binary);
     command.args(["run", "--json", "--logits", "--prompt-ids", &prompt, "--tokens", &tokens, "--mode", mode]);
-    command.args(["--threads", &threads.to_string()]);
+    match &job.device {
+        Some(device) => command.args(["--device", device]),
+        None => command.args(["--threads", &threads.to_string()]),
+    };
+    if let Some(seed) = &job.sim {
+        command.args(["--sim", "--sim-seed", seed]);
+    }
     if let Some(model) = &job.model {
         command.args(["--model", model]);
     }
