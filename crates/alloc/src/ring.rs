@@ -190,7 +190,7 @@ mod tests {
 }
 
 #[cfg(all(test, loom))]
-mod ring_model {
+mod models {
     use super::*;
     use leasehold_core::sync::{Arc, thread};
 
