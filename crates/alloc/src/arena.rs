@@ -157,7 +157,7 @@ impl LaunchGuard<'_> {
 #[cfg(not(loom))]
 static NEXT_SYMBOL: AtomicU64 = AtomicU64::new(UNIT);
 #[cfg(loom)]
-loom::lazy_static! {
+leasehold_core::sync::lazy_static! {
     static ref NEXT_SYMBOL: AtomicU64 = AtomicU64::new(UNIT);
 }
 

@@ -72,6 +72,7 @@ mod imp {
 
 #[cfg(loom)]
 mod imp {
+    pub use loom::lazy_static;
     pub use loom::sync::Arc;
     pub use std::sync::OnceLock;
 
