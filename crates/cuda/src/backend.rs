@@ -137,8 +137,13 @@ impl Backend for CudaBackend {
         if device.backend != BackendKind::Cuda {
             return Err(Error::NotFound(format!("{device}: this is the CUDA backend").into()));
         }
-        self.start()?;
-        let lease = self.manager.devices().open(device.ordinal)?;
+        let named = |error| match error {
+            Error::Unavailable(why) => Error::Unavailable(format!("{device}: {why}").into()),
+            Error::NotFound(why) => Error::NotFound(format!("{device}: {why}").into()),
+            other => other,
+        };
+        self.start().map_err(named)?;
+        let lease = self.manager.devices().open(device.ordinal).map_err(named)?;
         allocator::install(&lease);
         Ok(Lease::map(lease, |d| d as &dyn Device))
     }
