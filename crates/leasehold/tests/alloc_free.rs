@@ -3,10 +3,11 @@
 //!
 //! A test binary of its own, without the test harness, so that nothing else allocates meanwhile.
 
-use leasehold::core::sync::atomic::{AtomicU64, Ordering};
+use leasehold::core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use leasehold::kernel::{CpuArgs, KernelDesc, KernelSource, session_ops, session_sync_ops};
 use leasehold::{Access, Context, DeviceId, KernelBase, KernelSession, Operand, Result, Stream, View, ops};
 use std::alloc::{GlobalAlloc, Layout, System};
+use std::sync::Arc;
 
 struct Counting;
 
@@ -74,6 +75,24 @@ fn main() -> Result<()> {
         ops::copy(runtime.stream(), x.view(), t.view())
     })?;
     let operands = [y.read_write()];
+    // As far ahead as the rounds ever get: the streams are held, so that no luck is in how long their lists become.
+    let run_ahead = |round: &dyn Fn() -> Result<()>| -> Result<()> {
+        let open = Arc::new(AtomicBool::new(false));
+        for stream in [runtime.stream(), &other] {
+            let open = open.clone();
+            ops::host_call_once(stream, "held", move || {
+                while !open.load(Ordering::Acquire) {
+                    std::thread::yield_now();
+                }
+                Ok(())
+            })?;
+        }
+        let result = (0..100).try_for_each(|_| round());
+        open.store(true, Ordering::Release);
+        result?;
+        runtime.stream().synchronize()?;
+        other.synchronize()
+    };
     let check = |what: &str, round: &dyn Fn() -> Result<()>| -> Result<()> {
         // A host that runs ahead makes the queue's lists grow; at a hundred rounds it waits, as a program that reads results does.
         let rounds = |n: u32| -> Result<()> {
@@ -97,21 +116,29 @@ fn main() -> Result<()> {
         println!("{what}: nothing allocated, nothing mapped");
         Ok(())
     };
-    check("session", &|| launch(runtime.stream(), &kernel, &operands, 1))?;
-    check("session on two streams in turn", &|| {
+    let session = || launch(runtime.stream(), &kernel, &operands, 1);
+    run_ahead(&session)?;
+    check("session", &session)?;
+    let in_turn = || {
         launch(runtime.stream(), &kernel, &operands, 1)?;
         launch(&other, &kernel, &operands, 1)
-    })?;
+    };
+    run_ahead(&in_turn)?;
+    check("session on two streams in turn", &in_turn)?;
     check("alloc and drop", &|| runtime.alloc(4096).map(drop))?;
-    check("alloc, use and drop", &|| {
+    let used = || {
         let t = runtime.alloc(1 << 20)?;
         ops::fill(runtime.stream(), t.part(0, 16)?, ops::Pattern::U32(1))
-    })?;
+    };
+    run_ahead(&used)?;
+    check("alloc, use and drop", &used)?;
     check("launch and wait", &|| runtime.wait_for(graph.launch()?))?;
-    check("launch on two streams in turn", &|| {
+    let graphs = || {
         graph.launch()?;
         graph.launch_on(&other).map(drop)
-    })?;
+    };
+    run_ahead(&graphs)?;
+    check("launch on two streams in turn", &graphs)?;
     let event = runtime.create_event()?;
     check("record and wait for an event", &|| {
         runtime.record_event(&event, None)?;
@@ -120,7 +147,7 @@ fn main() -> Result<()> {
     let mut word = [0u8; 16];
     let word = std::cell::RefCell::new(&mut word);
     check("read back", &|| runtime.memcpy_d2h(*word.borrow_mut(), x.view()))?;
-    assert_eq!(runtime.download::<u32>(&y)?, [3 * 2200; 4]);
-    assert_eq!(runtime.download::<u32>(&x)?, [3 * 2200; 4]);
+    assert_eq!(runtime.download::<u32>(&y)?, [3 * 2300; 4]);
+    assert_eq!(runtime.download::<u32>(&x)?, [2200 + 2 * 2300; 4]);
     Ok(())
 }
