@@ -1,0 +1,251 @@
+//! Lanes: whose free memory is whose, how lines get one and lose it, and how memory whose uses have passed comes to lane 0.
+//!
+//! This module must not know how nodes are carved or merged.
+
+use super::{Heap, LANE_IDLE, Lane, MAX_LANES, NO_LANE, READY, passed};
+use crate::node::{Cold, NIL, Node, State};
+use leasehold_core::{Line, LineId, Stamp};
+
+impl Heap {
+    /// The lane of a line that allocates. When lanes have run out: lane 0, which is always right.
+    #[inline]
+    pub(crate) fn lane_for(&mut self, line: &Line) -> u8 {
+        let id = usize::from(line.id().get());
+        match self.lane_of_line.get(id) {
+            Some(&lane) if lane != NO_LANE => {
+                self.lanes[usize::from(lane)].used_at = self.tick;
+                lane
+            }
+            _ => self.lane_slow(line.id()),
+        }
+    }
+
+    #[cold]
+    pub(super) fn lane_slow(&mut self, line: LineId) -> u8 {
+        let id = usize::from(line.get());
+        if id == 0 {
+            return READY;
+        }
+        if self.lane_of_line.len() <= id {
+            if self.lane_of_line.try_reserve(id + 1 - self.lane_of_line.len()).is_err() {
+                return READY;
+            }
+            self.lane_of_line.resize(id + 1, NO_LANE);
+        }
+        let slot = match (1..self.lanes.len()).find(|&i| self.lanes[i].line.is_none()) {
+            Some(i) => i,
+            None if self.lanes.len() < MAX_LANES => {
+                self.lanes.push(Lane::new(None));
+                self.lanes.len() - 1
+            }
+            None => return READY,
+        };
+        if self.lanes[slot].index.reach(self.reached).is_err() {
+            return READY;
+        }
+        if self.lines == 1 {
+            self.part_lanes();
+        }
+        self.lanes[slot].line = Some(line);
+        self.lanes[slot].used_at = self.tick;
+        self.lane_of_line[id] = slot as u8;
+        self.lines += 1;
+        slot as u8
+    }
+
+    /// A second line comes: what the first one's lane has absorbed goes back to lane 0, granule by granule, unless its last use goes on.
+    pub(super) fn part_lanes(&mut self) {
+        let shift = self.res.shift;
+        let known = self.res.granules.len() as u32;
+        for lane in 1..self.lanes.len() {
+            let mut left = self.lanes[lane].index.count();
+            let mut at = self.lanes[lane].oldest;
+            while at != NIL && left > 0 {
+                let Node { start, units, span, .. } = self.nodes[at];
+                let Cold { stamp, age_next, .. } = self.nodes.cold[at as usize];
+                left -= 1;
+                let (mut id, end) = (at, start + units);
+                at = age_next;
+                if passed(stamp) || !self.spans[usize::from(span)].paged {
+                    continue;
+                }
+                let busy = |heap: &Heap, g: u32| {
+                    let granule = heap.res.granules[g as usize];
+                    granule.piece != NIL && granule.last_of(stamp.line_id()).is_none_or(|last| !passed(last))
+                };
+                // Whole granules only; the edges stay in the lane.
+                let mut g = start.div_ceil(1 << shift);
+                while g << shift < end && (g + 1) << shift <= end {
+                    let from = g;
+                    let part = g >= known || !busy(self, g);
+                    g += 1;
+                    while (g + 1) << shift <= end && (g >= known || !busy(self, g)) == part {
+                        g = if g >= known { end >> shift } else { g + 1 };
+                    }
+                    if !part || self.nodes.ensure(2).is_err() {
+                        continue;
+                    }
+                    self.unlink_free(id);
+                    let mut ready = id;
+                    if self.nodes[id].start < from << shift {
+                        ready = self.split(id, (from << shift) - self.nodes[id].start);
+                        self.link_free(id, lane as u8, stamp);
+                    }
+                    let rest = if g << shift < end { self.split(ready, (g - from) << shift) } else { NIL };
+                    if rest != NIL {
+                        self.link_free(rest, lane as u8, stamp);
+                    }
+                    self.settle(ready, READY, Stamp::NEVER, false);
+                    if rest == NIL {
+                        break;
+                    }
+                    id = rest;
+                }
+            }
+        }
+    }
+
+    /// Whether nobody uses free memory any more.
+    pub(crate) fn is_over(&self) -> bool {
+        let mut free = (0..).zip(&self.nodes.rows).filter(|n| n.1.state == State::Free);
+        self.waiting.iter().all(|w| w.1.iter().all(|&s| passed(s))) && free.all(|n| passed(self.nodes.stamp(n.0)))
+    }
+
+    /// The lane in which a stamp's memory lies while it has not passed, if the line has one.
+    #[inline]
+    pub(crate) fn lane_of(&self, stamp: Stamp) -> Option<u8> {
+        let lane = *self.lane_of_line.get(usize::from(stamp.line_id().get()))?;
+        (lane != NO_LANE).then_some(lane)
+    }
+
+    /// Whether one line at most uses the heap.
+    #[inline]
+    pub(crate) fn single(&self) -> bool {
+        self.lines <= 1
+    }
+
+    #[inline]
+    pub(super) fn unite(&self, a: u8, b: u8) -> bool {
+        a == b || (self.lines <= 1 && (a == READY || b == READY))
+    }
+
+    /// Gives a node back that several lines may still be using.
+    pub(crate) fn give_shared(&mut self, id: u32, stamps: &[Stamp]) {
+        self.tick += 1;
+        self.pages.leave(&self.nodes.rows, id);
+        let mut left = stamps.iter().copied().filter(|&s| !passed(s));
+        match (left.next(), left.next()) {
+            (None, _) => self.settle(id, READY, Stamp::NEVER, true),
+            (Some(s), None) if self.lane_of(s).is_some() => {
+                let lane = self.lane_of(s).unwrap_or(READY);
+                self.res.note_use(&self.nodes[id], s);
+                self.settle(id, lane, s, true);
+            }
+            _ => {
+                self.nodes[id].state = State::Waiting;
+                let rest: Box<[Stamp]> = stamps.iter().copied().filter(|&s| !passed(s)).collect();
+                self.waiting.push((id, rest));
+            }
+        }
+    }
+
+    /// Looks at the blocks that several lines used last.
+    pub(crate) fn poll_waiting(&mut self) {
+        let mut i = 0;
+        while i < self.waiting.len() {
+            let open = self.waiting[i].1.iter().filter(|&&s| !passed(s)).count();
+            let one = self.waiting[i].1.iter().copied().find(|&s| !passed(s));
+            if open == 0 || open == 1 && one.is_some_and(|s| self.lane_of(s).is_some()) {
+                let (id, _) = self.waiting.swap_remove(i);
+                match one {
+                    Some(s) => {
+                        let lane = self.lane_of(s).unwrap_or(READY);
+                        self.res.note_use(&self.nodes[id], s);
+                        self.settle(id, lane, s, true);
+                    }
+                    None => self.settle(id, READY, Stamp::NEVER, true),
+                }
+            } else {
+                i += 1;
+            }
+        }
+    }
+
+    /// The stamps that blocks used by several lines wait for, with the blocks' units.
+    pub(crate) fn waiting(&self) -> impl Iterator<Item = (u32, &[Stamp])> {
+        self.waiting.iter().map(|(id, s)| (self.nodes[*id].units, &**s))
+    }
+
+    /// Moves up to `limit` blocks whose stamps have passed into lane 0, from one lane after the other.
+    #[inline]
+    pub(crate) fn drain_some(&mut self, limit: usize) {
+        if self.next_drain >= self.lanes.len() {
+            self.next_drain = 1;
+            if !self.waiting.is_empty() {
+                self.poll_waiting();
+            }
+        }
+        self.drain(self.next_drain, limit);
+        self.next_drain += 1;
+    }
+
+    pub(super) fn drain(&mut self, lane: usize, limit: usize) {
+        let Some(l) = self.lanes.get(lane) else { return };
+        let Some(line) = l.line else { return };
+        let mut at = l.oldest;
+        let mut left = limit;
+        // The line's progress is read once: all stamps of a lane are on its line.
+        let mut done = None;
+        while at != NIL && left > 0 {
+            let Cold { stamp, age_next, .. } = self.nodes.cold[at as usize];
+            let done = *done.get_or_insert_with(|| stamp.point().map_or(u64::MAX, |p| p.line().completed()));
+            debug_assert!(stamp.is_never() || stamp.line_id() == line);
+            if stamp.value() > done {
+                break;
+            }
+            // The successor may be merged away only with its own lane's blocks, and this one merges with lane 0's.
+            self.unlink_free(at);
+            self.settle(at, READY, Stamp::NEVER, false);
+            at = age_next;
+            left -= 1;
+        }
+    }
+
+    /// Moves everything that has passed into lane 0 and gives up lanes that nobody uses. Slow path only.
+    pub(crate) fn drain_all(&mut self) {
+        self.poll_waiting();
+        let lines = self.lines;
+        for lane in 1..self.lanes.len() {
+            if self.lines > 1 {
+                self.drain(lane, usize::MAX);
+            }
+            let l = &self.lanes[lane];
+            let needed = l.index.count() > 0 || l.plans > 0;
+            if l.line.is_some() && !needed && self.tick.saturating_sub(l.used_at) > LANE_IDLE {
+                if let Some(line) = self.lanes[lane].line.take() {
+                    self.lane_of_line[usize::from(line.get())] = NO_LANE;
+                }
+                self.lines -= 1;
+            }
+        }
+        if lines > 1 && self.lines == 1 {
+            self.unite_lanes();
+        }
+    }
+
+    /// A single line is left: what lies in its lane beside ready memory merges with it, as it does from now on.
+    pub(super) fn unite_lanes(&mut self) {
+        for lane in 1..self.lanes.len() {
+            for _ in 0..self.lanes[lane].index.count() {
+                // Whatever was merged has gone to the end, or away.
+                let id = self.lanes[lane].oldest;
+                if id == NIL {
+                    break;
+                }
+                let stamp = self.nodes.stamp(id);
+                self.unlink_free(id);
+                self.settle(id, lane as u8, stamp, true);
+            }
+        }
+    }
+}

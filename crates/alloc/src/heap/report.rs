@@ -1,0 +1,96 @@
+//! What the heap holds, and whether it is consistent. Changes nothing.
+
+use super::{Heap, Lane, passed};
+use crate::layout::UNIT_SHIFT;
+use crate::node::{NIL, Node, State};
+use leasehold_core::{Result, Stamp};
+
+impl Heap {
+    /// Units that lie free and resident in lane 0, and in the lines' lanes.
+    pub(crate) fn free_units(&self) -> (u64, u64) {
+        let waiting: u64 = self.waiting.iter().map(|(id, _)| u64::from(self.nodes[*id].units)).sum();
+        let resident = |l: &Lane| l.index.units() - (l.index.holes() << self.res.shift);
+        (resident(&self.lanes[0]), self.lanes[1..].iter().map(resident).sum::<u64>() + waiting)
+    }
+
+    /// Bytes that lie free in each line's lane, with the line.
+    pub(crate) fn pending_by_line(&self) -> impl Iterator<Item = (u64, u16)> {
+        let shift = self.res.shift;
+        let resident = move |l: &Lane| (l.index.units() - (l.index.holes() << shift)) << UNIT_SHIFT;
+        self.lanes[1..].iter().filter_map(move |l| Some((resident(l), l.line?.get()))).filter(|l| l.0 > 0)
+    }
+
+    /// The newest stamp of a block in a line's lane: of the line that is least far behind.
+    pub(crate) fn newest_pending(&self) -> Stamp {
+        let newest = self.lanes[1..].iter().filter(|l| l.newest != NIL).map(|l| self.nodes.stamp(l.newest));
+        let behind = |s: &Stamp| s.point().map_or(0, |p| p.value().saturating_sub(p.line().completed()));
+        newest.filter(|s| !passed(*s)).min_by_key(behind).unwrap_or(Stamp::NEVER)
+    }
+
+    /// The largest piece of free memory in units that is backed throughout, whatever its lane. A walk.
+    pub(crate) fn largest_free(&self) -> u32 {
+        let free = self.nodes.rows.iter().filter(|n| n.state == State::Free);
+        free.map(|n| if n.holes == 0 { n.units } else { self.backed_within(n) }).max().unwrap_or(0)
+    }
+
+    /// The longest backed part of a node.
+    pub(super) fn backed_within(&self, n: &Node) -> u32 {
+        let mut best = 0;
+        self.backed_parts(n, |from, to| best = best.max(to - from));
+        best
+    }
+
+    /// Checks every invariant of spans, nodes, indexes and residency. For tests.
+    pub(crate) fn check(&self) -> Result<(), String> {
+        let mut indexed = vec![false; self.nodes.rows.len()];
+        for (i, lane) in self.lanes.iter().enumerate() {
+            let mut wrong = None;
+            lane.index.check(&self.nodes.rows, |id| {
+                indexed[id as usize] = true;
+                let n = &self.nodes[id];
+                if n.state != State::Free || usize::from(n.lane) != i {
+                    wrong = Some(id);
+                }
+            })?;
+            if let Some(id) = wrong {
+                return Err(format!("lane {i} indexes node {id}: {:?}", self.nodes[id]));
+            }
+        }
+        for span in self.spans.iter().filter(|s| s.live) {
+            let (mut at, mut prev, mut unit) = (span.first, NIL, span.unit);
+            while at != NIL {
+                let n = &self.nodes[at];
+                if n.prev != prev || n.start != unit || n.units == 0 {
+                    return Err(format!("node {at} does not tile its span: {n:?}, expected start {unit}, prev {prev}"));
+                }
+                if (n.state == State::Free) != indexed[at as usize] {
+                    return Err(format!("node {at} and the indexes disagree: {n:?}"));
+                }
+                if prev != NIL {
+                    let p = &self.nodes[prev];
+                    let both = |s: State| p.state == s && n.state == s;
+                    if both(State::Free) && p.lane == n.lane {
+                        return Err(format!("nodes {prev} and {at} should have merged: {p:?} {n:?}"));
+                    }
+                }
+                if span.paged {
+                    self.res.check_node(n)?;
+                }
+                unit = n.end();
+                prev = at;
+                at = n.next;
+            }
+            if unit != span.unit + span.units {
+                return Err(format!("span {span:?} is tiled up to {unit} only"));
+            }
+        }
+        for (id, n) in (0..).zip(&self.nodes.rows) {
+            let held = matches!(n.state, State::Used | State::Suspended);
+            let found = |unit: u32| self.pages.find(&self.nodes.rows, unit) == Some(id);
+            if held && !(found(n.start) && found(n.end() - 1) && found(n.start + n.units / 2)) {
+                return Err(format!("the page map has lost node {id}: {n:?}"));
+            }
+        }
+        self.res.check()
+    }
+}

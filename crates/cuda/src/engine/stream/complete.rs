@@ -1,0 +1,304 @@
+//! Completion: telling the driver to make it visible, learning of it, publishing it, and waiting for it.
+//!
+//! This module must not know what was submitted.
+
+use super::{NAP_MAX, PASSING, RUNNING, SPINS, State, StreamCore, YIELDS};
+use crate::driver::ops::Progress;
+use leasehold_core::sync::atomic::Ordering;
+use leasehold_core::sync::{spin_loop, thread};
+use leasehold_core::{Error, Point, Result};
+use leasehold_hal::Op;
+use std::time::{Duration, Instant};
+
+impl StreamCore {
+    /// Tells the driver to make completion visible up to what it was given. In the lock.
+    pub(in crate::engine) fn signal_locked(&self, state: &mut State) -> Result<()> {
+        let issued = self.issued.load(Ordering::Relaxed);
+        if self.signalled.load(Ordering::Relaxed) >= issued {
+            return Ok(());
+        }
+        match &self.word {
+            Some(word) => {
+                self.core.door.within(|ops| ops.stream_write_word(self.native, word.addr(), issued))?;
+            }
+            None => {
+                let event = self.core.mark()?;
+                self.core.door.within(|ops| ops.event_record(event.native, self.native))?;
+                state.signals.push_back((issued, event));
+            }
+        }
+        state.dirty = true;
+        self.signalled.store(issued, Ordering::Release);
+        Ok(())
+    }
+
+    /// What remains to be done about an error once the lock is released.
+    pub(in crate::engine) fn after(&self, result: Result<()>) {
+        if let Err(e) = result {
+            let e = self.core.settle(e);
+            tracing::debug!(error = %e, stream = %self.name(), "completion could not be signalled");
+        }
+    }
+
+    /// How far the device is, as far as it told. No driver call with words.
+    pub(super) fn reached(&self) -> u64 {
+        #[cfg(feature = "planted-defects")]
+        if self.core.shared.config.has(crate::defects::Defect::ReuseBeforeCompletion) {
+            return self.issued.load(Ordering::Acquire);
+        }
+        if let Some(word) = &self.word {
+            return word.load();
+        }
+        let mut state = self.state.lock();
+        while let Some((value, event)) = state.signals.front() {
+            match self.core.door.within(|ops| ops.event_query(event.native)) {
+                Ok(Progress::Complete) => {
+                    self.seen.fetch_max(*value, Ordering::AcqRel);
+                    state.signals.pop_front();
+                }
+                _ => break,
+            }
+        }
+        self.seen.load(Ordering::Acquire)
+    }
+
+    /// Publishes what the device is done with. Says whether that was news.
+    pub(in crate::engine) fn poll(&self) -> bool {
+        let line = self.line();
+        let reached = self.reached().min(line.submitted());
+        reached > line.completed() && self.publish(reached)
+    }
+
+    /// The device is done up to `value`: the host's part, then publication.
+    pub(super) fn publish(&self, value: u64) -> bool {
+        let line = self.line();
+        let before = line.completed();
+        #[cfg(feature = "planted-defects")]
+        if self.core.shared.config.has(crate::defects::Defect::EarlyPublication) {
+            line.complete(value);
+            if let Some(stream) = self.me.upgrade() {
+                self.core.watch.attend(&stream);
+            }
+            thread::yield_now();
+        }
+        if let Some(publish) = self.host.carry_out(line, value, value, self.core.door.ops()) {
+            line.complete(publish);
+        }
+        line.completed() > before
+    }
+
+    /// Somebody who has waited for `value` is done: so is this stream, up to there. Whoever sees that the other one is over sees it here too.
+    pub(in crate::engine) fn passed(&self, value: u64) {
+        let line = self.line();
+        self.publish(value);
+        // Another thread may be at it: not for long, unless something that it gives up waits for us.
+        let mut turns = 0;
+        while line.completed() < value && turns < PASSING {
+            turns += 1;
+            thread::yield_now();
+        }
+    }
+
+    /// Whether the driver is done with all that it was given.
+    pub(in crate::engine) fn query(&self) -> Result<bool> {
+        let progress = self.core.door.within(|ops| ops.stream_query(self.native));
+        Ok(progress? == Progress::Complete)
+    }
+
+    /// Asks the driver; see `hal::Timeline::refresh`.
+    ///
+    /// # Errors
+    /// `DeviceLost`; the driver's.
+    pub fn refresh(&self) -> Result<u64> {
+        let line = self.line();
+        self.take_turn();
+        if line.is_idle() {
+            return Ok(line.completed());
+        }
+        self.pump();
+        self.poll();
+        if line.completed() < self.issued.load(Ordering::Acquire) {
+            self.look()?;
+        }
+        self.finish_failed();
+        match self.core.door.loss() {
+            Some(loss) if !line.is_idle() => Err(loss),
+            _ => Ok(line.completed()),
+        }
+    }
+
+    /// Makes later submissions start after a point; see `hal::Timeline::wait`.
+    ///
+    /// # Errors
+    /// See there.
+    pub fn wait(&self, on: Point) -> Result<()> {
+        self.healthy()?;
+        if on.is_settled() || on.line_id() == self.line().id() && on.value() <= self.line().submitted() {
+            return Ok(());
+        }
+        // SAFETY: a wait touches no memory.
+        unsafe { self.submit(&[Op::Wait(on)]) }.map(drop)
+    }
+
+    /// Nobody holds the stream any more: its work goes on by itself. Whether it can be lent again at once.
+    pub(crate) fn let_go(&self) -> bool {
+        let line = self.line();
+        if line.is_idle() {
+            // Nobody waits for what was marked, and the events may serve others.
+            let marks = std::mem::take(&mut self.state.lock().marks);
+            drop(marks);
+            return self.is_sound();
+        }
+        self.pump();
+        if let Err(error) = self.want(line.submitted()) {
+            tracing::debug!(%error, stream = %self.name(), "the work of a dropped stream could not be signalled");
+        }
+        self.poll();
+        self.finish_failed();
+        self.is_sound()
+    }
+
+    /// Asks the driver whether all is over, and has a signal under way where there is none.
+    pub(in crate::engine) fn look(&self) -> Result<()> {
+        let before = self.issued.load(Ordering::Acquire);
+        if self.signalled.load(Ordering::Acquire) < before {
+            let result = self.signal_locked(&mut self.state.lock());
+            result.map_err(|e| self.core.settle(e))?;
+        }
+        if self.query().map_err(|e| self.core.settle(e))? {
+            self.publish(before);
+        }
+        Ok(())
+    }
+
+    /// Makes completion observable; see `hal::Timeline::signal`.
+    ///
+    /// # Errors
+    /// The stream's cause; `DeviceLost`.
+    pub fn signal(&self) -> Result<u64> {
+        self.healthy()?;
+        let submitted = self.line().submitted();
+        self.want(submitted)?;
+        Ok(submitted)
+    }
+
+    /// See `hal::Stream::flush`.
+    ///
+    /// # Errors
+    /// `DeviceLost`; the driver's.
+    pub fn flush(&self) -> Result<()> {
+        if self.issued.load(Ordering::Acquire) > self.signalled.load(Ordering::Acquire) {
+            let result = self.signal_locked(&mut self.state.lock());
+            result.map_err(|e| self.core.settle(e))?;
+        }
+        match self.core.door.loss() {
+            Some(loss) => Err(loss),
+            None => Ok(()),
+        }
+    }
+
+    /// Sees to it that `value` gets published without further calls.
+    pub(in crate::engine) fn want(&self, value: u64) -> Result<()> {
+        self.wanted.fetch_max(value, Ordering::AcqRel);
+        if self.line().completed() >= value {
+            return Ok(());
+        }
+        if self.signalled.load(Ordering::Acquire) < value.min(self.issued.load(Ordering::Acquire)) {
+            let result = self.signal_locked(&mut self.state.lock());
+            result.map_err(|e| self.core.settle(e))?;
+        }
+        self.attend();
+        Ok(())
+    }
+
+    /// As the line's publisher.
+    pub(super) fn publish_for(&self, value: u64, timeout: Option<Duration>) {
+        if self.core.watch.is_inline() {
+            // What becomes of it shows in the line.
+            let _ = self.wait_host(value, timeout);
+        } else if let Err(error) = self.want(value) {
+            tracing::debug!(%error, stream = %self.name(), "completion could not be signalled");
+        }
+    }
+
+    /// Leaves the stream to the watcher, which goes on with it as long as it needs attention.
+    pub(in crate::engine) fn attend(&self) {
+        if let Some(stream) = self.me.upgrade() {
+            self.core.watch.attend(&stream);
+        }
+    }
+
+    /// Without threads: sees to everything that a thread would.
+    pub(super) fn take_turn(&self) {
+        if self.core.watch.is_inline() {
+            self.core.watch.round();
+        }
+    }
+
+    /// Blocks until a value is over; see `hal::Timeline::wait_host`.
+    ///
+    /// # Errors
+    /// See there; `InvalidState` in a host call of this very stream.
+    pub fn wait_host(&self, value: u64, timeout: Option<Duration>) -> Result<()> {
+        let line = self.line();
+        if line.check(value)? {
+            return Ok(());
+        }
+        if let Some((id, running)) = RUNNING.get()
+            && id == line.id()
+            && value >= running
+        {
+            return Err(Error::state("a host call waits for the stream that it runs on"));
+        }
+        let deadline = timeout.and_then(|t| Instant::now().checked_add(t));
+        let interval = self.core.door.ops().poll_interval();
+        let mut nap = interval.max(Duration::from_micros(10));
+        let mut looks = 0u32;
+        loop {
+            self.take_turn();
+            self.pump();
+            let aim = value.min(self.issued.load(Ordering::Acquire));
+            if self.signalled.load(Ordering::Acquire) < aim {
+                let result = self.signal_locked(&mut self.state.lock());
+                result.map_err(|e| self.core.settle(e))?;
+            }
+            if line.completed() < aim {
+                self.poll();
+            }
+            if looks % 64 == 63 && line.completed() < aim {
+                self.look()?;
+            }
+            self.finish_failed();
+            if line.check(value)? {
+                return Ok(());
+            }
+            if let Some(loss) = self.core.door.loss() {
+                self.core.settle_loss();
+                line.check(value)?;
+                return Err(loss);
+            }
+            if deadline.is_some_and(|at| Instant::now() >= at) {
+                return Err(Error::Timeout(
+                    format!("{:?} did not complete in time; completed is {}", line.at(value), line.completed()).into(),
+                ));
+            }
+            looks += 1;
+            if looks < SPINS {
+                spin_loop();
+            } else if looks < SPINS + YIELDS || interval.is_zero() && aim > line.completed() {
+                thread::yield_now();
+            } else {
+                let left = deadline.map_or(nap, |at| at.saturating_duration_since(Instant::now()).min(nap));
+                match line.wait_published(value, Some(left)) {
+                    Ok(()) => return Ok(()),
+                    Err(Error::Timeout(_)) => {}
+                    Err(e) => return Err(e),
+                }
+                // The device is polled at its interval; for the host's part somebody else wakes us.
+                if line.completed() >= aim {
+                    nap = (nap * 2).min(NAP_MAX);
+                }
+            }
+        }
+    }
+}

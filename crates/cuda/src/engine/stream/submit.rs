@@ -1,0 +1,295 @@
+//! Submission: what may go to the driver at once, what must be prepared first, and what is held back.
+//!
+//! What needs other locks (a mark on another stream, staging memory) is prepared before the stream's own is taken.
+//!
+//! This module must not know how completion becomes known.
+
+use super::{MARKS, Mark, Own, RECENT, Refusal, SIGNALS, State, StreamCore};
+use crate::encoder::{Encoder, Prepared, Ready};
+use crate::engine::events::EventState;
+use crate::engine::host::Item;
+use crate::engine::shared::Origin;
+use leasehold_core::sync::MutexGuard;
+use leasehold_core::sync::atomic::Ordering;
+use leasehold_core::{Error, Fault, Lease, Point, Result, VALUE_LIMIT};
+use leasehold_hal::Op;
+
+impl StreamCore {
+    /// Hands over operations as one submission; see `hal::Stream::submit`.
+    ///
+    /// # Errors
+    /// See there.
+    ///
+    /// # Safety
+    /// - See there.
+    pub unsafe fn submit(&self, ops: &[Op<'_>]) -> Result<u64> {
+        let mut plain = true;
+        for op in ops {
+            crate::encoder::check(op, self.core.properties(), self.line())?;
+            plain &= self.is_plain(op);
+        }
+        if !plain {
+            return self.submit_slow(ops);
+        }
+        let state = self.state.lock();
+        self.healthy()?;
+        if state.is_busy() {
+            return self.defer(state, ops);
+        }
+        self.submit_now(state, ops, &mut Prepared::default(), ops.len())
+    }
+
+    /// Whether an operation is given to the driver without preparation.
+    #[inline]
+    pub(super) fn is_plain(&self, op: &Op<'_>) -> bool {
+        match op {
+            Op::Dispatch(_) | Op::Copy(_) | Op::Fill(_) | Op::Upload(_) | Op::Stamp(_) => true,
+            Op::Wait(p) => p.line_id() == self.line().id() || p.is_settled(),
+            Op::Download(d) => crate::encoder::lands_directly(&self.core, d),
+            // SAFETY: graphs of a submission belong to this device (the submitter's promise), whose execs give their own address.
+            Op::Graph(exec) => unsafe { crate::engine::program::Program::of(exec) }.is_plain(),
+            _ => false,
+        }
+    }
+
+    /// The cause of a poisoned line as an error.
+    #[inline]
+    pub(in crate::engine) fn healthy(&self) -> Result<()> {
+        self.line().check(VALUE_LIMIT).map(drop)
+    }
+
+    pub(super) fn next_value(&self) -> Result<u64> {
+        let value = self.line().submitted() + 1;
+        if value >= VALUE_LIMIT {
+            return Err(Error::state("a line's 2^48 values are used up; replace the stream"));
+        }
+        Ok(value)
+    }
+
+    /// Submits to a stream that holds nothing back: `ops[..cut]` to the driver, the rest is held back.
+    #[inline]
+    pub(super) fn submit_now(
+        &self,
+        mut state: MutexGuard<'_, State>,
+        ops: &[Op<'_>],
+        prepared: &mut Prepared,
+        cut: usize,
+    ) -> Result<u64> {
+        let value = self.next_value()?;
+        #[cfg(feature = "planted-defects")]
+        if let Some(word) = &self.word
+            && self.core.shared.config.has(crate::defects::Defect::WordBeforeWork)
+        {
+            self.core.door.within(|ops| ops.stream_write_word(self.native, word.addr(), value))?;
+            self.signalled.store(value, Ordering::Release);
+        }
+        if let Err(refusal) = self.issue(&mut state, value, ops[..cut].iter().enumerate(), prepared, false) {
+            return self.refused(state, value, refusal);
+        }
+        self.line().advance()?;
+        if cut < ops.len() {
+            return Ok(self.hold_back(state, value, &ops[cut..]));
+        }
+        self.issued.store(value, Ordering::Release);
+        let due = value - self.signalled.load(Ordering::Relaxed) >= u64::from(self.core.shared.config.signal_every);
+        if due && state.signals.len() < SIGNALS {
+            let signalled = self.signal_locked(&mut state);
+            drop(state);
+            self.after(signalled);
+            self.poll();
+        }
+        Ok(value)
+    }
+
+    /// The driver refused an operation of a submission that was to have `value`.
+    #[cold]
+    pub(super) fn refused(&self, mut state: MutexGuard<'_, State>, value: u64, refusal: Refusal) -> Result<u64> {
+        if !refusal.accepted || matches!(refusal.error, Error::DeviceLost { .. }) {
+            drop(state);
+            return Err(self.core.settle(refusal.error));
+        }
+        // A part runs: its memory must be guarded by a value, so there is one, and it has failed.
+        state.dirty = true;
+        self.line().advance()?;
+        self.issued.store(value, Ordering::Release);
+        drop(state);
+        self.fail(value, self.fault(refusal.op, value, &refusal.error));
+        Ok(value)
+    }
+
+    /// A failure of an operation of ours, with its place.
+    pub(in crate::engine) fn fault(&self, op: String, value: u64, cause: &Error) -> Error {
+        match cause {
+            Error::DeviceLost { .. } => cause.clone(),
+            _ => Fault::new(op, self.name(), value, cause.to_string()).into(),
+        }
+    }
+
+    #[cold]
+    pub(super) fn submit_slow(&self, ops: &[Op<'_>]) -> Result<u64> {
+        {
+            let state = self.state.lock();
+            self.healthy()?;
+            if state.is_busy() {
+                return self.defer(state, ops);
+            }
+        }
+        let mut prepared = Prepared::default();
+        let mut cut = ops.len();
+        for (i, op) in ops.iter().enumerate() {
+            match self.prepare(op)? {
+                Ready::Plain => {}
+                Ready::Blocked => {
+                    cut = i;
+                    break;
+                }
+                Ready::Failed(cause) => {
+                    let state = self.state.lock();
+                    let next = self.line().submitted() + 1;
+                    self.line().poison(next, cause.clone());
+                    drop(state);
+                    self.after_failure();
+                    return Err(cause);
+                }
+                ready => prepared.put(i, ready),
+            }
+        }
+        let state = self.state.lock();
+        self.healthy()?;
+        if state.is_busy() {
+            return self.defer(state, ops);
+        }
+        let value = self.submit_now(state, ops, &mut prepared, cut)?;
+        ops[..cut].iter().for_each(|op| {
+            if let Op::Wait(p) = op {
+                self.line().learn(*p);
+            }
+        });
+        if cut < ops.len() {
+            self.pump();
+        }
+        Ok(value)
+    }
+
+    /// Gives operations to the driver, in the lock. `part`: operations of the same submission were given before.
+    pub(in crate::engine) fn issue<'o, 'r>(
+        &self,
+        state: &mut State,
+        value: u64,
+        ops: impl Iterator<Item = (usize, &'r Op<'o>)>,
+        prepared: &mut Prepared,
+        part: bool,
+    ) -> std::result::Result<(), Refusal>
+    where
+        'o: 'r,
+    {
+        let mut accepted = part;
+        let mut failed = None;
+        match self.core.door.enter() {
+            Err(error) => return Err(Refusal { error, accepted, op: "submission".to_owned() }),
+            Ok(entry) => {
+                for (i, op) in ops {
+                    let mut encoder = Encoder::new(&self.core, &*entry, self.native, value, &self.host, &mut accepted);
+                    if let Err(error) = encoder.encode(op, prepared.take(i)) {
+                        failed = Some((error, op.name()));
+                        break;
+                    }
+                    if let Op::Dispatch(d) = op {
+                        self.recent[value as usize % RECENT].store(d.pipeline.native, Ordering::Relaxed);
+                    }
+                }
+            }
+        }
+        state.dirty |= accepted;
+        match failed {
+            Some((error, op)) => Err(Refusal { error: self.core.door.note(error), accepted, op }),
+            None => Ok(()),
+        }
+    }
+
+    /// What an operation needs before the driver can be given it. Called without a lock.
+    pub(in crate::engine) fn prepare(&self, op: &Op<'_>) -> Result<Ready> {
+        match op {
+            Op::Wait(p) => self.resolve(*p),
+            Op::Download(d) if !crate::encoder::lands_directly(&self.core, d) => {
+                let on = leasehold_alloc::On { line: self.line(), timeline: &Own(self) };
+                Ok(Ready::Staging(self.core.staging(d.bytes, on)?))
+            }
+            _ if self.is_plain(op) => Ok(Ready::Plain),
+            _ => Ok(Ready::Blocked),
+        }
+    }
+
+    /// How this stream can wait for a point.
+    pub(in crate::engine) fn resolve(&self, point: Point) -> Result<Ready> {
+        if point.line_id() == self.line().id() {
+            return Ok(Ready::Plain);
+        }
+        #[cfg(feature = "planted-defects")]
+        if self.core.shared.config.has(crate::defects::Defect::MissingWait) && point.value() <= point.line().submitted()
+        {
+            return Ok(Ready::Plain);
+        }
+        match point.line().check(point.value()) {
+            Ok(true) => return Ok(Ready::Plain),
+            Err(cause) => return Ok(Ready::Failed(cause)),
+            Ok(false) => {}
+        }
+        match self.core.shared.origin(point.line_id()) {
+            Some(Origin::Stream(source)) => match source.upgrade() {
+                Some(source) => {
+                    let mark = source.mark_for(point.value())?;
+                    #[cfg(feature = "planted-defects")]
+                    if let Some((event, _)) = &mark
+                        && self.core.shared.config.has(crate::defects::Defect::EventRecycledEarly)
+                    {
+                        self.core.door.within(|ops| ops.event_record(event.native, self.native))?;
+                    }
+                    Ok(mark.map_or(Ready::Blocked, |(event, value)| {
+                        Ready::Event(event, Item::Passed { source: source.me.clone(), value })
+                    }))
+                }
+                // It is gone: then all its values are over, or soon will be.
+                None => Ok(Ready::Blocked),
+            },
+            _ => Ok(Ready::Blocked),
+        }
+    }
+
+    /// An event that was recorded after everything up to `value`, and before as little else as may be, with the value up to which all is over
+    /// when it is. `None` while `value` is held back.
+    pub(super) fn mark_for(&self, value: u64) -> Result<Option<(Lease<EventState>, u64)>> {
+        let find = |state: &State| {
+            #[cfg(feature = "planted-defects")]
+            if self.core.shared.config.has(crate::defects::Defect::StaleMark) {
+                return state.marks.back().map(|m| (m.event.clone(), value));
+            }
+            state.marks.iter().find(|m| m.value >= value).map(|m| (m.event.clone(), m.value))
+        };
+        {
+            let state = self.state.lock();
+            if self.issued.load(Ordering::Relaxed) < value {
+                return Ok(None);
+            }
+            if let Some(event) = find(&state) {
+                return Ok(Some(event));
+            }
+        }
+        let event = self.core.mark().map_err(|e| self.core.settle(e))?;
+        let mut state = self.state.lock();
+        if let Some(event) = find(&state) {
+            return Ok(Some(event));
+        }
+        let recorded = self.core.door.within(|ops| ops.event_record(event.native, self.native));
+        if let Err(e) = recorded {
+            drop(state);
+            return Err(self.core.settle(e));
+        }
+        if state.marks.len() == MARKS {
+            state.marks.pop_front();
+        }
+        let issued = self.issued.load(Ordering::Relaxed);
+        state.marks.push_back(Mark { value: issued, event: event.clone() });
+        Ok(Some((event, issued)))
+    }
+}
