@@ -317,9 +317,11 @@ impl Line {
         Ok(value)
     }
 
-    /// Publishes that everything up to `value` is over, and wakes who waits for it. Any thread; monotone.
+    /// Publishes that everything up to `value`, which was submitted, is over, and wakes who waits for it. Any thread; monotone.
     #[inline]
     pub fn complete(&self, value: u64) {
+        #[cfg(not(loom))]
+        debug_assert!(value <= self.submitted(), "value {value} of {:?} was never submitted", self.id);
         self.completed.fetch_max(value, Ordering::AcqRel);
         fence(Ordering::SeqCst);
         if self.waiters.load(Ordering::Relaxed) != 0 {
