@@ -10,14 +10,14 @@
 //!   driver then, but put aside until it is over ([`grave`](crate::grave)).
 
 use crate::backing::{Backing, BackingCaps};
-use crate::bias::BiasedLock;
+use crate::bias::{BiasedLock, Guard};
 use crate::budget::Budget;
-use crate::buffer::{ARENA, Buffer, EMPTY, HostKind, IMPORTED, NO_CLASS, NO_SLOT, Row, WATCHED};
-use crate::config::{AllocStats, AllocatorConfig};
+use crate::buffer::{ARENA, Buffer, EMPTY, HostKind, IMPORTED, NO_CLASS, NO_SLOT, REGION, Row, WATCHED};
+use crate::config::{AllocStats, AllocatorConfig, Policy};
 use crate::fence::{Fences, thread_number};
-use crate::front::{Chain, Front, Put};
+use crate::front::{Chain, Front, Pocket, Put};
 use crate::heap::passed;
-use crate::layout::{Layout, MIN_ALIGN, SIZE_LIMIT, SLAB_MAX, class_of};
+use crate::layout::{Layout, MIN_ALIGN, SIZE_LIMIT, SLAB_MAX, UNIT, class_of};
 use crate::mutant::mutated;
 use crate::store::{Block, Need, Spot, Store};
 use crate::table::{Table, Vacant};
@@ -67,7 +67,6 @@ pub(crate) struct Core {
     pub(crate) keeps: Vec<Option<Keep>>,
     /// What waits for its last use to be over.
     pub(crate) retired: Vec<(Box<[Stamp]>, Keep)>,
-    pub(crate) live_bytes: u64,
     pub(crate) imported: u64,
     /// The rows of imported buffers.
     pub(crate) imports: Vec<u32>,
@@ -99,7 +98,29 @@ pub(crate) struct Counters {
     pub(crate) inserted_waits: AtomicU64,
     pub(crate) failed: AtomicU64,
     pub(crate) in_graphs: AtomicU64,
+    /// Written under the lock only.
+    pub(crate) live_bytes: AtomicU64,
     pub(crate) live_peak: AtomicU64,
+}
+
+impl Counters {
+    /// The lock's holder counts live bytes, which may be below zero while magazines are ahead.
+    #[inline]
+    pub(crate) fn add_live(&self, by: i64) {
+        let live = self.live_bytes.load(Ordering::Relaxed).wrapping_add_signed(by);
+        self.live_bytes.store(live, Ordering::Relaxed);
+        if by > 0 {
+            self.note_live(live);
+        }
+    }
+
+    /// So many bytes are live.
+    #[inline]
+    pub(crate) fn note_live(&self, live: u64) {
+        if live > self.live_peak.load(Ordering::Relaxed) && live >> 63 == 0 {
+            self.live_peak.fetch_max(live, Ordering::Relaxed);
+        }
+    }
 }
 
 /// One allocator.
@@ -233,7 +254,7 @@ impl Allocator {
     pub fn new(backing: Box<dyn Backing>, config: AllocatorConfig) -> Result<Allocator> {
         crate::grave::sweep();
         let caps = backing.caps();
-        if !caps.granule.is_power_of_two() || caps.granule < crate::layout::UNIT {
+        if !caps.granule.is_power_of_two() || caps.granule < UNIT {
             return Err(Error::invalid(format!(
                 "granule of {} bytes: want a power of two of at least 512",
                 caps.granule
@@ -264,7 +285,10 @@ impl Allocator {
         }
         let limit = config.budget;
         let front = if config.magazines && watch.is_none() {
-            Front::new(std::thread::available_parallelism().map_or(4, usize::from), config.magazine_bytes)
+            let threads = std::thread::available_parallelism().map_or(4, usize::from);
+            // All shards together hold back a small part of the memory at most, and give it up before any is taken from the driver.
+            let most = caps.physical.min(config.budget) / 64 / (threads as u64 * 2).clamp(4, 64);
+            Front::new(threads, config.magazine_bytes, config.magazine_large_bytes.min(most))
         } else {
             Front::none()
         };
@@ -274,7 +298,6 @@ impl Allocator {
             orphan: false,
             keeps: Vec::new(),
             retired: Vec::new(),
-            live_bytes: 0,
             imported: 0,
             imports: Vec::new(),
             imported_bytes: 0,
@@ -408,7 +431,7 @@ impl Allocator {
     pub fn reset_peaks(&self) {
         let inner = self.inner();
         inner.budget.reset_peak();
-        let live = inner.core.lock().live_bytes.wrapping_add_signed(inner.front.stats().3);
+        let live = inner.counters.live_bytes.load(Ordering::Relaxed).wrapping_add_signed(inner.front.stats().3);
         inner.counters.live_peak.store(live, Ordering::Relaxed);
     }
 
@@ -504,9 +527,17 @@ impl Inner {
             return self.empty(on);
         }
         if layout.size <= SLAB_MAX && layout.align <= MIN_ALIGN {
+            let pocket = Pocket::small(class_of(layout.size));
             // SAFETY: the table lives as long as the allocator, and rows in its magazines are rows of it.
-            let hit = unsafe { self.front.take(thread_number(), class_of(layout.size), on.line.id(), layout.size) };
-            if let Some(row) = hit {
+            if let Some((row, _)) = unsafe { self.front.take(thread_number(), pocket, on.line.id(), layout.size) } {
+                row.buffer.relend(layout.size);
+                return Ok(self.lend(row));
+            }
+        } else if self.front.keeps(layout.size) && layout.align <= UNIT {
+            let pocket = Pocket::large(layout.size);
+            // SAFETY: as above.
+            if let Some((row, ahead)) = unsafe { self.front.take(thread_number(), pocket, on.line.id(), layout.size) } {
+                self.counters.note_live(self.counters.live_bytes.load(Ordering::Relaxed).wrapping_add_signed(ahead));
                 row.buffer.relend(layout.size);
                 return Ok(self.lend(row));
             }
@@ -525,11 +556,20 @@ impl Inner {
         };
         {
             let mut core = self.core.lock();
+            self.notice_contention(&core);
             if let Some(block) = core.store.take(need, on.line)? {
                 return self.issue(&mut core, block, layout.size, on.line);
             }
         }
         self.alloc_slow(need, layout, on)
+    }
+
+    /// Where the lock goes from thread to thread, large blocks are kept in front of it too.
+    #[inline]
+    fn notice_contention(&self, core: &Guard<'_, Core>) {
+        if core.is_contended() && self.config.policy != Policy::Compact {
+            self.front.encourage(thread_number());
+        }
     }
 
     /// A row for a block, under the lock.
@@ -553,10 +593,7 @@ impl Inner {
         row.buffer.describe(block.addr, block.native, size, Some(line), self.row_flags);
         row.buffer.inherit(block.stamp);
         core.allocations += 1;
-        core.live_bytes = core.live_bytes.wrapping_add(size);
-        if core.live_bytes > self.counters.live_peak.load(Ordering::Relaxed) && core.live_bytes >> 63 == 0 {
-            self.counters.live_peak.store(core.live_bytes, Ordering::Relaxed);
-        }
+        self.counters.add_live(size as i64);
         Ok(self.lend(row))
     }
 
@@ -580,10 +617,7 @@ impl Inner {
                 _ => u64::from(self.free_special(row, flags)),
             };
         }
-        let spot = match row.slot.load(Ordering::Relaxed) {
-            NO_SLOT => Spot::Node(row.place.load(Ordering::Relaxed)),
-            slot => Spot::Slot(row.place.load(Ordering::Relaxed), slot),
-        };
+        let spot = spot_of(row);
         let len = buffer.len();
         if !buffer.is_private() {
             return self.free_shared_slow(row, spot, len);
@@ -593,16 +627,23 @@ impl Inner {
             return self.free_worn_slow(spot, stamp, len);
         }
         let class = row.class.load(Ordering::Relaxed);
-        if class != NO_CLASS
-            && let Put::Kept(chain, drift) =
-                self.front.put(thread_number(), row, usize::from(class), buffer.home_line(), len)
+        let pocket = if class != NO_CLASS {
+            Some(Pocket::small(usize::from(class)))
+        } else if self.front.keeps(len) && flags & REGION == 0 {
+            Some(Pocket::large(len))
+        } else {
+            None
+        };
+        if let Some(pocket) = pocket
+            && let Put::Kept(chain, drift) = self.front.put(thread_number(), row, pocket, buffer.home_line(), len)
         {
             return if chain.is_empty() && drift == 0 { 0 } else { self.receive(chain, drift) };
         }
         let mut core = self.core.lock();
         core.store.give(spot, stamp);
-        core.live_bytes = core.live_bytes.wrapping_sub(len);
+        self.counters.add_live(-(len as i64));
         self.table.put_renewed(&mut core.vacant, row);
+        self.notice_contention(&core);
         u64::from(core.orphan)
     }
 
@@ -611,7 +652,7 @@ impl Inner {
     fn free_worn_slow(&self, spot: Spot, stamp: Stamp, len: u64) -> u64 {
         let mut core = self.core.lock();
         core.store.give(spot, stamp);
-        core.live_bytes = core.live_bytes.wrapping_sub(len);
+        self.counters.add_live(-(len as i64));
         core.vacant.live -= 1;
         u64::from(core.orphan)
     }
@@ -622,22 +663,19 @@ impl Inner {
         row.buffer.reset();
         let mut core = self.core.lock();
         core.store.give_shared(spot, &stamps);
-        core.live_bytes = core.live_bytes.wrapping_sub(len);
+        self.counters.add_live(-(len as i64));
         self.table.put(&mut core.vacant, row);
         u64::from(core.orphan)
     }
 
     /// As [`free`](Self::free), when the free was recorded.
     pub(crate) fn free_traced(&self, row: &Row, stamps: &[Stamp]) -> u64 {
-        let spot = match row.slot.load(Ordering::Relaxed) {
-            NO_SLOT => Spot::Node(row.place.load(Ordering::Relaxed)),
-            slot => Spot::Slot(row.place.load(Ordering::Relaxed), slot),
-        };
+        let spot = spot_of(row);
         let len = row.buffer.len();
         row.buffer.reset();
         let mut core = self.core.lock();
         core.store.give_shared(spot, stamps);
-        core.live_bytes = core.live_bytes.wrapping_sub(len);
+        self.counters.add_live(-(len as i64));
         self.table.put(&mut core.vacant, row);
         u64::from(core.orphan)
     }
@@ -649,16 +687,11 @@ impl Inner {
         let mut core = self.core.lock();
         // SAFETY: the table lives as long as `self`, and the chain's rows are rows of it.
         while let Some(row) = unsafe { chain.pop() } {
-            let spot = Spot::Slot(row.place.load(Ordering::Relaxed), row.slot.load(Ordering::Relaxed));
-            core.store.give(spot, row.buffer.own_stamp());
+            core.store.give(spot_of(row), row.buffer.own_stamp());
             self.table.put_renewed(&mut core.vacant, row);
             n += 1;
         }
-        core.live_bytes = core.live_bytes.wrapping_add_signed(drift);
-        let live = core.live_bytes;
-        if live > self.counters.live_peak.load(Ordering::Relaxed) && live >> 63 == 0 {
-            self.counters.live_peak.store(live, Ordering::Relaxed);
-        }
+        self.counters.add_live(drift);
         if core.orphan { n } else { 0 }
     }
 
@@ -753,11 +786,12 @@ impl Inner {
         let (rows, kept, hits, drift) = self.front.stats();
         let (free_ready, free_not_ready) = core.store.free_bytes();
         let c = &self.counters;
+        let live = c.live_bytes.load(Ordering::Relaxed).wrapping_add_signed(drift);
         let cached = core.store.heap.res.cached.iter();
         AllocStats {
             live: u64::from(core.vacant.live).saturating_sub(core.imported + rows),
-            live_bytes: core.live_bytes.wrapping_add_signed(drift),
-            live_peak: c.live_peak.load(Ordering::Relaxed).max(core.live_bytes.wrapping_add_signed(drift)),
+            live_bytes: live,
+            live_peak: c.live_peak.load(Ordering::Relaxed).max(live),
             reserved: self.budget.committed(),
             reserved_peak: self.budget.peak(),
             imported: core.imported,
@@ -787,6 +821,15 @@ impl Inner {
                 + u64::from(self.table.len()) * size_of::<Row>() as u64,
             limit: self.budget.limit(),
         }
+    }
+}
+
+/// Where a row's block lies.
+#[inline]
+fn spot_of(row: &Row) -> Spot {
+    match row.slot.load(Ordering::Relaxed) {
+        NO_SLOT => Spot::Node(row.place.load(Ordering::Relaxed)),
+        slot => Spot::Slot(row.place.load(Ordering::Relaxed), slot),
     }
 }
 

@@ -59,7 +59,7 @@ enum Way<'a> {
     /// The owner's, with its flag.
     Owner(&'a AtomicU8),
     Shared {
-        _turn: MutexGuard<'a, Turns>,
+        turn: MutexGuard<'a, Turns>,
     },
 }
 
@@ -112,7 +112,8 @@ impl<T> BiasedLock<T> {
         if turn.last == me {
             turn.streak = turn.streak.saturating_add(1);
         } else {
-            (turn.last, turn.streak) = (me, 0);
+            // The first of all comes after nobody.
+            (turn.last, turn.streak) = (me, u32::from(turn.last == 0));
         }
         if me != NOBODY && turn.owners < OWNERS && turn.streak >= STREAK << turn.owners {
             // From the next time on; this time the mutex is held.
@@ -120,7 +121,7 @@ impl<T> BiasedLock<T> {
             turn.streak = 0;
             turn.owners += 1;
         }
-        Guard { lock: self, way: Way::Shared { _turn: turn } }
+        Guard { lock: self, way: Way::Shared { turn } }
     }
 
     /// The value, for who has the lock to itself.
@@ -131,6 +132,15 @@ impl<T> BiasedLock<T> {
 }
 
 impl<T> Guard<'_, T> {
+    /// Whether another thread held the lock just before.
+    #[inline]
+    pub(crate) fn is_contended(&self) -> bool {
+        match &self.way {
+            Way::Owner(_) => false,
+            Way::Shared { turn } => turn.streak == 0,
+        }
+    }
+
     /// Whether it is the owner's, for the models.
     #[cfg(all(test, loom))]
     pub(crate) fn is_owners(&self) -> bool {

@@ -44,8 +44,10 @@ pub struct AllocatorConfig {
     pub budget: u64,
     /// Magazines in front of the lock.
     pub magazines: bool,
-    /// Bytes of small blocks that one shard of magazines may keep.
+    /// Bytes of small blocks (up to 64 KiB) that one shard of magazines may keep.
     pub magazine_bytes: u64,
+    /// Bytes of large blocks that one shard may keep, each up to half of this; all shards together never more than 1/64 of the memory.
+    pub magazine_large_bytes: u64,
     /// How long an allocation that found nothing waits for another thread's free.
     pub patience: Option<Duration>,
     /// What looks for wrong uses of memory. All off.
@@ -64,6 +66,7 @@ impl Default for AllocatorConfig {
             budget: u64::MAX,
             magazines: true,
             magazine_bytes: 1 << 20,
+            magazine_large_bytes: 32 << 20,
             patience: None,
             debug: DebugAids::default(),
             trace_events: 0,
@@ -80,7 +83,7 @@ pub struct AllocStats {
     pub live: u64,
     /// Their bytes, as asked for; without imported memory.
     pub live_bytes: u64,
-    /// The most that `live_bytes` was (to 64 KiB per shard of magazines).
+    /// The most that `live_bytes` was (to 64 KiB per shard of magazines, and what other threads took from their magazines of large blocks meanwhile).
     pub live_peak: u64,
     /// Bytes taken from the driver.
     pub reserved: u64,

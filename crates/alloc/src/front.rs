@@ -3,6 +3,11 @@
 //! A *shard* holds, for each of a few lines, one stack of rows per slab class. What lies there was freed on its own line, so the next
 //! request on that line may take it without asking for its stamp. Threads are numbered; a thread uses the shard of its number.
 //!
+//! Larger blocks have stacks too, a few that are found by a hash of the size; each holds blocks of one size until another size takes it
+//! over. What lies there cannot merge, which costs memory, so it is done only where the core's lock goes from thread to thread: each time
+//! that a thread finds it so, its shard may keep some more large blocks. Where the same sizes do not come again, it soon keeps none for a
+//! while.
+//!
 //! # Protocol
 //! `word` is an owner and a bit `locked`. A shard is *unowned*, *biased* to one thread, *shared*, or *closed* (locked for ever).
 //!
@@ -21,10 +26,10 @@
 
 use crate::buffer::Row;
 use crate::fence::{Fences, Inside, NOBODY, OWNERS, Owned};
-use crate::layout::{CLASSES, class_size};
+use crate::layout::{CLASSES, SLAB_MAX, UNIT, class_size};
 use crate::mutant::mutated;
 use leasehold_core::LineId;
-use leasehold_core::sync::atomic::{AtomicI64, AtomicU8, AtomicU32, AtomicU64, Ordering};
+use leasehold_core::sync::atomic::{AtomicI32, AtomicI64, AtomicU8, AtomicU32, AtomicU64, Ordering};
 use leasehold_core::sync::{CachePadded, UnsafeCell, spin_loop};
 use std::ptr;
 
@@ -36,12 +41,58 @@ const DRIFT: i64 = 64 << 10;
 /// Frees of a line that has no stacks before another line's are given up for it.
 const PATIENCE: u32 = 32;
 const MOST_ROWS: u64 = 64;
+/// Stacks of each line: one per class, the rest for large blocks. A power of two, so that an index needs no check.
+const STACKS: usize = 64;
+const LARGE_STACKS: usize = STACKS - CLASSES;
+const MOST_LARGE_ROWS: u64 = 16;
+/// Large blocks that may be kept each time that the core's lock came from another thread.
+const CREDIT: i32 = 1024;
+/// Large blocks that are kept in a row without being asked for, before no more are kept.
+const TRIES: u32 = 48;
+/// Frees of large blocks that then go to the core.
+const REST: i32 = 4096;
+/// As [`REST`], after what was kept was missing elsewhere.
+const SHORT_REST: i32 = 512;
+/// What a row adds to the count of rows and bytes in one word.
+const ROW: u64 = 1 << 44;
+
+/// Where a block lies in a shard.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Pocket {
+    stack: usize,
+    bytes: u32,
+}
+
+impl Pocket {
+    /// Of a slab class.
+    #[inline]
+    pub(crate) fn small(class: usize) -> Self {
+        // The size is known by the stack.
+        Self { stack: class, bytes: 0 }
+    }
+
+    /// Of a block of its own, by the size that was asked for: [`Front::keeps`] it.
+    #[inline]
+    pub(crate) fn large(size: u64) -> Self {
+        let bytes = size.next_multiple_of(UNIT) as u32;
+        let hash = (bytes / UNIT as u32).wrapping_mul(0x9E37_79B1) >> (32 - LARGE_STACKS.ilog2());
+        Self { stack: CLASSES + hash as usize, bytes }
+    }
+
+    #[inline]
+    fn is_large(self) -> bool {
+        self.bytes != 0
+    }
+}
 
 /// The shards of one allocator.
 pub(crate) struct Front {
     shards: Box<[CachePadded<Shard>]>,
     fences: Fences,
-    bytes: u64,
+    /// What each shard keeps at most, small and large.
+    bytes: [u64; 2],
+    /// The largest block that is kept.
+    most: u64,
 }
 
 pub(crate) struct Shard {
@@ -50,18 +101,30 @@ pub(crate) struct Shard {
     inside: Inside,
     /// Live bytes that this shard lent and took back, beyond what the core knows. Written inside only.
     drift: AtomicI64,
-    /// Rows in the stacks, and their bytes. Written inside only.
-    rows: AtomicU32,
-    kept: AtomicU64,
+    /// Rows in the stacks and their bytes, in one word ([`ROW`]), of small blocks and of large ones. Written inside only.
+    kept: [AtomicU64; 2],
     hits: AtomicU64,
+    /// Large blocks that may still be kept; below zero, how many must go to the core before there may be more. A guess: written without
+    /// care.
+    credit: AtomicI32,
     stacks: UnsafeCell<Stacks>,
 }
 
 struct Stacks {
     lines: [LineId; LINES],
     misses: u32,
-    heads: [[*const Row; CLASSES]; LINES],
-    lens: [[u16; CLASSES]; LINES],
+    /// Large blocks kept since one was asked for.
+    tries: u32,
+    stacks: [[Stack; STACKS]; LINES],
+}
+
+#[derive(Clone, Copy)]
+struct Stack {
+    head: *const Row,
+    len: u16,
+    most: u16,
+    /// The bytes of each of its blocks.
+    bytes: u32,
 }
 
 // SAFETY: the stacks are touched only inside (see the protocol); rows are `Sync` and outlive the front.
@@ -114,23 +177,35 @@ pub(crate) enum Put {
     Refused,
 }
 
-/// The rows that a class's stack may hold.
-#[inline]
-fn capacity(class: usize, bytes: u64) -> u16 {
-    ((bytes / 8) >> (63 - class_size(class).leading_zeros())).clamp(2, MOST_ROWS) as u16
-}
-
 impl Front {
-    /// Shards for `threads` threads that may run at once; each keeps at most `bytes`.
-    pub(crate) fn new(threads: usize, bytes: u64) -> Self {
+    /// Shards for `threads` threads that may run at once; each keeps at most `small` bytes of small blocks and `large` of large ones.
+    pub(crate) fn new(threads: usize, small: u64, large: u64) -> Self {
         let n = if cfg!(loom) { 1 } else { (threads * 2).next_power_of_two().clamp(4, 64) };
-        let fences = Fences::detect();
-        Self { shards: (0..n).map(|_| CachePadded::new(Shard::new())).collect(), fences, bytes }
+        // Two of the largest find room.
+        let most = if large / 2 <= SLAB_MAX { 0 } else { (large / 2).min(1 << 30) };
+        let shards = (0..n).map(|_| CachePadded::new(Shard::new(small))).collect();
+        Self { shards, fences: Fences::detect(), bytes: [small, large], most }
     }
 
     /// No shards at all.
     pub(crate) fn none() -> Self {
-        Self { shards: Box::new([]), fences: Fences::detect(), bytes: 0 }
+        Self { shards: Box::new([]), fences: Fences::detect(), bytes: [0; 2], most: 0 }
+    }
+
+    /// Whether large blocks that were asked for with this size may be kept.
+    #[inline]
+    pub(crate) fn keeps(&self, size: u64) -> bool {
+        size > SLAB_MAX && size <= self.most
+    }
+
+    /// The core's lock came from another thread: large blocks may be kept.
+    #[cold]
+    pub(crate) fn encourage(&self, thread: u32) {
+        if let Some(shard) = self.shard(thread)
+            && shard.credit.load(Ordering::Relaxed) == 0
+        {
+            shard.credit.store(CREDIT, Ordering::Relaxed);
+        }
     }
 
     #[inline]
@@ -139,14 +214,22 @@ impl Front {
         self.shards.get(thread as usize & self.shards.len().wrapping_sub(1)).map(|s| &**s)
     }
 
-    /// A row of `class` that was freed on `line`, lent for `size` bytes.
+    /// A row of `pocket` that was freed on `line`, lent for `size` bytes, and the live bytes that the core does not know of then.
     ///
     /// # Safety
     /// - The table whose rows were put here is alive for `'a`.
     #[inline]
-    pub(crate) unsafe fn take<'a>(&self, thread: u32, class: usize, line: LineId, size: u64) -> Option<&'a Row> {
+    pub(crate) unsafe fn take<'a>(
+        &self,
+        thread: u32,
+        pocket: Pocket,
+        line: LineId,
+        size: u64,
+    ) -> Option<(&'a Row, i64)> {
         let shard = self.shard(thread)?;
-        if shard.rows.load(Ordering::Relaxed) == 0 {
+        let large = pocket.is_large();
+        let kept = &shard.kept[usize::from(large)];
+        if kept.load(Ordering::Relaxed) == 0 {
             return None;
         }
         let way = shard.enter(thread, self.fences)?;
@@ -157,54 +240,80 @@ impl Front {
             if s.lines[at] != line {
                 return None;
             }
+            let stack = &mut s.stacks[at][pocket.stack & (STACKS - 1)];
+            if large && stack.bytes != pocket.bytes {
+                return None;
+            }
             // SAFETY: rows in the stacks are alive as the caller says.
-            let row = unsafe { s.heads[at][class].as_ref() }?;
-            s.heads[at][class] = link(row);
-            s.lens[at][class] -= 1;
-            Some(row)
+            let row = unsafe { stack.head.as_ref() }?;
+            stack.head = link(row);
+            stack.len -= 1;
+            if large {
+                s.tries = 0;
+            }
+            Some((row, u64::from(stack.bytes)))
         });
         if mutated('f') {
             // Leaves too early, and the counters are written outside.
             shard.leave(way);
             leasehold_core::sync::thread::yield_now();
         }
-        if row.is_some() {
-            add(&shard.rows, u32::MAX);
-            shard.kept.store(shard.kept.load(Ordering::Relaxed) - class_size(class), Ordering::Relaxed);
+        let row = row.map(|(row, bytes)| {
+            kept.store(kept.load(Ordering::Relaxed) - ROW - bytes, Ordering::Relaxed);
             shard.hits.store(shard.hits.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
-            shard.drift.store(shard.drift.load(Ordering::Relaxed) + size as i64, Ordering::Relaxed);
-        }
+            let drift = shard.drift.load(Ordering::Relaxed) + size as i64;
+            shard.drift.store(drift, Ordering::Relaxed);
+            (row, drift)
+        });
         shard.leave(way);
         row
     }
 
-    /// Keeps a row of `class` that nobody holds and whose last uses are on `line`.
+    /// Keeps a row of `pocket` that nobody holds and whose last uses are on `line`.
     #[inline]
-    pub(crate) fn put(&self, thread: u32, row: &Row, class: usize, line: LineId, size: u64) -> Put {
+    pub(crate) fn put(&self, thread: u32, row: &Row, pocket: Pocket, line: LineId, size: u64) -> Put {
         let Some(shard) = self.shard(thread) else { return Put::Refused };
+        let large = pocket.is_large();
+        if large {
+            let credit = shard.credit.load(Ordering::Relaxed);
+            shard.credit.store(credit - credit.signum(), Ordering::Relaxed);
+            if credit <= 0 {
+                return Put::Refused;
+            }
+        }
         let Some(way) = shard.enter(thread, self.fences) else { return Put::Refused };
         let mut chain = Chain::EMPTY;
-        let kept = shard.stacks.with_mut(|s| {
+        let counter = &shard.kept[usize::from(large)];
+        let bytes = shard.stacks.with_mut(|s| {
             // SAFETY: inside.
             let s = unsafe { &mut *s };
             let at = if s.lines[0] == line { 0 } else { 1 };
             if s.lines[at] != line && !s.adopt_slow(line, shard, &mut chain) {
-                return false;
+                return None;
             }
             let at = if s.lines[0] == line { 0 } else { 1 };
-            let most = capacity(class, self.bytes);
-            if s.lens[at][class] >= most || shard.kept.load(Ordering::Relaxed) >= self.bytes {
-                s.spill_slow(at, class, most / 2, shard, &mut chain);
-                if shard.kept.load(Ordering::Relaxed) >= self.bytes {
-                    return false;
+            let i = pocket.stack & (STACKS - 1);
+            let most = self.bytes[usize::from(large)];
+            if large && !s.invite(at, pocket, most, shard, &mut chain) {
+                return None;
+            }
+            let full = |s: &Stacks| {
+                let add = u64::from(s.stacks[at][i].bytes);
+                (counter.load(Ordering::Relaxed) & (ROW - 1)) + add > most
+            };
+            if s.stacks[at][i].len >= s.stacks[at][i].most || full(s) {
+                s.spill_slow(at, i, s.stacks[at][i].most / 2, shard, &mut chain);
+                if full(s) {
+                    return None;
                 }
             }
-            set_link(row, s.heads[at][class]);
-            s.heads[at][class] = row;
-            s.lens[at][class] += 1;
-            true
+            let stack = &mut s.stacks[at][i];
+            set_link(row, stack.head);
+            stack.head = row;
+            stack.len += 1;
+            Some(u64::from(stack.bytes))
         });
-        if !kept {
+        let Some(bytes) = bytes else {
             shard.leave(way);
             return if chain.is_empty() {
                 Put::Refused
@@ -212,9 +321,8 @@ impl Front {
                 chain.push(row);
                 Put::Kept(chain, -(size as i64))
             };
-        }
-        add(&shard.rows, 1);
-        shard.kept.store(shard.kept.load(Ordering::Relaxed) + class_size(class), Ordering::Relaxed);
+        };
+        counter.store(counter.load(Ordering::Relaxed) + ROW + bytes, Ordering::Relaxed);
         let mut drift = shard.drift.load(Ordering::Relaxed) - size as i64;
         let mut told = 0;
         if drift.abs() > DRIFT {
@@ -234,8 +342,11 @@ impl Front {
             shard.stacks.with_mut(|s| {
                 // SAFETY: inside.
                 let s = unsafe { &mut *s };
+                if shard.kept[1].load(Ordering::Relaxed) > 0 {
+                    shard.credit.store(-SHORT_REST, Ordering::Relaxed);
+                }
                 for at in 0..LINES {
-                    s.empty(at, shard, &mut chain);
+                    s.empty(at, 0..STACKS, shard, &mut chain);
                 }
             });
             drift += shard.drift.load(Ordering::Relaxed);
@@ -250,20 +361,16 @@ impl Front {
     /// Rows and bytes in the magazines, hits, and live bytes beyond what the core knows. Sums of single-writer counters: exact when
     /// nobody is inside.
     pub(crate) fn stats(&self) -> (u64, u64, u64, i64) {
-        self.shards.iter().fold((0, 0, 0, 0), |(rows, kept, hits, drift), s| {
+        self.shards.iter().fold((0, 0, 0, 0), |(rows, bytes, hits, drift), s| {
+            let [small, large] = [0, 1].map(|i: usize| s.kept[i].load(Ordering::Relaxed));
             (
-                rows + u64::from(s.rows.load(Ordering::Relaxed)),
-                kept + s.kept.load(Ordering::Relaxed),
+                rows + small / ROW + large / ROW,
+                bytes + small % ROW + large % ROW,
                 hits + s.hits.load(Ordering::Relaxed),
                 drift + s.drift.load(Ordering::Relaxed),
             )
         })
     }
-}
-
-#[inline]
-fn add(counter: &AtomicU32, n: u32) {
-    counter.store(counter.load(Ordering::Relaxed).wrapping_add(n), Ordering::Relaxed);
 }
 
 /// How a shard was entered.
@@ -275,19 +382,28 @@ enum Way<'a> {
 }
 
 impl Shard {
-    fn new() -> Self {
+    /// A shard that keeps `small` bytes of small blocks.
+    fn new(small: u64) -> Self {
+        let stack = |i: usize| Stack {
+            head: ptr::null(),
+            len: 0,
+            // An eighth of the bytes for each class, more or less.
+            most: if i < CLASSES { ((small / 8) >> class_size(i).ilog2()).clamp(2, MOST_ROWS) as u16 } else { 0 },
+            bytes: if i < CLASSES { class_size(i) as u32 } else { 0 },
+        };
+        let stacks = std::array::from_fn(stack);
         Self {
             word: AtomicU32::new(0),
             inside: std::array::from_fn(|_| AtomicU8::new(0)),
             drift: AtomicI64::new(0),
-            rows: AtomicU32::new(0),
-            kept: AtomicU64::new(0),
+            kept: [AtomicU64::new(0), AtomicU64::new(0)],
             hits: AtomicU64::new(0),
+            credit: AtomicI32::new(0),
             stacks: UnsafeCell::new(Stacks {
                 lines: [leasehold_core::Stamp::NEVER.line_id(); LINES],
                 misses: 0,
-                heads: [[ptr::null(); CLASSES]; LINES],
-                lens: [[0; CLASSES]; LINES],
+                tries: 0,
+                stacks: [stacks; LINES],
             }),
         }
     }
@@ -384,11 +500,41 @@ fn pause(spins: u32) -> u32 {
 }
 
 impl Stacks {
+    /// Makes a stack of large blocks one of this size. `false`: nothing large is kept for a while, because nothing large was asked for again.
+    #[inline]
+    fn invite(&mut self, at: usize, pocket: Pocket, most: u64, shard: &Shard, chain: &mut Chain) -> bool {
+        self.tries += 1;
+        if self.tries > TRIES {
+            self.rest_slow(shard, chain);
+            return false;
+        }
+        if self.stacks[at][pocket.stack & (STACKS - 1)].bytes != pocket.bytes {
+            self.dedicate_slow(at, pocket, most, shard, chain);
+        }
+        true
+    }
+
+    #[cold]
+    fn rest_slow(&mut self, shard: &Shard, chain: &mut Chain) {
+        self.tries = 0;
+        shard.credit.store(-REST, Ordering::Relaxed);
+        for at in 0..LINES {
+            self.empty(at, CLASSES..STACKS, shard, chain);
+        }
+    }
+
+    #[cold]
+    fn dedicate_slow(&mut self, at: usize, pocket: Pocket, most: u64, shard: &Shard, chain: &mut Chain) {
+        self.empty(at, pocket.stack..pocket.stack + 1, shard, chain);
+        let rows = (most / 4 / u64::from(pocket.bytes)).clamp(1, MOST_LARGE_ROWS);
+        self.stacks[at][pocket.stack] = Stack { head: ptr::null(), len: 0, most: rows as u16, bytes: pocket.bytes };
+    }
+
     /// Gives the line stacks of its own: unused ones, or at last another line's.
     #[cold]
     fn adopt_slow(&mut self, line: LineId, shard: &Shard, chain: &mut Chain) -> bool {
         let never = leasehold_core::Stamp::NEVER.line_id();
-        let free = (0..LINES).find(|&i| self.lines[i] == never || self.lens[i].iter().all(|&n| n == 0));
+        let free = (0..LINES).find(|&i| self.lines[i] == never || self.stacks[i].iter().all(|s| s.len == 0));
         let at = match free {
             Some(at) => at,
             None => {
@@ -397,7 +543,7 @@ impl Stacks {
                     return false;
                 }
                 let at = (self.misses as usize / PATIENCE as usize) % LINES;
-                self.empty(at, shard, chain);
+                self.empty(at, 0..STACKS, shard, chain);
                 at
             }
         };
@@ -408,21 +554,22 @@ impl Stacks {
 
     /// Moves `n` rows of a stack into the chain.
     #[cold]
-    fn spill_slow(&mut self, at: usize, class: usize, n: u16, shard: &Shard, chain: &mut Chain) {
-        for _ in 0..n {
+    fn spill_slow(&mut self, at: usize, i: usize, n: u16, shard: &Shard, chain: &mut Chain) {
+        let stack = &mut self.stacks[at][i];
+        let counter = &shard.kept[usize::from(i >= CLASSES)];
+        for _ in 0..n.max(1) {
             // SAFETY: rows in the stacks belong to a table that outlives the front.
-            let Some(row) = (unsafe { self.heads[at][class].as_ref() }) else { return };
-            self.heads[at][class] = link(row);
-            self.lens[at][class] -= 1;
-            add(&shard.rows, u32::MAX);
-            shard.kept.store(shard.kept.load(Ordering::Relaxed) - class_size(class), Ordering::Relaxed);
+            let Some(row) = (unsafe { stack.head.as_ref() }) else { return };
+            stack.head = link(row);
+            stack.len -= 1;
+            counter.store(counter.load(Ordering::Relaxed) - ROW - u64::from(stack.bytes), Ordering::Relaxed);
             chain.push(row);
         }
     }
 
-    fn empty(&mut self, at: usize, shard: &Shard, chain: &mut Chain) {
-        for class in 0..CLASSES {
-            self.spill_slow(at, class, self.lens[at][class], shard, chain);
+    fn empty(&mut self, at: usize, stacks: std::ops::Range<usize>, shard: &Shard, chain: &mut Chain) {
+        for i in stacks {
+            self.spill_slow(at, i, self.stacks[at][i].len, shard, chain);
         }
     }
 }

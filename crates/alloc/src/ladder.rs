@@ -26,9 +26,9 @@ use std::time::{Duration, Instant};
 const WARM_UP: u64 = 64;
 /// One more for so many granules in hand.
 const GRANULES_PER_EPISODE: u64 = 32;
-/// Operations that pay for an episode.
 /// Waits for nearly free memory that cost as much as an episode.
 const WAITS_PER_EPISODE: u64 = 4;
+/// Operations that pay for an episode.
 const OPERATIONS_PER_EPISODE: u64 = 1_000;
 /// The most that one growth takes from the driver in one piece.
 const PIECE: u64 = 32 << 20;
@@ -240,7 +240,7 @@ impl Inner {
     /// to rest by taking more at once, where more may be taken.
     fn round(&self, core: &Core, size: u64, piece: u32) -> u32 {
         let peak = self.counters.live_peak.load(Ordering::Relaxed);
-        let below = core.live_bytes.saturating_add(size) <= peak;
+        let below = self.counters.live_bytes.load(Ordering::Relaxed).saturating_add(size) <= peak;
         if !below || self.may_move(core) {
             return piece;
         }

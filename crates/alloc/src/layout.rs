@@ -58,13 +58,10 @@ impl Layout {
 #[must_use]
 pub fn class_of(size: u64) -> usize {
     debug_assert!((1..=SLAB_MAX).contains(&size));
-    if size <= 2048 {
-        return (size as usize).div_ceil(256) - 1;
-    }
-    let below = size - 1;
-    let doubling = below.ilog2();
-    let eighth = (below >> (doubling - 3)) as usize & 7;
-    8 + (doubling as usize - 11) * 8 + eighth
+    let below = size as u32 - 1;
+    // Below 2 KiB the doubling counts as the eleventh, whose steps are the same.
+    let doubling = (below | 2048).ilog2();
+    ((below >> (doubling - 3)) + (doubling - 11) * 8) as usize
 }
 
 /// The size in bytes of the blocks of `class`.

@@ -22,7 +22,7 @@ use crate::buffer::Row;
 use crate::config::AllocatorConfig;
 use crate::fake::FakeBacking;
 use crate::fence::Fences;
-use crate::front::{Chain, Front, Put};
+use crate::front::{Chain, Front, Pocket, Put};
 use crate::layout::Layout;
 use crate::mutant::with_defect;
 use leasehold_core::sync::atomic::{AtomicU32, Ordering};
@@ -105,7 +105,7 @@ impl Pile {
     fn new(rows: u32) -> Self {
         let row = |i| Row::new(Header::new(std::ptr::null(), i, 1));
         // Room for two blocks of the smallest class.
-        let front = Front::new(1, 4096);
+        let front = Front::new(1, 4096, 0);
         Self { front, rows: (0..rows).map(row).collect(), cells: (0..rows).map(|_| UnsafeCell::new(0)).collect() }
     }
 
@@ -117,7 +117,7 @@ impl Pile {
     /// Puts a row, until it is kept: the first call of a thread may only take the shard over.
     fn put(&self, thread: u32, row: &Row) -> Option<usize> {
         self.touch(row);
-        match self.front.put(thread, row, CLASS, line(), SIZE) {
+        match self.front.put(thread, row, Pocket::small(CLASS), line(), SIZE) {
             Put::Kept(chain, _) => Some(self.count(chain)),
             Put::Refused => None,
         }
@@ -125,7 +125,7 @@ impl Pile {
 
     fn take(&self, thread: u32) -> Option<&Row> {
         // SAFETY: the rows live as long as the pile.
-        let row = unsafe { self.front.take(thread, CLASS, line(), SIZE) };
+        let row = unsafe { self.front.take(thread, Pocket::small(CLASS), line(), SIZE) }.map(|hit| hit.0);
         row.inspect(|row| self.touch(row))
     }
 

@@ -26,7 +26,7 @@ impl Inner {
             report.free_ready = ready;
             report.free_not_ready = pending;
             report.largest_free = u64::from(core.store.heap.largest_free()) << UNIT_SHIFT;
-            report.live = core.live_bytes;
+            report.live = self.counters.live_bytes.load(Ordering::Relaxed);
             let res = &core.store.heap.res;
             let cached = res.cached.iter().map(|&p| res.bytes(res.pieces[p as usize].granules)).sum();
             places.push(("free slots of slabs".into(), core.store.slabs.bytes().1));

@@ -257,7 +257,7 @@ impl Inner {
         } else {
             let lease = self.alloc_block(whole, on)?;
             let Some(row) = self.table.get(lease.header().index()) else { return Ok(lease) };
-            let mut core = self.core.lock();
+            let core = self.core.lock();
             let (spot, usable) = match row.slot.load(Ordering::Relaxed) {
                 NO_SLOT => {
                     let node = row.place.load(Ordering::Relaxed);
@@ -268,7 +268,7 @@ impl Inner {
                     (Spot::Slot(row.place.load(Ordering::Relaxed), slot), class_size(class))
                 }
             };
-            core.live_bytes = core.live_bytes.wrapping_sub(aids.red_zone);
+            self.counters.add_live(-(aids.red_zone as i64));
             drop(core);
             row.buffer.relend(layout.size);
             (lease, Side { source: Source::Store(spot), usable, dark: false })
@@ -334,8 +334,7 @@ impl Inner {
         row.buffer.describe(addr, chunk.native, len, Some(on.line), kind_bits(self.config.host_kind) | WATCHED);
         row.buffer.inherit(Stamp::NEVER);
         core.allocations += 1;
-        core.live_bytes = core.live_bytes.wrapping_add(len);
-        self.counters.live_peak.fetch_max(core.live_bytes, Ordering::Relaxed);
+        self.counters.add_live(len as i64);
         Ok((self.lend(row), Side { source, usable, dark: false }))
     }
 
@@ -399,7 +398,7 @@ impl Inner {
         self.sweep_held(watch, Reach::Free);
         // The row keeps the allocator alive; once it is vacant nothing does, so this comes last.
         let mut core = self.core.lock();
-        core.live_bytes = core.live_bytes.wrapping_sub(len);
+        self.counters.add_live(-(len as i64));
         self.table.put(&mut core.vacant, row);
         u64::from(core.orphan)
     }

@@ -40,6 +40,7 @@ fn over(s: Stamp) -> bool {
 }
 
 const STREAMS: usize = 3;
+const MIB: u64 = 1 << 20;
 type Clock = [u64; STREAMS];
 
 /// What happens before what: a vector clock per stream, moved by every wait (the allocator's own too) and every submission.
@@ -155,6 +156,8 @@ struct Model {
     /// Streams come and go, and for a while only some of them are used: so do lanes.
     churn: bool,
     active: u64,
+    /// Another thread looks in now and then, so that large blocks lie in magazines too; and large sizes come again.
+    visits: bool,
 }
 
 impl Model {
@@ -169,12 +172,18 @@ impl Model {
         let streams: Vec<_> = (0..STREAMS).map(stream).collect();
         order.lock().lines = streams.iter().map(|s| s.line().id()).collect();
         let (live, by_addr, pending) = (Vec::new(), BTreeMap::new(), Vec::new());
-        Self { allocator, fake, streams, order, live, by_addr, pending, bytes: 0, churn: false, active: STREAMS as u64 }
+        let active = STREAMS as u64;
+        let (bytes, churn, visits) = (0, false, false);
+        Self { allocator, fake, streams, order, live, by_addr, pending, bytes, churn, active, visits }
     }
 
     fn alloc(&mut self, rng: &mut Rng) {
         let align = if rng.below(8) == 0 { 1 << rng.below(17) } else { 256 };
-        let layout = Layout { size: rng.size(), align };
+        let mut size = rng.size();
+        if self.visits && size > 64 << 10 {
+            size = size.next_multiple_of(MIB);
+        }
+        let layout = Layout { size, align };
         let t = rng.below(self.active) as usize;
         let on = On::new(&self.streams[t]);
         let buffer = match self.allocator.alloc(layout, on) {
@@ -292,7 +301,12 @@ impl Model {
     fn step(&mut self, rng: &mut Rng) {
         match rng.below(100) {
             0..40 => self.alloc(rng),
-            40..75 => self.free(rng),
+            40..75 => {
+                if self.visits && rng.below(40) == 0 {
+                    std::thread::scope(|s| drop(s.spawn(|| self.allocator.stats()).join().expect("a look")));
+                }
+                self.free(rng);
+            }
             75..93 => self.use_one(rng),
             93..98 => {
                 let line = self.streams[rng.below(STREAMS as u64) as usize].line();
@@ -333,8 +347,8 @@ impl Model {
     }
 }
 
-/// Backings, budgets, policies, and streams that stay or come and go.
-const KINDS: u64 = 72;
+/// Backings, budgets, policies, streams that stay or come and go, one thread or two.
+const KINDS: u64 = 144;
 
 fn run(seed: u64, steps: usize, kind: u64) {
     let mut rng = Rng(seed | 1);
@@ -348,6 +362,7 @@ fn run(seed: u64, steps: usize, kind: u64) {
     };
     let mut model = Model::new(fake, config);
     model.churn = kind / 36 % 2 == 1;
+    model.visits = kind / 72 % 2 == 1;
     for i in 0..steps {
         if model.churn && i % 3000 == 2999 {
             model.active = 1 + rng.below(2 * STREAMS as u64).saturating_sub(STREAMS as u64);

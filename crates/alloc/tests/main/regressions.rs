@@ -372,3 +372,38 @@ fn memory_beside_a_stream_that_is_gone_goes_back() {
     assert_eq!(b.allocator.stats().reserved, 0);
     b.check();
 }
+
+/// Threads that allocate large blocks of the same sizes on streams of their own stood at the core's lock, a hundred times slower than one
+/// of them alone.
+#[test]
+fn threads_with_large_blocks_of_their_own_leave_the_core_alone() {
+    let b = Bench::new(1 << 36);
+    for _ in 0..200 {
+        drop(b.take(64 * MIB));
+    }
+    assert_eq!(b.allocator.stats().magazine_hits, 0, "one thread alone has the core to itself");
+    b.allocator.reset_peaks();
+    // The lock comes from another thread: this one keeps its blocks.
+    let pairs = |sizes: fn(u64) -> u64| {
+        std::thread::scope(|s| {
+            s.spawn(|| {
+                let stream = VirtualStream::new().expect("a line");
+                for i in 0..200 {
+                    drop(b.allocator.alloc(Layout::new(sizes(i)), On::new(&stream)).expect("fits"));
+                }
+            });
+        });
+    };
+    pairs(|i| (1 + i % 2) * 4 * MIB - i % 7);
+    let stats = b.allocator.stats();
+    assert!(stats.magazine_hits > 150, "{stats:?}");
+    assert_eq!((stats.live, stats.live_bytes, stats.live_peak), (0, 0, 8 * MIB));
+    assert!(stats.free_in_magazines > 0);
+    // Sizes that do not come again are not kept for long.
+    pairs(|i| (100 + i) * 65_536);
+    let stats = b.allocator.stats();
+    assert!(stats.free_in_magazines < 64 * MIB, "{stats:?}");
+    b.check();
+    b.allocator.trim(0).expect("a trim");
+    assert_eq!(b.allocator.stats().reserved, 0, "{:?}", b.allocator.stats());
+}
