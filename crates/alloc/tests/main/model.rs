@@ -303,7 +303,8 @@ impl Model {
             0..40 => self.alloc(rng),
             40..75 => {
                 if self.visits && rng.below(40) == 0 {
-                    std::thread::scope(|s| drop(s.spawn(|| self.allocator.stats()).join().expect("a look")));
+                    let seen = std::thread::scope(|s| s.spawn(|| self.allocator.stats().live).join().expect("a look"));
+                    assert_eq!(seen, self.live.len() as u64);
                 }
                 self.free(rng);
             }
