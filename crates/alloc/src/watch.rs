@@ -286,6 +286,11 @@ impl Inner {
 
     /// A block straight from the backing, climbing the ladder's steps that can help it.
     fn alloc_direct(&self, watch: &Watch, whole: Layout, len: u64, on: On<'_>) -> Result<(Lease<Buffer>, Side)> {
+        let limit = self.budget.limit();
+        if whole.size > limit {
+            self.counters.failed.fetch_add(1, Ordering::Relaxed);
+            return Err(Error::OverBudget { requested: whole.size, used: self.budget.committed(), limit });
+        }
         let mut notes: Vec<Text> = Vec::new();
         let mut refused = false;
         let mut attempt = || match self.take_direct(watch, whole) {

@@ -258,6 +258,19 @@ fn a_guard_faults_behind_the_end_and_after_the_free() {
 }
 
 #[test]
+fn a_request_beyond_the_budget_is_over_it_with_and_without_aids() {
+    for text in ["poison", "pass-through", "guard"] {
+        let (b, _) = aided(text, FakeBacking::new(1 << 30));
+        b.allocator.set_budget(8 << 20);
+        let refused = b.alloc((8 << 20) + 1);
+        assert!(matches!(refused, Err(Error::OverBudget { .. })), "{text}: {refused:?}");
+        assert_eq!(b.allocator.stats().failed, 1, "{text}");
+        b.allocator.set_budget(u64::MAX);
+        drop(b.take((8 << 20) + 1));
+    }
+}
+
+#[test]
 fn pass_through_makes_one_driver_call_per_allocation_and_one_per_free() {
     let (b, _) = aided("pass-through", FakeBacking::new(1 << 30));
     for n in 1..=20 {
