@@ -68,6 +68,25 @@ impl DebugAids {
     }
 }
 
+/// As [`FromStr`] takes it; nothing when none is on.
+impl fmt::Display for DebugAids {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut before = "";
+        let mut word = |f: &mut fmt::Formatter<'_>, on: bool, name: &str, bytes: Option<u64>| {
+            if !on {
+                return Ok(());
+            }
+            write!(f, "{}{name}", std::mem::replace(&mut before, ","))?;
+            bytes.map_or(Ok(()), |n| write!(f, "={n}"))
+        };
+        word(f, self.poison, "poison", None)?;
+        word(f, self.red_zone > 0, "red-zone", Some(self.red_zone))?;
+        word(f, self.quarantine > 0, "quarantine", Some(self.quarantine))?;
+        word(f, self.guard, "guard", None)?;
+        word(f, self.pass_through, "pass-through", None)
+    }
+}
+
 impl FromStr for DebugAids {
     type Err = Error;
 
@@ -156,6 +175,16 @@ impl fmt::Display for Finding {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_is_printed_parses() {
+        assert_eq!(DebugAids::default().to_string(), "");
+        for text in
+            ["pass-through", "poison,red-zone=512,quarantine=1048576", "red-zone=64,guard", "poison,pass-through"]
+        {
+            assert_eq!(text.parse::<DebugAids>().unwrap().to_string(), text);
+        }
+    }
 
     #[test]
     fn aids_are_read_from_text() -> Result<()> {

@@ -6,6 +6,7 @@ use crate::env::Env;
 use crate::factory::TestKernel;
 use leasehold::Error;
 use std::fmt;
+use std::str::FromStr;
 
 /// Which interface a case is stated over.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, serde::Serialize)]
@@ -49,6 +50,31 @@ pub enum Need {
     Hold,
     /// Library calls in streams.
     ForeignCalls,
+    /// Device memory that keeps what is freed and lends it again: not while each buffer comes straight from the driver
+    /// ([`DebugAids::pass_through`](leasehold::hal::alloc::DebugAids::pass_through)).
+    Pooling,
+}
+
+/// What a case is fit for, beside trying a backend.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, serde::Serialize)]
+#[serde(rename_all = "lowercase")]
+#[non_exhaustive]
+pub enum Tag {
+    /// A run under a checker of every access (compute-sanitizer, valgrind), ten to a hundred times slower, with each buffer straight from
+    /// the driver. The case makes work, no fault and no call that a driver refuses; it reads no memory that nobody wrote, and needs neither
+    /// much memory nor a freed block's address again.
+    Sanitizer,
+}
+
+impl FromStr for Tag {
+    type Err = Error;
+
+    fn from_str(text: &str) -> Result<Self, Error> {
+        match text {
+            "sanitizer" => Ok(Tag::Sanitizer),
+            _ => Err(Error::invalid(format!("tag `{text}`: there is only `sanitizer`"))),
+        }
+    }
 }
 
 /// Which of the factory's backends a case works with.
@@ -108,6 +134,8 @@ pub struct Case {
     pub setup: Setup,
     /// The process that it runs in.
     pub process: Process,
+    /// What it is fit for, beside.
+    pub tags: &'static [Tag],
     /// Finds out.
     pub run: fn(&Env) -> Outcome,
 }
@@ -131,7 +159,7 @@ impl Case {
         run: fn(&Env) -> Outcome,
     ) -> Self {
         let (setup, process) = (Setup::Ordinary, Process::Shared);
-        Self { number, name, tier, needs, replayed: false, setup, process, run }
+        Self { number, name, tier, needs, replayed: false, setup, process, tags: &[], run }
     }
 
     /// The same, run eager and replayed.
@@ -152,6 +180,11 @@ impl Case {
     /// The same, in a process of its own.
     pub const fn alone(self) -> Self {
         Self { process: Process::Own, ..self }
+    }
+
+    /// The same, fit for [`Tag::Sanitizer`].
+    pub const fn sanitizer(self) -> Self {
+        Self { tags: &[Tag::Sanitizer], ..self }
     }
 
     /// The same, in a process of its own where the device fault that it makes is fatal to the process.

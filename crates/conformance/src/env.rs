@@ -139,6 +139,9 @@ impl Env {
         let caps = self.device.caps();
         let kernel = |k| self.factory.kernel(k).is_some();
         for need in needs {
+            if *need == Need::Pooling && !self.pools_memory()? {
+                return skipped(format!("each buffer of {} comes straight from the driver", self.id));
+            }
             let there = match *need {
                 Need::Gates => caps.gates,
                 Need::Timestamps => caps.timestamps,
@@ -148,6 +151,7 @@ impl Env {
                 Need::Kernel(k) => kernel(k),
                 Need::ForeignCalls => caps.foreign_calls,
                 Need::Hold => caps.gates || (caps.concurrent_streams && kernel(TestKernel::SpinUntilFlag)),
+                Need::Pooling => true,
             };
             if !there {
                 return Err(Stop::Skipped(format!("{} has no {need:?}", self.id)));
@@ -293,6 +297,11 @@ impl Env {
         bytes: u64,
     ) -> Outcome<Lease<Buffer>> {
         Ok(device.memory(MemoryKind::Device)?.alloc(Layout::new(bytes), leasehold_on(stream))?)
+    }
+
+    /// Whether device memory is kept when it is freed, and lent again; else each buffer comes straight from the driver.
+    pub fn pools_memory(&self) -> Outcome<bool> {
+        Ok(!self.device.memory(MemoryKind::Device)?.config().debug.pass_through)
     }
 
     /// A test kernel's description.

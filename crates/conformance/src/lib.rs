@@ -80,6 +80,15 @@
 //! Cases about the process (a fork, idle threads) run in one of their own, where the runner can start one ([`Isolation`]; [`harness`] can).
 //! So do those that make a device fault, where that ends the process's use of the driver ([`Factory::fatal_faults`]).
 //!
+//! # Sanitizers
+//! Cases tagged [`Tag::Sanitizer`] are fit for compute-sanitizer and its like: no fault on purpose, no read of memory that nobody wrote. The
+//! checker sees each buffer's ends when the backend's memory is in pass-through mode; cases that want [pooled memory](Need::Pooling) are
+//! skipped then. From the command line, here for NVIDIA's tools:
+//!
+//! ```text
+//! compute-sanitizer --tool memcheck leasehold conformance --device cuda:0 --tag sanitizer --memory-debug pass-through
+//! ```
+//!
 //! # Tiers
 //! [`Tier::Hal`] cases use the traits of `leasehold::hal` alone; [`Tier::Runtime`] cases use `leasehold::Runtime` with the backend
 //! injected; [`Tier::Abi`] is for crates with a C interface, which state their cases themselves under the same numbers. A number that is no case
@@ -97,7 +106,7 @@ mod isolate;
 mod report;
 mod runner;
 
-pub use case::{Case, Need, Outcome, Process, Setup, Stop, Tier};
+pub use case::{Case, Need, Outcome, Process, Setup, Stop, Tag, Tier};
 pub use elsewhere::{ELSEWHERE, Elsewhere, Home};
 pub use env::{Env, Hold, Other};
 pub use factory::{Expectation, Expectations, Factory, Faults, Faulty, Injected, TestKernel};

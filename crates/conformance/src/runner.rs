@@ -6,7 +6,7 @@
 //!
 //! This module must not know what a case does.
 
-use crate::case::{Case, Outcome, Process, Stop, Tier};
+use crate::case::{Case, Outcome, Process, Stop, Tag, Tier};
 use crate::cases;
 use crate::env::{Env, Watch};
 use crate::factory::{Expectation, Factory};
@@ -67,6 +67,8 @@ pub struct Filter {
     pub numbers: Vec<u16>,
     /// One tier only.
     pub tier: Option<Tier>,
+    /// Cases with this tag only.
+    pub tag: Option<Tag>,
     /// One wrapper only.
     pub wrap: Option<Wrap>,
     /// The device to open; the backend's first otherwise.
@@ -86,6 +88,7 @@ impl Default for Filter {
         Self {
             numbers: Vec::new(),
             tier: None,
+            tag: None,
             wrap: None,
             device: None,
             patience: Duration::from_secs(10),
@@ -104,7 +107,9 @@ impl Filter {
     }
 
     fn takes(&self, case: &Case) -> bool {
-        (self.numbers.is_empty() || self.numbers.contains(&case.number)) && self.tier.is_none_or(|t| t == case.tier)
+        (self.numbers.is_empty() || self.numbers.contains(&case.number))
+            && self.tier.is_none_or(|t| t == case.tier)
+            && self.tag.is_none_or(|t| case.tags.contains(&t))
     }
 }
 

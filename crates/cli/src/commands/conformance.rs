@@ -2,6 +2,7 @@
 //!
 //! This module must not know what a case does. [`factory`] is the one place in it that knows backends.
 
+use crate::commands::memory::AidsArguments;
 use crate::commands::print_json;
 #[cfg(feature = "cuda")]
 use crate::factories;
@@ -13,9 +14,10 @@ use indicatif::{ProgressBar, ProgressStyle};
 use leasehold::cpu::{CpuBackend, CpuConfig};
 use leasehold::hal::{Backend, KernelDesc};
 use leasehold::{BackendKind, Context, DeviceId};
+use leasehold_alloc::DebugAids;
 use leasehold_conformance::{
     CaseResult, ELSEWHERE, Expectation, Expectations, Factory, Filter, Home, Isolation, Progress, Report, Status,
-    Suite, TestKernel, Wrap, answer, run_with,
+    Suite, Tag, TestKernel, Wrap, answer, run_with,
 };
 use serde::Serialize;
 use std::collections::BTreeMap;
@@ -34,6 +36,11 @@ pub(crate) struct Arguments {
     /// Only these cases: numbers, ranges of numbers and parts of sentences, separated by commas
     #[arg(long, value_name = "CASES", value_delimiter = ',')]
     filter: Vec<String>,
+    /// Only cases with this tag: `sanitizer`, which are fit for a run under compute-sanitizer, with --memory-debug pass-through
+    #[arg(long, value_name = "TAG", value_parser = parse_tag)]
+    tag: Option<Tag>,
+    #[command(flatten)]
+    memory: AidsArguments,
     /// Runs each case under the validating wrapper, too
     #[arg(long)]
     validated: bool,
@@ -48,12 +55,22 @@ pub(crate) struct Arguments {
     isolated: Option<String>,
 }
 
-/// The CPU under test.
-struct Cpu;
+fn parse_tag(text: &str) -> Result<Tag, String> {
+    text.parse().map_err(|e: leasehold::Error| e.to_string())
+}
+
+/// The CPU under test, with these debug aids.
+struct Cpu(DebugAids);
+
+impl Cpu {
+    fn make(&self, config: CpuConfig) -> leasehold::Result<Arc<dyn Backend>> {
+        Ok(Arc::new(CpuBackend::with_config(config.debug(self.0))?))
+    }
+}
 
 impl Factory for Cpu {
     fn backend(&self) -> leasehold::Result<Arc<dyn Backend>> {
-        Ok(Arc::new(CpuBackend::new()))
+        self.make(CpuConfig::default())
     }
 
     fn kernel(&self, kernel: TestKernel) -> Option<KernelDesc<'static>> {
@@ -61,7 +78,7 @@ impl Factory for Cpu {
     }
 
     fn one_worker(&self) -> leasehold::Result<Arc<dyn Backend>> {
-        Ok(Arc::new(CpuBackend::with_config(CpuConfig::threads(1))?))
+        self.make(CpuConfig::threads(1))
     }
 
     fn peer(&self) -> Option<leasehold::Result<Arc<dyn Backend>>> {
@@ -80,14 +97,18 @@ impl Factory for Cpu {
 }
 
 /// How a device's backend is made and what it is given.
-fn factory(device: DeviceId, sim: bool) -> Result<Arc<dyn Factory>, Failure> {
+fn factory(device: DeviceId, sim: bool, aids: DebugAids) -> Result<Arc<dyn Factory>, Failure> {
     match (device.backend, sim) {
-        (BackendKind::Cpu, false) => Ok(Arc::new(Cpu)),
+        (BackendKind::Cpu, false) => Ok(Arc::new(Cpu(aids))),
         (BackendKind::Cpu, true) => Err(Failure::misuse("--sim: the CPU has no driver to simulate")),
         #[cfg(feature = "cuda")]
-        (BackendKind::Cuda, false) => Ok(Arc::new(factories::Cuda)),
+        (BackendKind::Cuda, false) => Ok(Arc::new(factories::Cuda(aids))),
         #[cfg(feature = "cuda")]
-        (BackendKind::Cuda, true) => Ok(Arc::new(factories::SimulatedCuda(simulated::SEED))),
+        (BackendKind::Cuda, true) => Ok(Arc::new(factories::SimulatedCuda { seed: simulated::SEED, aids })),
+        #[cfg(feature = "cuda")]
+        (BackendKind::Sim, _) if aids.any() => {
+            Err(Failure::misuse(format!("memory debug aids ({aids}): {device} has none; cuda:0 --sim has")))
+        }
         #[cfg(feature = "cuda")]
         (BackendKind::Sim, _) => Ok(Arc::new(factories::Simulated(simulated::SEED))),
         (other, _) => {
@@ -148,10 +169,12 @@ fn quiet() {
 }
 
 pub(crate) fn run(arguments: &Arguments) -> Result<ExitCode, Failure> {
-    let factory = factory(arguments.device, arguments.sim)?;
+    let aids = arguments.memory.aids()?;
+    let factory = factory(arguments.device, arguments.sim, aids)?;
     let mut filter = Filter {
         device: Some(arguments.device),
         numbers: numbers(&arguments.filter)?,
+        tag: arguments.tag,
         wrap: (!arguments.validated).then_some(Wrap::Plain),
         thorough: arguments.thorough,
         ..Filter::default()
@@ -166,11 +189,11 @@ pub(crate) fn run(arguments: &Arguments) -> Result<ExitCode, Failure> {
     let Some(device) = devices.into_iter().find(|d| d.id == arguments.device) else {
         return Err(Failure::new(format!("{}: there is no such device", arguments.device)));
     };
-    filter.isolation = Some(isolation(arguments)?);
+    filter.isolation = Some(isolation(arguments, aids)?);
     quiet();
     let report = tried(factory, &filter);
     if arguments.json {
-        print_json(&Told::new(device.id, device.name, arguments.sim, &report))?;
+        print_json(&Told::new(device.id, device.name, arguments.sim, aids, &report))?;
     } else {
         show(&device.to_string(), &report)?;
     }
@@ -178,13 +201,16 @@ pub(crate) fn run(arguments: &Arguments) -> Result<ExitCode, Failure> {
 }
 
 /// Cases that want a process of their own get this command again.
-fn isolation(arguments: &Arguments) -> Result<Isolation, Failure> {
+fn isolation(arguments: &Arguments, aids: DebugAids) -> Result<Isolation, Failure> {
     let program = std::env::current_exe().map_err(|e| Failure::new(format!("where this command is: {e}")))?;
     let (device, sim, thorough) = (arguments.device.to_string(), arguments.sim, arguments.thorough);
     Ok(Isolation::new(move |case| {
         let mut command = Command::new(&program);
         command.args(["conformance", "--device", &device, "--isolated", case]);
         command.args(sim.then_some("--sim")).args(thorough.then_some("--thorough"));
+        if aids.any() {
+            command.args(["--memory-debug", &aids.to_string()]);
+        }
         command
     }))
 }
@@ -218,6 +244,8 @@ struct Told<'a> {
     device: String,
     name: String,
     simulated: bool,
+    /// The debug aids for memory; nothing without any.
+    memory_debug: String,
     ok: bool,
     passed: usize,
     failed: usize,
@@ -228,13 +256,14 @@ struct Told<'a> {
 }
 
 impl<'a> Told<'a> {
-    fn new(device: DeviceId, name: String, simulated: bool, report: &'a Report) -> Self {
+    fn new(device: DeviceId, name: String, simulated: bool, aids: DebugAids, report: &'a Report) -> Self {
         let [passed, failed, skipped] = counts(report);
         let elsewhere = ELSEWHERE.iter().map(|e| (e.number, at_home(e.home))).collect();
         Self {
             device: device.to_string(),
             name,
             simulated,
+            memory_debug: aids.to_string(),
             ok: report.ok(),
             passed,
             failed,

@@ -10,12 +10,32 @@ use std::path::{Path, PathBuf};
 /// The environment variable that stands for `--memory-debug`.
 const VARIABLE: &str = "LEASEHOLD_MEMORY_DEBUG";
 
+/// The debug aids that a command works with.
 #[derive(Debug, Default, clap::Args)]
-pub(crate) struct MemoryArguments {
+pub(crate) struct AidsArguments {
     /// Looks for wrong uses of memory: some of poison, red-zone[=BYTES], quarantine[=BYTES], guard, pass-through, all, separated by commas;
     /// also from LEASEHOLD_MEMORY_DEBUG
     #[arg(long, value_name = "AIDS", value_parser = parse_aids)]
     memory_debug: Option<DebugAids>,
+}
+
+impl AidsArguments {
+    /// The aids, by the environment where the command line says nothing.
+    pub(crate) fn aids(&self) -> Result<DebugAids, Failure> {
+        Ok(match (self.memory_debug, std::env::var(VARIABLE)) {
+            (Some(aids), _) => aids,
+            (None, Ok(text)) if !text.is_empty() => {
+                text.parse().map_err(|e| Failure::misuse(format!("{VARIABLE}: {e}")))?
+            }
+            _ => DebugAids::default(),
+        })
+    }
+}
+
+#[derive(Debug, Default, clap::Args)]
+pub(crate) struct MemoryArguments {
+    #[command(flatten)]
+    aids: AidsArguments,
     /// Writes every allocation and free into a trace that `leasehold replay` plays; compressed if its name ends in .gz
     #[arg(long, value_name = "FILE")]
     memory_trace: Option<PathBuf>,
@@ -41,13 +61,7 @@ pub(crate) struct Wishes {
 impl MemoryArguments {
     /// What the allocator must be made with, the environment included.
     pub(crate) fn wishes(&self) -> Result<Wishes, Failure> {
-        let debug = match (self.memory_debug, std::env::var(VARIABLE)) {
-            (Some(aids), _) => aids,
-            (None, Ok(text)) if !text.is_empty() => {
-                text.parse().map_err(|e| Failure::misuse(format!("{VARIABLE}: {e}")))?
-            }
-            _ => DebugAids::default(),
-        };
+        let debug = self.aids.aids()?;
         let records = self.memory_trace.is_some() || self.memory_snapshot.is_some();
         Ok(Wishes { debug, trace_events: if records { self.memory_events as usize } else { 0 } })
     }

@@ -1,6 +1,6 @@
 //! `leasehold conformance`: the table, the object, the statuses.
 
-use super::{call, json};
+use super::{call, json, leasehold};
 
 #[test]
 fn cases_are_tried_and_told() {
@@ -24,4 +24,47 @@ fn one_object_has_every_run_and_every_number_that_is_no_case() {
     let variants: Vec<_> = report["runs"].as_array().unwrap().iter().map(|r| r["variant"].as_str().unwrap()).collect();
     assert_eq!(variants, ["plain", "plain+replayed", "validated", "validated+replayed"]);
     assert!(report["elsewhere"]["70"].as_str().unwrap().contains("DLPack"), "{report}");
+}
+
+#[cfg(feature = "cuda")]
+#[test]
+fn cuda_over_the_simulated_driver_passes_everything() {
+    let report = json(&["conformance", "--device", "cuda:0", "--sim", "--json"]);
+    assert_eq!((&report["ok"], &report["memory_debug"]), (&true.into(), &"".into()), "{report}");
+    assert!(report["passed"].as_u64() > Some(140), "{report}");
+}
+
+#[cfg(feature = "cuda")]
+#[test]
+fn with_each_buffer_straight_from_the_driver_everything_passes_or_says_why_not() {
+    let command = ["conformance", "--device", "cuda:0", "--sim", "--json"];
+    let report = json(&[&command[..], &["--memory-debug", "pass-through"]].concat());
+    assert_eq!((&report["ok"], &report["memory_debug"]), (&true.into(), &"pass-through".into()), "{report}");
+    let runs = report["runs"].as_array().unwrap();
+    let trim = runs.iter().find(|r| r["case"] == 54).unwrap();
+    assert_eq!(trim["why"], "each buffer of cuda:0 comes straight from the driver", "{trim}");
+    // The subset for sanitizers, by the environment.
+    let output =
+        leasehold().args(command).args(["--tag", "sanitizer"]).env("LEASEHOLD_MEMORY_DEBUG", "pass-through").output();
+    let output = output.unwrap();
+    let report: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!((&report["failed"], &report["skipped"]), (&0.into(), &0.into()), "{report}");
+    assert_eq!(report["memory_debug"], "pass-through");
+    let tagged = report["runs"].as_array().unwrap();
+    assert!(tagged.len() > 40 && tagged.len() < runs.len() / 2, "{} of {}", tagged.len(), runs.len());
+}
+
+#[test]
+fn what_a_device_has_not_got_is_said() {
+    let output = call(&["conformance", "--tag", "quick"]);
+    assert_eq!(output.status.code(), Some(2));
+    #[cfg(feature = "cuda")]
+    {
+        let output = call(&["conformance", "--device", "sim:0", "--memory-debug", "pass-through"]);
+        let text = String::from_utf8(output.stderr).unwrap();
+        assert_eq!(
+            (output.status.code(), text.as_str()),
+            (Some(2), "leasehold: memory debug aids (pass-through): sim:0 has none; cuda:0 --sim has\n")
+        );
+    }
 }

@@ -9,11 +9,12 @@ use std::time::Duration;
 const TIME: Need = Need::Timestamps;
 
 pub(crate) const CASES: &[Case] = &[
-    Case::runtime(38, "a wait binds to the record before it", &[Need::Hold], binds_to_earlier_record),
+    Case::runtime(38, "a wait binds to the record before it", &[Need::Hold], binds_to_earlier_record).sanitizer(),
     Case::runtime(39, "an event never recorded is an invalid state everywhere", &[], never_recorded),
-    Case::runtime(40, "elapsed time is not negative and grows with work", &[TIME], elapsed),
-    Case::runtime(41, "elapsed time across streams", &[TIME], elapsed_across),
-    Case::runtime(42, "an event dropped before it completes still releases who waits", &[Need::Hold], dropped_event),
+    Case::runtime(40, "elapsed time is not negative and grows with work", &[TIME], elapsed).sanitizer(),
+    Case::runtime(41, "elapsed time across streams", &[TIME], elapsed_across).sanitizer(),
+    Case::runtime(42, "an event dropped before it completes still releases who waits", &[Need::Hold], dropped_event)
+        .sanitizer(),
     Case::runtime(43, "ten thousand events leave the pool small", &[], many_events),
     Case::runtime(147, "elapsed time of an event without timing says so", &[], without_timing),
 ];

@@ -12,7 +12,7 @@ use std::sync::Arc;
 const TRAP: Need = Need::Kernel(TestKernel::Trap);
 
 pub(crate) const CASES: &[Case] = &[
-    Case::hal(45, "a host call runs exactly once, in its turn", &[Need::HostCalls], host_call_once),
+    Case::hal(45, "a host call runs exactly once, in its turn", &[Need::HostCalls], host_call_once).sanitizer(),
     Case::hal(
         46,
         "a host call that fails poisons; one that submits does not dead-lock",

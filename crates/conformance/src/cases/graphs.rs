@@ -13,19 +13,20 @@ const HELD: &[Need] = &[Need::Graphs, Need::Kernel(TestKernel::Fill), Need::Hold
 
 pub(crate) const CASES: &[Case] = &[
     Case::hal(93, "an empty graph is valid and does nothing", &[Need::Graphs], empty),
-    Case::hal(94, "a graph replayed a hundred times computes what eager work does", NEEDS, replays),
-    Case::hal(95, "bindings, parameters and grids of a graph can be changed", NEEDS, changes),
+    Case::hal(94, "a graph replayed a hundred times computes what eager work does", NEEDS, replays).sanitizer(),
+    Case::hal(95, "bindings, parameters and grids of a graph can be changed", NEEDS, changes).sanitizer(),
     Case::hal(97, "a patch that does not fit is refused and changes nothing", NEEDS, bad_patches),
-    Case::hal(98, "one graph on two streams is serialised or refused", NEEDS, two_streams),
+    Case::hal(98, "one graph on two streams is serialised or refused", NEEDS, two_streams).sanitizer(),
     Case::hal(
         101,
         "a library call that does not join its work is refused by graphs",
         &[Need::Graphs, Need::ForeignCalls],
         unjoined,
     ),
-    Case::hal(103, "a graph's lease may go while it runs", HELD, drop_in_flight),
-    Case::hal(106, "a graph of 4,096 nodes is bounded and right", NEEDS, large),
-    Case::hal(107, "time stamps in a graph belong to their nodes", &[Need::Graphs, Need::Timestamps], stamped_nodes),
+    Case::hal(103, "a graph's lease may go while it runs", HELD, drop_in_flight).sanitizer(),
+    Case::hal(106, "a graph of 4,096 nodes is bounded and right", NEEDS, large).sanitizer(),
+    Case::hal(107, "time stamps in a graph belong to their nodes", &[Need::Graphs, Need::Timestamps], stamped_nodes)
+        .sanitizer(),
     Case::hal(150, "steady replay takes nothing from any pool", NEEDS, steady),
 ];
 

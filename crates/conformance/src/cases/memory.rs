@@ -5,7 +5,7 @@ use crate::cases::streams::{copy, fill};
 use crate::env::{Env, direct, leasehold_on};
 use leasehold::core::sync::atomic::{AtomicU32, Ordering};
 use leasehold::hal::{MemoryKind, Op, Stream};
-use leasehold::{Allocator, Buffer, Layout, Lease, View, ops};
+use leasehold::{Allocator, Buffer, Error, Layout, Lease, View, ops};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -27,17 +27,18 @@ pub(crate) const CASES: &[Case] = &[
         &[Need::Hold, Need::ConcurrentStreams],
         cross_stream_reuse,
     ),
-    Case::hal(54, "trimming gives memory back", &[], trim),
+    Case::hal(54, "trimming gives memory back", &[Need::Pooling], trim),
     Case::hal(55, "no block takes more than twice what was asked for", &[], rounding),
     Case::hal(56, "a storm of allocations never overlaps", &[], storm),
     Case::hal(57, "statistics are exact", &[], statistics),
     Case::hal(58, "beyond the budget is an error of its own", &[], budget),
     Case::hal(59, "fresh memory can be read, whatever is in it", &[], fresh_memory),
     Case::runtime(63, "the host maps what it may touch, and nothing else", &[Need::Hold], maps),
-    Case::hal(64, "pinned memory carries copies both ways", &[], pinned),
+    Case::hal(64, "pinned memory carries copies both ways", &[], pinned).sanitizer(),
     Case::hal(65, "memory of one's own is imported, released and imported again", &[], import_again),
-    Case::hal(66, "an import is released exactly once and after its last use", &[Need::Hold], import_released_once),
-    Case::hal(72, "after work of every kind nothing lives", &[], nothing_lives),
+    Case::hal(66, "an import is released exactly once and after its last use", &[Need::Hold], import_released_once)
+        .sanitizer(),
+    Case::hal(72, "after work of every kind nothing lives", &[], nothing_lives).sanitizer(),
     Case::hal(116, "sixteen threads allocate from one pool", &[], threads_allocate),
     Case::hal(129, "a freed block serves only what it satisfies", &[], fitting_reuse),
     Case::hal(133, "a stale handle stays stale", &[], stale_handles),
@@ -78,7 +79,11 @@ fn alignment(env: &Env) -> Outcome {
         }
     }
     for align in [512, 4096, 1 << 16, 1 << 20] {
-        let buffer = alloc(env, &stream, Layout::aligned(1000, align))?;
+        let buffer = match alloc(env, &stream, Layout::aligned(1000, align)) {
+            // Straight from the driver, which takes no wishes.
+            Err(Error::Unsupported(_)) if !env.pools_memory()? => continue,
+            other => other?,
+        };
         check!(buffer.addr().is_multiple_of(align), "{:#x} is not aligned to {align}", buffer.addr());
         held.push(buffer);
     }

@@ -10,7 +10,9 @@ use leasehold::ops::{self, Pattern};
 use leasehold::{Buffer, Context, Current, Error, Lease, Runtime, View};
 
 pub(crate) const CASES: &[Case] = &[
-    Case::hal(75, "copies between two devices arrive, both ways, on either's stream", &[], between).replayed(),
+    Case::hal(75, "copies between two devices arrive, both ways, on either's stream", &[], between)
+        .replayed()
+        .sanitizer(),
     Case::hal(76, "peer access can be asked for twice and from both sides", &[], access_twice),
     Case::hal(77, "two threads play ping-pong between two devices", &[], ping_pong),
     Case::hal(110, "a fault of one device leaves another usable", &[Need::Kernel(TestKernel::Trap)], bystander).fatal(),

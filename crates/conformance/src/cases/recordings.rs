@@ -13,12 +13,12 @@ const HELD: &[Need] = &[Need::Graphs, Need::Kernel(TestKernel::Fill), Need::Hold
 const FILL: &[Need] = &[Need::Graphs, Need::Kernel(TestKernel::Fill)];
 
 pub(crate) const CASES: &[Case] = &[
-    Case::runtime(96, "an update never changes a launch in flight", HELD, update_in_flight),
+    Case::runtime(96, "an update never changes a launch in flight", HELD, update_in_flight).sanitizer(),
     Case::runtime(99, "what cannot be recorded is refused and the stream lives on", &[Need::Graphs], illegal_calls),
     Case::runtime(100, "another thread allocates while one records", &[Need::Graphs], other_thread_allocates),
-    Case::runtime(102, "temporaries of a recording belong to its graph", &[Need::Graphs], arena),
-    Case::runtime(104, "a graph records an event that others wait for", &[Need::Graphs], events),
-    Case::runtime(105, "a recording survives the first use of its kernels", FILL, lazy_kernels),
+    Case::runtime(102, "temporaries of a recording belong to its graph", &[Need::Graphs], arena).sanitizer(),
+    Case::runtime(104, "a graph records an event that others wait for", &[Need::Graphs], events).sanitizer(),
+    Case::runtime(105, "a recording survives the first use of its kernels", FILL, lazy_kernels).sanitizer(),
     Case::runtime(144, "a recording is invisible to other threads", &[Need::Graphs], invisible),
     Case::runtime(145, "an operator that fails in a recording is rolled back", FILL, rolled_back),
 ];

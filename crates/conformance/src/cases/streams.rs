@@ -15,14 +15,16 @@ const SPIN: Need = Need::Kernel(TestKernel::SpinUntilFlag);
 pub(crate) const CASES: &[Case] = &[
     Case::hal(11, "an empty stream is created and destroyed", &[], empty_stream),
     Case::hal(12, "64 streams work and one beyond the limit is an error", &[], many_streams),
-    Case::hal(13, "work in one stream behaves in submission order", &[], in_order).replayed(),
+    Case::hal(13, "work in one stream behaves in submission order", &[], in_order).replayed().sanitizer(),
     Case::hal(14, "streams without edges can overlap", &[FILL, SPIN, Need::ConcurrentStreams], overlap),
     Case::hal(15, "priorities out of range are clamped and reported", &[], priorities),
-    Case::hal(16, "a stream can be used from another thread", &[], other_thread),
-    Case::hal(17, "a stream dropped with pending work completes it", &[Need::Hold], drop_pending).replayed(),
+    Case::hal(16, "a stream can be used from another thread", &[], other_thread).sanitizer(),
+    Case::hal(17, "a stream dropped with pending work completes it", &[Need::Hold], drop_pending)
+        .replayed()
+        .sanitizer(),
     Case::hal(18, "flushing with nothing pending does nothing", &[], flush_nothing),
     Case::hal(19, "an idle stream is synchronised at once", &[], idle_sync),
-    Case::hal(20, "a query is false while work is pending and never blocks", &[Need::Hold], query_pending),
+    Case::hal(20, "a query is false while work is pending and never blocks", &[Need::Hold], query_pending).sanitizer(),
     Case::hal(21, "one thread submits while another synchronises", &[], submit_while_waiting),
     Case::hal(
         22,
@@ -36,7 +38,8 @@ pub(crate) const CASES: &[Case] = &[
         "a stream dropped in flight still guards its memory",
         &[Need::Hold, Need::ConcurrentStreams],
         dropped_guards,
-    ),
+    )
+    .sanitizer(),
 ];
 
 pub(crate) fn fill(buffer: &Lease<Buffer>, pattern: u32, width: u8) -> Op<'static> {

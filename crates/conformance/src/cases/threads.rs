@@ -13,13 +13,15 @@ pub(crate) const CASES: &[Case] = &[
         "sixteen threads with a stream each read one buffer",
         &[Need::Kernel(TestKernel::Add)],
         shared_reads,
-    ),
+    )
+    .sanitizer(),
     Case::runtime(
         138,
         "a writer waits for the readers on two streams, and so does the memory",
         &[Need::Hold],
         readers_then_writer,
-    ),
+    )
+    .sanitizer(),
 ];
 
 fn shared_reads(env: &Env) -> Outcome {

@@ -25,7 +25,7 @@ pub(crate) const CASES: &[Case] = &[
     Case::hal(31, "a wait for 5 ends when the value jumps from 3 to 7", GATES, jump),
     Case::hal(32, "two threads play ping-pong on two gates", GATES, ping_pong),
     Case::hal(33, "one signal releases many and one waits for many", GATES, fan),
-    Case::hal(34, "a diamond of streams computes in order", ADD, diamond),
+    Case::hal(34, "a diamond of streams computes in order", ADD, diamond).sanitizer(),
     Case::hal(35, "a failed gate gives its first cause to all", GATES, gate_fails),
     Case::hal(36, "work that waits for a failure does not run", GATES, failed_wait_does_not_run),
     Case::hal(37, "a failure travels over two hops", GATES, two_hops),

@@ -10,21 +10,26 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 pub(crate) const CASES: &[Case] = &[
-    Case::hal(60, "fills of 1, 2 and 4 bytes at every offset and length", &[], fills).replayed(),
-    Case::hal(61, "copies of parts at all alignments, overlaps refused", &[], parts).replayed(),
+    Case::hal(60, "fills of 1, 2 and 4 bytes at every offset and length", &[], fills).replayed().sanitizer(),
+    Case::hal(61, "copies of parts at all alignments, overlaps refused", &[], parts).replayed().sanitizer(),
     Case::hal(62, "copies and fills reach beyond 4 GiB", &[], beyond_4_gib).replayed(),
-    Case::runtime(67, "an upload takes its bytes during the call", &[Need::Hold], upload_captures),
-    Case::runtime(68, "an asynchronous copy from pageable memory survives its source's change", &[], pageable_mutated),
-    Case::hal(69, "views of one buffer keep their hazards", &[Need::Kernel(TestKernel::Add)], aliases).replayed(),
-    Case::hal(73, "copies with pitches are what the host computes", &[], pitched).replayed(),
-    Case::hal(74, "a burst of a thousand small copies keeps its order", &[], burst).replayed(),
+    Case::runtime(67, "an upload takes its bytes during the call", &[Need::Hold], upload_captures).sanitizer(),
+    Case::runtime(68, "an asynchronous copy from pageable memory survives its source's change", &[], pageable_mutated)
+        .sanitizer(),
+    Case::hal(69, "views of one buffer keep their hazards", &[Need::Kernel(TestKernel::Add)], aliases)
+        .replayed()
+        .sanitizer(),
+    Case::hal(73, "copies with pitches are what the host computes", &[], pitched).replayed().sanitizer(),
+    Case::hal(74, "a burst of a thousand small copies keeps its order", &[], burst).replayed().sanitizer(),
     Case::hal(
         78,
         "a copy follows a kernel of another stream",
         &[Need::Kernel(TestKernel::Fill), Need::Hold],
         after_kernel,
-    ),
-    Case::runtime(140, "an asynchronous copy from memory that is dropped at once", &[Need::Hold], dropped_source),
+    )
+    .sanitizer(),
+    Case::runtime(140, "an asynchronous copy from memory that is dropped at once", &[Need::Hold], dropped_source)
+        .sanitizer(),
 ];
 
 fn fills(env: &Env) -> Outcome {
