@@ -1,7 +1,15 @@
-//! Compares every operator kernel of a device with the CPU's, prints a table, and ends with status 1 on a mismatch.
+//! Compares operator kernels of a device with the CPU's, prints a table, and ends with status 1 on a mismatch.
 //!
 //! ```text
-//! cargo run --release -p leasehold-operators --features cuda --example check_device -- [--device cuda:0] [--large]
+//! cargo run --release -p leasehold-operators --features cuda --example check_device -- \
+//!     [--device cuda:0] [--large | --quick] [--filter TEXT[,TEXT…]] [--list]
+//! ```
+//! `--filter` takes the kernels whose names contain one of the texts. `--quick` takes a few small cases of each kernel, `--large` adds sizes
+//! as models have them. `--list` says what would be compared, without a device. Under a checker that is much slower:
+//!
+//! ```text
+//! compute-sanitizer --tool racecheck check_device --quick
+//! for part in linear norm rope,cache attention; do compute-sanitizer --tool racecheck check_device --filter $part; done
 //! ```
 //! Without such a device it says why, and ends with status 0: there is nothing to compare. (The CPU's own threads take subnormal numbers
 //! for zero and this one does not: on `cpu:0` the casts of subnormal numbers differ.)
@@ -9,24 +17,68 @@
 #[path = "../tests/device/mod.rs"]
 mod device;
 
+use device::{Bench, Choice, cases, choose};
 use leasehold::{Context, DeviceId};
 use std::process::ExitCode;
 
-fn main() -> ExitCode {
-    let mut name = "cuda:0".to_owned();
-    let mut large = false;
-    let mut arguments = std::env::args().skip(1);
-    while let Some(argument) = arguments.next() {
-        match argument.as_str() {
-            "--device" => name = arguments.next().unwrap_or_default(),
-            "--large" => large = true,
-            other => {
-                eprintln!("{other} is unknown: check_device [--device ID] [--large]");
-                return ExitCode::from(2);
+const USAGE: &str = "check_device [--device ID] [--large | --quick] [--filter TEXT[,TEXT…]] [--list]";
+
+/// What to compare, and where.
+#[derive(Default)]
+struct Wanted {
+    device: String,
+    large: bool,
+    quick: bool,
+    parts: Vec<String>,
+    list: bool,
+}
+
+impl Wanted {
+    fn parse(mut arguments: impl Iterator<Item = String>) -> Result<Self, String> {
+        let mut wanted = Self { device: "cuda:0".to_owned(), ..Self::default() };
+        while let Some(argument) = arguments.next() {
+            let mut value = || arguments.next().ok_or(format!("{argument} wants a value"));
+            match argument.as_str() {
+                "--device" => wanted.device = value()?,
+                "--filter" => wanted.parts.extend(value()?.split(',').map(|p| p.trim().to_owned())),
+                "--large" => wanted.large = true,
+                "--quick" => wanted.quick = true,
+                "--list" => wanted.list = true,
+                other => return Err(format!("{other} is unknown")),
             }
         }
+        if wanted.large && wanted.quick {
+            return Err("--large and --quick exclude each other".to_owned());
+        }
+        Ok(wanted)
     }
-    match run(&name, large) {
+}
+
+fn main() -> ExitCode {
+    let wanted = match Wanted::parse(std::env::args().skip(1)) {
+        Ok(wanted) => wanted,
+        Err(why) => {
+            eprintln!("{why}: {USAGE}");
+            return ExitCode::from(2);
+        }
+    };
+    let mut listing = Bench::listing();
+    cases::all(&mut listing, wanted.large);
+    let choice = choose(&listing.catalogue, &wanted.parts, wanted.quick);
+    if choice.is_empty() {
+        let all: Vec<_> = listing.catalogue.keys().copied().collect();
+        eprintln!("--filter {}: no such kernel among {}", wanted.parts.join(","), all.join(", "));
+        return ExitCode::from(2);
+    }
+    if wanted.list {
+        println!("{:<18} {:>6} {:>12}", "kernel", "cases", "bytes");
+        for (name, places) in &choice {
+            let bytes: usize = places.iter().map(|&at| listing.catalogue[name][at]).sum();
+            println!("{name:<18} {:>6} {bytes:>12}", places.len());
+        }
+        return ExitCode::SUCCESS;
+    }
+    match run(&wanted, choice) {
         Ok(true) => ExitCode::SUCCESS,
         Ok(false) => ExitCode::FAILURE,
         Err(e @ leasehold::Error::Unavailable(_)) => {
@@ -41,13 +93,13 @@ fn main() -> ExitCode {
 }
 
 /// Whether everything agreed.
-fn run(name: &str, large: bool) -> leasehold::Result<bool> {
-    let id: DeviceId = name.parse()?;
+fn run(wanted: &Wanted, choice: Choice) -> leasehold::Result<bool> {
+    let id: DeviceId = wanted.device.parse()?;
     let runtime = Context::new().runtime(id)?;
     let info = runtime.info();
     println!("{} ({}), {}", info.id, info.name, info.arch.join(", "));
-    let mut bench = device::Bench::new(&runtime)?;
-    device::cases::all(&mut bench, large);
+    let mut bench = Bench::new(&runtime)?.only(choice);
+    cases::all(&mut bench, wanted.large);
     println!("{:<18} {:>6} {:>9}  worst, of the bound", "kernel", "cases", "failed");
     for (kernel, tally) in &bench.tallies {
         println!("{kernel:<18} {:>6} {:>9}  {:.3}", tally.cases, tally.failures.len(), tally.worst);

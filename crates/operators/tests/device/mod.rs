@@ -12,7 +12,7 @@ use leasehold_hal::kernel::Binding;
 use leasehold_operators::kernels::cpu::elem::DType;
 use leasehold_operators::kernels::cpu::tile::{KernelSpec, NONE, Params, bind};
 use leasehold_operators::{Library, Operator, Part};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// Words around each operand that nobody may touch.
 const CANARIES: usize = 16;
@@ -148,10 +148,41 @@ pub struct Tally {
     pub failures: Vec<String>,
 }
 
-/// Compares kernels on a device.
+/// Bytes of the operands of every case, in order, by kernel.
+pub type Catalogue = BTreeMap<&'static str, Vec<usize>>;
+
+/// Which cases to try: their places in the catalogue, by kernel.
+pub type Choice = BTreeMap<&'static str, BTreeSet<usize>>;
+
+/// Cases of a kernel in a quick choice.
+const QUICK_CASES: usize = 5;
+/// Bytes of the operands of a case in a quick choice, at most.
+const QUICK_BYTES: usize = 64 << 10;
+
+/// The cases whose kernels' names contain one of `parts` (all for none). A `quick` choice is a few small ones of each kernel, spread over
+/// sizes and types: for checkers that are a hundred times slower.
+pub fn choose(catalogue: &Catalogue, parts: &[String], quick: bool) -> Choice {
+    let named = |name: &str| parts.is_empty() || parts.iter().any(|p| name.contains(p.as_str()));
+    let cases = |all: &[usize]| {
+        let small: Vec<usize> = (0..all.len()).filter(|&i| !quick || all[i] <= QUICK_BYTES).collect();
+        if !quick || small.len() <= QUICK_CASES {
+            return small.into_iter().collect();
+        }
+        // One of each of as many stretches, at another place in each: types take turns faster than sizes.
+        let stretch = small.len() / QUICK_CASES;
+        (0..QUICK_CASES).map(|i| small[i * small.len() / QUICK_CASES + i % stretch]).collect()
+    };
+    catalogue.iter().filter(|(name, _)| named(name)).map(|(&name, all)| (name, cases(all))).collect()
+}
+
+/// Compares kernels on a device, or lists what there is to compare.
 pub struct Bench<'a> {
-    runtime: &'a Runtime,
-    library: Library,
+    /// None to list only.
+    device: Option<(&'a Runtime, Library)>,
+    /// None for all.
+    choice: Option<Choice>,
+    /// What was seen so far, chosen or not.
+    pub catalogue: Catalogue,
     /// By kernel.
     pub tallies: BTreeMap<&'static str, Tally>,
 }
@@ -159,12 +190,27 @@ pub struct Bench<'a> {
 impl<'a> Bench<'a> {
     /// On the device of a runtime.
     pub fn new(runtime: &'a Runtime) -> leasehold::Result<Self> {
-        Ok(Self { runtime, library: Library::with_level(runtime, None)?, tallies: BTreeMap::new() })
+        Ok(Self { device: Some((runtime, Library::with_level(runtime, None)?)), ..Bench::listing() })
+    }
+
+    /// Without a device: nothing is launched.
+    pub fn listing() -> Self {
+        Self { device: None, choice: None, catalogue: BTreeMap::new(), tallies: BTreeMap::new() }
+    }
+
+    /// The same, for some cases only.
+    pub fn only(self, choice: Choice) -> Self {
+        Self { choice: Some(choice), ..self }
     }
 
     /// One launch on the CPU, two on the device; `None` for an operand that is left out.
     pub fn case<P: Params>(&mut self, name: &'static str, what: &str, params: &P, operands: &[Option<Data>]) {
-        let outcome = self.compare(name, params, operands);
+        let seen = self.catalogue.entry(name).or_default();
+        let chosen =
+            self.choice.as_ref().is_none_or(|c| c.get(name).is_some_and(|places| places.contains(&seen.len())));
+        seen.push(operands.iter().flatten().map(|d| d.len).sum());
+        let Some((runtime, library)) = self.device.as_ref().filter(|_| chosen) else { return };
+        let outcome = compare(runtime, library, name, params, operands);
         let tally = self.tallies.entry(name).or_default();
         tally.cases += 1;
         match outcome {
@@ -172,44 +218,56 @@ impl<'a> Bench<'a> {
             Err(why) => tally.failures.push(format!("{what}: {why}")),
         }
     }
+}
 
-    fn compare<P: Params>(&self, name: &str, params: &P, operands: &[Option<Data>]) -> Result<f64, String> {
-        let wanted = reference(name, params, operands)?;
-        let found = self.launch(name, params, operands).map_err(|e| e.to_string())?;
-        let again = self.launch(name, params, operands).map_err(|e| e.to_string())?;
-        if found != again {
-            return Err("two launches give different bits".to_owned());
-        }
-        let mut worst = 0.0_f64;
-        let signature = KernelSpec::find(name).map_or(&[][..], |s| s.operands);
-        for (i, data) in operands.iter().enumerate() {
-            if let Some(data) = data {
-                let part =
-                    data.compare(&found[i], &wanted[i]).map_err(|why| format!("{}: {why}", signature[i].name))?;
-                worst = worst.max(part);
-            }
-        }
-        Ok(worst)
+/// The largest part of a bound that was taken up, or what is wrong.
+fn compare<P: Params>(
+    runtime: &Runtime,
+    library: &Library,
+    name: &str,
+    params: &P,
+    operands: &[Option<Data>],
+) -> Result<f64, String> {
+    let wanted = reference(name, params, operands)?;
+    let found = launch(runtime, library, name, params, operands).map_err(|e| e.to_string())?;
+    let again = launch(runtime, library, name, params, operands).map_err(|e| e.to_string())?;
+    if found != again {
+        return Err("two launches give different bits".to_owned());
     }
+    let mut worst = 0.0_f64;
+    let signature = KernelSpec::find(name).map_or(&[][..], |s| s.operands);
+    for (i, data) in operands.iter().enumerate() {
+        if let Some(data) = data {
+            let part = data.compare(&found[i], &wanted[i]).map_err(|why| format!("{}: {why}", signature[i].name))?;
+            worst = worst.max(part);
+        }
+    }
+    Ok(worst)
+}
 
-    /// The operands' memory after a launch on the device.
-    fn launch<P: Params>(&self, name: &str, params: &P, operands: &[Option<Data>]) -> leasehold::Result<Vec<Vec<u32>>> {
-        let mut parts = Vec::new();
-        let mut buffers = Vec::new();
-        for data in operands {
-            let Some(data) = data else {
-                parts.push(None);
-                buffers.push(None);
-                continue;
-            };
-            let buffer = self.runtime.upload(&data.words)?;
-            parts.push(Some(Part::new(&buffer, data.offset as u64, data.len as u64)?));
-            buffers.push(Some(buffer));
-        }
-        let operator = Operator::new(&self.library, name, params, &parts)?;
-        self.runtime.add_graph_operator(&operator)?;
-        buffers.iter().map(|b| b.as_ref().map_or_else(|| Ok(Vec::new()), |b| self.runtime.download(b))).collect()
+/// The operands' memory after a launch on the device.
+fn launch<P: Params>(
+    runtime: &Runtime,
+    library: &Library,
+    name: &str,
+    params: &P,
+    operands: &[Option<Data>],
+) -> leasehold::Result<Vec<Vec<u32>>> {
+    let mut parts = Vec::new();
+    let mut buffers = Vec::new();
+    for data in operands {
+        let Some(data) = data else {
+            parts.push(None);
+            buffers.push(None);
+            continue;
+        };
+        let buffer = runtime.upload(&data.words)?;
+        parts.push(Some(Part::new(&buffer, data.offset as u64, data.len as u64)?));
+        buffers.push(Some(buffer));
     }
+    let operator = Operator::new(library, name, params, &parts)?;
+    runtime.add_graph_operator(&operator)?;
+    buffers.iter().map(|b| b.as_ref().map_or_else(|| Ok(Vec::new()), |b| runtime.download(b))).collect()
 }
 
 /// The operands' memory after a launch on the CPU.

@@ -1,6 +1,6 @@
 //! Every operator over a simulated device, with the race detector on.
 
-use crate::device::{Bench, cases};
+use crate::device::{Bench, cases, choose};
 use leasehold::{Context, DeviceId};
 use leasehold_sim::{KernelRegistry, MachineConfig, SimBackend};
 use std::sync::Arc;
@@ -22,4 +22,37 @@ fn every_operator_over_a_simulated_device() {
     }
     let reports = machine.take_reports();
     assert!(reports.is_empty(), "{reports:?}");
+}
+
+#[test]
+fn a_quick_choice_has_a_few_cases_of_every_kernel() {
+    let mut listing = Bench::listing();
+    cases::all(&mut listing, false);
+    let (all, quick) = (choose(&listing.catalogue, &[], false), choose(&listing.catalogue, &[], true));
+    assert!(all.iter().all(|(name, places)| places.len() == listing.catalogue[name].len()), "{all:?}");
+    assert_eq!(quick.len(), leasehold_operators::kernels::cpu::KERNELS.len(), "{quick:?}");
+    for (name, places) in &quick {
+        assert!((1..=5).contains(&places.len()), "{name}: {places:?}");
+        let odd = |&&at: &&usize| !listing.catalogue[name][at].is_multiple_of(16);
+        assert!(places.iter().find(odd).is_some(), "{name}: only round sizes");
+    }
+    let some = choose(&listing.catalogue, &["rope".to_owned(), "softmax".to_owned()], true);
+    assert_eq!(some.keys().copied().collect::<Vec<_>>(), ["rope", "rope_append", "softmax"]);
+    assert!(listing.tallies.is_empty(), "a listing launches nothing");
+}
+
+#[test]
+fn what_is_chosen_is_what_is_compared() {
+    let kernels = KernelRegistry::new();
+    leasehold_operators::simulate(&kernels).expect("the kernels");
+    let backend = Arc::new(SimBackend::new(MachineConfig::seed(5).kernels(kernels)).expect("a machine"));
+    let runtime = Context::with_backends(vec![backend]).runtime("sim:0".parse().expect("a name")).expect("the device");
+    let mut listing = Bench::listing();
+    cases::all(&mut listing, false);
+    let choice = choose(&listing.catalogue, &[], true);
+    let mut bench = Bench::new(&runtime).expect("the library").only(choice.clone());
+    cases::all(&mut bench, false);
+    let compared: Vec<_> = bench.tallies.iter().map(|(&name, t)| (name, t.cases, t.failures.clone())).collect();
+    let chosen: Vec<_> = choice.iter().map(|(&name, places)| (name, places.len(), Vec::new())).collect();
+    assert_eq!(compared, chosen);
 }
