@@ -1,6 +1,6 @@
 //! `leasehold conformance`: the table, the object, the statuses.
 
-use super::{call, json, leasehold};
+use super::{call, json};
 
 #[test]
 fn cases_are_tried_and_told() {
