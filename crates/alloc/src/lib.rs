@@ -5,7 +5,7 @@
 //!
 //! | layer | module | what it does |
 //! |---|---|---|
-//! | leases | `allocator`, `buffer`, `table` | rows at stable addresses, the record of each buffer's last uses, drops on any thread |
+//! | leases | `allocator`, `buffer`, `table`, `cell` | rows at stable addresses, the record of each buffer's last uses, drops on any thread |
 //! | front | `front` | magazines of just-freed small blocks, entered by their owner without an atomic read-modify-write |
 //! | store | `store`, `slab`, `heap`, `index`, `node` | slabs up to 64 KiB, first fit above, lanes of memory that a line may still use |
 //! | residency | `residency`, `place`, `budget` | which granules are backed, moving them to where they are needed, the hard budget |
@@ -24,6 +24,7 @@ pub mod bench;
 mod bias;
 mod budget;
 mod buffer;
+mod cell;
 mod config;
 mod debug;
 mod fake;
@@ -62,6 +63,7 @@ pub use allocator::{Allocator, On, PointWaiter, Reclaimer};
 pub use arena::{ArenaState, Bindings, GraphArena, LaunchGuard, Lifetime};
 pub use backing::*;
 pub use buffer::{Buffer, HostKind, SYMBOLIC};
+pub use cell::AllocatorCell;
 pub use config::*;
 pub use debug::{DebugAids, Finding, FindingKind, POISON_FREED, POISON_FRESH, RED_ZONE};
 pub use fake::{Call, FakeBacking, Fault};

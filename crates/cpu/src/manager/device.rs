@@ -17,40 +17,14 @@ use crate::driver::memory;
 use crate::driver::pool::TilePool;
 use crate::driver::queue::SHARED_MAX;
 use crate::driver::topology::Topology;
-use leasehold_alloc::Allocator;
+use leasehold_alloc::AllocatorCell;
 use leasehold_core::sync::atomic::AtomicU64;
-use leasehold_core::sync::{Arc, Mutex, OnceLock};
+use leasehold_core::sync::{Arc, OnceLock};
 use leasehold_core::{
     DeviceHandle, Error, Fate, FixedSlotStore, Handle, Lease, PoolStats, Resource, Result, Tagged, tags,
 };
 use leasehold_hal::{Caps, DeviceId, DeviceInfo, Limits, MemoryKind};
 use std::fmt;
-
-/// An allocator that is made at its first use.
-#[derive(Default)]
-pub(crate) struct MemoryCell {
-    made: OnceLock<Allocator>,
-    making: Mutex<()>,
-}
-
-impl MemoryCell {
-    /// The allocator; the first caller makes it, and a failure is forgotten.
-    pub(crate) fn get_or_make(&self, make: impl FnOnce() -> Result<Allocator>) -> Result<&Allocator> {
-        if let Some(allocator) = self.made.get() {
-            return Ok(allocator);
-        }
-        let _turn = self.making.lock();
-        if let Some(allocator) = self.made.get() {
-            return Ok(allocator);
-        }
-        let allocator = make()?;
-        Ok(self.made.get_or_init(|| allocator))
-    }
-
-    pub(crate) fn get(&self) -> Option<&Allocator> {
-        self.made.get()
-    }
-}
 
 /// A device that was opened: what it is, and the managers of what it has.
 pub struct DeviceState {
@@ -65,8 +39,8 @@ pub struct DeviceState {
     pub(crate) gates: GateManager,
     pub(crate) pipelines: PipelineManager,
     pub(crate) graphs: GraphManager,
-    pub(crate) device_memory: MemoryCell,
-    pub(crate) pinned_memory: MemoryCell,
+    pub(crate) device_memory: AllocatorCell,
+    pub(crate) pinned_memory: AllocatorCell,
     /// Bytes that both kinds of memory have committed: they share the machine's.
     pub(crate) committed: Arc<AtomicU64>,
 }
@@ -101,8 +75,8 @@ impl DeviceState {
             gates: GateManager::new(waits)?,
             pipelines: PipelineManager::new()?,
             graphs: GraphManager::new()?,
-            device_memory: MemoryCell::default(),
-            pinned_memory: MemoryCell::default(),
+            device_memory: AllocatorCell::default(),
+            pinned_memory: AllocatorCell::default(),
             committed: Arc::new(AtomicU64::new(0)),
             info,
             caps,

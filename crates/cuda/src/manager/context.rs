@@ -19,39 +19,13 @@ use crate::driver::ops::DeviceProperties;
 use crate::engine::core::Core;
 use crate::engine::door::Door;
 use crate::engine::shared::Shared;
-use leasehold_alloc::Allocator;
-use leasehold_core::sync::{Arc, Mutex, OnceLock};
+use leasehold_alloc::AllocatorCell;
+use leasehold_core::sync::Arc;
 use leasehold_core::{
     Error, Fate, Handle, Lease, PoolConfig, PoolManager, PoolStats, Resource, Result, RetireList, Tagged, tags,
 };
 use leasehold_hal::MemoryKind;
 use std::fmt;
-
-/// An allocator that is made at its first use.
-#[derive(Default)]
-pub(crate) struct MemoryCell {
-    made: OnceLock<Allocator>,
-    making: Mutex<()>,
-}
-
-impl MemoryCell {
-    /// The allocator; the first caller makes it, and a failure is forgotten.
-    pub(crate) fn get_or_make(&self, make: impl FnOnce() -> Result<Allocator>) -> Result<&Allocator> {
-        if let Some(allocator) = self.made.get() {
-            return Ok(allocator);
-        }
-        let _turn = self.making.lock();
-        if let Some(allocator) = self.made.get() {
-            return Ok(allocator);
-        }
-        let allocator = make()?;
-        Ok(self.made.get_or_init(|| allocator))
-    }
-
-    pub(crate) fn get(&self) -> Option<&Allocator> {
-        self.made.get()
-    }
-}
 
 /// A device's memory, whichever context uses it: the cells that `allocator/` fills.
 pub(crate) struct Memory {
@@ -59,12 +33,12 @@ pub(crate) struct Memory {
     pub(crate) door: Arc<Door>,
     pub(crate) shared: Arc<Shared>,
     pub(crate) properties: DeviceProperties,
-    pub(crate) device: MemoryCell,
-    pub(crate) pinned: MemoryCell,
+    pub(crate) device: AllocatorCell,
+    pub(crate) pinned: AllocatorCell,
 }
 
 impl Memory {
-    pub(crate) fn cells(&self) -> [(&'static str, &MemoryCell); 2] {
+    pub(crate) fn cells(&self) -> [(&'static str, &AllocatorCell); 2] {
         [("buffer", &self.device), ("pinned buffer", &self.pinned)]
     }
 }

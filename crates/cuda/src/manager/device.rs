@@ -4,10 +4,11 @@
 //!
 //! This module must not know backings.
 
-use super::context::{ContextManager, ContextState, Memory, MemoryCell};
+use super::context::{ContextManager, ContextState, Memory};
 use crate::driver::ops::DeviceProperties;
 use crate::engine::door::Door;
 use crate::engine::shared::Shared;
+use leasehold_alloc::AllocatorCell;
 use leasehold_core::sync::{Arc, OnceLock};
 use leasehold_core::{
     DeviceHandle, Error, Fate, FixedSlotStore, Handle, Lease, PoolStats, Resource, Result, Tagged, tags,
@@ -44,8 +45,8 @@ impl DeviceState {
             door,
             shared: shared.clone(),
             properties: properties.clone(),
-            device: MemoryCell::default(),
-            pinned: MemoryCell::default(),
+            device: AllocatorCell::default(),
+            pinned: AllocatorCell::default(),
         });
         let contexts = ContextManager::new(memory.clone())?;
         let primary = contexts.primary()?;

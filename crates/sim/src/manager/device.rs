@@ -11,8 +11,8 @@ use super::graph::GraphManager;
 use super::pipeline::{Kernels, PipelineManager};
 use super::stream::StreamManager;
 use crate::machine::{KernelCall, Machine, QueueId, SemaphoreId, Stepping};
-use leasehold_alloc::Allocator;
-use leasehold_core::sync::{Arc, Mutex, OnceLock};
+use leasehold_alloc::AllocatorCell;
+use leasehold_core::sync::{Arc, Mutex};
 use leasehold_core::{
     DeviceHandle, Error, Fate, Fault, FixedSlotStore, Handle, Lease, Line, LineId, Point, PoolStats, Resource, Result,
     Tagged, tags,
@@ -207,28 +207,6 @@ fn panic_text(panic: &(dyn Any + Send)) -> String {
     text.unwrap_or("a panic without a message").to_owned()
 }
 
-/// An allocator that is made at its first use.
-#[derive(Default)]
-pub(crate) struct MemoryCell {
-    made: OnceLock<Allocator>,
-    making: Mutex<()>,
-}
-
-impl MemoryCell {
-    /// The allocator; the first caller makes it, and a failure is forgotten.
-    pub(crate) fn get_or_make(&self, make: impl FnOnce() -> Result<Allocator>) -> Result<&Allocator> {
-        if let Some(allocator) = self.made.get() {
-            return Ok(allocator);
-        }
-        let _turn = self.making.lock();
-        if let Some(allocator) = self.made.get() {
-            return Ok(allocator);
-        }
-        let allocator = make()?;
-        Ok(self.made.get_or_init(|| allocator))
-    }
-}
-
 /// A device that was opened: what it is, and the managers of what it has.
 pub struct DeviceState {
     info: DeviceInfo,
@@ -236,8 +214,8 @@ pub struct DeviceState {
     limits: Limits,
     pub(crate) common: Arc<Common>,
     // Allocators before streams: what they give back goes by the machine, which both hold.
-    pub(crate) device_memory: MemoryCell,
-    pub(crate) pinned_memory: MemoryCell,
+    pub(crate) device_memory: AllocatorCell,
+    pub(crate) pinned_memory: AllocatorCell,
     pub(crate) streams: StreamManager,
     pub(crate) events: EventManager,
     pub(crate) gates: GateManager,
@@ -275,8 +253,8 @@ impl DeviceState {
         limits.streams = devices.streams;
         limits.buffer = devices.machine.config().memory;
         Ok(Self {
-            device_memory: MemoryCell::default(),
-            pinned_memory: MemoryCell::default(),
+            device_memory: AllocatorCell::default(),
+            pinned_memory: AllocatorCell::default(),
             streams: StreamManager::new(common.clone(), devices.streams)?,
             events: EventManager::new(&common.machine, ordinal)?,
             gates: GateManager::new(common.clone())?,
@@ -329,7 +307,7 @@ impl DeviceState {
             }
         });
         for cell in [&self.device_memory, &self.pinned_memory] {
-            let strong = cell.made.get().map_or(0, |a| a.stats().live);
+            let strong = cell.get().map_or(0, |a| a.stats().live);
             if strong != 0 && first.is_none() {
                 first = Some(Error::LeasesOutstanding { resource: "buffer", strong, weak: 0 });
             }

@@ -1,0 +1,86 @@
+//! A place for an allocator that is made at its first use.
+//!
+//! # Protocol
+//! Whoever finds the cell empty takes `making` and looks again, so that one caller makes the allocator while others wait for it; a failure
+//! leaves the cell as it was. A reader of a filled cell takes no lock.
+//!
+//! This module must not know what allocators are made of.
+
+use crate::Allocator;
+use leasehold_core::Result;
+use leasehold_core::sync::{Mutex, OnceLock};
+use std::fmt;
+
+/// An allocator that is made at its first use: what a backend's device keeps for each kind of its memory.
+///
+/// ```
+/// use leasehold_alloc::{Allocator, AllocatorCell, AllocatorConfig, FakeBacking};
+/// # use leasehold_core::Error;
+/// let cell = AllocatorCell::default();
+/// // A failure is forgotten.
+/// assert!(cell.get_or_make(|| Err(Error::state("not yet"))).is_err());
+/// assert!(cell.get().is_none());
+/// let made = cell.get_or_make(|| Allocator::new(Box::new(FakeBacking::new(1 << 20)), AllocatorConfig::default()))?;
+/// assert_eq!(made.stats().live, 0);
+/// assert!(cell.get().is_some());
+/// # Ok::<(), leasehold_core::Error>(())
+/// ```
+#[derive(Default)]
+pub struct AllocatorCell {
+    made: OnceLock<Allocator>,
+    making: Mutex<()>,
+}
+
+impl AllocatorCell {
+    /// The allocator. The first caller makes it; others that come meanwhile block until it is made.
+    ///
+    /// # Errors
+    /// What `make` fails with. The next caller tries again.
+    pub fn get_or_make(&self, make: impl FnOnce() -> Result<Allocator>) -> Result<&Allocator> {
+        if let Some(allocator) = self.made.get() {
+            return Ok(allocator);
+        }
+        let _turn = self.making.lock();
+        if let Some(allocator) = self.made.get() {
+            return Ok(allocator);
+        }
+        let allocator = make()?;
+        Ok(self.made.get_or_init(|| allocator))
+    }
+
+    /// The allocator, if it was made.
+    #[must_use]
+    pub fn get(&self) -> Option<&Allocator> {
+        self.made.get()
+    }
+}
+
+impl fmt::Debug for AllocatorCell {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("AllocatorCell").field(&self.get()).finish()
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+    use crate::{AllocatorConfig, FakeBacking};
+    use leasehold_core::sync::atomic::{AtomicU32, Ordering};
+
+    #[test]
+    fn one_of_many_callers_makes_it() {
+        let (cell, made) = (AllocatorCell::default(), AtomicU32::new(0));
+        let make = || {
+            made.fetch_add(1, Ordering::Relaxed);
+            std::thread::yield_now();
+            Allocator::new(Box::new(FakeBacking::new(1 << 20)), AllocatorConfig::default())
+        };
+        let found: Vec<usize> = std::thread::scope(|scope| {
+            let callers: Vec<_> =
+                (0..8).map(|_| scope.spawn(|| std::ptr::from_ref(cell.get_or_make(make).unwrap()) as usize)).collect();
+            callers.into_iter().map(|c| c.join().unwrap()).collect()
+        });
+        assert_eq!(made.load(Ordering::Relaxed), 1);
+        assert!(found.iter().all(|&at| at == found[0]));
+    }
+}
