@@ -33,4 +33,4 @@ pub use pool::{Fate, PoolConfig, PoolStats, Resource, SlotPool, TagOf};
 pub use retire::RetireList;
 #[cfg(not(loom))]
 pub use timeline::Publisher;
-pub use timeline::{Line, LineId, LineOwner, Point, Stamp, Timeline, VALUE_LIMIT};
+pub use timeline::{HostLine, Line, LineId, LineOwner, Point, Stamp, Timeline, VALUE_LIMIT};

@@ -557,6 +557,81 @@ impl Drop for LineOwner {
     }
 }
 
+/// A line that the host signals: what a gate is on every device. Values jump; one signal or failure at a time.
+///
+/// ```
+/// use leasehold_core::{Error, HostLine};
+/// let gate = HostLine::take()?;
+/// let next = gate.line().submitted() + 1;
+/// gate.raise(next)?;
+/// assert!(gate.line().is_settled(next));
+/// assert!(gate.raise(next).is_err(), "a value must grow");
+/// assert!(gate.fail(Error::state("given up")), "the first failure");
+/// assert!(!gate.fail(Error::state("again")), "the first cause stays");
+/// assert!(gate.raise(next + 1).is_err());
+/// # Ok::<(), Error>(())
+/// ```
+#[derive(Debug)]
+#[must_use]
+pub struct HostLine {
+    owner: LineOwner,
+    /// Held from the look at what was signalled until the new value is published. A leaf but for what [`raise_with`](Self::raise_with) calls.
+    turn: Mutex<()>,
+}
+
+impl HostLine {
+    /// Takes a line.
+    ///
+    /// # Errors
+    /// As [`LineOwner::take`].
+    pub fn take() -> Result<Self> {
+        Ok(Self { owner: LineOwner::take()?, turn: Mutex::new(()) })
+    }
+
+    /// The line.
+    #[inline]
+    pub fn line(&self) -> &'static Line {
+        self.owner.line()
+    }
+
+    /// Raises the value and wakes the threads that wait for it. Any thread; blocks for another signal only.
+    ///
+    /// # Errors
+    /// The cause once the line has failed; `InvalidArgument` unless `value` grows; `InvalidState` beyond 2^48.
+    pub fn raise(&self, value: u64) -> Result<()> {
+        self.raise_with(value, || Ok(()))
+    }
+
+    /// As [`raise`](Self::raise), and calls `signal` before the threads wake: for a device's own counter, which must see the values in their
+    /// order. Nothing in `signal` may signal or fail this line.
+    ///
+    /// # Errors
+    /// As [`raise`](Self::raise). When `signal` fails the value was used, and is not complete.
+    pub fn raise_with(&self, value: u64, signal: impl FnOnce() -> Result<()>) -> Result<()> {
+        let _turn = self.turn.lock();
+        let line = self.line();
+        if let Some((_, cause)) = line.failure() {
+            return Err(cause);
+        }
+        line.advance_to(value)?;
+        signal()?;
+        line.complete(value);
+        Ok(())
+    }
+
+    /// Fails every value that was not signalled. Gives whether this was the first failure; a later one changes nothing. Any thread; blocks for
+    /// another signal only.
+    pub fn fail(&self, cause: Error) -> bool {
+        let _turn = self.turn.lock();
+        let line = self.line();
+        if line.failed(VALUE_LIMIT) {
+            return false;
+        }
+        line.poison(line.submitted() + 1, cause);
+        true
+    }
+}
+
 /// The cold half of a timeline: what needs the backend. The hot half is loads of its [`Line`].
 pub trait Timeline: Send + Sync {
     /// The line that this timeline advances.

@@ -25,6 +25,33 @@ fn points_and_stamps_are_words() {
 }
 
 #[test]
+fn a_line_of_the_hosts_has_one_signal_or_failure_at_a_time() {
+    let gate = HostLine::take().unwrap();
+    let start = gate.line().submitted();
+    gate.raise(start + 3).unwrap();
+    assert_eq!((gate.line().submitted(), gate.line().completed()), (start + 3, start + 3));
+    assert_eq!(kind(gate.raise(start + 3)), "InvalidArgument");
+    assert_eq!(kind(gate.raise(VALUE_LIMIT)), "InvalidState");
+    // A device's counter is signalled in between; its failure leaves the value open.
+    let seen = gate.raise_with(start + 4, || {
+        assert_eq!((gate.line().submitted(), gate.line().completed()), (start + 4, start + 3));
+        Err(fault())
+    });
+    assert_eq!((kind(seen), gate.line().completed()), ("Fault", start + 3));
+    gate.raise(start + 5).unwrap();
+    // Of many failures one is the first, and its cause is everybody's.
+    let first: Vec<bool> = std::thread::scope(|scope| {
+        let fail = |i| gate.fail(Error::state(format!("cause {i}")));
+        let all: Vec<_> = (0..8).map(|i| scope.spawn(move || fail(i))).collect();
+        all.into_iter().map(|t| t.join().unwrap()).collect()
+    });
+    assert_eq!(first.iter().filter(|f| **f).count(), 1);
+    let cause = format!("cause {}", first.iter().position(|f| *f).unwrap());
+    assert!(gate.raise(start + 6).unwrap_err().to_string().contains(&cause));
+    assert!(gate.line().is_settled(start + 5) && gate.line().failed(start + 6));
+}
+
+#[test]
 fn values_grow_and_end_at_2_to_the_48() {
     let owner = LineOwner::take().unwrap();
     let line = owner.line();

@@ -7,8 +7,8 @@
 
 use leasehold_core::sync::{Arc, Mutex};
 use leasehold_core::{
-    Error, Fate, Handle, Lease, Line, LineId, LineOwner, Point, PoolConfig, PoolManager, PoolStats, Resource, Result,
-    Tagged, VALUE_LIMIT, tags,
+    Error, Fate, Handle, HostLine, Lease, Line, LineId, Point, PoolConfig, PoolManager, PoolStats, Resource, Result,
+    Tagged, tags,
 };
 use std::fmt;
 
@@ -43,36 +43,24 @@ impl GateWaits {
 
 /// A gate.
 pub struct GateState {
-    owner: LineOwner,
-    turn: Mutex<()>,
+    signals: HostLine,
 }
 
 impl GateState {
     /// Its line.
     #[inline]
     pub fn line(&self) -> &'static Line {
-        self.owner.line()
+        self.signals.line()
     }
 
     /// Raises the value.
     pub(crate) fn raise(&self, value: u64) -> Result<()> {
-        let _turn = self.turn.lock();
-        let line = self.line();
-        if let Some((_, cause)) = line.failure() {
-            return Err(cause);
-        }
-        line.advance_to(value)?;
-        line.complete(value);
-        Ok(())
+        self.signals.raise(value)
     }
 
     /// Fails everything that was not signalled.
     pub(crate) fn fail(&self, cause: Error) {
-        let _turn = self.turn.lock();
-        let line = self.line();
-        if !line.failed(VALUE_LIMIT) {
-            line.poison(line.submitted() + 1, cause);
-        }
+        self.signals.fail(cause);
     }
 }
 
@@ -94,7 +82,7 @@ impl Resource for Gates {
     const NAME: &'static str = "gate";
 
     fn create(&self, _: Handle<tags::Gate>, (): &()) -> Result<GateState> {
-        Ok(GateState { owner: LineOwner::take()?, turn: Mutex::new(()) })
+        Ok(GateState { signals: HostLine::take()? })
     }
 
     fn recycle(&self, gate: &mut GateState) -> Fate {

@@ -7,17 +7,15 @@
 //! This module must not know how streams wait.
 
 use crate::engine::shared::{Origin, Shared};
-use leasehold_core::sync::{Arc, Mutex};
+use leasehold_core::sync::Arc;
 use leasehold_core::{
-    Error, Fate, Handle, Lease, Line, LineOwner, PoolConfig, PoolManager, PoolStats, Resource, Result, Tagged,
-    VALUE_LIMIT, tags,
+    Error, Fate, Handle, HostLine, Lease, Line, PoolConfig, PoolManager, PoolStats, Resource, Result, Tagged, tags,
 };
 use std::fmt;
 
 /// A gate.
 pub struct GateState {
-    owner: LineOwner,
-    turn: Mutex<()>,
+    signals: HostLine,
     shared: Arc<Shared>,
 }
 
@@ -25,41 +23,27 @@ impl GateState {
     /// Its line.
     #[inline]
     pub fn line(&self) -> &'static Line {
-        self.owner.line()
+        self.signals.line()
     }
 
     /// Raises the value and goes on with the streams that wait for it.
     pub(crate) fn raise(&self, value: u64) -> Result<()> {
-        let line = self.line();
-        {
-            let _turn = self.turn.lock();
-            if let Some((_, cause)) = line.failure() {
-                return Err(cause);
-            }
-            line.advance_to(value)?;
-            line.complete(value);
-        }
-        self.shared.wake(line.id(), value);
+        self.signals.raise(value)?;
+        self.shared.wake(self.line().id(), value);
         Ok(())
     }
 
     /// Fails everything that was not signalled, and the streams that wait for it.
     pub(crate) fn fail(&self, cause: Error) {
-        let line = self.line();
-        {
-            let _turn = self.turn.lock();
-            if line.failed(VALUE_LIMIT) {
-                return;
-            }
-            line.poison(line.submitted() + 1, cause);
+        if self.signals.fail(cause) {
+            self.shared.wake(self.line().id(), u64::MAX);
         }
-        self.shared.wake(line.id(), u64::MAX);
     }
 }
 
 impl Drop for GateState {
     fn drop(&mut self) {
-        self.shared.remove_origin(self.owner.line());
+        self.shared.remove_origin(self.signals.line());
     }
 }
 
@@ -81,9 +65,9 @@ impl Resource for Gates {
     const NAME: &'static str = "gate";
 
     fn create(&self, _: Handle<tags::Gate>, (): &()) -> Result<GateState> {
-        let owner = LineOwner::take()?;
-        self.0.add_origin(owner.line(), Origin::Gate);
-        Ok(GateState { owner, turn: Mutex::new(()), shared: self.0.clone() })
+        let signals = HostLine::take()?;
+        self.0.add_origin(signals.line(), Origin::Gate);
+        Ok(GateState { signals, shared: self.0.clone() })
     }
 
     fn recycle(&self, gate: &mut GateState) -> Fate {

@@ -7,26 +7,24 @@
 
 use super::device::Common;
 use crate::machine::SemaphoreId;
-use leasehold_core::sync::{Arc, Mutex};
+use leasehold_core::sync::Arc;
 use leasehold_core::{
-    Error, Fate, Handle, Lease, Line, LineOwner, PoolConfig, PoolManager, PoolStats, Resource, Result, Tagged,
-    VALUE_LIMIT, tags,
+    Error, Fate, Handle, HostLine, Lease, Line, PoolConfig, PoolManager, PoolStats, Resource, Result, Tagged, tags,
 };
 use std::fmt;
 
 /// A gate.
 pub struct GateState {
     common: Arc<Common>,
-    owner: LineOwner,
+    signals: HostLine,
     semaphore: SemaphoreId,
-    turn: Mutex<()>,
 }
 
 impl GateState {
     /// Its line.
     #[inline]
     pub fn line(&self) -> &'static Line {
-        self.owner.line()
+        self.signals.line()
     }
 
     pub(crate) fn common(&self) -> &Common {
@@ -35,33 +33,18 @@ impl GateState {
 
     /// Raises the value.
     pub(crate) fn raise(&self, value: u64) -> Result<()> {
-        {
-            let _turn = self.turn.lock();
-            let line = self.line();
-            if let Some((_, cause)) = line.failure() {
-                return Err(cause);
-            }
-            line.advance_to(value)?;
-            self.common.machine.semaphore_signal(self.semaphore, value)?;
-            line.complete(value);
-        }
+        self.signals.raise_with(value, || self.common.machine.semaphore_signal(self.semaphore, value))?;
         self.common.go_on();
         Ok(())
     }
 
     /// Fails everything that was not signalled.
     pub(crate) fn fail(&self, cause: Error) {
-        {
-            let _turn = self.turn.lock();
-            let line = self.line();
-            if line.failed(VALUE_LIMIT) {
-                return;
-            }
-            line.poison(line.submitted() + 1, cause.clone());
-            // It is there as long as the gate.
+        if self.signals.fail(cause.clone()) {
+            // It is there as long as the gate, and nobody signals it any more.
             let _ = self.common.machine.semaphore_fail(self.semaphore, cause);
+            self.common.go_on();
         }
-        self.common.go_on();
     }
 }
 
@@ -83,9 +66,9 @@ impl Resource for Gates {
     const NAME: &'static str = "gate";
 
     fn create(&self, _: Handle<tags::Gate>, (): &()) -> Result<GateState> {
-        let owner = LineOwner::take()?;
-        let semaphore = self.0.semaphore(owner.line())?;
-        Ok(GateState { common: self.0.clone(), owner, semaphore, turn: Mutex::new(()) })
+        let signals = HostLine::take()?;
+        let semaphore = self.0.semaphore(signals.line())?;
+        Ok(GateState { common: self.0.clone(), signals, semaphore })
     }
 
     fn recycle(&self, gate: &mut GateState) -> Fate {
