@@ -5,6 +5,7 @@
 //! * [`Handle`] names a resource; [`Lease`], [`UniqueLease`], [`Claim`] and [`WeakLease`] are the ways to hold it.
 //! * [`SlotPool`] keeps resources and their control blocks; [`PoolManager`] and [`FixedSlotStore`] give it a life cycle.
 //! * [`Line`], [`Point`], [`Stamp`] and [`Timeline`] say what comes after what.
+//! * [`Birth`] tells a forked child from its parent.
 //! * [`Error`] is the only error that crosses a public border.
 //! * [`sync`] is the only door to atomics and locks.
 //!
@@ -14,6 +15,8 @@
 #[cfg(feature = "bench")]
 pub mod bench;
 pub mod error;
+#[cfg(not(loom))]
+pub mod fork;
 pub mod handle;
 pub mod lease;
 pub mod manager;
@@ -23,6 +26,8 @@ pub mod sync;
 pub mod timeline;
 
 pub use error::{Error, Fault, OutOfMemory, Result, Text};
+#[cfg(not(loom))]
+pub use fork::Birth;
 pub use handle::{
     BufferHandle, CommandQueueHandle, ContextHandle, DeviceHandle, EventHandle, FenceHandle, GateHandle, GraphHandle,
     Handle, HeapHandle, LibraryHandle, PipelineHandle, StreamHandle, Tagged, TimestampHandle, tags,

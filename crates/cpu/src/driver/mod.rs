@@ -5,7 +5,6 @@
 //! | [`topology`], [`cgroup`], [`isa`] | what the machine is and how much of it this process may use |
 //! | [`memory`] | address space and pages |
 //! | [`float`] | the floating-point state of threads that run kernels |
-//! | `fork` | children of this process, in which no thread of a device lives |
 //! | `crew` | the lock-free core of the tile pool |
 //! | `pool`, `advice` | threads around it, and when it is worth waking them |
 //! | `work` | operations as ranges of tiles: kernels, copies, fills |
@@ -23,8 +22,6 @@ pub(crate) mod crew;
 mod crew_model;
 #[cfg(not(loom))]
 pub mod float;
-#[cfg(not(loom))]
-pub(crate) mod fork;
 #[cfg(not(loom))]
 pub(crate) mod graph;
 #[cfg(not(loom))]

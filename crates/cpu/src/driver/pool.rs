@@ -11,11 +11,11 @@
 
 use super::advice::Advice;
 use super::crew::{Body, Crew, guarded};
-use super::fork::Home;
 use super::{current_cpu, float, now_nanos};
 use leasehold_core::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use leasehold_core::sync::thread::{self, JoinHandle};
 use leasehold_core::sync::{Arc, CachePadded, Mutex, spin_loop};
+use leasehold_core::{Birth, Result};
 use std::cell::{Cell, UnsafeCell};
 use std::fmt;
 use std::time::{Duration, Instant};
@@ -99,7 +99,7 @@ pub(crate) struct TilePool {
     started: AtomicBool,
     helpers: Mutex<Vec<JoinHandle<()>>>,
     /// The process that the threads live in.
-    home: Home,
+    birth: Birth,
 }
 
 impl TilePool {
@@ -128,14 +128,27 @@ impl TilePool {
             name: name.into(),
             started: AtomicBool::new(false),
             helpers: Mutex::new(Vec::new()),
-            home: Home::here(),
+            birth: Birth::here(),
         }
     }
 
-    /// The process that the device's threads live in.
+    /// Whether this process is a forked child of the one that the device's threads live in.
     #[inline]
-    pub(crate) fn home(&self) -> Home {
-        self.home
+    pub(crate) fn is_forked(&self) -> bool {
+        self.birth.left()
+    }
+
+    /// Fails where a call that needs one of the device's threads would wait for ever.
+    ///
+    /// # Errors
+    /// `InvalidState` in a forked child.
+    #[inline]
+    pub(crate) fn check_process(&self) -> Result<()> {
+        self.birth.check(|_| {
+            "this process was forked after the device was opened, and the device's threads stayed in the parent; open a backend of its own \
+             here, or fork before"
+                .into()
+        })
     }
 
     /// Threads that one job can use.
@@ -263,7 +276,7 @@ impl TilePool {
 
 impl Drop for TilePool {
     fn drop(&mut self) {
-        if self.home.left() {
+        if self.birth.left() {
             // Nobody to wait for, and a lock may have been somebody's when the process was forked.
             std::mem::forget(std::mem::take(self.helpers.get_mut()));
             return;

@@ -138,7 +138,7 @@ impl Queue {
     /// # Safety
     /// - See there.
     pub(crate) unsafe fn submit(&self, ops: &[Op<'_>], note_wait: impl Fn(Point)) -> Result<u64> {
-        self.shared.pool.home().check()?;
+        self.shared.pool.check_process()?;
         for op in ops {
             check(op)?;
         }
@@ -216,7 +216,7 @@ impl Queue {
         if line.check(value)? {
             return Ok(());
         }
-        self.shared.pool.home().check()?;
+        self.shared.pool.check_process()?;
         if let Some((id, running)) = RUNNING.get()
             && id == line.id()
             && value >= running
@@ -232,7 +232,7 @@ impl Queue {
 
     /// Tells the worker to end after what was submitted, and waits for its end if it has nothing to do.
     fn close(&self) {
-        if self.shared.pool.home().left() {
+        if self.shared.pool.is_forked() {
             // The worker stayed in the parent, perhaps with the lock; what it would have ended goes with this process.
             return;
         }

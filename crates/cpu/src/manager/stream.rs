@@ -174,7 +174,7 @@ impl StreamManager {
     /// # Errors
     /// `InvalidState` in a forked child of the process that the device was opened in.
     pub fn check_process(&self) -> Result<()> {
-        self.pool.home().check()
+        self.pool.check_process()
     }
 
     /// What the pool did so far.

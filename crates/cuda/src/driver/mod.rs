@@ -9,14 +9,12 @@
 //! | `figures` (feature `traces`) | what a loop over the driver alone costs |
 //! | [`nvrtc`] | the vendor's compiler, loaded at run time |
 //! | [`cache`] | compiled kernels on disk |
-//! | [`fork`] | telling a forked child from its parent |
 //!
 //! This module must not know managers.
 
 pub mod cache;
 #[cfg(feature = "traces")]
 pub mod figures;
-pub mod fork;
 pub mod nvrtc;
 pub mod ops;
 pub mod real;
@@ -25,8 +23,27 @@ pub mod sim;
 #[cfg(feature = "traces")]
 pub mod trace;
 
+use leasehold_core::{Birth, Error, Result};
+
+/// CUDA's state does not survive a fork: calls in a child hang or corrupt the parent's work.
+///
+/// # Errors
+/// `InvalidState` in a fork of the process that started CUDA, naming both.
+#[inline]
+fn check_process(started: Birth) -> Result<()> {
+    started.check(|started| {
+        format!(
+            "CUDA was started in process {} and this is its fork {}: a forked child cannot use CUDA; start it in the child instead, or make \
+             children by spawning a program",
+            started.process(),
+            std::process::id()
+        )
+        .into()
+    })
+}
+
 /// What every call is before [`init`](ops::DeviceOps::init).
 #[cold]
-fn not_started() -> leasehold_core::Error {
-    leasehold_core::Error::state("CUDA is not started: call `init` first")
+fn not_started() -> Error {
+    Error::state("CUDA is not started: call `init` first")
 }

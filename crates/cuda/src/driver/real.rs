@@ -17,14 +17,13 @@ mod module;
 mod stream;
 
 use super::cache::{CompileCache, Key};
-use super::fork::Birth;
 use super::nvrtc;
 use super::ops::{ContextOps, CudaSlowOps, DeviceOps, DeviceProperties, NativeContext};
 use crate::conv::{self, code};
 use cudarc::driver::sys::{CUcontext, CUdevice, CUdevice_attribute_enum as Attribute, CUuuid};
 use leasehold_core::sync::atomic::{AtomicU64, Ordering};
 use leasehold_core::sync::{Mutex, OnceLock};
-use leasehold_core::{Error, Result};
+use leasehold_core::{Birth, Error, Result};
 use library::Functions;
 use std::collections::HashMap;
 use std::ffi::{CStr, c_char, c_int};
@@ -96,7 +95,7 @@ impl RealDriver {
     #[inline]
     fn loaded(&self) -> Result<&Loaded> {
         let loaded = self.loaded.get().ok_or_else(super::not_started)?;
-        loaded.birth.check()?;
+        super::check_process(loaded.birth)?;
         Ok(loaded)
     }
 
@@ -215,7 +214,7 @@ impl std::fmt::Debug for RealDriver {
 impl DeviceOps for RealDriver {
     fn init(&self) -> Result<()> {
         if let Some(loaded) = self.loaded.get() {
-            return loaded.birth.check();
+            return super::check_process(loaded.birth);
         }
         let functions = Functions::load()?;
         self.calls.fetch_add(2, Ordering::Relaxed);
@@ -243,7 +242,7 @@ impl DeviceOps for RealDriver {
             }
         }
         // Somebody else may have been faster; both found the same functions.
-        let _ = self.loaded.set(Loaded { functions, birth: Birth::now() });
+        let _ = self.loaded.set(Loaded { functions, birth: Birth::here() });
         Ok(())
     }
 

@@ -32,13 +32,12 @@ mod module;
 mod stream;
 mod tables;
 
-use super::fork::Birth;
 use super::ops::{ContextOps, CudaSlowOps, DeviceOps, DeviceProperties, NativeContext};
 use crate::conv::{self, code};
 use leasehold_core::sync::atomic::{AtomicU64, Ordering};
 use leasehold_core::sync::thread;
 use leasehold_core::sync::{Mutex, MutexGuard, OnceLock};
-use leasehold_core::{Error, Result};
+use leasehold_core::{Birth, Error, Result};
 use leasehold_sim::{Machine, MachineConfig, Stepping};
 use std::cell::Cell;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -210,7 +209,7 @@ impl SimDriver {
 
     /// What every call checks first.
     fn begin(&self) -> Result<()> {
-        self.birth.get().ok_or_else(super::not_started)?.check()?;
+        super::check_process(*self.birth.get().ok_or_else(super::not_started)?)?;
         self.calls.fetch_add(1, Ordering::Relaxed);
         Ok(())
     }
@@ -361,7 +360,7 @@ impl std::fmt::Debug for SimDriver {
 
 impl DeviceOps for SimDriver {
     fn init(&self) -> Result<()> {
-        self.birth.get_or_init(Birth::now).check()?;
+        super::check_process(*self.birth.get_or_init(Birth::here))?;
         self.enter_plain("cuInit", 0).map_err(|e| match e {
             Error::Driver { code, name, .. } => conv::unavailable(code, &name),
             other => other,

@@ -1,0 +1,104 @@
+//! Whether this process is a fork of the one in which something was made. Threads, and most drivers' state, stay with the parent: in a child
+//! a call that needs them would hang or spoil the parent's work, so it asks here first. A handler that runs in every child counts, so that
+//! asking costs one load.
+//!
+//! This module must not know what was made.
+
+use crate::error::{Error, Result, Text};
+use crate::sync::atomic::{AtomicU32, Ordering};
+
+/// How many forks lie between the first process that asked and this one.
+static FORKS: AtomicU32 = AtomicU32::new(0);
+
+/// The process in which something was made. Always the same one where the system cannot fork.
+///
+/// ```
+/// use leasehold_core::Birth;
+/// let birth = Birth::here();
+/// assert!(!birth.left());
+/// assert_eq!(birth.process(), std::process::id());
+/// birth.check(|_| "not after a fork".into())?;
+/// # Ok::<(), leasehold_core::Error>(())
+/// ```
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Birth {
+    forks: u32,
+    process: u32,
+}
+
+impl Birth {
+    /// This process.
+    #[must_use]
+    pub fn here() -> Self {
+        watch();
+        Self { forks: FORKS.load(Ordering::Relaxed), process: std::process::id() }
+    }
+
+    /// Whether this is a fork of that process, or of a fork of it. One load; also in a child's first instructions.
+    #[inline]
+    #[must_use]
+    pub fn left(self) -> bool {
+        FORKS.load(Ordering::Relaxed) != self.forks
+    }
+
+    /// The process's number.
+    #[must_use]
+    pub fn process(self) -> u32 {
+        self.process
+    }
+
+    /// Fails in a fork of that process.
+    ///
+    /// # Errors
+    /// `InvalidState` with what `why` says.
+    #[inline]
+    pub fn check(self, why: impl FnOnce(Self) -> Text) -> Result<()> {
+        if self.left() { self.refused(why) } else { Ok(()) }
+    }
+
+    #[cold]
+    fn refused(self, why: impl FnOnce(Self) -> Text) -> Result<()> {
+        Err(Error::state(why(self)))
+    }
+}
+
+#[cfg(unix)]
+fn watch() {
+    use crate::sync::OnceLock;
+    extern "C" fn in_child() {
+        FORKS.fetch_add(1, Ordering::Relaxed);
+    }
+    static WATCHING: OnceLock<()> = OnceLock::new();
+    WATCHING.get_or_init(|| {
+        // SAFETY: the handler does nothing but an atomic addition, which is allowed in a forked child. Without room for the handler
+        // children are not told.
+        unsafe { libc::pthread_atfork(None, None, Some(in_child)) };
+    });
+}
+
+#[cfg(not(unix))]
+fn watch() {}
+
+#[cfg(all(test, unix))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_child_is_told_and_what_it_makes_is_its_own() {
+        let birth = Birth::here();
+        // SAFETY: the child only loads atomics, asks for its number and exits without running destructors.
+        let child = unsafe { libc::fork() };
+        if child == 0 {
+            let own = Birth::here();
+            let right = birth.left() && !own.left() && own.process() != birth.process();
+            // SAFETY: ends the child at once.
+            unsafe { libc::_exit(if right { 7 } else { 0 }) };
+        }
+        let mut status = 0;
+        // SAFETY: waits for the child made above.
+        assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
+        assert!(libc::WIFEXITED(status));
+        assert_eq!(libc::WEXITSTATUS(status), 7);
+        assert!(!birth.left() && birth.check(|_| unreachable!()).is_ok());
+    }
+}
