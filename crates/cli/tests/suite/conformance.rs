@@ -44,8 +44,11 @@ fn with_each_buffer_straight_from_the_driver_everything_passes_or_says_why_not()
     let trim = runs.iter().find(|r| r["case"] == 54).unwrap();
     assert_eq!(trim["why"], "each buffer of cuda:0 comes straight from the driver", "{trim}");
     // The subset for sanitizers, by the environment.
-    let output =
-        leasehold().args(command).args(["--tag", "sanitizer"]).env("LEASEHOLD_MEMORY_DEBUG", "pass-through").output();
+    let output = super::leasehold()
+        .args(command)
+        .args(["--tag", "sanitizer"])
+        .env("LEASEHOLD_MEMORY_DEBUG", "pass-through")
+        .output();
     let output = output.unwrap();
     let report: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
     assert_eq!((&report["failed"], &report["skipped"]), (&0.into(), &0.into()), "{report}");
