@@ -12,21 +12,20 @@
 use crate::backing::{Backing, BackingCaps};
 use crate::bias::{BiasedLock, Guard};
 use crate::budget::Budget;
-use crate::buffer::{ARENA, Buffer, EMPTY, HostKind, IMPORTED, NO_CLASS, NO_SLOT, REGION, Row, WATCHED};
+use crate::buffer::{ARENA, Buffer, EMPTY, HostKind, IMPORTED, NO_CLASS, NO_SLOT, Open, REGION, Row, WATCHED};
 use crate::config::{AllocStats, AllocatorConfig, Policy};
 use crate::fence::{Fences, thread_number};
 use crate::front::{Chain, Front, Pocket, Put};
 use crate::heap::passed;
+use crate::host;
 use crate::layout::{Layout, MIN_ALIGN, SIZE_LIMIT, SLAB_MAX, UNIT, class_of};
 use crate::mutant::mutated;
 use crate::store::{Block, Need, Spot, Store};
 use crate::table::{Table, Vacant};
 use crate::watch::{Reach, Watch};
 use leasehold_core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
-use leasehold_core::sync::{Arc, CachePadded, Mutex};
-use leasehold_core::{
-    BufferHandle, Error, Header, Lease, Line, Miss, OutOfMemory, Owner, OwnerOps, Point, Result, Stamp, Timeline,
-};
+use leasehold_core::sync::{Arc, CachePadded, Mutex, OnceLock};
+use leasehold_core::{BufferHandle, Error, Header, Lease, Line, Miss, Owner, OwnerOps, Point, Result, Stamp, Timeline};
 use std::any::Any;
 use std::fmt;
 use std::ptr::NonNull;
@@ -65,8 +64,10 @@ pub(crate) struct Core {
     pub(crate) orphan: bool,
     /// What imported buffers keep alive, by row.
     pub(crate) keeps: Vec<Option<Keep>>,
-    /// What waits for its last use to be over.
-    pub(crate) retired: Vec<(Box<[Stamp]>, Keep)>,
+    /// Rows whose blocks several lines may still be using.
+    pub(crate) parked: Parked,
+    /// Rows whose keeps wait for their last use to be over.
+    pub(crate) retired: Parked,
     pub(crate) imported: u64,
     /// The rows of imported buffers.
     pub(crate) imports: Vec<u32>,
@@ -78,14 +79,46 @@ pub(crate) struct Core {
 
 impl Core {
     /// Keeps something alive until nobody holds the row and its last use is over.
-    pub(crate) fn keep(&mut self, row: u32, keep: Keep) {
-        let row = row as usize;
-        if self.keeps.len() <= row {
-            self.keeps.resize_with(row + 1, || None);
+    /// Returns what the row has kept so far, to be dropped without the lock. Wants [`room`](Self::room_to_keep) for it.
+    pub(crate) fn keep(&mut self, row: u32, keep: Keep) -> Option<Keep> {
+        self.keeps.get_mut(row as usize).and_then(|k| k.replace(keep))
+    }
+
+    /// Makes room for what a row keeps.
+    ///
+    /// # Errors
+    /// `OutOfMemory` for host memory.
+    pub(crate) fn room_to_keep(&mut self, row: u32) -> Result<()> {
+        let rows = row as usize + 1;
+        if self.keeps.len() < rows {
+            let more = rows - self.keeps.len();
+            host::room(&mut self.keeps, more)?;
+            self.keeps.resize_with(rows, || None);
         }
-        self.keeps[row] = Some(keep);
+        Ok(())
     }
 }
+
+/// A list of rows that nobody holds and nobody may take yet, through their headers.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Parked {
+    first: u32,
+    last: u32,
+}
+
+const NONE: u32 = u32::MAX;
+
+impl Parked {
+    const NONE: Parked = Parked { first: NONE, last: NONE };
+
+    #[inline]
+    pub(crate) fn any(self) -> bool {
+        self.first != NONE
+    }
+}
+
+/// Parked rows that one allocation looks at.
+const PARKED_AT_ONCE: u32 = 4;
 
 pub(crate) type Keep = Box<dyn Any + Send + Sync>;
 
@@ -144,6 +177,10 @@ pub(crate) struct Inner {
     /// The flags of ordinary rows.
     row_flags: u32,
     pub(crate) waiter: Mutex<Option<PointWaiter>>,
+    /// The device is gone, and why: what needs the driver or a stream fails from then on.
+    pub(crate) lost: OnceLock<Error>,
+    /// The next of the allocators that are gone but for memory in use.
+    pub(crate) next_grave: Option<Box<Inner>>,
 }
 
 static OPS: OwnerOps = OwnerOps { name: "buffer", last, weak };
@@ -297,7 +334,8 @@ impl Allocator {
             vacant: Vacant::new(),
             orphan: false,
             keeps: Vec::new(),
-            retired: Vec::new(),
+            parked: Parked::NONE,
+            retired: Parked::NONE,
             imported: 0,
             imports: Vec::new(),
             imported_bytes: 0,
@@ -321,6 +359,8 @@ impl Allocator {
             row_flags,
             watch,
             waiter: Mutex::new(None),
+            lost: OnceLock::new(),
+            next_grave: None,
         });
         // SAFETY: a box is never null.
         Ok(Allocator(Arc::new(Keeper(unsafe { NonNull::new_unchecked(Box::into_raw(inner)) }))))
@@ -378,10 +418,15 @@ impl Allocator {
         let inner = self.inner();
         inner.sweep_retired();
         let mut core = inner.core.lock();
-        core.imports.try_reserve(1).map_err(|_| OutOfMemory::new("host memory for an import", 4))?;
+        host::room(&mut core.imports, 1)?;
         let row = inner.table.take(&mut core.vacant, inner.owner_ptr())?;
-        core.imports.push(row.header.index());
-        core.keep(row.header.index(), keep);
+        let index = row.header.index();
+        if let Err(e) = core.room_to_keep(index) {
+            inner.table.put(&mut core.vacant, row);
+            return Err(e);
+        }
+        core.keep(index, keep);
+        core.imports.push(index);
         core.imported += 1;
         core.imported_bytes += bytes;
         row.buffer.describe(addr, native, bytes, None, IMPORTED | kind_bits(inner.config.host_kind));
@@ -440,7 +485,7 @@ impl Allocator {
     pub fn drain(&self) {
         let inner = self.inner();
         inner.flush();
-        inner.core.lock().store.drain(true);
+        inner.settle(&mut inner.core.lock());
         inner.sweep_retired();
         crate::grave::sweep();
     }
@@ -557,6 +602,9 @@ impl Inner {
         {
             let mut core = self.core.lock();
             self.notice_contention(&core);
+            if core.parked.any() {
+                self.unpark(&mut core, PARKED_AT_ONCE);
+            }
             if let Some(block) = core.store.take(need, on.line)? {
                 return self.issue(&mut core, block, layout.size, on.line);
             }
@@ -617,10 +665,9 @@ impl Inner {
                 _ => u64::from(self.free_special(row, flags)),
             };
         }
-        let spot = spot_of(row);
-        let len = buffer.len();
+        let (spot, len) = (row.spot(), buffer.len());
         if !buffer.is_private() {
-            return self.free_shared_slow(row, spot, len);
+            return self.free_shared_slow(row);
         }
         let stamp = buffer.own_stamp();
         if !self.table.renew(row) {
@@ -657,27 +704,91 @@ impl Inner {
         u64::from(core.orphan)
     }
 
+    /// Frees a block that other lines than its home may have used. Takes no host memory: while several lines may still be using the
+    /// block, its row stays out of circulation and so remembers which.
     #[cold]
-    fn free_shared_slow(&self, row: &Row, spot: Spot, len: u64) -> u64 {
-        let stamps = uses(&row.buffer);
-        row.buffer.reset();
+    pub(crate) fn free_shared_slow(&self, row: &Row) -> u64 {
+        let (spot, len, open) = (row.spot(), row.buffer.len(), row.buffer.open());
         let mut core = self.core.lock();
-        core.store.give_shared(spot, &stamps);
         self.counters.add_live(-(len as i64));
-        self.table.put(&mut core.vacant, row);
+        if open == Open::Several && core.store.park(spot) {
+            self.put_aside(&mut core, row, |core| &mut core.parked);
+        } else {
+            row.buffer.reset();
+            core.store.give(spot, if let Open::One(stamp) = open { stamp } else { Stamp::NEVER });
+            self.table.put(&mut core.vacant, row);
+        }
         u64::from(core.orphan)
     }
 
-    /// As [`free`](Self::free), when the free was recorded.
-    pub(crate) fn free_traced(&self, row: &Row, stamps: &[Stamp]) -> u64 {
-        let spot = spot_of(row);
-        let len = row.buffer.len();
-        row.buffer.reset();
-        let mut core = self.core.lock();
-        core.store.give_shared(spot, stamps);
-        self.counters.add_live(-(len as i64));
-        self.table.put(&mut core.vacant, row);
-        u64::from(core.orphan)
+    /// Puts a row that nobody holds into a list, under a new generation, with its record as it is.
+    fn put_aside(&self, core: &mut Core, row: &Row, list: impl Fn(&mut Core) -> &mut Parked) {
+        // Whether it may be used again is asked once it comes back.
+        let _ = self.table.renew(row);
+        core.vacant.live -= 1;
+        self.append(list(core), row);
+    }
+
+    fn append(&self, list: &mut Parked, row: &Row) {
+        row.header.next.store(NONE, Ordering::Relaxed);
+        let last = std::mem::replace(&mut list.last, row.header.index());
+        match self.table.get(last) {
+            Some(last) => last.header.next.store(row.header.index(), Ordering::Relaxed),
+            None => list.first = row.header.index(),
+        }
+    }
+
+    /// Takes the first row out of a list.
+    fn take_aside(&self, list: &mut Parked) -> Option<&Row> {
+        let row = self.table.get(list.first)?;
+        list.first = row.header.next.load(Ordering::Relaxed);
+        if list.first == NONE {
+            list.last = NONE;
+        }
+        Some(row)
+    }
+
+    fn each_aside(&self, list: Parked, mut f: impl FnMut(&Row)) {
+        let mut at = list.first;
+        while let Some(row) = self.table.get(at) {
+            at = row.header.next.load(Ordering::Relaxed);
+            f(row);
+        }
+    }
+
+    /// Looks at up to `most` parked rows, the oldest first, and gives the blocks back that one line at most may still be using.
+    pub(crate) fn unpark(&self, core: &mut Core, most: u32) {
+        let end = core.parked.last;
+        for _ in 0..most {
+            let Some(row) = self.take_aside(&mut core.parked) else { return };
+            let last = row.header.index() == end;
+            match row.buffer.open() {
+                // To the end: the next look is at others.
+                Open::Several => self.append(&mut core.parked, row),
+                open => {
+                    row.buffer.reset();
+                    core.store.unpark(row.spot(), if let Open::One(stamp) = open { stamp } else { Stamp::NEVER });
+                    self.table.restore(&mut core.vacant, row);
+                }
+            }
+            if last {
+                return;
+            }
+        }
+    }
+
+    /// Calls `f` with the bytes of every parked block and each stamp that it waits for.
+    pub(crate) fn parked(&self, core: &Core, mut f: impl FnMut(u64, Stamp)) {
+        self.each_aside(core.parked, |row| {
+            let bytes = core.store.bytes(row.spot());
+            row.buffer.for_each_use(|s| f(bytes, s));
+        });
+    }
+
+    /// Brings everything whose last use is over to where everybody can take it. Slow path.
+    pub(crate) fn settle(&self, core: &mut Core) {
+        self.unpark(core, u32::MAX);
+        core.store.drain(true);
     }
 
     /// Takes rows from the magazines into the core, and what they know about live bytes.
@@ -687,7 +798,7 @@ impl Inner {
         let mut core = self.core.lock();
         // SAFETY: the table lives as long as `self`, and the chain's rows are rows of it.
         while let Some(row) = unsafe { chain.pop() } {
-            core.store.give(spot_of(row), row.buffer.own_stamp());
+            core.store.give(row.spot(), row.buffer.own_stamp());
             self.table.put_renewed(&mut core.vacant, row);
             n += 1;
         }
@@ -705,26 +816,26 @@ impl Inner {
 
     #[cold]
     fn free_special(&self, row: &Row, flags: u32) -> bool {
-        let stamps = uses(&row.buffer);
-        let len = row.buffer.len();
-        row.buffer.reset();
+        let (len, open) = (row.buffer.len(), row.buffer.open());
+        let index = row.header.index();
         let mut dropped = None;
         let mut core = self.core.lock();
         if flags & IMPORTED != 0 {
             core.imported -= 1;
-            core.imports.retain(|&r| r != row.header.index());
+            core.imports.retain(|&r| r != index);
             core.imported_bytes -= len;
         }
-        if flags & (IMPORTED | ARENA) != 0 {
-            let keep = core.keeps.get_mut(row.header.index() as usize).and_then(Option::take);
-            if stamps.iter().all(|&s| passed(s)) {
-                dropped = keep;
-            } else if let Some(keep) = keep {
-                core.retired.push((stamps.into_boxed_slice(), keep));
-                self.retired.fetch_add(1, Ordering::Relaxed);
+        let kept = flags & (IMPORTED | ARENA) != 0 && core.keeps.get(index as usize).is_some_and(Option::is_some);
+        if kept && open != Open::Over {
+            self.put_aside(&mut core, row, |core| &mut core.retired);
+            self.retired.fetch_add(1, Ordering::Relaxed);
+        } else {
+            if kept {
+                dropped = core.keeps[index as usize].take();
             }
+            row.buffer.reset();
+            self.table.put(&mut core.vacant, row);
         }
-        self.table.put(&mut core.vacant, row);
         let orphan = core.orphan;
         drop(core);
         // Foreign code: without the lock.
@@ -737,23 +848,22 @@ impl Inner {
         if let Some(watch) = &self.watch {
             self.sweep_held(watch, Reach::Due);
         }
-        if self.retired.load(Ordering::Relaxed) == 0 {
-            return;
-        }
-        let mut over = Vec::new();
-        {
+        // As many as there are now: what their destructors retire comes later.
+        for _ in 0..self.retired.load(Ordering::Relaxed) {
             let mut core = self.core.lock();
-            let mut i = 0;
-            while i < core.retired.len() {
-                if core.retired[i].0.iter().all(|&s| passed(s)) {
-                    over.push(core.retired.swap_remove(i).1);
-                } else {
-                    i += 1;
-                }
+            let Some(row) = self.take_aside(&mut core.retired) else { return };
+            if row.buffer.open() != Open::Over {
+                self.append(&mut core.retired, row);
+                continue;
             }
-            self.retired.fetch_sub(over.len() as u32, Ordering::Relaxed);
+            let keep = core.keeps.get_mut(row.header.index() as usize).and_then(Option::take);
+            row.buffer.reset();
+            self.table.restore(&mut core.vacant, row);
+            self.retired.fetch_sub(1, Ordering::Relaxed);
+            drop(core);
+            // Foreign code: without the lock.
+            drop(keep);
         }
-        drop(over);
     }
 
     /// The keeper is gone: from now on rows that come back count down.
@@ -774,10 +884,11 @@ impl Inner {
             return false;
         }
         let mut core = self.core.lock();
-        core.store.drain(true);
-        let mut slots = core.store.slabs.waiting().next().is_none();
-        core.store.slabs.pending(|_, s| slots &= passed(s));
-        slots && core.store.heap.is_over() && core.retired.iter().all(|(s, _)| s.iter().all(|&s| passed(s)))
+        self.settle(&mut core);
+        let mut over = !core.parked.any();
+        core.store.slabs.pending(|_, s| over &= passed(s));
+        self.each_aside(core.retired, |row| over &= row.buffer.open() == Open::Over);
+        over && core.store.heap.is_over()
     }
 
     fn stats(&self) -> AllocStats {
@@ -814,22 +925,13 @@ impl Inner {
             host_waits: c.host_waits.load(Ordering::Relaxed),
             inserted_waits: c.inserted_waits.load(Ordering::Relaxed),
             failed: c.failed.load(Ordering::Relaxed),
-            retired: core.retired.len() as u64,
+            retired: self.retired.load(Ordering::Relaxed).into(),
             driver_calls: self.backing.driver_calls(),
             metadata: core.store.heap.host_bytes()
                 + core.store.slabs.host_bytes()
                 + u64::from(self.table.len()) * size_of::<Row>() as u64,
             limit: self.budget.limit(),
         }
-    }
-}
-
-/// Where a row's block lies.
-#[inline]
-fn spot_of(row: &Row) -> Spot {
-    match row.slot.load(Ordering::Relaxed) {
-        NO_SLOT => Spot::Node(row.place.load(Ordering::Relaxed)),
-        slot => Spot::Slot(row.place.load(Ordering::Relaxed), slot),
     }
 }
 

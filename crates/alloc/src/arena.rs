@@ -276,10 +276,14 @@ impl GraphArena {
             .collect();
         ranges.sort_unstable();
         plan.bindings = Bindings { ranges, native, bytes: packed.total };
+        if let Some(region) = &region {
+            // All of them before any is bound: a member that is not bound may keep the region for nothing until it is dropped.
+            for lease in &alive {
+                self.0.allocator.inner().keep_for(lease, Box::new(region.clone()))?;
+            }
+        }
         for lease in alive {
-            let symbol = lease.addr();
-            if let (Some(addr), Some(region)) = (plan.bindings.resolve(symbol), &region) {
-                self.0.allocator.inner().keep_for(&lease, Box::new(region.clone()));
+            if let (Some(addr), Some(_)) = (plan.bindings.resolve(lease.addr()), &region) {
                 lease.bind(addr, native);
             } else {
                 lease.bind(0, 0);
@@ -342,7 +346,7 @@ impl GraphArena {
         let regions = std::mem::take(&mut plan.regions);
         drop(plan);
         drop(regions);
-        self.prune();
+        self.0.prune();
         Ok(())
     }
 
@@ -396,7 +400,7 @@ impl GraphArena {
         }
         let mut freed = 0;
         for r in &regions {
-            freed += inner.suspend_block(&r.block);
+            freed += inner.suspend_block(&r.block)?;
         }
         self.0.plan.lock().state = ArenaState::Suspended;
         Ok(freed)
@@ -480,18 +484,18 @@ impl GraphArena {
         self.0.group.lock().push(region.clone());
         Ok(Some(region))
     }
+}
 
-    /// Gives up the group's regions that no arena of it uses.
+impl Shared {
+    /// Gives up the group's regions that no arena of it uses. One by one: it takes no host memory, and frees without the lock.
     fn prune(&self) {
-        let mut gone = Vec::new();
-        self.0.group.lock().retain_mut(|r| {
-            let used = Arc::strong_count(r) > 1;
-            if !used {
-                gone.push(r.clone());
-            }
-            used
-        });
-        drop(gone);
+        loop {
+            let mut group = self.group.lock();
+            let Some(i) = group.iter().position(|r| Arc::strong_count(r) == 1) else { return };
+            let gone = group.swap_remove(i);
+            drop(group);
+            drop(gone);
+        }
     }
 }
 
@@ -499,15 +503,7 @@ impl Drop for Shared {
     fn drop(&mut self) {
         let regions = std::mem::take(&mut self.plan.lock().regions);
         drop(regions);
-        let mut gone = Vec::new();
-        self.group.lock().retain_mut(|r| {
-            let used = Arc::strong_count(r) > 1;
-            if !used {
-                gone.push(r.clone());
-            }
-            used
-        });
-        drop(gone);
+        self.prune();
     }
 }
 
@@ -535,13 +531,26 @@ impl crate::allocator::Inner {
         row.buffer.describe(addr, native, len, None, ARENA | crate::allocator::kind_bits(self.config.host_kind));
         row.buffer.inherit(leasehold_core::Stamp::NEVER);
         if let Some(keep) = keep {
+            if let Err(e) = core.room_to_keep(row.header.index()) {
+                row.buffer.reset();
+                self.table.put(&mut core.vacant, row);
+                return Err(e);
+            }
+            // A vacant row keeps nothing.
             core.keep(row.header.index(), keep);
         }
         Ok(self.lend(row))
     }
 
     /// Keeps something alive until nobody holds a member of an arena.
-    fn keep_for(&self, lease: &Lease<Buffer>, keep: Keep) {
-        self.core.lock().keep(lease.header().index(), keep);
+    fn keep_for(&self, lease: &Lease<Buffer>, keep: Keep) -> Result<()> {
+        let before = {
+            let mut core = self.core.lock();
+            core.room_to_keep(lease.header().index())?;
+            core.keep(lease.header().index(), keep)
+        };
+        // It may free a block: without the lock.
+        drop(before);
+        Ok(())
     }
 }

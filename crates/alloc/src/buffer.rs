@@ -14,6 +14,7 @@
 //! A write is ordered after every use that was known when it was submitted, so it may displace points that its line knows or that are
 //! over; a point that it does not know (two streams that race, which is the caller's defect) is kept until the memory is reused.
 
+use crate::store::Spot;
 use leasehold_core::sync::Mutex;
 use leasehold_core::sync::atomic::{AtomicPtr, AtomicU16, AtomicU32, AtomicU64, Ordering};
 use leasehold_core::{Header, Line, LineId, Point, Stamp, Tagged, tags};
@@ -64,6 +65,15 @@ pub struct Buffer {
 }
 
 type Spill = Mutex<Vec<Stamp>>;
+
+/// Who may still be using a buffer that nobody holds.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Open {
+    Over,
+    /// One line, up to this stamp.
+    One(Stamp),
+    Several,
+}
 
 const LOAD: Ordering = Ordering::Acquire;
 const STORE: Ordering = Ordering::Release;
@@ -187,6 +197,21 @@ impl Buffer {
         if !self.spill.load(LOAD).is_null() {
             self.spilled(|s| s.iter().for_each(|&s| f(s)));
         }
+    }
+
+    /// Which lines may still be using it. Takes no host memory.
+    pub(crate) fn open(&self) -> Open {
+        let mut open = Open::Over;
+        self.for_each_use(|s| {
+            if !crate::heap::passed(s) {
+                open = match open {
+                    Open::Over => Open::One(s),
+                    Open::One(t) if t.line_id() == s.line_id() => Open::One(if t.value() < s.value() { s } else { t }),
+                    _ => Open::Several,
+                };
+            }
+        });
+        open
     }
 
     /// Records a write submitted at `p`, which was ordered after [`write_stamp`](Self::write_stamp) and the reads. Only the submitter
@@ -406,6 +431,16 @@ pub(crate) const NO_SLOT: u16 = u16::MAX;
 pub(crate) const NO_CLASS: u16 = u16::MAX;
 
 impl Row {
+    /// Where the row's block lies.
+    #[inline]
+    pub(crate) fn spot(&self) -> Spot {
+        let place = self.place.load(Ordering::Relaxed);
+        match self.slot.load(Ordering::Relaxed) {
+            NO_SLOT => Spot::Node(place),
+            slot => Spot::Slot(place, slot),
+        }
+    }
+
     pub(crate) fn new(header: Header) -> Self {
         Self {
             header,

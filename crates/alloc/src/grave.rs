@@ -7,26 +7,39 @@ use crate::allocator::Inner;
 use leasehold_core::sync::Mutex;
 
 #[cfg(not(loom))]
-static GRAVES: Mutex<Vec<Inner>> = Mutex::new(Vec::new());
+static GRAVES: Mutex<Option<Box<Inner>>> = Mutex::new(None);
 
-/// Destroys an allocator that nobody holds, now or when its streams are done.
+/// Destroys an allocator that nobody holds, now or when its streams are done. Takes no host memory: the graves are a list through
+/// the allocators themselves.
 #[cfg(not(loom))]
-pub(crate) fn bury(inner: Box<Inner>) {
+pub(crate) fn bury(mut inner: Box<Inner>) {
     if inner.is_over() {
         drop(inner);
     } else {
-        GRAVES.lock().push(*inner);
+        let mut graves = GRAVES.lock();
+        inner.next_grave = graves.take();
+        *graves = Some(inner);
     }
 }
 
 /// Destroys those whose streams are done.
 #[cfg(not(loom))]
 pub(crate) fn sweep() {
-    let over: Vec<_> = match GRAVES.try_lock() {
-        Some(mut graves) if !graves.is_empty() => graves.extract_if(.., |i| i.is_over()).collect(),
-        _ => return,
-    };
-    drop(over);
+    let Some(mut graves) = GRAVES.try_lock() else { return };
+    let mut left = graves.take();
+    let mut over = None;
+    while let Some(mut inner) = left {
+        left = inner.next_grave.take();
+        let list = if inner.is_over() { &mut over } else { &mut *graves };
+        inner.next_grave = list.take();
+        *list = Some(inner);
+    }
+    drop(graves);
+    // One by one: a list would be dropped by recursion.
+    while let Some(mut inner) = over {
+        over = inner.next_grave.take();
+        drop(inner);
+    }
 }
 
 #[cfg(loom)]

@@ -12,6 +12,7 @@
 mod lanes;
 mod report;
 
+use crate::host;
 use crate::index::Index;
 use crate::layout::{UNIT, UNIT_SHIFT};
 use crate::map::PageMap;
@@ -74,8 +75,10 @@ pub(crate) struct Heap {
     lane_of_line: Vec<u8>,
     /// Lanes in use besides lane 0.
     lines: u32,
-    /// Free nodes whose last users are several lines.
-    waiting: Vec<(u32, Box<[Stamp]>)>,
+    /// Free nodes whose last user is a line without a lane: the first of a list through their cold parts.
+    waiting: u32,
+    /// Units of nodes whose last users are several lines; the rows of the block table know which.
+    parked: u64,
     pub(crate) tick: u64,
     next_drain: usize,
     /// Gaps in the space of units, left by spans that are gone.
@@ -98,7 +101,8 @@ impl Heap {
             res: Residency::new(granule.trailing_zeros() - UNIT_SHIFT),
             lane_of_line: Vec::new(),
             lines: 0,
-            waiting: Vec::new(),
+            waiting: NIL,
+            parked: 0,
             tick: 0,
             next_drain: 1,
             gaps: Vec::new(),
@@ -127,24 +131,19 @@ impl Heap {
         let granule = 1u64 << (self.res.shift + UNIT_SHIFT);
         let units = bytes >> UNIT_SHIFT;
         let room = units.next_multiple_of(granule >> UNIT_SHIFT);
+        // Everything that may fail comes first.
         self.nodes.ensure(1)?;
+        host::room(&mut self.spans, 1)?;
+        host::room(&mut self.order, 1)?;
+        let spans = self.spans.len() + 1;
+        host::room(&mut self.gaps, spans)?;
         let full = || -> Error { OutOfMemory::new("the allocator's space of units (2 TiB)", bytes).into() };
         let want = u32::try_from(room).map_err(|_| full())?;
-        let unit = match self.gaps.iter().position(|g| g.1 >= want) {
-            Some(i) => {
-                let at = self.gaps[i].0;
-                self.gaps[i].0 += want;
-                self.gaps[i].1 -= want;
-                if self.gaps[i].1 == 0 {
-                    self.gaps.swap_remove(i);
-                }
-                at
-            }
-            None => {
-                let at = self.unit_end;
-                self.unit_end = at.checked_add(want).filter(|&e| e < NIL).ok_or_else(full)?;
-                at
-            }
+        let gap = self.gaps.iter().position(|g| g.1 >= want);
+        let unit = gap.map_or(self.unit_end, |i| self.gaps[i].0);
+        let unit_end = match gap {
+            Some(_) => self.unit_end,
+            None => unit.checked_add(want).filter(|&e| e < NIL).ok_or_else(full)?,
         };
         self.reach(if paged { unit + 1 } else { unit + want })?;
         let slot = match self.spans.iter().position(|s| !s.live) {
@@ -155,6 +154,14 @@ impl Heap {
             }
             None => return Err(full()),
         };
+        self.unit_end = unit_end;
+        if let Some(i) = gap {
+            self.gaps[i].0 += want;
+            self.gaps[i].1 -= want;
+            if self.gaps[i].1 == 0 {
+                self.gaps.swap_remove(i);
+            }
+        }
         let at = self.order.partition_point(|&s| self.spans[usize::from(s)].base < base);
         self.order.insert(at, slot as u16);
         let id = self.nodes.take();
@@ -339,7 +346,8 @@ impl Heap {
         let mut pending: Vec<(u16, u64, u64)> = Vec::new();
         let mut push = |s: Stamp, units: u64| {
             if !s.is_never() && !passed(s) && !s.point().is_some_and(|p| p.line().failed(p.value())) {
-                pending.push((s.line_id().get(), s.value(), units));
+                // Without host memory for all of them the choice is a worse one.
+                host::push(&mut pending, (s.line_id().get(), s.value(), units));
             }
         };
         for lane in &self.lanes[1..] {
@@ -359,9 +367,7 @@ impl Heap {
                 at = age_next;
             }
         }
-        for (units, stamps) in self.waiting() {
-            stamps.iter().for_each(|&s| push(s, u64::from(units)));
-        }
+        self.waiting(|units, s| push(s, u64::from(units)));
         more.iter().for_each(|&(bytes, s)| push(s, bytes >> UNIT_SHIFT));
         pending.sort_unstable();
         let mut best: Option<(bool, u64, Stamp)> = None;

@@ -12,13 +12,15 @@ use crate::backing::{Backing, Chunk};
 use crate::buffer::{Buffer, NO_SLOT};
 use crate::config::{CrossStream, Policy};
 use crate::heap::passed;
+use crate::host;
 use crate::layout::{Layout, UNIT_SHIFT};
-use crate::place::{Means, Planned};
+use crate::place::{Means, Planned, Trim};
 use crate::residency::{End, Source, Step};
 use crate::store::Need;
 use crate::watch::Reach;
 use leasehold_core::sync::atomic::Ordering;
 use leasehold_core::{Error, Lease, OutOfMemory, Point, Result, Stamp, Text};
+use std::fmt;
 use std::panic::AssertUnwindSafe;
 use std::time::{Duration, Instant};
 
@@ -47,10 +49,12 @@ struct Trail {
 }
 
 impl Trail {
-    fn note(&mut self, what: impl Into<Text>) {
-        let what = what.into();
-        if self.notes.len() < 16 && !self.notes.contains(&what) {
-            self.notes.push(what);
+    fn note(&mut self, what: fmt::Arguments<'_>) {
+        if self.notes.len() < 16
+            && let Some(text) = host::text(what)
+            && !self.notes.contains(&text)
+        {
+            host::push(&mut self.notes, text);
         }
     }
 }
@@ -62,7 +66,9 @@ impl Inner {
     #[cold]
     pub(crate) fn refuse(&self, layout: Layout) -> Error {
         self.counters.failed.fetch_add(1, Ordering::Relaxed);
-        OutOfMemory::new(self.config.name.clone(), layout.size).note("larger than any device's memory").into()
+        let mut report = OutOfMemory::new(self.site(), layout.size);
+        host::note(&mut report.notes, format_args!("larger than any device's memory"));
+        report.into()
     }
 
     /// The slow path of an allocation.
@@ -72,7 +78,9 @@ impl Inner {
         crate::grave::sweep();
         let mut trail = Trail::default();
         let limit = self.budget.limit();
-        let lent = if layout.size > limit {
+        let lent = if let Some(e) = self.lost.get() {
+            Err(e.clone())
+        } else if layout.size > limit {
             Err(Error::OverBudget { requested: layout.size, used: self.budget.committed(), limit })
         } else {
             self.climb(need, layout, on, &mut trail)
@@ -85,6 +93,9 @@ impl Inner {
             }
             Err(e) => {
                 self.counters.failed.fetch_add(1, Ordering::Relaxed);
+                if matches!(e, Error::DeviceLost { .. }) {
+                    self.lost.get_or_init(|| e.clone());
+                }
                 Err(e)
             }
         }
@@ -96,7 +107,7 @@ impl Inner {
         self.flush();
         {
             let mut core = self.core.lock();
-            core.store.drain(true);
+            self.settle(&mut core);
             let mut block = core.store.take(need, on.line)?;
             if block.is_none() && !self.may_move(&core) {
                 block = core.store.take_resident(need, on.line)?;
@@ -142,7 +153,7 @@ impl Inner {
             }
         }
         if waits > 0 {
-            trail.note(format!("waited {waits} times for streams to be done with free memory"));
+            trail.note(format_args!("waited {waits} times for streams to be done with free memory"));
         }
         // 10
         let Some(patience) = self.config.patience else { return Ok(None) };
@@ -153,7 +164,7 @@ impl Inner {
                 return Ok(Some(lease));
             }
         }
-        trail.note(format!("waited {patience:?} for another thread's free"));
+        trail.note(format_args!("waited {patience:?} for another thread's free"));
         Ok(None)
     }
 
@@ -161,7 +172,7 @@ impl Inner {
     fn scrape(&self, need: Need, layout: Layout, on: On<'_>, trail: &mut Trail) -> Lent {
         {
             let mut core = self.core.lock();
-            core.store.drain(true);
+            self.settle(&mut core);
             if let Some(block) = core.store.take(need, on.line)? {
                 return self.issue(&mut core, block, layout.size, on.line).map(Some);
             }
@@ -193,8 +204,11 @@ impl Inner {
         let Some(block) = block else { return Ok(None) };
         if let Some(point) = block.stamp.point() {
             if let Err(e) = on.timeline.wait(point) {
-                trail.note(format!("the stream cannot wait for {point:?}: {e}"));
                 self.core.lock().store.give(block.spot, block.stamp);
+                if matches!(e, Error::DeviceLost { .. }) {
+                    return Err(e);
+                }
+                trail.note(format_args!("the stream cannot wait for {point:?}: {e}"));
                 return Ok(None);
             }
             self.counters.inserted_waits.fetch_add(1, Ordering::Relaxed);
@@ -294,11 +308,14 @@ impl Inner {
                     }
                     // Bounded: the caller itself may be the one who lets that stream go on.
                     if let Err(e) = self.wait_point(p, on, Some(NEAR_WAIT)) {
-                        trail.note(format!("waiting for {p:?}: {e}"));
+                        if matches!(e, Error::DeviceLost { .. }) {
+                            return Err(e);
+                        }
+                        trail.note(format_args!("waiting for {p:?}: {e}"));
                         waits = MOST_NEAR_WAITS;
                     }
                     let mut core = self.core.lock();
-                    core.store.drain(true);
+                    self.settle(&mut core);
                     if let Some(block) = core.store.take(need, on.line)? {
                         return self.issue(&mut core, block, size, on.line).map(Some);
                     }
@@ -330,7 +347,7 @@ impl Inner {
             self.destroy_loose();
             match result {
                 Err(e @ Error::DeviceLost { .. }) => return Err(e),
-                Err(e) => trail.note(format!("the driver: {e}")),
+                Err(e) => trail.note(format_args!("the driver: {e}")),
                 Ok(()) => {}
             }
             if piece == 1 {
@@ -344,9 +361,12 @@ impl Inner {
     fn destroy_loose(&self) {
         let mut core = self.core.lock();
         let cached: u64 = core.store.heap.res.cached.len() as u64 * PIECE;
-        let steps = core.store.heap.plan_cached(cached);
+        let steps = core.store.heap.plan_cached(cached, 0);
         drop(core);
-        self.carry_out_trim(steps);
+        // Without host memory for the list they stay in hand, for the next growth or trim.
+        if let Ok(steps) = steps {
+            self.carry_out_trim(steps);
+        }
     }
 
     fn grow_segment(&self, need: Need, size: u64, on: On<'_>, pressed: bool, trail: &mut Trail) -> Lent {
@@ -387,7 +407,7 @@ impl Inner {
                     if matches!(e, Error::DeviceLost { .. }) {
                         return Err(e);
                     }
-                    trail.note(format!("the driver: {e}"));
+                    trail.note(format_args!("the driver: {e}"));
                 }
             }
         }
@@ -411,13 +431,16 @@ impl Inner {
     }
 
     fn reclaim(&self, need: Need, layout: Layout, on: On<'_>, trail: &mut Trail) -> Lent {
-        let list: Vec<_> = self.reclaimers.lock().iter().map(|r| r.1.clone()).collect();
-        for reclaimer in list {
+        let mut next = 0;
+        loop {
+            let Some(reclaimer) = self.reclaimers.lock().get(next).map(|r| r.1.clone()) else { return Ok(None) };
+            next += 1;
             for _ in 0..64 {
                 let freed = std::panic::catch_unwind(AssertUnwindSafe(|| reclaimer(layout.size)));
                 let Ok(freed) = freed else {
-                    trail.note("a reclaimer panicked and is not called again");
+                    trail.note(format_args!("a reclaimer panicked and is not called again"));
                     self.reclaimers.lock().retain(|r| !leasehold_core::sync::Arc::ptr_eq(&r.1, &reclaimer));
+                    next -= 1;
                     break;
                 };
                 if let Some(watch) = &self.watch {
@@ -431,7 +454,6 @@ impl Inner {
                 }
             }
         }
-        Ok(None)
     }
 
     /// Waits on the host for the least that may make `need` fit. `false`: there is nothing to wait for.
@@ -439,10 +461,9 @@ impl Inner {
         let stamp = {
             let core = self.core.lock();
             let mut more = Vec::new();
-            for (bytes, stamps) in core.store.slabs.waiting() {
-                more.extend(stamps.iter().map(|&s| (bytes, s)));
-            }
-            core.store.slabs.pending(|bytes, s| more.push((bytes, s)));
+            // Without host memory for all of them the choice is a worse one.
+            self.parked(&core, |bytes, s| _ = host::push(&mut more, (bytes, s)));
+            core.store.slabs.pending(|bytes, s| _ = host::push(&mut more, (bytes, s)));
             core.store.heap.cheapest_wait(core.store.units(need), &more)
         };
         let Some(point) = stamp.and_then(Stamp::point) else { return Ok(false) };
@@ -450,7 +471,7 @@ impl Inner {
             Ok(()) => Ok(passed(Stamp::from(point))),
             Err(e @ Error::DeviceLost { .. }) => Err(e),
             Err(e) => {
-                trail.note(format!("waiting for {point:?}: {e}"));
+                trail.note(format_args!("waiting for {point:?}: {e}"));
                 // A failed stream's memory is usable once its work is over.
                 Ok(passed(Stamp::from(point)))
             }
@@ -467,20 +488,27 @@ impl Inner {
             on.timeline.signal()?;
             return on.timeline.wait_host(point.value(), timeout);
         }
-        self.wait_foreign(point, timeout)
+        match self.wait_foreign(point, timeout) {
+            // It may be another device's line; the work is over either way, and our own driver will tell.
+            Err(Error::DeviceLost { .. }) if passed(Stamp::from(point)) => Ok(()),
+            waited => waited,
+        }
     }
 
     /// Gives the memory under a block back to the driver and keeps its addresses. Returns the bytes that went.
-    pub(crate) fn suspend_block(&self, block: &Lease<Buffer>) -> u64 {
-        let Some(row) = self.table.get(block.header().index()) else { return 0 };
+    ///
+    /// # Errors
+    /// `OutOfMemory` for host memory; then the block is as it was.
+    pub(crate) fn suspend_block(&self, block: &Lease<Buffer>) -> Result<u64> {
+        let Some(row) = self.table.get(block.header().index()) else { return Ok(0) };
         if row.slot.load(Ordering::Relaxed) != NO_SLOT {
-            return 0;
+            return Ok(0);
         }
+        let steps = self.core.lock().store.heap.plan_suspend(row.place.load(Ordering::Relaxed))?;
         if let Some(watch) = &self.watch {
             watch.darken(row);
         }
-        let steps = self.core.lock().store.heap.plan_suspend(row.place.load(Ordering::Relaxed));
-        self.carry_out_trim(steps)
+        Ok(self.carry_out_trim(steps))
     }
 
     /// Takes memory again for a block whose memory was given back.
@@ -514,6 +542,9 @@ impl Inner {
 
     /// Gives free memory back to the driver until at most `keep` bytes lie free.
     pub(crate) fn trim(&self, keep: u64) -> Result<u64> {
+        if let Some(e) = self.lost.get() {
+            return Err(e.clone());
+        }
         self.flush();
         self.sweep_retired();
         if let Some(watch) = &self.watch {
@@ -526,13 +557,14 @@ impl Inner {
     fn trim_core(&self, keep: u64) -> Result<u64> {
         let (steps, segments) = {
             let mut core = self.core.lock();
-            core.store.drain(true);
+            self.settle(&mut core);
             let heap = &mut core.store.heap;
             let cached: u64 =
                 heap.res.cached.iter().map(|&p| heap.res.bytes(heap.res.pieces[p as usize].granules)).sum();
             let free = (heap.free_units().0 + if heap.single() { heap.free_units().1 } else { 0 }) << UNIT_SHIFT;
             let mut surplus = (free + cached).saturating_sub(keep);
             let mut segments = Vec::new();
+            host::room(&mut segments, heap.spans.len())?;
             for slot in 0..heap.spans.len() {
                 let span = heap.spans[slot];
                 let bytes = u64::from(span.units) << UNIT_SHIFT;
@@ -541,7 +573,7 @@ impl Inner {
                     segments.push(Chunk { addr: span.base, bytes, native: span.native });
                 }
             }
-            (heap.plan_trim(surplus)?, segments)
+            (heap.plan_trim(surplus), segments)
         };
         let mut freed = 0;
         for chunk in segments {
@@ -549,16 +581,14 @@ impl Inner {
                 freed += chunk.bytes;
             }
         }
-        Ok(freed + self.carry_out_trim(steps))
+        Ok(freed + self.carry_out_trim(steps?))
     }
 
-    fn carry_out_trim(&self, steps: Vec<(Option<u32>, Step)>) -> u64 {
-        let mut done = Vec::with_capacity(steps.len());
-        for (node, mut s) in steps {
-            let gone = give_back(&*self.backing, &mut s);
-            done.push((node, s, gone));
+    fn carry_out_trim(&self, mut steps: Vec<Trim>) -> u64 {
+        for s in &mut steps {
+            s.gone = give_back(&*self.backing, &mut s.step);
         }
-        self.core.lock().store.heap.finish_trim(done, &self.budget)
+        self.core.lock().store.heap.finish_trim(steps, &self.budget)
     }
 
     /// Alone with the core.
@@ -581,8 +611,8 @@ fn give_back(backing: &dyn Backing, s: &mut Step) -> bool {
 
 /// Gives everything back to the driver. Nobody holds a block.
 pub(crate) fn tear_down(inner: &mut Inner) {
-    let retired = std::mem::take(&mut inner.core_mut().retired);
-    drop(retired);
+    let keeps = std::mem::take(&mut inner.core_mut().keeps);
+    drop(keeps);
     if let Some(watch) = &inner.watch {
         inner.sweep_held(watch, Reach::All);
     }

@@ -32,6 +32,7 @@ mod fence;
 mod front;
 mod grave;
 mod heap;
+mod host;
 mod index;
 mod ladder;
 mod layout;

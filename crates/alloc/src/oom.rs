@@ -3,11 +3,12 @@
 use crate::allocator::Inner;
 use crate::buffer::{IMPORTED, REGION};
 use crate::config::CrossStream;
+use crate::host;
 use crate::layout::{Layout, UNIT_SHIFT};
 use leasehold_core::sync::atomic::Ordering;
 use leasehold_core::{Error, OutOfMemory, Text};
 use std::cmp::Reverse;
-use std::collections::BTreeMap;
+use std::fmt;
 
 /// Release tags that a report names.
 const MOST_TAGS: usize = 5;
@@ -15,11 +16,24 @@ const MOST_TAGS: usize = 5;
 const MOST_LINES: usize = 4;
 
 impl Inner {
+    /// Where errors say that memory lacks.
+    pub(crate) fn site(&self) -> Text {
+        host::text(format_args!("{}", self.config.name)).unwrap_or(Text::Borrowed("an allocator"))
+    }
+
     /// Why `layout` was not allocated. `refused`: the budget stood in the way.
     #[cold]
     pub(crate) fn report(&self, layout: Layout, notes: Vec<Text>, refused: bool) -> Error {
-        let mut report = OutOfMemory::new(self.config.name.clone(), layout.size);
+        let mut report = OutOfMemory::new(self.site(), layout.size);
         let mut places: Vec<(Text, u64)> = Vec::new();
+        // What there is no host memory for is left out.
+        let mut place = |what: fmt::Arguments<'_>, bytes: u64| {
+            if bytes > 0
+                && let Some(text) = host::text(what)
+            {
+                host::push(&mut places, (text, bytes));
+            }
+        };
         {
             let core = self.core.lock();
             let (ready, pending) = core.store.free_bytes();
@@ -29,50 +43,58 @@ impl Inner {
             report.live = self.counters.live_bytes.load(Ordering::Relaxed);
             let res = &core.store.heap.res;
             let cached = res.cached.iter().map(|&p| res.bytes(res.pieces[p as usize].granules)).sum();
-            places.push(("free slots of slabs".into(), core.store.slabs.bytes().1));
-            places.push(("in hand, mapped nowhere".into(), cached));
-            places.push(("lost to the driver".into(), res.quarantined));
-            let mut lines: Vec<(u64, u16)> = core.store.heap.pending_by_line().collect();
+            place(format_args!("free slots of slabs"), core.store.slabs.bytes().1);
+            place(format_args!("in hand, mapped nowhere"), cached);
+            place(format_args!("lost to the driver"), res.quarantined);
+            let mut lines: Vec<(u64, u16)> = Vec::new();
+            core.store.heap.pending_by_line().for_each(|l| _ = host::push(&mut lines, l));
             lines.sort_unstable_by_key(|&l| Reverse(l));
             for (bytes, line) in lines.into_iter().take(MOST_LINES) {
-                places.push((format!("free once line {line} is done").into(), bytes));
+                place(format_args!("free once line {line} is done"), bytes);
             }
         }
         let (_, kept, _, drift) = self.front.stats();
         report.live = report.live.wrapping_add_signed(drift);
-        places.push(("in magazines".into(), kept));
-        places.push(("held back by debug aids".into(), self.watch.as_ref().map_or(0, |w| w.numbers().0)));
+        place(format_args!("in magazines"), kept);
+        place(format_args!("held back by debug aids"), self.watch.as_ref().map_or(0, |w| w.numbers().0));
         report.reserved = self.budget.committed();
         report.in_graphs = self.counters.in_graphs.load(Ordering::Relaxed);
         report.limit = self.budget.limit();
 
-        let mut tags: BTreeMap<u32, (u64, u64)> = BTreeMap::new();
+        // (tag, bytes, buffers): sorted, then summed in place.
+        let mut tags: Vec<(u32, u64, u64)> = Vec::new();
         self.for_each_live(|_, flags, b| {
             if flags & (IMPORTED | REGION) == 0 {
-                let sum = tags.entry(b.tag).or_default();
-                *sum = (sum.0 + b.len, sum.1 + 1);
+                host::push(&mut tags, (b.tag, b.len, 1));
             }
         });
-        let mut tags: Vec<_> = tags.into_iter().map(|(tag, (bytes, n))| (bytes, n, tag)).collect();
-        tags.sort_unstable_by_key(|&t| Reverse(t));
-        for (bytes, n, tag) in tags.into_iter().take(MOST_TAGS) {
-            places.push((format!("live with tag {tag} ({n} buffers)").into(), bytes));
+        tags.sort_unstable();
+        tags.dedup_by(|next, sum| {
+            let same = next.0 == sum.0;
+            if same {
+                (sum.1, sum.2) = (sum.1 + next.1, sum.2 + next.2);
+            }
+            same
+        });
+        tags.sort_unstable_by_key(|&(tag, bytes, n)| Reverse((bytes, n, tag)));
+        for (tag, bytes, n) in tags.into_iter().take(MOST_TAGS) {
+            place(format_args!("live with tag {tag} ({n} buffers)"), bytes);
         }
-        places.retain(|p| p.1 > 0);
-        places.sort_by_key(|p| Reverse(p.1));
+        places.sort_unstable_by_key(|p| Reverse(p.1));
         report.places = places;
 
         report.notes = notes;
+        let notes = &mut report.notes;
         let room = self.budget.room();
         if refused || report.limit != u64::MAX && room < layout.size {
-            report.notes.push("the budget allows no more: raise it, or free something".into());
+            host::note(notes, format_args!("the budget allows no more: raise it, or free something"));
         }
         if report.free_ready >= layout.size {
-            report.notes.push("enough is free, but in pieces that live blocks hold apart".into());
+            host::note(notes, format_args!("enough is free, but in pieces that live blocks hold apart"));
         }
         if self.config.cross_stream == CrossStream::Never && report.free_not_ready >= layout.size {
-            let note = "memory of other streams may not be waited for on the device (CrossStream::Never)";
-            report.notes.push(note.into());
+            let why = "memory of other streams may not be waited for on the device (CrossStream::Never)";
+            host::push(notes, why.into());
         }
         report.into()
     }

@@ -4,6 +4,7 @@
 
 use crate::budget::Budget;
 use crate::heap::{Heap, READY, passed};
+use crate::host;
 use crate::layout::UNIT_SHIFT;
 use crate::node::{NIL, State};
 use crate::residency::{End, Place, Plan, Source, Step};
@@ -47,6 +48,16 @@ struct Loot {
     granules: u32,
 }
 
+/// Gives one piece back to the driver.
+#[derive(Debug)]
+pub(crate) struct Trim {
+    /// The node over it, out of circulation.
+    pub(crate) node: Option<u32>,
+    pub(crate) step: Step,
+    /// The driver took it back.
+    pub(crate) gone: bool,
+}
+
 impl Heap {
     /// Plans a block of `units` for `lane`.
     pub(crate) fn plan(&mut self, units: u32, align: u32, lane: u8, means: Means, budget: &Budget) -> Result<Planned> {
@@ -70,8 +81,8 @@ impl Heap {
 
         // What there is to back it with.
         let cached: u32 = self.res.cached.iter().map(|&p| self.res.pieces[p as usize].granules).sum();
-        let mut loot = if means.steal && missing > cached { self.loot(a, b) } else { Vec::new() };
-        loot.sort_by_key(|l| (ahead(l.stamp), std::cmp::Reverse(l.granules), std::cmp::Reverse(l.at)));
+        let mut loot = if means.steal && missing > cached { self.loot(a, b)? } else { Vec::new() };
+        loot.sort_unstable_by_key(|l| (ahead(l.stamp), std::cmp::Reverse(l.granules), std::cmp::Reverse(l.at)));
         let now = loot.partition_point(|l| l.stamp.is_never());
         let stealable: u32 = loot[..now].iter().map(|l| l.granules).sum();
         let short = missing.saturating_sub(cached + stealable);
@@ -143,9 +154,12 @@ impl Heap {
         let shift = self.res.shift;
         self.res.reach(((b - 1) >> shift) + 1)?;
         self.reach(b.saturating_add(1))?;
-        let mut gaps = self.gaps_in(a, b);
-        let mut steps = Vec::new();
-        steps.try_reserve(gaps.iter().map(|g| g.1 as usize).sum()).map_err(|_| host_steps())?;
+        // Host memory for everything comes first; nothing is taken out of its place before.
+        let mut gaps = self.gaps_in(a, b)?;
+        let (mut steps, mut rob, mut robbed) = (Vec::new(), Vec::new(), Vec::new());
+        host::room(&mut steps, gaps.iter().map(|g| g.1 as usize).sum())?;
+        host::room(&mut rob, loot.len())?;
+        host::room(&mut robbed, loot.len())?;
         let step = |piece: u32, at: u32, granules: u32, handle: u64, source: Source| Step {
             piece,
             at,
@@ -155,7 +169,6 @@ impl Heap {
             source,
             end: End::Untouched,
         };
-        let mut rob = Vec::new();
         for gap in &mut gaps {
             while gap.1 > 0 {
                 let room = gap.1;
@@ -180,13 +193,14 @@ impl Heap {
         let rest: u32 = gaps.iter().map(|g| g.1).sum();
         let ticket = self.res.bytes(rest);
         let mut fine = rest == 0 || means.create && budget.take(ticket);
+        let mut refused = None;
         if fine {
             for (mut at, mut left) in gaps {
                 while left > 0 && fine {
                     let n = left.min(means.piece.max(1));
                     match self.res.new_piece(n) {
                         Ok(id) => steps.push(step(id, at, n, 0, Source::New)),
-                        Err(_) => fine = false,
+                        Err(e) => (fine, refused) = (false, Some(e)),
                     }
                     (at, left) = (at + n, left - n);
                 }
@@ -203,11 +217,10 @@ impl Heap {
                     Source::Stolen { .. } => {}
                 }
             }
-            return Ok(None);
+            return refused.map_or(Ok(None), Err);
         }
 
         let (target, stamp) = self.isolate(node, a, b);
-        let mut robbed = Vec::with_capacity(rob.len());
         for l in &rob {
             self.res.pieces[l.piece as usize].place = Place::Moving;
             let from = self.covering(l.at << shift);
@@ -228,7 +241,7 @@ impl Heap {
     }
 
     /// The parts of `[a, b)` that are not backed, as (granule, granules).
-    fn gaps_in(&self, a: u32, b: u32) -> Vec<(u32, u32)> {
+    fn gaps_in(&self, a: u32, b: u32) -> Result<Vec<(u32, u32)>> {
         let shift = self.res.shift;
         let mut gaps: Vec<(u32, u32)> = Vec::new();
         for g in a >> shift..=(b - 1) >> shift {
@@ -237,10 +250,13 @@ impl Heap {
             }
             match gaps.last_mut() {
                 Some(last) if last.0 + last.1 == g => last.1 += 1,
-                _ => gaps.push((g, 1)),
+                _ => {
+                    host::room(&mut gaps, 1)?;
+                    gaps.push((g, 1));
+                }
             }
         }
-        gaps
+        Ok(gaps)
     }
 
     /// The free node that covers a unit of a paged span, through the granule table's piece (a walk, slow path).
@@ -258,7 +274,7 @@ impl Heap {
     }
 
     /// Pieces that lie wholly under one free node, outside `[a, b)`, with the time when they may be taken.
-    fn loot(&self, a: u32, b: u32) -> Vec<Loot> {
+    fn loot(&self, a: u32, b: u32) -> Result<Vec<Loot>> {
         let shift = self.res.shift;
         let mut loot = Vec::new();
         for span in self.spans.iter().filter(|s| s.live && s.paged) {
@@ -283,13 +299,14 @@ impl Heap {
                     let apart = to << shift <= a || g << shift >= b;
                     if apart && p.at == g && to <= end && p.place == Place::Mapped {
                         let stamp = if over { Stamp::NEVER } else { self.last_use(g, to, last) };
+                        host::room(&mut loot, 1)?;
                         loot.push(Loot { stamp, piece: id, at: g, granules: p.granules });
                     }
                     g = to;
                 }
             }
         }
-        loot
+        Ok(loot)
     }
 
     /// When the last use of granules of a pending free node is over: what is known of each, or the node's own stamp.
@@ -419,35 +436,38 @@ impl Heap {
         }
     }
 
-    /// Takes up to `surplus` bytes of unmapped pieces out of the cache, to be destroyed.
-    pub(crate) fn plan_cached(&mut self, mut surplus: u64) -> Vec<(Option<u32>, Step)> {
+    /// Takes up to `surplus` bytes of unmapped pieces out of the cache, to be destroyed, and leaves room for `more` entries.
+    pub(crate) fn plan_cached(&mut self, mut surplus: u64, more: usize) -> Result<Vec<Trim>> {
         let mut out = Vec::new();
+        let cached = self.res.cached.len();
+        host::room(&mut out, cached + more)?;
         while surplus > 0 {
             let Some(id) = self.res.cached.pop() else { break };
             let p = &mut self.res.pieces[id as usize];
             p.place = Place::Moving;
             let bytes = u64::from(p.granules) << (self.res.shift + UNIT_SHIFT);
             let (handle, source, end) = (p.handle, Source::Cached, End::Loose);
-            out.push((None, Step { piece: id, at: NIL, addr: 0, bytes, handle, source, end }));
+            let step = Step { piece: id, at: NIL, addr: 0, bytes, handle, source, end };
+            out.push(Trim { node: None, step, gone: false });
             surplus = surplus.saturating_sub(bytes);
         }
-        out
+        Ok(out)
     }
 
     /// Unmaps pieces under ready free memory until at most `keep` bytes stay free, and names the cached ones: a plan without a target.
     /// The caller unmaps and destroys them and then calls [`finish_trim`](Self::finish_trim).
-    pub(crate) fn plan_trim(&mut self, mut surplus: u64) -> Result<Vec<(Option<u32>, Step)>> {
+    pub(crate) fn plan_trim(&mut self, mut surplus: u64) -> Result<Vec<Trim>> {
         let shift = self.res.shift;
-        let mut out = self.plan_cached(surplus);
-        surplus = surplus.saturating_sub(out.iter().map(|s| s.1.bytes).sum());
-        let mut loot = if surplus > 0 { self.loot(0, 0) } else { Vec::new() };
+        let mut loot = if surplus > 0 { self.loot(0, 0)? } else { Vec::new() };
         loot.retain(|l| l.stamp.is_never());
-        loot.sort_by_key(|l| std::cmp::Reverse(l.at));
+        loot.sort_unstable_by_key(|l| std::cmp::Reverse(l.at));
+        let mut out = self.plan_cached(surplus, loot.len())?;
+        surplus = surplus.saturating_sub(out.iter().map(|s| s.step.bytes).sum());
         for l in loot {
-            if surplus == 0 {
+            // Without host memory for more, what was found so far goes.
+            if surplus == 0 || self.nodes.ensure(4).is_err() {
                 break;
             }
-            self.nodes.ensure(4)?;
             let from = self.covering(l.at << shift);
             let (node, _) = self.isolate(from, l.at << shift, (l.at + l.granules) << shift);
             let span = &self.spans[usize::from(self.nodes[node].span)];
@@ -456,7 +476,8 @@ impl Heap {
             p.place = Place::Moving;
             let bytes = u64::from(p.granules) << (shift + UNIT_SHIFT);
             let (handle, source, end) = (p.handle, Source::Stolen { from: l.at, from_addr }, End::Untouched);
-            out.push((Some(node), Step { piece: l.piece, at: NIL, addr: 0, bytes, handle, source, end }));
+            let step = Step { piece: l.piece, at: NIL, addr: 0, bytes, handle, source, end };
+            out.push(Trim { node: Some(node), step, gone: false });
             surplus = surplus.saturating_sub(bytes);
         }
         Ok(out)
@@ -464,14 +485,17 @@ impl Heap {
 
     /// Takes the pieces that lie wholly under a lent node: they are to be unmapped and destroyed, and brought back by
     /// [`finish_trim`](Self::finish_trim).
-    pub(crate) fn plan_suspend(&mut self, node: u32) -> Vec<(Option<u32>, Step)> {
+    pub(crate) fn plan_suspend(&mut self, node: u32) -> Result<Vec<Trim>> {
         let shift = self.res.shift;
         let n = self.nodes[node];
         let span = self.spans[usize::from(n.span)];
         let mut out = Vec::new();
         if !span.paged {
-            return out;
+            return Ok(out);
         }
+        host::room(&mut out, self.parts(node) as usize)?;
+        // Freeing it without resuming it takes entries for its parts.
+        self.nodes.hold(self.parts(node))?;
         let (mut g, end) = (n.start.div_ceil(1 << shift), n.end() >> shift);
         while g < end {
             let id = self.res.piece_of(g);
@@ -484,14 +508,22 @@ impl Heap {
                 let from_addr = span.base + (u64::from((g << shift) - span.unit) << UNIT_SHIFT);
                 let bytes = u64::from(p.granules) << (shift + UNIT_SHIFT);
                 let (handle, source, end) = (p.handle, Source::Stolen { from: g, from_addr }, End::Untouched);
-                out.push((None, Step { piece: id, at: NIL, addr: 0, bytes, handle, source, end }));
+                let step = Step { piece: id, at: NIL, addr: 0, bytes, handle, source, end };
+                out.push(Trim { node: None, step, gone: false });
             }
             g = p.at + p.granules;
         }
-        if !out.is_empty() {
+        if out.is_empty() {
+            self.nodes.unhold(self.parts(node));
+        } else {
             self.nodes[node].state = State::Suspended;
         }
-        out
+        Ok(out)
+    }
+
+    /// The parts of a node, at most: granules, and edges.
+    pub(crate) fn parts(&self, node: u32) -> u32 {
+        (self.nodes[node].units >> self.res.shift) + 2
     }
 
     /// Plans new memory for the parts of a suspended node that have none. `None`: the budget does not allow it.
@@ -502,9 +534,16 @@ impl Heap {
         let mut steps = Vec::new();
         let mut ticket = 0;
         if n.state == State::Suspended {
+            host::room(&mut steps, self.parts(node) as usize)?;
             for g in n.start >> shift..=(n.end() - 1) >> shift {
                 if self.res.piece_of(g) == NIL {
-                    let piece = self.res.new_piece(1)?;
+                    let piece = match self.res.new_piece(1) {
+                        Ok(piece) => piece,
+                        Err(e) => {
+                            steps.iter().for_each(|s: &Step| self.res.drop_piece(s.piece));
+                            return Err(e);
+                        }
+                    };
                     let addr = span.base + (u64::from((g << shift) - span.unit) << UNIT_SHIFT);
                     let bytes = self.res.bytes(1);
                     let (source, end) = (Source::New, End::Untouched);
@@ -541,14 +580,15 @@ impl Heap {
             }
         }
         if whole && self.nodes[plan.target].state == State::Suspended {
+            self.nodes.unhold(self.parts(plan.target));
             self.nodes[plan.target].state = State::Used;
         }
     }
 
-    /// Brings a trim back. `gone`: steps whose piece was destroyed (or leaked: then it stays counted). Returns the bytes given back.
-    pub(crate) fn finish_trim(&mut self, steps: Vec<(Option<u32>, Step, bool)>, budget: &Budget) -> u64 {
+    /// Brings a trim back. A piece that was not destroyed is leaked and stays counted. Returns the bytes given back.
+    pub(crate) fn finish_trim(&mut self, steps: Vec<Trim>, budget: &Budget) -> u64 {
         let mut freed = 0;
-        for (node, s, destroyed) in steps {
+        for Trim { node, step: s, gone: destroyed } in steps {
             let granules = self.res.pieces[s.piece as usize].granules;
             match (s.end, s.source) {
                 (End::LostAtSource, _) => {
@@ -575,11 +615,6 @@ impl Heap {
         }
         freed
     }
-}
-
-#[cold]
-fn host_steps() -> leasehold_core::Error {
-    leasehold_core::OutOfMemory::new("host memory for a plan of residency", 0).into()
 }
 
 /// How many values lie before a stamp is over.

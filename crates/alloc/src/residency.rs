@@ -6,8 +6,9 @@
 
 use crate::backing::Backing;
 use crate::heap::passed;
+use crate::host;
 use crate::node::{NIL, Node, State};
-use leasehold_core::{Error, LineId, OutOfMemory, Result, Stamp};
+use leasehold_core::{LineId, Result, Stamp};
 
 /// What backs a granule.
 #[derive(Debug, Clone, Copy)]
@@ -133,7 +134,7 @@ impl Residency {
         let end = end as usize;
         if self.granules.len() < end {
             let more = end - self.granules.len();
-            self.granules.try_reserve(more).map_err(|_| host(more as u64 * size_of::<Granule>() as u64))?;
+            host::room(&mut self.granules, more)?;
             self.granules.resize(end, Granule::VACANT);
         }
         Ok(())
@@ -145,9 +146,10 @@ impl Residency {
             self.pieces[id as usize] = piece;
             return Ok(id);
         }
-        self.pieces.try_reserve(1).map_err(|_| host(32))?;
-        self.vacant.try_reserve(self.pieces.len() + 1).map_err(|_| host(4))?;
-        self.cached.try_reserve(self.pieces.len() + 1).map_err(|_| host(4))?;
+        let pieces = self.pieces.len() + 1;
+        host::room(&mut self.pieces, 1)?;
+        host::room(&mut self.vacant, pieces)?;
+        host::room(&mut self.cached, pieces)?;
         self.pieces.push(piece);
         Ok(self.pieces.len() as u32 - 1)
     }
@@ -224,11 +226,6 @@ impl Residency {
         }
         Ok(())
     }
-}
-
-#[cold]
-fn host(bytes: u64) -> Error {
-    OutOfMemory::new("host memory for the allocator's tables", bytes).into()
 }
 
 /// Where a step takes its piece from.

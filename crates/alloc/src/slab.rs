@@ -65,8 +65,6 @@ pub(crate) struct Slabs {
     vacant: Vec<u32>,
     /// Runs with a free slot, by class.
     heads: [u32; CLASSES],
-    /// Slots that several lines used last.
-    waiting: Vec<(u32, u16, Box<[Stamp]>)>,
     empty: [u32; CLASSES],
     counts: [u32; CLASSES],
     free_bytes: u64,
@@ -79,7 +77,6 @@ impl Slabs {
             runs: Vec::new(),
             vacant: Vec::new(),
             heads: [NIL; CLASSES],
-            waiting: Vec::new(),
             empty: [0; CLASSES],
             counts: [0; CLASSES],
             free_bytes: 0,
@@ -238,31 +235,8 @@ impl Slabs {
         }
     }
 
-    /// Gives a slot back that several lines may still be using.
-    pub(crate) fn give_shared(&mut self, heap: &mut Heap, id: u32, slot: u16, stamps: &[Stamp]) {
-        let mut left = stamps.iter().copied().filter(|&s| !passed(s));
-        match (left.next(), left.next()) {
-            (None, _) => self.give(heap, id, slot, Stamp::NEVER),
-            (Some(s), None) => self.give(heap, id, slot, s),
-            _ => {
-                let rest = stamps.iter().copied().filter(|&s| !passed(s)).collect();
-                self.waiting.push((id, slot, rest));
-            }
-        }
-    }
-
-    /// Looks at the slots that several lines used last, and returns empty runs to the heap. Slow path.
+    /// Returns empty runs to the heap. Slow path.
     pub(crate) fn drain(&mut self, heap: &mut Heap, empties: bool) {
-        let mut i = 0;
-        while i < self.waiting.len() {
-            let open = self.waiting[i].2.iter().filter(|&&s| !passed(s)).count();
-            if open <= 1 {
-                let (run, slot, stamps) = self.waiting.swap_remove(i);
-                self.give_shared(heap, run, slot, &stamps);
-            } else {
-                i += 1;
-            }
-        }
         if empties {
             for class in 0..CLASSES {
                 let mut at = self.heads[class];
@@ -278,9 +252,9 @@ impl Slabs {
         }
     }
 
-    /// The stamps that slots used by several lines wait for, with their bytes.
-    pub(crate) fn waiting(&self) -> impl Iterator<Item = (u64, &[Stamp])> {
-        self.waiting.iter().map(|(run, _, s)| (class_size(usize::from(self.runs[*run as usize].class)), &**s))
+    /// Bytes of a slot of a run.
+    pub(crate) fn slot_bytes(&self, run: u32) -> u64 {
+        class_size(usize::from(self.runs[run as usize].class))
     }
 
     /// The stamps that pending slots wait for, with their bytes. A walk.

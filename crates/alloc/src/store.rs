@@ -187,7 +187,7 @@ impl Store {
                 } else {
                     match self.heap.lane_of(stamp) {
                         Some(lane) => self.heap.give(node, lane, stamp),
-                        None => self.heap.give_shared(node, &[stamp]),
+                        None => self.heap.give_later(node, stamp),
                     }
                 }
             }
@@ -198,22 +198,37 @@ impl Store {
     #[cold]
     fn give_suspended(&mut self, node: u32) {
         self.heap.pages.leave(&self.heap.nodes.rows, node);
-        let parts = (self.heap.nodes[node].units >> self.heap.res.shift) + 2;
-        if self.heap.nodes.ensure(parts).is_err() {
-            // No host memory to describe its parts: the addresses are lost, the memory stays counted.
-            self.heap.nodes[node].state = State::Quarantined;
-            return;
-        }
+        // Set aside when it was suspended.
+        self.heap.nodes.unhold(self.heap.parts(node));
         self.heap.settle_by_residency(node, READY, Stamp::NEVER);
     }
 
-    /// Gives a block back that several lines may still be using.
+    /// Takes a block that several lines may still be using out of circulation, until [`unpark`](Self::unpark). `false`: it need not wait.
     #[cold]
-    pub(crate) fn give_shared(&mut self, spot: Spot, stamps: &[Stamp]) {
+    pub(crate) fn park(&mut self, spot: Spot) -> bool {
         match spot {
-            Spot::Slot(run, slot) => self.slabs.give_shared(&mut self.heap, run, slot, stamps),
-            Spot::Node(node) if self.heap.nodes[node].state != State::Used => self.give_suspended(node),
-            Spot::Node(node) => self.heap.give_shared(node, stamps),
+            Spot::Slot(..) => true,
+            Spot::Node(node) if self.heap.nodes[node].state != State::Used => false,
+            Spot::Node(node) => {
+                self.heap.park(node);
+                true
+            }
+        }
+    }
+
+    /// Gives a parked block back, which one line at most may still be using.
+    pub(crate) fn unpark(&mut self, spot: Spot, stamp: Stamp) {
+        match spot {
+            Spot::Slot(run, slot) => self.slabs.give(&mut self.heap, run, slot, stamp),
+            Spot::Node(node) => self.heap.unpark(node, stamp),
+        }
+    }
+
+    /// Bytes that a block takes.
+    pub(crate) fn bytes(&self, spot: Spot) -> u64 {
+        match spot {
+            Spot::Slot(run, _) => self.slabs.slot_bytes(run),
+            Spot::Node(node) => u64::from(self.heap.nodes[node].units) << UNIT_SHIFT,
         }
     }
 

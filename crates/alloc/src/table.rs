@@ -94,6 +94,15 @@ impl Table {
         vacant.head = row.header.index();
     }
 
+    /// Puts a row into the list that was counted and renewed when it was freed, unless its generations are used up. Under the allocator's
+    /// lock.
+    pub(crate) fn restore(&self, vacant: &mut Vacant, row: &Row) {
+        if row.header.generation() != self.first_generation {
+            row.header.next.store(vacant.head, Ordering::Relaxed);
+            vacant.head = row.header.index();
+        }
+    }
+
     /// Ends the row's generation. `false`: it was the last one.
     #[inline]
     #[must_use]

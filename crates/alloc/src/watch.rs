@@ -193,12 +193,17 @@ impl Watch {
         }
     }
 
-    fn record_free(&self, row: &Row, stamps: &[Stamp]) {
+    fn record_free(&self, row: &Row) {
         if let Some(ring) = &self.ring {
             let b = &row.buffer;
             let home = b.home_line();
             // The stream that used it last, where that is another one.
-            let stream = stamps.iter().map(|s| s.line_id()).find(|&l| l != home).unwrap_or(home);
+            let mut stream = home;
+            b.for_each_use(|s| {
+                if stream == home && !passed(s) {
+                    stream = s.line_id();
+                }
+            });
             ring.record(EventKind::Free, id_of(row), b.addr(), b.len(), stream.get(), b.tag());
         }
     }
@@ -388,12 +393,13 @@ impl Inner {
     /// Takes a watched row back that nobody holds. Returns the counts that the caller owes to an orphaned allocator.
     #[cold]
     pub(crate) fn free_watched(&self, watch: &Watch, row: &Row) -> u64 {
-        let stamps = uses(&row.buffer);
-        watch.record_free(row, &stamps);
+        watch.record_free(row);
         let buffer = &row.buffer;
         let (addr, len, tag, stream) = (buffer.addr(), buffer.len(), buffer.tag(), buffer.home_line());
         let side = if watch.aids.any() { watch.sides.lock().remove(&row.header.index()) } else { None };
-        let Some(side) = side else { return self.free_traced(row, &stamps) };
+        let Some(side) = side else { return self.free_shared_slow(row) };
+        // The aids keep lists of their own, on the host's memory.
+        let stamps = uses(&row.buffer);
         buffer.reset();
         {
             let mut held = watch.held.lock();

@@ -34,10 +34,11 @@ impl Heap {
         }
         let slot = match (1..self.lanes.len()).find(|&i| self.lanes[i].line.is_none()) {
             Some(i) => i,
-            None if self.lanes.len() < MAX_LANES => {
+            None if self.lanes.len() < MAX_LANES && self.lanes.try_reserve(1).is_ok() => {
                 self.lanes.push(Lane::new(None));
                 self.lanes.len() - 1
             }
+            // No more lanes, or no host memory for one.
             None => return READY,
         };
         if self.lanes[slot].index.reach(self.reached).is_err() {
@@ -108,7 +109,9 @@ impl Heap {
     /// Whether nobody uses free memory any more.
     pub(crate) fn is_over(&self) -> bool {
         let mut free = (0..).zip(&self.nodes.rows).filter(|n| n.1.state == State::Free);
-        self.waiting.iter().all(|w| w.1.iter().all(|&s| passed(s))) && free.all(|n| passed(self.nodes.stamp(n.0)))
+        let mut over = true;
+        self.waiting(|_, s| over &= passed(s));
+        over && free.all(|n| passed(self.nodes.stamp(n.0)))
     }
 
     /// The lane in which a stamp's memory lies while it has not passed, if the line has one.
@@ -129,51 +132,64 @@ impl Heap {
         a == b || (self.lines <= 1 && (a == READY || b == READY))
     }
 
-    /// Gives a node back that several lines may still be using.
-    pub(crate) fn give_shared(&mut self, id: u32, stamps: &[Stamp]) {
+    /// Gives a node back that a line without a lane may still be using. Takes no host memory.
+    pub(crate) fn give_later(&mut self, id: u32, stamp: Stamp) {
         self.tick += 1;
         self.pages.leave(&self.nodes.rows, id);
-        let mut left = stamps.iter().copied().filter(|&s| !passed(s));
-        match (left.next(), left.next()) {
-            (None, _) => self.settle(id, READY, Stamp::NEVER, true),
-            (Some(s), None) if self.lane_of(s).is_some() => {
-                let lane = self.lane_of(s).unwrap_or(READY);
-                self.res.note_use(&self.nodes[id], s);
-                self.settle(id, lane, s, true);
+        self.wait(id, stamp);
+    }
+
+    fn wait(&mut self, id: u32, stamp: Stamp) {
+        self.nodes[id].state = State::Waiting;
+        self.nodes.cold[id as usize] = Cold { stamp, age_prev: NIL, age_next: self.waiting };
+        self.waiting = id;
+    }
+
+    /// Takes a node that several lines may still be using out of circulation.
+    pub(crate) fn park(&mut self, id: u32) {
+        self.tick += 1;
+        self.pages.leave(&self.nodes.rows, id);
+        self.nodes[id].state = State::Waiting;
+        self.parked += u64::from(self.nodes[id].units);
+    }
+
+    /// Gives a parked node back, which one line at most may still be using.
+    pub(crate) fn unpark(&mut self, id: u32, stamp: Stamp) {
+        self.parked -= u64::from(self.nodes[id].units);
+        self.settle_or_wait(id, stamp);
+    }
+
+    fn settle_or_wait(&mut self, id: u32, stamp: Stamp) {
+        if passed(stamp) {
+            return self.settle(id, READY, Stamp::NEVER, true);
+        }
+        match self.lane_of(stamp) {
+            Some(lane) => {
+                self.res.note_use(&self.nodes[id], stamp);
+                self.settle(id, lane, stamp, true);
             }
-            _ => {
-                self.nodes[id].state = State::Waiting;
-                let rest: Box<[Stamp]> = stamps.iter().copied().filter(|&s| !passed(s)).collect();
-                self.waiting.push((id, rest));
-            }
+            None => self.wait(id, stamp),
         }
     }
 
-    /// Looks at the blocks that several lines used last.
+    /// Looks at the blocks of lines without a lane.
     pub(crate) fn poll_waiting(&mut self) {
-        let mut i = 0;
-        while i < self.waiting.len() {
-            let open = self.waiting[i].1.iter().filter(|&&s| !passed(s)).count();
-            let one = self.waiting[i].1.iter().copied().find(|&s| !passed(s));
-            if open == 0 || open == 1 && one.is_some_and(|s| self.lane_of(s).is_some()) {
-                let (id, _) = self.waiting.swap_remove(i);
-                match one {
-                    Some(s) => {
-                        let lane = self.lane_of(s).unwrap_or(READY);
-                        self.res.note_use(&self.nodes[id], s);
-                        self.settle(id, lane, s, true);
-                    }
-                    None => self.settle(id, READY, Stamp::NEVER, true),
-                }
-            } else {
-                i += 1;
-            }
+        let mut at = std::mem::replace(&mut self.waiting, NIL);
+        while at != NIL {
+            let Cold { stamp, age_next, .. } = self.nodes.cold[at as usize];
+            self.settle_or_wait(at, stamp);
+            at = age_next;
         }
     }
 
-    /// The stamps that blocks used by several lines wait for, with the blocks' units.
-    pub(crate) fn waiting(&self) -> impl Iterator<Item = (u32, &[Stamp])> {
-        self.waiting.iter().map(|(id, s)| (self.nodes[*id].units, &**s))
+    /// The stamps that blocks of lines without a lane wait for, with the blocks' units.
+    pub(crate) fn waiting(&self, mut f: impl FnMut(u32, Stamp)) {
+        let mut at = self.waiting;
+        while at != NIL {
+            let Cold { stamp, age_next, .. } = self.nodes.cold[at as usize];
+            f(self.nodes[at].units, stamp);
+            at = age_next;
+        }
     }
 
     /// Moves up to `limit` blocks whose stamps have passed into lane 0, from one lane after the other.
@@ -181,7 +197,7 @@ impl Heap {
     pub(crate) fn drain_some(&mut self, limit: usize) {
         if self.next_drain >= self.lanes.len() {
             self.next_drain = 1;
-            if !self.waiting.is_empty() {
+            if self.waiting != NIL {
                 self.poll_waiting();
             }
         }

@@ -8,7 +8,8 @@ use leasehold_core::{Result, Stamp};
 impl Heap {
     /// Units that lie free and resident in lane 0, and in the lines' lanes.
     pub(crate) fn free_units(&self) -> (u64, u64) {
-        let waiting: u64 = self.waiting.iter().map(|(id, _)| u64::from(self.nodes[*id].units)).sum();
+        let mut waiting = self.parked;
+        self.waiting(|units, _| waiting += u64::from(units));
         let resident = |l: &Lane| l.index.units() - (l.index.holes() << self.res.shift);
         (resident(&self.lanes[0]), self.lanes[1..].iter().map(resident).sum::<u64>() + waiting)
     }
