@@ -101,6 +101,79 @@ struct Member {
 struct Region {
     block: Lease<Buffer>,
     allocator: Allocator,
+    /// Held through a suspension or resumption, and by nothing that is ever waited for there.
+    tenants: Mutex<Tenants>,
+    /// Members of arenas that somebody holds and that lie in it.
+    members: AtomicU64,
+}
+
+/// Arenas that use a region.
+#[derive(Debug, Default)]
+struct Tenants {
+    /// Those that are not suspended.
+    awake: u32,
+    /// All were suspended, and the memory was given back.
+    dark: bool,
+}
+
+impl Region {
+    /// One more arena uses it, which is not suspended; its memory comes back if it was given back.
+    fn wake(&self) -> Result<()> {
+        let mut tenants = self.tenants.lock();
+        if tenants.dark {
+            self.allocator.inner().resume_block(&self.block)?;
+            tenants.dark = false;
+        }
+        tenants.awake += 1;
+        Ok(())
+    }
+
+    /// One arena fewer is awake. With the last one the memory is given back; returns the bytes that went.
+    fn sleep(&self) -> Result<u64> {
+        let mut tenants = self.tenants.lock();
+        let mut freed = 0;
+        if tenants.awake == 1 {
+            if self.members.load(Ordering::Relaxed) > 0 {
+                return Err(Error::Unsupported("the arena's memory is held by buffers".into()));
+            }
+            freed = self.allocator.inner().suspend_block(&self.block)?;
+            tenants.dark = true;
+        }
+        tenants.awake -= 1;
+        Ok(freed)
+    }
+
+    /// An arena that was awake is gone.
+    fn leave(&self) {
+        self.tenants.lock().awake -= 1;
+    }
+}
+
+/// Counts an arena as awake until it is dropped or kept.
+struct Tenant(Option<Arc<Region>>);
+
+impl Drop for Tenant {
+    fn drop(&mut self) {
+        if let Some(region) = &self.0 {
+            region.leave();
+        }
+    }
+}
+
+/// What a member keeps: its region.
+struct Within(Arc<Region>);
+
+impl Within {
+    fn keep(region: &Arc<Region>) -> Keep {
+        region.members.fetch_add(1, Ordering::Relaxed);
+        Box::new(Within(region.clone()))
+    }
+}
+
+impl Drop for Within {
+    fn drop(&mut self) {
+        self.0.members.fetch_sub(1, Ordering::Relaxed);
+    }
 }
 
 impl Drop for Region {
@@ -114,7 +187,8 @@ struct Plan {
     state: ArenaState,
     members: Vec<Member>,
     bindings: Bindings,
-    regions: Vec<Arc<Region>>,
+    /// Where the memory is. The arena is one of its tenants, awake unless it is suspended.
+    region: Option<Arc<Region>>,
     /// The next planned allocation, while primed or recording.
     cursor: usize,
     plan_misses: u64,
@@ -148,7 +222,7 @@ impl LaunchGuard<'_> {
     pub fn launched(&self, p: Point) {
         let mut plan = self.arena.0.plan.lock();
         plan.last_launch = Some(p);
-        for region in &plan.regions {
+        if let Some(region) = &plan.region {
             region.block.used_on(p);
         }
     }
@@ -177,7 +251,7 @@ impl GraphArena {
             state: ArenaState::Planning,
             members: Vec::new(),
             bindings: Bindings::default(),
-            regions: Vec::new(),
+            region: None,
             cursor: 0,
             plan_misses: 0,
             last_launch: None,
@@ -203,7 +277,7 @@ impl GraphArena {
 
     /// Bytes of memory that the arena holds.
     pub fn bytes(&self) -> u64 {
-        self.0.plan.lock().regions.iter().map(|r| r.block.len()).sum()
+        self.0.plan.lock().region.as_ref().map_or(0, |r| r.block.len())
     }
 
     /// A buffer for the recording. While planning it is symbolic; afterwards it must be the next one of the plan.
@@ -230,8 +304,7 @@ impl GraphArena {
                 let addr = hit.and_then(|s| plan.bindings.resolve(s));
                 if let Some(addr) = addr {
                     plan.cursor += 1;
-                    let (native, keep) = (plan.bindings.native, plan.regions.first().cloned());
-                    let keep = keep.map(|r| Box::new(r) as Keep);
+                    let (native, keep) = (plan.bindings.native, plan.region.as_ref().map(Within::keep));
                     return self.0.allocator.inner().lend_member(addr, native, layout.size, keep);
                 }
                 if plan.state == ArenaState::Recording {
@@ -262,7 +335,9 @@ impl GraphArena {
         };
         let packed = plan_offsets(&intervals)?;
         let align = intervals.iter().map(|i| i.align).max().unwrap_or(crate::layout::MIN_ALIGN);
-        let region = self.region(packed.total, align, on)?;
+        // From here on a failure gives the tenancy up.
+        let mut tenant = Tenant(self.region(packed.total, align, on)?);
+        let region = tenant.0.clone();
         let mut plan = self.0.plan.lock();
         if plan.state != ArenaState::Planning {
             return Err(illegal("prime", plan.state));
@@ -279,7 +354,7 @@ impl GraphArena {
         if let Some(region) = &region {
             // All of them before any is bound: a member that is not bound may keep the region for nothing until it is dropped.
             for lease in &alive {
-                self.0.allocator.inner().keep_for(lease, Box::new(region.clone()))?;
+                self.0.allocator.inner().keep_for(lease, Within::keep(region))?;
             }
         }
         for lease in alive {
@@ -289,7 +364,7 @@ impl GraphArena {
                 lease.bind(0, 0);
             }
         }
-        plan.regions = region.into_iter().collect();
+        plan.region = tenant.0.take();
         plan.state = ArenaState::Primed;
         plan.cursor = 0;
         Ok(plan.bindings.clone())
@@ -343,9 +418,9 @@ impl GraphArena {
         }
         plan.state = ArenaState::Aborted;
         plan.members.clear();
-        let regions = std::mem::take(&mut plan.regions);
+        let tenant = Tenant(plan.region.take());
         drop(plan);
-        drop(regions);
+        drop(tenant);
         self.0.prune();
         Ok(())
     }
@@ -368,39 +443,33 @@ impl GraphArena {
     /// Gives the memory back to the driver and keeps the addresses; what lies in it is lost, unless `save` copies it away first (it is
     /// given each range). Waits for launches in progress and for the last one's completion. Sealed → Suspended.
     ///
-    /// Returns the bytes that went. Pieces of memory shared with neighbours stay.
+    /// Memory that this arena [shares](Self::share) with others goes with the last of them that is suspended; until then the others
+    /// run as before, over what lies in it. (If the last one is dropped instead, it goes once one of them was resumed and suspended again,
+    /// or all are dropped.) The same holds for a piece of physical memory that lies across the border to a neighbour's memory: it goes with
+    /// the last of the arenas over it, and stays while anything else lies in it. Returns the bytes that went now.
     ///
     /// # Errors
-    /// `InvalidState` unless sealed; `Unsupported` where addresses and memory are not separate, or while the memory is shared with
-    /// another arena or held by buffers; what `save` returns, and then nothing was changed.
+    /// `InvalidState` unless sealed; `Unsupported` where addresses and memory are not separate, or while buffers of the recording are
+    /// held; `OutOfMemory` for host memory; what `save` returns. Then nothing was changed.
     pub fn suspend(&self, on: On<'_>, mut save: impl FnMut(u64, u64) -> Result<()>) -> Result<u64> {
         let _alone = (!mutated('e')).then(|| self.0.launches.write());
-        let (last, regions) = {
+        let (last, region) = {
             let plan = self.0.plan.lock();
             if plan.state != ArenaState::Sealed {
                 return Err(illegal("suspend", plan.state));
             }
-            (plan.last_launch, plan.regions.clone())
+            (plan.last_launch, plan.region.clone())
         };
         if !self.0.allocator.caps().vmm {
             return Err(Error::Unsupported("this backing cannot keep addresses without memory".into()));
         }
-        // The plan, this copy and the group hold a region; anyone else is a buffer or another arena.
-        if regions.iter().any(|r| Arc::strong_count(r) > 3) {
-            return Err(Error::Unsupported(
-                "the arena's memory is held by buffers or shared with another graph".into(),
-            ));
-        }
-        let inner = self.0.allocator.inner();
         if let Some(p) = last {
-            inner.wait_point(p, on, None)?;
-        }
-        for r in &regions {
-            save(r.block.addr(), r.block.len())?;
+            self.0.allocator.inner().wait_point(p, on, None)?;
         }
         let mut freed = 0;
-        for r in &regions {
-            freed += inner.suspend_block(&r.block)?;
+        if let Some(r) = &region {
+            save(r.block.addr(), r.block.len())?;
+            freed = r.sleep()?;
         }
         self.0.plan.lock().state = ArenaState::Suspended;
         Ok(freed)
@@ -409,21 +478,24 @@ impl GraphArena {
     /// Takes memory again at the same addresses, and lets `restore` fill it. Suspended → Sealed.
     ///
     /// # Errors
-    /// `InvalidState` unless suspended; `OutOfMemory` or `OverBudget`: still suspended, may be tried again; what `restore` returns.
+    /// `InvalidState` unless suspended; `OutOfMemory`, `OverBudget`, what `restore` returns: still suspended, may be tried again.
     pub fn resume(&self, mut restore: impl FnMut(u64, u64) -> Result<()>) -> Result<()> {
         let _alone = self.0.launches.write();
-        let regions = {
+        let region = {
             let plan = self.0.plan.lock();
             if plan.state != ArenaState::Suspended {
                 return Err(illegal("resume", plan.state));
             }
-            plan.regions.clone()
+            plan.region.clone()
         };
-        for r in &regions {
-            self.0.allocator.inner().resume_block(&r.block)?;
-        }
-        for r in &regions {
-            restore(r.block.addr(), r.block.len())?;
+        if let Some(r) = &region {
+            r.wake()?;
+            if let Err(e) = restore(r.block.addr(), r.block.len()) {
+                if r.sleep().is_err() {
+                    r.leave();
+                }
+                return Err(e);
+            }
         }
         self.0.plan.lock().state = ArenaState::Sealed;
         Ok(())
@@ -461,15 +533,16 @@ impl GraphArena {
         Ok((intervals, symbols, alive))
     }
 
-    /// Memory of `bytes` that graphs of this group may use in turns, aligned as the most demanding member.
+    /// Memory of `bytes` that graphs of this group may use in turns, aligned as the most demanding member. The arena is its tenant.
     fn region(&self, bytes: u64, align: u64, on: On<'_>) -> Result<Option<Arc<Region>>> {
         if bytes == 0 {
             return Ok(None);
         }
-        if let Some(r) =
-            self.0.group.lock().iter().find(|r| r.block.len() >= bytes && r.block.addr().is_multiple_of(align))
-        {
-            return Ok(Some(r.clone()));
+        let fits = |r: &&Arc<Region>| r.block.len() >= bytes && r.block.addr().is_multiple_of(align);
+        let found = self.0.group.lock().iter().find(fits).cloned();
+        if let Some(r) = found {
+            r.wake()?;
+            return Ok(Some(r));
         }
         let granule = self.0.allocator.caps().granule;
         let layout = if bytes >= granule {
@@ -480,7 +553,9 @@ impl GraphArena {
         let block = self.0.allocator.alloc(layout, on)?;
         block.set_region(true);
         self.0.allocator.inner().counters.in_graphs.fetch_add(block.len(), Ordering::Relaxed);
-        let region = Arc::new(Region { block, allocator: self.0.allocator.clone() });
+        let tenants = Mutex::new(Tenants { awake: 1, dark: false });
+        let allocator = self.0.allocator.clone();
+        let region = Arc::new(Region { block, allocator, tenants, members: AtomicU64::new(0) });
         self.0.group.lock().push(region.clone());
         Ok(Some(region))
     }
@@ -501,8 +576,14 @@ impl Shared {
 
 impl Drop for Shared {
     fn drop(&mut self) {
-        let regions = std::mem::take(&mut self.plan.lock().regions);
-        drop(regions);
+        let mut plan = self.plan.lock();
+        let (asleep, region) = (plan.state == ArenaState::Suspended, plan.region.take());
+        drop(plan);
+        if asleep {
+            drop(region);
+        } else {
+            drop(Tenant(region));
+        }
         self.prune();
     }
 }

@@ -521,7 +521,15 @@ impl Inner {
             return Ok(());
         }
         let node = row.place.load(Ordering::Relaxed);
-        let plan = self.core.lock().store.heap.plan_resume(node, &self.budget)?;
+        let plan = loop {
+            let mut core = self.core.lock();
+            if !core.store.heap.in_motion(node) {
+                break core.store.heap.plan_resume(node, &self.budget)?;
+            }
+            // A neighbour is being suspended, and a piece lies across the border: until its driver calls are over.
+            drop(core);
+            leasehold_core::sync::thread::yield_now();
+        };
         let Some(mut plan) = plan else {
             let (used, limit) = (self.budget.committed(), self.budget.limit());
             return Err(Error::OverBudget { requested: block.len(), used, limit });

@@ -483,42 +483,54 @@ impl Heap {
         Ok(out)
     }
 
-    /// Takes the pieces that lie wholly under a lent node: they are to be unmapped and destroyed, and brought back by
-    /// [`finish_trim`](Self::finish_trim).
+    /// Suspends a lent node: the pieces that lie wholly under it and its suspended neighbours are to be unmapped and destroyed, and brought
+    /// back by [`finish_trim`](Self::finish_trim). One that is less than a granule stays as it is.
     pub(crate) fn plan_suspend(&mut self, node: u32) -> Result<Vec<Trim>> {
         let shift = self.res.shift;
         let n = self.nodes[node];
         let span = self.spans[usize::from(n.span)];
         let mut out = Vec::new();
-        if !span.paged {
+        let (mut g, end) = (n.start.div_ceil(1 << shift), n.end() >> shift);
+        if !span.paged || g >= end || n.state != State::Used {
             return Ok(out);
         }
         host::room(&mut out, self.parts(node) as usize)?;
         // Freeing it without resuming it takes entries for its parts.
         self.nodes.hold(self.parts(node))?;
-        let (mut g, end) = (n.start.div_ceil(1 << shift), n.end() >> shift);
+        self.nodes[node].state = State::Suspended;
         while g < end {
             let id = self.res.piece_of(g);
-            let Some(p) = self.res.pieces.get_mut(id as usize) else {
+            let Some(&p) = self.res.pieces.get(id as usize) else {
                 g += 1;
                 continue;
             };
-            if p.at == g && g + p.granules <= end && p.place == Place::Mapped {
-                p.place = Place::Moving;
-                let from_addr = span.base + (u64::from((g << shift) - span.unit) << UNIT_SHIFT);
+            if p.place == Place::Mapped && (p.at..p.at + p.granules).all(|g| self.is_dark(g)) {
+                self.res.pieces[id as usize].place = Place::Moving;
+                let from_addr = span.base + (u64::from((p.at << shift) - span.unit) << UNIT_SHIFT);
                 let bytes = u64::from(p.granules) << (shift + UNIT_SHIFT);
-                let (handle, source, end) = (p.handle, Source::Stolen { from: g, from_addr }, End::Untouched);
+                let (handle, source, end) = (p.handle, Source::Stolen { from: p.at, from_addr }, End::Untouched);
                 let step = Step { piece: id, at: NIL, addr: 0, bytes, handle, source, end };
                 out.push(Trim { node: None, step, gone: false });
             }
             g = p.at + p.granules;
         }
-        if out.is_empty() {
-            self.nodes.unhold(self.parts(node));
-        } else {
-            self.nodes[node].state = State::Suspended;
-        }
         Ok(out)
+    }
+
+    /// Whether a granule lies wholly under one suspended node.
+    fn is_dark(&self, g: u32) -> bool {
+        let (from, to) = (g << self.res.shift, (g + 1) << self.res.shift);
+        let node = self.pages.find(&self.nodes.rows, from).map(|id| &self.nodes[id]);
+        node.is_some_and(|n| n.state == State::Suspended && n.start <= from && to <= n.end())
+    }
+
+    /// Whether memory under a suspended node is being given back, with a neighbour's.
+    pub(crate) fn in_motion(&self, node: u32) -> bool {
+        let n = &self.nodes[node];
+        (n.start >> self.res.shift..=(n.end() - 1) >> self.res.shift).any(|g| {
+            let piece = self.res.pieces.get(self.res.piece_of(g) as usize);
+            piece.is_some_and(|p| p.place == Place::Moving)
+        })
     }
 
     /// The parts of a node, at most: granules, and edges.
@@ -588,7 +600,7 @@ impl Heap {
     /// Brings a trim back. A piece that was not destroyed is leaked and stays counted. Returns the bytes given back.
     pub(crate) fn finish_trim(&mut self, steps: Vec<Trim>, budget: &Budget) -> u64 {
         let mut freed = 0;
-        for Trim { node, step: s, gone: destroyed } in steps {
+        for &Trim { node, step: s, gone: destroyed } in &steps {
             let granules = self.res.pieces[s.piece as usize].granules;
             match (s.end, s.source) {
                 (End::LostAtSource, _) => {
@@ -611,6 +623,18 @@ impl Heap {
             }
             if let Some(node) = node {
                 self.settle_by_residency(node, READY, Stamp::NEVER);
+            }
+        }
+        for t in steps.iter().filter(|t| t.node.is_none()) {
+            let Source::Stolen { from, .. } = t.step.source else { continue };
+            let granules = self.res.pieces[t.step.piece as usize].granules;
+            for g in from..from + granules {
+                // A suspended neighbour that was freed meanwhile.
+                let node = self.covering(g << self.res.shift);
+                if node != NIL && self.nodes[node].state == State::Moving && !self.in_motion(node) {
+                    self.nodes.unhold(self.parts(node));
+                    self.settle_by_residency(node, READY, Stamp::NEVER);
+                }
             }
         }
         freed

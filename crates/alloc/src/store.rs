@@ -198,6 +198,11 @@ impl Store {
     #[cold]
     fn give_suspended(&mut self, node: u32) {
         self.heap.pages.leave(&self.heap.nodes.rows, node);
+        if self.heap.in_motion(node) {
+            // A neighbour's suspension is carrying off memory that is partly its own, and settles it.
+            self.heap.nodes[node].state = State::Moving;
+            return;
+        }
         // Set aside when it was suspended.
         self.heap.nodes.unhold(self.heap.parts(node));
         self.heap.settle_by_residency(node, READY, Stamp::NEVER);

@@ -3,8 +3,11 @@
 use crate::model::Rng;
 use crate::{Bench, MIB};
 use leasehold_alloc::planner::{Interval, plan};
-use leasehold_alloc::{AllocatorConfig, ArenaState, FakeBacking, GraphArena, Layout, Lifetime, On, SYMBOLIC};
-use leasehold_core::{Error, Result};
+use leasehold_alloc::replay::VirtualStream;
+use leasehold_alloc::{Allocator, AllocatorConfig, ArenaState, Backing, BackingCaps, Buffer, Chunk, FakeBacking};
+use leasehold_alloc::{GraphArena, Layout, Lifetime, On, SYMBOLIC};
+use leasehold_core::sync::{Arc, Mutex};
+use leasehold_core::{Error, Lease, Result};
 
 fn used(symbol: u64, first: u32, last: u32) -> Lifetime {
     Lifetime { symbol, first, last, live_at_end: false }
@@ -144,6 +147,199 @@ fn suspension_gives_memory_back_and_keeps_addresses() {
     assert!(b.fake.is_backed(saved[0].0, saved[0].1));
     drop(arena);
     b.check();
+    b.allocator.trim(0).expect("a trim");
+    assert_eq!(b.allocator.stats().reserved, 0);
+}
+
+/// An arena, sealed, of a group, with one temporary of `bytes`.
+fn shared(b: &Bench, with: &GraphArena, bytes: u64) -> GraphArena {
+    let arena = with.share();
+    let x = arena.alloc(Layout::new(bytes)).expect("symbolic");
+    let lifetimes = [used(x.addr(), 0, 0)];
+    drop(x);
+    arena.seal(&lifetimes, On::new(&b.stream)).expect("seals");
+    arena
+}
+
+#[test]
+fn memory_that_arenas_share_goes_with_the_last_that_is_suspended() {
+    let b = Bench::new(64 * MIB);
+    let on = On::new(&b.stream);
+    let first = at(&b, ArenaState::Sealed);
+    let second = shared(&b, &first, 3 * MIB);
+    let reserved = b.allocator.stats().reserved;
+    let mut saved = 0;
+    let mut save = |_, _| {
+        saved += 1;
+        Ok(())
+    };
+    assert_eq!(first.suspend(on, &mut save).expect("suspends"), 0, "the second one may still be launched");
+    assert!(matches!(first.launch().map(drop), Err(Error::Suspended(_))));
+    second.launch().expect("launches").launched(b.stream.submit().expect("a value"));
+    assert_eq!(b.allocator.stats().reserved, reserved);
+    assert_eq!(second.suspend(on, &mut save).expect("suspends"), 4 * MIB);
+    assert_eq!(saved, 2, "each has contents of its own");
+    assert_eq!(b.allocator.stats().reserved, reserved - 4 * MIB);
+    // A third arena of the group takes the place with memory.
+    let third = shared(&b, &first, MIB);
+    assert_eq!(b.allocator.stats().reserved, reserved);
+    assert_eq!(third.suspend(on, |_, _| Ok(())).expect("suspends"), 4 * MIB);
+    // One that is resumed has memory; nobody else is.
+    first.resume(|_, _| Ok(())).expect("resumes");
+    assert_eq!(b.allocator.stats().reserved, reserved);
+    assert!(matches!(second.launch().map(drop), Err(Error::Suspended(_))));
+    first.launch().map(drop).expect("launches");
+    // It is dropped: the others are as they were, and the next suspension gives the memory back.
+    drop(first);
+    assert!(matches!(second.resume(|_, _| Err(Error::state("no"))), Err(Error::InvalidState(_))));
+    assert_eq!((second.state(), b.allocator.stats().reserved), (ArenaState::Suspended, reserved - 4 * MIB));
+    second.resume(|_, _| Ok(())).expect("resumes");
+    second.launch().map(drop).expect("launches");
+    drop((second, third));
+    b.check();
+    b.allocator.trim(0).expect("a trim");
+    assert_eq!((b.allocator.stats().reserved, b.allocator.stats().in_graphs), (0, 0));
+}
+
+#[test]
+fn an_arena_whose_buffers_are_held_is_not_suspended_but_its_sharers_are() {
+    let b = Bench::new(64 * MIB);
+    let on = On::new(&b.stream);
+    let first = b.allocator.arena().expect("an arena");
+    let out = first.alloc(Layout::new(4 * MIB)).expect("symbolic");
+    first.seal(&[used(out.addr(), 0, 0)], on).expect("seals");
+    let second = shared(&b, &first, 3 * MIB);
+    assert_eq!(second.suspend(on, |_, _| Ok(())).expect("suspends"), 0);
+    assert!(matches!(first.suspend(on, |_, _| Ok(())), Err(Error::Unsupported(_))));
+    assert_eq!(first.state(), ArenaState::Sealed);
+    first.launch().map(drop).expect("launches");
+    drop(out);
+    assert_eq!(first.suspend(on, |_, _| Ok(())).expect("suspends"), 4 * MIB);
+}
+
+/// A resumption without memory leaves both of a pair suspended, whoever tries.
+#[test]
+fn a_pair_that_finds_no_memory_stays_suspended() {
+    let b = Bench::new(32 * MIB);
+    let on = On::new(&b.stream);
+    let first = at(&b, ArenaState::Sealed);
+    let second = shared(&b, &first, 4 * MIB);
+    first.suspend(on, |_, _| Ok(())).expect("suspends");
+    second.suspend(on, |_, _| Ok(())).expect("suspends");
+    let hog: Vec<_> = std::iter::from_fn(|| b.alloc(2 * MIB).ok()).collect();
+    for arena in [&first, &second] {
+        let refused = arena.resume(|_, _| Ok(()));
+        assert!(matches!(refused, Err(Error::OutOfMemory(_))), "{refused:?}");
+        assert_eq!(arena.state(), ArenaState::Suspended);
+        assert!(matches!(arena.launch().map(drop), Err(Error::Suspended(_))));
+        b.check();
+    }
+    drop(hog);
+    b.allocator.trim(0).expect("a trim");
+    second.resume(|_, _| Ok(())).expect("resumes");
+    assert_eq!(first.state(), ArenaState::Suspended);
+    b.check();
+}
+
+/// Two arenas side by side with a piece of memory across their border, which it takes 600 MiB to make.
+fn neighbours(b: &Bench) -> (GraphArena, GraphArena, Lease<Buffer>) {
+    let hog = b.take(600 * MIB);
+    let make = |b: &Bench| {
+        let arena = b.allocator.arena().expect("an arena");
+        let x = arena.alloc(Layout::new(6 * MIB)).expect("symbolic");
+        let lifetimes = [used(x.addr(), 0, 0)];
+        drop(x);
+        arena.seal(&lifetimes, On::new(&b.stream)).expect("seals");
+        arena
+    };
+    (make(b), make(b), hog)
+}
+
+#[test]
+fn a_piece_across_the_border_of_two_arenas_goes_with_the_second() {
+    let b = Bench::new(1 << 30);
+    let on = On::new(&b.stream);
+    let (low, high, hog) = neighbours(&b);
+    let reserved = b.allocator.stats().reserved;
+    let first = low.suspend(on, |_, _| Ok(())).expect("suspends");
+    assert_eq!(first, 4 * MIB, "one piece lies across the border");
+    assert!(matches!(low.launch().map(drop), Err(Error::Suspended(_))));
+    let second = high.suspend(on, |_, _| Ok(())).expect("suspends");
+    assert_eq!(second, 8 * MIB);
+    assert_eq!(b.allocator.stats().reserved, reserved - 12 * MIB);
+    b.check();
+    for arena in [&low, &high] {
+        arena
+            .resume(|addr, bytes| {
+                assert!(b.fake.is_backed(addr, bytes));
+                Ok(())
+            })
+            .expect("resumes");
+        b.check();
+    }
+    assert_eq!(b.allocator.stats().reserved, reserved);
+    drop((low, high, hog));
+    b.allocator.trim(0).expect("a trim");
+    assert_eq!(b.allocator.stats().reserved, 0);
+}
+
+/// A backing that does something in the middle of an unmapping.
+struct Meanwhile(FakeBacking, Arc<Mutex<Option<GraphArena>>>);
+
+impl Backing for Meanwhile {
+    fn caps(&self) -> BackingCaps {
+        self.0.caps()
+    }
+    fn reserve(&self, bytes: u64) -> Result<u64> {
+        self.0.reserve(bytes)
+    }
+    fn commit(&self, at: Option<u64>, bytes: u64) -> Result<Chunk> {
+        self.0.commit(at, bytes)
+    }
+    fn decommit(&self, chunk: Chunk) -> Result<()> {
+        self.0.decommit(chunk)
+    }
+    fn release(&self, addr: u64, bytes: u64) {
+        self.0.release(addr, bytes);
+    }
+    fn create(&self, bytes: u64) -> Result<u64> {
+        self.0.create(bytes)
+    }
+    fn destroy(&self, handle: u64, bytes: u64) -> Result<()> {
+        self.0.destroy(handle, bytes)
+    }
+    fn map(&self, at: u64, handle: u64, bytes: u64) -> Result<()> {
+        self.0.map(at, handle, bytes)
+    }
+    fn enable(&self, at: u64, bytes: u64) -> Result<()> {
+        self.0.enable(at, bytes)
+    }
+    fn unmap(&self, at: u64, bytes: u64) -> Result<()> {
+        let dropped = self.1.lock().take();
+        drop(dropped);
+        self.0.unmap(at, bytes)
+    }
+}
+
+#[test]
+fn an_arena_may_be_dropped_while_its_neighbour_carries_the_piece_between_them_off() {
+    let fake = FakeBacking::new(1 << 30);
+    let slot = Arc::new(Mutex::new(None));
+    let backing = Meanwhile(fake.clone(), slot.clone());
+    let allocator = Allocator::new(Box::new(backing), AllocatorConfig::default()).expect("an allocator");
+    let b = Bench { fake, allocator, stream: VirtualStream::new().expect("a line") };
+    let on = On::new(&b.stream);
+    let (low, high, hog) = neighbours(&b);
+    low.suspend(on, |_, _| Ok(())).expect("suspends");
+    *slot.lock() = Some(low);
+    assert_eq!(high.suspend(on, |_, _| Ok(())).expect("suspends"), 8 * MIB);
+    assert!(slot.lock().is_none());
+    b.check();
+    // The addresses of the one that is gone serve others, with new memory.
+    let others: Vec<_> = (0..60).map(|_| b.take(6 * MIB)).collect();
+    assert!(others.iter().all(|x| b.fake.is_backed(x.addr(), x.len())));
+    b.check();
+    drop((others, high, hog));
     b.allocator.trim(0).expect("a trim");
     assert_eq!(b.allocator.stats().reserved, 0);
 }
