@@ -379,6 +379,16 @@ impl Inner {
         if pressed {
             wants = [least; 3];
         }
+        let lent = self.new_segment(need, size, on, wants, trail)?;
+        // Segments that lie free are too small one by one; the driver may make a larger one of them.
+        if lent.is_none() && pressed && self.trim_core(0).is_ok_and(|freed| freed > 0) {
+            trail.note(format_args!("gave free segments back to the driver"));
+            return self.new_segment(need, size, on, wants, trail);
+        }
+        Ok(lent)
+    }
+
+    fn new_segment(&self, need: Need, size: u64, on: On<'_>, wants: [u64; 3], trail: &mut Trail) -> Lent {
         for (i, &bytes) in wants.iter().enumerate() {
             if i > 0 && wants[i - 1] == bytes {
                 continue;

@@ -112,3 +112,19 @@ fn trim_keeps_what_it_is_told() {
     b.allocator.trim(0).expect("a trim");
     assert_eq!(b.allocator.stats().reserved, 0);
 }
+
+/// Without virtual memory a cached segment serves what fits it only: the ladder ended with an error while all of the memory lay free.
+#[test]
+fn free_segments_go_back_before_memory_runs_out() {
+    let b = Bench::with(FakeBacking::segments(64 * MIB), AllocatorConfig::default());
+    let small: Vec<_> = (0..4).map(|_| b.take(12 * MIB)).collect();
+    drop(small);
+    let large = b.take(60 * MIB);
+    assert_eq!(b.allocator.stats().reserved, 60 * MIB);
+    b.check();
+    let Err(Error::OutOfMemory(report)) = b.alloc(10 * MIB) else { panic!("there is no memory") };
+    assert_eq!(report.reserved, 60 * MIB);
+    drop(large);
+    drop(b.take(10 * MIB));
+    b.check();
+}
