@@ -1,10 +1,29 @@
 //! The failure matrix: every call of the backing, failing at every index, once, from then on, or at random. After each: the state is
 //! valid, later calls work, nothing is leaked but what the driver would not take back, and that stays counted.
+//!
+//! | call that fails | what must hold | test |
+//! |---|---|---|
+//! | reserving addresses | half as many, then segments | `without_addresses_segments_are_used`; `every_call_may_fail_at_every_index` |
+//! | creating, mapping, enabling, unmapping, destroying a piece; committing, decommitting a segment | undone as far as the driver lets it; the rest is quarantined, and counted | `every_call_may_fail_at_every_index`; `regressions::partial_map_failure_is_undone`, `regressions::failed_allocation_leaves_the_pool_usable` |
+//! | a stream's wait, signal, host wait; the waiter | the block stays not ready; the ladder climbs on | `every_call_of_a_stream_may_fail_at_every_index` |
+//! | the same, because the device is lost | every later call that needs the driver or a stream says so; leases drop | `a_stream_may_lose_the_device_at_every_index`, `a_lost_device_fails_every_later_call_and_leases_still_drop` |
+//! | a reclaimer panics | it is not called again | `a_panicking_reclaimer_is_not_called_again` |
+//! | host memory | an error, nothing changed; a free asks for none | [`host_memory`](crate::host_memory): all of it |
+//! | the driver goes first | silence | `the_driver_may_go_first` |
+//! | the budget | never above it | `the_budget_is_hard`, model d of `models.rs` |
+//! | a recording is rolled back, at every step of its life | all of the arena's memory comes back | `arena::every_illegal_edge_is_an_error_and_changes_nothing`, `a_rolled_back_recording_gives_everything_back` |
+//! | suspending and resuming an arena | as it was; still suspended | `an_arena_may_fail_to_rest_and_to_come_back` |
+//!
+//! What needs a driver beneath: events that cannot be made or recorded, a capture that is invalidated, graphs that cannot be instantiated,
+//! pinned memory that cannot be had, are the business of `leasehold-cuda`, whose test `faults` fails every call of a whole life
+//! at every index on the simulated driver.
 
 use crate::model::Rng;
 use crate::{Bench, MIB};
 use leasehold_alloc::replay::{VirtualStream, pass};
-use leasehold_alloc::{AllocatorConfig, Call, CrossStream, FakeBacking, Fault, Layout, On, Policy};
+use leasehold_alloc::{
+    AllocatorConfig, ArenaState, Call, CrossStream, FakeBacking, Fault, Layout, Lifetime, On, Policy,
+};
 use leasehold_core::sync::{Arc, Mutex};
 use leasehold_core::{Error, Line, Point, Result, Timeline};
 use std::time::Duration;
@@ -104,7 +123,10 @@ enum When {
 #[derive(Default)]
 struct Faulty {
     armed: Option<(Refusal, When)>,
+    /// The device is lost by it.
+    fatal: bool,
     seen: u64,
+    refused: u64,
 }
 
 impl Faulty {
@@ -117,7 +139,9 @@ impl Faulty {
             When::From(k) => n >= k,
             When::PerMille(p) => Rng(n * 2 + 1).below(1000) < p,
         };
+        self.refused += u64::from(fails);
         match fails {
+            true if self.fatal => Err(Error::DeviceLost { cause: "injected".into() }),
             true => Err(Error::Driver { api: "fake", code: 1, name: format!("{armed:?} injected").into() }),
             false => Ok(()),
         }
@@ -212,6 +236,167 @@ fn every_call_of_a_stream_may_fail_at_every_index() {
     let waits = contend(CrossStream::InsertWait, Some((Refusal::Wait, When::PerMille(0))));
     let host = contend(CrossStream::Never, Some((Refusal::Waiter, When::PerMille(0))));
     assert!(waits > 3 && host > 3, "{waits} waits on the device and {host} on the host prove nothing");
+}
+
+/// As [`contend`], where the failure loses the device. Returns how many calls of the armed kind there were, and whether one failed.
+fn lose(cross_stream: CrossStream, armed: (Refusal, When)) -> (u64, bool) {
+    let config = AllocatorConfig { budget: 24 * MIB, cross_stream, ..AllocatorConfig::default() };
+    let b = Bench::with(FakeBacking::new(64 * MIB), config);
+    let faulty = Arc::new(Mutex::new(Faulty { armed: Some(armed), fatal: true, ..Faulty::default() }));
+    let waiter = faulty.clone();
+    b.allocator.set_waiter(Arc::new(move |p, _| {
+        waiter.lock().ask(Refusal::Waiter)?;
+        pass(p);
+        Ok(())
+    }));
+    let streams = [(); 2].map(|()| FaultyStream(VirtualStream::new().expect("a line"), faulty.clone()));
+    let mut rng = Rng(99);
+    let mut held = Vec::new();
+    let mut lost = false;
+    for _ in 0..100 {
+        let stream = &streams[rng.below(2) as usize];
+        let size = [900, 70_000, MIB, 5 * MIB][rng.below(4) as usize];
+        match b.allocator.alloc(Layout::new(size), On::new(stream)) {
+            Ok(x) => {
+                x.mark_write(stream.0.submit().expect("a value"));
+                held.push(x);
+            }
+            Err(Error::DeviceLost { cause }) => {
+                assert_eq!(&*cause, "injected");
+                lost = true;
+            }
+            Err(Error::OutOfMemory(_)) if !lost => {}
+            Err(e) => panic!("{armed:?}: {e}"),
+        }
+        if rng.below(2) == 0 && !held.is_empty() {
+            drop(held.swap_remove(rng.below(held.len() as u64) as usize));
+        }
+        if lost {
+            let refused = b.allocator.alloc(Layout::new(25 * MIB), On::new(stream));
+            assert!(matches!(refused, Err(Error::DeviceLost { .. })), "{armed:?}: {refused:?}");
+            assert!(matches!(b.allocator.trim(0), Err(Error::DeviceLost { .. })), "{armed:?}");
+        }
+        b.check();
+    }
+    assert_eq!(lost, faulty.lock().refused > 0, "{armed:?}");
+    streams.iter().for_each(|s| pass(s.line().now()));
+    // Leases drop, and what is free already needs neither driver nor stream.
+    held.truncate(1);
+    let Bench { fake, allocator, .. } = b;
+    drop(allocator);
+    drop(held);
+    drop(streams);
+    assert_eq!((fake.violations(), fake.used()), (vec![], 0), "{armed:?}");
+    let seen = faulty.lock().seen;
+    (seen, lost)
+}
+
+#[test]
+fn a_stream_may_lose_the_device_at_every_index() {
+    let mut losses = 0;
+    for cross_stream in [CrossStream::Never, CrossStream::IfReady, CrossStream::InsertWait] {
+        for refusal in [Refusal::Wait, Refusal::Signal, Refusal::WaitHost, Refusal::Waiter] {
+            let (calls, _) = lose(cross_stream, (refusal, When::PerMille(0)));
+            for k in 0..calls + 1 {
+                for when in [When::Once(k), When::From(k)] {
+                    losses += u32::from(lose(cross_stream, (refusal, when)).1);
+                }
+            }
+            for p in [100, 500] {
+                losses += u32::from(lose(cross_stream, (refusal, When::PerMille(p))).1);
+            }
+        }
+    }
+    assert!(losses > 100, "only {losses} losses");
+}
+
+/// Records, primes, captures and rolls back, with temporaries and a held output; a failing driver at every index.
+fn roll_back(b: &Bench, upto: u32) -> Result<()> {
+    let arena = b.allocator.arena()?;
+    let out = arena.alloc(Layout::new(3 * MIB))?;
+    let temp = arena.alloc(Layout::new(5 * MIB))?;
+    let used = [&out, &temp].map(|x| Lifetime { symbol: x.addr(), first: 0, last: 1, live_at_end: false });
+    drop(temp);
+    if upto > 0 {
+        arena.prime(&used, On::new(&b.stream))?;
+    }
+    if upto > 1 {
+        arena.record()?;
+        drop(arena.alloc(Layout::new(3 * MIB))?);
+    }
+    if upto < 3 {
+        arena.abort()?;
+        assert_eq!(arena.state(), ArenaState::Aborted);
+        assert!(arena.alloc(Layout::new(3 * MIB)).is_err());
+    }
+    // The fourth way: it is dropped while it records.
+    drop(arena);
+    drop(out);
+    Ok(())
+}
+
+#[test]
+fn a_rolled_back_recording_gives_everything_back() {
+    for upto in 0..4 {
+        for call in Call::ALL {
+            for k in 0..12 {
+                for fault in [Fault::Once(k), Fault::From(k)] {
+                    let b = Bench::new(64 * MIB);
+                    let other = b.take(MIB);
+                    b.fake.fail(call, fault);
+                    let outcome = roll_back(&b, upto);
+                    b.check();
+                    b.fake.heal();
+                    roll_back(&b, upto).unwrap_or_else(|e| panic!("{upto} {call:?} {fault:?}, {outcome:?}: {e}"));
+                    // The stream is usable, and everything but what the driver did not take back is gone.
+                    drop((other, b.take(20 * MIB)));
+                    b.allocator.trim(0).expect("a trim");
+                    b.check();
+                    let s = b.allocator.stats();
+                    assert_eq!((s.reserved, s.in_graphs, s.live), (s.quarantined, 0, 0), "{upto} {call:?} {fault:?}");
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn an_arena_may_fail_to_rest_and_to_come_back() {
+    for call in Call::ALL {
+        for k in 0..14 {
+            for fault in [Fault::Once(k), Fault::From(k), Fault::PerMille(400)] {
+                let b = Bench::new(64 * MIB);
+                let arena = b.allocator.arena().expect("an arena");
+                let x = arena.alloc(Layout::new(12 * MIB)).expect("symbolic");
+                let used = Lifetime { symbol: x.addr(), first: 0, last: 0, live_at_end: false };
+                drop(x);
+                let bindings = arena.seal(&[used], On::new(&b.stream)).expect("seals");
+                let addr = bindings.resolve(used.symbol).expect("bound");
+                b.fake.fail(call, fault);
+                for _ in 0..3 {
+                    let state = arena.state();
+                    let done = match state {
+                        ArenaState::Sealed => arena.suspend(On::new(&b.stream), |_, _| Ok(())).map(drop),
+                        _ => arena.resume(|_, _| Ok(())),
+                    };
+                    assert_eq!(done.is_err(), state == arena.state(), "{call:?} {fault:?}: {done:?}");
+                    assert_eq!(arena.launch().is_ok(), arena.state() == ArenaState::Sealed);
+                    b.check();
+                }
+                b.fake.heal();
+                if arena.state() == ArenaState::Suspended {
+                    arena.resume(|_, _| Ok(())).expect("resumes");
+                }
+                assert!(b.fake.is_backed(addr, 12 * MIB), "{call:?} {fault:?}");
+                drop(arena);
+                drop(b.take(10 * MIB));
+                b.allocator.trim(0).expect("a trim");
+                b.check();
+                let s = b.allocator.stats();
+                assert_eq!((s.reserved, s.in_graphs), (s.quarantined, 0), "{call:?} {fault:?}: {s:?}");
+            }
+        }
+    }
 }
 
 /// The driver is gone before the allocator: its end makes no noise, and does not fail.

@@ -4,6 +4,7 @@
 mod arena;
 mod debug;
 mod faults;
+mod host_memory;
 mod model;
 mod observe;
 mod oom;
