@@ -1,13 +1,16 @@
 //! A failing driver call at every index of a whole life: the state stays valid, and nothing is leaked.
 
 use crate::common::*;
+use leasehold_alloc::{Layout, On};
 use leasehold_conformance::TestKernel;
 use leasehold_core::sync::Arc;
 use leasehold_core::{Error, Result};
 use leasehold_cuda::CudaBackend;
 use leasehold_cuda::driver::ops::CudaSlowOps;
 use leasehold_cuda::driver::sim::SimDriver;
-use leasehold_hal::{Access, Backend, DeviceId, ForeignCall, HostCall, NodePatch, Op, OpList, Plan, StreamDesc};
+use leasehold_hal::{
+    Access, Backend, DeviceId, ForeignCall, HostCall, MemoryKind, NodePatch, Op, OpList, Plan, StreamDesc,
+};
 use leasehold_sim::{FaultAction, FaultPlan, FaultRule, When};
 
 /// Open, allocate, copy, launch, wait across streams, call the host, record, replay, update, close.
@@ -115,4 +118,131 @@ fn a_failing_call_at_every_index_leaves_a_valid_state_and_leaks_nothing() {
         }
     }
     assert!(failed > all, "only {failed} of {} lives noticed", 3 * all);
+}
+
+/// Pinned memory that the driver refuses is an error with a report, not another kind of memory: who asks for it counts on copies that do
+/// not wait. The pool goes on with what it has, and grows again once it may.
+#[test]
+fn pinned_memory_that_cannot_be_had_is_an_error_and_the_pool_goes_on() {
+    const CALL: &str = "cuMemHostAlloc";
+    let mut refused = 0;
+    for k in 0..6 {
+        for when in [When::At(k), When::From(k), When::Probability(0.5)] {
+            for action in [FaultAction::Fail(1), FaultAction::OutOfMemory] {
+                let bench = Bench::new(60 + k);
+                let device = bench.open(0);
+                let s = stream(&device);
+                let on = On { line: s.line(), timeline: &*s };
+                // The first one is not refused: the stream's own words lie in pinned memory too.
+                let pinned = device.memory(MemoryKind::Pinned).unwrap();
+                let first = pinned.alloc(Layout::new(4096), on).unwrap();
+                let rule = FaultRule::on(CALL, when, action.clone());
+                bench.driver.machine().set_faults(FaultPlan::none().with(rule));
+                let mut held = vec![first];
+                for i in 0..8u64 {
+                    match pinned.alloc(Layout::new((3 + i) << 20), on) {
+                        Ok(x) => held.push(x),
+                        Err(Error::OutOfMemory(report)) => {
+                            refused += 1;
+                            assert!(report.to_string().contains("pinned"), "{report}");
+                        }
+                        Err(e) => panic!("{when:?} {action:?}: {e}"),
+                    }
+                    held.push(pinned.alloc(Layout::new(4096), on).unwrap());
+                    pinned.check().unwrap();
+                }
+                bench.driver.machine().set_faults(FaultPlan::none());
+                held.push(pinned.alloc(Layout::new(20 << 20), on).unwrap());
+                assert!(held.iter().all(|x| x.host_kind() == leasehold_alloc::HostKind::Pinned));
+                drop(held);
+                pinned.trim(0).unwrap();
+                assert_eq!(pinned.stats().reserved, 0);
+                drop((s, device));
+                bench.close();
+            }
+        }
+    }
+    assert!(refused > 40, "only {refused} were refused");
+}
+
+/// A recording of which no graph comes: whatever call fails on the way, its arena's memory is free again, and the stream goes on.
+#[test]
+fn a_graph_that_cannot_be_made_gives_its_arena_back() {
+    let mut refused = 0;
+    // The first life counts.
+    let mut calls = vec![(String::new(), 0)];
+    let mut next = 0;
+    while next < calls.len() {
+        let (name, before) = calls[next].clone();
+        next += 1;
+        for k in before..before + 6 {
+            let bench = Bench::new(70);
+            let device = bench.open(0);
+            let s = stream(&device);
+            let on = On { line: s.line(), timeline: &*s };
+            let memory = device.memory(MemoryKind::Device).unwrap();
+            let kept = buffer(&device, &s, 4096);
+            let made = bench.driver.machine().calls_by_name();
+            if !name.is_empty() {
+                let rule = FaultRule::on(&name, When::At(k), FaultAction::Fail(1));
+                bench.driver.machine().set_faults(FaultPlan::none().with(rule));
+            }
+            let arena = memory.arena().unwrap();
+            let graph = record(&arena, on, &device, &kept);
+            let failed = graph.is_err();
+            refused += u64::from(failed);
+            if let Ok(graph) = graph {
+                let launch = arena.launch().unwrap();
+                if let Ok(value) = submit(&s, &[Op::Graph(&graph)]) {
+                    kept.mark_write(s.line().at(value));
+                    launch.launched(s.line().at(value));
+                }
+            }
+            drop(arena);
+            bench.driver.machine().set_faults(FaultPlan::none());
+            assert_eq!(memory.stats().in_graphs, 0, "{name} {k}");
+            memory.check().unwrap();
+            // The same again, from the same memory.
+            let arena = memory.arena().unwrap();
+            let graph = record(&arena, on, &device, &kept).unwrap_or_else(|e| panic!("after {name} {k}: {e}"));
+            let value = submit(&s, &[Op::Graph(&graph)]).unwrap();
+            arena.launch().unwrap().launched(s.line().at(value));
+            kept.mark_write(s.line().at(value));
+            assert!(read(&s, &kept).iter().all(|&b| b == 7), "after {name} {k}");
+            if name.is_empty() {
+                for (name, n) in bench.driver.machine().calls_by_name() {
+                    let before = made.iter().find(|m| m.0 == name).map_or(0, |m| m.1);
+                    // What frees is the business of the test above.
+                    if n > before && ["Graph", "Mem", "Event"].iter().any(|part| name.contains(part)) {
+                        calls.push((name, before));
+                    }
+                }
+            }
+            drop((graph, arena, kept));
+            memory.trim(0).unwrap();
+            let stats = memory.stats();
+            assert_eq!(stats.reserved, stats.quarantined, "{name} {k}");
+            drop((s, device));
+            bench.backend.shutdown().unwrap();
+        }
+    }
+    assert!(refused > 5 && calls.len() > 5, "{refused} refused, {calls:?}");
+}
+
+/// A graph with a temporary of its own: fills it, and copies it to `out`.
+fn record(
+    arena: &leasehold_alloc::GraphArena,
+    on: On<'_>,
+    device: &leasehold_core::Lease<dyn leasehold_hal::Device>,
+    out: &leasehold_core::Lease<leasehold_alloc::Buffer>,
+) -> Result<leasehold_core::Lease<dyn leasehold_hal::GraphExec>> {
+    let temp = arena.alloc(Layout::new(5 << 20))?;
+    let used = leasehold_alloc::Lifetime { symbol: temp.addr(), first: 0, last: 1, live_at_end: false };
+    let bindings = arena.seal(&[used], on)?;
+    let mut ops = OpList::new();
+    ops.push(&fill(&temp, 7));
+    ops.push(&copy(&temp, out));
+    ops.rebind(|addr| bindings.resolve(addr).map(|real| (real, bindings.native)));
+    drop(temp);
+    device.instantiate(Plan::new(ops))
 }
