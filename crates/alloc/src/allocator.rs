@@ -16,7 +16,7 @@ use crate::buffer::{ARENA, Buffer, EMPTY, HostKind, IMPORTED, NO_CLASS, NO_SLOT,
 use crate::config::{AllocStats, AllocatorConfig, Policy};
 use crate::fence::{Fences, thread_number};
 use crate::front::{Chain, Front, Pocket, Put};
-use crate::heap::passed;
+use crate::heap::{STRIDE, passed};
 use crate::host;
 use crate::layout::{Layout, MIN_ALIGN, SIZE_LIMIT, SLAB_MAX, UNIT, class_of};
 use crate::mutant::mutated;
@@ -176,6 +176,10 @@ pub(crate) struct Inner {
     pub(crate) watch: Option<Box<Watch>>,
     /// The flags of ordinary rows.
     row_flags: u32,
+    /// The addresses that were reserved, where there are any.
+    pub(crate) reservation: Option<(u64, u64)>,
+    /// The largest alignment that there is.
+    most_align: u64,
     pub(crate) waiter: Mutex<Option<PointWaiter>>,
     /// The device is gone, and why: what needs the driver or a stream fails from then on.
     pub(crate) lost: OnceLock<Error>,
@@ -303,6 +307,7 @@ impl Allocator {
             None => backing,
         };
         let mut store = Store::new(caps.granule);
+        let (mut reservation, mut most_align) = (None, caps.granule.max(STRIDE));
         if caps.vmm && caps.reserve && !config.debug.direct() {
             // Four times the physical memory, so that placement never fails for want of contiguous addresses.
             let most = 1u64 << 40;
@@ -311,11 +316,17 @@ impl Allocator {
                 if bytes == 0 {
                     break;
                 }
-                if let Ok(base) = backing.reserve(bytes) {
-                    if let Err(e) = store.heap.add_span(base, bytes, 0, true) {
-                        backing.release(base, bytes);
+                // The part that is used begins where large alignments hold.
+                let align = (bytes / 4).clamp(caps.granule, 1 << 30);
+                let align = 1 << align.ilog2();
+                let all = if align > caps.granule { bytes + align } else { bytes };
+                if let Ok(base) = backing.reserve(all) {
+                    if let Err(e) = store.heap.add_span(base.next_multiple_of(align), bytes, 0, true) {
+                        backing.release(base, all);
                         return Err(e);
                     }
+                    reservation = Some((base, all));
+                    most_align = align.max(most_align);
                     break;
                 }
             }
@@ -357,6 +368,8 @@ impl Allocator {
             reclaimers: Mutex::new(Vec::new()),
             retired: AtomicU32::new(0),
             row_flags,
+            reservation,
+            most_align,
             watch,
             waiter: Mutex::new(None),
             lost: OnceLock::new(),
@@ -388,8 +401,9 @@ impl Allocator {
     /// streams are done with, new memory, memory that a wait makes ready, caches above, and only then an error.
     ///
     /// # Errors
-    /// `InvalidArgument` for an alignment that is no power of two; `OverBudget` for a request larger than the budget; `OutOfMemory`
-    /// with a report; `DeviceLost`. The allocator is usable after each of them.
+    /// `InvalidArgument` for an alignment that is no power of two; `Unsupported` for one above 2 MiB, or a granule, or a quarter of the
+    /// reserved addresses (up to 1 GiB), whichever is largest; `OverBudget` for a request larger than the budget; `OutOfMemory` with a
+    /// report; `DeviceLost`. The allocator is usable after each of them.
     #[doc(alias = "allocateMemory")]
     #[inline]
     pub fn alloc(&self, layout: Layout, on: On<'_>) -> Result<Lease<Buffer>> {
@@ -578,7 +592,7 @@ impl Inner {
                 row.buffer.relend(layout.size);
                 return Ok(self.lend(row));
             }
-        } else if self.front.keeps(layout.size) && layout.align <= UNIT {
+        } else if self.front.keeps(layout.size) && layout.align <= MIN_ALIGN {
             let pocket = Pocket::large(layout.size);
             // SAFETY: as above.
             if let Some((row, ahead)) = unsafe { self.front.take(thread_number(), pocket, on.line.id(), layout.size) } {
@@ -596,7 +610,8 @@ impl Inner {
     /// A block that no magazine has.
     #[inline]
     pub(crate) fn alloc_block(&self, layout: Layout, on: On<'_>) -> Result<Lease<Buffer>> {
-        let Some(need) = Need::of(layout.size, layout.align).filter(|_| layout.size <= SIZE_LIMIT) else {
+        let fits = layout.size <= SIZE_LIMIT && layout.align <= self.most_align;
+        let Some(need) = Need::of(layout.size, layout.align).filter(|_| fits) else {
             return Err(self.refuse(layout));
         };
         {

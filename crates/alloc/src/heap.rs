@@ -24,6 +24,8 @@ use leasehold_core::{Error, LineId, OutOfMemory, Result, Stamp};
 pub(crate) const READY: u8 = 0;
 const NO_LANE: u8 = u8::MAX;
 const MAX_LANES: usize = 200;
+/// Alignments up to this many bytes, or a granule, hold in every span, wherever it begins.
+pub(crate) const STRIDE: u64 = 2 << 20;
 /// A lane that is empty and was not used for this many operations is given up.
 const LANE_IDLE: u64 = 4096;
 
@@ -38,14 +40,22 @@ pub(crate) fn passed(stamp: Stamp) -> bool {
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Span {
     pub(crate) base: u64,
-    /// The first unit in the heap's space of units.
+    /// The first unit in the heap's space of units. It lies in the space as the base lies among the addresses, modulo
+    /// [`Heap::stride`], so that what is aligned here is aligned there.
     pub(crate) unit: u32,
+    /// What the span takes of the space: where from, and how much.
+    room: (u32, u32),
     pub(crate) units: u32,
     pub(crate) first: u32,
     pub(crate) native: u64,
     /// Parts of it are backed and unbacked one by one; otherwise all of it is backed for as long as it exists.
     pub(crate) paged: bool,
     pub(crate) live: bool,
+}
+
+impl Span {
+    const VACANT: Span =
+        Span { base: 0, unit: 0, room: (0, 0), units: 0, first: NIL, native: 0, paged: false, live: false };
 }
 
 pub(crate) struct Lane {
@@ -84,6 +94,8 @@ pub(crate) struct Heap {
     /// Gaps in the space of units, left by spans that are gone.
     gaps: Vec<(u32, u32)>,
     unit_end: u32,
+    /// What spans take of the space of units comes in multiples of this, a granule at least.
+    stride: u32,
     /// Nodes start below this unit, apart from those whose spans end above it.
     reached: u32,
     pub(crate) pages: PageMap,
@@ -107,6 +119,7 @@ impl Heap {
             next_drain: 1,
             gaps: Vec::new(),
             unit_end: 0,
+            stride: (granule.max(STRIDE) >> UNIT_SHIFT) as u32,
             reached: 0,
             pages: PageMap::new(),
         }
@@ -128,9 +141,12 @@ impl Heap {
 
     /// Adds `bytes` of addresses from `base`. A paged span begins as one hole, another as one free ready block.
     pub(crate) fn add_span(&mut self, base: u64, bytes: u64, native: u64, paged: bool) -> Result<usize> {
-        let granule = 1u64 << (self.res.shift + UNIT_SHIFT);
+        if !base.is_multiple_of(UNIT) {
+            return Err(Error::invalid(format!("the backing's memory lies at {base:#x}: want a multiple of {UNIT}")));
+        }
         let units = bytes >> UNIT_SHIFT;
-        let room = units.next_multiple_of(granule >> UNIT_SHIFT);
+        let skew = (base >> UNIT_SHIFT) as u32 & (self.stride - 1);
+        let room = (u64::from(skew) + units).next_multiple_of(u64::from(self.stride));
         // Everything that may fail comes first.
         self.nodes.ensure(1)?;
         host::room(&mut self.spans, 1)?;
@@ -140,16 +156,17 @@ impl Heap {
         let full = || -> Error { OutOfMemory::new("the allocator's space of units (2 TiB)", bytes).into() };
         let want = u32::try_from(room).map_err(|_| full())?;
         let gap = self.gaps.iter().position(|g| g.1 >= want);
-        let unit = gap.map_or(self.unit_end, |i| self.gaps[i].0);
+        let from = gap.map_or(self.unit_end, |i| self.gaps[i].0);
+        let unit = from + skew;
         let unit_end = match gap {
             Some(_) => self.unit_end,
-            None => unit.checked_add(want).filter(|&e| e < NIL).ok_or_else(full)?,
+            None => from.checked_add(want).filter(|&e| e < NIL).ok_or_else(full)?,
         };
-        self.reach(if paged { unit + 1 } else { unit + want })?;
+        self.reach(if paged { unit + 1 } else { from + want })?;
         let slot = match self.spans.iter().position(|s| !s.live) {
             Some(i) => i,
             None if self.spans.len() < usize::from(u16::MAX) => {
-                self.spans.push(Span { base: 0, unit: 0, units: 0, first: NIL, native: 0, paged: false, live: false });
+                self.spans.push(Span::VACANT);
                 self.spans.len() - 1
             }
             None => return Err(full()),
@@ -167,7 +184,8 @@ impl Heap {
         let id = self.nodes.take();
         self.nodes[id] =
             Node { start: unit, units: units as u32, span: slot as u16, state: State::Used, ..Node::VACANT };
-        self.spans[slot] = Span { base, unit, units: units as u32, first: id, native, paged, live: true };
+        let room = (from, want);
+        self.spans[slot] = Span { base, unit, room, units: units as u32, first: id, native, paged, live: true };
         if paged {
             self.nodes[id].holes = units as u32 >> self.res.shift;
         }
@@ -203,8 +221,7 @@ impl Heap {
         self.nodes.put(span.first);
         self.spans[slot].live = false;
         self.order.retain(|&s| usize::from(s) != slot);
-        let granule = 1u32 << self.res.shift;
-        self.gaps.push((span.unit, span.units.next_multiple_of(granule)));
+        self.gaps.push(span.room);
         Some(span)
     }
 

@@ -13,7 +13,7 @@ use crate::buffer::{Buffer, NO_SLOT};
 use crate::config::{CrossStream, Policy};
 use crate::heap::passed;
 use crate::host;
-use crate::layout::{Layout, UNIT_SHIFT};
+use crate::layout::{Layout, SIZE_LIMIT, UNIT_SHIFT};
 use crate::place::{Means, Planned, Trim};
 use crate::residency::{End, Source, Step};
 use crate::store::Need;
@@ -66,6 +66,10 @@ impl Inner {
     #[cold]
     pub(crate) fn refuse(&self, layout: Layout) -> Error {
         self.counters.failed.fetch_add(1, Ordering::Relaxed);
+        if layout.size <= SIZE_LIMIT && Need::of(layout.size, 1).is_some() {
+            let what = host::text(format_args!("an alignment of {} in {}", layout.align, self.config.name));
+            return Error::Unsupported(what.unwrap_or(Text::Borrowed("an alignment as large as this")));
+        }
         let mut report = OutOfMemory::new(self.site(), layout.size);
         host::note(&mut report.notes, format_args!("larger than any device's memory"));
         report.into()
@@ -637,12 +641,12 @@ pub(crate) fn tear_down(inner: &mut Inner) {
     // A trim that fails has given back what it could; the rest is the driver's own fault and leaks.
     // (The magazines were closed when the keeper went.)
     let _ = inner.trim_core(0);
-    let spans: Vec<_> = inner.core_mut().store.heap.spans.iter().filter(|s| s.live && s.paged).copied().collect();
-    for span in spans {
+    if let Some((base, bytes)) = inner.reservation.take() {
         let heap = &inner.core_mut().store.heap;
-        let whole = heap.nodes[span.first].units == span.units;
+        // One span, whole again unless the driver kept a part.
+        let whole = heap.spans.iter().filter(|s| s.live && s.paged).all(|s| heap.nodes[s.first].units == s.units);
         if whole {
-            inner.backing.release(span.base, u64::from(span.units) << UNIT_SHIFT);
+            inner.backing.release(base, bytes);
         }
     }
 }

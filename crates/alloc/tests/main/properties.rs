@@ -3,9 +3,10 @@
 
 use crate::model::Rng;
 use crate::{Bench, MIB};
-use leasehold_alloc::replay::pass;
-use leasehold_alloc::{AllocatorConfig, Call, FakeBacking, Fault, Layout, Lifetime, On, Policy};
-use leasehold_core::{Error, Timeline};
+use leasehold_alloc::replay::{VirtualStream, pass};
+use leasehold_alloc::{Allocator, AllocatorConfig, Backing, BackingCaps, Call, Chunk, FakeBacking, Fault, Layout};
+use leasehold_alloc::{Lifetime, On, Policy};
+use leasehold_core::{Error, Result, Timeline};
 use proptest::prelude::*;
 
 fn policy(n: u64) -> Policy {
@@ -172,4 +173,66 @@ fn run_dry(seed: u64, kind: u64, segments: bool) {
 #[test]
 fn a_higher_block_serves_where_the_lowest_place_lacks_memory() {
     run_dry(17_528_699_854_942_880_729, 0, false);
+}
+
+/// A backing of segments that begin anywhere: a granule of 64 KiB, and addresses that are no multiple of it.
+struct Askew(FakeBacking, u64);
+
+impl Backing for Askew {
+    fn caps(&self) -> BackingCaps {
+        BackingCaps { granule: 64 << 10, segment: MIB, ..self.0.caps() }
+    }
+    fn reserve(&self, bytes: u64) -> Result<u64> {
+        self.0.reserve(bytes)
+    }
+    fn commit(&self, at: Option<u64>, bytes: u64) -> Result<Chunk> {
+        let chunk = self.0.commit(at, bytes)?;
+        Ok(Chunk { addr: chunk.addr + self.1, ..chunk })
+    }
+    fn decommit(&self, chunk: Chunk) -> Result<()> {
+        self.0.decommit(Chunk { addr: chunk.addr - self.1, ..chunk })
+    }
+    fn release(&self, addr: u64, bytes: u64) {
+        self.0.release(addr, bytes);
+    }
+}
+
+#[test]
+fn alignments_hold_wherever_a_segment_begins() {
+    for skew in [0, 512, 4096, 64 << 10, 448 << 10, MIB, 320 << 10] {
+        let fake = FakeBacking::segments(1 << 30);
+        let allocator = Allocator::new(Box::new(Askew(fake.clone(), skew)), AllocatorConfig::default());
+        let b =
+            Bench { fake, allocator: allocator.expect("an allocator"), stream: VirtualStream::new().expect("a line") };
+        let mut held = Vec::new();
+        for round in 0..3 {
+            for shift in 8..=21 {
+                for size in [1, 1000, 70_000, MIB, 3 * MIB] {
+                    let x = b.allocator.alloc(Layout::aligned(size, 1 << shift), On::new(&b.stream));
+                    let x = x.unwrap_or_else(|e| panic!("{size} aligned to 2^{shift}, segments at {skew:#x}: {e}"));
+                    assert!(x.addr().is_multiple_of(1 << shift), "{:#x}, 2^{shift}, segments at {skew:#x}", x.addr());
+                    held.push(x);
+                }
+                b.check();
+            }
+            held.retain(|x| x.addr() >> 20 & 3 == round);
+            b.allocator.trim(0).expect("a trim");
+            b.check();
+        }
+        held.clear();
+        b.allocator.trim(0).expect("a trim");
+        b.check();
+        assert_eq!(b.allocator.stats().reserved, 0);
+        let refused = b.allocator.alloc(Layout::aligned(100, 4 * MIB), On::new(&b.stream));
+        assert!(matches!(refused, Err(Error::Unsupported(_))), "{refused:?}");
+    }
+    // With addresses apart from memory larger ones hold too.
+    let b = Bench::new(1 << 30);
+    for shift in 8..=29 {
+        let x = b.allocator.alloc(Layout::aligned(5000, 1 << shift), On::new(&b.stream)).expect("aligned");
+        assert!(x.addr().is_multiple_of(1 << shift), "{:#x}, 2^{shift}", x.addr());
+        b.check();
+    }
+    let refused = b.allocator.alloc(Layout::aligned(100, 4 << 30), On::new(&b.stream));
+    assert!(matches!(refused, Err(Error::Unsupported(_))), "{refused:?}");
 }

@@ -92,7 +92,12 @@ fn huge_sizes_do_not_wrap() {
     for size in [u64::MAX, u64::MAX - 4095, 1 << 63, (1 << 60) + 1, 1 << 60, 1 << 48, 300 * MIB] {
         for align in [256, 4096, 2 * MIB, 1 << 62] {
             let got = b.allocator.alloc(Layout { size, align }, On::new(&b.stream));
-            assert!(matches!(got, Err(Error::OutOfMemory(_))), "{size} aligned to {align}: {got:?}");
+            // An alignment that nothing has is another error, for a size that something might have.
+            let strange = align > 1 << 30 && size < 1 << 40;
+            assert!(
+                matches!(got, Err(Error::OutOfMemory(_))) || strange && matches!(got, Err(Error::Unsupported(_))),
+                "{size} aligned to {align}: {got:?}"
+            );
         }
     }
     assert!(matches!(
