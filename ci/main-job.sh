@@ -1,6 +1,6 @@
 #!/bin/sh
 # The main job, built for release: the bundled model's tokens and logits beside the golden values, in both modes, with one to four
-# threads; models of other shapes; then the binary alone, copied elsewhere, in an empty environment.
+# threads; models of other shapes; the memory that a run takes; then the binary alone, copied elsewhere, in an empty environment.
 set -eu
 cd "$(dirname "$0")/.."
 target=${CARGO_TARGET_DIR:-target}
@@ -14,6 +14,25 @@ for model in crates/llama/tests/models/*/; do
     check "$model/golden.json" model="$model" threads=1,2
 done
 
+# Weights are mapped on the CPU and loaded into device memory on the simulated device.
+cargo build --quiet --release -p leasehold-cli --example check_memory
+cargo build --quiet --release -p leasehold-llama --example generate_model
+memory() { "$target/release/examples/check_memory" "$target/release/leasehold" "$@"; }
+for device in 'cpu:0' 'cuda:0 --sim' 'sim:0'; do
+    for mode in eager graph; do
+        printf 'memory on %s, %s: ' "$device" "$mode"
+        # shellcheck disable=SC2086
+        memory 100 --tokens 32 --mode "$mode" --device $device
+    done
+done
+large=$(mktemp -d)
+trap 'rm -rf "$large"' EXIT
+"$target/release/examples/generate_model" "$large/model"
+for mode in eager graph; do
+    printf 'memory of 200 million parameters, %s: ' "$mode"
+    memory 1.05 --model "$large/model" --prompt-ids 316,221 --tokens 2 --mode "$mode" --device cuda:0 --sim
+done
+
 printf 'over the simulated CUDA driver, with the race detector on: '
 check models/tiny-python/golden.json device=cuda:0 sim="${SEED:-1}"
 # Without a GPU: a reason and status 1, no panic.
@@ -25,7 +44,7 @@ if [ "${LEASEHOLD_GPU:-0}" = 0 ]; then
 fi
 
 elsewhere=$(mktemp -d)
-trap 'rm -rf "$elsewhere"' EXIT
+trap 'rm -rf "$elsewhere" "$large"' EXIT
 cp "$target/release/leasehold" "$elsewhere/"
 (cd "$elsewhere" && env -i ./leasehold devices >devices.txt && env -i ./leasehold run --tokens 8 >text.txt 2>progress.txt)
 [ -s "$elsewhere/devices.txt" ] && [ -s "$elsewhere/text.txt" ]
