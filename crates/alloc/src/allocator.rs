@@ -15,7 +15,7 @@ use crate::budget::Budget;
 use crate::buffer::{ARENA, Buffer, EMPTY, HostKind, IMPORTED, NO_CLASS, NO_SLOT, Open, REGION, Row, WATCHED};
 use crate::config::{AllocStats, AllocatorConfig, Policy};
 use crate::fence::{Fences, thread_number};
-use crate::front::{Chain, Front, Pocket, Put};
+use crate::front::{Chain, Front, Pocket, Put, Took};
 use crate::heap::{STRIDE, passed};
 use crate::host;
 use crate::layout::{Layout, MIN_ALIGN, SIZE_LIMIT, SLAB_MAX, UNIT, class_of};
@@ -336,7 +336,8 @@ impl Allocator {
             let threads = std::thread::available_parallelism().map_or(4, usize::from);
             // All shards together hold back a small part of the memory at most, and give it up before any is taken from the driver.
             let most = caps.physical.min(config.budget) / 64 / (threads as u64 * 2).clamp(4, 64);
-            Front::new(threads, config.magazine_bytes, config.magazine_large_bytes.min(most))
+            let large = if config.policy == Policy::Compact { 0 } else { config.magazine_large_bytes.min(most) };
+            Front::new(threads, config.magazine_bytes, large)
         } else {
             Front::none()
         };
@@ -588,17 +589,27 @@ impl Inner {
         if layout.size <= SLAB_MAX && layout.align <= MIN_ALIGN {
             let pocket = Pocket::small(class_of(layout.size));
             // SAFETY: the table lives as long as the allocator, and rows in its magazines are rows of it.
-            if let Some((row, _)) = unsafe { self.front.take(thread_number(), pocket, on.line.id(), layout.size) } {
+            let took = unsafe { self.front.take(thread_number(), pocket, on.line.id(), layout.size) };
+            if let Took::Row(row, _) = took {
                 row.buffer.relend(layout.size);
                 return Ok(self.lend(row));
             }
         } else if self.front.keeps(layout.size) && layout.align <= MIN_ALIGN {
             let pocket = Pocket::large(layout.size);
             // SAFETY: as above.
-            if let Some((row, ahead)) = unsafe { self.front.take(thread_number(), pocket, on.line.id(), layout.size) } {
-                self.counters.note_live(self.counters.live_bytes.load(Ordering::Relaxed).wrapping_add_signed(ahead));
-                row.buffer.relend(layout.size);
-                return Ok(self.lend(row));
+            match unsafe { self.front.take(thread_number(), pocket, on.line.id(), layout.size) } {
+                Took::Row(row, ahead) => {
+                    let live = self.counters.live_bytes.load(Ordering::Relaxed);
+                    self.counters.note_live(live.wrapping_add_signed(ahead));
+                    row.buffer.relend(layout.size);
+                    return Ok(self.lend(row));
+                }
+                Took::Nothing(chain) if !chain.is_empty() => {
+                    // The caller holds the allocator: nobody is owed anything.
+                    let owed = self.receive(chain, 0);
+                    debug_assert_eq!(owed, 0);
+                }
+                Took::Nothing(_) => {}
             }
         }
         if let Some(watch) = &self.watch {
@@ -630,7 +641,7 @@ impl Inner {
     /// Where the lock goes from thread to thread, large blocks are kept in front of it too.
     #[inline]
     fn notice_contention(&self, core: &Guard<'_, Core>) {
-        if core.is_contended() && self.config.policy != Policy::Compact {
+        if core.is_contended() {
             self.front.encourage(thread_number());
         }
     }

@@ -118,7 +118,7 @@ impl<T> BiasedLock<T> {
         if me != NOBODY && turn.owners < OWNERS && turn.streak >= STREAK << turn.owners {
             // From the next time on; this time the mutex is held.
             self.owner.store(Owned::by(me, turn.owners).0, Ordering::Release);
-            turn.streak = 0;
+            turn.streak = 1;
             turn.owners += 1;
         }
         Guard { lock: self, way: Way::Shared { turn } }

@@ -5,8 +5,8 @@
 //!
 //! Larger blocks have stacks too, a few that are found by a hash of the size; each holds blocks of one size until another size takes it
 //! over. What lies there cannot merge, which costs memory, so it is done only where the core's lock goes from thread to thread: each time
-//! that a thread finds it so, its shard may keep some more large blocks. Where the same sizes do not come again, it soon keeps none for a
-//! while.
+//! that a thread finds it so, its shard may keep some more large blocks. Otherwise a shard keeps one, the last that was freed, and only up
+//! to the next request for or free of another large one. Where the same sizes do not come again, it soon keeps none for a while.
 //!
 //! # Protocol
 //! `word` is an owner and a bit `locked`. A shard is *unowned*, *biased* to one thread, *shared*, or *closed* (locked for ever).
@@ -115,6 +115,8 @@ struct Stacks {
     misses: u32,
     /// Large blocks kept since one was asked for.
     tries: u32,
+    /// Where the last large block was kept: line and stack.
+    hand: Option<(usize, usize)>,
     stacks: [[Stack; STACKS]; LINES],
 }
 
@@ -169,6 +171,18 @@ fn set_link(row: &Row, to: *const Row) {
     row.header.user.store(to.expose_provenance() as u64, Ordering::Relaxed);
 }
 
+/// What came of a request.
+pub(crate) enum Took<'a> {
+    /// A row, and the live bytes that the core does not know of now.
+    Row(&'a Row, i64),
+    /// Nothing fits. The chain goes to the core first: it may fit then.
+    Nothing(Chain),
+}
+
+impl Took<'_> {
+    const NOTHING: Self = Took::Nothing(Chain::EMPTY);
+}
+
 /// What came of a free.
 pub(crate) enum Put {
     /// The magazine has it. The chain goes to the core, with the drift of live bytes.
@@ -214,25 +228,19 @@ impl Front {
         self.shards.get(thread as usize & self.shards.len().wrapping_sub(1)).map(|s| &**s)
     }
 
-    /// A row of `pocket` that was freed on `line`, lent for `size` bytes, and the live bytes that the core does not know of then.
+    /// A row of `pocket` that was freed on `line`, lent for `size` bytes.
     ///
     /// # Safety
     /// - The table whose rows were put here is alive for `'a`.
     #[inline]
-    pub(crate) unsafe fn take<'a>(
-        &self,
-        thread: u32,
-        pocket: Pocket,
-        line: LineId,
-        size: u64,
-    ) -> Option<(&'a Row, i64)> {
-        let shard = self.shard(thread)?;
+    pub(crate) unsafe fn take<'a>(&self, thread: u32, pocket: Pocket, line: LineId, size: u64) -> Took<'a> {
+        let Some(shard) = self.shard(thread) else { return Took::NOTHING };
         let large = pocket.is_large();
         let kept = &shard.kept[usize::from(large)];
         if kept.load(Ordering::Relaxed) == 0 {
-            return None;
+            return Took::NOTHING;
         }
-        let way = shard.enter(thread, self.fences)?;
+        let Some(way) = shard.enter(thread, self.fences) else { return Took::NOTHING };
         let row = shard.stacks.with_mut(|s| {
             // SAFETY: inside.
             let s = unsafe { &mut *s };
@@ -258,15 +266,19 @@ impl Front {
             shard.leave(way);
             leasehold_core::sync::thread::yield_now();
         }
-        let row = row.map(|(row, bytes)| {
-            kept.store(kept.load(Ordering::Relaxed) - ROW - bytes, Ordering::Relaxed);
-            shard.hits.store(shard.hits.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
-            let drift = shard.drift.load(Ordering::Relaxed) + size as i64;
-            shard.drift.store(drift, Ordering::Relaxed);
-            (row, drift)
-        });
+        let took = match row {
+            Some((row, bytes)) => {
+                kept.store(kept.load(Ordering::Relaxed) - ROW - bytes, Ordering::Relaxed);
+                shard.hits.store(shard.hits.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
+                let drift = shard.drift.load(Ordering::Relaxed) + size as i64;
+                shard.drift.store(drift, Ordering::Relaxed);
+                Took::Row(row, drift)
+            }
+            None if large && shard.credit.load(Ordering::Relaxed) <= 0 => Took::Nothing(shard.open_hand()),
+            None => Took::NOTHING,
+        };
         shard.leave(way);
-        row
+        took
     }
 
     /// Keeps a row of `pocket` that nobody holds and whose last uses are on `line`.
@@ -274,15 +286,15 @@ impl Front {
     pub(crate) fn put(&self, thread: u32, row: &Row, pocket: Pocket, line: LineId, size: u64) -> Put {
         let Some(shard) = self.shard(thread) else { return Put::Refused };
         let large = pocket.is_large();
-        if large {
-            let credit = shard.credit.load(Ordering::Relaxed);
+        let credit = if large { shard.credit.load(Ordering::Relaxed) } else { 0 };
+        if credit != 0 {
             shard.credit.store(credit - credit.signum(), Ordering::Relaxed);
-            if credit <= 0 {
+            if credit < 0 {
                 return Put::Refused;
             }
         }
         let Some(way) = shard.enter(thread, self.fences) else { return Put::Refused };
-        let mut chain = Chain::EMPTY;
+        let mut chain = if large && credit == 0 { shard.open_hand() } else { Chain::EMPTY };
         let counter = &shard.kept[usize::from(large)];
         let bytes = shard.stacks.with_mut(|s| {
             // SAFETY: inside.
@@ -294,8 +306,11 @@ impl Front {
             let at = if s.lines[0] == line { 0 } else { 1 };
             let i = pocket.stack & (STACKS - 1);
             let most = self.bytes[usize::from(large)];
-            if large && !s.invite(at, pocket, most, shard, &mut chain) {
-                return None;
+            if large {
+                if !s.invite(at, pocket, most, shard, &mut chain) {
+                    return None;
+                }
+                s.hand = Some((at, i));
             }
             let full = |s: &Stacks| {
                 let add = u64::from(s.stacks[at][i].bytes);
@@ -403,6 +418,7 @@ impl Shard {
                 lines: [leasehold_core::Stamp::NEVER.line_id(); LINES],
                 misses: 0,
                 tries: 0,
+                hand: None,
                 stacks: [stacks; LINES],
             }),
         }
@@ -466,6 +482,20 @@ impl Shard {
             Way::Owner(inside) => inside.store(0, Ordering::Release),
             Way::Shared => self.word.store(SHARED, Ordering::Release),
         }
+    }
+
+    /// Takes out what was kept where the last large block was. Inside only.
+    #[inline]
+    fn open_hand(&self) -> Chain {
+        let mut chain = Chain::EMPTY;
+        self.stacks.with_mut(|s| {
+            // SAFETY: inside.
+            let s = unsafe { &mut *s };
+            if let Some((at, i)) = s.hand.take() {
+                s.spill_slow(at, i, s.stacks[at][i].len, self, &mut chain);
+            }
+        });
+        chain
     }
 
     /// Enters, waiting for whoever is inside. Returns the word to store on leaving.

@@ -22,7 +22,7 @@ use crate::buffer::Row;
 use crate::config::AllocatorConfig;
 use crate::fake::FakeBacking;
 use crate::fence::Fences;
-use crate::front::{Chain, Front, Pocket, Put};
+use crate::front::{Chain, Front, Pocket, Put, Took};
 use crate::layout::Layout;
 use crate::mutant::with_defect;
 use leasehold_core::sync::atomic::{AtomicU32, Ordering};
@@ -125,8 +125,13 @@ impl Pile {
 
     fn take(&self, thread: u32) -> Option<&Row> {
         // SAFETY: the rows live as long as the pile.
-        let row = unsafe { self.front.take(thread, Pocket::small(CLASS), line(), SIZE) }.map(|hit| hit.0);
-        row.inspect(|row| self.touch(row))
+        match unsafe { self.front.take(thread, Pocket::small(CLASS), line(), SIZE) } {
+            Took::Row(row, _) => {
+                self.touch(row);
+                Some(row)
+            }
+            Took::Nothing(_) => None,
+        }
     }
 
     fn count(&self, mut chain: Chain) -> usize {

@@ -383,11 +383,13 @@ fn memory_beside_a_stream_that_is_gone_goes_back() {
 #[test]
 fn threads_with_large_blocks_of_their_own_leave_the_core_alone() {
     let b = Bench::new(1 << 36);
-    for _ in 0..200 {
-        drop(b.take(64 * MIB));
-    }
-    assert_eq!(b.allocator.stats().magazine_hits, 0, "one thread alone has the core to itself");
+    drop(b.take(64 * MIB));
     b.allocator.reset_peaks();
+    // One thread alone keeps the last block only.
+    for i in 0..200 {
+        drop(b.take((1 + i % 2) * 4 * MIB));
+    }
+    assert_eq!(b.allocator.stats().magazine_hits, 0);
     // The lock comes from another thread: this one keeps its blocks.
     let pairs = |sizes: fn(u64) -> u64| {
         std::thread::scope(|s| {
@@ -411,4 +413,20 @@ fn threads_with_large_blocks_of_their_own_leave_the_core_alone() {
     b.check();
     b.allocator.trim(0).expect("a trim");
     assert_eq!(b.allocator.stats().reserved, 0, "{:?}", b.allocator.stats());
+}
+
+/// A large block that is freed and asked for again took the way through the core each time.
+#[test]
+fn a_large_block_that_comes_again_at_once_is_the_same() {
+    let b = Bench::new(1 << 36);
+    let addr = b.take(3 * MIB).addr();
+    for i in 0..100 {
+        assert_eq!(b.take(3 * MIB - i).addr(), addr);
+    }
+    let stats = b.allocator.stats();
+    assert!(stats.magazine_hits > 90, "{stats:?}");
+    assert_eq!((stats.live_peak, stats.free_in_magazines), (3 * MIB, 3 * MIB));
+    // Another size finds the memory merged.
+    let other = b.take(4 * MIB);
+    assert_eq!((other.addr(), b.allocator.stats().free_in_magazines), (addr, 0));
 }
