@@ -45,6 +45,7 @@ mod mutant;
 mod node;
 mod oom;
 mod pages;
+mod parked;
 #[cfg(all(feature = "bench", not(loom)))]
 pub mod peers;
 mod place;

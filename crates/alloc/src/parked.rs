@@ -1,0 +1,101 @@
+//! Rows that nobody holds and nobody may take yet: their blocks may still be in use by several streams, or what they keep by one.
+//!
+//! Such a row stays as it was, with the record of its uses, and is linked into a list through its header; so a free needs no host memory
+//! however many streams used the block. The allocator's lock guards the lists and the links.
+
+use crate::allocator::{Core, Inner};
+use crate::buffer::{Open, Row};
+use leasehold_core::Stamp;
+use leasehold_core::sync::atomic::Ordering;
+
+/// A list of rows that nobody holds and nobody may take yet, through their headers.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Parked {
+    first: u32,
+    last: u32,
+}
+
+const NONE: u32 = u32::MAX;
+
+impl Parked {
+    pub(crate) const NONE: Parked = Parked { first: NONE, last: NONE };
+
+    #[inline]
+    pub(crate) fn any(self) -> bool {
+        self.first != NONE
+    }
+}
+
+impl Inner {
+    /// Puts a row that nobody holds into a list, under a new generation, with its record as it is.
+    pub(crate) fn put_aside(&self, core: &mut Core, row: &Row, list: impl Fn(&mut Core) -> &mut Parked) {
+        // Whether it may be used again is asked once it comes back.
+        let _ = self.table.renew(row);
+        core.vacant.live -= 1;
+        self.append(list(core), row);
+    }
+
+    /// Puts a row at the end of a list.
+    pub(crate) fn append(&self, list: &mut Parked, row: &Row) {
+        row.header.next.store(NONE, Ordering::Relaxed);
+        let last = std::mem::replace(&mut list.last, row.header.index());
+        match self.table.get(last) {
+            Some(last) => last.header.next.store(row.header.index(), Ordering::Relaxed),
+            None => list.first = row.header.index(),
+        }
+    }
+
+    /// Takes the first row out of a list.
+    pub(crate) fn take_aside(&self, list: &mut Parked) -> Option<&Row> {
+        let row = self.table.get(list.first)?;
+        list.first = row.header.next.load(Ordering::Relaxed);
+        if list.first == NONE {
+            list.last = NONE;
+        }
+        Some(row)
+    }
+
+    /// Calls `f` with every row of a list.
+    pub(crate) fn each_aside(&self, list: Parked, mut f: impl FnMut(&Row)) {
+        let mut at = list.first;
+        while let Some(row) = self.table.get(at) {
+            at = row.header.next.load(Ordering::Relaxed);
+            f(row);
+        }
+    }
+
+    /// Looks at up to `most` parked rows, the oldest first, and gives the blocks back that one line at most may still be using.
+    pub(crate) fn unpark(&self, core: &mut Core, most: u32) {
+        let end = core.parked.last;
+        for _ in 0..most {
+            let Some(row) = self.take_aside(&mut core.parked) else { return };
+            let last = row.header.index() == end;
+            match row.buffer.open() {
+                // To the end: the next look is at others.
+                Open::Several => self.append(&mut core.parked, row),
+                open => {
+                    row.buffer.reset();
+                    core.store.unpark(row.spot(), if let Open::One(stamp) = open { stamp } else { Stamp::NEVER });
+                    self.table.restore(&mut core.vacant, row);
+                }
+            }
+            if last {
+                return;
+            }
+        }
+    }
+
+    /// Calls `f` with the bytes of every parked block and each stamp that it waits for.
+    pub(crate) fn parked(&self, core: &Core, mut f: impl FnMut(u64, Stamp)) {
+        self.each_aside(core.parked, |row| {
+            let bytes = core.store.bytes(row.spot());
+            row.buffer.for_each_use(|s| f(bytes, s));
+        });
+    }
+
+    /// Brings everything whose last use is over to where everybody can take it. Slow path.
+    pub(crate) fn settle(&self, core: &mut Core) {
+        self.unpark(core, u32::MAX);
+        core.store.drain(true);
+    }
+}
