@@ -253,6 +253,8 @@ impl Contender {
 
 /// Nanoseconds that a round of one allocator may take, about.
 const ROUND: f64 = 40e6;
+/// Nanoseconds that filling the memory of a workload may take, reckoned by the time of a pair.
+const HOPELESS: f64 = 0.5e9;
 /// An allocator that takes so long for a trial is measured by the trial.
 const LONG: Duration = Duration::from_secs(1);
 
@@ -314,6 +316,22 @@ pub(crate) fn run(a: &AllocArguments) -> Result<(), Failure> {
     if a.json { print_json(&report) } else { print(&report) }
 }
 
+/// Whether an allocator was so slow with fewer live blocks that nobody would see the end of this workload.
+fn too_slow(allocator: &str, workload: Workload, threads: usize, figures: &[Figure]) -> bool {
+    let Workload::Random { live, most } = workload else { return false };
+    let fewer: Vec<&str> = Workload::all()
+        .into_iter()
+        .filter(|(_, w)| matches!(w, Workload::Random { live: l, most: m } if *l < live && *m == most))
+        .map(|(name, _)| name)
+        .collect();
+    figures.iter().any(|f| {
+        f.allocator == allocator
+            && f.threads == threads
+            && fewer.contains(&f.workload)
+            && f.ns.is_none_or(|ns| ns * live as f64 > HOPELESS)
+    })
+}
+
 /// One workload on all allocators, in turns.
 fn cell(
     name: &'static str,
@@ -325,7 +343,8 @@ fn cell(
     let mut all = Vec::new();
     // The plain allocator comes last in the list and first in the table.
     for contender in contenders().into_iter().rev() {
-        let mut ready = if contender.bears(workload, threads) { Some((contender.make)()?) } else { None };
+        let fit = contender.bears(workload, threads) && !too_slow(contender.name, workload, threads, out);
+        let mut ready = if fit { Some((contender.make)()?) } else { None };
         let (mut pairs, mut samples) = (0, Vec::<Sample>::new());
         if let Some(subject) = &ready {
             let began = Instant::now();
