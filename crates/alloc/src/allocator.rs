@@ -319,8 +319,12 @@ impl Allocator {
             let threads = std::thread::available_parallelism().map_or(4, usize::from);
             // All shards together hold back a small part of the memory at most, and give it up before any is taken from the driver.
             let most = caps.physical.min(config.budget) / 64 / (threads as u64 * 2).clamp(4, 64);
-            let large = if config.policy == Policy::Compact { 0 } else { config.magazine_large_bytes.min(most) };
-            Front::new(threads, config.magazine_bytes, large)
+            const FEW: u64 = 1 << 20;
+            let (small, large) = match config.policy {
+                Policy::Compact => (FEW, 0),
+                Policy::Balanced | Policy::Fastest => (most.max(FEW), most),
+            };
+            Front::new(threads, config.magazine_bytes.min(small), config.magazine_large_bytes.min(large))
         } else {
             Front::none()
         };

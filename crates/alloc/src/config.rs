@@ -44,9 +44,11 @@ pub struct AllocatorConfig {
     pub budget: u64,
     /// Magazines in front of the lock.
     pub magazines: bool,
-    /// Bytes of small blocks (up to 64 KiB) that one shard of magazines may keep.
+    /// Bytes of small blocks (up to 64 KiB) that one shard of magazines may keep. Beyond 1 MiB only as far as all shards together stay below
+    /// 1/64 of the memory, and not with [`Policy::Compact`].
     pub magazine_bytes: u64,
-    /// Bytes of large blocks that one shard may keep, each up to half of this; all shards together never more than 1/64 of the memory.
+    /// Bytes of large blocks that one shard may keep, each up to half of this. All shards together stay below 1/64 of the memory; nothing
+    /// with [`Policy::Compact`].
     pub magazine_large_bytes: u64,
     /// How long an allocation that found nothing waits for another thread's free.
     pub patience: Option<Duration>,
@@ -65,7 +67,7 @@ impl Default for AllocatorConfig {
             cross_stream: CrossStream::default(),
             budget: u64::MAX,
             magazines: true,
-            magazine_bytes: 1 << 20,
+            magazine_bytes: 4 << 20,
             magazine_large_bytes: 32 << 20,
             patience: None,
             debug: DebugAids::default(),
