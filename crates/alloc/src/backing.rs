@@ -54,7 +54,7 @@ pub trait Backing: Send + Sync {
     /// The driver's; the allocator then asks for half, down to a quarter, and then falls back to segments.
     fn reserve(&self, bytes: u64) -> Result<u64>;
 
-    /// Memory with addresses: at `at`, inside a reservation, or anywhere.
+    /// Memory with addresses: at `at`, inside a reservation, or anywhere, but at a multiple of 512; what lies elsewhere is given back at once.
     ///
     /// # Errors
     /// `OutOfMemory`; `DeviceLost`; the driver's.

@@ -405,7 +405,7 @@ impl MTLHeap {
             return None;
         }
         self.world.say(format!("newBuffer {length} +{offset}"));
-        let memory = vec![0u64; length.div_ceil(8)].into_boxed_slice();
+        let memory = vec![Page { _bytes: [0; PAGE] }; length.div_ceil(PAGE)].into_boxed_slice();
         let buffer = Arc::new(MTLBuffer { memory: Mutex::new(memory), length, marker: self.marker });
         Some(buffer)
     }
@@ -413,9 +413,18 @@ impl MTLHeap {
 
 /// `MTLBuffer`: neither `Send` nor `Sync`.
 pub struct MTLBuffer {
-    memory: Mutex<Box<[u64]>>,
+    memory: Mutex<Box<[Page]>>,
     length: usize,
     marker: NotSend,
+}
+
+const PAGE: usize = 16 << 10;
+
+/// Heaps begin at pages.
+#[derive(Clone)]
+#[repr(align(16384))]
+struct Page {
+    _bytes: [u8; PAGE],
 }
 
 impl MTLBuffer {
