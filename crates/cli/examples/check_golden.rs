@@ -10,6 +10,8 @@
 //! CPU (without threads then), `sim=SEED` for a simulated driver under it. It must not know how the command
 //! works: it sees its arguments, its output and its exit status.
 
+mod checks;
+
 use serde_json::Value;
 use std::path::PathBuf;
 use std::process::{Command, ExitCode};
@@ -38,16 +40,7 @@ struct Worst {
 }
 
 fn main() -> ExitCode {
-    match parse().and_then(|job| check(&job)) {
-        Ok(summary) => {
-            println!("{summary}");
-            ExitCode::SUCCESS
-        }
-        Err(why) => {
-            eprintln!("{why}");
-            ExitCode::FAILURE
-        }
-    }
+    checks::end(parse().and_then(|job| check(&job)))
 }
 
 fn parse() -> Result<Job, String> {
@@ -128,12 +121,7 @@ fn run(job: &Job, case: &Value, threads: u16, mode: &str) -> Result<Value, Strin
     if let Some(model) = &job.model {
         command.args(["--model", model]);
     }
-    let output = command.output().map_err(|e| format!("{}: {e}", job.binary.display()))?;
-    if !output.status.success() {
-        return Err(format!("{}: {}", output.status, String::from_utf8_lossy(&output.stderr).trim()));
-    }
-    let report: Value =
-        serde_json::from_slice(&output.stdout).map_err(|e| format!("standard output is not one JSON object: {e}"))?;
+    let report = checks::json(&mut command)?;
     // A model of one's own may come without a tokenizer.
     if job.model.is_none() && !report["text"].is_string() {
         return Err("no text".into());

@@ -8,23 +8,15 @@
 //! The second argument is the most that reserved may be of live; whatever it is, two granules above live are allowed, and nothing more. The
 //! rest are arguments of `run`. It must not know how the command works: it sees its arguments, its output and its exit status.
 
-use serde_json::Value;
+mod checks;
+
 use std::process::{Command, ExitCode};
 
 /// Device memory comes in granules of 2 MiB.
 const GRANULE: u64 = 2 << 20;
 
 fn main() -> ExitCode {
-    match check() {
-        Ok(summary) => {
-            println!("{summary}");
-            ExitCode::SUCCESS
-        }
-        Err(why) => {
-            eprintln!("{why}");
-            ExitCode::FAILURE
-        }
-    }
+    checks::end(check())
 }
 
 fn check() -> Result<String, String> {
@@ -32,14 +24,7 @@ fn check() -> Result<String, String> {
     let usage = "usage: check_memory BINARY RATIO [argument of run]…";
     let binary = arguments.next().ok_or(usage)?;
     let ratio: f64 = arguments.next().and_then(|r| r.parse().ok()).ok_or(usage)?;
-    let arguments: Vec<String> = arguments.collect();
-    let output = Command::new(&binary).args(["run", "--json"]).args(&arguments).output();
-    let output = output.map_err(|e| format!("{binary}: {e}"))?;
-    if !output.status.success() {
-        return Err(format!("{}: {}", output.status, String::from_utf8_lossy(&output.stderr).trim()));
-    }
-    let report: Value =
-        serde_json::from_slice(&output.stdout).map_err(|e| format!("standard output is not one JSON object: {e}"))?;
+    let report = checks::json(Command::new(&binary).args(["run", "--json"]).args(arguments))?;
     let memory = |key: &str| report["memory"][key].as_u64().ok_or_else(|| format!("no memory.{key}"));
     let (live, reserved) = (memory("live_peak_bytes")?, memory("reserved_peak_bytes")?);
     let sizes = format!("{reserved} bytes reserved for {live} live");

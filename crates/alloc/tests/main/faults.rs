@@ -172,11 +172,11 @@ impl Timeline for FaultyStream {
     }
 }
 
-/// Two streams that want each other's memory within a tight budget. Returns how often each kind of call was made, by the armed one.
-fn contend(cross_stream: CrossStream, armed: Option<(Refusal, When)>) -> u64 {
+/// Two streams that will want each other's memory within a tight budget, and what makes their calls fail.
+fn rivals(cross_stream: CrossStream, faulty: Faulty) -> (Bench, Arc<Mutex<Faulty>>, [FaultyStream; 2]) {
     let config = AllocatorConfig { budget: 24 * MIB, cross_stream, ..AllocatorConfig::default() };
     let b = Bench::with(FakeBacking::new(64 * MIB), config);
-    let faulty = Arc::new(Mutex::new(Faulty::default()));
+    let faulty = Arc::new(Mutex::new(faulty));
     let waiter = faulty.clone();
     b.allocator.set_waiter(Arc::new(move |p, _| {
         waiter.lock().ask(Refusal::Waiter)?;
@@ -184,7 +184,12 @@ fn contend(cross_stream: CrossStream, armed: Option<(Refusal, When)>) -> u64 {
         Ok(())
     }));
     let streams = [(); 2].map(|()| FaultyStream(VirtualStream::new().expect("a line"), faulty.clone()));
-    faulty.lock().armed = armed;
+    (b, faulty, streams)
+}
+
+/// Lets [`rivals`] take turns. Returns how often each kind of call was made, by the armed one.
+fn contend(cross_stream: CrossStream, armed: Option<(Refusal, When)>) -> u64 {
+    let (b, faulty, streams) = rivals(cross_stream, Faulty { armed, ..Faulty::default() });
     let mut rng = Rng(99);
     let mut held = Vec::new();
     for i in 0..150 {
@@ -240,16 +245,7 @@ fn every_call_of_a_stream_may_fail_at_every_index() {
 
 /// As [`contend`], where the failure loses the device. Returns how many calls of the armed kind there were, and whether one failed.
 fn lose(cross_stream: CrossStream, armed: (Refusal, When)) -> (u64, bool) {
-    let config = AllocatorConfig { budget: 24 * MIB, cross_stream, ..AllocatorConfig::default() };
-    let b = Bench::with(FakeBacking::new(64 * MIB), config);
-    let faulty = Arc::new(Mutex::new(Faulty { armed: Some(armed), fatal: true, ..Faulty::default() }));
-    let waiter = faulty.clone();
-    b.allocator.set_waiter(Arc::new(move |p, _| {
-        waiter.lock().ask(Refusal::Waiter)?;
-        pass(p);
-        Ok(())
-    }));
-    let streams = [(); 2].map(|()| FaultyStream(VirtualStream::new().expect("a line"), faulty.clone()));
+    let (b, faulty, streams) = rivals(cross_stream, Faulty { armed: Some(armed), fatal: true, ..Faulty::default() });
     let mut rng = Rng(99);
     let mut held = Vec::new();
     let mut lost = false;
