@@ -562,7 +562,7 @@ impl Inner {
     /// The first lease of a row that nobody holds.
     #[inline]
     pub(crate) fn lend(&self, row: &Row) -> Lease<Buffer> {
-        row.header.set_live(false);
+        row.header.set_live_quietly(false);
         // SAFETY: the count that was just set is the lease's; the value lies in the header's row.
         unsafe { Lease::from_raw(self.header_ptr(row), NonNull::from(&row.buffer)) }
     }

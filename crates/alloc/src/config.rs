@@ -67,7 +67,7 @@ impl Default for AllocatorConfig {
             cross_stream: CrossStream::default(),
             budget: u64::MAX,
             magazines: true,
-            magazine_bytes: 4 << 20,
+            magazine_bytes: 16 << 20,
             magazine_large_bytes: 32 << 20,
             patience: None,
             debug: DebugAids::default(),

@@ -108,7 +108,7 @@ impl Table {
     #[must_use]
     pub(crate) fn renew(&self, row: &Row) -> bool {
         let next = row.header.generation().wrapping_add(1).max(1);
-        row.header.set_vacant(next);
+        row.header.set_vacant_again(next);
         next != self.first_generation
     }
 

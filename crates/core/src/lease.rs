@@ -194,9 +194,9 @@ impl Header {
     }
 
     /// As [`set_live`](Self::set_live); unless it was set findable before, or asked for its handle in an earlier life, it becomes
-    /// findable when it is asked for its handle or a weak lease.
+    /// findable when it is asked for its handle or a weak lease. Until then its drop costs no atomic read-modify-write.
     #[inline]
-    pub(crate) fn set_live_quietly(&self, unique: bool) {
+    pub fn set_live_quietly(&self, unique: bool) {
         let s = self.state.load(Ordering::Relaxed);
         debug_assert_eq!(s & STRONG, 0, "the owner makes the first lease of a slot that nobody holds");
         let findable = (s & ASKED) * (FINDABLE / ASKED);
@@ -217,7 +217,7 @@ impl Header {
 
     /// As [`set_vacant`](Self::set_vacant), remembering whether anybody ever asked for a handle.
     #[inline]
-    pub(crate) fn set_vacant_again(&self, generation: u32) {
+    pub fn set_vacant_again(&self, generation: u32) {
         let asked = self.state.load(Ordering::Relaxed) & ASKED;
         self.state.store(u64::from(generation) << GENERATION_SHIFT | asked, Ordering::Release);
     }
