@@ -76,6 +76,8 @@ pub(crate) struct Core {
     pub(crate) allocations: u64,
     /// Episodes of moving granules so far.
     pub(crate) episodes: u64,
+    /// Times that the magazines of all threads were emptied rather than new memory taken.
+    pub(crate) flushes: u64,
 }
 
 impl Core {
@@ -340,6 +342,7 @@ impl Allocator {
             imported_bytes: 0,
             allocations: 0,
             episodes: 0,
+            flushes: 0,
         };
         let row_flags = kind_bits(config.host_kind) | if watch.is_some() { WATCHED } else { 0 };
         let inner = Box::new(Inner {
@@ -592,9 +595,7 @@ impl Inner {
                     return Ok(self.lend(row));
                 }
                 Took::Nothing(chain) if !chain.is_empty() => {
-                    // The caller holds the allocator: nobody is owed anything.
-                    let owed = self.receive(chain, 0);
-                    debug_assert_eq!(owed, 0);
+                    self.take_back(chain, 0);
                 }
                 Took::Nothing(_) => {}
             }
@@ -752,7 +753,11 @@ impl Inner {
     /// Brings everything in the magazines back to the core.
     pub(crate) fn flush(&self) {
         let (chain, drift) = self.front.flush(false);
-        // The caller holds the allocator: nobody is owed anything.
+        self.take_back(chain, drift);
+    }
+
+    /// Takes rows from the magazines into the core, for who holds the allocator: nobody is owed anything then.
+    pub(crate) fn take_back(&self, chain: Chain, drift: i64) {
         let owed = self.receive(chain, drift);
         debug_assert_eq!(owed, 0);
     }

@@ -21,11 +21,15 @@
 use crate::fence::{Fences, Inside, NOBODY, OWNERS, Owned, thread_number};
 use crate::mutant::mutated;
 use leasehold_core::sync::atomic::{AtomicU8, AtomicU32, Ordering};
-use leasehold_core::sync::{Mutex, MutexGuard, UnsafeCell, thread};
+use leasehold_core::sync::{Mutex, MutexGuard, UnsafeCell, spin_loop, thread};
 use std::ops::{Deref, DerefMut};
 
 /// Turns in a row that make a thread the owner; doubled each time that an ownership was taken away.
 const STREAK: u32 = if cfg!(loom) { 1 } else { 64 };
+
+/// How often a thread looks whether the mutex is free before it sleeps, and the logarithm of the longest pause between two looks.
+const LOOKS: u32 = if cfg!(loom) { 0 } else { 32 };
+const LONGEST: u32 = 8;
 
 /// The lock.
 pub(crate) struct BiasedLock<T> {
@@ -100,7 +104,7 @@ impl<T> BiasedLock<T> {
 
     #[cold]
     fn lock_shared(&self, me: u32) -> Guard<'_, T> {
-        let mut turn = self.mutex.lock();
+        let mut turn = self.turn();
         let owner = Owned(self.owner.load(Ordering::Relaxed));
         if owner.is_owned() {
             self.owner.store(Owned::SHARED.0, Ordering::Relaxed);
@@ -122,6 +126,20 @@ impl<T> BiasedLock<T> {
             turn.owners += 1;
         }
         Guard { lock: self, way: Way::Shared { turn } }
+    }
+
+    /// The mutex, by patience: who holds it is about to give it back, and to put a thread to sleep and wake it costs both sides a hundred
+    /// times what that takes. Looking in rarely lets the others do many turns meanwhile with everything in their caches.
+    fn turn(&self) -> MutexGuard<'_, Turns> {
+        for look in 0..LOOKS {
+            if let Some(turn) = self.mutex.try_lock() {
+                return turn;
+            }
+            for _ in 0..1 << look.min(LONGEST) {
+                spin_loop();
+            }
+        }
+        self.mutex.lock()
     }
 
     /// The value, for who has the lock to itself.

@@ -53,6 +53,10 @@ const TRIES: u32 = 48;
 const REST: i32 = 4096;
 /// As [`REST`], after what was kept was missing elsewhere.
 const SHORT_REST: i32 = 512;
+/// Shards that there are at most.
+const MOST_SHARDS: usize = 64;
+/// In the place of a shard's word: nothing is to be done with it.
+const IDLE: u32 = u32::MAX;
 /// What a row adds to the count of rows and bytes in one word.
 const ROW: u64 = 1 << 44;
 
@@ -194,7 +198,7 @@ pub(crate) enum Put {
 impl Front {
     /// Shards for `threads` threads that may run at once; each keeps at most `small` bytes of small blocks and `large` of large ones.
     pub(crate) fn new(threads: usize, small: u64, large: u64) -> Self {
-        let n = if cfg!(loom) { 1 } else { (threads * 2).next_power_of_two().clamp(4, 64) };
+        let n = if cfg!(loom) { 1 } else { (threads * 2).next_power_of_two().clamp(4, MOST_SHARDS) };
         // Two of the largest find room.
         let most = if large / 2 <= SLAB_MAX { 0 } else { (large / 2).min(1 << 30) };
         let shards = (0..n).map(|_| CachePadded::new(Shard::new(small))).collect();
@@ -348,26 +352,38 @@ impl Front {
         Put::Kept(chain, told)
     }
 
-    /// Takes everything out of all shards, with the drift. `close`: and lets nobody in again.
+    /// Takes everything out of the shard of a thread, with the drift, unless somebody else is inside.
+    pub(crate) fn flush_own(&self, thread: u32) -> (Chain, i64) {
+        let mut chain = Chain::EMPTY;
+        let Some(shard) = self.shard(thread).filter(|s| !s.is_idle()) else { return (chain, 0) };
+        let Some(way) = shard.enter(thread, self.fences) else { return (chain, 0) };
+        let drift = shard.drain(&mut chain);
+        shard.leave(way);
+        (chain, drift)
+    }
+
+    /// Takes everything out of all shards, with the drift. `close`: and lets nobody in again. One heavy fence at most.
     pub(crate) fn flush(&self, close: bool) -> (Chain, i64) {
         let mut chain = Chain::EMPTY;
         let mut drift = 0;
-        for shard in &self.shards {
-            let owner = shard.enter_slow(self.fences);
-            shard.stacks.with_mut(|s| {
-                // SAFETY: inside.
-                let s = unsafe { &mut *s };
-                if shard.kept[1].load(Ordering::Relaxed) > 0 {
-                    shard.credit.store(-SHORT_REST, Ordering::Relaxed);
-                }
-                for at in 0..LINES {
-                    s.empty(at, 0..STACKS, shard, &mut chain);
-                }
-            });
-            drift += shard.drift.load(Ordering::Relaxed);
-            shard.drift.store(0, Ordering::Relaxed);
+        let mut biased = false;
+        // Everybody who does this begins at the first shard, so nobody waits for who waits for him.
+        let words: [u32; MOST_SHARDS] = std::array::from_fn(|i| {
+            let shard = self.shards.get(i).filter(|s| close || !s.is_idle());
+            shard.map_or(IDLE, |s| {
+                let word = s.close();
+                biased |= Owned(word).is_owned();
+                word
+            })
+        });
+        if biased {
+            self.fences.heavy();
+        }
+        for (shard, word) in self.shards.iter().zip(words).filter(|s| s.1 != IDLE) {
+            shard.await_owner(word);
+            drift += shard.drain(&mut chain);
             if !close {
-                shard.word.store(owner, Ordering::Release);
+                shard.word.store(word, Ordering::Release);
             }
         }
         (chain, drift)
@@ -498,23 +514,50 @@ impl Shard {
         chain
     }
 
-    /// Enters, waiting for whoever is inside. Returns the word to store on leaving.
-    fn enter_slow(&self, fences: Fences) -> u32 {
+    /// Takes everything out. Returns the drift. Inside only.
+    fn drain(&self, chain: &mut Chain) -> i64 {
+        self.stacks.with_mut(|s| {
+            // SAFETY: inside.
+            let s = unsafe { &mut *s };
+            if self.kept[1].load(Ordering::Relaxed) > 0 {
+                self.credit.store(-SHORT_REST, Ordering::Relaxed);
+            }
+            for at in 0..LINES {
+                s.empty(at, 0..STACKS, self, chain);
+            }
+        });
+        let drift = self.drift.load(Ordering::Relaxed);
+        self.drift.store(0, Ordering::Relaxed);
+        drift
+    }
+
+    /// Whether there is nothing to take out, as far as this thread can know.
+    fn is_idle(&self) -> bool {
+        self.kept.iter().all(|k| k.load(Ordering::Relaxed) == 0) && self.drift.load(Ordering::Relaxed) == 0
+    }
+
+    /// Keeps everybody out who is not inside yet. Returns the word to store on leaving. The caller is inside after a heavy fence and
+    /// [`await_owner`](Self::await_owner).
+    fn close(&self) -> u32 {
         let mut spins = 0u32;
         loop {
             let word = self.word.load(Ordering::Relaxed);
             if word & LOCKED == 0
                 && self.word.compare_exchange(word, word | LOCKED, Ordering::AcqRel, Ordering::Relaxed).is_ok()
             {
-                if Owned(word).is_owned() {
-                    fences.heavy();
-                    while self.inside[Owned(word).turn()].load(Ordering::Acquire) != 0 && !mutated('h') {
-                        spins = pause(spins);
-                    }
-                }
                 return word;
             }
             spins = pause(spins);
+        }
+    }
+
+    /// Waits until the owner is not inside, if the shard, which the caller has closed, has one.
+    fn await_owner(&self, word: u32) {
+        let mut spins = 0u32;
+        if Owned(word).is_owned() {
+            while self.inside[Owned(word).turn()].load(Ordering::Acquire) != 0 && !mutated('h') {
+                spins = pause(spins);
+            }
         }
     }
 }

@@ -11,6 +11,7 @@ use crate::allocator::{Core, Inner, On};
 use crate::backing::{Backing, Chunk};
 use crate::buffer::{Buffer, NO_SLOT};
 use crate::config::{CrossStream, Policy};
+use crate::fence::thread_number;
 use crate::heap::passed;
 use crate::host;
 use crate::layout::{Layout, SIZE_LIMIT, UNIT_SHIFT};
@@ -32,6 +33,8 @@ const GRANULES_PER_EPISODE: u64 = 32;
 const WAITS_PER_EPISODE: u64 = 4;
 /// Operations that pay for an episode.
 const OPERATIONS_PER_EPISODE: u64 = 1_000;
+/// Allocations that pay for emptying the magazines of all threads.
+const OPERATIONS_PER_FLUSH: u64 = 1 << 15;
 /// The most that one growth takes from the driver in one piece.
 const PIECE: u64 = 32 << 20;
 /// Waits for nearly free memory, of one allocation, instead of growing.
@@ -108,7 +111,7 @@ impl Inner {
     fn climb(&self, need: Need, layout: Layout, on: On<'_>, trail: &mut Trail) -> Lent {
         let size = layout.size;
         // 1, 2
-        self.flush();
+        self.flush_or_some();
         {
             let mut core = self.core.lock();
             self.settle(&mut core);
@@ -219,6 +222,24 @@ impl Inner {
         }
         let mut core = self.core.lock();
         self.issue(&mut core, block, size, on.line).map(Some)
+    }
+
+    /// Empties magazines before anything is taken from the driver: this thread's; those of all threads as long as it is rare, since it
+    /// makes them all wait and what it yields is soon kept again; always where memory counts most.
+    fn flush_or_some(&self) {
+        let paid = || {
+            let (_, _, hits, _) = self.front.stats();
+            let mut core = self.core.lock();
+            let paid = core.flushes < WARM_UP + (core.allocations + hits) / OPERATIONS_PER_FLUSH;
+            core.flushes += u64::from(paid);
+            paid
+        };
+        let (chain, drift) = match self.config.policy {
+            Policy::Compact => self.front.flush(false),
+            _ if paid() => self.front.flush(false),
+            _ => self.front.flush_own(thread_number()),
+        };
+        self.take_back(chain, drift);
     }
 
     /// Whether free granules are moved rather than new memory taken. Within a budget the memory up to it is the caller's to use, so

@@ -5,8 +5,11 @@ use crate::failure::Failure;
 use crate::table::Table;
 use leasehold::kernel::{KernelDesc, KernelSource, session_ops, session_sync_ops};
 use leasehold::{
-    Access, BackendKind, Buffer, DeviceId, EventFlags, KernelBase, KernelSession, Layout, Lease, Runtime, View, ops,
+    Access, BackendKind, Buffer, DeviceId, EventFlags, KernelBase, KernelSession, Layout, Lease, Runtime, Stream, View,
+    ops,
 };
+use leasehold_alloc::replay::VirtualStream;
+use leasehold_alloc::{Allocator, AllocatorConfig, FakeBacking, On};
 use leasehold_cuda::driver::figures::{Figure, RawLoop};
 use leasehold_cuda::driver::ops::{CopyKind, DeviceOps};
 use leasehold_cuda::driver::real::RealDriver;
@@ -41,31 +44,45 @@ struct Report {
 struct Threads {
     bytes: u64,
     threads: usize,
-    /// Nanoseconds of a pair, the median thread's.
+    /// Nanoseconds of a pair: of the median thread, the median of the repetitions.
     ns: f64,
+    /// The throughput of all threads by as many times one thread's, the median of the repetitions.
+    linear: f64,
+    /// The same pair where nothing is shared: each thread has an allocator of its own, over no device. What the machine allows.
+    apart_ns: f64,
+    apart_linear: f64,
 }
 
 /// Pairs of a round, and rounds.
 const PAIRS: u32 = 20_000;
 const ROUNDS: usize = 15;
+/// Times that all sizes and numbers of threads have their turn, so that what the machine does meanwhile is shared out.
+const REPEATS: usize = 5;
+const SIZES: [u64; 4] = [512, 64 << 10, 1 << 20, 16 << 20];
+const CREWS: [usize; 4] = [1, 2, 4, 8];
 
-fn threads(runtime: &Runtime, bytes: u64, threads: usize) -> Result<Threads, Failure> {
+/// What the median thread of `threads` takes for a pair, in nanoseconds. Each makes what it works with, then all begin.
+fn crew<T, F: FnMut() -> bool>(
+    threads: usize,
+    make: impl Fn() -> leasehold::Result<T> + Sync,
+    pair: impl Fn(T) -> F + Sync,
+) -> Result<f64, Failure> {
     let start = Barrier::new(threads);
     let one = || -> leasehold::Result<f64> {
-        let stream = runtime.create_stream();
-        let mut warm = stream.as_ref().map(|s| runtime.alloc_on(s, Layout::new(bytes)).map(drop)).is_ok();
+        let made = make();
         start.wait();
-        let stream = stream?;
+        let mut pair = pair(made?);
         let mut times = Vec::new();
+        let mut fine = pair();
         for _ in 0..ROUNDS {
             let begin = Instant::now();
             for _ in 0..PAIRS {
-                warm &= runtime.alloc_on(&stream, Layout::new(bytes)).is_ok();
+                fine &= pair();
             }
             times.push(begin.elapsed().as_nanos() as f64 / f64::from(PAIRS));
         }
-        if !warm {
-            return Err(leasehold::Error::InvalidState(format!("an allocation of {bytes} bytes failed").into()));
+        if !fine {
+            return Err(leasehold::Error::InvalidState("an allocation failed".into()));
         }
         Ok(percentile(&times, 0.5))
     };
@@ -75,7 +92,52 @@ fn threads(runtime: &Runtime, bytes: u64, threads: usize) -> Result<Threads, Fai
             .map(|t| t.join().unwrap_or_else(|_| Err(leasehold::Error::InvalidState("a thread died".into()))))
             .collect::<leasehold::Result<Vec<f64>>>()
     })?;
-    Ok(Threads { bytes, threads, ns: percentile(&times, 0.5) })
+    Ok(percentile(&times, 0.5))
+}
+
+fn shared(runtime: &Runtime, bytes: u64, threads: usize) -> Result<f64, Failure> {
+    let pair = |stream: Stream| move || runtime.alloc_on(&stream, Layout::new(bytes)).is_ok();
+    crew(threads, || runtime.create_stream(), pair)
+}
+
+fn apart(bytes: u64, threads: usize) -> Result<f64, Failure> {
+    let make = || {
+        let allocator = Allocator::new(Box::new(FakeBacking::new(1 << 37)), AllocatorConfig::default())?;
+        Ok((allocator, VirtualStream::new()?))
+    };
+    crew(threads, make, |(allocator, stream)| move || allocator.alloc(Layout::new(bytes), On::new(&stream)).is_ok())
+}
+
+fn scaling(runtime: &Runtime) -> Result<Vec<Threads>, Failure> {
+    // By size, by threads: a time for each repetition.
+    let mut ours = [[[0.0; REPEATS]; CREWS.len()]; SIZES.len()];
+    let mut alone = ours;
+    for repeat in 0..REPEATS {
+        for (i, &bytes) in SIZES.iter().enumerate() {
+            for (j, &threads) in CREWS.iter().enumerate() {
+                ours[i][j][repeat] = shared(runtime, bytes, threads)?;
+                alone[i][j][repeat] = apart(bytes, threads)?;
+            }
+        }
+    }
+    let linear = |of: &[[f64; REPEATS]], j: usize| {
+        let by: Vec<f64> = of[0].iter().zip(&of[j]).map(|(one, all)| one / all).collect();
+        percentile(&by, 0.5)
+    };
+    let mut all = Vec::new();
+    for (i, &bytes) in SIZES.iter().enumerate() {
+        for (j, &threads) in CREWS.iter().enumerate() {
+            all.push(Threads {
+                bytes,
+                threads,
+                ns: percentile(&ours[i][j], 0.5),
+                linear: linear(&ours[i], j),
+                apart_ns: percentile(&alone[i][j], 0.5),
+                apart_linear: linear(&alone[i], j),
+            });
+        }
+    }
+    Ok(all)
 }
 
 /// One figure of the runtime beside the driver's.
@@ -212,12 +274,7 @@ fn measure(samples: u32, ordinal: u32) -> Result<(Vec<Pair>, Vec<Threads>), Fail
     let event = runtime.create_event_with_flags(EventFlags::DISABLE_TIMING)?;
     let record = ours.figure("event record".into(), samples, 256, 0, || runtime.record_event(&event, None))?;
     pairs.push(Pair::new(record, raw.event_record(samples)?));
-    let mut scaling = Vec::new();
-    for bytes in [512, 64 << 10, 1 << 20, 16 << 20] {
-        for n in [1, 2, 4, 8] {
-            scaling.push(threads(runtime, bytes, n)?);
-        }
-    }
+    let scaling = scaling(&runtime)?;
     runtime.sync_device()?;
     Ok((pairs, scaling))
 }
@@ -245,9 +302,16 @@ pub(crate) fn run(arguments: &CudaArguments) -> Result<(), Failure> {
     let mut out = std::io::stdout().lock();
     write!(out, "{table}")?;
     let mut table = Table::default();
-    table.row(["allocation and drop", "threads", "of each"]);
+    table.row(["allocation and drop", "threads", "of each", "of linear", "nothing shared", "of linear"]);
     for t in &report.allocations {
-        table.row([format!("{} bytes", t.bytes), t.threads.to_string(), format!("{:.1} ns", t.ns)]);
+        table.row([
+            format!("{} bytes", t.bytes),
+            t.threads.to_string(),
+            format!("{:.1} ns", t.ns),
+            format!("{:.0} %", t.linear * 100.0),
+            format!("{:.1} ns", t.apart_ns),
+            format!("{:.0} %", t.apart_linear * 100.0),
+        ]);
     }
     write!(out, "{table}")?;
     Ok(())
