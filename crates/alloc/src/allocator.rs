@@ -580,9 +580,13 @@ impl Inner {
             let pocket = Pocket::small(class_of(layout.size));
             // SAFETY: the table lives as long as the allocator, and rows in its magazines are rows of it.
             let took = unsafe { self.front.take(thread_number(), pocket, on.line.id(), layout.size) };
-            if let Took::Row(row, _) = took {
-                row.buffer.relend(layout.size);
-                return Ok(self.lend(row));
+            match took {
+                Took::Row(row, _) => {
+                    row.buffer.relend(layout.size);
+                    return Ok(self.lend(row));
+                }
+                Took::Empty(more) => return self.alloc_some(layout, on, more),
+                Took::Nothing(_) => {}
             }
         } else if self.front.keeps(layout.size) && layout.align <= MIN_ALIGN {
             let pocket = Pocket::large(layout.size);
@@ -597,7 +601,7 @@ impl Inner {
                 Took::Nothing(chain) if !chain.is_empty() => {
                     self.take_back(chain, 0);
                 }
-                Took::Nothing(_) => {}
+                Took::Nothing(_) | Took::Empty(_) => {}
             }
         }
         if let Some(watch) = &self.watch {
@@ -626,6 +630,40 @@ impl Inner {
         self.alloc_slow(need, layout, on)
     }
 
+    /// A small block, and `more` of its class for the magazine, as far as there are any that need no new memory.
+    #[cold]
+    fn alloc_some(&self, layout: Layout, on: On<'_>, more: u32) -> Result<Lease<Buffer>> {
+        let class = class_of(layout.size);
+        let need = Need { units: 0, align: 1, class: Some(class) };
+        let (first, mut chain) = {
+            let mut core = self.core.lock();
+            self.notice_contention(&core);
+            if core.parked.any() {
+                self.unpark(&mut core, PARKED_AT_ONCE);
+            }
+            let Some(block) = core.store.take(need, on.line)? else {
+                drop(core);
+                return self.alloc_slow(need, layout, on);
+            };
+            let first = self.issue(&mut core, block, layout.size, on.line)?;
+            let mut chain = Chain::EMPTY;
+            for _ in 0..more {
+                let Some(block) = core.store.take_slot_there(class, on.line) else { break };
+                match self.dress(&mut core, block, layout.size, on.line) {
+                    Ok(row) => chain.push(row),
+                    Err(_) => break,
+                }
+            }
+            (first, chain)
+        };
+        // SAFETY: the table lives as long as the allocator, and its front with it.
+        unsafe { self.front.stock(thread_number(), &mut chain, class, on.line.id()) };
+        if !chain.is_empty() {
+            self.take_back(chain, 0);
+        }
+        Ok(first)
+    }
+
     /// Where the lock goes from thread to thread, large blocks are kept in front of it too.
     #[inline]
     fn notice_contention(&self, core: &Guard<'_, Core>) {
@@ -637,6 +675,15 @@ impl Inner {
     /// A row for a block, under the lock.
     #[inline]
     pub(crate) fn issue(&self, core: &mut Core, block: Block, size: u64, line: &'static Line) -> Result<Lease<Buffer>> {
+        let row = self.dress(core, block, size, line)?;
+        core.allocations += 1;
+        self.counters.add_live(size as i64);
+        Ok(self.lend(row))
+    }
+
+    /// A row that describes a block, held by nobody yet.
+    #[inline]
+    fn dress(&self, core: &mut Core, block: Block, size: u64, line: &'static Line) -> Result<&Row> {
         let row = match self.table.take(&mut core.vacant, self.owner_ptr()) {
             Ok(row) => row,
             Err(e) => {
@@ -654,9 +701,7 @@ impl Inner {
         core.store.name(block.spot, row.header.index());
         row.buffer.describe(block.addr, block.native, size, Some(line), self.row_flags);
         row.buffer.inherit(block.stamp);
-        core.allocations += 1;
-        self.counters.add_live(size as i64);
-        Ok(self.lend(row))
+        Ok(row)
     }
 
     #[cold]

@@ -47,6 +47,8 @@ const LARGE_STACKS: usize = STACKS - CLASSES;
 const MOST_LARGE_ROWS: u64 = 16;
 /// Large blocks that may be kept each time that the core's lock came from another thread.
 const CREDIT: i32 = 1024;
+/// Times that small blocks may be fetched in advance, as often.
+const QUARRELS: u32 = 64;
 /// Large blocks that are kept in a row without being asked for, before no more are kept.
 const TRIES: u32 = 48;
 /// Frees of large blocks that then go to the core.
@@ -111,6 +113,8 @@ pub(crate) struct Shard {
     /// Large blocks that may still be kept; below zero, how many must go to the core before there may be more. A guess: written without
     /// care.
     credit: AtomicI32,
+    /// Times that small blocks may be fetched in advance. A guess too.
+    quarrels: AtomicU32,
     stacks: UnsafeCell<Stacks>,
 }
 
@@ -121,6 +125,8 @@ struct Stacks {
     tries: u32,
     /// Where the last large block was kept: line and stack.
     hand: Option<(usize, usize)>,
+    /// How many blocks of a class are fetched together: more each time that there is none.
+    fetch: [[u8; CLASSES]; LINES],
     stacks: [[Stack; STACKS]; LINES],
 }
 
@@ -159,7 +165,7 @@ impl Chain {
         Some(row)
     }
 
-    fn push(&mut self, row: &Row) {
+    pub(crate) fn push(&mut self, row: &Row) {
         set_link(row, self.0);
         self.0 = row;
     }
@@ -181,6 +187,8 @@ pub(crate) enum Took<'a> {
     Row(&'a Row, i64),
     /// Nothing fits. The chain goes to the core first: it may fit then.
     Nothing(Chain),
+    /// There is no small block left. So many more than the one that was asked for are welcome: see [`Front::stock`].
+    Empty(u32),
 }
 
 impl Took<'_> {
@@ -216,14 +224,14 @@ impl Front {
         size > SLAB_MAX && size <= self.most
     }
 
-    /// The core's lock came from another thread: large blocks may be kept.
+    /// The core's lock came from another thread: large blocks may be kept, small ones fetched in advance.
     #[cold]
     pub(crate) fn encourage(&self, thread: u32) {
-        if let Some(shard) = self.shard(thread)
-            && shard.credit.load(Ordering::Relaxed) == 0
-        {
+        let Some(shard) = self.shard(thread) else { return };
+        if shard.credit.load(Ordering::Relaxed) == 0 {
             shard.credit.store(CREDIT, Ordering::Relaxed);
         }
+        shard.quarrels.store(QUARRELS, Ordering::Relaxed);
     }
 
     #[inline]
@@ -241,15 +249,17 @@ impl Front {
         let Some(shard) = self.shard(thread) else { return Took::NOTHING };
         let large = pocket.is_large();
         let kept = &shard.kept[usize::from(large)];
-        if kept.load(Ordering::Relaxed) == 0 {
+        if kept.load(Ordering::Relaxed) == 0 && (large || shard.quarrels.load(Ordering::Relaxed) == 0) {
             return Took::NOTHING;
         }
         let Some(way) = shard.enter(thread, self.fences) else { return Took::NOTHING };
+        let mut want = 0;
         let row = shard.stacks.with_mut(|s| {
             // SAFETY: inside.
             let s = unsafe { &mut *s };
             let at = if s.lines[0] == line { 0 } else { 1 };
             if s.lines[at] != line {
+                want = u32::from(!large && shard.quarrels.load(Ordering::Relaxed) > 0);
                 return None;
             }
             let stack = &mut s.stacks[at][pocket.stack & (STACKS - 1)];
@@ -257,7 +267,12 @@ impl Front {
                 return None;
             }
             // SAFETY: rows in the stacks are alive as the caller says.
-            let row = unsafe { stack.head.as_ref() }?;
+            let Some(row) = (unsafe { stack.head.as_ref() }) else {
+                if !large {
+                    want = s.want_slow(at, pocket.stack, kept.load(Ordering::Relaxed), self.bytes[0], shard);
+                }
+                return None;
+            };
             stack.head = link(row);
             stack.len -= 1;
             if large {
@@ -278,11 +293,47 @@ impl Front {
                 shard.drift.store(drift, Ordering::Relaxed);
                 Took::Row(row, drift)
             }
+            None if want > 0 => Took::Empty(want),
             None if large && shard.credit.load(Ordering::Relaxed) <= 0 => Took::Nothing(shard.open_hand()),
             None => Took::NOTHING,
         };
         shard.leave(way);
         took
+    }
+
+    /// Keeps rows of small blocks of one class that nobody has held yet and that `line` may use. What finds no room stays in the chain.
+    ///
+    /// # Safety
+    /// - The table whose rows these are outlives the front.
+    pub(crate) unsafe fn stock(&self, thread: u32, chain: &mut Chain, class: usize, line: LineId) {
+        let Some(shard) = self.shard(thread) else { return };
+        let Some(way) = shard.enter(thread, self.fences) else { return };
+        let counter = &shard.kept[0];
+        let mut displaced = Chain::EMPTY;
+        shard.stacks.with_mut(|s| {
+            // SAFETY: inside.
+            let s = unsafe { &mut *s };
+            let at = if s.lines[0] == line { 0 } else { 1 };
+            if s.lines[at] != line && !s.adopt_slow(line, shard, &mut displaced) {
+                return;
+            }
+            let at = if s.lines[0] == line { 0 } else { 1 };
+            let stack = &mut s.stacks[at][class];
+            let bytes = u64::from(stack.bytes);
+            while stack.len < stack.most && (counter.load(Ordering::Relaxed) & (ROW - 1)) + bytes <= self.bytes[0] {
+                // SAFETY: the caller's.
+                let Some(row) = (unsafe { chain.pop() }) else { return };
+                set_link(row, stack.head);
+                stack.head = row;
+                stack.len += 1;
+                counter.store(counter.load(Ordering::Relaxed) + ROW + bytes, Ordering::Relaxed);
+            }
+        });
+        shard.leave(way);
+        // SAFETY: the caller's.
+        while let Some(row) = unsafe { displaced.pop() } {
+            chain.push(row);
+        }
     }
 
     /// Keeps a row of `pocket` that nobody holds and whose last uses are on `line`.
@@ -430,11 +481,13 @@ impl Shard {
             kept: [AtomicU64::new(0), AtomicU64::new(0)],
             hits: AtomicU64::new(0),
             credit: AtomicI32::new(0),
+            quarrels: AtomicU32::new(0),
             stacks: UnsafeCell::new(Stacks {
                 lines: [leasehold_core::Stamp::NEVER.line_id(); LINES],
                 misses: 0,
                 tries: 0,
                 hand: None,
+                fetch: [[0; CLASSES]; LINES],
                 stacks: [stacks; LINES],
             }),
         }
@@ -603,6 +656,19 @@ impl Stacks {
         self.stacks[at][pocket.stack] = Stack { head: ptr::null(), len: 0, most: rows as u16, bytes: pocket.bytes };
     }
 
+    /// How many blocks to fetch besides the one that is not there: some only where threads contend for the core's lock.
+    #[cold]
+    fn want_slow(&mut self, at: usize, class: usize, kept: u64, most: u64, shard: &Shard) -> u32 {
+        let quarrels = shard.quarrels.load(Ordering::Relaxed);
+        if quarrels == 0 || kept & (ROW - 1) >= most / 2 {
+            return 0;
+        }
+        shard.quarrels.store(quarrels - 1, Ordering::Relaxed);
+        let fetch = &mut self.fetch[at][class];
+        *fetch = (*fetch * 2 + 1).min(self.stacks[at][class].most as u8 / 2);
+        u32::from(*fetch)
+    }
+
     /// Gives the line stacks of its own: unused ones, or at last another line's.
     #[cold]
     fn adopt_slow(&mut self, line: LineId, shard: &Shard, chain: &mut Chain) -> bool {
@@ -622,6 +688,7 @@ impl Stacks {
         };
         self.misses = 0;
         self.lines[at] = line;
+        self.fetch[at] = [0; CLASSES];
         true
     }
 

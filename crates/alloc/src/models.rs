@@ -130,7 +130,7 @@ impl Pile {
                 self.touch(row);
                 Some(row)
             }
-            Took::Nothing(_) => None,
+            Took::Nothing(_) | Took::Empty(_) => None,
         }
     }
 

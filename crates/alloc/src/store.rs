@@ -96,6 +96,12 @@ impl Store {
         }
     }
 
+    /// A block of a slab class for `line`, from the runs there are.
+    #[inline]
+    pub(crate) fn take_slot_there(&mut self, class: usize, line: &Line) -> Option<Block> {
+        self.slabs.take(class, line.id()).map(|slot| self.slot_block(slot, class))
+    }
+
     #[inline]
     fn slot_block(&self, slot: Slot, class: usize) -> Block {
         let bytes = crate::layout::class_size(class);
