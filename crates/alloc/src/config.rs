@@ -8,12 +8,13 @@ use std::time::Duration;
 /// When free granules are moved to where they are needed instead of taking new memory. Needs a backing with virtual memory management.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Hash)]
 pub enum Policy {
-    /// While it costs less than one episode (about 50 µs) per 1,000 operations on average.
+    /// While it costs less than one episode (about 50 µs) per 1,000 allocations and frees on average; not within a budget, up to which
+    /// memory may be taken.
     #[default]
     Balanced,
     /// Only when there is no other memory left.
     Fastest,
-    /// Always; and new memory comes in single granules.
+    /// Always, also if the host must wait for them, a few milliseconds at most; and new memory comes in single granules.
     Compact,
 }
 

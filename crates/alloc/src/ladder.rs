@@ -33,12 +33,14 @@ const GRANULES_PER_EPISODE: u64 = 32;
 const WAITS_PER_EPISODE: u64 = 4;
 /// Operations that pay for an episode.
 const OPERATIONS_PER_EPISODE: u64 = 1_000;
-/// Allocations that pay for emptying the magazines of all threads.
-const OPERATIONS_PER_FLUSH: u64 = 1 << 15;
+/// Operations that pay for emptying the magazines of all threads.
+const OPERATIONS_PER_FLUSH: u64 = 1 << 16;
 /// The most that one growth takes from the driver in one piece.
 const PIECE: u64 = 32 << 20;
 /// Waits for nearly free memory, of one allocation, instead of growing.
 const MOST_NEAR_WAITS: u32 = 8;
+/// The furthest ahead, in values of its line, that a point is which is waited for so.
+const NEAR: u64 = 256;
 /// The longest of them. Longer ones cost more than the memory that they save, and might never end.
 const NEAR_WAIT: Duration = Duration::from_millis(1);
 /// Host waits of one allocation.
@@ -228,9 +230,8 @@ impl Inner {
     /// makes them all wait and what it yields is soon kept again; always where memory counts most.
     fn flush_or_some(&self) {
         let paid = || {
-            let (_, _, hits, _) = self.front.stats();
             let mut core = self.core.lock();
-            let paid = core.flushes < WARM_UP + (core.allocations + hits) / OPERATIONS_PER_FLUSH;
+            let paid = core.flushes < WARM_UP + self.operations(&core) / OPERATIONS_PER_FLUSH;
             core.flushes += u64::from(paid);
             paid
         };
@@ -242,6 +243,11 @@ impl Inner {
         self.take_back(chain, drift);
     }
 
+    /// Allocations and frees so far, whoever served them.
+    fn operations(&self, core: &Core) -> u64 {
+        2 * (core.allocations + self.front.stats().2)
+    }
+
     /// Whether free granules are moved rather than new memory taken. Within a budget the memory up to it is the caller's to use, so
     /// that a workload that repeats comes to rest; without one the allocator is frugal as long as it is cheap.
     fn may_move(&self, core: &Core) -> bool {
@@ -250,7 +256,7 @@ impl Inner {
             Policy::Compact => true,
             Policy::Balanced => {
                 let granules = self.budget.committed() / self.caps.granule;
-                let paid = WARM_UP + granules / GRANULES_PER_EPISODE + core.store.heap.tick / OPERATIONS_PER_EPISODE;
+                let paid = WARM_UP + granules / GRANULES_PER_EPISODE + self.operations(core) / OPERATIONS_PER_EPISODE;
                 self.budget.limit() == u64::MAX && core.episodes < paid
             }
         }
@@ -262,7 +268,7 @@ impl Inner {
             || self.config.policy == Policy::Balanced
                 && self.budget.limit() == u64::MAX
                 && self.counters.host_waits.load(Ordering::Relaxed)
-                    < WAITS_PER_EPISODE * (WARM_UP + core.store.heap.tick / OPERATIONS_PER_EPISODE)
+                    < WAITS_PER_EPISODE * (WARM_UP + self.operations(core) / OPERATIONS_PER_EPISODE)
     }
 
     /// The size of new pieces: grows with what is reserved, so that the overshoot stays below one percent.
@@ -308,8 +314,10 @@ impl Inner {
                 let mut core = self.core.lock();
                 let steal = pressed || self.may_move(&core);
                 let wait = !pressed && waits < MOST_NEAR_WAITS && self.may_wait(&core);
+                // Where memory goes before all, only the time is bounded.
+                let near = wait.then_some(if self.config.policy == Policy::Compact { u64::MAX - 1 } else { NEAR });
                 let round = if pressed { 1 } else { self.round(&core, size, piece) };
-                let means = Means { steal, create: true, wait, piece, round };
+                let means = Means { steal, create: true, near, piece, round };
                 let lane = core.store.heap.lane_for(on.line);
                 let units = core.store.units(need);
                 let planned = core.store.heap.plan(units, need.align, lane, means, &self.budget)?;

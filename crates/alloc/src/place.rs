@@ -17,8 +17,8 @@ pub(crate) struct Means {
     pub(crate) steal: bool,
     /// Take new memory from the driver.
     pub(crate) create: bool,
-    /// Instead of taking new memory, say which point to wait for, if that makes enough pieces free.
-    pub(crate) wait: bool,
+    /// Instead of taking new memory, say which point to wait for, if that makes pieces free and is at most so many values ahead.
+    pub(crate) near: Option<u64>,
     /// The size of new pieces in granules.
     pub(crate) piece: u32,
     /// What is newly taken is a multiple of so many granules, where addresses and budget allow.
@@ -35,9 +35,6 @@ pub(crate) enum Planned {
     /// No addresses, or the means do not suffice.
     Nothing,
 }
-
-/// Points further ahead than this many values are not waited for instead of growing.
-const NEAR: u64 = 256;
 
 /// A piece under free memory.
 struct Loot {
@@ -86,21 +83,23 @@ impl Heap {
         let now = loot.partition_point(|l| l.stamp.is_never());
         let stealable: u32 = loot[..now].iter().map(|l| l.granules).sum();
         let short = missing.saturating_sub(cached + stealable);
-        if short > 0 && means.wait && !self.single() {
+        if let Some(near) = means.near.filter(|_| short > 0 && !self.single()) {
             // What several lines still use does not merge: once it is over, what lies there may fit as it is.
             let (_, pending) = self.free_units();
             let newest = self.newest_pending();
-            if pending >> shift >= u64::from(short) && ahead(newest) <= NEAR && !newest.is_never() {
+            if pending >> shift >= u64::from(short) && ahead(newest) <= near && !newest.is_never() {
                 return Ok(Planned::Wait(newest));
             }
         }
-        if short > 0 && means.wait && self.single() {
+        if let Some(near) = means.near.filter(|_| short > 0 && self.single()) {
             let mut more = 0;
-            let enough = loot[now..].iter().find(|l| {
+            // What is near, as much as is short: even if it is less, that much need not be taken from the driver.
+            let wanted = loot[now..].iter().take_while(|l| {
+                let wanted = more < short && ahead(l.stamp) <= near;
                 more += l.granules;
-                more >= short
+                wanted
             });
-            if let Some(l) = enough.filter(|l| ahead(l.stamp) <= NEAR) {
+            if let Some(l) = wanted.last() {
                 return Ok(Planned::Wait(l.stamp));
             }
         }

@@ -4,6 +4,7 @@ use crate::{Bench, MIB};
 use leasehold_alloc::replay::VirtualStream;
 use leasehold_alloc::{
     AllocatorConfig, ArenaState, BackingCaps, Call, CrossStream, FakeBacking, Fault, HostKind, Layout, Lifetime, On,
+    Policy,
 };
 use leasehold_core::{Error, Timeline};
 
@@ -429,4 +430,24 @@ fn a_large_block_that_comes_again_at_once_is_the_same() {
     // Another size finds the memory merged.
     let other = b.take(4 * MIB);
     assert_eq!((other.addr(), b.allocator.stats().free_in_magazines), (addr, 0));
+}
+
+fn compact() -> Bench {
+    let config = AllocatorConfig { policy: Policy::Compact, ..AllocatorConfig::default() };
+    Bench::with(FakeBacking::new(1 << 30), config)
+}
+
+/// Nearly free memory was waited for only if it was all that a request lacked; otherwise all of it was taken from the driver.
+#[test]
+fn nearly_free_memory_is_moved_though_it_is_not_enough() {
+    let b = compact();
+    let (first, between) = (b.take(16 * MIB), b.take(MIB));
+    assert_eq!(b.allocator.stats().reserved, 18 * MIB);
+    first.mark_read(b.stream.submit().expect("a value"));
+    drop(first);
+    let larger = b.take(32 * MIB);
+    let stats = b.allocator.stats();
+    assert_eq!((stats.reserved, stats.remaps, stats.host_waits), (34 * MIB, 1, 1));
+    b.check();
+    drop((between, larger));
 }
