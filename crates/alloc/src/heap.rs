@@ -5,7 +5,10 @@
 //! its stamp has passed; then it is drained into lane 0. Neighbours merge when they lie in one lane. While a single line uses the heap,
 //! lane 0 and its lane merge too, so that one stream sees no fragmentation by readiness.
 //!
-//! Placement and residency are separate: parts of a free node may be backed by nothing. See `residency`.
+//! Placement and residency are separate: parts of a free node may be backed by nothing. See `residency`. A block lies at the lowest address
+//! that fits; while granules are few and are moved, a large one that fills whole granules lies at the lowest granule, if it has memory
+//! there ([`even`](Heap::even)). On the shared decoding trace and variants of it that takes a granule in a hundred less; best fit and the
+//! highest address for large blocks take more.
 //!
 //! Plain single-threaded state: whoever owns it guards it. Makes no driver call; must not know leases.
 
@@ -26,6 +29,10 @@ const NO_LANE: u8 = u8::MAX;
 const MAX_LANES: usize = 200;
 /// Alignments up to this many bytes, or a granule, hold in every span, wherever it begins.
 pub(crate) const STRIDE: u64 = 2 << 20;
+/// Granules of a block from which on it may be placed evenly: of fewer there is little to be moved.
+const EVEN_FROM: u32 = 4;
+/// It may leave one part in so many of its last granule empty.
+const SLACK: u32 = 8;
 /// A lane that is empty and was not used for this many operations is given up.
 const LANE_IDLE: u64 = 4096;
 
@@ -99,6 +106,8 @@ pub(crate) struct Heap {
     /// Nodes start below this unit, apart from those whose spans end above it.
     reached: u32,
     pub(crate) pages: PageMap,
+    /// Blocks of so many units and more get the alignment [`even`](Self::even), where they can have it.
+    even_from: u32,
 }
 
 impl Heap {
@@ -122,6 +131,7 @@ impl Heap {
             stride: (granule.max(STRIDE) >> UNIT_SHIFT) as u32,
             reached: 0,
             pages: PageMap::new(),
+            even_from: u32::MAX,
         }
     }
 
@@ -248,11 +258,41 @@ impl Heap {
         if self.lines > 1 {
             self.drain_some(8);
         }
+        if units >= self.even_from {
+            return Ok(self.take_even(units, align, lane));
+        }
+        Ok(self.take_lowest(units, align, lane))
+    }
+
+    /// As [`take`](Self::take). Needs two spare nodes.
+    #[inline]
+    fn take_lowest(&mut self, units: u32, align: u32, lane: u8) -> Option<u32> {
         let at = self.choose(units, align, lane);
         if at == NIL || self.nodes[at].holes > 0 && self.missing_in(at, units, align) > 0 {
-            return Ok(None);
+            return None;
         }
-        Ok(Some(self.carve(at, units, align)))
+        Some(self.carve(at, units, align))
+    }
+
+    /// From now on large blocks begin at granules, or no longer: see [`even`](Self::even).
+    pub(crate) fn place_evenly(&mut self, on: bool) {
+        self.even_from = if on { EVEN_FROM << self.res.shift } else { u32::MAX };
+    }
+
+    /// The alignment of a block: a granule's, if it is large and fills whole granules but for a little. Free, it leaves all of them to be
+    /// moved; had it begun within one, it would mostly leave one less. Only where that gains something: while one line uses the heap.
+    pub(crate) fn even(&self, units: u32, align: u32) -> u32 {
+        let granule = 1u32 << self.res.shift;
+        let rest = units.wrapping_neg() & (granule - 1);
+        if units >= self.even_from && self.single() && rest <= granule / SLACK { align.max(granule) } else { align }
+    }
+
+    /// As [`take`](Self::take), for a block that may have an even place.
+    #[cold]
+    fn take_even(&mut self, units: u32, align: u32, lane: u8) -> Option<u32> {
+        let even = self.even(units, align);
+        let at = if even > align { self.take_lowest(units, even, lane) } else { None };
+        at.or_else(|| self.take_lowest(units, align, lane))
     }
 
     /// The free node that a request for `lane` is placed in, or `NIL`.

@@ -37,6 +37,9 @@ const OPERATIONS_PER_EPISODE: u64 = 1_000;
 const OPERATIONS_PER_FLUSH: u64 = 1 << 16;
 /// The most that one growth takes from the driver in one piece.
 const PIECE: u64 = 32 << 20;
+/// With fewer granules in hand, one of them counts: large blocks are placed so that all of theirs can be moved. With more, what that leaves
+/// empty beside hundreds of blocks is more than what it saves beside a few holes. Up to here the size of new pieces is one granule.
+const FEW_GRANULES: u64 = 256;
 /// Waits for nearly free memory, of one allocation, instead of growing.
 const MOST_NEAR_WAITS: u32 = 8;
 /// The furthest ahead, in values of its line, that a point is which is waited for so.
@@ -117,8 +120,11 @@ impl Inner {
         {
             let mut core = self.core.lock();
             self.settle(&mut core);
+            let moves = self.may_move(&core);
+            let few = self.budget.committed() < FEW_GRANULES * self.caps.granule;
+            core.store.heap.place_evenly(moves && few && self.reservation.is_some());
             let mut block = core.store.take(need, on.line)?;
-            if block.is_none() && !self.may_move(&core) {
+            if block.is_none() && !moves {
                 block = core.store.take_resident(need, on.line)?;
             }
             if block.is_none() {
@@ -317,7 +323,7 @@ impl Inner {
                 // Where memory goes before all, only the time is bounded.
                 let near = wait.then_some(if self.config.policy == Policy::Compact { u64::MAX - 1 } else { NEAR });
                 let round = if pressed { 1 } else { self.round(&core, size, piece) };
-                let means = Means { steal, create: true, near, piece, round };
+                let means = Means { steal, create: true, near, even: !pressed, piece, round };
                 let lane = core.store.heap.lane_for(on.line);
                 let units = core.store.units(need);
                 let planned = core.store.heap.plan(units, need.align, lane, means, &self.budget)?;

@@ -19,6 +19,8 @@ pub(crate) struct Means {
     pub(crate) create: bool,
     /// Instead of taking new memory, say which point to wait for, if that makes pieces free and is at most so many values ahead.
     pub(crate) near: Option<u64>,
+    /// Place large blocks so that their granules can be moved later.
+    pub(crate) even: bool,
     /// The size of new pieces in granules.
     pub(crate) piece: u32,
     /// What is newly taken is a multiple of so many granules, where addresses and budget allow.
@@ -59,6 +61,7 @@ impl Heap {
     /// Plans a block of `units` for `lane`.
     pub(crate) fn plan(&mut self, units: u32, align: u32, lane: u8, means: Means, budget: &Budget) -> Result<Planned> {
         self.tick += 1;
+        let align = if means.even { self.even(units, align) } else { align };
         let node = self.choose(units, align, lane);
         if node == NIL || !self.spans[usize::from(self.nodes[node].span)].paged {
             return Ok(Planned::Nothing);

@@ -451,3 +451,22 @@ fn nearly_free_memory_is_moved_though_it_is_not_enough() {
     b.check();
     drop((between, larger));
 }
+
+/// A large block lay within granules that it shared with its neighbours, so that one less than it filled could be moved once it was free.
+#[test]
+fn large_blocks_of_whole_granules_leave_whole_granules() {
+    let b = compact();
+    let small = b.take(100 << 10);
+    let (first, beside, above) = (b.take(16 * MIB), b.take(MIB), b.take(3 * MIB));
+    assert_eq!(
+        (first.addr() % (2 * MIB), beside.addr()),
+        (0, small.addr() + (100 << 10)),
+        "its neighbour fills the gap"
+    );
+    assert_eq!(b.allocator.stats().reserved, 22 * MIB);
+    drop(first);
+    let larger = b.take(20 * MIB - MIB / 4);
+    assert_eq!(b.allocator.stats().reserved, 26 * MIB, "two granules more");
+    b.check();
+    drop((above, larger));
+}
