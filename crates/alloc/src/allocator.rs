@@ -1,7 +1,8 @@
 //! The allocator: the store under a lock, the backing, and the leases on the rows of its block table.
 //!
 //! # Protocol
-//! - Small blocks that were just freed lie in magazines in front of the lock ([`front`](crate::front)).
+//! - Small blocks that were just freed lie in magazines in front of the lock ([`front`](crate::front)). Where it goes from thread to thread
+//!   nevertheless, larger blocks lie in annexes with locks of their own, which are taken before this one ([`annex`](crate::annex)).
 //! - The lock guards the store, the list of vacant rows and the retire list. It is never held across a call of the backing, of a
 //!   timeline, of a reclaimer or of a foreign destructor.
 //! - A free runs in the drop of the last lease: [`last`]. It makes no driver call, waits for nothing but the lock, and works on any thread.
@@ -9,6 +10,7 @@
 //!   were out at that time. Whoever takes it to zero destroys the whole; memory that a stream may still be using is not given to the
 //!   driver then, but put aside until it is over ([`grave`](crate::grave)).
 
+use crate::annex::Annexes;
 use crate::backing::{Backing, BackingCaps};
 use crate::bias::{BiasedLock, Guard};
 use crate::budget::Budget;
@@ -24,7 +26,7 @@ use crate::parked::Parked;
 use crate::store::{Block, Need, Spot, Store};
 use crate::table::{Table, Vacant};
 use crate::watch::{Reach, Watch};
-use leasehold_core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use leasehold_core::sync::atomic::{AtomicI64, AtomicU32, AtomicU64, Ordering};
 use leasehold_core::sync::{Arc, CachePadded, Mutex, OnceLock};
 use leasehold_core::{BufferHandle, Error, Header, Lease, Line, Miss, Owner, OwnerOps, Point, Result, Stamp, Timeline};
 use std::any::Any;
@@ -103,7 +105,7 @@ impl Core {
 }
 
 /// Parked rows that one allocation looks at.
-const PARKED_AT_ONCE: u32 = 4;
+pub(crate) const PARKED_AT_ONCE: u32 = 4;
 
 pub(crate) type Keep = Box<dyn Any + Send + Sync>;
 
@@ -119,6 +121,8 @@ pub(crate) struct Counters {
     /// Written under the lock only.
     pub(crate) live_bytes: AtomicU64,
     pub(crate) live_peak: AtomicU64,
+    /// Live bytes in annexes, as far as they have told.
+    pub(crate) annexed: AtomicI64,
 }
 
 impl Counters {
@@ -128,8 +132,14 @@ impl Counters {
         let live = self.live_bytes.load(Ordering::Relaxed).wrapping_add_signed(by);
         self.live_bytes.store(live, Ordering::Relaxed);
         if by > 0 {
-            self.note_live(live);
+            self.note_live(live.wrapping_add_signed(self.annexed.load(Ordering::Relaxed)));
         }
+    }
+
+    /// Live bytes, but for what magazines and annexes have not told yet.
+    #[inline]
+    pub(crate) fn live(&self) -> u64 {
+        self.live_bytes.load(Ordering::Relaxed).wrapping_add_signed(self.annexed.load(Ordering::Relaxed))
     }
 
     /// So many bytes are live.
@@ -149,6 +159,7 @@ pub(crate) struct Inner {
     refs: AtomicU64,
     pub(crate) table: Table,
     pub(crate) front: Front,
+    pub(crate) annexes: Annexes,
     pub(crate) core: CachePadded<BiasedLock<Core>>,
     pub(crate) backing: Box<dyn Backing>,
     pub(crate) caps: BackingCaps,
@@ -160,7 +171,7 @@ pub(crate) struct Inner {
     /// Debug aids and the trace ring, where there are any.
     pub(crate) watch: Option<Box<Watch>>,
     /// The flags of ordinary rows.
-    row_flags: u32,
+    pub(crate) row_flags: u32,
     /// The addresses that were reserved, where there are any.
     pub(crate) reservation: Option<(u64, u64)>,
     /// The largest alignment that there is.
@@ -317,8 +328,12 @@ impl Allocator {
             }
         }
         let limit = config.budget;
+        let threads = std::thread::available_parallelism().map_or(4, usize::from);
+        let annexes = match watch {
+            None => Annexes::new(&config, threads, caps.physical.min(limit), caps.granule),
+            Some(_) => Annexes::none(),
+        };
         let front = if config.magazines && watch.is_none() {
-            let threads = std::thread::available_parallelism().map_or(4, usize::from);
             // All shards together hold back a small part of the memory at most, and give it up before any is taken from the driver.
             let most = caps.physical.min(config.budget) / 64 / (threads as u64 * 2).clamp(4, 64);
             const FEW: u64 = 1 << 20;
@@ -350,6 +365,7 @@ impl Allocator {
             refs: AtomicU64::new(1),
             table: Table::new(),
             front,
+            annexes,
             core: CachePadded::new(BiasedLock::new(core, Fences::detect())),
             backing,
             caps,
@@ -481,8 +497,7 @@ impl Allocator {
     pub fn reset_peaks(&self) {
         let inner = self.inner();
         inner.budget.reset_peak();
-        let live = inner.counters.live_bytes.load(Ordering::Relaxed).wrapping_add_signed(inner.front.stats().3);
-        inner.counters.live_peak.store(live, Ordering::Relaxed);
+        inner.counters.live_peak.store(inner.live_bytes(), Ordering::Relaxed);
     }
 
     /// Brings everything whose last use is over to where every stream can take it, and drops what imports kept for such uses. Makes no
@@ -490,6 +505,7 @@ impl Allocator {
     pub fn drain(&self) {
         let inner = self.inner();
         inner.flush();
+        inner.settle_annexes();
         inner.settle(&mut inner.core.lock());
         inner.sweep_retired();
         crate::grave::sweep();
@@ -530,7 +546,7 @@ impl Allocator {
     /// What is wrong, in words.
     #[doc(hidden)]
     pub fn check(&self) -> Result<(), String> {
-        self.inner().core.lock().store.check()
+        self.inner().check()
     }
 }
 
@@ -593,8 +609,7 @@ impl Inner {
             // SAFETY: as above.
             match unsafe { self.front.take(thread_number(), pocket, on.line.id(), layout.size) } {
                 Took::Row(row, ahead) => {
-                    let live = self.counters.live_bytes.load(Ordering::Relaxed);
-                    self.counters.note_live(live.wrapping_add_signed(ahead));
+                    self.counters.note_live(self.counters.live().wrapping_add_signed(ahead));
                     row.buffer.relend(layout.size);
                     return Ok(self.lend(row));
                 }
@@ -617,6 +632,17 @@ impl Inner {
         let Some(need) = Need::of(layout.size, layout.align).filter(|_| fits) else {
             return Err(self.refuse(layout));
         };
+        if self.annexes.are_open()
+            && let Some(lease) = self.alloc_annexed(need, layout.size, on)
+        {
+            return Ok(lease);
+        }
+        self.alloc_in_core(need, layout, on)
+    }
+
+    /// A block of the core, whose place in it never changes.
+    #[inline]
+    pub(crate) fn alloc_in_core(&self, need: Need, layout: Layout, on: On<'_>) -> Result<Lease<Buffer>> {
         {
             let mut core = self.core.lock();
             self.notice_contention(&core);
@@ -664,11 +690,30 @@ impl Inner {
         Ok(first)
     }
 
+    /// Memory for graphs.
+    pub(crate) fn alloc_region(&self, layout: Layout, on: On<'_>) -> Result<Lease<Buffer>> {
+        let apart = self.annexes.are_open() && layout.size > SLAB_MAX;
+        match Need::of(layout.size, layout.align).filter(|_| apart && layout.align <= self.most_align) {
+            Some(need) => self.alloc_in_core(need, layout.check()?, on),
+            None => self.alloc(layout, on),
+        }
+    }
+
     /// Where the lock goes from thread to thread, large blocks are kept in front of it too.
     #[inline]
     fn notice_contention(&self, core: &Guard<'_, Core>) {
+        if !core.is_own() {
+            self.notice_contention_slow(core);
+        }
+    }
+
+    #[cold]
+    fn notice_contention_slow(&self, core: &Guard<'_, Core>) {
         if core.is_contended() {
             self.front.encourage(thread_number());
+        }
+        if core.has_waited() {
+            self.warm(thread_number(), core.store.heap.tick);
         }
     }
 
@@ -724,17 +769,19 @@ impl Inner {
                 _ => u64::from(self.free_special(row, flags)),
             };
         }
-        let (spot, len) = (row.spot(), buffer.len());
+        let len = buffer.len();
         if !buffer.is_private() {
             return self.free_shared_slow(row);
         }
         let stamp = buffer.own_stamp();
         if !self.table.renew(row) {
-            return self.free_worn_slow(spot, stamp, len);
+            return self.free_annexed(row, stamp, len, true);
         }
         let class = row.class.load(Ordering::Relaxed);
         let pocket = if class != NO_CLASS {
             Some(Pocket::small(usize::from(class)))
+        } else if row.annex().is_some() {
+            return self.free_annexed(row, stamp, len, false);
         } else if self.front.keeps(len) && flags & REGION == 0 {
             Some(Pocket::large(len))
         } else {
@@ -746,20 +793,24 @@ impl Inner {
             return if chain.is_empty() && drift == 0 { 0 } else { self.receive(chain, drift) };
         }
         let mut core = self.core.lock();
-        core.store.give(spot, stamp);
+        core.store.give(row.spot(), stamp);
         self.counters.add_live(-(len as i64));
         self.table.put_renewed(&mut core.vacant, row);
         self.notice_contention(&core);
         u64::from(core.orphan)
     }
 
-    /// The row's generations are used up: it is not used again.
+    /// The row's generations are used up (`gone`), so it is not used again; or its block was in an annex before.
     #[cold]
-    fn free_worn_slow(&self, spot: Spot, stamp: Stamp, len: u64) -> u64 {
+    pub(crate) fn free_in_core(&self, row: &Row, stamp: Stamp, len: u64, gone: bool) -> u64 {
         let mut core = self.core.lock();
-        core.store.give(spot, stamp);
+        core.store.give(row.spot(), stamp);
         self.counters.add_live(-(len as i64));
-        core.vacant.live -= 1;
+        if gone {
+            core.vacant.live -= 1;
+        } else {
+            self.table.put_renewed(&mut core.vacant, row);
+        }
         u64::from(core.orphan)
     }
 
@@ -767,8 +818,12 @@ impl Inner {
     /// block, its row stays out of circulation and so remembers which.
     #[cold]
     pub(crate) fn free_shared_slow(&self, row: &Row) -> u64 {
-        let (spot, len, open) = (row.spot(), row.buffer.len(), row.buffer.open());
+        if let Some(owed) = self.free_annexed_shared(row) {
+            return owed;
+        }
+        let (len, open) = (row.buffer.len(), row.buffer.open());
         let mut core = self.core.lock();
+        let spot = row.spot();
         self.counters.add_live(-(len as i64));
         if open == Open::Several && core.store.park(spot) {
             self.put_aside(&mut core, row, |core| &mut core.parked);
@@ -864,6 +919,7 @@ impl Inner {
         let (chain, drift) = self.front.flush(true);
         let owed = self.receive(chain, drift);
         debug_assert_eq!(owed, 0);
+        self.orphan_annexes(|out| _ = self.refs.fetch_add(out, Ordering::Relaxed));
         let mut core = self.core.lock();
         core.orphan = true;
         if !mutated('g') {
@@ -876,55 +932,13 @@ impl Inner {
         if self.watch.as_ref().is_some_and(|w| !w.is_over()) {
             return false;
         }
+        let annexes = self.annexes_are_over();
         let mut core = self.core.lock();
         self.settle(&mut core);
-        let mut over = !core.parked.any();
+        let mut over = annexes && !core.parked.any();
         core.store.slabs.pending(|_, s| over &= passed(s));
         self.each_aside(core.retired, |row| over &= row.buffer.open() == Open::Over);
         over && core.store.heap.is_over()
-    }
-
-    fn stats(&self) -> AllocStats {
-        let watched = self.watch.as_ref().map_or((0, 0), |w| w.numbers());
-        let core = self.core.lock();
-        let (rows, kept, hits, drift) = self.front.stats();
-        let (free_ready, free_not_ready) = core.store.free_bytes();
-        let c = &self.counters;
-        let live = c.live_bytes.load(Ordering::Relaxed).wrapping_add_signed(drift);
-        let cached = core.store.heap.res.cached.iter();
-        AllocStats {
-            live: u64::from(core.vacant.live).saturating_sub(core.imported + rows),
-            live_bytes: live,
-            live_peak: c.live_peak.load(Ordering::Relaxed).max(live),
-            reserved: self.budget.committed(),
-            reserved_peak: self.budget.peak(),
-            imported: core.imported,
-            imported_bytes: core.imported_bytes,
-            free_ready,
-            free_not_ready,
-            free_in_slabs: core.store.slabs.bytes().1,
-            free_in_magazines: kept,
-            cached_pieces: cached
-                .map(|&p| core.store.heap.res.bytes(core.store.heap.res.pieces[p as usize].granules))
-                .sum(),
-            quarantined: core.store.heap.res.quarantined,
-            held_back: watched.0,
-            findings: watched.1,
-            in_graphs: c.in_graphs.load(Ordering::Relaxed),
-            allocations: core.allocations + hits,
-            magazine_hits: hits,
-            growths: c.growths.load(Ordering::Relaxed),
-            remaps: c.remaps.load(Ordering::Relaxed),
-            host_waits: c.host_waits.load(Ordering::Relaxed),
-            inserted_waits: c.inserted_waits.load(Ordering::Relaxed),
-            failed: c.failed.load(Ordering::Relaxed),
-            retired: self.retired.load(Ordering::Relaxed).into(),
-            driver_calls: self.backing.driver_calls(),
-            metadata: core.store.heap.host_bytes()
-                + core.store.slabs.host_bytes()
-                + u64::from(self.table.len()) * size_of::<Row>() as u64,
-            limit: self.budget.limit(),
-        }
     }
 }
 

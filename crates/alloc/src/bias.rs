@@ -64,6 +64,7 @@ enum Way<'a> {
     Owner(&'a AtomicU8),
     Shared {
         turn: MutexGuard<'a, Turns>,
+        waited: bool,
     },
 }
 
@@ -104,7 +105,7 @@ impl<T> BiasedLock<T> {
 
     #[cold]
     fn lock_shared(&self, me: u32) -> Guard<'_, T> {
-        let mut turn = self.turn();
+        let (mut turn, waited) = self.turn();
         let owner = Owned(self.owner.load(Ordering::Relaxed));
         if owner.is_owned() {
             self.owner.store(Owned::SHARED.0, Ordering::Relaxed);
@@ -125,21 +126,22 @@ impl<T> BiasedLock<T> {
             turn.streak = 1;
             turn.owners += 1;
         }
-        Guard { lock: self, way: Way::Shared { turn } }
+        Guard { lock: self, way: Way::Shared { turn, waited } }
     }
 
     /// The mutex, by patience: who holds it is about to give it back, and to put a thread to sleep and wake it costs both sides a hundred
     /// times what that takes. Looking in rarely lets the others do many turns meanwhile with everything in their caches.
-    fn turn(&self) -> MutexGuard<'_, Turns> {
+    /// And whether another thread had it.
+    fn turn(&self) -> (MutexGuard<'_, Turns>, bool) {
         for look in 0..LOOKS {
             if let Some(turn) = self.mutex.try_lock() {
-                return turn;
+                return (turn, look > 0);
             }
             for _ in 0..1 << look.min(LONGEST) {
                 spin_loop();
             }
         }
-        self.mutex.lock()
+        (self.mutex.lock(), LOOKS > 0)
     }
 
     /// The value, for who has the lock to itself.
@@ -150,19 +152,25 @@ impl<T> BiasedLock<T> {
 }
 
 impl<T> Guard<'_, T> {
+    /// Whether the lock is this thread's own.
+    #[inline]
+    pub(crate) fn is_own(&self) -> bool {
+        matches!(self.way, Way::Owner(_))
+    }
+
     /// Whether another thread held the lock just before.
     #[inline]
     pub(crate) fn is_contended(&self) -> bool {
         match &self.way {
             Way::Owner(_) => false,
-            Way::Shared { turn } => turn.streak == 0,
+            Way::Shared { turn, .. } => turn.streak == 0,
         }
     }
 
-    /// Whether it is the owner's, for the models.
-    #[cfg(all(test, loom))]
-    pub(crate) fn is_owners(&self) -> bool {
-        matches!(self.way, Way::Owner(_))
+    /// Whether another thread held the lock when this one came.
+    #[inline]
+    pub(crate) fn has_waited(&self) -> bool {
+        matches!(self.way, Way::Shared { waited: true, .. })
     }
 }
 

@@ -417,9 +417,9 @@ impl fmt::Debug for Buffer {
 pub(crate) struct Row {
     pub(crate) header: Header,
     pub(crate) buffer: Buffer,
-    /// The node, or the slab run. Written by the owner while nobody holds the row.
+    /// The node, or the slab run. Written by the owner while nobody holds the row, and when the block leaves an annex.
     pub(crate) place: AtomicU32,
-    /// The slot in the run, or [`NO_SLOT`].
+    /// The slot in the run, or [`NO_SLOT`], or which annex the node lies in.
     pub(crate) slot: AtomicU16,
     /// The magazine class, or [`NO_CLASS`].
     pub(crate) class: AtomicU16,
@@ -427,11 +427,13 @@ pub(crate) struct Row {
 
 /// The row's block is a node.
 pub(crate) const NO_SLOT: u16 = u16::MAX;
+/// The slot of a row whose block is a node in the first annex; the others follow. Runs have fewer slots.
+pub(crate) const FIRST_ANNEX: u16 = 0xFF00;
 /// The row's block goes to no magazine.
 pub(crate) const NO_CLASS: u16 = u16::MAX;
 
 impl Row {
-    /// Where the row's block lies.
+    /// Where in the core the row's block lies.
     #[inline]
     pub(crate) fn spot(&self) -> Spot {
         let place = self.place.load(Ordering::Relaxed);
@@ -439,6 +441,14 @@ impl Row {
             NO_SLOT => Spot::Node(place),
             slot => Spot::Slot(place, slot),
         }
+    }
+
+    /// The annex that the row's block lies in, if it is none of the core's. What is in an annex may leave it for the core at any time, and
+    /// never goes back: `None` holds, an annex is to be asked again under its lock, and so is where in the core the block lies.
+    #[inline]
+    pub(crate) fn annex(&self) -> Option<usize> {
+        let slot = self.slot.load(Ordering::Relaxed);
+        (FIRST_ANNEX..NO_SLOT).contains(&slot).then(|| usize::from(slot - FIRST_ANNEX))
     }
 
     pub(crate) fn new(header: Header) -> Self {

@@ -14,6 +14,9 @@
 
 mod lanes;
 mod report;
+mod transfer;
+
+pub(crate) use transfer::Part;
 
 use crate::host;
 use crate::index::Index;
@@ -151,6 +154,13 @@ impl Heap {
 
     /// Adds `bytes` of addresses from `base`. A paged span begins as one hole, another as one free ready block.
     pub(crate) fn add_span(&mut self, base: u64, bytes: u64, native: u64, paged: bool) -> Result<usize> {
+        let slot = self.add_span_in_use(base, bytes, native, paged)?;
+        self.give(self.spans[slot].first, READY, Stamp::NEVER);
+        Ok(slot)
+    }
+
+    /// As [`add_span`](Self::add_span), but all of it is one used block.
+    fn add_span_in_use(&mut self, base: u64, bytes: u64, native: u64, paged: bool) -> Result<usize> {
         if !base.is_multiple_of(UNIT) {
             return Err(Error::invalid(format!("the backing's memory lies at {base:#x}: want a multiple of {UNIT}")));
         }
@@ -199,7 +209,6 @@ impl Heap {
         if paged {
             self.nodes[id].holes = units as u32 >> self.res.shift;
         }
-        self.give(id, READY, Stamp::NEVER);
         Ok(slot)
     }
 

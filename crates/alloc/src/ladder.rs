@@ -88,6 +88,7 @@ impl Inner {
     pub(crate) fn alloc_slow(&self, need: Need, layout: Layout, on: On<'_>) -> Result<Lease<Buffer>> {
         self.sweep_retired();
         crate::grave::sweep();
+        self.tend_annexes();
         let mut trail = Trail::default();
         let limit = self.budget.limit();
         let lent = if let Some(e) = self.lost.get() {
@@ -113,35 +114,23 @@ impl Inner {
         }
     }
 
+    /// Memory for a block that nobody has asked for: taken, and left lying free. Makes no more effort than growing takes.
+    pub(crate) fn grow_idle(&self, need: Need, on: On<'_>) -> bool {
+        let Ok(Some(lease)) = self.grow(need, 0, on, false, &mut Trail::default()) else { return false };
+        drop(lease);
+        self.core.lock().allocations -= 1;
+        true
+    }
+
     fn climb(&self, need: Need, layout: Layout, on: On<'_>, trail: &mut Trail) -> Lent {
         let size = layout.size;
-        // 1, 2
-        self.flush_or_some();
-        {
-            let mut core = self.core.lock();
-            self.settle(&mut core);
-            let moves = self.may_move(&core);
-            let few = self.budget.committed() < FEW_GRANULES * self.caps.granule;
-            core.store.heap.place_evenly(moves && few && self.reservation.is_some());
-            let mut block = core.store.take(need, on.line)?;
-            if block.is_none() && !moves {
-                block = core.store.take_resident(need, on.line)?;
-            }
-            if block.is_none() {
-                block = core.store.take_foreign(need, on.line, |s| on.line.knows(s))?;
-            }
-            if let Some(block) = block {
-                return self.issue(&mut core, block, size, on.line).map(Some);
-            }
-        }
-        // 3
-        if self.config.cross_stream == CrossStream::InsertWait
-            && let Some(lease) = self.insert_wait(need, size, on, trail)?
-        {
+        // 1 to 4, at last with what annexes hold
+        if let Some(lease) = self.rise(need, layout, on, trail)? {
             return Ok(Some(lease));
         }
-        // 4
-        if let Some(lease) = self.grow(need, size, on, false, trail)? {
+        if self.recall_short()
+            && let Some(lease) = self.rise(need, layout, on, trail)?
+        {
             return Ok(Some(lease));
         }
         // 5
@@ -183,8 +172,41 @@ impl Inner {
         Ok(None)
     }
 
+    /// The first steps of the ladder.
+    fn rise(&self, need: Need, layout: Layout, on: On<'_>, trail: &mut Trail) -> Lent {
+        let size = layout.size;
+        // 1, 2
+        self.flush_or_some();
+        {
+            let mut core = self.core.lock();
+            self.settle(&mut core);
+            let moves = self.may_move(&core);
+            let few = self.budget.committed() < FEW_GRANULES * self.caps.granule;
+            core.store.heap.place_evenly(moves && few && self.reservation.is_some());
+            let mut block = core.store.take(need, on.line)?;
+            if block.is_none() && !moves {
+                block = core.store.take_resident(need, on.line)?;
+            }
+            if block.is_none() {
+                block = core.store.take_foreign(need, on.line, |s| on.line.knows(s))?;
+            }
+            if let Some(block) = block {
+                return self.issue(&mut core, block, size, on.line).map(Some);
+            }
+        }
+        // 3
+        if self.config.cross_stream == CrossStream::InsertWait
+            && let Some(lease) = self.insert_wait(need, size, on, trail)?
+        {
+            return Ok(Some(lease));
+        }
+        // 4
+        self.grow(need, size, on, false, trail)
+    }
+
     /// Everything that needs no wait, with moving granules allowed; at last a block without rounding.
     fn scrape(&self, need: Need, layout: Layout, on: On<'_>, trail: &mut Trail) -> Lent {
+        self.recall();
         {
             let mut core = self.core.lock();
             self.settle(&mut core);
@@ -291,7 +313,7 @@ impl Inner {
     /// to rest by taking more at once, where more may be taken.
     fn round(&self, core: &Core, size: u64, piece: u32) -> u32 {
         let peak = self.counters.live_peak.load(Ordering::Relaxed);
-        let below = self.counters.live_bytes.load(Ordering::Relaxed).saturating_add(size) <= peak;
+        let below = self.counters.live().saturating_add(size) <= peak;
         if !below || self.may_move(core) {
             return piece;
         }
@@ -608,6 +630,7 @@ impl Inner {
             self.sweep_held(watch, Reach::All);
         }
         crate::grave::sweep();
+        self.recall();
         self.trim_core(keep)
     }
 
@@ -675,6 +698,7 @@ pub(crate) fn tear_down(inner: &mut Inner) {
     }
     // A trim that fails has given back what it could; the rest is the driver's own fault and leaks.
     // (The magazines were closed when the keeper went.)
+    inner.recall();
     let _ = inner.trim_core(0);
     if let Some((base, bytes)) = inner.reservation.take() {
         let heap = &inner.core_mut().store.heap;

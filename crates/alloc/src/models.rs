@@ -197,7 +197,7 @@ fn b_the_cores_lock_admits_one() {
         let lock = Arc::new(BiasedLock::new(UnsafeCell::new(0u32), Fences::detect()));
         let enter = |lock: &BiasedLock<UnsafeCell<u32>>, me: u32, seen: &Seen| {
             let guard = lock.lock_as(me);
-            seen.note(if guard.is_owners() { "owner" } else { "shared" });
+            seen.note(if guard.is_own() { "owner" } else { "shared" });
             // SAFETY: the guard's holder is alone, as loom checks.
             guard.with_mut(|n| unsafe { *n += 1 });
         };

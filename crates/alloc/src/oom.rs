@@ -40,7 +40,6 @@ impl Inner {
             report.free_ready = ready;
             report.free_not_ready = pending;
             report.largest_free = u64::from(core.store.heap.largest_free()) << UNIT_SHIFT;
-            report.live = self.counters.live_bytes.load(Ordering::Relaxed);
             let res = &core.store.heap.res;
             let cached = res.cached.iter().map(|&p| res.bytes(res.pieces[p as usize].granules)).sum();
             place(format_args!("free slots of slabs"), core.store.slabs.bytes().1);
@@ -53,9 +52,9 @@ impl Inner {
                 place(format_args!("free once line {line} is done"), bytes);
             }
         }
-        let (_, kept, _, drift) = self.front.stats();
-        report.live = report.live.wrapping_add_signed(drift);
-        place(format_args!("in magazines"), kept);
+        report.live = self.live_bytes();
+        place(format_args!("in magazines"), self.front.stats().1);
+        place(format_args!("free in annexes"), self.annexes.stats().free);
         place(format_args!("held back by debug aids"), self.watch.as_ref().map_or(0, |w| w.numbers().0));
         report.reserved = self.budget.committed();
         report.in_graphs = self.counters.in_graphs.load(Ordering::Relaxed);

@@ -20,6 +20,11 @@ const NONE: u32 = u32::MAX;
 impl Parked {
     pub(crate) const NONE: Parked = Parked { first: NONE, last: NONE };
 
+    /// The index of the last row.
+    pub(crate) fn last(self) -> u32 {
+        self.last
+    }
+
     #[inline]
     pub(crate) fn any(self) -> bool {
         self.first != NONE
@@ -62,6 +67,12 @@ impl Inner {
             at = row.header.next.load(Ordering::Relaxed);
             f(row);
         }
+    }
+
+    /// The rows of a list.
+    pub(crate) fn aside(&self, list: Parked) -> impl Iterator<Item = &Row> {
+        let next = |row: &&Row| self.table.get(row.header.next.load(Ordering::Relaxed));
+        std::iter::successors(self.table.get(list.first), next)
     }
 
     /// Looks at up to `most` parked rows, the oldest first, and gives the blocks back that one line at most may still be using.

@@ -4,9 +4,11 @@
 //! is being dropped, or that lies in a magazine, is *between*.
 
 use crate::allocator::{Allocator, Core, Inner};
+use crate::annex::{Yard, of_name};
+use crate::bias::Guard;
 use crate::buffer::{ARENA, EMPTY, IMPORTED, REGION};
 use crate::config::AllocStats;
-use crate::heap::{Span, passed};
+use crate::heap::{Heap, Span, passed};
 use crate::layout::{UNIT_SHIFT, class_size};
 use crate::node::{NIL, Node, State};
 use crate::ring::TraceEvent;
@@ -201,6 +203,7 @@ struct Lent {
 /// What the tables say beside the nodes.
 struct Facts<'a> {
     core: &'a Core,
+    yards: &'a [Guard<'a, Yard>],
     lent: HashMap<u64, Lent>,
     held: HashSet<(u32, u16)>,
 }
@@ -227,6 +230,7 @@ impl Inner {
             Spot::Node(node) => (node, WHOLE),
             Spot::Slot(run, slot) => (run, slot),
         });
+        let yards = self.annexes.lock_all();
         let core = self.core.lock();
         let mut lent = HashMap::new();
         self.for_each_live(|id, flags, b| {
@@ -235,7 +239,7 @@ impl Inner {
                 lent.insert(b.addr, Lent { len: b.len, tag: b.tag, stream: b.stream, id, graph });
             }
         });
-        let facts = Facts { core: &core, lent, held: held.collect() };
+        let facts = Facts { core: &core, yards: &yards, lent, held: held.collect() };
         let mut out = Vec::new();
         for span in core.store.heap.spans.iter().filter(|s| s.live) {
             facts.span(span, &mut out);
@@ -275,8 +279,7 @@ impl Facts<'_> {
     }
 
     /// The blocks of a node.
-    fn node(&self, id: u32, n: &Node, push: &mut dyn FnMut(BlockInfo)) {
-        let heap = &self.core.store.heap;
+    fn node(&self, heap: &Heap, id: u32, n: &Node, push: &mut dyn FnMut(BlockInfo)) {
         let (addr, bytes) = (heap.addr(id), u64::from(n.units) << UNIT_SHIFT);
         let other = |state| BlockInfo { addr, bytes, state, ..NOTHING };
         match n.state {
@@ -285,8 +288,22 @@ impl Facts<'_> {
             State::Moving | State::Vacant => push(other(BlockState::Moving)),
             State::Quarantined => push(other(BlockState::Quarantined)),
             State::Suspended => push(self.used(addr, bytes, (id, WHOLE))),
+            State::Used if n.link[0] == NIL && of_name(n.link[1]).is_some() => self.estate(n.link[1], addr, push),
             State::Used if n.link[0] == NIL => push(self.used(addr, bytes, (id, WHOLE))),
             State::Used => self.run(n.link[0], addr, bytes, push),
+        }
+    }
+
+    /// The blocks of what an annex has.
+    fn estate(&self, name: u32, addr: u64, push: &mut dyn FnMut(BlockInfo)) {
+        let Some(yard) = of_name(name).and_then(|k| self.yards.get(k)) else { return };
+        for span in yard.heap.spans.iter().filter(|s| s.live && s.base == addr) {
+            let mut at = span.first;
+            while at != NIL {
+                let n = &yard.heap.nodes[at];
+                self.node(&yard.heap, at, n, push);
+                at = n.next;
+            }
         }
     }
 
@@ -355,7 +372,7 @@ impl Facts<'_> {
         let (mut at, mut segment) = (span.first, first);
         while at != NIL {
             let n = &heap.nodes[at];
-            self.node(at, n, &mut |block| {
+            self.node(heap, at, n, &mut |block| {
                 let (mut from, to) = (block.addr, block.addr + block.bytes);
                 // What is backed by nothing lies in no segment.
                 while from < to && segment < out.len() {

@@ -188,14 +188,7 @@ impl Store {
                 if self.heap.nodes[node].state != State::Used {
                     return self.give_suspended(node);
                 }
-                if stamp.is_never() || passed(stamp) {
-                    self.heap.give(node, READY, Stamp::NEVER);
-                } else {
-                    match self.heap.lane_of(stamp) {
-                        Some(lane) => self.heap.give(node, lane, stamp),
-                        None => self.heap.give_later(node, stamp),
-                    }
-                }
+                self.heap.release(node, stamp);
             }
         }
     }

@@ -29,6 +29,11 @@ impl Vacant {
     pub(crate) fn new() -> Self {
         Self { head: NONE, live: 0 }
     }
+
+    #[inline]
+    pub(crate) fn is_empty(&self) -> bool {
+        self.head == NONE
+    }
 }
 
 #[inline]
@@ -101,6 +106,25 @@ impl Table {
             row.header.next.store(vacant.head, Ordering::Relaxed);
             vacant.head = row.header.index();
         }
+    }
+
+    /// Moves up to `n` rows that nobody holds from one list to another. Returns how many. Under the locks of both.
+    pub(crate) fn carry(&self, from: &mut Vacant, to: &mut Vacant, n: u32) -> u32 {
+        for moved in 0..n {
+            let Some(row) = self.get(from.head) else { return moved };
+            from.head = row.header.next.load(Ordering::Relaxed);
+            row.header.next.store(to.head, Ordering::Relaxed);
+            to.head = row.header.index();
+        }
+        n
+    }
+
+    /// As [`carry`](Self::carry), from the allocator's list, with at least one row. Under the allocator's lock, and the other list's.
+    pub(crate) fn stock(&self, vacant: &mut Vacant, to: &mut Vacant, n: u32, owner: *const Owner) -> Result<u32> {
+        if vacant.is_empty() {
+            self.grow_slow(vacant, owner)?;
+        }
+        Ok(self.carry(vacant, to, n))
     }
 
     /// Ends the row's generation. `false`: it was the last one.

@@ -186,9 +186,12 @@ struct Scene {
 
 impl Scene {
     fn new(segments: bool, policy: Policy, cross_stream: CrossStream) -> Self {
+        Self::with(segments, AllocatorConfig { policy, cross_stream, ..AllocatorConfig::default() })
+    }
+
+    fn with(segments: bool, config: AllocatorConfig) -> Self {
         let physical = 48 * MIB;
         let fake = if segments { FakeBacking::segments(physical) } else { FakeBacking::new(physical) };
-        let config = AllocatorConfig { policy, cross_stream, ..AllocatorConfig::default() };
         let allocator = Allocator::new(Box::new(Apart(fake.clone())), config).expect("an allocator");
         allocator.set_waiter(Arc::new(|p, _| {
             paused(|| pass(p));
@@ -294,12 +297,19 @@ impl Scene {
 #[test]
 fn every_call_for_host_memory_may_fail_at_every_index() {
     let mut runs = 0;
-    for (segments, policy, cross) in [
-        (false, Policy::Compact, CrossStream::IfReady),
-        (false, Policy::Balanced, CrossStream::InsertWait),
-        (true, Policy::Balanced, CrossStream::Never),
+    for (segments, annexes, policy, cross_stream) in [
+        (false, false, Policy::Compact, CrossStream::IfReady),
+        (false, false, Policy::Balanced, CrossStream::InsertWait),
+        (true, false, Policy::Balanced, CrossStream::Never),
+        (false, true, Policy::Balanced, CrossStream::IfReady),
+        (true, true, Policy::Fastest, CrossStream::Never),
     ] {
-        let scene = Scene::new(segments, policy, cross);
+        let config = AllocatorConfig { policy, cross_stream, ..AllocatorConfig::default() };
+        let config = match annexes {
+            true => AllocatorConfig { annex_after: 0, annex_bytes: 4 * MIB, ..config },
+            false => config,
+        };
+        let scene = Scene::with(segments, config.clone());
         let ((), calls, _) = refusing(Fault::PerMille(0), || scene.work(7));
         scene.end(&|| "nothing failed".into());
         assert!(calls > 50, "only {calls} calls");
@@ -309,10 +319,10 @@ fn every_call_for_host_memory_may_fail_at_every_index() {
         }
         faults.extend([50, 200, 500, 1000].map(Fault::PerMille));
         for fault in faults {
-            let scene = Scene::new(segments, policy, cross);
+            let scene = Scene::with(segments, config.clone());
             let ((), _, refused) = refusing(fault, || scene.work(7));
             runs += u64::from(refused > 0);
-            scene.end(&|| format!("segments {segments} {policy:?} {cross:?} {fault:?}"));
+            scene.end(&|| format!("segments {segments} annexes {annexes} {policy:?} {cross_stream:?} {fault:?}"));
         }
     }
     assert!(runs > 400, "only {runs} runs were refused anything");

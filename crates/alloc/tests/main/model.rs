@@ -156,7 +156,7 @@ struct Model {
     /// Streams come and go, and for a while only some of them are used: so do lanes.
     churn: bool,
     active: u64,
-    /// Another thread looks in now and then, so that large blocks lie in magazines too; and large sizes come again.
+    /// Another thread looks in, allocates and frees now and then, so that large blocks lie in magazines too; and large sizes come again.
     visits: bool,
 }
 
@@ -186,7 +186,12 @@ impl Model {
         let layout = Layout { size, align };
         let t = rng.below(self.active) as usize;
         let on = On::new(&self.streams[t]);
-        let buffer = match self.allocator.alloc(layout, on) {
+        let elsewhere = self.visits && rng.below(40) == 0;
+        let lent = match elsewhere {
+            true => std::thread::scope(|s| s.spawn(|| self.allocator.alloc(layout, on)).join().expect("an allocation")),
+            false => self.allocator.alloc(layout, on),
+        };
+        let buffer = match lent {
             Ok(buffer) => buffer,
             Err(Error::OutOfMemory(_) | Error::OverBudget { .. }) => return,
             Err(e) => panic!("{e}"),
@@ -252,7 +257,11 @@ impl Model {
             }
         }
         let handle = buffer.handle();
-        drop(buffer);
+        if self.visits && rng.below(40) == 0 {
+            std::thread::scope(|s| s.spawn(move || drop(buffer)).join().expect("a drop"));
+        } else {
+            drop(buffer);
+        }
         assert!(!self.allocator.is_alive(handle));
         assert!(self.allocator.lease(handle).is_err());
     }
@@ -348,8 +357,8 @@ impl Model {
     }
 }
 
-/// Backings, budgets, policies, streams that stay or come and go, one thread or two.
-const KINDS: u64 = 144;
+/// Backings, budgets, policies, streams that stay or come and go, one thread or two, annexes from the beginning or none.
+const KINDS: u64 = 288;
 
 fn run(seed: u64, steps: usize, kind: u64) {
     let mut rng = Rng(seed | 1);
@@ -359,6 +368,8 @@ fn run(seed: u64, steps: usize, kind: u64) {
         policy: [Policy::Balanced, Policy::Fastest, Policy::Compact][(kind / 4 % 3) as usize],
         cross_stream: [CrossStream::IfReady, CrossStream::Never, CrossStream::InsertWait][(kind / 12 % 3) as usize],
         budget: if kind & 1 == 0 { u64::MAX } else { 40 << 20 },
+        annex_bytes: if kind & 1 == 0 { 8 << 20 } else { 4 << 20 },
+        annex_after: if kind < 144 { 64 } else { 0 },
         ..AllocatorConfig::default()
     };
     let mut model = Model::new(fake, config);

@@ -1,0 +1,61 @@
+//! The allocator's state in numbers: what core, magazines and annexes count, added up.
+
+use crate::allocator::Inner;
+use crate::buffer::Row;
+use crate::config::AllocStats;
+use leasehold_core::sync::atomic::Ordering;
+
+impl Inner {
+    /// Live bytes, as asked for. Exact when nobody is inside; otherwise a sum of what was not read at one time, and may be below zero.
+    pub(crate) fn live_bytes(&self) -> u64 {
+        let ahead = self.front.stats().3.wrapping_add(self.annexes.stats().live);
+        let live = self.counters.live_bytes.load(Ordering::Relaxed).wrapping_add_signed(ahead);
+        live.cast_signed().max(0).cast_unsigned()
+    }
+
+    pub(crate) fn stats(&self) -> AllocStats {
+        let watched = self.watch.as_ref().map_or((0, 0), |w| w.numbers());
+        let core = self.core.lock();
+        let (rows, kept, hits, _) = self.front.stats();
+        let annexes = self.annexes.stats();
+        let (free_ready, free_not_ready) = core.store.free_bytes();
+        let c = &self.counters;
+        let live = self.live_bytes();
+        let cached = core.store.heap.res.cached.iter();
+        AllocStats {
+            live: (u64::from(core.vacant.live) + annexes.rows).saturating_sub(core.imported + rows),
+            live_bytes: live,
+            live_peak: c.live_peak.load(Ordering::Relaxed).max(live),
+            reserved: self.budget.committed(),
+            reserved_peak: self.budget.peak(),
+            imported: core.imported,
+            imported_bytes: core.imported_bytes,
+            free_ready,
+            free_not_ready,
+            free_in_slabs: core.store.slabs.bytes().1,
+            free_in_magazines: kept,
+            free_in_annexes: annexes.free,
+            cached_pieces: cached
+                .map(|&p| core.store.heap.res.bytes(core.store.heap.res.pieces[p as usize].granules))
+                .sum(),
+            quarantined: core.store.heap.res.quarantined,
+            held_back: watched.0,
+            findings: watched.1,
+            in_graphs: c.in_graphs.load(Ordering::Relaxed),
+            allocations: core.allocations + annexes.taken + hits,
+            magazine_hits: hits,
+            growths: c.growths.load(Ordering::Relaxed),
+            remaps: c.remaps.load(Ordering::Relaxed),
+            host_waits: c.host_waits.load(Ordering::Relaxed),
+            inserted_waits: c.inserted_waits.load(Ordering::Relaxed),
+            failed: c.failed.load(Ordering::Relaxed),
+            retired: self.retired.load(Ordering::Relaxed).into(),
+            driver_calls: self.backing.driver_calls(),
+            metadata: annexes.metadata
+                + core.store.heap.host_bytes()
+                + core.store.slabs.host_bytes()
+                + u64::from(self.table.len()) * size_of::<Row>() as u64,
+            limit: self.budget.limit(),
+        }
+    }
+}
