@@ -16,7 +16,7 @@
 
 use crate::store::Spot;
 use leasehold_core::sync::Mutex;
-use leasehold_core::sync::atomic::{AtomicPtr, AtomicU16, AtomicU32, AtomicU64, Ordering};
+use leasehold_core::sync::atomic::{AtomicPtr, AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering};
 use leasehold_core::{Header, Line, LineId, Point, Stamp, Tagged, tags};
 use std::fmt;
 
@@ -423,6 +423,8 @@ pub(crate) struct Row {
     pub(crate) slot: AtomicU16,
     /// The magazine class, or [`NO_CLASS`].
     pub(crate) class: AtomicU16,
+    /// Which of the block table's lists it belongs to.
+    pub(crate) list: AtomicU8,
 }
 
 /// The row's block is a node.
@@ -458,6 +460,7 @@ impl Row {
             place: AtomicU32::new(u32::MAX),
             slot: AtomicU16::new(NO_SLOT),
             class: AtomicU16::new(NO_CLASS),
+            list: AtomicU8::new(0),
         }
     }
 }
