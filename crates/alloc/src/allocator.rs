@@ -123,6 +123,8 @@ pub(crate) struct Counters {
     pub(crate) live_peak: AtomicU64,
     /// Live bytes in annexes, as far as they have told.
     pub(crate) annexed: AtomicI64,
+    /// Live bytes that magazines lent beyond what the lock's holders counted, as far as they have told.
+    pub(crate) told: AtomicI64,
 }
 
 impl Counters {
@@ -132,14 +134,24 @@ impl Counters {
         let live = self.live_bytes.load(Ordering::Relaxed).wrapping_add_signed(by);
         self.live_bytes.store(live, Ordering::Relaxed);
         if by > 0 {
-            self.note_live(live.wrapping_add_signed(self.annexed.load(Ordering::Relaxed)));
+            self.note_live(self.live());
         }
     }
 
     /// Live bytes, but for what magazines and annexes have not told yet.
     #[inline]
     pub(crate) fn live(&self) -> u64 {
-        self.live_bytes.load(Ordering::Relaxed).wrapping_add_signed(self.annexed.load(Ordering::Relaxed))
+        let ahead = self.annexed.load(Ordering::Relaxed).wrapping_add(self.told.load(Ordering::Relaxed));
+        self.live_bytes.load(Ordering::Relaxed).wrapping_add_signed(ahead)
+    }
+
+    /// Counts live bytes without the lock.
+    #[inline]
+    pub(crate) fn tell(&self, by: i64) {
+        self.told.fetch_add(by, Ordering::Relaxed);
+        if by > 0 {
+            self.note_live(self.live());
+        }
     }
 
     /// So many bytes are live.
@@ -595,19 +607,19 @@ impl Inner {
         if layout.size <= SLAB_MAX && layout.align <= MIN_ALIGN {
             let pocket = Pocket::small(class_of(layout.size));
             // SAFETY: the table lives as long as the allocator, and rows in its magazines are rows of it.
-            let took = unsafe { self.front.take(thread_number(), pocket, on.line.id(), layout.size) };
+            let took = unsafe { self.front.take::<false>(thread_number(), pocket, on.line.id(), layout.size) };
             match took {
                 Took::Row(row, _) => {
                     row.buffer.relend(layout.size);
                     return Ok(self.lend(row));
                 }
-                Took::Empty(more) => return self.alloc_some(layout, on, more),
+                Took::Empty(more) => return self.alloc_some_slow(layout, on, more),
                 Took::Nothing(_) => {}
             }
         } else if self.front.keeps(layout.size) && layout.align <= MIN_ALIGN {
             let pocket = Pocket::large(layout.size);
             // SAFETY: as above.
-            match unsafe { self.front.take(thread_number(), pocket, on.line.id(), layout.size) } {
+            match unsafe { self.front.take::<true>(thread_number(), pocket, on.line.id(), layout.size) } {
                 Took::Row(row, ahead) => {
                     self.counters.note_live(self.counters.live().wrapping_add_signed(ahead));
                     row.buffer.relend(layout.size);
@@ -658,7 +670,8 @@ impl Inner {
 
     /// A small block, and `more` of its class for the magazine, as far as there are any that need no new memory.
     #[cold]
-    fn alloc_some(&self, layout: Layout, on: On<'_>, more: u32) -> Result<Lease<Buffer>> {
+    #[inline(never)]
+    fn alloc_some_slow(&self, layout: Layout, on: On<'_>, more: u32) -> Result<Lease<Buffer>> {
         let class = class_of(layout.size);
         let need = Need { units: 0, align: 1, class: Some(class) };
         let (first, mut chain) = {
@@ -727,7 +740,7 @@ impl Inner {
     }
 
     /// A row that describes a block, held by nobody yet.
-    #[inline]
+    #[inline(always)]
     fn dress(&self, core: &mut Core, block: Block, size: u64, line: &'static Line) -> Result<&Row> {
         let row = match self.table.take(&mut core.vacant, self.owner_ptr()) {
             Ok(row) => row,
@@ -778,18 +791,17 @@ impl Inner {
             return self.free_annexed(row, stamp, len, true);
         }
         let class = row.class.load(Ordering::Relaxed);
-        let pocket = if class != NO_CLASS {
-            Some(Pocket::small(usize::from(class)))
+        let put = if class != NO_CLASS {
+            let pocket = Pocket::small(usize::from(class));
+            self.front.put::<false>(thread_number(), row, pocket, buffer.home_line(), len)
         } else if row.annex().is_some() {
             return self.free_annexed(row, stamp, len, false);
         } else if self.front.keeps(len) && flags & REGION == 0 {
-            Some(Pocket::large(len))
+            self.front.put::<true>(thread_number(), row, Pocket::large(len), buffer.home_line(), len)
         } else {
-            None
+            Put::Refused
         };
-        if let Some(pocket) = pocket
-            && let Put::Kept(chain, drift) = self.front.put(thread_number(), row, pocket, buffer.home_line(), len)
-        {
+        if let Put::Kept(chain, drift) = put {
             return if chain.is_empty() && drift == 0 { 0 } else { self.receive(chain, drift) };
         }
         let mut core = self.core.lock();
@@ -838,6 +850,10 @@ impl Inner {
     /// Takes rows from the magazines into the core, and what they know about live bytes.
     #[cold]
     fn receive(&self, mut chain: Chain, drift: i64) -> u64 {
+        if chain.is_empty() {
+            self.counters.tell(drift);
+            return 0;
+        }
         let mut n = 0;
         let mut core = self.core.lock();
         // SAFETY: the table lives as long as `self`, and the chain's rows are rows of it.

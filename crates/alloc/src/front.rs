@@ -37,7 +37,7 @@ const LINES: usize = 2;
 const LOCKED: u32 = 1;
 const SHARED: u32 = Owned::SHARED.0;
 /// Bytes by which a shard's count of live bytes may be ahead of the core's.
-const DRIFT: i64 = 64 << 10;
+const DRIFT: i64 = 256 << 10;
 /// Frees of a line that has no stacks before another line's are given up for it.
 const PATIENCE: u32 = 32;
 const MOST_ROWS: u64 = 64;
@@ -244,38 +244,37 @@ impl Front {
     ///
     /// # Safety
     /// - The table whose rows were put here is alive for `'a`.
-    #[inline]
-    pub(crate) unsafe fn take<'a>(&self, thread: u32, pocket: Pocket, line: LineId, size: u64) -> Took<'a> {
+    #[inline(always)]
+    pub(crate) unsafe fn take<'a, const LARGE: bool>(
+        &self,
+        thread: u32,
+        pocket: Pocket,
+        line: LineId,
+        size: u64,
+    ) -> Took<'a> {
         let Some(shard) = self.shard(thread) else { return Took::NOTHING };
-        let large = pocket.is_large();
-        let kept = &shard.kept[usize::from(large)];
-        if kept.load(Ordering::Relaxed) == 0 && (large || shard.quarrels.load(Ordering::Relaxed) == 0) {
+        debug_assert_eq!(LARGE, pocket.is_large());
+        let kept = &shard.kept[usize::from(LARGE)];
+        if kept.load(Ordering::Relaxed) == 0 && (LARGE || shard.quarrels.load(Ordering::Relaxed) == 0) {
             return Took::NOTHING;
         }
         let Some(way) = shard.enter(thread, self.fences) else { return Took::NOTHING };
-        let mut want = 0;
         let row = shard.stacks.with_mut(|s| {
             // SAFETY: inside.
             let s = unsafe { &mut *s };
             let at = if s.lines[0] == line { 0 } else { 1 };
             if s.lines[at] != line {
-                want = u32::from(!large && shard.quarrels.load(Ordering::Relaxed) > 0);
                 return None;
             }
             let stack = &mut s.stacks[at][pocket.stack & (STACKS - 1)];
-            if large && stack.bytes != pocket.bytes {
+            if LARGE && stack.bytes != pocket.bytes {
                 return None;
             }
             // SAFETY: rows in the stacks are alive as the caller says.
-            let Some(row) = (unsafe { stack.head.as_ref() }) else {
-                if !large {
-                    want = s.want_slow(at, pocket.stack, kept.load(Ordering::Relaxed), self.bytes[0], shard);
-                }
-                return None;
-            };
+            let row = unsafe { stack.head.as_ref() }?;
             stack.head = link(row);
             stack.len -= 1;
-            if large {
+            if LARGE {
                 s.tries = 0;
             }
             Some((row, u64::from(stack.bytes)))
@@ -293,9 +292,7 @@ impl Front {
                 shard.drift.store(drift, Ordering::Relaxed);
                 Took::Row(row, drift)
             }
-            None if want > 0 => Took::Empty(want),
-            None if large && shard.credit.load(Ordering::Relaxed) <= 0 => Took::Nothing(shard.open_hand()),
-            None => Took::NOTHING,
+            None => shard.miss_slow(pocket, line, self.bytes[0]),
         };
         shard.leave(way);
         took
@@ -338,10 +335,17 @@ impl Front {
 
     /// Keeps a row of `pocket` that nobody holds and whose last uses are on `line`.
     #[inline]
-    pub(crate) fn put(&self, thread: u32, row: &Row, pocket: Pocket, line: LineId, size: u64) -> Put {
+    pub(crate) fn put<const LARGE: bool>(
+        &self,
+        thread: u32,
+        row: &Row,
+        pocket: Pocket,
+        line: LineId,
+        size: u64,
+    ) -> Put {
         let Some(shard) = self.shard(thread) else { return Put::Refused };
-        let large = pocket.is_large();
-        let credit = if large { shard.credit.load(Ordering::Relaxed) } else { 0 };
+        debug_assert_eq!(LARGE, pocket.is_large());
+        let credit = if LARGE { shard.credit.load(Ordering::Relaxed) } else { 0 };
         if credit != 0 {
             shard.credit.store(credit - credit.signum(), Ordering::Relaxed);
             if credit < 0 {
@@ -349,8 +353,8 @@ impl Front {
             }
         }
         let Some(way) = shard.enter(thread, self.fences) else { return Put::Refused };
-        let mut chain = if large && credit == 0 { shard.open_hand() } else { Chain::EMPTY };
-        let counter = &shard.kept[usize::from(large)];
+        let mut chain = if LARGE && credit == 0 { shard.open_hand() } else { Chain::EMPTY };
+        let counter = &shard.kept[usize::from(LARGE)];
         let bytes = shard.stacks.with_mut(|s| {
             // SAFETY: inside.
             let s = unsafe { &mut *s };
@@ -360,8 +364,8 @@ impl Front {
             }
             let at = if s.lines[0] == line { 0 } else { 1 };
             let i = pocket.stack & (STACKS - 1);
-            let most = self.bytes[usize::from(large)];
-            if large {
+            let most = self.bytes[usize::from(LARGE)];
+            if LARGE {
                 if !s.invite(at, pocket, most, shard, &mut chain) {
                     return None;
                 }
@@ -553,6 +557,30 @@ impl Shard {
         }
     }
 
+    /// There is no block in this pocket for this line. Inside only.
+    #[cold]
+    fn miss_slow<'a>(&self, pocket: Pocket, line: LineId, most: u64) -> Took<'a> {
+        if pocket.is_large() {
+            let rests = self.credit.load(Ordering::Relaxed) > 0;
+            return if rests { Took::NOTHING } else { Took::Nothing(self.open_hand()) };
+        }
+        // Where threads contend for the core's lock, the next visit fetches some more; twice as many as the last one.
+        let quarrels = self.quarrels.load(Ordering::Relaxed);
+        if quarrels == 0 || self.kept[0].load(Ordering::Relaxed) & (ROW - 1) >= most / 2 {
+            return Took::NOTHING;
+        }
+        self.quarrels.store(quarrels - 1, Ordering::Relaxed);
+        let want = self.stacks.with_mut(|s| {
+            // SAFETY: inside.
+            let s = unsafe { &mut *s };
+            let Some(at) = s.lines.iter().position(|&l| l == line) else { return 1 };
+            let (class, fetch) = (pocket.stack, &mut s.fetch[at]);
+            fetch[class] = (fetch[class] * 2 + 1).min(s.stacks[at][class].most as u8 / 2);
+            u32::from(fetch[class])
+        });
+        Took::Empty(want)
+    }
+
     /// Takes out what was kept where the last large block was. Inside only.
     #[inline]
     fn open_hand(&self) -> Chain {
@@ -654,19 +682,6 @@ impl Stacks {
         self.empty(at, pocket.stack..pocket.stack + 1, shard, chain);
         let rows = (most / 4 / u64::from(pocket.bytes)).clamp(1, MOST_LARGE_ROWS);
         self.stacks[at][pocket.stack] = Stack { head: ptr::null(), len: 0, most: rows as u16, bytes: pocket.bytes };
-    }
-
-    /// How many blocks to fetch besides the one that is not there: some only where threads contend for the core's lock.
-    #[cold]
-    fn want_slow(&mut self, at: usize, class: usize, kept: u64, most: u64, shard: &Shard) -> u32 {
-        let quarrels = shard.quarrels.load(Ordering::Relaxed);
-        if quarrels == 0 || kept & (ROW - 1) >= most / 2 {
-            return 0;
-        }
-        shard.quarrels.store(quarrels - 1, Ordering::Relaxed);
-        let fetch = &mut self.fetch[at][class];
-        *fetch = (*fetch * 2 + 1).min(self.stacks[at][class].most as u8 / 2);
-        u32::from(*fetch)
     }
 
     /// Gives the line stacks of its own: unused ones, or at last another line's.

@@ -117,7 +117,7 @@ impl Pile {
     /// Puts a row, until it is kept: the first call of a thread may only take the shard over.
     fn put(&self, thread: u32, row: &Row) -> Option<usize> {
         self.touch(row);
-        match self.front.put(thread, row, Pocket::small(CLASS), line(), SIZE) {
+        match self.front.put::<false>(thread, row, Pocket::small(CLASS), line(), SIZE) {
             Put::Kept(chain, _) => Some(self.count(chain)),
             Put::Refused => None,
         }
@@ -125,7 +125,7 @@ impl Pile {
 
     fn take(&self, thread: u32) -> Option<&Row> {
         // SAFETY: the rows live as long as the pile.
-        match unsafe { self.front.take(thread, Pocket::small(CLASS), line(), SIZE) } {
+        match unsafe { self.front.take::<false>(thread, Pocket::small(CLASS), line(), SIZE) } {
             Took::Row(row, _) => {
                 self.touch(row);
                 Some(row)

@@ -8,8 +8,10 @@ use leasehold_core::sync::atomic::Ordering;
 impl Inner {
     /// Live bytes, as asked for. Exact when nobody is inside; otherwise a sum of what was not read at one time, and may be below zero.
     pub(crate) fn live_bytes(&self) -> u64 {
-        let ahead = self.front.stats().3.wrapping_add(self.annexes.stats().live);
-        let live = self.counters.live_bytes.load(Ordering::Relaxed).wrapping_add_signed(ahead);
+        let c = &self.counters;
+        let front = self.front.stats().3.wrapping_add(c.told.load(Ordering::Relaxed));
+        let ahead = front.wrapping_add(self.annexes.stats().live);
+        let live = c.live_bytes.load(Ordering::Relaxed).wrapping_add_signed(ahead);
         live.cast_signed().max(0).cast_unsigned()
     }
 
