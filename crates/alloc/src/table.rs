@@ -214,6 +214,42 @@ fn lost() -> Error {
 mod tests {
     use super::*;
 
+    /// Whoever takes and gives rows, and however they are carried about: the rows of a page are of one list, and go back to it.
+    #[test]
+    fn rows_of_a_page_stay_together() {
+        let (table, mut vacant, mut stock) = (Table::new(), Vacant::new(), Vacant::new());
+        let mut held: Vec<u32> = Vec::new();
+        for round in 0..50usize {
+            // Another thread each time, and so another list.
+            let taken: Result<Vec<u32>> = std::thread::scope(|s| {
+                let (table, vacant, stock) = (&table, &mut vacant, &mut stock);
+                let take = move || {
+                    table.carry(stock, vacant, 5);
+                    table.stock(vacant, stock, 7, std::ptr::null())?;
+                    (0..40).map(|_| table.take(vacant, std::ptr::null()).map(|r| r.header.index())).collect()
+                };
+                s.spawn(take).join().expect("a thread")
+            });
+            held.extend(taken.expect("rows"));
+            for i in (0..30).rev() {
+                let row = held.swap_remove((i * 7 + round) % held.len());
+                table.put(&mut vacant, table.get(row).expect("a row"));
+            }
+        }
+        let used = vacant.fresh.start;
+        let list = |row: u32| table.get(row).expect("a row").list.load(Ordering::Relaxed);
+        assert!((0..used).all(|row| list(row) == list(row / PAGE * PAGE)));
+        assert!((1..used / PAGE).any(|page| list(page * PAGE) != list(0)), "there are several lists");
+        for (name, &head) in vacant.heads.iter().chain(&stock.heads).enumerate() {
+            let mut at = head;
+            while let Some(row) = table.get(at) {
+                assert_eq!(usize::from(list(at)), name % LISTS);
+                at = row.header.next.load(Ordering::Relaxed);
+            }
+        }
+        assert_eq!(vacant.live as usize, held.len());
+    }
+
     #[test]
     fn indexes_fill_the_chunks_in_order() {
         let mut expect = (0, 0);

@@ -274,7 +274,7 @@ fn measure(samples: u32, ordinal: u32) -> Result<(Vec<Pair>, Vec<Threads>), Fail
     let event = runtime.create_event_with_flags(EventFlags::DISABLE_TIMING)?;
     let record = ours.figure("event record".into(), samples, 256, 0, || runtime.record_event(&event, None))?;
     pairs.push(Pair::new(record, raw.event_record(samples)?));
-    let scaling = scaling(&runtime)?;
+    let scaling = scaling(runtime)?;
     runtime.sync_device()?;
     Ok((pairs, scaling))
 }
