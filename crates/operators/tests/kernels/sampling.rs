@@ -62,18 +62,29 @@ proptest! {
 
     #[test]
     fn a_sample_is_one_of_the_top_k(n in 1usize..300, k in 1u32..40, levels_of in 2i32..50, seed in 0u64..9999, position in 0i32..5000) {
-        // Few distinct values, so that ties straddle the threshold.
-        let logits: Vec<f32> = noise(n, seed).iter().map(|v| (v * levels_of as f32).round() / 4.0).collect();
-        let mut order: Vec<usize> = (0..n).collect();
-        order.sort_by(|&a, &b| logits[b].total_cmp(&logits[a]).then(a.cmp(&b)));
-        let allowed = &order[..n.min(k as usize)];
-        let p = SampleParams { n: n as u32, top_k: k, temperature: 5.0, seed: [seed as u32, 1], ring: 0 };
-        for isa in levels() {
-            let token = sample(isa, &p, &logits, position);
-            prop_assert!(allowed.contains(&token), "{isa}: {token} is not among the {k} largest");
-            prop_assert_eq!(token, sample(isa, &p, &logits, position), "a draw is a function of seed and position");
-        }
+        among_the_largest(n, k, levels_of, seed, position)?;
     }
+}
+
+fn among_the_largest(n: usize, k: u32, levels_of: i32, seed: u64, position: i32) -> Result<(), TestCaseError> {
+    // Few distinct values, so that ties straddle the threshold; zeros of both signs are among them, and equal.
+    let logits: Vec<f32> = noise(n, seed).iter().map(|v| (v * levels_of as f32).round() / 4.0).collect();
+    let mut order: Vec<usize> = (0..n).collect();
+    order.sort_by(|&a, &b| (logits[b] + 0.0).total_cmp(&(logits[a] + 0.0)).then(a.cmp(&b)));
+    let allowed = &order[..n.min(k as usize)];
+    let p = SampleParams { n: n as u32, top_k: k, temperature: 5.0, seed: [seed as u32, 1], ring: 0 };
+    for isa in levels() {
+        let token = sample(isa, &p, &logits, position);
+        prop_assert!(allowed.contains(&token), "{isa}: {token} is not among the {k} largest");
+        prop_assert_eq!(token, sample(isa, &p, &logits, position), "a draw is a function of seed and position");
+    }
+    Ok(())
+}
+
+/// The threshold lies among the zeros, of which the first 24 in order have both signs.
+#[test]
+fn zeros_of_both_signs_are_equal() {
+    among_the_largest(52, 24, 2, 7148, 389).unwrap();
 }
 
 #[test]
