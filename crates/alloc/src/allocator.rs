@@ -19,17 +19,17 @@ use crate::config::{AllocStats, AllocatorConfig, Policy};
 use crate::fence::{Fences, thread_number};
 use crate::front::{Chain, Front, Pocket, Put, Took};
 use crate::heap::{STRIDE, passed};
-use crate::host;
+use crate::imports::Keep;
 use crate::layout::{Layout, MIN_ALIGN, SIZE_LIMIT, SLAB_MAX, UNIT, class_of};
 use crate::mutant::mutated;
 use crate::parked::Parked;
+use crate::stats::Counters;
 use crate::store::{Block, Need, Spot, Store};
 use crate::table::{Table, Vacant};
-use crate::watch::{Reach, Watch};
-use leasehold_core::sync::atomic::{AtomicI64, AtomicU32, AtomicU64, Ordering};
+use crate::watch::Watch;
+use leasehold_core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use leasehold_core::sync::{Arc, CachePadded, Mutex, OnceLock};
 use leasehold_core::{BufferHandle, Error, Header, Lease, Line, Miss, Owner, OwnerOps, Point, Result, Stamp, Timeline};
-use std::any::Any;
 use std::fmt;
 use std::ptr::NonNull;
 use std::time::Duration;
@@ -82,86 +82,8 @@ pub(crate) struct Core {
     pub(crate) flushes: u64,
 }
 
-impl Core {
-    /// Keeps something alive until nobody holds the row and its last use is over.
-    /// Returns what the row has kept so far, to be dropped without the lock. Wants [`room`](Self::room_to_keep) for it.
-    pub(crate) fn keep(&mut self, row: u32, keep: Keep) -> Option<Keep> {
-        self.keeps.get_mut(row as usize).and_then(|k| k.replace(keep))
-    }
-
-    /// Makes room for what a row keeps.
-    ///
-    /// # Errors
-    /// `OutOfMemory` for host memory.
-    pub(crate) fn room_to_keep(&mut self, row: u32) -> Result<()> {
-        let rows = row as usize + 1;
-        if self.keeps.len() < rows {
-            let more = rows - self.keeps.len();
-            host::room(&mut self.keeps, more)?;
-            self.keeps.resize_with(rows, || None);
-        }
-        Ok(())
-    }
-}
-
 /// Parked rows that one allocation looks at.
 pub(crate) const PARKED_AT_ONCE: u32 = 4;
-
-pub(crate) type Keep = Box<dyn Any + Send + Sync>;
-
-/// Counters of the slow path.
-#[derive(Default)]
-pub(crate) struct Counters {
-    pub(crate) growths: AtomicU64,
-    pub(crate) remaps: AtomicU64,
-    pub(crate) host_waits: AtomicU64,
-    pub(crate) inserted_waits: AtomicU64,
-    pub(crate) failed: AtomicU64,
-    pub(crate) in_graphs: AtomicU64,
-    /// Written under the lock only.
-    pub(crate) live_bytes: AtomicU64,
-    pub(crate) live_peak: AtomicU64,
-    /// Live bytes in annexes, as far as they have told.
-    pub(crate) annexed: AtomicI64,
-    /// Live bytes that magazines lent beyond what the lock's holders counted, as far as they have told.
-    pub(crate) told: AtomicI64,
-}
-
-impl Counters {
-    /// The lock's holder counts live bytes, which may be below zero while magazines are ahead.
-    #[inline]
-    pub(crate) fn add_live(&self, by: i64) {
-        let live = self.live_bytes.load(Ordering::Relaxed).wrapping_add_signed(by);
-        self.live_bytes.store(live, Ordering::Relaxed);
-        if by > 0 {
-            self.note_live(self.live());
-        }
-    }
-
-    /// Live bytes, but for what magazines and annexes have not told yet.
-    #[inline]
-    pub(crate) fn live(&self) -> u64 {
-        let ahead = self.annexed.load(Ordering::Relaxed).wrapping_add(self.told.load(Ordering::Relaxed));
-        self.live_bytes.load(Ordering::Relaxed).wrapping_add_signed(ahead)
-    }
-
-    /// Counts live bytes without the lock.
-    #[inline]
-    pub(crate) fn tell(&self, by: i64) {
-        self.told.fetch_add(by, Ordering::Relaxed);
-        if by > 0 {
-            self.note_live(self.live());
-        }
-    }
-
-    /// So many bytes are live.
-    #[inline]
-    pub(crate) fn note_live(&self, live: u64) {
-        if live > self.live_peak.load(Ordering::Relaxed) && live >> 63 == 0 {
-            self.live_peak.fetch_max(live, Ordering::Relaxed);
-        }
-    }
-}
 
 /// One allocator.
 #[repr(C)]
@@ -427,44 +349,6 @@ impl Allocator {
     #[inline]
     pub fn alloc(&self, layout: Layout, on: On<'_>) -> Result<Lease<Buffer>> {
         self.inner().alloc(layout, on)
-    }
-
-    /// Somebody else's memory as a buffer: `bytes` at `addr`, spanned by the native object `native` (or 0). Counted as imported, not as
-    /// reserved. `keep` is dropped once nobody holds the buffer and the last use that was recorded on it is over; if that is not yet so
-    /// at the last drop, by a later call of this allocator.
-    ///
-    /// # Errors
-    /// `InvalidArgument` for a range that wraps; `OutOfMemory` for host memory.
-    ///
-    /// # Safety
-    /// - `[addr, addr + bytes)` is memory that this allocator's device (or the host) may access, and stays so until `keep` is dropped.
-    pub unsafe fn import(
-        &self,
-        addr: u64,
-        bytes: u64,
-        native: u64,
-        keep: Box<dyn Any + Send + Sync>,
-    ) -> Result<Lease<Buffer>> {
-        if addr.checked_add(bytes).is_none() {
-            return Err(Error::invalid(format!("import of {bytes} bytes at {addr:#x} wraps")));
-        }
-        let inner = self.inner();
-        inner.sweep_retired();
-        let mut core = inner.core.lock();
-        host::room(&mut core.imports, 1)?;
-        let row = inner.table.take(&mut core.vacant, inner.owner_ptr())?;
-        let index = row.header.index();
-        if let Err(e) = core.room_to_keep(index) {
-            inner.table.put(&mut core.vacant, row);
-            return Err(e);
-        }
-        core.keep(index, keep);
-        core.imports.push(index);
-        core.imported += 1;
-        core.imported_bytes += bytes;
-        row.buffer.describe(addr, native, bytes, None, IMPORTED | kind_bits(inner.config.host_kind));
-        row.buffer.inherit(Stamp::NEVER);
-        Ok(inner.lend(row))
     }
 
     /// A lease by handle: checks generation and count in one step.
@@ -876,58 +760,6 @@ impl Inner {
     pub(crate) fn take_back(&self, chain: Chain, drift: i64) {
         let owed = self.receive(chain, drift);
         debug_assert_eq!(owed, 0);
-    }
-
-    #[cold]
-    fn free_special(&self, row: &Row, flags: u32) -> bool {
-        let (len, open) = (row.buffer.len(), row.buffer.open());
-        let index = row.header.index();
-        let mut dropped = None;
-        let mut core = self.core.lock();
-        if flags & IMPORTED != 0 {
-            core.imported -= 1;
-            core.imports.retain(|&r| r != index);
-            core.imported_bytes -= len;
-        }
-        let kept = flags & (IMPORTED | ARENA) != 0 && core.keeps.get(index as usize).is_some_and(Option::is_some);
-        if kept && open != Open::Over {
-            self.put_aside(&mut core, row, |core| &mut core.retired);
-            self.retired.fetch_add(1, Ordering::Relaxed);
-        } else {
-            if kept {
-                dropped = core.keeps[index as usize].take();
-            }
-            row.buffer.reset();
-            self.table.put(&mut core.vacant, row);
-        }
-        let orphan = core.orphan;
-        drop(core);
-        // Foreign code: without the lock.
-        drop(dropped);
-        orphan
-    }
-
-    /// Drops what imports kept for uses that are over now.
-    pub(crate) fn sweep_retired(&self) {
-        if let Some(watch) = &self.watch {
-            self.sweep_held(watch, Reach::Due);
-        }
-        // As many as there are now: what their destructors retire comes later.
-        for _ in 0..self.retired.load(Ordering::Relaxed) {
-            let mut core = self.core.lock();
-            let Some(row) = self.take_aside(&mut core.retired) else { return };
-            if row.buffer.open() != Open::Over {
-                self.append(&mut core.retired, row);
-                continue;
-            }
-            let keep = core.keeps.get_mut(row.header.index() as usize).and_then(Option::take);
-            row.buffer.reset();
-            self.table.restore(&mut core.vacant, row);
-            self.retired.fetch_sub(1, Ordering::Relaxed);
-            drop(core);
-            // Foreign code: without the lock.
-            drop(keep);
-        }
     }
 
     /// The keeper is gone: from now on rows that come back count down.

@@ -525,24 +525,13 @@ impl Inner {
     /// Looks at parked rows of an annex, the oldest first, and gives the blocks back that one line at most may still be using.
     #[cold]
     fn unpark_in(&self, yard: &mut Yard, annex: &Annex, most: u32) {
-        let end = yard.parked.last();
-        for _ in 0..most {
-            let Some(row) = self.take_aside(&mut yard.parked) else { return };
-            let last = row.header.index() == end;
-            match row.buffer.open() {
-                Open::Several => self.append(&mut yard.parked, row),
-                open => {
-                    row.buffer.reset();
-                    let node = row.place.load(Ordering::Relaxed);
-                    Annex::sub(&annex.used, u64::from(yard.heap.nodes[node].units) << UNIT_SHIFT);
-                    yard.heap.unpark(node, if let Open::One(stamp) = open { stamp } else { Stamp::NEVER });
-                    self.table.restore(&mut yard.stock, row);
-                }
-            }
-            if last {
-                return;
-            }
-        }
+        let Yard { parked, heap, stock, .. } = yard;
+        self.each_due(parked, most, |row, stamp| {
+            let node = row.place.load(Ordering::Relaxed);
+            Annex::sub(&annex.used, u64::from(heap.nodes[node].units) << UNIT_SHIFT);
+            heap.unpark(node, stamp);
+            self.table.restore(stock, row);
+        });
     }
 
     /// Brings what is over to where every line can take it.

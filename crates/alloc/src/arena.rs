@@ -18,8 +18,9 @@
 //! The arena's state is behind one lock, which is held neither across a driver call nor together with the allocator's lock; a launch holds a
 //! shared guard that a suspension waits for.
 
-use crate::allocator::{Allocator, Keep, On};
+use crate::allocator::{Allocator, On};
 use crate::buffer::{ARENA, Buffer, SYMBOLIC};
+use crate::imports::Keep;
 use crate::layout::{Layout, SIZE_LIMIT, UNIT};
 use crate::mutant::mutated;
 use crate::planner::{Interval, plan};

@@ -227,21 +227,10 @@ impl Heap {
 
     /// Takes back a span that lies free and ready as one block. `None`: it does not.
     pub(crate) fn remove_span(&mut self, slot: usize) -> Option<Span> {
-        let span = self.spans[slot];
-        let node = self.nodes[span.first];
-        let whole = node.units == span.units;
-        if !span.live || !whole {
+        if !passed(self.nodes.stamp(self.spans[slot].first)) {
             return None;
         }
-        match node.state {
-            State::Free if passed(self.nodes.stamp(span.first)) => self.unlink_free(span.first),
-            _ => return None,
-        }
-        self.nodes.put(span.first);
-        self.spans[slot].live = false;
-        self.order.retain(|&s| usize::from(s) != slot);
-        self.gaps.push(span.room);
-        Some(span)
+        self.return_span(slot).map(|(span, _)| span)
     }
 
     /// The address of a unit of a node.

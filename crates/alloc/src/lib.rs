@@ -35,6 +35,7 @@ mod front;
 mod grave;
 mod heap;
 mod host;
+mod imports;
 mod index;
 mod ladder;
 mod layout;

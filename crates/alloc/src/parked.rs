@@ -20,11 +20,6 @@ const NONE: u32 = u32::MAX;
 impl Parked {
     pub(crate) const NONE: Parked = Parked { first: NONE, last: NONE };
 
-    /// The index of the last row.
-    pub(crate) fn last(self) -> u32 {
-        self.last
-    }
-
     #[inline]
     pub(crate) fn any(self) -> bool {
         self.first != NONE
@@ -77,17 +72,25 @@ impl Inner {
 
     /// Looks at up to `most` parked rows, the oldest first, and gives the blocks back that one line at most may still be using.
     pub(crate) fn unpark(&self, core: &mut Core, most: u32) {
-        let end = core.parked.last;
+        let Core { parked, store, vacant, .. } = core;
+        self.each_due(parked, most, |row, stamp| {
+            store.unpark(row.spot(), stamp);
+            self.table.restore(vacant, row);
+        });
+    }
+
+    /// Looks at up to `most` rows of a list, the oldest first. Those whose blocks one line at most may still be using, and until when, go to
+    /// `give` with an empty record; the others go to the end, so that the next look is at others.
+    pub(crate) fn each_due(&self, list: &mut Parked, most: u32, mut give: impl FnMut(&Row, Stamp)) {
+        let end = list.last;
         for _ in 0..most {
-            let Some(row) = self.take_aside(&mut core.parked) else { return };
+            let Some(row) = self.take_aside(list) else { return };
             let last = row.header.index() == end;
             match row.buffer.open() {
-                // To the end: the next look is at others.
-                Open::Several => self.append(&mut core.parked, row),
+                Open::Several => self.append(list, row),
                 open => {
                     row.buffer.reset();
-                    core.store.unpark(row.spot(), if let Open::One(stamp) = open { stamp } else { Stamp::NEVER });
-                    self.table.restore(&mut core.vacant, row);
+                    give(row, if let Open::One(stamp) = open { stamp } else { Stamp::NEVER });
                 }
             }
             if last {

@@ -3,7 +3,61 @@
 use crate::allocator::Inner;
 use crate::buffer::Row;
 use crate::config::AllocStats;
-use leasehold_core::sync::atomic::Ordering;
+use leasehold_core::sync::atomic::{AtomicI64, AtomicU64, Ordering};
+
+/// Counters of the slow path.
+#[derive(Default)]
+pub(crate) struct Counters {
+    pub(crate) growths: AtomicU64,
+    pub(crate) remaps: AtomicU64,
+    pub(crate) host_waits: AtomicU64,
+    pub(crate) inserted_waits: AtomicU64,
+    pub(crate) failed: AtomicU64,
+    pub(crate) in_graphs: AtomicU64,
+    /// Written under the lock only.
+    pub(crate) live_bytes: AtomicU64,
+    pub(crate) live_peak: AtomicU64,
+    /// Live bytes in annexes, as far as they have told.
+    pub(crate) annexed: AtomicI64,
+    /// Live bytes that magazines lent beyond what the lock's holders counted, as far as they have told.
+    pub(crate) told: AtomicI64,
+}
+
+impl Counters {
+    /// The lock's holder counts live bytes, which may be below zero while magazines are ahead.
+    #[inline]
+    pub(crate) fn add_live(&self, by: i64) {
+        let live = self.live_bytes.load(Ordering::Relaxed).wrapping_add_signed(by);
+        self.live_bytes.store(live, Ordering::Relaxed);
+        if by > 0 {
+            self.note_live(self.live());
+        }
+    }
+
+    /// Live bytes, but for what magazines and annexes have not told yet.
+    #[inline]
+    pub(crate) fn live(&self) -> u64 {
+        let ahead = self.annexed.load(Ordering::Relaxed).wrapping_add(self.told.load(Ordering::Relaxed));
+        self.live_bytes.load(Ordering::Relaxed).wrapping_add_signed(ahead)
+    }
+
+    /// Counts live bytes without the lock.
+    #[inline]
+    pub(crate) fn tell(&self, by: i64) {
+        self.told.fetch_add(by, Ordering::Relaxed);
+        if by > 0 {
+            self.note_live(self.live());
+        }
+    }
+
+    /// So many bytes are live.
+    #[inline]
+    pub(crate) fn note_live(&self, live: u64) {
+        if live > self.live_peak.load(Ordering::Relaxed) && live >> 63 == 0 {
+            self.live_peak.fetch_max(live, Ordering::Relaxed);
+        }
+    }
+}
 
 impl Inner {
     /// Live bytes, as asked for. Exact when nobody is inside; otherwise a sum of what was not read at one time, and may be below zero.

@@ -1,0 +1,131 @@
+//! What a row keeps alive: somebody else's memory as a buffer, and whatever else must outlast the last use of one.
+//!
+//! What is kept is foreign: it is dropped without the allocator's lock, once nobody holds the row and its last use is over.
+//!
+//! This module must not know where blocks lie.
+
+use crate::allocator::{Allocator, Core, Inner, kind_bits};
+use crate::buffer::{ARENA, Buffer, IMPORTED, Open, Row};
+use crate::host;
+use crate::watch::Reach;
+use leasehold_core::sync::atomic::Ordering;
+use leasehold_core::{Error, Lease, Result, Stamp};
+use std::any::Any;
+
+pub(crate) type Keep = Box<dyn Any + Send + Sync>;
+
+impl Core {
+    /// Keeps something alive until nobody holds the row and its last use is over.
+    /// Returns what the row has kept so far, to be dropped without the lock. Wants [`room`](Self::room_to_keep) for it.
+    pub(crate) fn keep(&mut self, row: u32, keep: Keep) -> Option<Keep> {
+        self.keeps.get_mut(row as usize).and_then(|k| k.replace(keep))
+    }
+
+    /// Makes room for what a row keeps.
+    ///
+    /// # Errors
+    /// `OutOfMemory` for host memory.
+    pub(crate) fn room_to_keep(&mut self, row: u32) -> Result<()> {
+        let rows = row as usize + 1;
+        if self.keeps.len() < rows {
+            let more = rows - self.keeps.len();
+            host::room(&mut self.keeps, more)?;
+            self.keeps.resize_with(rows, || None);
+        }
+        Ok(())
+    }
+}
+
+impl Allocator {
+    /// Somebody else's memory as a buffer: `bytes` at `addr`, spanned by the native object `native` (or 0). Counted as imported, not as
+    /// reserved. `keep` is dropped once nobody holds the buffer and the last use that was recorded on it is over; if that is not yet so
+    /// at the last drop, by a later call of this allocator.
+    ///
+    /// # Errors
+    /// `InvalidArgument` for a range that wraps; `OutOfMemory` for host memory.
+    ///
+    /// # Safety
+    /// - `[addr, addr + bytes)` is memory that this allocator's device (or the host) may access, and stays so until `keep` is dropped.
+    pub unsafe fn import(
+        &self,
+        addr: u64,
+        bytes: u64,
+        native: u64,
+        keep: Box<dyn Any + Send + Sync>,
+    ) -> Result<Lease<Buffer>> {
+        if addr.checked_add(bytes).is_none() {
+            return Err(Error::invalid(format!("import of {bytes} bytes at {addr:#x} wraps")));
+        }
+        let inner = self.inner();
+        inner.sweep_retired();
+        let mut core = inner.core.lock();
+        host::room(&mut core.imports, 1)?;
+        let row = inner.table.take(&mut core.vacant, inner.owner_ptr())?;
+        let index = row.header.index();
+        if let Err(e) = core.room_to_keep(index) {
+            inner.table.put(&mut core.vacant, row);
+            return Err(e);
+        }
+        core.keep(index, keep);
+        core.imports.push(index);
+        core.imported += 1;
+        core.imported_bytes += bytes;
+        row.buffer.describe(addr, native, bytes, None, IMPORTED | kind_bits(inner.config.host_kind));
+        row.buffer.inherit(Stamp::NEVER);
+        Ok(inner.lend(row))
+    }
+}
+
+impl Inner {
+    #[cold]
+    pub(crate) fn free_special(&self, row: &Row, flags: u32) -> bool {
+        let (len, open) = (row.buffer.len(), row.buffer.open());
+        let index = row.header.index();
+        let mut dropped = None;
+        let mut core = self.core.lock();
+        if flags & IMPORTED != 0 {
+            core.imported -= 1;
+            core.imports.retain(|&r| r != index);
+            core.imported_bytes -= len;
+        }
+        let kept = flags & (IMPORTED | ARENA) != 0 && core.keeps.get(index as usize).is_some_and(Option::is_some);
+        if kept && open != Open::Over {
+            self.put_aside(&mut core, row, |core| &mut core.retired);
+            self.retired.fetch_add(1, Ordering::Relaxed);
+        } else {
+            if kept {
+                dropped = core.keeps[index as usize].take();
+            }
+            row.buffer.reset();
+            self.table.put(&mut core.vacant, row);
+        }
+        let orphan = core.orphan;
+        drop(core);
+        // Foreign code: without the lock.
+        drop(dropped);
+        orphan
+    }
+
+    /// Drops what imports kept for uses that are over now.
+    pub(crate) fn sweep_retired(&self) {
+        if let Some(watch) = &self.watch {
+            self.sweep_held(watch, Reach::Due);
+        }
+        // As many as there are now: what their destructors retire comes later.
+        for _ in 0..self.retired.load(Ordering::Relaxed) {
+            let mut core = self.core.lock();
+            let Some(row) = self.take_aside(&mut core.retired) else { return };
+            if row.buffer.open() != Open::Over {
+                self.append(&mut core.retired, row);
+                continue;
+            }
+            let keep = core.keeps.get_mut(row.header.index() as usize).and_then(Option::take);
+            row.buffer.reset();
+            self.table.restore(&mut core.vacant, row);
+            self.retired.fetch_sub(1, Ordering::Relaxed);
+            drop(core);
+            // Foreign code: without the lock.
+            drop(keep);
+        }
+    }
+}
