@@ -24,7 +24,7 @@ use leasehold_core::sync::{Arc, UnsafeCell, spin_loop, thread};
 use leasehold_core::{Error, Lease, Line, Point, Result, Stamp, StreamHandle, Timeline};
 use leasehold_hal::Op;
 use std::fmt;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 const FREE: u8 = 0;
 const CALL: u8 = 1;
@@ -32,6 +32,9 @@ const SESSION: u8 = 2;
 
 /// Operations after which submitters see to it that the ones before are over.
 const SEGMENT: u32 = 4096;
+
+/// How long a synchronisation waits for the rest of a failed stream to end, if it may wait for ever.
+const LAST_BREATH: Duration = Duration::from_secs(1);
 
 /// What a stream keeps between calls so that a launch allocates nothing.
 pub(crate) struct Frame {
@@ -186,6 +189,26 @@ impl StreamCore {
         }
     }
 
+    /// Of a failed stream: waits until what was submitted up to `value` is over, so that nothing of it runs any more. Gives up at `deadline`,
+    /// and after a second: a cause that is known is not kept back for ever.
+    #[cold]
+    fn see_off(&self, value: u64, deadline: Option<Instant>) {
+        if call::inside() {
+            return;
+        }
+        let last = Instant::now() + LAST_BREATH;
+        let deadline = deadline.map_or(last, |at| at.min(last));
+        let mut looks = 0u32;
+        // What the driver says of a lost device is known already.
+        while self.line.completed() < value
+            && self.raw.refresh().is_ok_and(|done| done < value)
+            && Instant::now() < deadline
+        {
+            looks += 1;
+            if looks < 100 { thread::yield_now() } else { std::thread::sleep(Duration::from_micros(50)) }
+        }
+    }
+
     /// Submits one operation after the frame's waits, and remembers what the stream knows from then on.
     ///
     /// # Safety
@@ -303,7 +326,8 @@ pub(crate) fn mark(operand: &Operand<'_>, p: Point) {
 ///
 /// A failed operation poisons its stream: from then on every call returns that cause, and nothing more is run. Take another stream (or, for
 /// the default stream, drop all clones of the runtime and open it again) to go on. Buffers that the failed work wrote hand the failure to
-/// whoever reads them, until they are overwritten as a whole.
+/// whoever reads them, until they are overwritten as a whole. Work that is submitted while the failed work still runs waits for it and fails
+/// with it, also work that only overwrites: [`synchronize`](Self::synchronize) the failed stream first.
 #[doc(alias("infinirtStream_t", "Stream_t"))]
 #[derive(Clone)]
 pub struct Stream {
@@ -334,7 +358,8 @@ impl Stream {
         self.core.line.check(self.core.line.submitted())
     }
 
-    /// Blocks until all that was submitted is over.
+    /// Blocks until all that was submitted is over. After a failure too, but then for a second at most: once this has returned, what the
+    /// stream wrote can be overwritten without meeting the failure again.
     ///
     /// # Errors
     /// The stream's cause when it is poisoned; `Recording` on a thread that records on this device.
@@ -348,7 +373,14 @@ impl Stream {
     /// `Timeout` as well.
     pub fn synchronize_timeout(&self, timeout: Option<Duration>) -> Result<()> {
         recorder::refuse(&self.runtime, "a stream cannot be synchronised while recording")?;
-        self.core.raw.wait_host(self.core.line.submitted(), timeout)
+        let value = self.core.line.submitted();
+        let deadline = timeout.and_then(|t| Instant::now().checked_add(t));
+        let result = self.core.raw.wait_host(value, timeout);
+        // A failure is told as soon as it is known, which may be before what failed is over.
+        if result.is_err() && self.core.line.failed(value) {
+            self.core.see_off(value, deadline);
+        }
+        result
     }
 
     /// Makes sure that everything submitted is on its way to the device. Does not block.
