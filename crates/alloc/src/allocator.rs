@@ -674,6 +674,8 @@ impl Inner {
         if !self.table.renew(row) {
             return self.free_annexed(row, stamp, len, true);
         }
+        // What lies in a magazine is lent again as it is.
+        buffer.untag();
         let class = row.class.load(Ordering::Relaxed);
         let put = if class != NO_CLASS {
             let pocket = Pocket::small(usize::from(class));

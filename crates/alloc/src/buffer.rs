@@ -363,7 +363,15 @@ impl Buffer {
         }
     }
 
-    /// The same block again, with another length. Only the owner, while nobody holds the row.
+    /// Takes the release tag off. Only the owner, while nobody holds the row.
+    #[inline]
+    pub(crate) fn untag(&self) {
+        if self.tag() != 0 {
+            self.tag.store(0, Ordering::Relaxed);
+        }
+    }
+
+    /// The same block again, with another length. It has no tag. Only the owner, while nobody holds the row.
     #[inline]
     pub(crate) fn relend(&self, len: u64) {
         self.len.store(len, Ordering::Relaxed);

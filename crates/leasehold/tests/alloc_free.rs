@@ -3,7 +3,7 @@
 //!
 //! A test binary of its own, without the test harness, so that nothing else allocates meanwhile.
 
-use leasehold::core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use leasehold::core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use leasehold::kernel::{CpuArgs, KernelDesc, KernelSource, session_ops, session_sync_ops};
 use leasehold::{Access, Context, DeviceId, KernelBase, KernelSession, Operand, Result, Stream, View, ops};
 use std::alloc::{GlobalAlloc, Layout, System};
@@ -75,23 +75,34 @@ fn main() -> Result<()> {
         ops::copy(runtime.stream(), x.view(), t.view())
     })?;
     let operands = [y.read_write()];
-    // As far ahead as the rounds ever get: the streams are held, so that no luck is in how long their lists become.
+    // Both lists that a queue takes in turns, its pending one and its worker's, grow as far ahead as the rounds ever get; so that no luck is in
+    // it, the streams are held until all is submitted, and a call alone makes the lists change places in between.
     let run_ahead = |round: &dyn Fn() -> Result<()>| -> Result<()> {
-        let open = Arc::new(AtomicBool::new(false));
-        for stream in [runtime.stream(), &other] {
-            let open = open.clone();
-            ops::host_call_once(stream, "held", move || {
-                while !open.load(Ordering::Acquire) {
-                    std::thread::yield_now();
-                }
-                Ok(())
-            })?;
+        for _ in 0..2 {
+            let (open, held) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU32::new(0)));
+            for stream in [runtime.stream(), &other] {
+                let (open, held) = (open.clone(), held.clone());
+                ops::host_call_once(stream, "held", move || {
+                    held.fetch_add(1, Ordering::AcqRel);
+                    while !open.load(Ordering::Acquire) {
+                        std::thread::yield_now();
+                    }
+                    Ok(())
+                })?;
+            }
+            while held.load(Ordering::Acquire) < 2 {
+                std::thread::yield_now();
+            }
+            let result = (0..100).try_for_each(|_| round());
+            open.store(true, Ordering::Release);
+            result?;
+            for stream in [runtime.stream(), &other] {
+                stream.synchronize()?;
+                ops::host_call_once(stream, "alone", || Ok(()))?;
+                stream.synchronize()?;
+            }
         }
-        let result = (0..100).try_for_each(|_| round());
-        open.store(true, Ordering::Release);
-        result?;
-        runtime.stream().synchronize()?;
-        other.synchronize()
+        Ok(())
     };
     let check = |what: &str, round: &dyn Fn() -> Result<()>| -> Result<()> {
         // A host that runs ahead makes the queue's lists grow; at a hundred rounds it waits, as a program that reads results does.
@@ -149,7 +160,7 @@ fn main() -> Result<()> {
     let mut word = [0u8; 16];
     let word = std::cell::RefCell::new(&mut word);
     check("read back", &|| runtime.memcpy_d2h(*word.borrow_mut(), x.view()))?;
-    assert_eq!(runtime.download::<u32>(&y)?, [3 * 2300; 4]);
-    assert_eq!(runtime.download::<u32>(&x)?, [2200 + 2 * 2300; 4]);
+    assert_eq!(runtime.download::<u32>(&y)?, [3 * 2400; 4]);
+    assert_eq!(runtime.download::<u32>(&x)?, [2200 + 2 * 2400; 4]);
     Ok(())
 }

@@ -3,8 +3,8 @@
 use crate::{Bench, MIB};
 use leasehold_alloc::replay::VirtualStream;
 use leasehold_alloc::{
-    AllocatorConfig, ArenaState, BackingCaps, Call, CrossStream, FakeBacking, Fault, HostKind, Layout, Lifetime, On,
-    Policy,
+    Allocator, AllocatorConfig, ArenaState, BackingCaps, Call, CrossStream, FakeBacking, Fault, HostKind, Layout,
+    Lifetime, On, Policy,
 };
 use leasehold_core::{Error, Timeline};
 
@@ -477,4 +477,20 @@ fn large_blocks_of_whole_granules_leave_whole_granules() {
     assert_eq!(b.allocator.stats().reserved, 26 * MIB, "two granules more");
     b.check();
     drop((above, larger));
+}
+
+/// A magazine's block came back with the tag of who had it before.
+#[test]
+fn a_block_from_a_magazine_has_no_tag() {
+    let allocator =
+        Allocator::new(Box::new(FakeBacking::new(1 << 30)), AllocatorConfig::default()).expect("an allocator");
+    let stream = VirtualStream::new().expect("a line");
+    for size in [4 << 10, 1 << 20] {
+        for _ in 0..4 {
+            let block = allocator.alloc(Layout::new(size), On::new(&stream)).expect("memory");
+            assert_eq!(block.tag(), 0, "{size} bytes");
+            block.set_tag(7);
+        }
+    }
+    assert!(allocator.stats().magazine_hits > 0);
 }
