@@ -275,7 +275,12 @@ impl Allocator {
                 Policy::Compact => (FEW, 0),
                 Policy::Balanced | Policy::Fastest => (most.max(FEW), most),
             };
-            Front::new(threads, config.magazine_bytes.min(small), config.magazine_large_bytes.min(large))
+            let [small, large, depot] = [
+                config.magazine_bytes.min(small),
+                config.magazine_large_bytes.min(large),
+                config.depot_bytes.min(large),
+            ];
+            Front::new(threads, small, large, depot)
         } else {
             Front::none()
         };

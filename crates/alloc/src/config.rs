@@ -48,6 +48,9 @@ pub struct AllocatorConfig {
     /// Bytes of small blocks (up to 64 KiB) that one shard of magazines may keep. Beyond 1 MiB only as far as all shards together stay below
     /// 1/64 of the memory, and not with [`Policy::Compact`].
     pub magazine_bytes: u64,
+    /// Bytes of small blocks of one stream that may lie in the depot behind the magazines, which they go to and come from by the stack. At most
+    /// 1/64 of the memory for all of them; nothing with [`Policy::Compact`].
+    pub depot_bytes: u64,
     /// Bytes of large blocks that one shard may keep, each up to half of this. All shards together stay below 1/64 of the memory; nothing
     /// with [`Policy::Compact`].
     pub magazine_large_bytes: u64,
@@ -76,6 +79,7 @@ impl Default for AllocatorConfig {
             budget: u64::MAX,
             magazines: true,
             magazine_bytes: 16 << 20,
+            depot_bytes: 64 << 20,
             magazine_large_bytes: 32 << 20,
             annex_bytes: 64 << 20,
             annex_after: 64,

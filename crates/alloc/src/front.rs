@@ -6,6 +6,9 @@
 //! Where the core's lock goes from thread to thread, a request that finds its stack empty fetches some more blocks of its class, which nobody
 //! has held yet: twice as many each time, as far as there are any without new memory.
 //!
+//! A stack that is full gives half of its rows to the [`depot`](crate::depot), and one that is empty takes some from there; only what
+//! does not lie there either, or finds no room, concerns the core.
+//!
 //! Larger blocks have stacks too, a few that are found by a hash of the size; each holds blocks of one size until another size takes it
 //! over. What lies there cannot merge, which costs memory, so it is done only where the core's lock goes from thread to thread: each time
 //! that a thread finds it so, its shard may keep some more large blocks. Otherwise a shard keeps one, the last that was freed, and only up
@@ -28,6 +31,7 @@
 //! Nobody calls anything while inside. Rows that leave a magazine for the core are carried there after leaving.
 
 use crate::buffer::Row;
+use crate::depot::Depot;
 use crate::fence::{Fences, Inside, NOBODY, OWNERS, Owned};
 use crate::layout::{CLASSES, SLAB_MAX, UNIT, class_size};
 use crate::mutant::mutated;
@@ -44,6 +48,8 @@ const DRIFT: i64 = 256 << 10;
 /// Frees of a line that has no stacks before another line's are given up for it.
 const PATIENCE: u32 = 32;
 const MOST_ROWS: u64 = 64;
+/// Rows of a stack from which on it is worth a place in the depot.
+const LEAST_STACK: u16 = 8;
 /// Stacks of each line: one per class, the rest for large blocks. A power of two, so that an index needs no check.
 const STACKS: usize = 64;
 const LARGE_STACKS: usize = STACKS - CLASSES;
@@ -58,12 +64,16 @@ const TRIES: u32 = 48;
 const REST: i32 = 4096;
 /// As [`REST`], after what was kept was missing elsewhere.
 const SHORT_REST: i32 = 512;
+/// Spills from which on small blocks go to the depot, with fewer hits than this between them; longer pauses halve their number. Where batches
+/// are freed it pays, and where it does not pay what is free lies better in the core.
+const RUSH: u32 = 8;
+const SOON: u64 = 64;
 /// Shards that there are at most.
 const MOST_SHARDS: usize = 64;
 /// In the place of a shard's word: nothing is to be done with it.
 const IDLE: u32 = u32::MAX;
 /// What a row adds to the count of rows and bytes in one word.
-const ROW: u64 = 1 << 44;
+pub(crate) const ROW: u64 = 1 << 44;
 
 /// Where a block lies in a shard.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -102,6 +112,7 @@ pub(crate) struct Front {
     bytes: [u64; 2],
     /// The largest block that is kept.
     most: u64,
+    depot: Depot,
 }
 
 pub(crate) struct Shard {
@@ -126,6 +137,9 @@ struct Stacks {
     misses: u32,
     /// Large blocks kept since one was asked for.
     tries: u32,
+    /// Spills of small blocks in quick succession, and the hits at the last one.
+    rush: u32,
+    spilled_at: u64,
     /// Where the last large block was kept: line and stack.
     hand: Option<(usize, usize)>,
     /// How many blocks of a class are fetched together: more each time that there is none.
@@ -175,7 +189,7 @@ impl Chain {
 }
 
 #[inline]
-fn link(row: &Row) -> *const Row {
+pub(crate) fn link(row: &Row) -> *const Row {
     ptr::with_exposed_provenance(row.header.user.load(Ordering::Relaxed) as usize)
 }
 
@@ -207,18 +221,20 @@ pub(crate) enum Put {
 }
 
 impl Front {
-    /// Shards for `threads` threads that may run at once; each keeps at most `small` bytes of small blocks and `large` of large ones.
-    pub(crate) fn new(threads: usize, small: u64, large: u64) -> Self {
+    /// Shards for `threads` threads that may run at once; each keeps at most `small` bytes of small blocks and `large` of large ones. The
+    /// depot has as many bins, of `depot` bytes.
+    pub(crate) fn new(threads: usize, small: u64, large: u64, depot: u64) -> Self {
         let n = if cfg!(loom) { 1 } else { (threads * 2).next_power_of_two().clamp(4, MOST_SHARDS) };
+        let depot = Depot::new(if depot == 0 { 0 } else { n }, depot);
         // Two of the largest find room.
         let most = if large / 2 <= SLAB_MAX { 0 } else { (large / 2).min(1 << 30) };
         let shards = (0..n).map(|_| CachePadded::new(Shard::new(small))).collect();
-        Self { shards, fences: Fences::detect(), bytes: [small, large], most }
+        Self { shards, fences: Fences::detect(), bytes: [small, large], most, depot }
     }
 
     /// No shards at all.
     pub(crate) fn none() -> Self {
-        Self { shards: Box::new([]), fences: Fences::detect(), bytes: [0; 2], most: 0 }
+        Self { shards: Box::new([]), fences: Fences::detect(), bytes: [0; 2], most: 0, depot: Depot::new(0, 0) }
     }
 
     /// Whether large blocks that were asked for with this size may be kept.
@@ -258,7 +274,9 @@ impl Front {
         let Some(shard) = self.shard(thread) else { return Took::NOTHING };
         debug_assert_eq!(LARGE, pocket.is_large());
         let kept = &shard.kept[usize::from(LARGE)];
-        if kept.load(Ordering::Relaxed) == 0 && (LARGE || shard.quarrels.load(Ordering::Relaxed) == 0) {
+        if kept.load(Ordering::Relaxed) == 0
+            && (LARGE || shard.quarrels.load(Ordering::Relaxed) == 0 && !self.depot.may_have(line))
+        {
             return Took::NOTHING;
         }
         let Some(way) = shard.enter(thread, self.fences) else { return Took::NOTHING };
@@ -282,6 +300,11 @@ impl Front {
             }
             Some((row, u64::from(stack.bytes)))
         });
+        let row = match row {
+            // SAFETY: as above.
+            None if !LARGE && self.depot.may_have(line) => unsafe { shard.refill_slow(&self.depot, pocket, line) },
+            row => row,
+        };
         if mutated('f') {
             // Leaves too early, and the counters are written outside.
             shard.leave(way);
@@ -379,7 +402,9 @@ impl Front {
                 (counter.load(Ordering::Relaxed) & (ROW - 1)) + add > most
             };
             if s.stacks[at][i].len >= s.stacks[at][i].most || full(s) {
-                s.spill_slow(at, i, s.stacks[at][i].most / 2, shard, &mut chain);
+                if LARGE || !s.deposit_slow(at, i, shard, &self.depot) {
+                    s.spill_slow(at, i, s.stacks[at][i].most / 2, shard, &mut chain);
+                }
                 if full(s) {
                     return None;
                 }
@@ -410,9 +435,11 @@ impl Front {
         Put::Kept(chain, told)
     }
 
-    /// Takes everything out of the shard of a thread, with the drift, unless somebody else is inside.
+    /// Takes everything out of the shard of a thread, with the drift, unless somebody else is inside; and out of the depot.
     pub(crate) fn flush_own(&self, thread: u32) -> (Chain, i64) {
         let mut chain = Chain::EMPTY;
+        // SAFETY: rows in the depot belong to a table that outlives the front.
+        unsafe { self.depot.drain(&mut chain) };
         let Some(shard) = self.shard(thread).filter(|s| !s.is_idle()) else { return (chain, 0) };
         let Some(way) = shard.enter(thread, self.fences) else { return (chain, 0) };
         let drift = shard.drain(&mut chain);
@@ -420,14 +447,16 @@ impl Front {
         (chain, drift)
     }
 
-    /// Takes everything out of all shards, with the drift. `close`: and lets nobody in again. One heavy fence at most.
+    /// Takes everything out of all shards and the depot, with the drift. `close`: and lets nobody in again. One heavy fence at most.
     pub(crate) fn flush(&self, close: bool) -> (Chain, i64) {
         let mut chain = Chain::EMPTY;
         let mut drift = 0;
         let mut biased = false;
+        // What lies in the depot must not get into a shard that was looked at.
+        let all = close || self.depot.any();
         // Everybody who does this begins at the first shard, so nobody waits for who waits for him.
         let words: [u32; MOST_SHARDS] = std::array::from_fn(|i| {
-            let shard = self.shards.get(i).filter(|s| close || !s.is_idle());
+            let shard = self.shards.get(i).filter(|s| all || !s.is_idle());
             shard.map_or(IDLE, |s| {
                 let word = s.close();
                 biased |= Owned(word).is_owned();
@@ -437,8 +466,11 @@ impl Front {
         if biased {
             self.fences.heavy();
         }
-        for (shard, word) in self.shards.iter().zip(words).filter(|s| s.1 != IDLE) {
-            shard.await_owner(word);
+        let entered = || self.shards.iter().zip(words).filter(|s| s.1 != IDLE);
+        entered().for_each(|(shard, word)| shard.await_owner(word));
+        // SAFETY: rows in the depot belong to a table that outlives the front.
+        unsafe { self.depot.drain(&mut chain) };
+        for (shard, word) in entered() {
             drift += shard.drain(&mut chain);
             if !close {
                 shard.word.store(word, Ordering::Release);
@@ -447,10 +479,11 @@ impl Front {
         (chain, drift)
     }
 
-    /// Rows and bytes in the magazines, hits, and live bytes beyond what the core knows. Sums of single-writer counters: exact when
+    /// Rows and bytes in the magazines and the depot, hits, and live bytes beyond what the core knows. Sums of single-writer counters: exact when
     /// nobody is inside.
     pub(crate) fn stats(&self) -> (u64, u64, u64, i64) {
-        self.shards.iter().fold((0, 0, 0, 0), |(rows, bytes, hits, drift), s| {
+        let (rows, bytes) = self.depot.kept();
+        self.shards.iter().fold((rows, bytes, 0, 0), |(rows, bytes, hits, drift), s| {
             let [small, large] = [0, 1].map(|i: usize| s.kept[i].load(Ordering::Relaxed));
             (
                 rows + small / ROW + large / ROW,
@@ -493,6 +526,8 @@ impl Shard {
                 lines: [leasehold_core::Stamp::NEVER.line_id(); LINES],
                 misses: 0,
                 tries: 0,
+                rush: 0,
+                spilled_at: 0,
                 hand: None,
                 fetch: [[0; CLASSES]; LINES],
                 stacks: [stacks; LINES],
@@ -558,6 +593,32 @@ impl Shard {
             Way::Owner(inside) => inside.store(0, Ordering::Release),
             Way::Shared => self.word.store(SHARED, Ordering::Release),
         }
+    }
+
+    /// Takes a stack from the depot, and a row of it. Inside only.
+    ///
+    /// # Safety
+    /// - The table whose rows were put there is alive for `'a`.
+    #[cold]
+    unsafe fn refill_slow<'a>(&self, depot: &Depot, pocket: Pocket, line: LineId) -> Option<(&'a Row, u64)> {
+        self.stacks.with_mut(|s| {
+            // SAFETY: inside.
+            let s = unsafe { &mut *s };
+            // A line without stacks gets unused ones only: there is no way from here for what others hold.
+            let at = s.lines.iter().position(|&l| l == line).or_else(|| s.unused())?;
+            // SAFETY: the caller's.
+            let (first, rows) = unsafe { depot.pop(line, pocket.stack) }?;
+            if s.lines[at] != line {
+                s.assign(at, line);
+            }
+            let stack = &mut s.stacks[at][pocket.stack];
+            debug_assert!(stack.head.is_null());
+            (stack.head, stack.len) = (link(first), rows - 1);
+            let bytes = u64::from(stack.bytes);
+            let counter = &self.kept[0];
+            counter.store(counter.load(Ordering::Relaxed) + u64::from(rows) * (ROW + bytes), Ordering::Relaxed);
+            Some((first, bytes))
+        })
     }
 
     /// There is no block in this pocket for this line. Inside only.
@@ -690,9 +751,7 @@ impl Stacks {
     /// Gives the line stacks of its own: unused ones, or at last another line's.
     #[cold]
     fn adopt_slow(&mut self, line: LineId, shard: &Shard, chain: &mut Chain) -> bool {
-        let never = leasehold_core::Stamp::NEVER.line_id();
-        let free = (0..LINES).find(|&i| self.lines[i] == never || self.stacks[i].iter().all(|s| s.len == 0));
-        let at = match free {
+        let at = match self.unused() {
             Some(at) => at,
             None => {
                 self.misses += 1;
@@ -704,9 +763,51 @@ impl Stacks {
                 at
             }
         };
+        self.assign(at, line);
+        true
+    }
+
+    /// Stacks that no line has, or whose line has nothing in them.
+    fn unused(&self) -> Option<usize> {
+        let never = leasehold_core::Stamp::NEVER.line_id();
+        (0..LINES).find(|&i| self.lines[i] == never || self.stacks[i].iter().all(|s| s.len == 0))
+    }
+
+    fn assign(&mut self, at: usize, line: LineId) {
         self.misses = 0;
         self.lines[at] = line;
         self.fetch[at] = [0; CLASSES];
+    }
+
+    /// Gives half of a stack to the depot. `false`: it has no room, or the stack holds too little.
+    #[cold]
+    fn deposit_slow(&mut self, at: usize, i: usize, shard: &Shard, depot: &Depot) -> bool {
+        let stack = &mut self.stacks[at][i];
+        let n = (stack.most / 2).min(stack.len);
+        let hits = shard.hits.load(Ordering::Relaxed);
+        let soon = hits - std::mem::replace(&mut self.spilled_at, hits) < SOON;
+        self.rush = if soon { self.rush.saturating_add(1) } else { self.rush / 2 };
+        if n < LEAST_STACK || self.rush < RUSH && shard.quarrels.load(Ordering::Relaxed) == 0 {
+            return false;
+        }
+        // SAFETY: rows in the stacks belong to a table that outlives the front.
+        let row = |at: *const Row| unsafe { at.as_ref() };
+        let Some(first) = row(stack.head) else { return false };
+        let mut last = first;
+        for _ in 1..n {
+            let Some(next) = row(link(last)) else { return false };
+            last = next;
+        }
+        let rest = link(last);
+        set_link(last, ptr::null());
+        if !depot.push(self.lines[at], i, first, n) {
+            set_link(last, rest);
+            return false;
+        }
+        (stack.head, stack.len) = (rest, stack.len - n);
+        let counter = &shard.kept[0];
+        let gone = u64::from(n) * (ROW + u64::from(stack.bytes));
+        counter.store(counter.load(Ordering::Relaxed) - gone, Ordering::Relaxed);
         true
     }
 
@@ -774,7 +875,7 @@ mod tests {
 
     /// A front in which threads 1 and 2 own their shards.
     fn front() -> Front {
-        let front = Front::new(2, 1 << 20, 0);
+        let front = Front::new(2, 1 << 20, 0, 0);
         for thread in [1, 2] {
             // The first entry makes the thread the owner.
             let shard = front.shard(thread).expect("a shard");
@@ -810,7 +911,7 @@ mod tests {
 
     #[test]
     fn what_finds_no_room_comes_back() {
-        let front = Front::new(2, 8 << 10, 0);
+        let front = Front::new(2, 8 << 10, 0, 0);
         let (shard, rows) = (front.shard(1).expect("a shard"), rows(5));
         assert!(shard.enter(1, front.fences).is_none());
         let mut more = chain(&rows);

@@ -29,6 +29,7 @@ mod buffer;
 mod cell;
 mod config;
 mod debug;
+mod depot;
 mod fake;
 mod fence;
 mod front;

@@ -105,7 +105,7 @@ impl Pile {
     fn new(rows: u32) -> Self {
         let row = |i| Row::new(Header::new(std::ptr::null(), i, 1));
         // Room for two blocks of the smallest class.
-        let front = Front::new(1, 4096, 0);
+        let front = Front::new(1, 4096, 0, 0);
         Self { front, rows: (0..rows).map(row).collect(), cells: (0..rows).map(|_| UnsafeCell::new(0)).collect() }
     }
 

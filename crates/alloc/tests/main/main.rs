@@ -4,6 +4,7 @@
 mod annex;
 mod arena;
 mod debug;
+mod depot;
 mod faults;
 mod host_memory;
 mod model;

@@ -1,0 +1,223 @@
+//! The depot: small blocks that magazines had no room for, by the stack, for whoever of their line asks next.
+//!
+//! A magazine that is full gives half of a stack to the depot in one step, one that is empty takes as much back, and neither looks at the
+//! blocks: so threads that free what others allocate, or allocate and free in large batches, meet at the core's lock a few times in a
+//! hundred operations only. A *bin* belongs to one line at a time, so that threads with streams of their own do not meet here either.
+//! What lies here counts as kept in magazines, and goes to the core whenever memory is about to be taken from the driver.
+//!
+//! # Protocol
+//! A bin's lock is a leaf. Stacks come and go only inside a shard, which must not wait: who finds a bin locked does without it. So who
+//! keeps everybody out of all shards finds all stacks here ([`Front::flush`](crate::front::Front::flush)).
+//!
+//! A stack is its rows, linked through their headers. The lengths of their buffers mean nothing while nobody holds them: that of the first
+//! row says which stack lies under it, and how many rows it has.
+
+use crate::buffer::Row;
+use crate::front::{Chain, ROW, link};
+use crate::layout::{CLASSES, class_size};
+use leasehold_core::sync::atomic::{AtomicU64, Ordering};
+use leasehold_core::sync::{CachePadded, Mutex};
+use leasehold_core::{LineId, Stamp};
+use std::ptr;
+
+/// The most rows of a stack: they are counted in the bits of an address that alignment leaves.
+pub(crate) const MOST_ROWS: u16 = align_of::<Row>() as u16 - 1;
+
+/// Stacks of rows for each of some lines.
+pub(crate) struct Depot {
+    bins: Box<[CachePadded<Bin>]>,
+    /// Bytes that a bin keeps at most.
+    most: u64,
+}
+
+struct Bin {
+    /// Rows and bytes in one word ([`ROW`]). Written under the lock.
+    kept: AtomicU64,
+    piles: Mutex<Piles>,
+}
+
+struct Piles {
+    line: LineId,
+    /// The first row of the top stack of each class.
+    tops: [*const Row; CLASSES],
+}
+
+// SAFETY: rows are `Sync` and outlive the depot.
+unsafe impl Send for Piles {}
+
+impl Depot {
+    /// A depot of so many bins (a power of two), each of which keeps at most `most` bytes.
+    pub(crate) fn new(bins: usize, most: u64) -> Self {
+        let piles = || Piles { line: Stamp::NEVER.line_id(), tops: [ptr::null(); CLASSES] };
+        let bin = |_| CachePadded::new(Bin { kept: AtomicU64::new(0), piles: Mutex::new(piles()) });
+        Self { bins: (0..bins).map(bin).collect(), most }
+    }
+
+    #[inline]
+    fn bin(&self, line: LineId) -> Option<&Bin> {
+        self.bins.get(usize::from(line.get()) & self.bins.len().wrapping_sub(1)).map(|b| &**b)
+    }
+
+    /// Whether there may be blocks of a line. A plain load.
+    #[inline]
+    pub(crate) fn may_have(&self, line: LineId) -> bool {
+        self.bin(line).is_some_and(|b| b.kept.load(Ordering::Relaxed) != 0)
+    }
+
+    /// Whether there is anything.
+    pub(crate) fn any(&self) -> bool {
+        self.bins.iter().any(|b| b.kept.load(Ordering::Relaxed) != 0)
+    }
+
+    /// Rows and bytes.
+    pub(crate) fn kept(&self) -> (u64, u64) {
+        self.bins.iter().map(|b| b.kept.load(Ordering::Relaxed)).fold((0, 0), |(r, b), k| (r + k / ROW, b + k % ROW))
+    }
+
+    /// Keeps a stack of `rows` linked rows of a class, freed on `line`. `false`: there is no room, or somebody is at it. Inside a shard only.
+    pub(crate) fn push(&self, line: LineId, class: usize, first: &Row, rows: u16) -> bool {
+        let Some(bin) = self.bin(line).filter(|_| (1..=MOST_ROWS).contains(&rows)) else { return false };
+        let kept = bin.kept.load(Ordering::Relaxed);
+        let add = u64::from(rows) * (ROW + class_size(class));
+        if (kept + add) % ROW > self.most {
+            return false;
+        }
+        let Some(mut piles) = bin.piles.try_lock() else { return false };
+        let kept = bin.kept.load(Ordering::Relaxed);
+        if piles.line != line {
+            if kept != 0 {
+                return false;
+            }
+            piles.line = line;
+        }
+        let under = std::mem::replace(&mut piles.tops[class], first);
+        first.buffer.relend((under.expose_provenance() | usize::from(rows)) as u64);
+        bin.kept.store(kept + add, Ordering::Relaxed);
+        true
+    }
+
+    /// A stack of a class that was freed on `line`: its first row, and how many there are. Inside a shard only.
+    ///
+    /// # Safety
+    /// - The table whose rows were put here is alive for `'a`.
+    pub(crate) unsafe fn pop<'a>(&self, line: LineId, class: usize) -> Option<(&'a Row, u16)> {
+        let bin = self.bin(line)?;
+        let mut piles = bin.piles.try_lock()?;
+        if piles.line != line {
+            return None;
+        }
+        // SAFETY: the caller's.
+        let (first, rows) = unsafe { piles.take_top(class) }?;
+        let kept = bin.kept.load(Ordering::Relaxed);
+        bin.kept.store(kept - u64::from(rows) * (ROW + class_size(class)), Ordering::Relaxed);
+        Some((first, rows))
+    }
+
+    /// Moves everything into the chain.
+    ///
+    /// # Safety
+    /// - The table whose rows were put here is alive.
+    pub(crate) unsafe fn drain(&self, chain: &mut Chain) {
+        for bin in self.bins.iter().filter(|b| b.kept.load(Ordering::Relaxed) != 0) {
+            let mut piles = bin.piles.lock();
+            for class in 0..CLASSES {
+                // SAFETY: the caller's.
+                while let Some((first, rows)) = unsafe { piles.take_top(class) } {
+                    let mut at = ptr::from_ref(first);
+                    for _ in 0..rows {
+                        // SAFETY: as above; the links of a stack name rows.
+                        let Some(row) = (unsafe { at.as_ref() }) else { break };
+                        at = link(row);
+                        chain.push(row);
+                    }
+                }
+            }
+            bin.kept.store(0, Ordering::Relaxed);
+        }
+    }
+}
+
+impl Piles {
+    /// # Safety
+    /// - The table whose rows these are is alive for `'a`.
+    unsafe fn take_top<'a>(&mut self, class: usize) -> Option<(&'a Row, u16)> {
+        // SAFETY: the caller's.
+        let first = unsafe { self.tops[class].as_ref() }?;
+        let word = first.buffer.len() as usize;
+        let rows = word & usize::from(MOST_ROWS);
+        self.tops[class] = ptr::with_exposed_provenance(word & !usize::from(MOST_ROWS));
+        Some((first, rows as u16))
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+    use leasehold_core::Header;
+
+    const CLASS: usize = 15;
+    const BYTES: u64 = 4 << 10;
+
+    fn line(n: u64) -> LineId {
+        Stamp::from_bits(n << 48).line_id()
+    }
+
+    /// Rows that are linked to each other.
+    fn rows(n: u32) -> Vec<Row> {
+        let rows: Vec<_> = (0..n).map(|i| Row::new(Header::new(ptr::null(), i, 1))).collect();
+        let mut chain = Chain::EMPTY;
+        rows.iter().rev().for_each(|row| chain.push(row));
+        rows
+    }
+
+    fn pop(depot: &Depot, line: LineId) -> Option<(u32, u16)> {
+        // SAFETY: the rows live as long as each test.
+        unsafe { depot.pop(line, CLASS) }.map(|(row, n)| (row.header.index(), n))
+    }
+
+    #[test]
+    fn the_last_stack_of_a_line_comes_first() {
+        let (depot, a, b) = (Depot::new(4, 1 << 20), rows(3), rows(2));
+        assert!(depot.push(line(1), CLASS, &a[0], 3) && depot.push(line(1), CLASS, &b[1], 1));
+        assert_eq!(depot.kept(), (4, 4 * BYTES));
+        assert_eq!(pop(&depot, line(2)), None);
+        assert_eq!(
+            (pop(&depot, line(1)), pop(&depot, line(1)), pop(&depot, line(1))),
+            (Some((1, 1)), Some((0, 3)), None)
+        );
+        assert!(!depot.any());
+    }
+
+    #[test]
+    fn a_bin_belongs_to_one_line_until_it_is_empty() {
+        let (depot, a) = (Depot::new(4, 1 << 20), rows(2));
+        assert!(depot.push(line(1), CLASS, &a[0], 1));
+        assert!(!depot.push(line(5), CLASS, &a[1], 1), "line 5 has the same bin");
+        assert!(depot.may_have(line(5)) && pop(&depot, line(5)).is_none());
+        assert_eq!(pop(&depot, line(1)), Some((0, 1)));
+        assert!(depot.push(line(5), CLASS, &a[1], 1));
+    }
+
+    #[test]
+    fn a_bin_keeps_so_many_bytes() {
+        let (depot, a) = (Depot::new(4, 4 * BYTES), rows(6));
+        assert!(depot.push(line(1), CLASS, &a[0], 4) && !depot.push(line(1), CLASS, &a[4], 1));
+        assert!(depot.push(line(2), CLASS, &a[4], 2), "another bin");
+    }
+
+    #[test]
+    fn a_drain_finds_every_row() {
+        let (depot, a) = (Depot::new(4, 1 << 20), rows(6));
+        assert!(depot.push(line(1), CLASS, &a[0], 4) && depot.push(line(2), CLASS, &a[4], 2));
+        let mut chain = Chain::EMPTY;
+        // SAFETY: the rows live as long as the test.
+        unsafe { depot.drain(&mut chain) };
+        let mut found = Vec::new();
+        // SAFETY: as above.
+        while let Some(row) = unsafe { chain.pop() } {
+            found.push(row.header.index());
+        }
+        found.sort_unstable();
+        assert_eq!((found, depot.kept()), ((0..6).collect(), (0, 0)));
+    }
+}

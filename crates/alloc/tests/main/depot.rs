@@ -1,0 +1,121 @@
+//! The depot: small blocks that magazines have no room for serve whoever of their stream asks next, and are given up as magazines are.
+
+use crate::Bench;
+use leasehold_alloc::bench::Dice;
+use leasehold_alloc::replay::VirtualStream;
+use leasehold_alloc::{Buffer, Layout, On};
+use leasehold_core::Lease;
+use std::collections::BTreeMap;
+use std::sync::mpsc::sync_channel;
+
+const GIB: u64 = 1 << 30;
+const BLOCK: u64 = 64 << 10;
+const BATCH: u64 = 1000;
+
+fn batch(b: &Bench) -> Vec<Lease<Buffer>> {
+    (0..BATCH).map(|_| b.take(BLOCK)).collect()
+}
+
+#[test]
+fn batches_come_from_the_depot() {
+    let b = Bench::new(256 * GIB);
+    (0..3).for_each(|_| drop(batch(&b)));
+    let before = b.allocator.stats();
+    assert!(before.free_in_magazines > BATCH / 2 * BLOCK, "{before:?}");
+    let held = batch(&b);
+    b.check();
+    let stats = b.allocator.stats();
+    assert!(stats.magazine_hits - before.magazine_hits > BATCH * 9 / 10, "{stats:?}");
+    assert_eq!((stats.live, stats.live_bytes), (held.len() as u64, BATCH * BLOCK));
+    assert_eq!(stats.reserved, before.reserved);
+}
+
+/// Another thread's stack is as good as one's own; a shard's few sets of stacks do not limit it.
+#[test]
+fn what_one_thread_frees_another_gets() {
+    let b = Bench::new(256 * GIB);
+    let (send, receive) = sync_channel::<Vec<Lease<Buffer>>>(2);
+    std::thread::scope(|s| {
+        let allocator = &b.allocator;
+        s.spawn(move || {
+            let other = VirtualStream::new().expect("a line");
+            for parcel in receive {
+                drop(parcel);
+                drop(allocator.alloc(Layout::new(BLOCK), On::new(&other)));
+            }
+        });
+        for _ in 0..200 {
+            send.send((0..100).map(|_| b.take(4 << 10)).collect()).expect("the other thread");
+        }
+        drop(send);
+    });
+    let stats = b.allocator.stats();
+    assert!(stats.magazine_hits > 15_000, "{stats:?}");
+    b.check();
+    b.allocator.trim(0).expect("a trim");
+    let stats = b.allocator.stats();
+    assert_eq!((stats.live, stats.free_in_magazines, stats.reserved, b.fake.used()), (0, 0, 0, 0));
+}
+
+#[test]
+fn memory_in_the_depot_is_given_up_before_more_is_taken() {
+    let b = Bench::new(256 * GIB);
+    (0..3).for_each(|_| drop(batch(&b)));
+    let reserved = b.allocator.stats().reserved;
+    // It fits only where the batches lay.
+    let large = b.take(reserved - (8 << 20));
+    let stats = b.allocator.stats();
+    assert_eq!((stats.reserved, stats.free_in_magazines), (reserved, 0), "{stats:?}");
+    drop(large);
+    b.check();
+}
+
+#[test]
+fn blocks_in_the_depot_do_not_outlive_the_allocator() {
+    let b = Bench::new(256 * GIB);
+    (0..3).for_each(|_| drop(batch(&b)));
+    let last = b.take(BLOCK);
+    let Bench { fake, allocator, stream } = b;
+    assert!(allocator.stats().free_in_magazines > 0);
+    drop(allocator);
+    assert!(fake.used() > 0);
+    drop(last);
+    assert_eq!((fake.used(), fake.violations()), (0, Vec::new()));
+    drop(stream);
+}
+
+/// Batches of many sizes on more streams than there are bins; two threads.
+#[test]
+fn no_block_is_lent_twice() {
+    let b = Bench::new(256 * GIB);
+    std::thread::scope(|s| {
+        for seed in 1..3 {
+            let allocator = &b.allocator;
+            s.spawn(move || {
+                let streams: Vec<_> = (0..20).map(|_| VirtualStream::new().expect("a line")).collect();
+                let mut dice = Dice::new(seed);
+                let mut held = Vec::new();
+                for round in 0..120 {
+                    let stream = &streams[dice.below(20) as usize];
+                    let most = [BLOCK, 3000, 300][dice.below(3) as usize];
+                    for _ in 0..dice.below(400) {
+                        let size = most - dice.below(most / 8);
+                        held.push(allocator.alloc(Layout::new(size), On::new(stream)).expect("memory"));
+                    }
+                    if round % 20 == 0 {
+                        let mut lent = BTreeMap::new();
+                        assert!(held.iter().all(|x| lent.insert(x.addr(), x.len()).is_none()), "one address twice");
+                        let (from, to) = (lent.iter(), lent.keys().skip(1));
+                        from.zip(to).for_each(|((at, len), next)| assert!(at + len <= *next, "blocks overlap"));
+                    }
+                    let keep = dice.below(held.len() as u64 + 1) as usize;
+                    held.drain(keep..);
+                }
+            });
+        }
+    });
+    b.check();
+    assert_eq!(b.allocator.stats().live, 0);
+    b.allocator.trim(0).expect("a trim");
+    assert_eq!(b.fake.used(), 0);
+}
