@@ -120,6 +120,7 @@ fn make(request: &Request) -> Result<Option<Made>, Failure> {
             (Arc::new(backend), Some(driver.machine().clone()))
         }
         (BackendKind::Sim, seed) => {
+            unaided(request.device, request.memory)?;
             let config = simulated::machine(seed.unwrap_or(simulated::SEED), simulated::operators()?);
             let machine = Machine::new(config)?;
             (Arc::new(SimBackend::over(machine.clone())?), Some(machine))
@@ -127,6 +128,19 @@ fn make(request: &Request) -> Result<Option<Made>, Failure> {
         _ => return Ok(None),
     };
     Ok(Some(Made { backend, machine }))
+}
+
+/// Refuses wishes that a plain simulated device would ignore.
+#[cfg(feature = "cuda")]
+pub(crate) fn unaided(device: DeviceId, wishes: Wishes) -> Result<(), Failure> {
+    if wishes.debug.any() {
+        let aids = wishes.debug;
+        return Err(Failure::misuse(format!("memory debug aids ({aids}): {device} has none; cuda:0 --sim has")));
+    }
+    if wishes.trace_events > 0 {
+        return Err(Failure::misuse(format!("{device} records no memory trace or snapshot; cuda:0 --sim does")));
+    }
+    Ok(())
 }
 
 /// Simulated devices, as commands use them.

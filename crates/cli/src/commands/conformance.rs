@@ -3,12 +3,14 @@
 //! This module must not know what a case does. [`factory`] is the one place in it that knows backends.
 
 use crate::commands::memory::AidsArguments;
+#[cfg(feature = "cuda")]
+use crate::commands::memory::Wishes;
 use crate::commands::print_json;
 #[cfg(feature = "cuda")]
 use crate::factories;
 use crate::failure::Failure;
 #[cfg(feature = "cuda")]
-use crate::system::simulated;
+use crate::system::{simulated, unaided};
 use crate::table::Table;
 use indicatif::{ProgressBar, ProgressStyle};
 use leasehold::cpu::{CpuBackend, CpuConfig};
@@ -106,11 +108,10 @@ fn factory(device: DeviceId, sim: bool, aids: DebugAids) -> Result<Arc<dyn Facto
         #[cfg(feature = "cuda")]
         (BackendKind::Cuda, true) => Ok(Arc::new(factories::SimulatedCuda { seed: simulated::SEED, aids })),
         #[cfg(feature = "cuda")]
-        (BackendKind::Sim, _) if aids.any() => {
-            Err(Failure::misuse(format!("memory debug aids ({aids}): {device} has none; cuda:0 --sim has")))
+        (BackendKind::Sim, _) => {
+            unaided(device, Wishes { debug: aids, ..Wishes::default() })?;
+            Ok(Arc::new(factories::Simulated(simulated::SEED)))
         }
-        #[cfg(feature = "cuda")]
-        (BackendKind::Sim, _) => Ok(Arc::new(factories::Simulated(simulated::SEED))),
         (other, _) => {
             let reports = Context::new().backends();
             let why = reports.into_iter().find(|r| r.kind == other).and_then(|r| r.devices.err());

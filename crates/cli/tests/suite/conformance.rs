@@ -63,11 +63,17 @@ fn what_a_device_has_not_got_is_said() {
     assert_eq!(output.status.code(), Some(2));
     #[cfg(feature = "cuda")]
     {
-        let output = call(&["conformance", "--device", "sim:0", "--memory-debug", "pass-through"]);
-        let text = String::from_utf8(output.stderr).unwrap();
-        assert_eq!(
-            (output.status.code(), text.as_str()),
-            (Some(2), "leasehold: memory debug aids (pass-through): sim:0 has none; cuda:0 --sim has\n")
-        );
+        let aids = "leasehold: memory debug aids (pass-through): sim:0 has none; cuda:0 --sim has\n";
+        let records = "leasehold: sim:0 records no memory trace or snapshot; cuda:0 --sim does\n";
+        for (command, wish, value, message) in [
+            ("conformance", "--memory-debug", "pass-through", aids),
+            ("run", "--memory-debug", "pass-through", aids),
+            ("run", "--memory-trace", "no/such/directory/t.csv", records),
+            ("run", "--memory-snapshot", "no/such/directory/s.json", records),
+        ] {
+            let output = call(&[command, "--device", "sim:0", wish, value]);
+            let text = String::from_utf8(output.stderr).unwrap();
+            assert_eq!((output.status.code(), text.as_str()), (Some(2), message), "{command} {wish}");
+        }
     }
 }
