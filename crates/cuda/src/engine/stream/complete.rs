@@ -265,7 +265,8 @@ impl StreamCore {
             if line.completed() < aim {
                 self.poll();
             }
-            if looks % 64 == 63 && line.completed() < aim {
+            // Without an interval the device goes on only when it is asked: then each time, since this thread may seldom get to run.
+            if (looks % 64 == 63 || interval.is_zero()) && line.completed() < aim {
                 self.look()?;
             }
             self.finish_failed();
