@@ -265,7 +265,8 @@ impl StreamCore {
             if line.completed() < aim {
                 self.poll();
             }
-            // Without an interval the device goes on only when it is asked: then each time, since this thread may seldom get to run.
+            // Without an interval the device goes on only when it is asked: each time then, and with few pauses, since on a busy machine who
+            // yields may not get to run again for long.
             if (looks % 64 == 63 || interval.is_zero()) && line.completed() < aim {
                 self.look()?;
             }
@@ -284,7 +285,7 @@ impl StreamCore {
                 ));
             }
             looks += 1;
-            if looks < SPINS {
+            if looks < SPINS || interval.is_zero() && aim > line.completed() && looks % SPINS != 0 {
                 spin_loop();
             } else if looks < SPINS + YIELDS || interval.is_zero() && aim > line.completed() {
                 thread::yield_now();
