@@ -6,7 +6,7 @@ use crate::budget::Budget;
 use crate::heap::{Heap, READY, passed};
 use crate::host;
 use crate::layout::UNIT_SHIFT;
-use crate::node::{NIL, State};
+use crate::node::{NIL, Node, State};
 use crate::residency::{End, Place, Plan, Source, Step};
 use leasehold_core::{Result, Stamp};
 
@@ -45,6 +45,8 @@ struct Loot {
     piece: u32,
     at: u32,
     granules: u32,
+    /// The free node that it lies under.
+    node: u32,
 }
 
 /// Gives one piece back to the driver.
@@ -225,7 +227,7 @@ impl Heap {
         let (target, stamp) = self.isolate(node, a, b);
         for l in &rob {
             self.res.pieces[l.piece as usize].place = Place::Moving;
-            let from = self.covering(l.at << shift);
+            let from = self.covering(l.node, l.at << shift);
             robbed.push(self.isolate(from, l.at << shift, (l.at + l.granules) << shift).0);
         }
         let base = |heap: &Heap, node: u32, granule: u32| {
@@ -261,51 +263,45 @@ impl Heap {
         Ok(gaps)
     }
 
-    /// The free node that covers a unit of a paged span, through the granule table's piece (a walk, slow path).
-    fn covering(&self, unit: u32) -> u32 {
-        for span in self.spans.iter().filter(|s| s.live && s.unit <= unit && unit < s.unit + s.units) {
-            let mut at = span.first;
-            while at != NIL {
-                if self.nodes[at].end() > unit {
-                    return at;
-                }
-                at = self.nodes[at].next;
-            }
+    /// The node that covers a unit, from one on that begins below and may have been cut into several.
+    fn covering(&self, mut at: u32, unit: u32) -> u32 {
+        while self.nodes[at].end() <= unit {
+            at = self.nodes[at].next;
         }
-        NIL
+        at
     }
 
     /// Pieces that lie wholly under one free node, outside `[a, b)`, with the time when they may be taken.
     fn loot(&self, a: u32, b: u32) -> Result<Vec<Loot>> {
         let shift = self.res.shift;
         let mut loot = Vec::new();
-        for span in self.spans.iter().filter(|s| s.live && s.paged) {
-            let mut at = span.first;
-            while at != NIL {
-                let (n, last) = (&self.nodes[at], self.nodes.stamp(at));
-                at = n.next;
-                if n.state != State::Free {
+        // In the order in which they lie in the table: from neighbour to neighbour each would be a cache miss.
+        for (at, n) in (0..).zip(&self.nodes.rows) {
+            if n.state != State::Free || !self.spans[usize::from(n.span)].paged {
+                continue;
+            }
+            let end = (n.end() >> shift).min(self.res.granules.len() as u32);
+            let mut g = n.start.div_ceil(1 << shift);
+            if g >= end {
+                continue;
+            }
+            let last = self.nodes.stamp(at);
+            let over = passed(last);
+            while g < end {
+                let id = self.res.piece_of(g);
+                if id == NIL {
+                    g += 1;
                     continue;
                 }
-                let over = passed(last);
-                let end = (n.end() >> shift).min(self.res.granules.len() as u32);
-                let mut g = n.start.div_ceil(1 << shift);
-                while g < end {
-                    let id = self.res.piece_of(g);
-                    if id == NIL {
-                        g += 1;
-                        continue;
-                    }
-                    let p = &self.res.pieces[id as usize];
-                    let to = p.at + p.granules;
-                    let apart = to << shift <= a || g << shift >= b;
-                    if apart && p.at == g && to <= end && p.place == Place::Mapped {
-                        let stamp = if over { Stamp::NEVER } else { self.last_use(g, to, last) };
-                        host::room(&mut loot, 1)?;
-                        loot.push(Loot { stamp, piece: id, at: g, granules: p.granules });
-                    }
-                    g = to;
+                let p = &self.res.pieces[id as usize];
+                let to = p.at + p.granules;
+                let apart = to << shift <= a || g << shift >= b;
+                if apart && p.at == g && to <= end && p.place == Place::Mapped {
+                    let stamp = if over { Stamp::NEVER } else { self.last_use(g, to, last) };
+                    host::room(&mut loot, 1)?;
+                    loot.push(Loot { stamp, piece: id, at: g, granules: p.granules, node: at });
                 }
+                g = to;
             }
         }
         Ok(loot)
@@ -470,7 +466,7 @@ impl Heap {
             if surplus == 0 || self.nodes.ensure(4).is_err() {
                 break;
             }
-            let from = self.covering(l.at << shift);
+            let from = self.covering(l.node, l.at << shift);
             let (node, _) = self.isolate(from, l.at << shift, (l.at + l.granules) << shift);
             let span = &self.spans[usize::from(self.nodes[node].span)];
             let from_addr = span.base + (u64::from((l.at << shift) - span.unit) << UNIT_SHIFT);
@@ -632,8 +628,10 @@ impl Heap {
             let granules = self.res.pieces[t.step.piece as usize].granules;
             for g in from..from + granules {
                 // A suspended neighbour that was freed meanwhile.
-                let node = self.covering(g << self.res.shift);
-                if node != NIL && self.nodes[node].state == State::Moving && !self.in_motion(node) {
+                let unit = g << self.res.shift;
+                let covers = |n: &Node| n.state != State::Vacant && n.start <= unit && unit < n.end();
+                let Some(node) = self.nodes.rows.iter().position(covers).map(|at| at as u32) else { continue };
+                if self.nodes[node].state == State::Moving && !self.in_motion(node) {
                     self.nodes.unhold(self.parts(node));
                     self.settle_by_residency(node, READY, Stamp::NEVER);
                 }
