@@ -18,11 +18,11 @@ mod transfer;
 
 pub(crate) use transfer::Part;
 
-use crate::host;
+use crate::host::{self, fetch};
 use crate::index::Index;
 use crate::layout::{UNIT, UNIT_SHIFT};
 use crate::map::PageMap;
-use crate::node::{Cold, NIL, Node, Nodes, State};
+use crate::node::{Cold, NIL, Node, Nodes, State, or_sink};
 use crate::residency::Residency;
 use leasehold_core::{Error, LineId, OutOfMemory, Result, Stamp};
 
@@ -66,6 +66,12 @@ pub(crate) struct Span {
 impl Span {
     const VACANT: Span =
         Span { base: 0, unit: 0, room: (0, 0), units: 0, first: NIL, native: 0, paged: false, live: false };
+
+    /// The address of a unit.
+    #[inline]
+    pub(crate) fn addr(&self, unit: u32) -> u64 {
+        self.base + (u64::from(unit - self.unit) << UNIT_SHIFT)
+    }
 }
 
 pub(crate) struct Lane {
@@ -237,8 +243,7 @@ impl Heap {
     #[inline]
     pub(crate) fn addr(&self, node: u32) -> u64 {
         let n = &self.nodes[node];
-        let span = &self.spans[usize::from(n.span)];
-        span.base + (u64::from(n.start - span.unit) << UNIT_SHIFT)
+        self.spans[usize::from(n.span)].addr(n.start)
     }
 
     /// Metal's spanning buffer of the node's span, else 0.
@@ -266,7 +271,7 @@ impl Heap {
     #[inline]
     fn take_lowest(&mut self, units: u32, align: u32, lane: u8) -> Option<u32> {
         let at = self.choose(units, align, lane);
-        if at == NIL || self.nodes[at].holes > 0 && self.missing_in(at, units, align) > 0 {
+        if at == NIL || self.nodes[at].holes > 0 && !self.is_backed_in(at, units, align) {
             return None;
         }
         Some(self.carve(at, units, align))
@@ -297,7 +302,7 @@ impl Heap {
     #[inline]
     pub(crate) fn choose(&self, units: u32, align: u32, lane: u8) -> u32 {
         let mut at = NIL;
-        if lane != READY {
+        if lane != READY && self.lanes[usize::from(lane)].index.count() > 0 {
             at = self.lanes[usize::from(lane)].index.find(&self.nodes.rows, units, align);
         }
         if at == NIL || self.nodes[at].units != units {
@@ -309,11 +314,12 @@ impl Heap {
         at
     }
 
-    /// Unbacked granules under the place that a request would get in a free node.
-    #[cold]
-    pub(crate) fn missing_in(&self, at: u32, units: u32, align: u32) -> u32 {
-        let start = self.nodes[at].start.next_multiple_of(align.max(1));
-        self.res.missing(start, start + units)
+    /// Whether the place that a request would get in a free node is backed.
+    #[inline]
+    fn is_backed_in(&self, at: u32, units: u32, align: u32) -> bool {
+        let start = self.nodes[at].start;
+        let start = if align > 1 { start.next_multiple_of(align) } else { start };
+        self.res.is_backed(start, start + units)
     }
 
     /// As [`take`](Self::take), but anything that is backed, however badly it fits: in the middle of a free node too. Slow path.
@@ -388,7 +394,7 @@ impl Heap {
                 continue;
             }
             let at = self.lanes[other].index.find(&self.nodes.rows, units, align);
-            if at != NIL && allowed(self.nodes.stamp(at)) && self.missing_in(at, units, align) == 0 {
+            if at != NIL && allowed(self.nodes.stamp(at)) && self.is_backed_in(at, units, align) {
                 return Ok(Some(self.carve(at, units, align)));
             }
         }
@@ -454,33 +460,33 @@ impl Heap {
     /// As [`carve`](Self::carve), from the unit `from`.
     #[inline]
     fn carve_at(&mut self, at: u32, from: u32, units: u32) -> u32 {
-        let Node { start, units: all, lane, prev, holes, span, .. } = self.nodes[at];
-        let id = if from != start {
-            self.carve_slow(at, from, units)
+        let Node { start, units: all, lane, prev, span, .. } = self.nodes[at];
+        let mut id = at;
+        if from != start {
+            id = self.carve_slow(at, from, units);
         } else if all == units {
             self.unlink_free(at);
-            at
         } else {
             // The rest keeps its node, and so its place in the order of release.
-            let id = self.nodes.take();
-            self.nodes[id] = Node { start, units, prev, next: at, span, lane, ..Node::VACANT };
+            id = self.nodes.take();
             if lane != READY {
                 self.nodes.cold[id as usize].stamp = self.nodes.cold[at as usize].stamp;
             }
-            self.nodes[at].prev = id;
-            if prev == NIL {
-                self.spans[usize::from(span)].first = id;
-            } else {
-                self.nodes[prev].next = id;
+            let rows = &mut self.nodes.rows[..];
+            rows[id as usize] = Node { start, units, prev, next: at, span, lane, state: State::Used, ..Node::VACANT };
+            rows[at as usize].prev = id;
+            match rows.get_mut(prev as usize) {
+                Some(prev) => prev.next = id,
+                None => self.spans[usize::from(span)].first = id,
             }
-            let index = &mut self.lanes[usize::from(lane)].index;
-            index.change(&mut self.nodes.rows, at, start + units, all - units, holes);
-            id
-        };
-        let n = &mut self.nodes[id];
+            self.lanes[usize::from(lane)].index.cut(rows, at, units);
+            self.pages.enter(start, units, id);
+            return id;
+        }
+        let n = &mut self.nodes.rows[id as usize];
         n.state = State::Used;
         n.link = [NIL; 2];
-        self.pages.enter(n, id);
+        self.pages.enter(n.start, n.units, id);
         id
     }
 
@@ -581,7 +587,11 @@ impl Heap {
     #[inline]
     pub(crate) fn give(&mut self, id: u32, lane: u8, stamp: Stamp) {
         self.tick += 1;
-        self.pages.leave(&self.nodes.rows, id);
+        // What the rest looks at, all at once.
+        let Node { start, prev, next, .. } = self.nodes[id];
+        fetch(&self.nodes.rows, prev as usize);
+        fetch(&self.nodes.rows, next as usize);
+        self.lanes[usize::from(lane)].index.expect(start);
         if lane != READY {
             self.res.note_use(&self.nodes[id], stamp);
         }
@@ -590,16 +600,17 @@ impl Heap {
 
     /// Frees a node into a lane, merging with neighbours. `absorb`: while a single line uses the heap, lanes merge too.
     fn settle(&mut self, id: u32, lane: u8, stamp: Stamp, absorb: bool) {
-        let Node { prev, next, .. } = self.nodes[id];
-        let merges = |heap: &Heap, at: u32| {
-            at != NIL && heap.nodes[at].state == State::Free && {
-                let other = heap.nodes[at].lane;
-                other == lane || absorb && heap.unite(other, lane)
-            }
+        let unite = absorb && self.lines <= 1;
+        let rows = &mut self.nodes.rows[..];
+        let Node { prev, next, .. } = rows[id as usize];
+        let merges = |at: u32| {
+            rows.get(at as usize).is_some_and(|n| {
+                n.state == State::Free && (n.lane == lane || unite && (n.lane == READY || lane == READY))
+            })
         };
-        match (merges(self, prev), merges(self, next)) {
+        match (merges(prev), merges(next)) {
             (false, false) => {
-                self.nodes[id].state = State::Free;
+                rows[id as usize].state = State::Free;
                 self.link_free(id, lane, stamp);
             }
             (true, above) => self.merge_below(id, above, lane, stamp),
@@ -610,21 +621,28 @@ impl Heap {
     /// The free neighbour below grows over a node, and over the one above.
     #[inline]
     fn merge_below(&mut self, id: u32, above: bool, mut lane: u8, mut stamp: Stamp) {
-        let Node { mut units, mut holes, mut next, prev, .. } = self.nodes[id];
+        let Node { start, mut units, mut holes, mut next, prev, .. } = self.nodes[id];
+        let below = (self.nodes[prev].start, prev);
         if above {
-            (lane, stamp) = latest((lane, stamp), (self.nodes[next].lane, self.nodes.stamp(next)));
-            self.unlink_free(next);
             let n = self.nodes[next];
+            if n.lane != READY {
+                (lane, stamp) = latest((lane, stamp), (n.lane, self.nodes.cold[next as usize].stamp));
+            }
+            self.unlink_free(next);
             self.nodes.put(next);
+            self.pages.merged(n.start, below, n.next);
             (units, holes, next) = (units + n.units, holes + n.holes, n.next);
         }
         self.nodes.put(id);
-        let p = self.nodes[prev];
-        self.nodes[prev].next = next;
-        if next != NIL {
-            self.nodes[next].prev = prev;
+        self.pages.merged(start, below, next);
+        let rows = &mut self.nodes.rows[..];
+        rows[prev as usize].next = next;
+        rows[or_sink(next) as usize].prev = prev;
+        let own = rows[prev as usize].lane;
+        if own != READY || lane != READY {
+            return self.grow(prev, 0, units, holes, lane, stamp);
         }
-        self.grow(prev, p.start, p.units + units, p.holes + holes, lane, stamp);
+        self.lanes[usize::from(READY)].index.extend_up(rows, prev, units, holes);
     }
 
     /// The free neighbour above grows over a node.
@@ -632,28 +650,43 @@ impl Heap {
     fn merge_above(&mut self, id: u32, lane: u8, stamp: Stamp) {
         let Node { start, units, holes, prev, next, span, .. } = self.nodes[id];
         self.nodes.put(id);
-        let n = self.nodes[next];
-        self.nodes[next].prev = prev;
-        match prev {
-            NIL => self.spans[usize::from(span)].first = next,
-            _ => self.nodes[prev].next = next,
+        let rows = &mut self.nodes.rows[..];
+        let n = &mut rows[next as usize];
+        n.prev = prev;
+        let own = n.lane;
+        self.pages.starts(n.start, n.next);
+        self.pages.starts(start, next);
+        match rows.get_mut(prev as usize) {
+            Some(prev) => prev.next = next,
+            None => self.spans[usize::from(span)].first = next,
         }
-        self.grow(next, start, units + n.units, holes + n.holes, lane, stamp);
+        if own != READY || lane != READY {
+            return self.grow(next, units, 0, holes, lane, stamp);
+        }
+        self.lanes[usize::from(READY)].index.extend_down(rows, next, units, holes);
     }
 
-    /// A free node becomes larger, by memory of `lane` and `stamp`.
-    #[inline]
-    fn grow(&mut self, id: u32, start: u32, units: u32, holes: u32, lane: u8, stamp: Stamp) {
+    /// A free node becomes larger, by memory of `lane` and `stamp`: `below` units at its beginning or `above` at its end.
+    #[inline(never)]
+    fn grow(&mut self, id: u32, below: u32, above: u32, holes: u32, lane: u8, stamp: Stamp) {
         let own = self.nodes[id].lane;
-        let (to, stamp) = latest((lane, stamp), (own, self.nodes.stamp(id)));
+        let last = self.nodes.cold[id as usize].stamp;
+        let (to, stamp) = latest((lane, stamp), (own, last));
         if to != own {
             self.unlink_free(id);
             let n = &mut self.nodes[id];
-            (n.start, n.units, n.holes) = (start, units, holes);
+            n.start -= below;
+            n.units += below + above;
+            n.holes += holes;
             return self.link_free(id, to, stamp);
         }
-        self.lanes[usize::from(own)].index.change(&mut self.nodes.rows, id, start, units, holes);
-        if own != READY && self.nodes.cold[id as usize].stamp != stamp {
+        let index = &mut self.lanes[usize::from(own)].index;
+        if below > 0 {
+            index.extend_down(&mut self.nodes.rows, id, below, holes);
+        } else {
+            index.extend_up(&mut self.nodes.rows, id, above, holes);
+        }
+        if own != READY && last != stamp {
             self.unlink_age(id, own);
             self.link_age(id, own, stamp);
         }

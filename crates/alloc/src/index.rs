@@ -1,9 +1,12 @@
 //! The free-block index: the lowest address that fits, by a tree of maxima over the addresses.
 //!
 //! An [`Index`] holds the free nodes of one kind (ready for everybody, or still in use by one line). Addresses are cut into *leaves* of
-//! 2 MiB. A leaf has a list of the free nodes that start in it, and the size of the largest of them; above lie rows of maxima, each over
-//! sixteen of the row below. A search walks down from the top to the first leaf whose maximum suffices, so it costs a handful of cache lines
-//! whatever the number of free blocks, and so does a change, which walks up as long as a maximum changes.
+//! 1 MiB. A leaf has a list of the free nodes that start in it, and the size of the largest of them; above lie rows of maxima, each over
+//! thirty-two of the row below. A search walks down from the top to the first leaf whose maximum suffices, so it costs a handful of cache
+//! lines whatever the number of free blocks, and so does a change, which walks up as long as a maximum changes.
+//!
+//! Maxima are kept in sixteen bits, so that thirty-two lie in a cache line and few rows do: exact up to 1 MiB, with eleven significant
+//! bits above ([`code`]). A leaf that seems to suffice may therefore have nothing that does, and the search goes on.
 //!
 //! First fit, because it packs blocks of mixed sizes densely whatever their order, where best fit is chaotic (on the shared decoding
 //! trace, 2 % to 8 % more granules in use than bytes, depending on a few bytes at the beginning). It was reached before by two-level
@@ -12,62 +15,72 @@
 //!
 //! Must not know spans, streams or budgets.
 
-use crate::node::{NIL, Node};
+use crate::host::fetch;
+use crate::node::{NIL, Node, or_sink};
 use leasehold_core::{Error, OutOfMemory, Result};
+use std::hint::select_unpredictable;
 
-/// log2 of a leaf in units.
-const LEAF: u32 = 12;
+/// log2 of a leaf in units. With half as much there are more rows, with twice as much more leaves with several nodes; both took longer
+/// with sizes up to 4 MiB.
+const LEAF: u32 = 11;
 /// log2 of how many entries of a row one entry of the row above stands for.
-const FAN: u32 = 4;
+const FAN: u32 = 5;
 const WIDE: usize = 1 << FAN;
 /// Rows over the leaves of the whole space of units.
 const ROWS: usize = (u32::BITS - LEAF).div_ceil(FAN) as usize;
 
-/// Sixteen maxima: one cache line. Signed, since that is what every x86-64 processor compares four at a time; what is larger than an
-/// entry counts as the largest entry.
+/// Thirty-two maxima: one cache line. Signed, since that is what every x86-64 processor compares eight at a time.
 #[derive(Clone, Copy)]
 #[repr(align(64))]
-struct Line([i32; WIDE]);
+struct Line([i16; WIDE]);
 
 impl Line {
     const EMPTY: Line = Line([0; WIDE]);
 
     #[inline]
-    fn max(&self) -> i32 {
-        self.0.into_iter().fold(0, i32::max)
+    fn max(&self) -> i16 {
+        self.0.into_iter().fold(0, i16::max)
     }
 
-    /// Which entries suffice, as bits.
+    /// Which entries suffice for `least`, which is not zero, as bits.
     #[cfg(target_arch = "x86_64")]
     #[inline]
-    fn enough(&self, units: i32) -> u32 {
+    fn enough(&self, least: i16) -> u32 {
         use std::arch::x86_64 as sse;
         // SAFETY: every x86-64 processor has SSE2, and a line is four aligned vectors.
         unsafe {
-            let least = sse::_mm_set1_epi32(units - 1);
+            let less = sse::_mm_set1_epi16(least - 1);
             let at = self.0.as_ptr().cast::<sse::__m128i>();
-            let more = |i| sse::_mm_cmpgt_epi32(sse::_mm_load_si128(at.add(i)), least);
-            let halves = [(0, 1), (2, 3)].map(|(i, j)| sse::_mm_packs_epi32(more(i), more(j)));
-            sse::_mm_movemask_epi8(sse::_mm_packs_epi16(halves[0], halves[1])).cast_unsigned()
+            let more = |i| sse::_mm_cmpgt_epi16(sse::_mm_load_si128(at.add(i)), less);
+            let half = |i| sse::_mm_movemask_epi8(sse::_mm_packs_epi16(more(i), more(i + 1))).cast_unsigned();
+            half(0) | half(2) << 16
         }
     }
 
-    /// Which entries suffice, as bits.
+    /// Which entries suffice for `least`, which is not zero, as bits.
     #[cfg(not(target_arch = "x86_64"))]
     #[inline]
-    fn enough(&self, units: i32) -> u32 {
+    fn enough(&self, least: i16) -> u32 {
         let mut mask = 0;
         for (i, max) in self.0.into_iter().enumerate() {
-            mask |= u32::from(max >= units) << i;
+            mask |= u32::from(max >= least) << i;
         }
         mask
     }
 }
 
+/// Bits of a size that its code keeps at most.
+const EXACT: u32 = 11;
+
+/// A size as it stands in a row: itself where it has at most [`EXACT`] bits; otherwise its highest ones, and how many more it has. Larger
+/// sizes have larger codes, or the same.
 #[inline]
-fn entry(units: u32) -> i32 {
-    i32::try_from(units).unwrap_or(i32::MAX)
+fn code(units: u32) -> i16 {
+    let more = (u32::BITS - EXACT).saturating_sub(units.leading_zeros());
+    ((more << (EXACT - 1)) + (units >> more)) as i16
 }
+
+const _: () = assert!(((u32::BITS - EXACT) << (EXACT - 1)) + (1 << EXACT) <= 1 << 15);
 
 /// A set of free nodes, searchable by size.
 pub(crate) struct Index {
@@ -106,7 +119,7 @@ impl Index {
         let mut row = 0;
         loop {
             let more = lines.saturating_sub(self.rows[row].len());
-            self.rows[row].try_reserve_exact(more).map_err(|_| host(more * WIDE * 4))?;
+            self.rows[row].try_reserve_exact(more).map_err(|_| host(more * size_of::<Line>()))?;
             if lines <= 1 {
                 break;
             }
@@ -151,85 +164,117 @@ impl Index {
         (self.heads.capacity() * 4 + lines * size_of::<Line>()) as u64
     }
 
-    /// A leaf's maximum falls to `max`.
+    /// In a line of the leaves' row, something that was `old` at most has gone, and something that is `max` has come.
     #[inline]
-    fn lower(&mut self, leaf: usize, mut max: i32) {
-        let mut at = leaf;
-        for row in 0..=self.top {
-            let line = &mut self.rows[row][at / WIDE];
-            let old = std::mem::replace(&mut line.0[at % WIDE], max);
-            at /= WIDE;
-            // Above, something changes only if this was the largest, and no other is as large.
-            if row == self.top || old < self.rows[row + 1][at / WIDE].0[at % WIDE] {
-                return;
-            }
-            max = self.rows[row][at].max();
-            if max == old {
-                return;
+    fn pass_up(&mut self, at: usize, old: i16, max: i16) {
+        if let Some(above) = self.rows[1].get(at / WIDE) {
+            // Most often there was a larger one, and still is.
+            let was = above.0[at % WIDE];
+            if (old >= was) | (max > was) {
+                self.pass_up_slow(at, max);
             }
         }
     }
 
-    /// A leaf's maximum grows to `units`, unless it is larger.
-    #[inline]
-    fn raise(&mut self, leaf: usize, units: i32) {
-        let mut at = leaf;
-        for row in &mut self.rows[..=self.top] {
-            let max = &mut row[at / WIDE].0[at % WIDE];
-            if *max >= units {
+    /// As [`pass_up`](Self::pass_up), where the entry above may change.
+    #[inline(never)]
+    fn pass_up_slow(&mut self, mut at: usize, mut max: i16) {
+        let mut rows = self.rows[..=self.top].iter_mut();
+        let Some(mut below) = rows.next() else { return };
+        for row in rows {
+            let entry = &mut row[at / WIDE].0[at % WIDE];
+            if max < *entry {
+                max = below[at].max();
+            }
+            if max == *entry {
                 return;
             }
-            *max = units;
-            at /= WIDE;
+            *entry = max;
+            (at, below) = (at / WIDE, row);
         }
     }
 
-    /// A node of `units` is gone from a leaf's list, or smaller.
+    /// The code of the largest node in a leaf's list.
     #[inline]
-    fn less(&mut self, nodes: &[Node], leaf: usize, units: u32) {
-        if entry(units) >= self.rows[0][leaf / WIDE].0[leaf % WIDE] {
-            let (mut at, mut max) = (self.heads[leaf], 0);
-            while at != NIL {
-                let node = &nodes[at as usize];
-                max = max.max(node.units);
-                at = node.link[1];
-            }
-            if max < units {
-                self.lower(leaf, entry(max));
-            }
+    fn largest(&self, nodes: &[Node], leaf: usize) -> i16 {
+        // Whether there is one is as good as random, so that is not branched upon.
+        let head = self.heads[leaf];
+        let node = &nodes[or_sink(head) as usize];
+        let (mut max, mut at) = select_unpredictable(head == NIL, (0, NIL), (node.units, node.link[1]));
+        while at != NIL {
+            let node = &nodes[at as usize];
+            max = max.max(node.units);
+            at = node.link[1];
         }
+        code(max)
+    }
+
+    /// A leaf has a node of `units`.
+    #[inline]
+    fn raise(&mut self, leaf: usize, units: u32) {
+        let max = &mut self.rows[0][leaf / WIDE].0[leaf % WIDE];
+        let (old, new) = (*max, code(units));
+        if new > old {
+            *max = new;
+            self.pass_up(leaf / WIDE, old, new);
+        }
+    }
+
+    /// A node is gone from a leaf's list, or has another length.
+    #[inline]
+    fn less(&mut self, nodes: &[Node], leaf: usize) {
+        let rest = self.largest(nodes, leaf);
+        let old = std::mem::replace(&mut self.rows[0][leaf / WIDE].0[leaf % WIDE], rest);
+        self.pass_up(leaf / WIDE, old, rest);
+    }
+
+    /// A node of a leaf begins elsewhere and has another length.
+    #[inline]
+    fn relink(&mut self, nodes: &mut [Node], id: u32, from: usize) {
+        let Node { start, units, .. } = nodes[id as usize];
+        let to = leaf_of(start);
+        if to == from {
+            return self.less(nodes, from);
+        }
+        self.unlink(nodes, id, from);
+        self.link(nodes, id, to);
+        if from / WIDE != to / WIDE {
+            self.raise(to, units);
+            return self.less(nodes, from);
+        }
+        // Both in one line: what lies above looks at it once.
+        let rest = self.largest(nodes, from);
+        let line = &mut self.rows[0][from / WIDE].0;
+        let old = std::mem::replace(&mut line[from % WIDE], rest);
+        let new = code(units).max(line[to % WIDE]);
+        line[to % WIDE] = new;
+        self.pass_up(from / WIDE, old, new);
     }
 
     #[inline]
     fn link(&mut self, nodes: &mut [Node], id: u32, leaf: usize) {
         let after = std::mem::replace(&mut self.heads[leaf], id);
-        let node = &mut nodes[id as usize];
-        node.link = [NIL, after];
-        if after != NIL {
-            nodes[after as usize].link[0] = id;
-        }
+        nodes[id as usize].link = [NIL, after];
+        nodes[or_sink(after) as usize].link[0] = id;
     }
 
     #[inline]
     fn unlink(&mut self, nodes: &mut [Node], id: u32, leaf: usize) {
         let [before, after] = nodes[id as usize].link;
-        if after != NIL {
-            nodes[after as usize].link[0] = before;
-        }
-        if before != NIL {
-            nodes[before as usize].link[1] = after;
-        } else {
-            self.heads[leaf] = after;
-        }
+        nodes[or_sink(after) as usize].link[0] = before;
+        nodes[or_sink(before) as usize].link[1] = after;
+        let head = &mut self.heads[leaf];
+        *head = select_unpredictable(before == NIL, after, *head);
     }
 
-    /// Adds a node. What it describes may change only through [`change`](Self::change) while it is in.
+    /// Adds a node. What it describes may change only through [`cut`](Self::cut),
+    /// [`extend_up`](Self::extend_up) and [`extend_down`](Self::extend_down) while it is in.
     #[inline]
     pub(crate) fn insert(&mut self, nodes: &mut [Node], id: u32) {
         let Node { start, units, holes, .. } = nodes[id as usize];
         let leaf = leaf_of(start);
         self.link(nodes, id, leaf);
-        self.raise(leaf, entry(units));
+        self.raise(leaf, units);
         self.units += u64::from(units);
         self.holes += u64::from(holes);
         self.count += 1;
@@ -241,62 +286,94 @@ impl Index {
         let Node { start, units, holes, .. } = nodes[id as usize];
         let leaf = leaf_of(start);
         self.unlink(nodes, id, leaf);
-        self.less(nodes, leaf, units);
+        self.less(nodes, leaf);
         self.units -= u64::from(units);
         self.holes -= u64::from(holes);
         self.count -= 1;
     }
 
-    /// A node that is in gets another beginning, length and number of holes.
+    /// A node that is in begins `units` earlier and has `holes` more.
     #[inline]
-    pub(crate) fn change(&mut self, nodes: &mut [Node], id: u32, start: u32, units: u32, holes: u32) {
+    pub(crate) fn extend_down(&mut self, nodes: &mut [Node], id: u32, units: u32, holes: u32) {
         let node = &mut nodes[id as usize];
-        let old = (node.start, node.units, node.holes);
-        (node.start, node.units, node.holes) = (start, units, holes);
-        self.units = self.units + u64::from(units) - u64::from(old.1);
-        self.holes = self.holes + u64::from(holes) - u64::from(old.2);
-        let (from, to) = (leaf_of(old.0), leaf_of(start));
-        if from != to {
-            self.unlink(nodes, id, from);
-            self.link(nodes, id, to);
-            self.raise(to, entry(units));
-            self.less(nodes, from, old.1);
-        } else if units > old.1 {
-            self.raise(to, entry(units));
-        } else {
-            self.less(nodes, from, old.1);
-        }
+        let from = leaf_of(node.start);
+        node.start -= units;
+        node.units += units;
+        node.holes += holes;
+        self.units += u64::from(units);
+        self.holes += u64::from(holes);
+        self.relink(nodes, id, from);
     }
 
-    /// The first leaf from `from` on with a node of `units`.
+    /// A node that is in ends `units` later and has `holes` more.
     #[inline]
-    fn leaf(&self, from: usize, units: i32) -> Option<usize> {
-        let (mut row, mut at) = (self.top, 0);
-        if from > 0 {
-            // Up until a later neighbour suffices.
-            (row, at) = (0, from);
-            loop {
-                let line = self.rows[row].get(at / WIDE)?;
-                let mask = line.enough(units) & (u32::MAX << (at % WIDE));
-                if mask != 0 {
-                    at = at / WIDE * WIDE + mask.trailing_zeros() as usize;
-                    break;
-                }
-                if row == self.top {
-                    return None;
-                }
-                (row, at) = (row + 1, at / WIDE + 1);
-            }
-        } else {
-            let mask = self.rows[row].first()?.enough(units);
+    pub(crate) fn extend_up(&mut self, nodes: &mut [Node], id: u32, units: u32, holes: u32) {
+        let node = &mut nodes[id as usize];
+        node.units += units;
+        node.holes += holes;
+        let (leaf, new) = (leaf_of(node.start), node.units);
+        self.units += u64::from(units);
+        self.holes += u64::from(holes);
+        self.raise(leaf, new);
+    }
+
+    /// A node that is in begins `units` later, which is less than it has.
+    #[inline]
+    pub(crate) fn cut(&mut self, nodes: &mut [Node], id: u32, units: u32) {
+        let node = &mut nodes[id as usize];
+        let from = leaf_of(node.start);
+        node.start += units;
+        node.units -= units;
+        self.units -= u64::from(units);
+        self.relink(nodes, id, from);
+    }
+
+    /// Tells the processor that a node that starts at a unit will come or go.
+    #[inline]
+    pub(crate) fn expect(&self, start: u32) {
+        let leaf = leaf_of(start);
+        fetch(&self.heads, leaf);
+        fetch(&self.rows[0], leaf / WIDE);
+    }
+
+    /// The first leaf whose maximum suffices for a code.
+    #[inline]
+    fn first(&self, least: i16) -> Option<usize> {
+        let mut at = 0;
+        for row in self.rows[1..=self.top].iter().rev() {
+            let mask = row[at].enough(least);
             if mask == 0 {
+                // At the top: nothing below suffices without a maximum above that does.
                 return None;
             }
-            at += mask.trailing_zeros() as usize;
+            at = at * WIDE + (mask.trailing_zeros() as usize & (WIDE - 1));
+        }
+        // One of these is needed next: half of a line's heads lie in a cache line.
+        fetch(&self.heads, at * WIDE);
+        fetch(&self.heads, at * WIDE + WIDE / 2);
+        let mask = self.rows[0].get(at)?.enough(least);
+        (mask != 0).then(|| at * WIDE + (mask.trailing_zeros() as usize & (WIDE - 1)))
+    }
+
+    /// The first leaf after one whose maximum suffices for a code.
+    #[cold]
+    fn after(&self, leaf: usize, least: i16) -> Option<usize> {
+        // Up until a later neighbour suffices.
+        let (mut row, mut at) = (0, leaf + 1);
+        loop {
+            let mask = self.rows[row].get(at / WIDE)?.enough(least) & (u32::MAX << (at % WIDE));
+            if mask != 0 {
+                at = at / WIDE * WIDE + mask.trailing_zeros() as usize;
+                break;
+            }
+            if row == self.top {
+                return None;
+            }
+            (row, at) = (row + 1, at / WIDE + 1);
         }
         while row > 0 {
             row -= 1;
-            let mask = self.rows[row][at].enough(units);
+            let mask = self.rows[row][at].enough(least);
             debug_assert!(mask != 0, "a maximum without its element");
             at = at * WIDE + (mask.trailing_zeros() as usize & (WIDE - 1));
         }
@@ -309,23 +386,38 @@ impl Index {
         if self.count == 0 {
             return NIL;
         }
-        self.find_where(nodes, units, align, |_| true)
+        let Some(leaf) = self.first(code(units.max(1))) else { return NIL };
+        let at = self.heads[leaf];
+        // Most often the only one.
+        match nodes.get(at as usize) {
+            Some(node) if node.link[1] == NIL && node.holds(units, align) => at,
+            _ => self.find_from(nodes, leaf, units, align),
+        }
+    }
+
+    #[inline(never)]
+    fn find_from(&self, nodes: &[Node], leaf: usize, units: u32, align: u32) -> u32 {
+        self.search(nodes, Some(leaf), units, align, |_| true)
     }
 
     /// As [`find`](Self::find), among the nodes that `accept` takes.
+    pub(crate) fn find_where(&self, nodes: &[Node], units: u32, align: u32, accept: impl FnMut(&Node) -> bool) -> u32 {
+        self.search(nodes, self.first(code(units.max(1))), units, align, accept)
+    }
+
+    /// As [`find_where`](Self::find_where), from the first leaf that seems to suffice.
     #[inline]
-    pub(crate) fn find_where(
+    fn search(
         &self,
         nodes: &[Node],
+        mut first: Option<usize>,
         units: u32,
         align: u32,
         mut accept: impl FnMut(&Node) -> bool,
     ) -> u32 {
-        let mut from = 0;
-        while let Some(leaf) = self.leaf(from, entry(units.max(1))) {
+        while let Some(leaf) = first {
             let (mut at, mut best, mut lowest) = (self.heads[leaf], NIL, u32::MAX);
-            while at != NIL {
-                let node = &nodes[at as usize];
+            while let Some(node) = nodes.get(at as usize) {
                 if node.start < lowest && node.holds(units, align) && accept(node) {
                     (best, lowest) = (at, node.start);
                 }
@@ -334,7 +426,7 @@ impl Index {
             if best != NIL {
                 return best;
             }
-            from = leaf + 1;
+            first = self.after(leaf, code(units.max(1)));
         }
         NIL
     }
@@ -356,7 +448,7 @@ impl Index {
                 prev = at;
                 at = node.link[1];
             }
-            if self.rows[0][leaf / WIDE].0[leaf % WIDE] != entry(max) {
+            if self.rows[0][leaf / WIDE].0[leaf % WIDE] != code(max) {
                 return Err(format!("leaf {leaf}: its maximum is {max}"));
             }
         }
@@ -384,26 +476,29 @@ mod tests {
         /// The tree against a list: what it finds is the lowest that fits.
         #[test]
         fn the_lowest_that_fits(ops in prop::collection::vec((0u32..200, 1u32..9000, 0u32..13, any::<bool>()), 1..300)) {
-            let mut nodes = vec![Node::VACANT; 200];
+            let mut nodes = vec![Node::VACANT; 201];
             let mut index = Index::new();
-            let mut inside = [false; 200];
+            let mut inside = [false; 201];
             for (id, units, align, take) in ops {
-                let at = id as usize;
+                let (id, at) = (id + 1, id as usize + 1);
                 if inside[at] && take {
-                    let start = nodes[at].start.saturating_sub(units);
-                    index.change(&mut nodes, id, start, units, 0);
+                    match align {
+                        0..4 if units < nodes[at].start => index.extend_down(&mut nodes, id, units, 0),
+                        4..8 if units < nodes[at].units => index.cut(&mut nodes, id, units),
+                        _ => index.extend_up(&mut nodes, id, units, 0),
+                    }
                 } else if inside[at] {
                     index.remove(&mut nodes, id);
                     inside[at] = false;
                 } else {
-                    nodes[at] = Node { start: id * id * 997 % 4_000_000, units, ..Node::VACANT };
+                    nodes[at] = Node { start: at as u32 * 997 * id % 4_000_000, units, ..Node::VACANT };
                     index.reach(nodes[at].start + 1).unwrap();
                     index.insert(&mut nodes, id);
                     inside[at] = true;
                 }
                 let accept = |n: &Node| !take || n.units.is_multiple_of(2);
                 let fits = |&i: &usize| inside[i] && nodes[i].holds(units, 1 << align) && accept(&nodes[i]);
-                let lowest = (0..200).filter(fits).map(|i| nodes[i].start).min();
+                let lowest = (1..201).filter(fits).map(|i| nodes[i].start).min();
                 let found = index.find_where(&nodes, units, 1 << align, accept);
                 prop_assert_eq!(lowest, (found != NIL).then(|| nodes[found as usize].start));
                 index.check(&nodes, |_| {}).map_err(TestCaseError::fail)?;

@@ -1,104 +1,126 @@
 //! The page map: from a unit of the heap to the used block that holds it, without hashing and without a walk.
 //!
-//! Two tables of node names. One has an entry for each page of 64 KiB, the block that starts in it: blocks of their own are larger than
-//! that, apart from some with a large alignment, so there is seldom a second. The other has an entry for each leaf of 2 MiB, the block that
-//! lies across its beginning. An entry may be out of date: it is believed only if the block that it names is in use and holds the unit,
-//! and nodes tile the spans, so a block that holds it is the one. What must not happen is that a live block's entry is displaced.
+//! A row for each leaf of 2 MiB: for each page of 1 MiB a node that starts in it, and the block that lies across the leaf's beginning.
+//! Blocks of their own are larger than 64 KiB, apart from some with a large alignment, so the others that start in a page are a few steps
+//! away. A name may be out of date: a page's is believed only if its node is one and starts there, a leaf's only if it is a block in use that
+//! holds the unit; nodes tile the spans, so such a block is the one. What must not happen is that a page where live blocks start names no
+//! node of it. So blocks are entered, but need not be taken out; only nodes that no longer start where they did leave it to a neighbour.
+//!
+//! Pages are that large for the sake of the table's size: with one of 64 KiB, each allocation wrote a cache line of its own, and with
+//! 10,000 blocks of 2 MiB that alone was half of a processor's second-level cache.
 //!
 //! Must not know spans, lanes or leases.
 
 use crate::node::{NIL, Node, State};
 use leasehold_core::{Error, OutOfMemory, Result};
+use std::hint::select_unpredictable;
 
 /// log2 of a page in units.
-const PAGE: u32 = 7;
+const PAGE: u32 = 11;
 /// log2 of a leaf in units.
 const LEAF: u32 = 12;
 
+/// Pages of a leaf.
+const PAGES: usize = 1 << (LEAF - PAGE);
+
+/// What is known about a leaf.
+#[derive(Clone, Copy)]
+#[repr(C, align(16))]
+struct Leaf {
+    /// For each page, a block that starts there.
+    pages: [u32; PAGES],
+    /// The block that lies across the beginning.
+    across: u32,
+}
+
+impl Leaf {
+    const EMPTY: Leaf = Leaf { pages: [NIL; PAGES], across: NIL };
+}
+
+#[inline]
+fn leaf_of(unit: u32) -> usize {
+    (unit >> LEAF) as usize
+}
+
+/// The page of its leaf that a unit lies in.
+#[inline]
+fn page_of(unit: u32) -> usize {
+    (unit >> PAGE) as usize % PAGES
+}
+
 /// The map.
 pub(crate) struct PageMap {
-    pages: Vec<u32>,
-    leaves: Vec<u32>,
+    leaves: Vec<Leaf>,
 }
 
 impl PageMap {
     pub(crate) fn new() -> Self {
-        Self { pages: Vec::new(), leaves: Vec::new() }
+        Self { leaves: Vec::new() }
     }
 
     /// Makes room for blocks that start below `end`, so that entering one needs no host memory.
     pub(crate) fn reach(&mut self, end: u32) -> Result<()> {
-        let leaves = ((end.saturating_sub(1) >> LEAF) + 1) as usize;
+        let leaves = leaf_of(end.saturating_sub(1)) + 1;
         if leaves > self.leaves.len() {
             // Half as much again, so that a heap that grows step by step copies little.
             let leaves = leaves + self.leaves.len() / 2;
-            let pages = leaves << (LEAF - PAGE);
-            let host = |_| -> Error { OutOfMemory::new("host memory for the page map", pages as u64 * 4).into() };
-            self.pages.try_reserve_exact(pages - self.pages.len()).map_err(host)?;
+            let bytes = leaves * size_of::<Leaf>();
+            let host = |_| -> Error { OutOfMemory::new("host memory for the page map", bytes as u64).into() };
             self.leaves.try_reserve_exact(leaves - self.leaves.len()).map_err(host)?;
-            self.pages.resize(pages, NIL);
-            self.leaves.resize(leaves, NIL);
+            let spare = self.leaves.spare_capacity_mut();
+            crate::pages::prefer_large(spare.as_ptr().cast(), size_of_val(spare));
+            self.leaves.resize(leaves, Leaf::EMPTY);
         }
         Ok(())
     }
 
     /// Bytes of host memory that it takes.
     pub(crate) fn host_bytes(&self) -> u64 {
-        (self.pages.capacity() + self.leaves.capacity()) as u64 * 4
+        (self.leaves.capacity() * size_of::<Leaf>()) as u64
     }
 
     /// A block is in use from now on.
     #[inline]
-    pub(crate) fn enter(&mut self, n: &Node, id: u32) {
-        self.pages[(n.start >> PAGE) as usize] = id;
-        let (first, last) = ((n.start >> LEAF) as usize, ((n.end() - 1) >> LEAF) as usize);
-        if first != last {
-            self.leaves[first + 1..=last].fill(id);
+    pub(crate) fn enter(&mut self, start: u32, units: u32, id: u32) {
+        let (first, last) = (leaf_of(start), leaf_of(start + units - 1));
+        self.starts(start, id);
+        // Whether and how many leaves begin within it is as good as random: nothing lies across the beginning of the first of all, so that
+        // row takes what belongs to none.
+        let (second, end) = select_unpredictable(last > first, (first + 1, last), (0, 0));
+        self.leaves[second].across = id;
+        self.leaves[end].across = id;
+        if last > first + 2 {
+            self.leaves[first + 2..last].iter_mut().for_each(|leaf| leaf.across = id);
         }
     }
 
-    /// A block is about to be free. Another one that starts in its page takes the entry over.
+    /// A node starts at a unit.
     #[inline]
-    pub(crate) fn leave(&mut self, nodes: &[Node], id: u32) {
-        let n = &nodes[id as usize];
-        let page = n.start >> PAGE;
-        // Only a block that ends in the page lets another start in it.
-        let before = n.prev != NIL && nodes[n.prev as usize].start >> PAGE == page;
-        if before || n.end() >> PAGE == page {
-            self.leave_slow(nodes, id);
-        }
+    pub(crate) fn starts(&mut self, unit: u32, id: u32) {
+        self.leaves[leaf_of(unit)].pages[page_of(unit)] = id;
     }
 
-    #[cold]
-    fn leave_slow(&mut self, nodes: &[Node], id: u32) {
-        let page = nodes[id as usize].start >> PAGE;
-        if self.pages[page as usize] != id {
-            return;
-        }
-        for next in [|n: &Node| n.prev, |n: &Node| n.next] {
-            let mut at = next(&nodes[id as usize]);
-            while at != NIL && nodes[at as usize].start >> PAGE == page {
-                if matches!(nodes[at as usize].state, State::Used | State::Suspended) {
-                    self.pages[page as usize] = at;
-                    return;
-                }
-                at = next(&nodes[at as usize]);
-            }
-        }
+    /// No node starts at a unit any more: the one below starts at `below.0`, the one above starts later. (If neither starts in the same page,
+    /// none does, and the name says nothing.)
+    #[inline]
+    pub(crate) fn merged(&mut self, unit: u32, below: (u32, u32), above: u32) {
+        self.starts(unit, select_unpredictable(below.0 >> PAGE == unit >> PAGE, below.1, above));
     }
 
     /// The block in use that holds a unit.
     pub(crate) fn find(&self, nodes: &[Node], unit: u32) -> Option<u32> {
         let used = |id: u32| nodes.get(id as usize).filter(|n| matches!(n.state, State::Used | State::Suspended));
         let holds = |id: u32| used(id).is_some_and(|n| n.start <= unit && unit < n.end());
-        let leaf = unit >> LEAF;
-        let first = leaf << (LEAF - PAGE);
+        let leaf = self.leaves.get(leaf_of(unit))?;
+        let starts =
+            |id: u32, page| nodes.get(id as usize).is_some_and(|n| n.state != State::Vacant && n.start >> PAGE == page);
+        let first = unit >> LEAF << (LEAF - PAGE);
         for page in (first..=unit >> PAGE).rev() {
-            let mut at = *self.pages.get(page as usize)?;
-            if used(at).is_none_or(|n| n.start >> PAGE != page) {
+            let mut at = leaf.pages[(page - first) as usize];
+            if !starts(at, page) {
                 continue;
             }
-            // Blocks that start in one page: down or up to the one at the unit.
+            // Down or up to the one at the unit.
             while at != NIL && nodes[at as usize].start > unit {
                 at = nodes[at as usize].prev;
             }
@@ -109,6 +131,6 @@ impl PageMap {
                 return Some(at);
             }
         }
-        self.leaves.get(leaf as usize).copied().filter(|&id| holds(id))
+        Some(leaf.across).filter(|&id| holds(id))
     }
 }

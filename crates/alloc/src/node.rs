@@ -1,12 +1,23 @@
 //! The table of nodes: the blocks, free or used, that tile the address spans.
 //!
-//! A node is a row of plain words; nodes name each other by 32-bit index, never by pointer. Nothing here touches the memory that the
-//! nodes describe.
+//! A node is a row of plain words; nodes name each other by 32-bit index, never by pointer. The first row is no node ([`SINK`]). Nothing here
+//! touches the memory that the nodes describe.
 
 use leasehold_core::{Error, OutOfMemory, Result, Stamp};
+use std::hint::select_unpredictable;
 
 /// No node.
 pub(crate) const NIL: u32 = u32::MAX;
+
+/// A row that is no node: what is written for the sake of a node that there is not goes there, so that nothing depends on whether there is
+/// one. That is as good as random for neighbours in an index's lists.
+pub(crate) const SINK: u32 = 0;
+
+/// A node, or the sink if it is none.
+#[inline]
+pub(crate) fn or_sink(id: u32) -> u32 {
+    select_unpredictable(id == NIL, SINK, id)
+}
 
 /// What a node is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -118,7 +129,8 @@ impl Nodes {
 
     #[cold]
     fn ensure_slow(&mut self, n: u32) -> Result<()> {
-        let more = (n as usize).max(self.rows.len()).clamp(256, 1 << 16);
+        // (One may be the sink.)
+        let more = self.rows.len().clamp(256, 1 << 16).max(n as usize + 1);
         let host =
             || -> Error { OutOfMemory::new("host memory for the allocator's node table", more as u64 * 48).into() };
         if self.rows.len() + more >= NIL as usize {
@@ -133,10 +145,12 @@ impl Nodes {
         for _ in 0..more {
             let id = self.rows.len() as u32;
             self.rows.push(Node { next: self.vacant, ..Node::VACANT });
-            self.vacant = id;
+            if id != SINK {
+                self.vacant = id;
+                self.spare += 1;
+            }
         }
         self.cold.resize(self.rows.len(), Cold::VACANT);
-        self.spare += more as u32;
         Ok(())
     }
 

@@ -399,7 +399,7 @@ impl Heap {
         n.holes = 0;
         n.link = [NIL; 2];
         n.lane = lane;
-        self.pages.enter(n, block);
+        self.pages.enter(n.start, n.units, block);
         self.nodes.cold[block as usize].stamp = stamp;
         Some(block)
     }

@@ -195,6 +195,13 @@ impl Residency {
         known.iter().filter(|g| g.piece == NIL).count() as u32 + beyond as u32
     }
 
+    /// Whether all granules that `[start, end)` touches are backed.
+    #[inline]
+    pub(crate) fn is_backed(&self, start: u32, end: u32) -> bool {
+        let touched = (start >> self.shift) as usize..((end - 1) >> self.shift) as usize + 1;
+        self.granules.get(touched).is_some_and(|known| known.iter().all(|g| g.piece != NIL))
+    }
+
     /// A node of a paged span agrees with the granules under it.
     pub(crate) fn check_node(&self, n: &Node) -> Result<(), String> {
         let (from, to) = (n.start.div_ceil(1 << self.shift), n.end() >> self.shift);

@@ -169,11 +169,12 @@ impl Store {
     #[inline]
     fn block(&self, node: u32) -> Block {
         let (n, stamp) = (&self.heap.nodes[node], self.heap.nodes.stamp(node));
+        let span = &self.heap.spans[usize::from(n.span)];
         Block {
             spot: Spot::Node(node),
-            addr: self.heap.addr(node),
+            addr: span.addr(n.start),
             bytes: u64::from(n.units) << UNIT_SHIFT,
-            native: self.heap.native(node),
+            native: span.native,
             class: NO_CLASS,
             stamp: if passed(stamp) { Stamp::NEVER } else { stamp },
         }
@@ -196,7 +197,6 @@ impl Store {
     /// A suspended block is freed: part by part, as it has memory.
     #[cold]
     fn give_suspended(&mut self, node: u32) {
-        self.heap.pages.leave(&self.heap.nodes.rows, node);
         if self.heap.in_motion(node) {
             // A neighbour's suspension is carrying off memory that is partly its own, and settles it.
             self.heap.nodes[node].state = State::Moving;

@@ -127,15 +127,9 @@ impl Heap {
         self.lines <= 1
     }
 
-    #[inline]
-    pub(super) fn unite(&self, a: u8, b: u8) -> bool {
-        a == b || (self.lines <= 1 && (a == READY || b == READY))
-    }
-
     /// Gives a node back that a line without a lane may still be using. Takes no host memory.
     pub(crate) fn give_later(&mut self, id: u32, stamp: Stamp) {
         self.tick += 1;
-        self.pages.leave(&self.nodes.rows, id);
         self.wait(id, stamp);
     }
 
@@ -148,7 +142,6 @@ impl Heap {
     /// Takes a node that several lines may still be using out of circulation.
     pub(crate) fn park(&mut self, id: u32) {
         self.tick += 1;
-        self.pages.leave(&self.nodes.rows, id);
         self.nodes[id].state = State::Waiting;
         self.parked += u64::from(self.nodes[id].units);
     }

@@ -124,7 +124,7 @@ impl Heap {
             Part::Used(row) => {
                 self.nodes[at].link = [NIL, row];
                 let n = self.nodes[at];
-                self.pages.enter(&n, at);
+                self.pages.enter(n.start, n.units, at);
             }
             Part::Parked(row) => {
                 self.nodes[at].link = [NIL, row];
