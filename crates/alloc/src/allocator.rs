@@ -267,18 +267,16 @@ impl Allocator {
             None => Annexes::new(&config, threads, caps.physical.min(limit), caps.granule),
             Some(_) => Annexes::none(),
         };
-        let front = if config.magazines && watch.is_none() {
+        // What lies in a magazine keeps the slab run or the granule around it from being empty.
+        let fit = config.magazines && config.policy != Policy::Compact;
+        let front = if fit && watch.is_none() {
             // All shards together hold back a small part of the memory at most, and give it up before any is taken from the driver.
             let most = caps.physical.min(config.budget) / 64 / (threads as u64 * 2).clamp(4, 64);
             const FEW: u64 = 1 << 20;
-            let (small, large) = match config.policy {
-                Policy::Compact => (FEW, 0),
-                Policy::Balanced | Policy::Fastest => (most.max(FEW), most),
-            };
             let [small, large, depot] = [
-                config.magazine_bytes.min(small),
-                config.magazine_large_bytes.min(large),
-                config.depot_bytes.min(large),
+                config.magazine_bytes.min(most.max(FEW)),
+                config.magazine_large_bytes.min(most),
+                config.depot_bytes.min(most),
             ];
             Front::new(threads, small, large, depot)
         } else {

@@ -43,16 +43,15 @@ pub struct AllocatorConfig {
     pub cross_stream: CrossStream,
     /// The most bytes that are taken from the driver. Hard: never exceeded, at no instant.
     pub budget: u64,
-    /// Magazines in front of the lock.
+    /// Magazines in front of the lock. None with [`Policy::Compact`].
     pub magazines: bool,
     /// Bytes of small blocks (up to 64 KiB) that one shard of magazines may keep. Beyond 1 MiB only as far as all shards together stay below
-    /// 1/64 of the memory, and not with [`Policy::Compact`].
+    /// 1/64 of the memory.
     pub magazine_bytes: u64,
     /// Bytes of small blocks of one stream that may lie in the depot behind the magazines, which they go to and come from by the stack. At most
-    /// 1/64 of the memory for all of them; nothing with [`Policy::Compact`].
+    /// 1/64 of the memory for all of them.
     pub depot_bytes: u64,
-    /// Bytes of large blocks that one shard may keep, each up to half of this. All shards together stay below 1/64 of the memory; nothing
-    /// with [`Policy::Compact`].
+    /// Bytes of large blocks that one shard may keep, each up to half of this. All shards together stay below 1/64 of the memory.
     pub magazine_large_bytes: u64,
     /// Bytes of the largest segment of an annex, which serves blocks above 64 KiB to one thread where the lock goes from thread to thread; 0
     /// for no annexes. Segments are smaller where less is reserved or the memory is small. No annexes with [`Policy::Compact`] or

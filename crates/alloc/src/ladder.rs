@@ -182,7 +182,8 @@ impl Inner {
             self.settle(&mut core);
             let moves = self.may_move(&core);
             let few = self.budget.committed() < FEW_GRANULES * self.caps.granule;
-            core.store.heap.place_evenly(moves && few && self.reservation.is_some());
+            let evenly = moves && few && self.reservation.is_some();
+            core.store.heap.place_evenly(evenly, self.config.policy == Policy::Compact);
             let mut block = core.store.take(need, on.line)?;
             if block.is_none() && !moves {
                 block = core.store.take_resident(need, on.line)?;

@@ -63,15 +63,16 @@ impl Heap {
     /// Plans a block of `units` for `lane`.
     pub(crate) fn plan(&mut self, units: u32, align: u32, lane: u8, means: Means, budget: &Budget) -> Result<Planned> {
         self.tick += 1;
-        let align = if means.even { self.even(units, align) } else { align };
-        let node = self.choose(units, align, lane);
+        let dense = if means.even { self.dense_place(units, align, lane) } else { None };
+        let align = if means.even && dense.is_none() { self.even(units, align) } else { align };
+        let node = dense.map_or_else(|| self.choose(units, align, lane), |d| d.0);
         if node == NIL || !self.spans[usize::from(self.nodes[node].span)].paged {
             return Ok(Planned::Nothing);
         }
         let shift = self.res.shift;
         let granule = 1u32 << shift;
         let n = self.nodes[node];
-        let start = n.start.next_multiple_of(align.max(1));
+        let start = dense.map_or_else(|| n.start.next_multiple_of(align.max(1)), |d| d.1);
         let missing = self.res.missing(start, start + units);
         // The target: the request, widened to whole granules where an edge is not backed.
         let bare = |unit: u32| self.res.piece_of(unit >> shift) == NIL;

@@ -49,8 +49,11 @@ fn llama_generate() {
 /// How densely large blocks lie used to depend on a few bytes at the beginning, and on how late a stream's work completes.
 #[test]
 fn a_little_difference_makes_little_difference() {
-    let t = trace("llama_generate");
-    for (first, lag) in [(0, 0), (0, 512), (100_000, 32), (700_000, 32), (1_300_000, 32)] {
+    let mut t = trace("llama_generate");
+    // Up to its peak.
+    t.events.truncate(64_000);
+    let lags = [0, 8, 100, 512, 2_000].map(|lag| (0, lag));
+    for (first, lag) in (0..=20).map(|i| (i * 100_000, 32)).chain(lags) {
         let mut t = t.clone();
         if first > 0 {
             let event = Event { id: t.allocations, size: first, ..t.events[0] };
@@ -61,6 +64,31 @@ fn a_little_difference_makes_little_difference() {
         let r = replay_virtual(&t, &Options { lag, ..compact() }).expect("a replay");
         assert!(r.ratio <= 1.03 && r.failed == 0, "{first} bytes first, completed {lag} operations later: {r:?}");
     }
+}
+
+/// The same trace of a model of another width: how much of its last granule a block fills is another fraction for each.
+#[test]
+fn other_widths_take_little_more() {
+    let mut t = trace("llama_generate");
+    t.events.truncate(64_000);
+    let (mut sum, mut worst) = (0.0, 0.0f64);
+    for width in 0..60 {
+        let mut t = t.clone();
+        let (mut live, mut peak) = (0, 0);
+        for e in &mut t.events {
+            if e.size > 4096 {
+                e.size = (e.size * (700 + 10 * width) / 1000).next_multiple_of(64);
+            }
+            live = if e.alloc { live + e.size } else { live - e.size };
+            peak = peak.max(live);
+        }
+        t.peak = peak;
+        let r = replay_virtual(&t, &compact()).expect("a replay");
+        assert_eq!(r.failed, 0);
+        sum += r.ratio / 60.0;
+        worst = worst.max(r.ratio);
+    }
+    assert!(sum <= 1.035 && worst <= 1.08, "{sum:.4} on average, {worst:.4} at worst");
 }
 
 #[test]
