@@ -21,6 +21,8 @@ pub(crate) struct Means {
     pub(crate) near: Option<u64>,
     /// Place large blocks so that their granules can be moved later.
     pub(crate) even: bool,
+    /// Place the block where the least memory is missing, not at the lowest address.
+    pub(crate) least: bool,
     /// The size of new pieces in granules.
     pub(crate) piece: u32,
     /// What is newly taken is a multiple of so many granules, where addresses and budget allow.
@@ -63,16 +65,20 @@ impl Heap {
     /// Plans a block of `units` for `lane`.
     pub(crate) fn plan(&mut self, units: u32, align: u32, lane: u8, means: Means, budget: &Budget) -> Result<Planned> {
         self.tick += 1;
-        let dense = if means.even { self.dense_place(units, align, lane) } else { None };
-        let align = if means.even && dense.is_none() { self.even(units, align) } else { align };
-        let node = dense.map_or_else(|| self.choose(units, align, lane), |d| d.0);
+        let place = match means {
+            Means { least: true, .. } => self.backed_place(units, align, lane),
+            Means { even: true, .. } => self.dense_place(units, align, lane),
+            _ => None,
+        };
+        let align = if means.even && place.is_none() { self.even(units, align) } else { align };
+        let node = place.map_or_else(|| self.choose(units, align, lane), |p| p.0);
         if node == NIL || !self.spans[usize::from(self.nodes[node].span)].paged {
             return Ok(Planned::Nothing);
         }
         let shift = self.res.shift;
         let granule = 1u32 << shift;
         let n = self.nodes[node];
-        let start = dense.map_or_else(|| n.start.next_multiple_of(align.max(1)), |d| d.1);
+        let start = place.map_or_else(|| n.start.next_multiple_of(align.max(1)), |p| p.1);
         let missing = self.res.missing(start, start + units);
         // The target: the request, widened to whole granules where an edge is not backed.
         let bare = |unit: u32| self.res.piece_of(unit >> shift) == NIL;
