@@ -285,7 +285,7 @@ impl StreamCore {
                 ));
             }
             looks += 1;
-            if looks < SPINS || interval.is_zero() && aim > line.completed() && looks % SPINS != 0 {
+            if looks < SPINS || interval.is_zero() && aim > line.completed() && !looks.is_multiple_of(SPINS) {
                 spin_loop();
             } else if looks < SPINS + YIELDS || interval.is_zero() && aim > line.completed() {
                 thread::yield_now();
