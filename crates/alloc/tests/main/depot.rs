@@ -1,7 +1,6 @@
 //! The depot: small blocks that magazines have no room for serve whoever of their stream asks next, and are given up as magazines are.
 
 use crate::Bench;
-use leasehold_alloc::bench::Dice;
 use leasehold_alloc::replay::VirtualStream;
 use leasehold_alloc::{Buffer, Layout, On};
 use leasehold_core::Lease;
@@ -89,17 +88,21 @@ fn blocks_in_the_depot_do_not_outlive_the_allocator() {
 fn no_block_is_lent_twice() {
     let b = Bench::new(256 * GIB);
     std::thread::scope(|s| {
-        for seed in 1..3 {
+        for seed in 1..3u64 {
             let allocator = &b.allocator;
             s.spawn(move || {
                 let streams: Vec<_> = (0..20).map(|_| VirtualStream::new().expect("a line")).collect();
-                let mut dice = Dice::new(seed);
+                let mut state = 0x9E37_79B9_7F4A_7C15_u64.wrapping_mul(seed);
+                let mut below = move |n: u64| {
+                    state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+                    (state >> 33) % n
+                };
                 let mut held = Vec::new();
                 for round in 0..120 {
-                    let stream = &streams[dice.below(20) as usize];
-                    let most = [BLOCK, 3000, 300][dice.below(3) as usize];
-                    for _ in 0..dice.below(400) {
-                        let size = most - dice.below(most / 8);
+                    let stream = &streams[below(20) as usize];
+                    let most = [BLOCK, 3000, 300][below(3) as usize];
+                    for _ in 0..below(400) {
+                        let size = most - below(most / 8);
                         held.push(allocator.alloc(Layout::new(size), On::new(stream)).expect("memory"));
                     }
                     if round % 20 == 0 {
@@ -108,7 +111,7 @@ fn no_block_is_lent_twice() {
                         let (from, to) = (lent.iter(), lent.keys().skip(1));
                         from.zip(to).for_each(|((at, len), next)| assert!(at + len <= *next, "blocks overlap"));
                     }
-                    let keep = dice.below(held.len() as u64 + 1) as usize;
+                    let keep = below(held.len() as u64 + 1) as usize;
                     held.drain(keep..);
                 }
             });
