@@ -30,6 +30,8 @@ pub(crate) struct Depot {
     most: u64,
 }
 
+// Aligned to pages: processors fetch lines of a page in advance.
+#[repr(align(4096))]
 struct Bin {
     /// Rows and bytes in one word ([`ROW`]). Written under the lock.
     kept: AtomicU64,

@@ -43,8 +43,9 @@ use std::ptr;
 const LINES: usize = 2;
 const LOCKED: u32 = 1;
 const SHARED: u32 = Owned::SHARED.0;
-/// Bytes by which a shard's count of live bytes may be ahead of the core's.
+/// Bytes by which a shard's count of live bytes may be ahead of the core's, or so many small blocks.
 const DRIFT: i64 = 256 << 10;
+const UNTOLD: i64 = 32;
 /// Frees of a line that has no stacks before another line's are given up for it.
 const PATIENCE: u32 = 32;
 const MOST_ROWS: u64 = 64;
@@ -115,6 +116,8 @@ pub(crate) struct Front {
     depot: Depot,
 }
 
+// Aligned to pages: processors fetch lines of a page in advance, and so would take a neighbour's from its thread.
+#[repr(align(4096))]
 pub(crate) struct Shard {
     word: AtomicU32,
     /// For each ownership, whether its thread is inside. Written by that thread only.
@@ -427,7 +430,9 @@ impl Front {
         counter.store(counter.load(Ordering::Relaxed) + ROW + bytes, Ordering::Relaxed);
         let mut drift = shard.drift.load(Ordering::Relaxed) - size as i64;
         let mut told = 0;
-        if drift.abs() > DRIFT {
+        // Who tells meets the others: so rarely, whatever the blocks' size.
+        let most = if LARGE { DRIFT } else { DRIFT.max(size as i64 * UNTOLD) };
+        if drift.abs() > most {
             (told, drift) = (drift, 0);
         }
         shard.drift.store(drift, Ordering::Relaxed);
