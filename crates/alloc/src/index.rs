@@ -482,6 +482,8 @@ mod tests {
             for (id, units, align, take) in ops {
                 let (id, at) = (id + 1, id as usize + 1);
                 if inside[at] && take {
+                    // Wherever it may begin after a cut.
+                    index.reach(nodes[at].start + units + 1).unwrap();
                     match align {
                         0..4 if units < nodes[at].start => index.extend_down(&mut nodes, id, units, 0),
                         4..8 if units < nodes[at].units => index.cut(&mut nodes, id, units),
