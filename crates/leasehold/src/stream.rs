@@ -33,7 +33,7 @@ const SESSION: u8 = 2;
 /// Operations after which submitters see to it that the ones before are over.
 const SEGMENT: u32 = 4096;
 
-/// How long a synchronisation waits for the rest of a failed stream to end, if it may wait for ever.
+/// How long a synchronisation waits, at most, for the rest of a failed stream to end.
 const LAST_BREATH: Duration = Duration::from_secs(1);
 
 /// What a stream keeps between calls so that a launch allocates nothing.
