@@ -14,9 +14,12 @@ use crate::annex::Annexes;
 use crate::backing::{Backing, BackingCaps};
 use crate::bias::{BiasedLock, Guard};
 use crate::budget::Budget;
-use crate::buffer::{ARENA, Buffer, EMPTY, HostKind, IMPORTED, NO_CLASS, NO_SLOT, Open, REGION, Row, WATCHED};
+use crate::buffer::{
+    ARENA, Buffer, CLASSLESS, EMPTY, FOREIGN, HostKind, IMPORTED, NO_CLASS, NO_SLOT, Open, REGION, Row, WATCHED,
+    home_line,
+};
 use crate::config::{AllocStats, AllocatorConfig, Policy};
-use crate::fence::{Fences, thread_number};
+use crate::fence::{Fences, thread_number, thread_number_there};
 use crate::front::{Chain, Front, Pocket, Put, Took};
 use crate::heap::{STRIDE, passed};
 use crate::imports::Keep;
@@ -191,7 +194,33 @@ unsafe fn last(hdr: NonNull<Header>) {
     // SAFETY: the header is the first field of a row of our table, which is alive as long as one of its rows is out.
     let (row, inner) = unsafe { (hdr.cast::<Row>().as_ref(), inner_of(hdr)) };
     // SAFETY: as above.
-    let owed = unsafe { inner.as_ref() }.free(row);
+    match unsafe { inner.as_ref() }.free_own(row) {
+        Freed::Done => {}
+        // SAFETY: the caller's.
+        how => unsafe { last_other(hdr, how) },
+    }
+}
+
+/// What the fast way of a free came to.
+#[derive(Clone, Copy)]
+enum Freed {
+    Done,
+    /// Nothing was done.
+    No,
+    /// The row has its next generation.
+    Renewed,
+    /// The row's generations are used up.
+    Gone,
+}
+
+/// # Safety
+/// - As [`last`].
+#[inline(never)]
+unsafe fn last_other(hdr: NonNull<Header>, how: Freed) {
+    // SAFETY: as in `last`.
+    let (row, inner) = unsafe { (hdr.cast::<Row>().as_ref(), inner_of(hdr)) };
+    // SAFETY: as above.
+    let owed = unsafe { inner.as_ref() }.free(row, how);
     if owed > 0 {
         // SAFETY: an orphan counts the rows that are out; these came back.
         unsafe { release(inner, owed) };
@@ -299,7 +328,9 @@ impl Allocator {
             peak: (0, 0),
             flushes: 0,
         };
-        let row_flags = kind_bits(config.host_kind) | if watch.is_some() { WATCHED } else { 0 };
+        // Without magazines no block is of a class of theirs.
+        let classless = if front.is_none() { CLASSLESS } else { 0 };
+        let row_flags = kind_bits(config.host_kind) | classless | if watch.is_some() { WATCHED } else { 0 };
         let inner = Box::new(Inner {
             owner: Owner { ops: &OPS },
             refs: AtomicU64::new(1),
@@ -490,11 +521,39 @@ impl Inner {
 
     #[inline]
     fn alloc(&self, layout: Layout, on: On<'_>) -> Result<Lease<Buffer>> {
-        let layout = layout.check()?;
+        if layout.align > MIN_ALIGN || !layout.align.is_power_of_two() {
+            return self.alloc_aligned(layout, on);
+        }
+        if (1..=SLAB_MAX).contains(&layout.size) {
+            let class = class_of(layout.size);
+            // SAFETY: the table lives as long as the allocator, and rows in its magazines are rows of it.
+            if let Some(row) = unsafe { self.front.take_own(thread_number_there(), class, on.line.id(), layout.size) } {
+                row.buffer.relend(layout.size);
+                return Ok(self.lend(row));
+            }
+        }
+        self.alloc_plain(layout.size, on)
+    }
+
+    /// What does not lie in a magazine of the thread's own.
+    #[inline(never)]
+    fn alloc_plain(&self, size: u64, on: On<'_>) -> Result<Lease<Buffer>> {
+        self.alloc_other(Layout::new(size), on)
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn alloc_aligned(&self, layout: Layout, on: On<'_>) -> Result<Lease<Buffer>> {
+        self.alloc_other(layout.check()?, on)
+    }
+
+    #[inline(always)]
+    fn alloc_other(&self, layout: Layout, on: On<'_>) -> Result<Lease<Buffer>> {
         if layout.size == 0 {
             return self.empty(on);
         }
-        if layout.size <= SLAB_MAX && layout.align <= MIN_ALIGN {
+        if self.front.is_none() {
+        } else if layout.size <= SLAB_MAX && layout.align <= MIN_ALIGN {
             let pocket = Pocket::small(class_of(layout.size));
             // SAFETY: the table lives as long as the allocator, and rows in its magazines are rows of it.
             let took = unsafe { self.front.take::<false>(thread_number(), pocket, on.line.id(), layout.size) };
@@ -528,7 +587,7 @@ impl Inner {
     }
 
     /// A block that no magazine has.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn alloc_block(&self, layout: Layout, on: On<'_>) -> Result<Lease<Buffer>> {
         let fits = layout.size <= SIZE_LIMIT && layout.align <= self.most_align;
         let Some(need) = Need::of(layout.size, layout.align).filter(|_| fits) else {
@@ -543,7 +602,7 @@ impl Inner {
     }
 
     /// A block of the core, whose place in it never changes.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn alloc_in_core(&self, need: Need, layout: Layout, on: On<'_>) -> Result<Lease<Buffer>> {
         {
             let mut core = self.core.lock();
@@ -621,7 +680,7 @@ impl Inner {
     }
 
     /// A row for a block, under the lock.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn issue(&self, core: &mut Core, block: Block, size: u64, line: &'static Line) -> Result<Lease<Buffer>> {
         let row = self.dress(core, block, size, line)?;
         core.allocations += 1;
@@ -643,11 +702,12 @@ impl Inner {
             Spot::Node(node) => (node, NO_SLOT),
             Spot::Slot(run, slot) => (run, slot),
         };
-        row.place.store(place, Ordering::Relaxed);
-        row.slot.store(slot, Ordering::Relaxed);
-        row.class.store(block.class, Ordering::Relaxed);
+        row.buffer.place.store(place, Ordering::Relaxed);
+        row.buffer.slot.store(slot, Ordering::Relaxed);
+        row.buffer.class.store(block.class, Ordering::Relaxed);
         core.store.name(block.spot, row.header.index());
-        row.buffer.describe(block.addr, block.native, size, Some(line), self.row_flags);
+        let flags = self.row_flags | if block.class == NO_CLASS { CLASSLESS } else { 0 };
+        row.buffer.describe(block.addr, block.native, size, Some(line), flags);
         row.buffer.inherit(block.stamp);
         Ok(row)
     }
@@ -661,9 +721,25 @@ impl Inner {
         Ok(self.lend(row))
     }
 
+    /// Takes a row back that nobody holds, if it goes into a magazine of the thread's own without more ado.
+    #[inline(always)]
+    fn free_own(&self, row: &Row) -> Freed {
+        let buffer = &row.buffer;
+        let flags = buffer.flags();
+        if flags & (IMPORTED | ARENA | EMPTY | WATCHED | FOREIGN | CLASSLESS) != 0 || buffer.tag() != 0 {
+            return Freed::No;
+        }
+        let (len, class) = (buffer.len(), buffer.class.load(Ordering::Relaxed));
+        if !self.table.renew(row) {
+            return Freed::Gone;
+        }
+        let fine = self.front.put_own(thread_number_there(), row, usize::from(class), home_line(flags), len);
+        if fine { Freed::Done } else { Freed::Renewed }
+    }
+
     /// Takes a row back that nobody holds. Returns the counts that the caller owes to an orphaned allocator.
-    #[inline]
-    fn free(&self, row: &Row) -> u64 {
+    #[inline(always)]
+    fn free(&self, row: &Row, how: Freed) -> u64 {
         let buffer = &row.buffer;
         let flags = buffer.flags();
         if flags & (IMPORTED | ARENA | EMPTY | WATCHED) != 0 {
@@ -673,29 +749,36 @@ impl Inner {
             };
         }
         let len = buffer.len();
-        if !buffer.is_private() {
-            return self.free_shared_slow(row);
+        if flags & FOREIGN != 0 {
+            if !buffer.is_private() {
+                return self.free_shared_slow(row);
+            }
+            buffer.set_private();
         }
-        let stamp = buffer.own_stamp();
-        if !self.table.renew(row) {
-            return self.free_annexed(row, stamp, len, true);
+        let gone = match how {
+            Freed::Gone => true,
+            Freed::No => !self.table.renew(row),
+            Freed::Renewed | Freed::Done => false,
+        };
+        if gone {
+            return self.free_annexed(row, buffer.own_stamp(), len, true);
         }
         // What lies in a magazine is lent again as it is.
         buffer.untag();
-        let class = row.class.load(Ordering::Relaxed);
-        let put = if class != NO_CLASS {
-            let pocket = Pocket::small(usize::from(class));
-            self.front.put::<false>(thread_number(), row, pocket, buffer.home_line(), len)
+        let put = if flags & CLASSLESS == 0 {
+            let pocket = Pocket::small(usize::from(buffer.class.load(Ordering::Relaxed)));
+            self.front.put::<false>(thread_number(), row, pocket, home_line(flags), len)
         } else if row.annex().is_some() {
-            return self.free_annexed(row, stamp, len, false);
+            return self.free_annexed(row, buffer.own_stamp(), len, false);
         } else if self.front.keeps(len) && flags & REGION == 0 {
-            self.front.put::<true>(thread_number(), row, Pocket::large(len), buffer.home_line(), len)
+            self.front.put::<true>(thread_number(), row, Pocket::large(len), home_line(flags), len)
         } else {
             Put::Refused
         };
         if let Put::Kept(chain, drift) = put {
             return if chain.is_empty() && drift == 0 { 0 } else { self.receive(chain, drift) };
         }
+        let stamp = buffer.own_stamp();
         let mut core = self.core.lock();
         core.store.give(row.spot(), stamp);
         self.counters.add_live(-(len as i64));

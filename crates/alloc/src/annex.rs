@@ -23,7 +23,7 @@
 
 use crate::allocator::{Core, Inner, On, PARKED_AT_ONCE};
 use crate::bias::{BiasedLock, Guard};
-use crate::buffer::{Buffer, FIRST_ANNEX, NO_CLASS, NO_SLOT, Open, Row};
+use crate::buffer::{Buffer, CLASSLESS, FIRST_ANNEX, NO_CLASS, NO_SLOT, Open, Row};
 use crate::config::{AllocatorConfig, CrossStream, Policy};
 use crate::fence::{Fences, thread_number};
 use crate::heap::{Heap, Part, passed};
@@ -328,12 +328,12 @@ impl Inner {
             return None;
         };
         yard.stocked = yard.stocked.saturating_sub(1);
-        row.place.store(node, Ordering::Relaxed);
-        row.slot.store(FIRST_ANNEX + k as u16, Ordering::Relaxed);
-        row.class.store(NO_CLASS, Ordering::Relaxed);
+        row.buffer.place.store(node, Ordering::Relaxed);
+        row.buffer.slot.store(FIRST_ANNEX + k as u16, Ordering::Relaxed);
+        row.buffer.class.store(NO_CLASS, Ordering::Relaxed);
         yard.heap.nodes[node].link[1] = row.header.index();
         let (addr, native) = (yard.heap.addr(node), yard.heap.native(node));
-        row.buffer.describe(addr, native, size, Some(line), self.row_flags);
+        row.buffer.describe(addr, native, size, Some(line), self.row_flags | CLASSLESS);
         row.buffer.inherit(if passed(stamp) { Stamp::NEVER } else { stamp });
         Annex::add(&annex.taken, 1);
         Annex::add(&annex.used, u64::from(yard.heap.nodes[node].units) << UNIT_SHIFT);
@@ -442,7 +442,7 @@ impl Inner {
     /// caller owes to an orphaned allocator.
     pub(crate) fn free_annexed(&self, row: &Row, stamp: Stamp, len: u64, gone: bool) -> u64 {
         let Some((annex, mut yard)) = self.yard_of(row) else { return self.free_in_core(row, stamp, len, gone) };
-        let slot = self.release_in(&mut yard, annex, row.place.load(Ordering::Relaxed), stamp);
+        let slot = self.release_in(&mut yard, annex, row.buffer.place.load(Ordering::Relaxed), stamp);
         if gone {
             yard.stock.live -= 1;
         } else {
@@ -460,7 +460,7 @@ impl Inner {
     #[cold]
     pub(crate) fn free_annexed_shared(&self, row: &Row) -> Option<u64> {
         let (annex, mut yard) = self.yard_of(row)?;
-        let (node, len, open) = (row.place.load(Ordering::Relaxed), row.buffer.len(), row.buffer.open());
+        let (node, len, open) = (row.buffer.place.load(Ordering::Relaxed), row.buffer.len(), row.buffer.open());
         if open == Open::Several {
             yard.heap.park(node);
             // Whether it may be used again is asked once it comes back.
@@ -527,7 +527,7 @@ impl Inner {
     fn unpark_in(&self, yard: &mut Yard, annex: &Annex, most: u32) {
         let Yard { parked, heap, stock, .. } = yard;
         self.each_due(parked, most, |row, stamp| {
-            let node = row.place.load(Ordering::Relaxed);
+            let node = row.buffer.place.load(Ordering::Relaxed);
             Annex::sub(&annex.used, u64::from(heap.nodes[node].units) << UNIT_SHIFT);
             heap.unpark(node, stamp);
             self.table.restore(stock, row);
@@ -601,14 +601,14 @@ impl Inner {
     /// Makes every block of an annex one of the core's.
     fn move_to_core(&self, yard: &mut Yard, core: &mut Core) {
         let Yard { heap, estates, stock, parked, .. } = yard;
-        let waiting = self.aside(*parked).map(|row| (row.place.load(Ordering::Relaxed), row.header.index()));
+        let waiting = self.aside(*parked).map(|row| (row.buffer.place.load(Ordering::Relaxed), row.header.index()));
         heap.empty(waiting, |slot, units, part| {
             let at = estates[slot];
             estates[slot] = core.store.heap.put_part(at, units, part).unwrap_or(NIL);
             let (Part::Used(row) | Part::Parked(row)) = part else { return };
             if let Some(row) = self.table.get(row) {
-                row.place.store(at, Ordering::Relaxed);
-                row.slot.store(NO_SLOT, Ordering::Relaxed);
+                row.buffer.place.store(at, Ordering::Relaxed);
+                row.buffer.slot.store(NO_SLOT, Ordering::Relaxed);
             }
             if let Part::Used(_) = part {
                 stock.live -= 1;
@@ -705,7 +705,7 @@ impl Inner {
             let (ready, pending) = yard.heap.free_units();
             let mut parked = 0;
             self.each_aside(yard.parked, |row| {
-                parked += u64::from(yard.heap.nodes[row.place.load(Ordering::Relaxed)].units);
+                parked += u64::from(yard.heap.nodes[row.buffer.place.load(Ordering::Relaxed)].units);
             });
             let used = held - ((ready + pending - parked) << UNIT_SHIFT);
             let told = (annex.held.load(Ordering::Relaxed), annex.used.load(Ordering::Relaxed));

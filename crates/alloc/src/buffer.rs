@@ -43,6 +43,12 @@ pub(crate) const EMPTY: u32 = 1 << 6;
 pub(crate) const WATCHED: u32 = 1 << 7;
 /// Memory of a graph's arena.
 pub(crate) const REGION: u32 = 1 << 8;
+/// Other lines than its home may have used it: the record is to be asked. Set with the first such mark, for good.
+pub(crate) const FOREIGN: u32 = 1 << 9;
+/// Of no magazine class.
+pub(crate) const CLASSLESS: u32 = 1 << 10;
+/// The home line's number lies above the flags.
+const HOME_SHIFT: u32 = 16;
 
 /// A block of memory: an address, a length, and the record of its last uses.
 ///
@@ -50,21 +56,35 @@ pub(crate) const REGION: u32 = 1 << 8;
 /// Views share the record of their buffer. Everything here is callable from any thread, except the marks: see there.
 #[doc(alias = "Memory")]
 #[doc(alias = "DeviceMemory")]
+#[repr(C)]
 pub struct Buffer {
+    // With the header, what an allocation from a magazine and a free into it touch: one cache line.
     addr: AtomicU64,
     len: AtomicU64,
+    flags: AtomicU32,
+    tag: AtomicU32,
+    /// The node, or the slab run. Written by the owner while nobody holds the row, and when the block leaves an annex.
+    pub(crate) place: AtomicU32,
+    /// The slot in the run, or [`NO_SLOT`], or which annex the node lies in.
+    pub(crate) slot: AtomicU16,
+    /// The magazine class, or [`NO_CLASS`].
+    pub(crate) class: AtomicU16,
+    // The rest.
     native: AtomicU64,
-    home: AtomicPtr<Line>,
     own_write: AtomicU64,
     own_read: AtomicU64,
     other_write: AtomicU64,
     other_read: AtomicU64,
     spill: AtomicPtr<Spill>,
-    flags: AtomicU32,
-    tag: AtomicU32,
 }
 
 type Spill = Mutex<Vec<Stamp>>;
+
+/// The home line in a word of flags.
+#[inline]
+pub(crate) fn home_line(flags: u32) -> LineId {
+    Stamp::from_bits(u64::from(flags >> HOME_SHIFT) << 48).line_id()
+}
 
 /// Who may still be using a buffer that nobody holds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -108,13 +128,7 @@ impl Buffer {
     /// The line of the stream that it was allocated on.
     #[inline]
     pub fn home_line(&self) -> LineId {
-        self.home().map_or(Stamp::NEVER.line_id(), Line::id)
-    }
-
-    #[inline]
-    fn home(&self) -> Option<&'static Line> {
-        // SAFETY: only `&'static Line`s are stored, or null.
-        unsafe { self.home.load(Ordering::Relaxed).as_ref() }
+        home_line(self.flags())
     }
 
     /// What kind of host memory it is.
@@ -242,6 +256,7 @@ impl Buffer {
     /// Adds a use by hand: the memory is not reused before `p`. Any thread, any line.
     #[doc(alias = "record_stream")]
     pub fn used_on(&self, p: Point) {
+        self.set_foreign();
         let new = Stamp::from(p);
         let mut old = self.other_read.load(LOAD);
         loop {
@@ -257,6 +272,19 @@ impl Buffer {
                 Err(now) => old = now,
             }
         }
+    }
+
+    /// The last lease's drop is ordered after this, so whoever frees the buffer sees it.
+    #[inline]
+    fn set_foreign(&self) {
+        if self.flags() & FOREIGN == 0 {
+            self.flags.fetch_or(FOREIGN, Ordering::Relaxed);
+        }
+    }
+
+    /// Takes the sign off that other lines used it. Only the owner, while nobody holds the row.
+    pub(crate) fn set_private(&self) {
+        self.flags.store(self.flags() & !FOREIGN, Ordering::Relaxed);
     }
 
     /// A write by the home line is later than every foreign use that its line knows.
@@ -280,6 +308,7 @@ impl Buffer {
 
     #[cold]
     fn mark_write_slow(&self, p: Point) {
+        self.set_foreign();
         let new = Stamp::from(p);
         let over = |s: Stamp| p.line().knows(s) || crate::heap::passed(s);
         let old = Stamp::from_bits(self.other_write.swap(new.to_bits(), Ordering::AcqRel));
@@ -329,15 +358,17 @@ impl Buffer {
         Self {
             addr: AtomicU64::new(0),
             len: AtomicU64::new(0),
+            flags: AtomicU32::new(0),
+            tag: AtomicU32::new(0),
+            place: AtomicU32::new(u32::MAX),
+            slot: AtomicU16::new(NO_SLOT),
+            class: AtomicU16::new(NO_CLASS),
             native: AtomicU64::new(0),
-            home: AtomicPtr::new(std::ptr::null_mut()),
             own_write: AtomicU64::new(0),
             own_read: AtomicU64::new(0),
             other_write: AtomicU64::new(0),
             other_read: AtomicU64::new(0),
             spill: AtomicPtr::new(std::ptr::null_mut()),
-            flags: AtomicU32::new(0),
-            tag: AtomicU32::new(0),
         }
     }
 
@@ -347,19 +378,25 @@ impl Buffer {
         self.addr.store(addr, Ordering::Relaxed);
         self.native.store(native, Ordering::Relaxed);
         self.len.store(len, Ordering::Relaxed);
-        self.home.store(home.map_or(std::ptr::null_mut(), |l| std::ptr::from_ref(l).cast_mut()), Ordering::Relaxed);
-        self.flags.store(flags, Ordering::Relaxed);
+        let line = home.map_or(0, |l| u32::from(l.id().get()));
+        self.flags.store(line << HOME_SHIFT | flags, Ordering::Relaxed);
         self.tag.store(0, Ordering::Relaxed);
     }
 
     /// The memory's former use goes on until `stamp`. Only the owner, while nobody holds the row.
     #[inline]
     pub(crate) fn inherit(&self, stamp: Stamp) {
+        if stamp.is_never() {
+            self.own_write.store(0, Ordering::Relaxed);
+            self.own_read.store(0, Ordering::Relaxed);
+            return;
+        }
         let home = stamp.line_id() == self.home_line();
         self.own_write.store(if home { stamp.to_bits() } else { 0 }, Ordering::Relaxed);
         self.own_read.store(0, Ordering::Relaxed);
-        if !home && !stamp.is_never() {
+        if !home {
             self.other_write.store(stamp.to_bits(), Ordering::Relaxed);
+            self.flags.store(self.flags() | FOREIGN, Ordering::Relaxed);
         }
     }
 
@@ -425,12 +462,6 @@ impl fmt::Debug for Buffer {
 pub(crate) struct Row {
     pub(crate) header: Header,
     pub(crate) buffer: Buffer,
-    /// The node, or the slab run. Written by the owner while nobody holds the row, and when the block leaves an annex.
-    pub(crate) place: AtomicU32,
-    /// The slot in the run, or [`NO_SLOT`], or which annex the node lies in.
-    pub(crate) slot: AtomicU16,
-    /// The magazine class, or [`NO_CLASS`].
-    pub(crate) class: AtomicU16,
     /// Which of the block table's lists it belongs to.
     pub(crate) list: AtomicU8,
 }
@@ -446,8 +477,8 @@ impl Row {
     /// Where in the core the row's block lies.
     #[inline]
     pub(crate) fn spot(&self) -> Spot {
-        let place = self.place.load(Ordering::Relaxed);
-        match self.slot.load(Ordering::Relaxed) {
+        let place = self.buffer.place.load(Ordering::Relaxed);
+        match self.buffer.slot.load(Ordering::Relaxed) {
             NO_SLOT => Spot::Node(place),
             slot => Spot::Slot(place, slot),
         }
@@ -457,21 +488,14 @@ impl Row {
     /// never goes back: `None` holds, an annex is to be asked again under its lock, and so is where in the core the block lies.
     #[inline]
     pub(crate) fn annex(&self) -> Option<usize> {
-        let slot = self.slot.load(Ordering::Relaxed);
+        let slot = self.buffer.slot.load(Ordering::Relaxed);
         (FIRST_ANNEX..NO_SLOT).contains(&slot).then(|| usize::from(slot - FIRST_ANNEX))
     }
 
     pub(crate) fn new(header: Header) -> Self {
-        Self {
-            header,
-            buffer: Buffer::vacant(),
-            place: AtomicU32::new(u32::MAX),
-            slot: AtomicU16::new(NO_SLOT),
-            class: AtomicU16::new(NO_CLASS),
-            list: AtomicU8::new(0),
-        }
+        Self { header, buffer: Buffer::vacant(), list: AtomicU8::new(0) }
     }
 }
 
 #[cfg(not(loom))]
-const _: () = assert!(size_of::<Row>() == 128 && size_of::<Buffer>() <= 80);
+const _: () = assert!(size_of::<Row>() == 128 && size_of::<Header>() + std::mem::offset_of!(Buffer, native) == 64);

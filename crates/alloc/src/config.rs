@@ -98,7 +98,7 @@ pub struct AllocStats {
     pub live: u64,
     /// Their bytes, as asked for; without imported memory.
     pub live_bytes: u64,
-    /// The most that `live_bytes` was (to 256 KiB or 32 small blocks per shard of magazines, what other threads took from their magazines of large blocks
+    /// The most that `live_bytes` was (to 2 MiB per shard of magazines, what other threads took from their magazines of large blocks
     /// meanwhile, and half a segment per annex).
     pub live_peak: u64,
     /// Bytes taken from the driver.

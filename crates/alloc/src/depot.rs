@@ -13,12 +13,15 @@
 //! row says which stack lies under it, and how many rows it has.
 
 use crate::buffer::Row;
-use crate::front::{Chain, ROW, link};
+use crate::front::{Chain, link};
 use crate::layout::{CLASSES, class_size};
 use leasehold_core::sync::atomic::{AtomicU64, Ordering};
 use leasehold_core::sync::{CachePadded, Mutex};
 use leasehold_core::{LineId, Stamp};
 use std::ptr;
+
+/// What a row adds to the count of rows and bytes in one word.
+const ROW: u64 = 1 << 44;
 
 /// The most rows of a stack: they are counted in the bits of an address that alignment leaves.
 pub(crate) const MOST_ROWS: u16 = align_of::<Row>() as u16 - 1;

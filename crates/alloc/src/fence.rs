@@ -20,6 +20,21 @@ impl Fences {
         Self { asymmetric: barrier::available() }
     }
 
+    /// Whether the hot side pays nothing.
+    pub(crate) fn is_asymmetric(self) -> bool {
+        self.asymmetric
+    }
+
+    /// The hot side's, for what is done only where these fences are asymmetric, and in models.
+    #[inline(always)]
+    pub(crate) fn light_of_asymmetric() {
+        if cfg!(loom) {
+            fence(Ordering::SeqCst);
+        } else {
+            compiler_fence(Ordering::SeqCst);
+        }
+    }
+
     /// The hot side's.
     #[inline]
     pub(crate) fn light(self) {
@@ -74,6 +89,14 @@ impl Owned {
         self.0 >> 6 == thread && self.0 & 1 == 0
     }
 
+    /// Which flag `thread` uses, if it owns it and the bit is not set.
+    #[inline(always)]
+    pub(crate) fn turn_of(self, thread: u32) -> Option<usize> {
+        // Zero but for the turn, then.
+        let rest = self.0 ^ thread << 6;
+        (rest & !(31 << 1) == 0).then_some((rest >> 1) as usize)
+    }
+
     /// Which flag the owner uses.
     #[inline]
     pub(crate) fn turn(self) -> usize {
@@ -91,21 +114,32 @@ impl Owned {
 #[inline]
 pub(crate) fn thread_number() -> u32 {
     static NEXT: AtomicU64 = AtomicU64::new(1);
-    thread_local! {
-        static NUMBER: std::cell::Cell<u32> = const { std::cell::Cell::new(0) };
-    }
     #[cold]
     fn fresh() -> u32 {
         let next = NEXT.fetch_add(1, Ordering::Relaxed);
-        u32::try_from(next).ok().filter(|&n| n < NOBODY).unwrap_or(NOBODY)
+        let number = u32::try_from(next).ok().filter(|&n| n < NOBODY).unwrap_or(NOBODY);
+        NUMBER.set(number);
+        number
     }
     let number = NUMBER.get();
-    if number != 0 {
-        return number;
-    }
-    let number = fresh();
-    NUMBER.set(number);
-    number
+    if number != NOBODY { number } else { fresh() }
+}
+
+#[cfg(not(loom))]
+thread_local! {
+    static NUMBER: std::cell::Cell<u32> = const { std::cell::Cell::new(NOBODY) };
+}
+
+/// This thread's number, or [`NOBODY`] if nobody has asked for it yet.
+#[cfg(not(loom))]
+#[inline(always)]
+pub(crate) fn thread_number_there() -> u32 {
+    NUMBER.get()
+}
+
+#[cfg(loom)]
+pub(crate) fn thread_number_there() -> u32 {
+    NOBODY
 }
 
 #[cfg(loom)]

@@ -37,15 +37,18 @@ use crate::layout::{CLASSES, SLAB_MAX, UNIT, class_size};
 use crate::mutant::mutated;
 use leasehold_core::LineId;
 use leasehold_core::sync::atomic::{AtomicI32, AtomicI64, AtomicU8, AtomicU32, AtomicU64, Ordering};
-use leasehold_core::sync::{CachePadded, UnsafeCell, spin_loop};
+use leasehold_core::sync::{UnsafeCell, spin_loop};
 use std::ptr;
+
+mod shards;
+use shards::Shards;
 
 const LINES: usize = 2;
 const LOCKED: u32 = 1;
 const SHARED: u32 = Owned::SHARED.0;
-/// Bytes by which a shard's count of live bytes may be ahead of the core's, or so many small blocks.
-const DRIFT: i64 = 256 << 10;
-const UNTOLD: i64 = 32;
+/// Bytes by which a shard's count of live bytes may be ahead of the core's, after a free of a small block and of a large one. Who tells
+/// meets the others, so small blocks are told by the dozen.
+const DRIFT: [i64; 2] = [2 << 20, 256 << 10];
 /// Frees of a line that has no stacks before another line's are given up for it.
 const PATIENCE: u32 = 32;
 const MOST_ROWS: u64 = 64;
@@ -73,8 +76,6 @@ const SOON: u64 = 64;
 const MOST_SHARDS: usize = 64;
 /// In the place of a shard's word: nothing is to be done with it.
 const IDLE: u32 = u32::MAX;
-/// What a row adds to the count of rows and bytes in one word.
-pub(crate) const ROW: u64 = 1 << 44;
 
 /// Where a block lies in a shard.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -107,7 +108,7 @@ impl Pocket {
 
 /// The shards of one allocator.
 pub(crate) struct Front {
-    shards: Box<[CachePadded<Shard>]>,
+    shards: Shards,
     fences: Fences,
     /// What each shard keeps at most, small and large.
     bytes: [u64; 2],
@@ -124,8 +125,8 @@ pub(crate) struct Shard {
     inside: Inside,
     /// Live bytes that this shard lent and took back, beyond what the core knows. Written inside only.
     drift: AtomicI64,
-    /// Rows in the stacks and their bytes, in one word ([`ROW`]), of small blocks and of large ones. Written inside only.
-    kept: [AtomicU64; 2],
+    /// What lies in the stacks, small blocks and large ones. Written inside only.
+    kept: [Kept; 2],
     hits: AtomicU64,
     /// Large blocks that may still be kept; below zero, how many must go to the core before there may be more. A guess: written without
     /// care.
@@ -133,6 +134,12 @@ pub(crate) struct Shard {
     /// Times that small blocks may be fetched in advance. A guess too.
     quarrels: AtomicU32,
     stacks: UnsafeCell<Stacks>,
+}
+
+/// Rows and their bytes.
+struct Kept {
+    rows: AtomicU64,
+    bytes: AtomicU64,
 }
 
 struct Stacks {
@@ -197,7 +204,7 @@ pub(crate) fn link(row: &Row) -> *const Row {
 }
 
 #[inline]
-fn set_link(row: &Row, to: *const Row) {
+pub(crate) fn set_link(row: &Row, to: *const Row) {
     row.header.user.store(to.expose_provenance() as u64, Ordering::Relaxed);
 }
 
@@ -231,13 +238,22 @@ impl Front {
         let depot = Depot::new(if depot == 0 { 0 } else { n }, depot);
         // Two of the largest find room.
         let most = if large / 2 <= SLAB_MAX { 0 } else { (large / 2).min(1 << 30) };
-        let shards = (0..n).map(|_| CachePadded::new(Shard::new(small))).collect();
-        Self { shards, fences: Fences::detect(), bytes: [small, large], most, depot }
+        let fences = Fences::detect();
+        // Where the owner's way costs a fence, the shared one is no dearer.
+        let word = if fences.is_asymmetric() || cfg!(loom) { Owned::NEW.0 } else { SHARED };
+        Self { shards: Shards::new(n, || Shard::new(small, word)), fences, bytes: [small, large], most, depot }
     }
 
     /// No shards at all.
     pub(crate) fn none() -> Self {
-        Self { shards: Box::new([]), fences: Fences::detect(), bytes: [0; 2], most: 0, depot: Depot::new(0, 0) }
+        let shards = Shards::new(0, || Shard::new(0, SHARED | LOCKED));
+        Self { shards, fences: Fences::detect(), bytes: [0; 2], most: 0, depot: Depot::new(0, 0) }
+    }
+
+    /// Whether there are no shards.
+    #[inline]
+    pub(crate) fn is_none(&self) -> bool {
+        self.shards.is_none()
     }
 
     /// Whether large blocks that were asked for with this size may be kept.
@@ -249,24 +265,77 @@ impl Front {
     /// The core's lock came from another thread: large blocks may be kept, small ones fetched in advance.
     #[cold]
     pub(crate) fn encourage(&self, thread: u32) {
-        let Some(shard) = self.shard(thread) else { return };
+        let shard = self.shards.of(thread);
         if shard.credit.load(Ordering::Relaxed) == 0 {
             shard.credit.store(CREDIT, Ordering::Relaxed);
         }
         shard.quarrels.store(QUARRELS, Ordering::Relaxed);
     }
 
-    #[inline]
-    fn shard(&self, thread: u32) -> Option<&Shard> {
-        // The number of shards is a power of two, or zero.
-        self.shards.get(thread as usize & self.shards.len().wrapping_sub(1)).map(|s| &**s)
+    /// A row of a slab class that was freed on `line`, lent for `size` bytes, if it lies in a shard of the thread's own: what
+    /// [`take`](Self::take) does most of the time, and nothing besides.
+    ///
+    /// # Safety
+    /// - The table whose rows were put here is alive for `'a`.
+    #[inline(always)]
+    pub(crate) unsafe fn take_own<'a>(&self, thread: u32, class: usize, line: LineId, size: u64) -> Option<&'a Row> {
+        let shard = self.shards.of(thread);
+        let inside = shard.enter_own(thread)?;
+        let row = shard.stacks.with_mut(|s| {
+            // SAFETY: inside.
+            let s = unsafe { &mut *s };
+            let at = s.place(line)?;
+            // SAFETY: the caller's.
+            unsafe { s.stacks[at][class & (STACKS - 1)].pop() }
+        });
+        if mutated('f') {
+            // Leaves too early, and the counters are written outside.
+            inside.store(0, Ordering::Release);
+            leasehold_core::sync::thread::yield_now();
+        }
+        if let Some((_, bytes)) = row {
+            shard.kept[0].sub(1, bytes);
+            add(&shard.hits, 1);
+            shard.drift.store(shard.drift.load(Ordering::Relaxed) + size as i64, Ordering::Relaxed);
+        }
+        inside.store(0, Ordering::Release);
+        row.map(|r| r.0)
+    }
+
+    /// Keeps a row of a slab class that nobody holds and whose last uses are on `line`, if a shard of the thread's own has room for it and
+    /// nothing else is to be done: what [`put`](Self::put) does most of the time.
+    #[inline(always)]
+    pub(crate) fn put_own(&self, thread: u32, row: &Row, class: usize, line: LineId, size: u64) -> bool {
+        let shard = self.shards.of(thread);
+        let Some(inside) = shard.enter_own(thread) else { return false };
+        let drift = shard.drift.load(Ordering::Relaxed) - size as i64;
+        let fine = (drift + DRIFT[0]).cast_unsigned() <= 2 * DRIFT[0].cast_unsigned()
+            && shard.stacks.with_mut(|s| {
+                // SAFETY: inside.
+                let s = unsafe { &mut *s };
+                let Some(at) = s.place(line) else { return false };
+                let stack = &mut s.stacks[at][class & (STACKS - 1)];
+                let kept = shard.kept[0].bytes.load(Ordering::Relaxed) + u64::from(stack.bytes);
+                let fine = stack.len < stack.most && kept <= self.bytes[0];
+                if fine {
+                    stack.push(row);
+                    shard.kept[0].bytes.store(kept, Ordering::Relaxed);
+                    add(&shard.kept[0].rows, 1);
+                }
+                fine
+            });
+        if fine {
+            shard.drift.store(drift, Ordering::Relaxed);
+        }
+        inside.store(0, Ordering::Release);
+        fine
     }
 
     /// A row of `pocket` that was freed on `line`, lent for `size` bytes.
     ///
     /// # Safety
     /// - The table whose rows were put here is alive for `'a`.
-    #[inline(always)]
+    #[inline]
     pub(crate) unsafe fn take<'a, const LARGE: bool>(
         &self,
         thread: u32,
@@ -274,10 +343,10 @@ impl Front {
         line: LineId,
         size: u64,
     ) -> Took<'a> {
-        let Some(shard) = self.shard(thread) else { return Took::NOTHING };
+        let shard = self.shards.of(thread);
         debug_assert_eq!(LARGE, pocket.is_large());
         let kept = &shard.kept[usize::from(LARGE)];
-        if kept.load(Ordering::Relaxed) == 0
+        if kept.rows.load(Ordering::Relaxed) == 0
             && (LARGE || shard.quarrels.load(Ordering::Relaxed) == 0 && !self.depot.may_have(line))
         {
             return Took::NOTHING;
@@ -286,22 +355,17 @@ impl Front {
         let row = shard.stacks.with_mut(|s| {
             // SAFETY: inside.
             let s = unsafe { &mut *s };
-            let at = if s.lines[0] == line { 0 } else { 1 };
-            if s.lines[at] != line {
-                return None;
-            }
+            let at = s.place(line)?;
             let stack = &mut s.stacks[at][pocket.stack & (STACKS - 1)];
             if LARGE && stack.bytes != pocket.bytes {
                 return None;
             }
             // SAFETY: rows in the stacks are alive as the caller says.
-            let row = unsafe { stack.head.as_ref() }?;
-            stack.head = link(row);
-            stack.len -= 1;
-            if LARGE {
+            let took = unsafe { stack.pop() };
+            if LARGE && took.is_some() {
                 s.tries = 0;
             }
-            Some((row, u64::from(stack.bytes)))
+            took
         });
         let row = match row {
             // SAFETY: as above.
@@ -315,8 +379,8 @@ impl Front {
         }
         let took = match row {
             Some((row, bytes)) => {
-                kept.store(kept.load(Ordering::Relaxed) - ROW - bytes, Ordering::Relaxed);
-                shard.hits.store(shard.hits.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
+                kept.sub(1, bytes);
+                add(&shard.hits, 1);
                 let drift = shard.drift.load(Ordering::Relaxed) + size as i64;
                 shard.drift.store(drift, Ordering::Relaxed);
                 Took::Row(row, drift)
@@ -332,27 +396,21 @@ impl Front {
     /// # Safety
     /// - The table whose rows these are outlives the front.
     pub(crate) unsafe fn stock(&self, thread: u32, chain: &mut Chain, class: usize, line: LineId) {
-        let Some(shard) = self.shard(thread) else { return };
+        let shard = self.shards.of(thread);
         let Some(way) = shard.enter(thread, self.fences) else { return };
         let counter = &shard.kept[0];
         let mut displaced = Chain::EMPTY;
         shard.stacks.with_mut(|s| {
             // SAFETY: inside.
             let s = unsafe { &mut *s };
-            let at = if s.lines[0] == line { 0 } else { 1 };
-            if s.lines[at] != line && !s.adopt_slow(line, shard, &mut displaced) {
-                return;
-            }
-            let at = if s.lines[0] == line { 0 } else { 1 };
+            let Some(at) = s.place(line).or_else(|| s.adopt_slow(line, shard, &mut displaced)) else { return };
             let stack = &mut s.stacks[at][class];
             let bytes = u64::from(stack.bytes);
-            while stack.len < stack.most && (counter.load(Ordering::Relaxed) & (ROW - 1)) + bytes <= self.bytes[0] {
+            while stack.len < stack.most && counter.bytes.load(Ordering::Relaxed) + bytes <= self.bytes[0] {
                 // SAFETY: the caller's.
                 let Some(row) = (unsafe { chain.pop() }) else { return };
-                set_link(row, stack.head);
-                stack.head = row;
-                stack.len += 1;
-                counter.store(counter.load(Ordering::Relaxed) + ROW + bytes, Ordering::Relaxed);
+                stack.push(row);
+                counter.add(1, bytes);
             }
         });
         shard.leave(way);
@@ -372,7 +430,7 @@ impl Front {
         line: LineId,
         size: u64,
     ) -> Put {
-        let Some(shard) = self.shard(thread) else { return Put::Refused };
+        let shard = self.shards.of(thread);
         debug_assert_eq!(LARGE, pocket.is_large());
         let credit = if LARGE { shard.credit.load(Ordering::Relaxed) } else { 0 };
         if credit != 0 {
@@ -387,11 +445,7 @@ impl Front {
         let bytes = shard.stacks.with_mut(|s| {
             // SAFETY: inside.
             let s = unsafe { &mut *s };
-            let at = if s.lines[0] == line { 0 } else { 1 };
-            if s.lines[at] != line && !s.adopt_slow(line, shard, &mut chain) {
-                return None;
-            }
-            let at = if s.lines[0] == line { 0 } else { 1 };
+            let at = s.place(line).or_else(|| s.adopt_slow(line, shard, &mut chain))?;
             let i = pocket.stack & (STACKS - 1);
             let most = self.bytes[usize::from(LARGE)];
             if LARGE {
@@ -402,7 +456,7 @@ impl Front {
             }
             let full = |s: &Stacks| {
                 let add = u64::from(s.stacks[at][i].bytes);
-                (counter.load(Ordering::Relaxed) & (ROW - 1)) + add > most
+                counter.bytes.load(Ordering::Relaxed) + add > most
             };
             if s.stacks[at][i].len >= s.stacks[at][i].most || full(s) {
                 if LARGE || !s.deposit_slow(at, i, shard, &self.depot) {
@@ -413,9 +467,7 @@ impl Front {
                 }
             }
             let stack = &mut s.stacks[at][i];
-            set_link(row, stack.head);
-            stack.head = row;
-            stack.len += 1;
+            stack.push(row);
             Some(u64::from(stack.bytes))
         });
         let Some(bytes) = bytes else {
@@ -427,12 +479,10 @@ impl Front {
                 Put::Kept(chain, -(size as i64))
             };
         };
-        counter.store(counter.load(Ordering::Relaxed) + ROW + bytes, Ordering::Relaxed);
+        counter.add(1, bytes);
         let mut drift = shard.drift.load(Ordering::Relaxed) - size as i64;
         let mut told = 0;
-        // Who tells meets the others: so rarely, whatever the blocks' size.
-        let most = if LARGE { DRIFT } else { DRIFT.max(size as i64 * UNTOLD) };
-        if drift.abs() > most {
+        if drift.abs() > DRIFT[usize::from(LARGE)] {
             (told, drift) = (drift, 0);
         }
         shard.drift.store(drift, Ordering::Relaxed);
@@ -445,7 +495,10 @@ impl Front {
         let mut chain = Chain::EMPTY;
         // SAFETY: rows in the depot belong to a table that outlives the front.
         unsafe { self.depot.drain(&mut chain) };
-        let Some(shard) = self.shard(thread).filter(|s| !s.is_idle()) else { return (chain, 0) };
+        let shard = self.shards.of(thread);
+        if shard.is_idle() {
+            return (chain, 0);
+        }
         let Some(way) = shard.enter(thread, self.fences) else { return (chain, 0) };
         let drift = shard.drain(&mut chain);
         shard.leave(way);
@@ -461,7 +514,7 @@ impl Front {
         let all = close || self.depot.any();
         // Everybody who does this begins at the first shard, so nobody waits for who waits for him.
         let words: [u32; MOST_SHARDS] = std::array::from_fn(|i| {
-            let shard = self.shards.get(i).filter(|s| all || !s.is_idle());
+            let shard = self.shards.all().get(i).filter(|s| all || !s.is_idle());
             shard.map_or(IDLE, |s| {
                 let word = s.close();
                 biased |= Owned(word).is_owned();
@@ -471,7 +524,7 @@ impl Front {
         if biased {
             self.fences.heavy();
         }
-        let entered = || self.shards.iter().zip(words).filter(|s| s.1 != IDLE);
+        let entered = || self.shards.all().iter().zip(words).filter(|s| s.1 != IDLE);
         entered().for_each(|(shard, word)| shard.await_owner(word));
         // SAFETY: rows in the depot belong to a table that outlives the front.
         unsafe { self.depot.drain(&mut chain) };
@@ -488,11 +541,11 @@ impl Front {
     /// nobody is inside.
     pub(crate) fn stats(&self) -> (u64, u64, u64, i64) {
         let (rows, bytes) = self.depot.kept();
-        self.shards.iter().fold((rows, bytes, 0, 0), |(rows, bytes, hits, drift), s| {
-            let [small, large] = [0, 1].map(|i: usize| s.kept[i].load(Ordering::Relaxed));
+        self.shards.all().iter().fold((rows, bytes, 0, 0), |(rows, bytes, hits, drift), s| {
+            let sum = |of: fn(&Kept) -> &AtomicU64| s.kept.iter().map(|k| of(k).load(Ordering::Relaxed)).sum::<u64>();
             (
-                rows + small / ROW + large / ROW,
-                bytes + small % ROW + large % ROW,
+                rows + sum(|k| &k.rows),
+                bytes + sum(|k| &k.bytes),
                 hits + s.hits.load(Ordering::Relaxed),
                 drift + s.drift.load(Ordering::Relaxed),
             )
@@ -509,8 +562,8 @@ enum Way<'a> {
 }
 
 impl Shard {
-    /// A shard that keeps `small` bytes of small blocks.
-    fn new(small: u64) -> Self {
+    /// A shard that keeps `small` bytes of small blocks, entered as `word` says.
+    fn new(small: u64, word: u32) -> Self {
         let stack = |i: usize| Stack {
             head: ptr::null(),
             len: 0,
@@ -520,10 +573,10 @@ impl Shard {
         };
         let stacks = std::array::from_fn(stack);
         Self {
-            word: AtomicU32::new(0),
+            word: AtomicU32::new(word),
             inside: std::array::from_fn(|_| AtomicU8::new(0)),
             drift: AtomicI64::new(0),
-            kept: [AtomicU64::new(0), AtomicU64::new(0)],
+            kept: std::array::from_fn(|_| Kept { rows: AtomicU64::new(0), bytes: AtomicU64::new(0) }),
             hits: AtomicU64::new(0),
             credit: AtomicI32::new(0),
             quarrels: AtomicU32::new(0),
@@ -540,20 +593,27 @@ impl Shard {
         }
     }
 
+    /// Enters as the owner, if the thread is that. Who enters takes the flag back to leave.
+    #[inline(always)]
+    fn enter_own(&self, thread: u32) -> Option<&AtomicU8> {
+        let word = self.word.load(Ordering::Relaxed);
+        let inside = &self.inside[Owned(word).turn_of(thread)?];
+        inside.store(1, Ordering::Relaxed);
+        Fences::light_of_asymmetric();
+        if self.word.load(Ordering::Acquire) == word || mutated('a') {
+            return Some(inside);
+        }
+        inside.store(0, Ordering::Release);
+        None
+    }
+
     /// Enters without waiting, or not at all.
     #[inline]
     fn enter(&self, thread: u32, fences: Fences) -> Option<Way<'_>> {
-        let word = self.word.load(Ordering::Relaxed);
-        if Owned(word).is(thread) {
-            let inside = &self.inside[Owned(word).turn()];
-            inside.store(1, Ordering::Relaxed);
-            fences.light();
-            if self.word.load(Ordering::Acquire) == word || mutated('a') {
-                return Some(Way::Owner(inside));
-            }
-            inside.store(0, Ordering::Release);
+        match self.enter_own(thread) {
+            Some(inside) => Some(Way::Owner(inside)),
+            None => self.enter_shared(thread, fences),
         }
-        self.enter_shared(thread, fences)
     }
 
     fn enter_shared(&self, thread: u32, fences: Fences) -> Option<Way<'_>> {
@@ -621,7 +681,7 @@ impl Shard {
             (stack.head, stack.len) = (link(first), rows - 1);
             let bytes = u64::from(stack.bytes);
             let counter = &self.kept[0];
-            counter.store(counter.load(Ordering::Relaxed) + u64::from(rows) * (ROW + bytes), Ordering::Relaxed);
+            counter.add(u64::from(rows), u64::from(rows) * bytes);
             Some((first, bytes))
         })
     }
@@ -635,7 +695,7 @@ impl Shard {
         }
         // Where threads contend for the core's lock, the next visit fetches some more; twice as many as the last one.
         let quarrels = self.quarrels.load(Ordering::Relaxed);
-        if quarrels == 0 || self.kept[0].load(Ordering::Relaxed) & (ROW - 1) >= most / 2 {
+        if quarrels == 0 || self.kept[0].bytes.load(Ordering::Relaxed) >= most / 2 {
             return Took::NOTHING;
         }
         self.quarrels.store(quarrels - 1, Ordering::Relaxed);
@@ -669,7 +729,7 @@ impl Shard {
         self.stacks.with_mut(|s| {
             // SAFETY: inside.
             let s = unsafe { &mut *s };
-            if self.kept[1].load(Ordering::Relaxed) > 0 {
+            if self.kept[1].rows.load(Ordering::Relaxed) > 0 {
                 self.credit.store(-SHORT_REST, Ordering::Relaxed);
             }
             for at in 0..LINES {
@@ -683,7 +743,7 @@ impl Shard {
 
     /// Whether there is nothing to take out, as far as this thread can know.
     fn is_idle(&self) -> bool {
-        self.kept.iter().all(|k| k.load(Ordering::Relaxed) == 0) && self.drift.load(Ordering::Relaxed) == 0
+        self.kept.iter().all(|k| k.rows.load(Ordering::Relaxed) == 0) && self.drift.load(Ordering::Relaxed) == 0
     }
 
     /// Keeps everybody out who is not inside yet. Returns the word to store on leaving. The caller is inside after a heavy fence and
@@ -722,7 +782,56 @@ fn pause(spins: u32) -> u32 {
     spins.saturating_add(1)
 }
 
+/// Adds to a counter that has one writer at a time.
+#[inline(always)]
+fn add(counter: &AtomicU64, n: u64) {
+    counter.store(counter.load(Ordering::Relaxed) + n, Ordering::Relaxed);
+}
+
+impl Kept {
+    #[inline(always)]
+    fn add(&self, rows: u64, bytes: u64) {
+        add(&self.rows, rows);
+        add(&self.bytes, bytes);
+    }
+
+    #[inline(always)]
+    fn sub(&self, rows: u64, bytes: u64) {
+        self.rows.store(self.rows.load(Ordering::Relaxed) - rows, Ordering::Relaxed);
+        self.bytes.store(self.bytes.load(Ordering::Relaxed) - bytes, Ordering::Relaxed);
+    }
+}
+
+impl Stack {
+    #[inline(always)]
+    fn push(&mut self, row: &Row) {
+        set_link(row, self.head);
+        self.head = row;
+        self.len += 1;
+    }
+
+    /// A row and the bytes of its block.
+    ///
+    /// # Safety
+    /// - The rows that were pushed are alive for `'a`.
+    #[inline(always)]
+    unsafe fn pop<'a>(&mut self) -> Option<(&'a Row, u64)> {
+        // SAFETY: the caller's.
+        let row = unsafe { self.head.as_ref() }?;
+        self.head = link(row);
+        self.len -= 1;
+        Some((row, u64::from(self.bytes)))
+    }
+}
+
 impl Stacks {
+    /// Which stacks are a line's.
+    #[inline(always)]
+    fn place(&self, line: LineId) -> Option<usize> {
+        let at = usize::from(self.lines[0] != line);
+        (self.lines[at] == line).then_some(at)
+    }
+
     /// Makes a stack of large blocks one of this size. `false`: nothing large is kept for a while, because nothing large was asked for again.
     #[inline]
     fn invite(&mut self, at: usize, pocket: Pocket, most: u64, shard: &Shard, chain: &mut Chain) -> bool {
@@ -755,13 +864,13 @@ impl Stacks {
 
     /// Gives the line stacks of its own: unused ones, or at last another line's.
     #[cold]
-    fn adopt_slow(&mut self, line: LineId, shard: &Shard, chain: &mut Chain) -> bool {
+    fn adopt_slow(&mut self, line: LineId, shard: &Shard, chain: &mut Chain) -> Option<usize> {
         let at = match self.unused() {
             Some(at) => at,
             None => {
                 self.misses += 1;
                 if self.misses < PATIENCE {
-                    return false;
+                    return None;
                 }
                 let at = (self.misses as usize / PATIENCE as usize) % LINES;
                 self.empty(at, 0..STACKS, shard, chain);
@@ -769,7 +878,7 @@ impl Stacks {
             }
         };
         self.assign(at, line);
-        true
+        Some(at)
     }
 
     /// Stacks that no line has, or whose line has nothing in them.
@@ -811,8 +920,7 @@ impl Stacks {
         }
         (stack.head, stack.len) = (rest, stack.len - n);
         let counter = &shard.kept[0];
-        let gone = u64::from(n) * (ROW + u64::from(stack.bytes));
-        counter.store(counter.load(Ordering::Relaxed) - gone, Ordering::Relaxed);
+        counter.sub(u64::from(n), u64::from(n) * u64::from(stack.bytes));
         true
     }
 
@@ -823,10 +931,8 @@ impl Stacks {
         let counter = &shard.kept[usize::from(i >= CLASSES)];
         for _ in 0..n.max(1) {
             // SAFETY: rows in the stacks belong to a table that outlives the front.
-            let Some(row) = (unsafe { stack.head.as_ref() }) else { return };
-            stack.head = link(row);
-            stack.len -= 1;
-            counter.store(counter.load(Ordering::Relaxed) - ROW - u64::from(stack.bytes), Ordering::Relaxed);
+            let Some((row, bytes)) = (unsafe { stack.pop() }) else { return };
+            counter.sub(1, bytes);
             chain.push(row);
         }
     }

@@ -258,7 +258,7 @@ impl Heap {
 
     /// Takes `units` (aligned to `align` units) that lie free for `lane`. The node's stamp says what its memory still waits for on
     /// that lane. `None`: nothing resident fits.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn take(&mut self, units: u32, align: u32, lane: u8) -> Result<Option<u32>> {
         self.nodes.ensure(2)?;
         self.tick += 1;
@@ -272,7 +272,7 @@ impl Heap {
     }
 
     /// As [`take`](Self::take). Needs two spare nodes.
-    #[inline]
+    #[inline(always)]
     fn take_lowest(&mut self, units: u32, align: u32, lane: u8) -> Option<u32> {
         let at = self.choose(units, align, lane);
         if at == NIL || self.nodes[at].holes > 0 && !self.is_backed_in(at, units, align) {

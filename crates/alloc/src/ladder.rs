@@ -594,10 +594,10 @@ impl Inner {
     /// `OutOfMemory` for host memory; then the block is as it was.
     pub(crate) fn suspend_block(&self, block: &Lease<Buffer>) -> Result<u64> {
         let Some(row) = self.table.get(block.header().index()) else { return Ok(0) };
-        if row.slot.load(Ordering::Relaxed) != NO_SLOT {
+        if row.buffer.slot.load(Ordering::Relaxed) != NO_SLOT {
             return Ok(0);
         }
-        let steps = self.core.lock().store.heap.plan_suspend(row.place.load(Ordering::Relaxed))?;
+        let steps = self.core.lock().store.heap.plan_suspend(row.buffer.place.load(Ordering::Relaxed))?;
         if let Some(watch) = &self.watch {
             watch.darken(row);
         }
@@ -610,10 +610,10 @@ impl Inner {
     /// `OverBudget`, the driver's; then the block is as it was.
     pub(crate) fn resume_block(&self, block: &Lease<Buffer>) -> Result<()> {
         let Some(row) = self.table.get(block.header().index()) else { return Ok(()) };
-        if row.slot.load(Ordering::Relaxed) != NO_SLOT {
+        if row.buffer.slot.load(Ordering::Relaxed) != NO_SLOT {
             return Ok(());
         }
-        let node = row.place.load(Ordering::Relaxed);
+        let node = row.buffer.place.load(Ordering::Relaxed);
         let plan = loop {
             let mut core = self.core.lock();
             if !core.store.heap.in_motion(node) {

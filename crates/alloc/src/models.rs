@@ -117,6 +117,9 @@ impl Pile {
     /// Puts a row, until it is kept: the first call of a thread may only take the shard over.
     fn put(&self, thread: u32, row: &Row) -> Option<usize> {
         self.touch(row);
+        if self.front.put_own(thread, row, CLASS, line(), SIZE) {
+            return Some(0);
+        }
         match self.front.put::<false>(thread, row, Pocket::small(CLASS), line(), SIZE) {
             Put::Kept(chain, _) => Some(self.count(chain)),
             Put::Refused => None,
@@ -125,6 +128,11 @@ impl Pile {
 
     fn take(&self, thread: u32) -> Option<&Row> {
         // SAFETY: the rows live as long as the pile.
+        if let Some(row) = unsafe { self.front.take_own(thread, CLASS, line(), SIZE) } {
+            self.touch(row);
+            return Some(row);
+        }
+        // SAFETY: as above.
         match unsafe { self.front.take::<false>(thread, Pocket::small(CLASS), line(), SIZE) } {
             Took::Row(row, _) => {
                 self.touch(row);

@@ -79,7 +79,7 @@ impl Store {
     }
 
     /// Takes a block from what is resident and free for `line`. `None`: nothing fits.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn take(&mut self, need: Need, line: &Line) -> Result<Option<Block>> {
         if let Some(class) = need.class {
             return self.take_slot(class, line);
@@ -166,7 +166,7 @@ impl Store {
         }
     }
 
-    #[inline]
+    #[inline(always)]
     fn block(&self, node: u32) -> Block {
         let (n, stamp) = (&self.heap.nodes[node], self.heap.nodes.stamp(node));
         let span = &self.heap.spans[usize::from(n.span)];

@@ -263,14 +263,14 @@ impl Inner {
             let lease = self.alloc_block(whole, on)?;
             let Some(row) = self.table.get(lease.header().index()) else { return Ok(lease) };
             let core = self.core.lock();
-            let (spot, usable) = match row.slot.load(Ordering::Relaxed) {
+            let (spot, usable) = match row.buffer.slot.load(Ordering::Relaxed) {
                 NO_SLOT => {
-                    let node = row.place.load(Ordering::Relaxed);
+                    let node = row.buffer.place.load(Ordering::Relaxed);
                     (Spot::Node(node), u64::from(core.store.heap.nodes[node].units) << UNIT_SHIFT)
                 }
                 slot => {
-                    let class = usize::from(row.class.load(Ordering::Relaxed));
-                    (Spot::Slot(row.place.load(Ordering::Relaxed), slot), class_size(class))
+                    let class = usize::from(row.buffer.class.load(Ordering::Relaxed));
+                    (Spot::Slot(row.buffer.place.load(Ordering::Relaxed), slot), class_size(class))
                 }
             };
             self.counters.add_live(-(aids.red_zone as i64));
@@ -338,9 +338,9 @@ impl Inner {
             }
         };
         // A slot, so that nobody takes the place for a node.
-        row.place.store(u32::MAX, Ordering::Relaxed);
-        row.slot.store(0, Ordering::Relaxed);
-        row.class.store(NO_CLASS, Ordering::Relaxed);
+        row.buffer.place.store(u32::MAX, Ordering::Relaxed);
+        row.buffer.slot.store(0, Ordering::Relaxed);
+        row.buffer.class.store(NO_CLASS, Ordering::Relaxed);
         row.buffer.describe(addr, chunk.native, len, Some(on.line), kind_bits(self.config.host_kind) | WATCHED);
         row.buffer.inherit(Stamp::NEVER);
         core.allocations += 1;

@@ -199,8 +199,7 @@ impl Header {
     pub fn set_live_quietly(&self, unique: bool) {
         let s = self.state.load(Ordering::Relaxed);
         debug_assert_eq!(s & STRONG, 0, "the owner makes the first lease of a slot that nobody holds");
-        let findable = (s & ASKED) * (FINDABLE / ASKED);
-        self.state.store(s | findable | 1 | if unique { UNIQUE } else { 0 }, Ordering::Release);
+        self.state.store(s | 1 | if unique { UNIQUE } else { 0 }, Ordering::Release);
     }
 
     /// Somebody is about to know the handle of what will be made here. Only the owner may call it, on a header that nobody holds.
@@ -215,11 +214,15 @@ impl Header {
         self.state.store(u64::from(generation) << GENERATION_SHIFT, Ordering::Release);
     }
 
-    /// As [`set_vacant`](Self::set_vacant), remembering whether anybody ever asked for a handle.
+    /// As [`set_vacant`](Self::set_vacant), for the generation after the present one, which it returns. If anybody ever asked for a handle
+    /// it is findable as soon as it is live again.
     #[inline]
-    pub fn set_vacant_again(&self, generation: u32) {
-        let asked = self.state.load(Ordering::Relaxed) & ASKED;
+    pub fn set_vacant_again(&self) -> u32 {
+        let s = self.state.load(Ordering::Relaxed);
+        let generation = ((s >> GENERATION_SHIFT) as u32).wrapping_add(1).max(1);
+        let asked = (s & ASKED) * (1 + FINDABLE / ASKED);
         self.state.store(u64::from(generation) << GENERATION_SHIFT | asked, Ordering::Release);
+        generation
     }
 
     /// Adds a count if `generation` is the present one and somebody holds it.

@@ -12,7 +12,7 @@ fn line(n: u64) -> LineId {
 fn rows(n: u32) -> Vec<Row> {
     let row = |i| {
         let row = Row::new(Header::new(ptr::null(), i, 1));
-        row.class.store(CLASS as u16, Ordering::Relaxed);
+        row.buffer.class.store(CLASS as u16, Ordering::Relaxed);
         row
     };
     (0..n).map(row).collect()
@@ -43,7 +43,7 @@ fn front() -> Front {
     let front = Front::new(2, 1 << 20, 0, 0);
     for thread in [1, 2] {
         // The first entry makes the thread the owner.
-        let shard = front.shard(thread).expect("a shard");
+        let shard = front.shards.of(thread);
         assert!(shard.enter(thread, front.fences).is_none());
     }
     front
@@ -77,7 +77,7 @@ fn who_quarrels_fetches_more_each_time_and_finds_it() {
 #[test]
 fn what_finds_no_room_comes_back() {
     let front = Front::new(2, 8 << 10, 0, 0);
-    let (shard, rows) = (front.shard(1).expect("a shard"), rows(5));
+    let (shard, rows) = (front.shards.of(1), rows(5));
     assert!(shard.enter(1, front.fences).is_none());
     let mut more = chain(&rows);
     // SAFETY: the rows live as long as the test.
@@ -96,5 +96,54 @@ fn a_thread_empties_its_own_shard_only() {
     assert_eq!((count(chain), drift, front.stats().0), (2, -8000, 2));
     let (chain, drift) = front.flush(false);
     assert_eq!((count(chain), drift, front.stats()), (2, -8000, (0, 0, 0, 0)));
-    assert!(front.shards.iter().all(|s| s.is_idle() && s.word.load(Ordering::Relaxed) & LOCKED == 0));
+    assert!(front.shards.all().iter().all(|s| s.is_idle() && s.word.load(Ordering::Relaxed) & LOCKED == 0));
+}
+
+/// What the owner's way does of itself, and what it leaves to the other one.
+#[test]
+fn the_owner_takes_and_keeps_by_itself_what_needs_nothing_else() {
+    let (front, rows) = (front(), rows(80));
+    // SAFETY: the rows live as long as the test.
+    let take = |thread, line| unsafe { front.take_own(thread, CLASS, line, 4000) };
+    let put = |thread, row: usize, line| front.put_own(thread, &rows[row], CLASS, line, 4000);
+    assert!(take(1, line(1)).is_none(), "there is nothing");
+    assert!(!put(1, 0, line(1)), "the line has no stacks");
+    assert!(matches!(front.put::<false>(1, &rows[0], Pocket::small(CLASS), line(1), 4000), Put::Kept(..)));
+    assert!(put(1, 1, line(1)));
+    assert_eq!(front.stats(), (2, 8192, 0, -8000));
+    for thread in [2, 5, NOBODY] {
+        assert!(take(thread, line(1)).is_none() && !put(thread, 2, line(1)), "another thread's shard");
+    }
+    assert!(take(1, line(2)).is_none(), "another line");
+    let index = |row: Option<&Row>| row.map(|r| r.header.index());
+    assert_eq!([index(take(1, line(1))), index(take(1, line(1))), index(take(1, line(1)))], [Some(1), Some(0), None]);
+    assert_eq!(front.stats(), (0, 0, 2, 0));
+    // A full stack is not its concern: 2 MiB / 8 / 4 KiB.
+    let most = (0..80).take_while(|&row| put(1, row, line(1))).count();
+    assert_eq!(most, 32);
+    // Nor is what must be told: more than so much that came back.
+    let row = take(1, line(1)).expect("one of them");
+    let kept = (0..).take_while(|_| {
+        let fine = front.put_own(1, row, CLASS, line(1), 1 << 19);
+        assert!(!fine || take(1, line(1)).is_some());
+        fine
+    });
+    let kept = kept.count() as i64;
+    assert!((2..=4).contains(&kept), "{kept} times half a MiB");
+    assert!(front.stats().3 >= -DRIFT[0] && front.stats().3 - (1 << 19) < -DRIFT[0]);
+    // A closed shard lets nobody in.
+    let _ = front.flush(true);
+    assert!(take(1, line(1)).is_none() && !put(1, 3, line(1)));
+}
+
+#[test]
+fn a_front_without_shards_keeps_nothing() {
+    let (front, rows) = (Front::none(), rows(1));
+    for thread in [1, 2, NOBODY] {
+        assert!(front.is_none() && !front.put_own(thread, &rows[0], CLASS, line(1), 4000));
+        let put = front.put::<false>(thread, &rows[0], Pocket::small(CLASS), line(1), 4000);
+        assert!(matches!(put, Put::Refused));
+        assert!(matches!(take(&front, thread, line(1)), Took::Nothing(chain) if chain.is_empty()));
+    }
+    assert!(front.flush(true).0.is_empty());
 }

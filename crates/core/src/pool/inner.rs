@@ -297,7 +297,7 @@ unsafe fn last<R: Resource>(hdr: NonNull<Header>) {
         let header = &(*slot.as_ptr()).header;
         let generation = header.generation();
         let fate = quietly(|| (*slot.as_ptr()).payload.with_mut(|p| inner.resource.recycle((*p).assume_init_mut())));
-        header.set_vacant_again(generation_after(generation));
+        header.set_vacant_again();
         if generation == inner.worn_at || fate.is_none() {
             inner.destroy_payload(slot);
             retire(pool);
