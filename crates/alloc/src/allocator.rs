@@ -85,6 +85,8 @@ pub(crate) struct Core {
     pub(crate) peak: (u64, u64),
     /// Times that the magazines of all threads were emptied rather than new memory taken.
     pub(crate) flushes: u64,
+    /// Blocks that went to the core for that.
+    pub(crate) flushed: u64,
 }
 
 /// Parked rows that one allocation looks at.
@@ -327,6 +329,7 @@ impl Allocator {
             episodes: 0,
             peak: (0, 0),
             flushes: 0,
+            flushed: 0,
         };
         // Without magazines no block is of a class of theirs.
         let classless = if front.is_none() { CLASSLESS } else { 0 };

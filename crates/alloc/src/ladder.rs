@@ -35,6 +35,9 @@ const WAITS_PER_EPISODE: u64 = 4;
 const OPERATIONS_PER_EPISODE: u64 = 1_000;
 /// Operations that pay for emptying the magazines of all threads.
 const OPERATIONS_PER_FLUSH: u64 = 1 << 16;
+/// Operations that pay for a block that goes from a magazine to the core and comes back one by one, and blocks that go while it warms up.
+const OPERATIONS_PER_ROW: u64 = 512;
+const WARM_UP_ROWS: u64 = 1 << 14;
 /// The most that one growth takes from the driver in one piece.
 const PIECE: u64 = 32 << 20;
 /// With fewer granules in hand, one of them counts: large blocks are placed so that all of theirs can be moved. With more, what that leaves
@@ -258,21 +261,23 @@ impl Inner {
         self.issue(&mut core, block, size, on.line).map(Some)
     }
 
-    /// Empties magazines before anything is taken from the driver: this thread's; those of all threads as long as it is rare, since it
-    /// makes them all wait and what it yields is soon kept again; always where memory counts most.
+    /// Empties magazines before anything is taken from the driver: those of all threads as long as it is rare, since it makes them all
+    /// wait; this thread's as long as what lies there is little beside the work that was done since, for it is soon kept again.
     fn flush_or_some(&self) {
-        let paid = || {
+        let (all, own) = {
             let mut core = self.core.lock();
-            let paid = core.flushes < WARM_UP + self.operations(&core) / OPERATIONS_PER_FLUSH;
-            core.flushes += u64::from(paid);
-            paid
+            let (rows, _, hits, _) = self.front.stats();
+            let operations = 2 * (core.allocations + hits);
+            let own = core.flushed < WARM_UP_ROWS + operations / OPERATIONS_PER_ROW;
+            let all = own && core.flushes < WARM_UP + operations / OPERATIONS_PER_FLUSH;
+            core.flushes += u64::from(all);
+            core.flushed += if own { rows } else { 0 };
+            (all, own)
         };
-        let (chain, drift) = match self.config.policy {
-            Policy::Compact => self.front.flush(false),
-            _ if paid() => self.front.flush(false),
-            _ => self.front.flush_own(thread_number()),
-        };
-        self.take_back(chain, drift);
+        if own {
+            let (chain, drift) = if all { self.front.flush(false) } else { self.front.flush_own(thread_number()) };
+            self.take_back(chain, drift);
+        }
     }
 
     /// Allocations and frees so far, whoever served them.
