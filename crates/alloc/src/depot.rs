@@ -10,10 +10,12 @@
 //! keeps everybody out of all shards finds all stacks here ([`Front::flush`](crate::front::Front::flush)).
 //!
 //! A stack is its rows, linked through their headers. The lengths of their buffers mean nothing while nobody holds them: that of the first
-//! row says which stack lies under it, and how many rows it has.
+//! row says which stack lies under it, and how many rows it has. The last few stacks of a bin are named row by row besides, so that who takes
+//! one may have all its rows fetched at once: they are likely in another processor's cache, and each names the next one only.
 
 use crate::buffer::Row;
 use crate::front::{Chain, link};
+use crate::host::fetch;
 use crate::layout::{CLASSES, class_size};
 use leasehold_core::sync::atomic::{AtomicU64, Ordering};
 use leasehold_core::sync::{CachePadded, Mutex};
@@ -25,6 +27,11 @@ const ROW: u64 = 1 << 44;
 
 /// The most rows of a stack: they are counted in the bits of an address that alignment leaves.
 pub(crate) const MOST_ROWS: u16 = align_of::<Row>() as u16 - 1;
+
+/// The most rows of a stack that are named one by one.
+pub(crate) const NAMED: usize = 32;
+/// Stacks of a bin whose rows are.
+const RECENT: usize = 4;
 
 /// Stacks of rows for each of some lines.
 pub(crate) struct Depot {
@@ -45,6 +52,9 @@ struct Piles {
     line: LineId,
     /// The first row of the top stack of each class.
     tops: [*const Row; CLASSES],
+    /// The rows of the stacks that came last. Hints: such a stack may have gone.
+    recent: [[*const Row; NAMED]; RECENT],
+    turn: usize,
 }
 
 // SAFETY: rows are `Sync` and outlive the depot.
@@ -53,7 +63,12 @@ unsafe impl Send for Piles {}
 impl Depot {
     /// A depot of so many bins (a power of two), each of which keeps at most `most` bytes.
     pub(crate) fn new(bins: usize, most: u64) -> Self {
-        let piles = || Piles { line: Stamp::NEVER.line_id(), tops: [ptr::null(); CLASSES] };
+        let piles = || Piles {
+            line: Stamp::NEVER.line_id(),
+            tops: [ptr::null(); CLASSES],
+            recent: [[ptr::null(); NAMED]; RECENT],
+            turn: 0,
+        };
         let bin = |_| CachePadded::new(Bin { kept: AtomicU64::new(0), piles: Mutex::new(piles()) });
         Self { bins: (0..bins).map(bin).collect(), most }
     }
@@ -79,9 +94,11 @@ impl Depot {
         self.bins.iter().map(|b| b.kept.load(Ordering::Relaxed)).fold((0, 0), |(r, b), k| (r + k / ROW, b + k % ROW))
     }
 
-    /// Keeps a stack of `rows` linked rows of a class, freed on `line`. `false`: there is no room, or somebody is at it. Inside a shard only.
-    pub(crate) fn push(&self, line: LineId, class: usize, first: &Row, rows: u16) -> bool {
-        let Some(bin) = self.bin(line).filter(|_| (1..=MOST_ROWS).contains(&rows)) else { return false };
+    /// Keeps a stack of rows of a class, freed on `line`, each linked to the next. `false`: there is no room, or somebody is at it. Inside a
+    /// shard only.
+    pub(crate) fn push(&self, line: LineId, class: usize, stack: &[&Row]) -> bool {
+        let (Some(bin), &[first, ..]) = (self.bin(line), stack) else { return false };
+        let Some(rows) = u16::try_from(stack.len()).ok().filter(|&n| n <= MOST_ROWS) else { return false };
         let kept = bin.kept.load(Ordering::Relaxed);
         let add = u64::from(rows) * (ROW + class_size(class));
         if (kept + add) % ROW > self.most {
@@ -97,6 +114,10 @@ impl Depot {
         }
         let under = std::mem::replace(&mut piles.tops[class], first);
         first.buffer.relend((under.expose_provenance() | usize::from(rows)) as u64);
+        let turn = (piles.turn + 1) % RECENT;
+        piles.turn = turn;
+        let names = stack.iter().map(|&row| ptr::from_ref(row)).chain(std::iter::repeat(ptr::null()));
+        piles.recent[turn].iter_mut().zip(names).for_each(|(place, name)| *place = name);
         bin.kept.store(kept + add, Ordering::Relaxed);
         true
     }
@@ -113,6 +134,9 @@ impl Depot {
         }
         // SAFETY: the caller's.
         let (first, rows) = unsafe { piles.take_top(class) }?;
+        if let Some(names) = piles.recent.iter().find(|r| ptr::eq(r[0], first)) {
+            names.iter().take(rows.into()).for_each(|&row| fetch(row));
+        }
         let kept = bin.kept.load(Ordering::Relaxed);
         bin.kept.store(kept - u64::from(rows) * (ROW + class_size(class)), Ordering::Relaxed);
         Some((first, rows))
@@ -175,6 +199,10 @@ mod tests {
         rows
     }
 
+    fn of(rows: &[Row]) -> Vec<&Row> {
+        rows.iter().collect()
+    }
+
     fn pop(depot: &Depot, line: LineId) -> Option<(u32, u16)> {
         // SAFETY: the rows live as long as each test.
         unsafe { depot.pop(line, CLASS) }.map(|(row, n)| (row.header.index(), n))
@@ -183,7 +211,7 @@ mod tests {
     #[test]
     fn the_last_stack_of_a_line_comes_first() {
         let (depot, a, b) = (Depot::new(4, 1 << 20), rows(3), rows(2));
-        assert!(depot.push(line(1), CLASS, &a[0], 3) && depot.push(line(1), CLASS, &b[1], 1));
+        assert!(depot.push(line(1), CLASS, &of(&a[0..3])) && depot.push(line(1), CLASS, &of(&b[1..])));
         assert_eq!(depot.kept(), (4, 4 * BYTES));
         assert_eq!(pop(&depot, line(2)), None);
         assert_eq!(
@@ -196,24 +224,24 @@ mod tests {
     #[test]
     fn a_bin_belongs_to_one_line_until_it_is_empty() {
         let (depot, a) = (Depot::new(4, 1 << 20), rows(2));
-        assert!(depot.push(line(1), CLASS, &a[0], 1));
-        assert!(!depot.push(line(5), CLASS, &a[1], 1), "line 5 has the same bin");
+        assert!(depot.push(line(1), CLASS, &of(&a[0..1])));
+        assert!(!depot.push(line(5), CLASS, &of(&a[1..2])), "line 5 has the same bin");
         assert!(depot.may_have(line(5)) && pop(&depot, line(5)).is_none());
         assert_eq!(pop(&depot, line(1)), Some((0, 1)));
-        assert!(depot.push(line(5), CLASS, &a[1], 1));
+        assert!(depot.push(line(5), CLASS, &of(&a[1..2])));
     }
 
     #[test]
     fn a_bin_keeps_so_many_bytes() {
         let (depot, a) = (Depot::new(4, 4 * BYTES), rows(6));
-        assert!(depot.push(line(1), CLASS, &a[0], 4) && !depot.push(line(1), CLASS, &a[4], 1));
-        assert!(depot.push(line(2), CLASS, &a[4], 2), "another bin");
+        assert!(depot.push(line(1), CLASS, &of(&a[0..4])) && !depot.push(line(1), CLASS, &of(&a[4..5])));
+        assert!(depot.push(line(2), CLASS, &of(&a[4..6])), "another bin");
     }
 
     #[test]
     fn a_drain_finds_every_row() {
         let (depot, a) = (Depot::new(4, 1 << 20), rows(6));
-        assert!(depot.push(line(1), CLASS, &a[0], 4) && depot.push(line(2), CLASS, &a[4], 2));
+        assert!(depot.push(line(1), CLASS, &of(&a[0..4])) && depot.push(line(2), CLASS, &of(&a[4..6])));
         let mut chain = Chain::EMPTY;
         // SAFETY: the rows live as long as the test.
         unsafe { depot.drain(&mut chain) };

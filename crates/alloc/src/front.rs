@@ -31,7 +31,7 @@
 //! Nobody calls anything while inside. Rows that leave a magazine for the core are carried there after leaving.
 
 use crate::buffer::Row;
-use crate::depot::Depot;
+use crate::depot::{Depot, NAMED};
 use crate::fence::{Fences, Inside, NOBODY, OWNERS, Owned};
 use crate::layout::{CLASSES, SLAB_MAX, UNIT, class_size};
 use crate::mutant::mutated;
@@ -907,14 +907,15 @@ impl Stacks {
         // SAFETY: rows in the stacks belong to a table that outlives the front.
         let row = |at: *const Row| unsafe { at.as_ref() };
         let Some(first) = row(stack.head) else { return false };
-        let mut last = first;
-        for _ in 1..n {
+        let (mut rows, mut last) = ([first; NAMED], first);
+        let n = n.min(NAMED as u16);
+        for place in &mut rows[1..n.into()] {
             let Some(next) = row(link(last)) else { return false };
-            last = next;
+            (last, *place) = (next, next);
         }
         let rest = link(last);
         set_link(last, ptr::null());
-        if !depot.push(self.lines[at], i, first, n) {
+        if !depot.push(self.lines[at], i, &rows[..n.into()]) {
             set_link(last, rest);
             return false;
         }

@@ -19,7 +19,7 @@ mod transfer;
 
 pub(crate) use transfer::Part;
 
-use crate::host::{self, fetch};
+use crate::host::{self, fetch_entry};
 use crate::index::Index;
 use crate::layout::{UNIT, UNIT_SHIFT};
 use crate::map::PageMap;
@@ -597,8 +597,8 @@ impl Heap {
         self.tick += 1;
         // What the rest looks at, all at once.
         let Node { start, prev, next, .. } = self.nodes[id];
-        fetch(&self.nodes.rows, prev as usize);
-        fetch(&self.nodes.rows, next as usize);
+        fetch_entry(&self.nodes.rows, prev as usize);
+        fetch_entry(&self.nodes.rows, next as usize);
         self.lanes[usize::from(lane)].index.expect(start);
         if lane != READY {
             self.res.note_use(&self.nodes[id], stamp);

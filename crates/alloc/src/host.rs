@@ -54,13 +54,19 @@ pub(crate) fn note(notes: &mut Vec<Text>, what: fmt::Arguments<'_>) {
 
 /// Tells the processor that an entry will be needed. A hint: any index does.
 #[inline]
-pub(crate) fn fetch<T>(list: &[T], at: usize) {
+pub(crate) fn fetch_entry<T>(list: &[T], at: usize) {
+    fetch(list.as_ptr().wrapping_add(at));
+}
+
+/// Tells the processor that what lies there will be needed. A hint: any address does.
+#[inline]
+pub(crate) fn fetch<T>(at: *const T) {
     #[cfg(all(target_arch = "x86_64", not(miri)))]
     {
         use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
         // SAFETY: every x86-64 processor has it, and it reads nothing, whatever the address.
-        unsafe { _mm_prefetch::<_MM_HINT_T0>(list.as_ptr().wrapping_add(at).cast()) };
+        unsafe { _mm_prefetch::<_MM_HINT_T0>(at.cast()) };
     }
     #[cfg(not(all(target_arch = "x86_64", not(miri))))]
-    let _ = (list, at);
+    let _ = at;
 }

@@ -15,7 +15,7 @@
 //!
 //! Must not know spans, streams or budgets.
 
-use crate::host::fetch;
+use crate::host::fetch_entry;
 use crate::node::{NIL, Node, or_sink};
 use leasehold_core::{Error, OutOfMemory, Result};
 use std::hint::select_unpredictable;
@@ -332,8 +332,8 @@ impl Index {
     #[inline]
     pub(crate) fn expect(&self, start: u32) {
         let leaf = leaf_of(start);
-        fetch(&self.heads, leaf);
-        fetch(&self.rows[0], leaf / WIDE);
+        fetch_entry(&self.heads, leaf);
+        fetch_entry(&self.rows[0], leaf / WIDE);
     }
 
     /// The first leaf whose maximum suffices for a code.
@@ -349,8 +349,8 @@ impl Index {
             at = at * WIDE + (mask.trailing_zeros() as usize & (WIDE - 1));
         }
         // One of these is needed next: half of a line's heads lie in a cache line.
-        fetch(&self.heads, at * WIDE);
-        fetch(&self.heads, at * WIDE + WIDE / 2);
+        fetch_entry(&self.heads, at * WIDE);
+        fetch_entry(&self.heads, at * WIDE + WIDE / 2);
         let mask = self.rows[0].get(at)?.enough(least);
         (mask != 0).then(|| at * WIDE + (mask.trailing_zeros() as usize & (WIDE - 1)))
     }
