@@ -170,10 +170,9 @@ impl Table {
         let own = own_list();
         let mut moved = 0;
         for list in (0..LISTS).map(|i| (own + i) % LISTS) {
-            // SAFETY: rows are of this table.
-            while moved < n
-                && let Some(row) = unsafe { from.unlink(list) }
-            {
+            while moved < n {
+                // SAFETY: rows are of this table.
+                let Some(row) = (unsafe { from.unlink(list) }) else { break };
                 to.link(row);
                 moved += 1;
             }

@@ -33,6 +33,10 @@ pub const VALUE_LIMIT: u64 = 1 << 48;
 const LINES: usize = 1 << 16;
 const LINES_PER_CHUNK: usize = 256;
 const KNOWN: usize = 8;
+/// How long a synchronisation waits, at most, for the rest of a failed line to end.
+#[cfg(not(loom))]
+const LAST_BREATH: Duration = Duration::from_secs(1);
+
 const NEVER: u64 = u64::MAX;
 
 /// Names a line. 0 names none.
@@ -438,6 +442,22 @@ impl Line {
         drop(guard);
         self.waiters.fetch_sub(1, Ordering::Relaxed);
         result
+    }
+
+    /// Of a failed line: waits until what was submitted up to `value` is over, so that nothing of it runs any more. Gives up at `deadline`,
+    /// and after a second: a cause that is known is not kept back for ever. `refresh` asks what is over, for lines that publish only then.
+    #[doc(hidden)]
+    #[cold]
+    #[cfg(not(loom))]
+    pub fn see_off(&self, value: u64, deadline: Option<Instant>, refresh: impl Fn() -> Result<u64>) {
+        let last = Instant::now() + LAST_BREATH;
+        let deadline = deadline.map_or(last, |at| at.min(last));
+        let mut looks = 0u32;
+        // What the driver says of a lost device is known already.
+        while self.completed() < value && refresh().is_ok_and(|done| done < value) && Instant::now() < deadline {
+            looks += 1;
+            if looks < 100 { std::thread::yield_now() } else { std::thread::sleep(Duration::from_micros(50)) }
+        }
     }
 
     /// As above, without a deadline: loom has no clock.

@@ -161,10 +161,15 @@ impl Device for DeviceState {
         self.streams.collect();
         for line in self.streams.lines() {
             let left = deadline.map(|d| d.saturating_duration_since(Instant::now()));
-            match line.wait(line.submitted(), left) {
+            let value = line.submitted();
+            match line.wait(value, left) {
                 Ok(()) => {}
                 Err(e @ Error::Timeout(_)) => return Err(e),
-                Err(e) => first = first.and(Err(e)),
+                Err(e) => {
+                    // A failure is told before what failed is over.
+                    line.see_off(value, deadline, || Ok(line.completed()));
+                    first = first.and(Err(e));
+                }
             }
         }
         first

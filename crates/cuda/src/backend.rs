@@ -276,10 +276,17 @@ impl Device for DeviceState {
         for stream in self.primary().core().streams() {
             let left = deadline.map(|d| d.saturating_duration_since(Instant::now()));
             let left = if deadline.is_some() { left } else { timeout };
-            match stream.wait_host(stream.line().submitted(), left) {
+            let (line, value) = (stream.line(), stream.line().submitted());
+            match stream.wait_host(value, left) {
                 Ok(()) => {}
                 Err(e @ Error::Timeout(_)) => return Err(e),
-                Err(e) => first = first.and(Err(e)),
+                Err(e) => {
+                    // A failure is told before what failed is over.
+                    if line.failed(value) {
+                        line.see_off(value, deadline, || stream.refresh());
+                    }
+                    first = first.and(Err(e));
+                }
             }
         }
         first

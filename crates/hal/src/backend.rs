@@ -190,7 +190,7 @@ pub trait Device: Any + Send + Sync {
     fn peer_access(&self, peer: DeviceId) -> Result<bool>;
 
     /// Blocks until all work that was submitted before the call, to all streams of this device, is over. `None` waits for ever; zero polls.
-    /// Work behind a gate that nobody signals is waited for like any other.
+    /// Work behind a gate that nobody signals is waited for like any other, and work of a failed stream for a second at most.
     ///
     /// # Errors
     /// `Timeout`; the first stream's cause.

@@ -33,9 +33,6 @@ const SESSION: u8 = 2;
 /// Operations after which submitters see to it that the ones before are over.
 const SEGMENT: u32 = 4096;
 
-/// How long a synchronisation waits, at most, for the rest of a failed stream to end.
-const LAST_BREATH: Duration = Duration::from_secs(1);
-
 /// What a stream keeps between calls so that a launch allocates nothing.
 pub(crate) struct Frame {
     pub(crate) session: crate::kernel::session::Staged,
@@ -186,26 +183,6 @@ impl StreamCore {
             };
             // A failure is the business of the submission that follows.
             gave_up = self.raw.wait_host(target, None).is_err();
-        }
-    }
-
-    /// Of a failed stream: waits until what was submitted up to `value` is over, so that nothing of it runs any more. Gives up at `deadline`,
-    /// and after a second: a cause that is known is not kept back for ever.
-    #[cold]
-    fn see_off(&self, value: u64, deadline: Option<Instant>) {
-        if call::inside() {
-            return;
-        }
-        let last = Instant::now() + LAST_BREATH;
-        let deadline = deadline.map_or(last, |at| at.min(last));
-        let mut looks = 0u32;
-        // What the driver says of a lost device is known already.
-        while self.line.completed() < value
-            && self.raw.refresh().is_ok_and(|done| done < value)
-            && Instant::now() < deadline
-        {
-            looks += 1;
-            if looks < 100 { thread::yield_now() } else { std::thread::sleep(Duration::from_micros(50)) }
         }
     }
 
@@ -377,8 +354,8 @@ impl Stream {
         let deadline = timeout.and_then(|t| Instant::now().checked_add(t));
         let result = self.core.raw.wait_host(value, timeout);
         // A failure is told as soon as it is known, which may be before what failed is over.
-        if result.is_err() && self.core.line.failed(value) {
-            self.core.see_off(value, deadline);
+        if result.is_err() && self.core.line.failed(value) && !call::inside() {
+            self.core.line.see_off(value, deadline, || self.core.raw.refresh());
         }
         result
     }

@@ -14,7 +14,7 @@ use leasehold_hal::{
     Backend, BackendKind, Caps, Device, DeviceId, DeviceInfo, Gate, GraphExec, KernelDesc, Limits, MemoryInfo,
     MemoryKind, NodePatch, Op, Pipeline, Plan, Stream, StreamDesc, Timestamp,
 };
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Streams of a device at a time.
 const STREAMS: u32 = 256;
@@ -169,6 +169,14 @@ impl Device for DeviceState {
         self.common.notice_loss();
         if open() {
             return waited;
+        }
+        let deadline = timeout.and_then(|t| Instant::now().checked_add(t));
+        for &(line, value) in lines.iter().filter(|(line, value)| line.failed(*value)) {
+            // A failure is told before what failed is over.
+            line.see_off(value, deadline, || {
+                let over = || line.completed() >= value;
+                self.common.step_until(Some(Duration::ZERO), &over).map(|()| line.completed()).or(Ok(line.completed()))
+            });
         }
         lines.iter().try_for_each(|(line, value)| line.check(*value).map(drop))
     }

@@ -275,3 +275,33 @@ fn a_sleeper_asks_the_publisher_first_and_a_given_up_line_has_none() {
     drop(owner);
     assert_eq!(Arc::strong_count(&asked), 1, "a line that is given up forgets its publisher");
 }
+
+/// A failure may be known before what failed is over; who waits for that, waits for a second at most.
+#[test]
+fn a_failed_line_is_seen_off_for_so_long_as_it_takes() {
+    let owner = LineOwner::take().expect("a line");
+    let line = owner.line();
+    let value = line.advance().expect("a value");
+    line.poison(value, Error::state("broken"));
+    let there = || Ok(line.completed());
+    // Nobody publishes: up to the deadline, and to a second.
+    for (given, least, most) in [(Some(50), 50, 900), (None, 1000, 30_000)] {
+        let begin = Instant::now();
+        line.see_off(value, given.map(|ms| begin + Duration::from_millis(ms)), there);
+        let took = begin.elapsed().as_millis();
+        assert!((least..most).contains(&took), "{took} ms");
+    }
+    // A driver that fails knows no more.
+    let begin = Instant::now();
+    line.see_off(value, None, || Err(Error::state("lost")));
+    assert!(begin.elapsed() < Duration::from_millis(900));
+    // Somebody publishes.
+    std::thread::scope(|s| {
+        s.spawn(|| {
+            std::thread::sleep(Duration::from_millis(20));
+            line.complete(value);
+        });
+        line.see_off(value, None, there);
+        assert!(line.completed() >= value);
+    });
+}

@@ -110,6 +110,20 @@ fn memory_of_a_failed_stream_is_as_good_as_new() {
     assert!(runtime.memory_stats().reserved <= 64 << 20, "{:?}", runtime.memory_stats());
 }
 
+/// A failure is told before what failed is over; the device is synchronised once it is.
+#[test]
+fn a_device_that_was_synchronised_has_nothing_at_work_even_after_a_failure() {
+    let runtime = runtime();
+    for _ in 0..300 {
+        let x = runtime.alloc(64).unwrap();
+        let stream = runtime.create_stream().unwrap();
+        launch(&stream, &trap(), &[x.read_write()], &[], 1).unwrap();
+        let point = stream.now();
+        assert!(runtime.sync_device().is_err());
+        assert!(point.line().completed() >= point.value(), "{point:?} is still at work");
+    }
+}
+
 #[test]
 fn a_stream_does_not_wait_for_itself() {
     let runtime = runtime();
