@@ -717,7 +717,9 @@ impl Shard {
         self.stacks.with_mut(|s| {
             // SAFETY: inside.
             let s = unsafe { &mut *s };
-            if let Some((at, i)) = s.hand.take() {
+            if let Some((at, i)) = s.hand.take()
+                && s.stacks[at][i].len > 0
+            {
                 s.spill_slow(at, i, s.stacks[at][i].len, self, &mut chain);
             }
         });
