@@ -28,6 +28,11 @@
 //! few such moves the shard is shared, for good. Each ownership has an `inside` of its own: a former owner that learns late of its loss
 //! takes its flag back late, and would take back its successor's.
 //!
+//! Where the machine has no cheap fence for the owner, a shard is shared from the beginning.
+//!
+//! The owner's hits have code of their own ([`Front::take_own`], [`Front::put_own`]), which does nothing else and gives up where anything else
+//! is to be done; whatever a hit touches lies in the shard and in the first 64 bytes of a row.
+//!
 //! Nobody calls anything while inside. Rows that leave a magazine for the core are carried there after leaving.
 
 use crate::buffer::Row;
