@@ -46,7 +46,14 @@ impl Vacant {
         Self { heads: [ptr::null(); LISTS], fresh: 0..0, live: 0 }
     }
 
+    /// Whether there is no row in it. Looks at the caller's own list first, which mostly has one.
+    #[inline]
     pub(crate) fn is_empty(&self) -> bool {
+        self.heads[own_list()].is_null() && self.is_bare_slow()
+    }
+
+    #[cold]
+    fn is_bare_slow(&self) -> bool {
         self.fresh.is_empty() && self.heads.iter().all(|h| h.is_null())
     }
 
