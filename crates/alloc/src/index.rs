@@ -39,17 +39,17 @@ impl Line {
 
     #[inline]
     fn max(&self) -> i16 {
-        self.0.into_iter().fold(0, i16::max)
+        // (From the least number there is, which costs nothing.)
+        self.0.into_iter().fold(i16::MIN, i16::max)
     }
 
-    /// Which entries suffice for `least`, which is not zero, as bits.
+    /// Which entries suffice, as bits.
     #[cfg(target_arch = "x86_64")]
     #[inline]
-    fn enough(&self, least: i16) -> u32 {
+    fn enough(&self, Least(less): Least) -> u32 {
         use std::arch::x86_64 as sse;
         // SAFETY: every x86-64 processor has SSE2, and a line is four aligned vectors.
         unsafe {
-            let less = sse::_mm_set1_epi16(least - 1);
             let at = self.0.as_ptr().cast::<sse::__m128i>();
             let more = |i| sse::_mm_cmpgt_epi16(sse::_mm_load_si128(at.add(i)), less);
             let half = |i| sse::_mm_movemask_epi8(sse::_mm_packs_epi16(more(i), more(i + 1))).cast_unsigned();
@@ -57,15 +57,47 @@ impl Line {
         }
     }
 
-    /// Which entries suffice for `least`, which is not zero, as bits.
+    /// Which entries suffice, as bits.
     #[cfg(not(target_arch = "x86_64"))]
     #[inline]
-    fn enough(&self, least: i16) -> u32 {
+    fn enough(&self, Least(less): Least) -> u32 {
         let mut mask = 0;
         for (i, max) in self.0.into_iter().enumerate() {
-            mask |= u32::from(max >= least) << i;
+            mask |= u32::from(max > less) << i;
         }
         mask
+    }
+}
+
+/// The least code that suffices, which is not zero, as a line is compared with it: one less, as often as a vector holds it.
+#[cfg(target_arch = "x86_64")]
+#[derive(Clone, Copy)]
+struct Least(std::arch::x86_64::__m128i);
+
+/// The least code that suffices, which is not zero, as a line is compared with it: one less.
+#[cfg(not(target_arch = "x86_64"))]
+#[derive(Clone, Copy)]
+struct Least(i16);
+
+impl Least {
+    /// For `units` and more, which is not zero.
+    #[inline]
+    fn of(units: u32) -> Self {
+        debug_assert!(units > 0);
+        Self::above(code(units) - 1)
+    }
+
+    #[cfg(target_arch = "x86_64")]
+    #[inline]
+    fn above(less: i16) -> Self {
+        // SAFETY: every x86-64 processor has SSE2.
+        Least(unsafe { std::arch::x86_64::_mm_set1_epi16(less) })
+    }
+
+    #[cfg(not(target_arch = "x86_64"))]
+    #[inline]
+    fn above(less: i16) -> Self {
+        Least(less)
     }
 }
 
@@ -76,7 +108,8 @@ const EXACT: u32 = 11;
 /// sizes have larger codes, or the same.
 #[inline]
 fn code(units: u32) -> i16 {
-    let more = (u32::BITS - EXACT).saturating_sub(units.leading_zeros());
+    // Sizes of fewer bits are like those of so many.
+    let more = (units | 1 << (EXACT - 1)).ilog2() - (EXACT - 1);
     ((more << (EXACT - 1)) + (units >> more)) as i16
 }
 
@@ -165,31 +198,26 @@ impl Index {
     }
 
     /// In a line of the leaves' row, something that was `old` at most has gone, and something that is `max` has come.
-    #[inline]
-    fn pass_up(&mut self, at: usize, old: i16, max: i16) {
-        if let Some(above) = self.rows[1].get(at / WIDE) {
-            // Most often there was a larger one, and still is.
-            let was = above.0[at % WIDE];
-            if (old >= was) | (max > was) {
-                self.pass_up_slow(at, max);
-            }
-        }
-    }
-
-    /// As [`pass_up`](Self::pass_up), where the entry above may change.
     #[inline(never)]
-    fn pass_up_slow(&mut self, mut at: usize, mut max: i16) {
-        let mut rows = self.rows[..=self.top].iter_mut();
+    fn pass_up(&mut self, mut at: usize, mut old: i16, mut max: i16) {
+        let mut rows = self.rows.iter_mut();
         let Some(mut below) = rows.next() else { return };
         for row in rows {
-            let entry = &mut row[at / WIDE].0[at % WIDE];
-            if max < *entry {
+            // Above the top the rows are empty.
+            let Some(line) = row.get_mut(at / WIDE) else { return };
+            let entry = &mut line.0[at % WIDE];
+            let was = *entry;
+            if max < was {
+                if old < was {
+                    // There was a larger one, and still is.
+                    return;
+                }
                 max = below[at].max();
             }
-            if max == *entry {
+            if max == was {
                 return;
             }
-            *entry = max;
+            (*entry, old) = (max, was);
             (at, below) = (at / WIDE, row);
         }
     }
@@ -224,6 +252,12 @@ impl Index {
     #[inline]
     fn less(&mut self, nodes: &[Node], leaf: usize) {
         let rest = self.largest(nodes, leaf);
+        self.set(leaf, rest);
+    }
+
+    /// A leaf's maximum may be less than it was.
+    #[inline]
+    fn set(&mut self, leaf: usize, rest: i16) {
         let old = std::mem::replace(&mut self.rows[0][leaf / WIDE].0[leaf % WIDE], rest);
         self.pass_up(leaf / WIDE, old, rest);
     }
@@ -231,24 +265,53 @@ impl Index {
     /// A node of a leaf begins elsewhere and has another length.
     #[inline]
     fn relink(&mut self, nodes: &mut [Node], id: u32, from: usize) {
+        let Node { start, link, .. } = nodes[id as usize];
+        if leaf_of(start) == from {
+            self.less_slow(nodes, from);
+        } else if link == [NIL; 2] {
+            // Most often the only one.
+            self.heads[from] = NIL;
+            self.enlist(nodes, id, from, 0);
+        } else {
+            self.relink_slow(nodes, id, from);
+        }
+    }
+
+    #[inline(never)]
+    fn relink_slow(&mut self, nodes: &mut [Node], id: u32, from: usize) {
+        self.unlink(nodes, id, from);
+        let rest = self.largest(nodes, from);
+        self.enlist(nodes, id, from, rest);
+    }
+
+    /// A node comes into its leaf's list from another one, where the code of what is left is `rest`.
+    #[inline(always)]
+    fn enlist(&mut self, nodes: &mut [Node], id: u32, from: usize, rest: i16) {
         let Node { start, units, .. } = nodes[id as usize];
         let to = leaf_of(start);
-        if to == from {
-            return self.less(nodes, from);
-        }
-        self.unlink(nodes, id, from);
         self.link(nodes, id, to);
         if from / WIDE != to / WIDE {
-            self.raise(to, units);
-            return self.less(nodes, from);
+            return self.set_apart(from, rest, to, units);
         }
         // Both in one line: what lies above looks at it once.
-        let rest = self.largest(nodes, from);
         let line = &mut self.rows[0][from / WIDE].0;
         let old = std::mem::replace(&mut line[from % WIDE], rest);
         let new = code(units).max(line[to % WIDE]);
         line[to % WIDE] = new;
         self.pass_up(from / WIDE, old, new);
+    }
+
+    /// As [`less`](Self::less). By itself, as is what follows: so that what is most often done does without a frame.
+    #[inline(never)]
+    fn less_slow(&mut self, nodes: &[Node], leaf: usize) {
+        self.less(nodes, leaf);
+    }
+
+    /// The maximum of one leaf may be less than it was, and another one, in another line, has a node of `units`.
+    #[inline(never)]
+    fn set_apart(&mut self, from: usize, rest: i16, to: usize, units: u32) {
+        self.raise(to, units);
+        self.set(from, rest);
     }
 
     #[inline]
@@ -283,13 +346,19 @@ impl Index {
     /// Takes a node out.
     #[inline]
     pub(crate) fn remove(&mut self, nodes: &mut [Node], id: u32) {
-        let Node { start, units, holes, .. } = nodes[id as usize];
+        let Node { start, units, holes, link, .. } = nodes[id as usize];
         let leaf = leaf_of(start);
-        self.unlink(nodes, id, leaf);
-        self.less(nodes, leaf);
         self.units -= u64::from(units);
         self.holes -= u64::from(holes);
         self.count -= 1;
+        // Most often the only one.
+        if link == [NIL; 2] {
+            self.heads[leaf] = NIL;
+            self.set(leaf, 0);
+        } else {
+            self.unlink(nodes, id, leaf);
+            self.less_slow(nodes, leaf);
+        }
     }
 
     /// A node that is in begins `units` earlier and has `holes` more.
@@ -338,7 +407,7 @@ impl Index {
 
     /// The first leaf whose maximum suffices for a code.
     #[inline]
-    fn first(&self, least: i16) -> Option<usize> {
+    fn first(&self, least: Least) -> Option<usize> {
         let mut at = 0;
         for row in self.rows[1..=self.top].iter().rev() {
             let mask = row[at].enough(least);
@@ -357,7 +426,7 @@ impl Index {
 
     /// The first leaf after one whose maximum suffices for a code.
     #[cold]
-    fn after(&self, leaf: usize, least: i16) -> Option<usize> {
+    fn after(&self, leaf: usize, least: Least) -> Option<usize> {
         // Up until a later neighbour suffices.
         let (mut row, mut at) = (0, leaf + 1);
         loop {
@@ -381,12 +450,12 @@ impl Index {
     }
 
     /// The node at the lowest address that holds `units` aligned to `align` units (a power of two), or `NIL`. It stays in the set.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn find(&self, nodes: &[Node], units: u32, align: u32) -> u32 {
         if self.count == 0 {
             return NIL;
         }
-        let Some(leaf) = self.first(code(units.max(1))) else { return NIL };
+        let Some(leaf) = self.first(Least::of(units)) else { return NIL };
         let at = self.heads[leaf];
         // Most often the only one.
         match nodes.get(at as usize) {
@@ -402,7 +471,7 @@ impl Index {
 
     /// As [`find`](Self::find), among the nodes that `accept` takes.
     pub(crate) fn find_where(&self, nodes: &[Node], units: u32, align: u32, accept: impl FnMut(&Node) -> bool) -> u32 {
-        self.search(nodes, self.first(code(units.max(1))), units, align, accept)
+        self.search(nodes, self.first(Least::of(units)), units, align, accept)
     }
 
     /// As [`find_where`](Self::find_where), from the first leaf that seems to suffice.
@@ -426,7 +495,7 @@ impl Index {
             if best != NIL {
                 return best;
             }
-            first = self.after(leaf, code(units.max(1)));
+            first = self.after(leaf, Least::of(units));
         }
         NIL
     }
