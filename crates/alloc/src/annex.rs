@@ -290,8 +290,7 @@ impl Inner {
         if yard.parked.any() {
             self.unpark_in(&mut yard, annex, PARKED_AT_ONCE);
         }
-        let lane = yard.heap.lane_for(on.line);
-        if let Some(node) = yard.heap.take(need.units, 1, lane).ok()? {
+        if let Some(node) = yard.heap.take(need.units, 1, on.line).ok()? {
             return self.lend_annexed(k, &mut yard, node, size, on.line);
         }
         if yard.rest > 0 {
@@ -379,13 +378,12 @@ impl Inner {
             let mut yard = annex.lock.lock();
             self.settle_in(&mut yard, annex);
             let lane = yard.heap.lane_for(on.line);
-            let mut node = yard.heap.take(need.units, 1, lane).ok()?;
+            let mut node = yard.heap.take(need.units, 1, on.line).ok()?;
             if node.is_none() {
                 node = yard.heap.take_foreign(need.units, 1, lane, |s| on.line.knows(s)).ok()?;
             }
             if node.is_none() && self.borrow(k, &mut yard, want, on.line) {
-                let lane = yard.heap.lane_for(on.line);
-                node = yard.heap.take(need.units, 1, lane).ok()?;
+                node = yard.heap.take(need.units, 1, on.line).ok()?;
             }
             if let Some(node) = node {
                 return self.lend_annexed(k, &mut yard, node, size, on.line);

@@ -25,7 +25,7 @@ use crate::layout::{UNIT, UNIT_SHIFT};
 use crate::map::PageMap;
 use crate::node::{Cold, NIL, Node, Nodes, State, or_sink};
 use crate::residency::Residency;
-use leasehold_core::{Error, LineId, OutOfMemory, Result, Stamp};
+use leasehold_core::{Error, Line, LineId, OutOfMemory, Result, Stamp};
 
 /// Lane 0: ready for everybody.
 pub(crate) const READY: u8 = 0;
@@ -120,6 +120,8 @@ pub(crate) struct Heap {
     even_from: u32,
     /// Blocks of so many units and more lie where [`dense_place`](Self::dense_place) says.
     dense_from: u32,
+    /// The lesser of the two.
+    large_from: u32,
 }
 
 impl Heap {
@@ -145,6 +147,7 @@ impl Heap {
             pages: PageMap::new(),
             even_from: u32::MAX,
             dense_from: u32::MAX,
+            large_from: u32::MAX,
         }
     }
 
@@ -256,35 +259,44 @@ impl Heap {
         self.spans[usize::from(self.nodes[node].span)].native
     }
 
-    /// Takes `units` (aligned to `align` units) that lie free for `lane`. The node's stamp says what its memory still waits for on
-    /// that lane. `None`: nothing resident fits.
+    /// Takes `units` (aligned to `align` units) that lie free for `line`. The node's stamp says what its memory still waits for on
+    /// that line. `None`: nothing resident fits.
     #[inline(always)]
-    pub(crate) fn take(&mut self, units: u32, align: u32, lane: u8) -> Result<Option<u32>> {
+    pub(crate) fn take(&mut self, units: u32, align: u32, line: &Line) -> Result<Option<u32>> {
+        let lane = self.lane_found(line);
         self.nodes.ensure(2)?;
+        let tick = self.tick;
         self.tick += 1;
         if self.lines > 1 {
             self.drain_some(8);
         }
-        if units >= self.even_from.min(self.dense_from) {
-            return Ok(self.take_even(units, align, lane));
-        }
-        Ok(self.take_lowest(units, align, lane))
+        let own = &mut self.lanes[usize::from(lane)];
+        own.used_at = tick;
+        let node = if units >= self.large_from {
+            self.take_even(units, align, lane)
+        } else {
+            // Where nothing lies in a lane, it need not be asked.
+            let lane = if own.index.count() > 0 { lane } else { READY };
+            self.take_lowest(units, align, lane)
+        };
+        Ok((node != NIL).then_some(node))
     }
 
-    /// As [`take`](Self::take). Needs two spare nodes.
-    #[inline(always)]
-    fn take_lowest(&mut self, units: u32, align: u32, lane: u8) -> Option<u32> {
+    /// As [`take`](Self::take) for a lane; or `NIL`. Needs two spare nodes.
+    #[inline(never)]
+    fn take_lowest(&mut self, units: u32, align: u32, lane: u8) -> u32 {
         let at = self.choose(units, align, lane);
         if at == NIL || self.nodes[at].holes > 0 && !self.is_backed_in(at, units, align) {
-            return None;
+            return NIL;
         }
-        Some(self.carve(at, units, align))
+        self.carve(at, units, align)
     }
 
     /// From now on large blocks begin at granules, or no longer: see [`even`](Self::even). `densely`: see [`dense_place`](Self::dense_place).
     pub(crate) fn place_evenly(&mut self, on: bool, densely: bool) {
         self.even_from = if on { EVEN_FROM << self.res.shift } else { u32::MAX };
         self.dense_from = if on && densely { 1 << self.res.shift } else { u32::MAX };
+        self.large_from = self.even_from.min(self.dense_from);
     }
 
     /// The alignment of a block: a granule's, if it is large and fills whole granules but for a little. Free, it leaves all of them to be
@@ -295,24 +307,31 @@ impl Heap {
         if units >= self.even_from && self.single() && rest <= granule / SLACK { align.max(granule) } else { align }
     }
 
-    /// As [`take`](Self::take), for a block that may have an even place.
+    /// As [`take_lowest`](Self::take_lowest), for a block that may have an even place.
     #[cold]
-    fn take_even(&mut self, units: u32, align: u32, lane: u8) -> Option<u32> {
+    #[inline(never)]
+    fn take_even(&mut self, units: u32, align: u32, lane: u8) -> u32 {
         if let Some(place) = self.dense_place(units, align, lane) {
-            return self.take_dense(place, units);
+            return self.take_dense(place, units).unwrap_or(NIL);
         }
         let even = self.even(units, align);
-        let at = if even > align { self.take_lowest(units, even, lane) } else { None };
-        at.or_else(|| self.take_lowest(units, align, lane))
+        let at = if even > align { self.take_lowest(units, even, lane) } else { NIL };
+        if at != NIL { at } else { self.take_lowest(units, align, lane) }
     }
 
     /// The free node that a request for `lane` is placed in, or `NIL`.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn choose(&self, units: u32, align: u32, lane: u8) -> u32 {
-        let mut at = NIL;
-        if lane != READY && self.lanes[usize::from(lane)].index.count() > 0 {
-            at = self.lanes[usize::from(lane)].index.find(&self.nodes.rows, units, align);
+        if lane != READY {
+            return self.choose_between(units, align, lane);
         }
+        self.lanes[0].index.find(&self.nodes.rows, units, align)
+    }
+
+    /// As [`choose`](Self::choose), for a line's own lane.
+    #[inline(never)]
+    fn choose_between(&self, units: u32, align: u32, lane: u8) -> u32 {
+        let mut at = self.lanes[usize::from(lane)].index.find(&self.nodes.rows, units, align);
         if at == NIL || self.nodes[at].units != units {
             let ready = self.lanes[0].index.find(&self.nodes.rows, units, align);
             if ready != NIL && (at == NIL || self.nodes[ready].start < self.nodes[at].start) {
@@ -459,14 +478,14 @@ impl Heap {
     }
 
     /// Cuts a used block out of a free node that holds it, and that is backed there. Needs two spare nodes.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn carve(&mut self, at: u32, units: u32, align: u32) -> u32 {
         let start = self.nodes[at].start;
         self.carve_at(at, if align > 1 { start.next_multiple_of(align) } else { start }, units)
     }
 
     /// As [`carve`](Self::carve), from the unit `from`.
-    #[inline]
+    #[inline(always)]
     fn carve_at(&mut self, at: u32, from: u32, units: u32) -> u32 {
         let Node { start, units: all, lane, prev, span, .. } = self.nodes[at];
         let mut id = at;
@@ -592,22 +611,41 @@ impl Heap {
     }
 
     /// Gives a used node back: free at once for `lane`, for the others when `stamp` has passed. Never fails, never takes host memory.
-    #[inline]
     pub(crate) fn give(&mut self, id: u32, lane: u8, stamp: Stamp) {
+        if lane == READY {
+            return self.give_ready(id);
+        }
+        self.announce(id, lane);
+        self.res.note_use(&self.nodes[id], stamp);
+        self.settle(id, lane, stamp, true);
+    }
+
+    /// As [`give`](Self::give), free for everybody at once.
+    #[inline(never)]
+    pub(crate) fn give_ready(&mut self, id: u32) {
+        self.announce(id, READY);
+        self.settle_here(id, READY, Stamp::NEVER, true);
+    }
+
+    /// A used node is about to come back.
+    #[inline(always)]
+    fn announce(&mut self, id: u32, lane: u8) {
         self.tick += 1;
         // What the rest looks at, all at once.
         let Node { start, prev, next, .. } = self.nodes[id];
         fetch_entry(&self.nodes.rows, prev as usize);
         fetch_entry(&self.nodes.rows, next as usize);
         self.lanes[usize::from(lane)].index.expect(start);
-        if lane != READY {
-            self.res.note_use(&self.nodes[id], stamp);
-        }
-        self.settle(id, lane, stamp, true);
     }
 
     /// Frees a node into a lane, merging with neighbours. `absorb`: while a single line uses the heap, lanes merge too.
+    #[inline(never)]
     fn settle(&mut self, id: u32, lane: u8, stamp: Stamp, absorb: bool) {
+        self.settle_here(id, lane, stamp, absorb);
+    }
+
+    #[inline(always)]
+    fn settle_here(&mut self, id: u32, lane: u8, stamp: Stamp, absorb: bool) {
         let unite = absorb && self.lines <= 1;
         let rows = &mut self.nodes.rows[..];
         let Node { prev, next, .. } = rows[id as usize];
@@ -619,7 +657,12 @@ impl Heap {
         match (merges(prev), merges(next)) {
             (false, false) => {
                 rows[id as usize].state = State::Free;
-                self.link_free(id, lane, stamp);
+                if lane == READY {
+                    rows[id as usize].lane = READY;
+                    self.lanes[usize::from(READY)].index.insert(rows, id);
+                } else {
+                    self.link_free(id, lane, stamp);
+                }
             }
             (true, above) => self.merge_below(id, above, lane, stamp),
             (false, true) => self.merge_above(id, lane, stamp),
@@ -627,16 +670,18 @@ impl Heap {
     }
 
     /// The free neighbour below grows over a node, and over the one above.
-    #[inline]
+    #[inline(always)]
     fn merge_below(&mut self, id: u32, above: bool, mut lane: u8, mut stamp: Stamp) {
         let Node { start, mut units, mut holes, mut next, prev, .. } = self.nodes[id];
         let below = (self.nodes[prev].start, prev);
         if above {
             let n = self.nodes[next];
-            if n.lane != READY {
+            if n.lane == READY {
+                self.lanes[usize::from(READY)].index.remove(&mut self.nodes.rows, next);
+            } else {
                 (lane, stamp) = latest((lane, stamp), (n.lane, self.nodes.cold[next as usize].stamp));
+                self.unlink_free(next);
             }
-            self.unlink_free(next);
             self.nodes.put(next);
             self.pages.merged(n.start, below, n.next);
             (units, holes, next) = (units + n.units, holes + n.holes, n.next);
@@ -654,7 +699,7 @@ impl Heap {
     }
 
     /// The free neighbour above grows over a node.
-    #[inline]
+    #[inline(always)]
     fn merge_above(&mut self, id: u32, lane: u8, stamp: Stamp) {
         let Node { start, units, holes, prev, next, span, .. } = self.nodes[id];
         self.nodes.put(id);

@@ -84,11 +84,10 @@ impl Store {
         if let Some(class) = need.class {
             return self.take_slot(class, line);
         }
-        let lane = self.heap.lane_for(line);
-        Ok(self.heap.take(need.units, need.align, lane)?.map(|node| self.block(node)))
+        Ok(self.heap.take(need.units, need.align, line)?.map(|node| self.block(node)))
     }
 
-    #[inline]
+    #[inline(always)]
     fn take_slot(&mut self, class: usize, line: &Line) -> Result<Option<Block>> {
         match self.slabs.take(class, line.id()) {
             Some(slot) => Ok(Some(self.slot_block(slot, class))),
@@ -116,9 +115,8 @@ impl Store {
 
     #[cold]
     fn take_run_slow(&mut self, class: usize, line: &Line) -> Result<Option<Block>> {
-        let lane = self.heap.lane_for(line);
         let stamps = self.slabs.ensure_run(class)?;
-        let Some(node) = self.heap.take(self.slabs.run_units(class), 1, lane)? else { return Ok(None) };
+        let Some(node) = self.heap.take(self.slabs.run_units(class), 1, line)? else { return Ok(None) };
         let run = self.slabs.add_run(&mut self.heap, node, class, stamps);
         let slot = self.slabs.take_first(run);
         Ok(Some(self.slot_block(slot, class)))
@@ -181,7 +179,7 @@ impl Store {
     }
 
     /// Gives a block back whose last use is over at `stamp`.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn give(&mut self, spot: Spot, stamp: Stamp) {
         match spot {
             Spot::Slot(run, slot) => self.slabs.give(&mut self.heap, run, slot, stamp),

@@ -10,12 +10,16 @@ impl Heap {
     /// The lane of a line that allocates. When lanes have run out: lane 0, which is always right.
     #[inline]
     pub(crate) fn lane_for(&mut self, line: &Line) -> u8 {
-        let id = usize::from(line.id().get());
-        match self.lane_of_line.get(id) {
-            Some(&lane) if lane != NO_LANE => {
-                self.lanes[usize::from(lane)].used_at = self.tick;
-                lane
-            }
+        let lane = self.lane_found(line);
+        self.lanes[usize::from(lane)].used_at = self.tick;
+        lane
+    }
+
+    /// As [`lane_for`](Self::lane_for); that it is used is for the caller to note.
+    #[inline]
+    pub(super) fn lane_found(&mut self, line: &Line) -> u8 {
+        match self.lane_of_line.get(usize::from(line.id().get())) {
+            Some(&lane) if lane != NO_LANE => lane,
             _ => self.lane_slow(line.id()),
         }
     }

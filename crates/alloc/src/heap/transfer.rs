@@ -22,7 +22,7 @@ impl Heap {
     #[inline(always)]
     pub(crate) fn release(&mut self, node: u32, stamp: Stamp) {
         if stamp.is_never() || passed(stamp) {
-            self.give(node, READY, Stamp::NEVER);
+            self.give_ready(node);
         } else {
             match self.lane_of(stamp) {
                 Some(lane) => self.give(node, lane, stamp),
