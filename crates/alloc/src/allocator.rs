@@ -23,7 +23,7 @@ use crate::fence::{Fences, thread_number, thread_number_there};
 use crate::front::{Chain, Front, Pocket, Put, Took};
 use crate::heap::{STRIDE, passed};
 use crate::imports::Keep;
-use crate::layout::{Layout, MIN_ALIGN, SIZE_LIMIT, SLAB_MAX, UNIT, class_of};
+use crate::layout::{Layout, MIN_ALIGN, SLAB_MAX, UNIT, class_of};
 use crate::mutant::mutated;
 use crate::parked::Parked;
 use crate::stats::Counters;
@@ -534,29 +534,41 @@ impl Inner {
                 row.buffer.relend(layout.size);
                 return Ok(self.lend(row));
             }
+            return self.alloc_small(layout.size, on);
         }
-        self.alloc_plain(layout.size, on)
+        self.alloc_large(layout.size, on)
     }
 
-    /// What does not lie in a magazine of the thread's own.
+    /// A small block that does not lie in a magazine of the thread's own.
     #[inline(never)]
-    fn alloc_plain(&self, size: u64, on: On<'_>) -> Result<Lease<Buffer>> {
-        self.alloc_other(Layout::new(size), on)
+    fn alloc_small(&self, size: u64, on: On<'_>) -> Result<Lease<Buffer>> {
+        self.alloc_other::<true>(Layout::new(size), on)
+    }
+
+    /// Any other block of the ordinary alignment.
+    #[inline(never)]
+    fn alloc_large(&self, size: u64, on: On<'_>) -> Result<Lease<Buffer>> {
+        self.alloc_other::<false>(Layout::new(size), on)
     }
 
     #[cold]
     #[inline(never)]
     fn alloc_aligned(&self, layout: Layout, on: On<'_>) -> Result<Lease<Buffer>> {
-        self.alloc_other(layout.check()?, on)
+        let layout = layout.check()?;
+        if layout.align <= MIN_ALIGN && (1..=SLAB_MAX).contains(&layout.size) {
+            return self.alloc_small(layout.size, on);
+        }
+        self.alloc_other::<false>(layout, on)
     }
 
+    /// `SMALL`: a block of a slab class.
     #[inline(always)]
-    fn alloc_other(&self, layout: Layout, on: On<'_>) -> Result<Lease<Buffer>> {
-        if layout.size == 0 {
+    fn alloc_other<const SMALL: bool>(&self, layout: Layout, on: On<'_>) -> Result<Lease<Buffer>> {
+        if !SMALL && layout.size == 0 {
             return self.empty(on);
         }
         if self.front.is_none() {
-        } else if layout.size <= SLAB_MAX && layout.align <= MIN_ALIGN {
+        } else if SMALL {
             let pocket = Pocket::small(class_of(layout.size));
             // SAFETY: the table lives as long as the allocator, and rows in its magazines are rows of it.
             let took = unsafe { self.front.take::<false>(thread_number(), pocket, on.line.id(), layout.size) };
@@ -586,16 +598,29 @@ impl Inner {
         if let Some(watch) = &self.watch {
             return self.alloc_watched(watch, layout, on);
         }
-        self.alloc_block(layout, on)
+        if SMALL {
+            let need = Need { units: 0, align: 1, class: Some(class_of(layout.size) as u16) };
+            return self.alloc_needed(need, layout, on);
+        }
+        // (The ordinary one is no question.)
+        match Need::exact(layout.size, layout.align)
+            .filter(|_| layout.align <= MIN_ALIGN || layout.align <= self.most_align)
+        {
+            Some(need) => self.alloc_needed(need, layout, on),
+            None => Err(self.refuse(layout)),
+        }
     }
 
     /// A block that no magazine has.
-    #[inline(always)]
     pub(crate) fn alloc_block(&self, layout: Layout, on: On<'_>) -> Result<Lease<Buffer>> {
-        let fits = layout.size <= SIZE_LIMIT && layout.align <= self.most_align;
-        let Some(need) = Need::of(layout.size, layout.align).filter(|_| fits) else {
-            return Err(self.refuse(layout));
-        };
+        match Need::of(layout.size, layout.align).filter(|_| layout.align <= self.most_align) {
+            Some(need) => self.alloc_needed(need, layout, on),
+            None => Err(self.refuse(layout)),
+        }
+    }
+
+    #[inline(always)]
+    fn alloc_needed(&self, need: Need, layout: Layout, on: On<'_>) -> Result<Lease<Buffer>> {
         if self.annexes.are_open()
             && let Some(lease) = self.alloc_annexed(need, layout.size, on)
         {
@@ -608,13 +633,20 @@ impl Inner {
     #[inline(always)]
     pub(crate) fn alloc_in_core(&self, need: Need, layout: Layout, on: On<'_>) -> Result<Lease<Buffer>> {
         {
-            let mut core = self.core.lock();
+            let me = thread_number();
+            let mut core = self.core.lock_as(me);
             self.notice_contention(&core);
             if core.parked.any() {
                 self.unpark(&mut core, PARKED_AT_ONCE);
             }
-            if let Some(block) = core.store.take(need, on.line)? {
-                return self.issue(&mut core, block, layout.size, on.line);
+            // (Each by itself: so what is known of a block need not lie in memory.)
+            if let Some(class) = need.class {
+                if let Some(block) = core.store.take_slot(class.into(), on.line)? {
+                    return self.issue_to(me, &mut core, block, layout.size, on.line);
+                }
+            } else if let Some(node) = core.store.heap.take(need.units, need.align, on.line)? {
+                let block = core.store.block(node);
+                return self.issue_to(me, &mut core, block, layout.size, on.line);
             }
         }
         self.alloc_slow(need, layout, on)
@@ -625,9 +657,10 @@ impl Inner {
     #[inline(never)]
     fn alloc_some_slow(&self, layout: Layout, on: On<'_>, more: u32) -> Result<Lease<Buffer>> {
         let class = class_of(layout.size);
-        let need = Need { units: 0, align: 1, class: Some(class) };
+        let need = Need { units: 0, align: 1, class: Some(class as u16) };
+        let me = thread_number();
         let (first, mut chain) = {
-            let mut core = self.core.lock();
+            let mut core = self.core.lock_as(me);
             self.notice_contention(&core);
             if core.parked.any() {
                 self.unpark(&mut core, PARKED_AT_ONCE);
@@ -636,11 +669,11 @@ impl Inner {
                 drop(core);
                 return self.alloc_slow(need, layout, on);
             };
-            let first = self.issue(&mut core, block, layout.size, on.line)?;
+            let first = self.issue_to(me, &mut core, block, layout.size, on.line)?;
             let mut chain = Chain::EMPTY;
             for _ in 0..more {
                 let Some(block) = core.store.take_slot_there(class, on.line) else { break };
-                match self.dress(&mut core, block, layout.size, on.line) {
+                match self.dress(me, &mut core, block, layout.size, on.line) {
                     Ok(row) => chain.push(row),
                     Err(_) => break,
                 }
@@ -648,7 +681,7 @@ impl Inner {
             (first, chain)
         };
         // SAFETY: the table lives as long as the allocator, and its front with it.
-        unsafe { self.front.stock(thread_number(), &mut chain, class, on.line.id()) };
+        unsafe { self.front.stock(me, &mut chain, class, on.line.id()) };
         if !chain.is_empty() {
             self.take_back(chain, 0);
         }
@@ -668,24 +701,39 @@ impl Inner {
     #[inline]
     fn notice_contention(&self, core: &Guard<'_, Core>) {
         if !core.is_own() {
-            self.notice_contention_slow(core);
+            // (Not the guard itself, which would have to lie in memory for that.)
+            self.notice_contention_slow(core.is_contended(), core.has_waited(), core.store.heap.tick);
         }
     }
 
     #[cold]
-    fn notice_contention_slow(&self, core: &Guard<'_, Core>) {
-        if core.is_contended() {
+    #[inline(never)]
+    fn notice_contention_slow(&self, contended: bool, waited: bool, tick: u64) {
+        if contended {
             self.front.encourage(thread_number());
         }
-        if core.has_waited() {
-            self.warm(thread_number(), core.store.heap.tick);
+        if waited {
+            self.warm(thread_number(), tick);
         }
     }
 
     /// A row for a block, under the lock.
     #[inline(always)]
     pub(crate) fn issue(&self, core: &mut Core, block: Block, size: u64, line: &'static Line) -> Result<Lease<Buffer>> {
-        let row = self.dress(core, block, size, line)?;
+        self.issue_to(thread_number(), core, block, size, line)
+    }
+
+    /// As [`issue`](Self::issue), for the thread of this number.
+    #[inline(always)]
+    fn issue_to(
+        &self,
+        me: u32,
+        core: &mut Core,
+        block: Block,
+        size: u64,
+        line: &'static Line,
+    ) -> Result<Lease<Buffer>> {
+        let row = self.dress(me, core, block, size, line)?;
         core.allocations += 1;
         self.counters.add_live(size as i64);
         Ok(self.lend(row))
@@ -693,8 +741,8 @@ impl Inner {
 
     /// A row that describes a block, held by nobody yet.
     #[inline(always)]
-    fn dress(&self, core: &mut Core, block: Block, size: u64, line: &'static Line) -> Result<&Row> {
-        let row = match self.table.take(&mut core.vacant, self.owner_ptr()) {
+    fn dress(&self, me: u32, core: &mut Core, block: Block, size: u64, line: &'static Line) -> Result<&Row> {
+        let row = match self.table.take_for(me, &mut core.vacant, self.owner_ptr()) {
             Ok(row) => row,
             Err(e) => {
                 core.store.give(block.spot, block.stamp);
@@ -766,14 +814,15 @@ impl Inner {
         if gone {
             return self.free_annexed(row, buffer.own_stamp(), len, true);
         }
-        // What lies in a magazine is lent again as it is.
-        buffer.untag();
+        // What lies in a magazine is lent again as it is, but for the tag.
         let put = if flags & CLASSLESS == 0 {
+            buffer.untag();
             let pocket = Pocket::small(usize::from(buffer.class.load(Ordering::Relaxed)));
             self.front.put::<false>(thread_number(), row, pocket, home_line(flags), len)
         } else if row.annex().is_some() {
             return self.free_annexed(row, buffer.own_stamp(), len, false);
         } else if self.front.keeps(len) && flags & REGION == 0 {
+            buffer.untag();
             self.front.put::<true>(thread_number(), row, Pocket::large(len), home_line(flags), len)
         } else {
             Put::Refused
@@ -784,7 +833,7 @@ impl Inner {
         let stamp = buffer.own_stamp();
         let mut core = self.core.lock();
         core.store.give(row.spot(), stamp);
-        self.counters.add_live(-(len as i64));
+        self.counters.end_live(len);
         self.table.put_renewed(&mut core.vacant, row);
         self.notice_contention(&core);
         u64::from(core.orphan)

@@ -89,8 +89,8 @@ impl<T> BiasedLock<T> {
     #[inline]
     pub(crate) fn lock_as(&self, me: u32) -> Guard<'_, T> {
         let owner = Owned(self.owner.load(Ordering::Relaxed));
-        if owner.is(me) {
-            let inside = &self.inside[owner.turn()];
+        if let Some(turn) = owner.turn_of(me) {
+            let inside = &self.inside[turn];
             // Coming again would give the value out twice: better no progress than that.
             assert!(inside.load(Ordering::Relaxed) == 0, "an allocator's lock was taken by who holds it");
             inside.store(1, Ordering::Relaxed);
@@ -100,11 +100,12 @@ impl<T> BiasedLock<T> {
             }
             inside.store(0, Ordering::Release);
         }
-        self.lock_shared(me)
+        let (turn, waited) = self.lock_shared(me);
+        Guard { lock: self, way: Way::Shared { turn, waited } }
     }
 
     #[cold]
-    fn lock_shared(&self, me: u32) -> Guard<'_, T> {
+    fn lock_shared(&self, me: u32) -> (MutexGuard<'_, Turns>, bool) {
         let (mut turn, waited) = self.turn();
         let owner = Owned(self.owner.load(Ordering::Relaxed));
         if owner.is_owned() {
@@ -126,7 +127,7 @@ impl<T> BiasedLock<T> {
             turn.streak = 1;
             turn.owners += 1;
         }
-        Guard { lock: self, way: Way::Shared { turn, waited } }
+        (turn, waited)
     }
 
     /// The mutex, by patience: who holds it is about to give it back, and to put a thread to sleep and wake it costs both sides a hundred

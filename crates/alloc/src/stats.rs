@@ -30,15 +30,26 @@ impl Counters {
         let live = self.live_bytes.load(Ordering::Relaxed).wrapping_add_signed(by);
         self.live_bytes.store(live, Ordering::Relaxed);
         if by > 0 {
-            self.note_live(self.live());
+            self.note_live(live.wrapping_add_signed(self.ahead()));
         }
+    }
+
+    /// As [`add_live`](Self::add_live), for a block that is freed.
+    #[inline]
+    pub(crate) fn end_live(&self, bytes: u64) {
+        self.live_bytes.store(self.live_bytes.load(Ordering::Relaxed).wrapping_sub(bytes), Ordering::Relaxed);
     }
 
     /// Live bytes, but for what magazines and annexes have not told yet.
     #[inline]
     pub(crate) fn live(&self) -> u64 {
-        let ahead = self.annexed.load(Ordering::Relaxed).wrapping_add(self.told.load(Ordering::Relaxed));
-        self.live_bytes.load(Ordering::Relaxed).wrapping_add_signed(ahead)
+        self.live_bytes.load(Ordering::Relaxed).wrapping_add_signed(self.ahead())
+    }
+
+    /// What magazines and annexes have told.
+    #[inline]
+    fn ahead(&self) -> i64 {
+        self.annexed.load(Ordering::Relaxed).wrapping_add(self.told.load(Ordering::Relaxed))
     }
 
     /// Counts live bytes without the lock.
@@ -53,7 +64,8 @@ impl Counters {
     /// So many bytes are live.
     #[inline]
     pub(crate) fn note_live(&self, live: u64) {
-        if live > self.live_peak.load(Ordering::Relaxed) && live >> 63 == 0 {
+        // (Below zero, it is none.)
+        if live.cast_signed() > self.live_peak.load(Ordering::Relaxed).cast_signed() {
             self.live_peak.fetch_max(live, Ordering::Relaxed);
         }
     }

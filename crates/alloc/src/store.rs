@@ -38,26 +38,25 @@ pub(crate) struct Need {
     /// Units of a block of its own; for a slab class see [`Store::units`].
     pub(crate) units: u32,
     pub(crate) align: u32,
-    pub(crate) class: Option<usize>,
+    pub(crate) class: Option<u16>,
 }
 
 impl Need {
     /// What a request of `size > 0` bytes aligned to `align` needs. `None`: more than the space of units.
     pub(crate) fn of(size: u64, align: u64) -> Option<Need> {
         if size <= SLAB_MAX && align <= MIN_ALIGN {
-            let class = class_of(size);
-            return Some(Need { units: 0, align: 1, class: Some(class) });
+            return Some(Need { units: 0, align: 1, class: Some(class_of(size) as u16) });
         }
-        let units = u32::try_from(size.div_ceil(UNIT)).ok()?;
-        Some(Need { units, align: u32::try_from(align.div_ceil(UNIT)).ok()?, class: None })
+        Need::exact(size, align)
     }
-}
 
-impl Need {
-    /// The same request without rounding: a block of its own instead of a slab, alignment as asked. For when memory runs out.
+    /// The same request without rounding: a block of its own instead of a slab, alignment as asked. For when memory runs out, and for
+    /// what is in no slab class.
+    #[inline]
     pub(crate) fn exact(size: u64, align: u64) -> Option<Need> {
-        let units = u32::try_from(size.div_ceil(UNIT)).ok()?;
-        Some(Need { units, align: u32::try_from(align.div_ceil(UNIT)).ok()?, class: None })
+        let most = u64::from(u32::MAX) << UNIT_SHIFT;
+        let units = |bytes: u64| (bytes <= most).then(|| bytes.div_ceil(UNIT) as u32);
+        Some(Need { units: units(size)?, align: units(align)?, class: None })
     }
 }
 
@@ -75,20 +74,20 @@ impl Store {
     /// Units that the heap must supply for a need.
     #[inline]
     pub(crate) fn units(&self, need: Need) -> u32 {
-        need.class.map_or(need.units, |class| self.slabs.run_units(class))
+        need.class.map_or(need.units, |class| self.slabs.run_units(class.into()))
     }
 
     /// Takes a block from what is resident and free for `line`. `None`: nothing fits.
     #[inline(always)]
     pub(crate) fn take(&mut self, need: Need, line: &Line) -> Result<Option<Block>> {
         if let Some(class) = need.class {
-            return self.take_slot(class, line);
+            return self.take_slot(class.into(), line);
         }
         Ok(self.heap.take(need.units, need.align, line)?.map(|node| self.block(node)))
     }
 
     #[inline(always)]
-    fn take_slot(&mut self, class: usize, line: &Line) -> Result<Option<Block>> {
+    pub(crate) fn take_slot(&mut self, class: usize, line: &Line) -> Result<Option<Block>> {
         match self.slabs.take(class, line.id()) {
             Some(slot) => Ok(Some(self.slot_block(slot, class))),
             None => self.take_run_slow(class, line),
@@ -149,11 +148,11 @@ impl Store {
     pub(crate) fn adopt(&mut self, node: u32, need: Need) -> Result<Option<Block>> {
         match need.class {
             None => Ok(Some(self.block(node))),
-            Some(class) => match self.slabs.ensure_run(class) {
+            Some(class) => match self.slabs.ensure_run(class.into()) {
                 Ok(stamps) => {
-                    let run = self.slabs.add_run(&mut self.heap, node, class, stamps);
+                    let run = self.slabs.add_run(&mut self.heap, node, class.into(), stamps);
                     let slot = self.slabs.take_first(run);
-                    Ok(Some(self.slot_block(slot, class)))
+                    Ok(Some(self.slot_block(slot, class.into())))
                 }
                 Err(e) => {
                     let stamp = self.heap.nodes.stamp(node);
@@ -165,7 +164,7 @@ impl Store {
     }
 
     #[inline(always)]
-    fn block(&self, node: u32) -> Block {
+    pub(crate) fn block(&self, node: u32) -> Block {
         let (n, stamp) = (&self.heap.nodes[node], self.heap.nodes.stamp(node));
         let span = &self.heap.spans[usize::from(n.span)];
         Block {

@@ -80,7 +80,12 @@ impl Vacant {
 /// The list of the thread that calls.
 #[inline]
 fn own_list() -> usize {
-    thread_number() as usize % LISTS
+    list_of(thread_number())
+}
+
+#[inline]
+fn list_of(thread: u32) -> usize {
+    thread as usize % LISTS
 }
 
 #[inline]
@@ -119,7 +124,13 @@ impl Table {
     /// A row that nobody holds. Under the allocator's lock.
     #[inline]
     pub(crate) fn take(&self, vacant: &mut Vacant, owner: *const Owner) -> Result<&Row> {
-        let own = own_list();
+        self.take_for(thread_number(), vacant, owner)
+    }
+
+    /// As [`take`](Self::take), for the thread of this number.
+    #[inline]
+    pub(crate) fn take_for(&self, thread: u32, vacant: &mut Vacant, owner: *const Owner) -> Result<&Row> {
+        let own = list_of(thread);
         let list = if vacant.heads[own].is_null() { self.supply_slow(vacant, own, owner)? } else { own };
         // SAFETY: rows are of this table.
         let row = unsafe { vacant.unlink(list) }.ok_or_else(lost)?;
