@@ -5,7 +5,7 @@
 //!
 //! | layer | module | what it does |
 //! |---|---|---|
-//! | leases | `allocator`, `buffer`, `table`, `cell` | rows at stable addresses, the record of each buffer's last uses, drops on any thread |
+//! | leases | `allocator`, `paths`, `buffer`, `table`, `cell` | rows at stable addresses, the record of each buffer's last uses, drops on any thread |
 //! | front | `front` | magazines of just-freed small blocks, entered by their owner without an atomic read-modify-write |
 //! | annexes | `annex` | where threads meet at the lock: heaps of their own for blocks above 64 KiB, in segments lent by the store |
 //! | store | `store`, `slab`, `heap`, `index`, `node` | slabs up to 64 KiB, first fit above, lanes of memory that a line may still use |
@@ -50,6 +50,7 @@ mod node;
 mod oom;
 mod pages;
 mod parked;
+mod paths;
 #[cfg(all(feature = "bench", not(loom)))]
 pub mod peers;
 mod place;

@@ -1,0 +1,491 @@
+//! How blocks come and go: the ways of a request and of the last drop of a lease, through magazines, annexes and the core.
+//!
+//! The hits are small functions that call nothing; what they cannot do is done by others that are never inlined into them.
+
+use crate::allocator::{Core, Inner, On, PARKED_AT_ONCE, inner_of, kind_bits, release};
+use crate::bias::Guard;
+use crate::buffer::{
+    ARENA, Buffer, CLASSLESS, EMPTY, FOREIGN, IMPORTED, NO_CLASS, NO_SLOT, Open, REGION, Row, WATCHED, home_line,
+};
+use crate::fence::{thread_number, thread_number_there};
+use crate::front::{Chain, Pocket, Put, Took};
+use crate::heap::passed;
+use crate::layout::{Layout, MIN_ALIGN, SLAB_MAX, class_of};
+use crate::mutant::mutated;
+use crate::store::{Block, Need, Spot};
+use leasehold_core::sync::atomic::Ordering;
+use leasehold_core::{Header, Lease, Line, Owner, Result, Stamp};
+use std::ptr::NonNull;
+
+/// The drop of the last lease of a row.
+///
+/// # Safety
+/// - As [`leasehold_core::OwnerOps::last`], for a row of an allocator.
+pub(crate) unsafe fn last(hdr: NonNull<Header>) {
+    // SAFETY: the header is the first field of a row of our table, which is alive as long as one of its rows is out.
+    let (row, inner) = unsafe { (hdr.cast::<Row>().as_ref(), inner_of(hdr)) };
+    // SAFETY: as above.
+    match unsafe { inner.as_ref() }.free_own(row) {
+        Freed::Done => {}
+        // SAFETY: the caller's.
+        how => unsafe { last_other(hdr, how) },
+    }
+}
+
+/// What the fast way of a free came to.
+#[derive(Clone, Copy)]
+enum Freed {
+    Done,
+    /// Nothing was done.
+    No,
+    /// The row has its next generation.
+    Renewed,
+    /// The row's generations are used up.
+    Gone,
+}
+
+/// # Safety
+/// - As [`last`].
+#[inline(never)]
+unsafe fn last_other(hdr: NonNull<Header>, how: Freed) {
+    // SAFETY: as in `last`.
+    let (row, inner) = unsafe { (hdr.cast::<Row>().as_ref(), inner_of(hdr)) };
+    // SAFETY: as above.
+    let owed = unsafe { inner.as_ref() }.free(row, how);
+    if owed > 0 {
+        // SAFETY: an orphan counts the rows that are out; these came back.
+        unsafe { release(inner, owed) };
+    }
+}
+
+impl Inner {
+    #[inline]
+    pub(crate) fn owner_ptr(&self) -> *const Owner {
+        // The whole of `Inner`, not the field: `last` reaches the rest through it.
+        std::ptr::from_ref(self).cast()
+    }
+
+    #[inline]
+    pub(crate) fn header_ptr(&self, row: &Row) -> NonNull<Header> {
+        // The whole row: `last` reaches the buffer through it.
+        NonNull::from(row).cast()
+    }
+
+    /// The first lease of a row that nobody holds.
+    #[inline]
+    pub(crate) fn lend(&self, row: &Row) -> Lease<Buffer> {
+        row.header.set_live_quietly(false);
+        // SAFETY: the count that was just set is the lease's; the value lies in the header's row.
+        unsafe { Lease::from_raw(self.header_ptr(row), NonNull::from(&row.buffer)) }
+    }
+
+    #[inline]
+    pub(crate) fn alloc(&self, layout: Layout, on: On<'_>) -> Result<Lease<Buffer>> {
+        if layout.align > MIN_ALIGN || !layout.align.is_power_of_two() {
+            return self.alloc_aligned(layout, on);
+        }
+        if (1..=SLAB_MAX).contains(&layout.size) {
+            let class = class_of(layout.size);
+            // SAFETY: the table lives as long as the allocator, and rows in its magazines are rows of it.
+            if let Some(row) = unsafe { self.front.take_own(thread_number_there(), class, on.line.id(), layout.size) } {
+                row.buffer.relend(layout.size);
+                return Ok(self.lend(row));
+            }
+            return self.alloc_small(layout.size, on);
+        }
+        self.alloc_large(layout.size, on)
+    }
+
+    /// A small block that does not lie in a magazine of the thread's own.
+    #[inline(never)]
+    fn alloc_small(&self, size: u64, on: On<'_>) -> Result<Lease<Buffer>> {
+        self.alloc_other::<true>(Layout::new(size), on)
+    }
+
+    /// Any other block of the ordinary alignment.
+    #[inline(never)]
+    fn alloc_large(&self, size: u64, on: On<'_>) -> Result<Lease<Buffer>> {
+        self.alloc_other::<false>(Layout::new(size), on)
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn alloc_aligned(&self, layout: Layout, on: On<'_>) -> Result<Lease<Buffer>> {
+        let layout = layout.check()?;
+        if layout.align <= MIN_ALIGN && (1..=SLAB_MAX).contains(&layout.size) {
+            return self.alloc_small(layout.size, on);
+        }
+        self.alloc_other::<false>(layout, on)
+    }
+
+    /// `SMALL`: a block of a slab class.
+    #[inline(always)]
+    fn alloc_other<const SMALL: bool>(&self, layout: Layout, on: On<'_>) -> Result<Lease<Buffer>> {
+        if !SMALL && layout.size == 0 {
+            return self.empty(on);
+        }
+        if self.front.is_none() {
+        } else if SMALL {
+            let pocket = Pocket::small(class_of(layout.size));
+            // SAFETY: the table lives as long as the allocator, and rows in its magazines are rows of it.
+            let took = unsafe { self.front.take::<false>(thread_number(), pocket, on.line.id(), layout.size) };
+            match took {
+                Took::Row(row, _) => {
+                    row.buffer.relend(layout.size);
+                    return Ok(self.lend(row));
+                }
+                Took::Empty(more) => return self.alloc_some_slow(layout, on, more),
+                Took::Nothing(_) => {}
+            }
+        } else if self.front.keeps(layout.size) && layout.align <= MIN_ALIGN {
+            let pocket = Pocket::large(layout.size);
+            // SAFETY: as above.
+            match unsafe { self.front.take::<true>(thread_number(), pocket, on.line.id(), layout.size) } {
+                Took::Row(row, ahead) => {
+                    self.counters.note_live(self.counters.live().wrapping_add_signed(ahead));
+                    row.buffer.relend(layout.size);
+                    return Ok(self.lend(row));
+                }
+                Took::Nothing(chain) if !chain.is_empty() => {
+                    self.take_back(chain, 0);
+                }
+                Took::Nothing(_) | Took::Empty(_) => {}
+            }
+        }
+        if let Some(watch) = &self.watch {
+            return self.alloc_watched(watch, layout, on);
+        }
+        if SMALL {
+            let need = Need { units: 0, align: 1, class: Some(class_of(layout.size) as u16) };
+            return self.alloc_needed(need, layout, on);
+        }
+        // (The ordinary one is no question.)
+        match Need::exact(layout.size, layout.align)
+            .filter(|_| layout.align <= MIN_ALIGN || layout.align <= self.most_align)
+        {
+            Some(need) => self.alloc_needed(need, layout, on),
+            None => Err(self.refuse(layout)),
+        }
+    }
+
+    /// A block that no magazine has.
+    pub(crate) fn alloc_block(&self, layout: Layout, on: On<'_>) -> Result<Lease<Buffer>> {
+        match Need::of(layout.size, layout.align).filter(|_| layout.align <= self.most_align) {
+            Some(need) => self.alloc_needed(need, layout, on),
+            None => Err(self.refuse(layout)),
+        }
+    }
+
+    #[inline(always)]
+    fn alloc_needed(&self, need: Need, layout: Layout, on: On<'_>) -> Result<Lease<Buffer>> {
+        if self.annexes.are_open()
+            && let Some(lease) = self.alloc_annexed(need, layout.size, on)
+        {
+            return Ok(lease);
+        }
+        self.alloc_in_core(need, layout, on)
+    }
+
+    /// A block of the core, whose place in it never changes.
+    #[inline(always)]
+    pub(crate) fn alloc_in_core(&self, need: Need, layout: Layout, on: On<'_>) -> Result<Lease<Buffer>> {
+        {
+            let me = thread_number();
+            let mut core = self.core.lock_as(me);
+            self.notice_contention(&core);
+            if core.parked.any() {
+                self.unpark(&mut core, PARKED_AT_ONCE);
+            }
+            // (Each by itself: so what is known of a block need not lie in memory.)
+            if let Some(class) = need.class {
+                if let Some(block) = core.store.take_slot(class.into(), on.line)? {
+                    return self.issue_to(me, &mut core, block, layout.size, on.line);
+                }
+            } else if let Some(node) = core.store.heap.take(need.units, need.align, on.line)? {
+                let block = core.store.block(node);
+                return self.issue_to(me, &mut core, block, layout.size, on.line);
+            }
+        }
+        self.alloc_slow(need, layout, on)
+    }
+
+    /// A small block, and `more` of its class for the magazine, as far as there are any that need no new memory.
+    #[cold]
+    #[inline(never)]
+    fn alloc_some_slow(&self, layout: Layout, on: On<'_>, more: u32) -> Result<Lease<Buffer>> {
+        let class = class_of(layout.size);
+        let need = Need { units: 0, align: 1, class: Some(class as u16) };
+        let me = thread_number();
+        let (first, mut chain) = {
+            let mut core = self.core.lock_as(me);
+            self.notice_contention(&core);
+            if core.parked.any() {
+                self.unpark(&mut core, PARKED_AT_ONCE);
+            }
+            let Some(block) = core.store.take(need, on.line)? else {
+                drop(core);
+                return self.alloc_slow(need, layout, on);
+            };
+            let first = self.issue_to(me, &mut core, block, layout.size, on.line)?;
+            let mut chain = Chain::EMPTY;
+            for _ in 0..more {
+                let Some(block) = core.store.take_slot_there(class, on.line) else { break };
+                match self.dress(me, &mut core, block, layout.size, on.line) {
+                    Ok(row) => chain.push(row),
+                    Err(_) => break,
+                }
+            }
+            (first, chain)
+        };
+        // SAFETY: the table lives as long as the allocator, and its front with it.
+        unsafe { self.front.stock(me, &mut chain, class, on.line.id()) };
+        if !chain.is_empty() {
+            self.take_back(chain, 0);
+        }
+        Ok(first)
+    }
+
+    /// Memory for graphs.
+    pub(crate) fn alloc_region(&self, layout: Layout, on: On<'_>) -> Result<Lease<Buffer>> {
+        let apart = self.annexes.are_open() && layout.size > SLAB_MAX;
+        match Need::of(layout.size, layout.align).filter(|_| apart && layout.align <= self.most_align) {
+            Some(need) => self.alloc_in_core(need, layout.check()?, on),
+            None => self.alloc(layout, on),
+        }
+    }
+
+    /// Where the lock goes from thread to thread, large blocks are kept in front of it too.
+    #[inline]
+    fn notice_contention(&self, core: &Guard<'_, Core>) {
+        if !core.is_own() {
+            // (Not the guard itself, which would have to lie in memory for that.)
+            self.notice_contention_slow(core.is_contended(), core.has_waited(), core.store.heap.tick);
+        }
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn notice_contention_slow(&self, contended: bool, waited: bool, tick: u64) {
+        if contended {
+            self.front.encourage(thread_number());
+        }
+        if waited {
+            self.warm(thread_number(), tick);
+        }
+    }
+
+    /// A row for a block, under the lock.
+    #[inline(always)]
+    pub(crate) fn issue(&self, core: &mut Core, block: Block, size: u64, line: &'static Line) -> Result<Lease<Buffer>> {
+        self.issue_to(thread_number(), core, block, size, line)
+    }
+
+    /// As [`issue`](Self::issue), for the thread of this number.
+    #[inline(always)]
+    fn issue_to(
+        &self,
+        me: u32,
+        core: &mut Core,
+        block: Block,
+        size: u64,
+        line: &'static Line,
+    ) -> Result<Lease<Buffer>> {
+        let row = self.dress(me, core, block, size, line)?;
+        core.allocations += 1;
+        self.counters.add_live(size as i64);
+        Ok(self.lend(row))
+    }
+
+    /// A row that describes a block, held by nobody yet.
+    #[inline(always)]
+    fn dress(&self, me: u32, core: &mut Core, block: Block, size: u64, line: &'static Line) -> Result<&Row> {
+        let row = match self.table.take_for(me, &mut core.vacant, self.owner_ptr()) {
+            Ok(row) => row,
+            Err(e) => {
+                core.store.give(block.spot, block.stamp);
+                return Err(e);
+            }
+        };
+        let (place, slot) = match block.spot {
+            Spot::Node(node) => (node, NO_SLOT),
+            Spot::Slot(run, slot) => (run, slot),
+        };
+        row.buffer.place.store(place, Ordering::Relaxed);
+        row.buffer.slot.store(slot, Ordering::Relaxed);
+        row.buffer.class.store(block.class, Ordering::Relaxed);
+        core.store.name(block.spot, row.header.index());
+        let flags = self.row_flags | if block.class == NO_CLASS { CLASSLESS } else { 0 };
+        row.buffer.describe(block.addr, block.native, size, Some(line), flags);
+        row.buffer.inherit(block.stamp);
+        Ok(row)
+    }
+
+    #[cold]
+    fn empty(&self, on: On<'_>) -> Result<Lease<Buffer>> {
+        let mut core = self.core.lock();
+        let row = self.table.take(&mut core.vacant, self.owner_ptr())?;
+        row.buffer.describe(0, 0, 0, Some(on.line), EMPTY | kind_bits(self.config.host_kind));
+        row.buffer.inherit(Stamp::NEVER);
+        Ok(self.lend(row))
+    }
+
+    /// Takes a row back that nobody holds, if it goes into a magazine of the thread's own without more ado.
+    #[inline(always)]
+    fn free_own(&self, row: &Row) -> Freed {
+        let buffer = &row.buffer;
+        let flags = buffer.flags();
+        if flags & (IMPORTED | ARENA | EMPTY | WATCHED | FOREIGN | CLASSLESS) != 0 || buffer.tag() != 0 {
+            return Freed::No;
+        }
+        let (len, class) = (buffer.len(), buffer.class.load(Ordering::Relaxed));
+        if !self.table.renew(row) {
+            return Freed::Gone;
+        }
+        let fine = self.front.put_own(thread_number_there(), row, usize::from(class), home_line(flags), len);
+        if fine { Freed::Done } else { Freed::Renewed }
+    }
+
+    /// Takes a row back that nobody holds. Returns the counts that the caller owes to an orphaned allocator.
+    #[inline(always)]
+    fn free(&self, row: &Row, how: Freed) -> u64 {
+        let buffer = &row.buffer;
+        let flags = buffer.flags();
+        if flags & (IMPORTED | ARENA | EMPTY | WATCHED) != 0 {
+            return match &self.watch {
+                Some(watch) if flags & WATCHED != 0 => self.free_watched(watch, row),
+                _ => u64::from(self.free_special(row, flags)),
+            };
+        }
+        let len = buffer.len();
+        if flags & FOREIGN != 0 {
+            if !buffer.is_private() {
+                return self.free_shared_slow(row);
+            }
+            buffer.set_private();
+        }
+        let gone = match how {
+            Freed::Gone => true,
+            Freed::No => !self.table.renew(row),
+            Freed::Renewed | Freed::Done => false,
+        };
+        if gone {
+            return self.free_annexed(row, buffer.own_stamp(), len, true);
+        }
+        // What lies in a magazine is lent again as it is, but for the tag.
+        let put = if flags & CLASSLESS == 0 {
+            buffer.untag();
+            let pocket = Pocket::small(usize::from(buffer.class.load(Ordering::Relaxed)));
+            self.front.put::<false>(thread_number(), row, pocket, home_line(flags), len)
+        } else if row.annex().is_some() {
+            return self.free_annexed(row, buffer.own_stamp(), len, false);
+        } else if self.front.keeps(len) && flags & REGION == 0 {
+            buffer.untag();
+            self.front.put::<true>(thread_number(), row, Pocket::large(len), home_line(flags), len)
+        } else {
+            Put::Refused
+        };
+        if let Put::Kept(chain, drift) = put {
+            return if chain.is_empty() && drift == 0 { 0 } else { self.receive(chain, drift) };
+        }
+        let stamp = buffer.own_stamp();
+        let mut core = self.core.lock();
+        core.store.give(row.spot(), stamp);
+        self.counters.end_live(len);
+        self.table.put_renewed(&mut core.vacant, row);
+        self.notice_contention(&core);
+        u64::from(core.orphan)
+    }
+
+    /// The row's generations are used up (`gone`), so it is not used again; or its block was in an annex before.
+    #[cold]
+    pub(crate) fn free_in_core(&self, row: &Row, stamp: Stamp, len: u64, gone: bool) -> u64 {
+        let mut core = self.core.lock();
+        core.store.give(row.spot(), stamp);
+        self.counters.add_live(-(len as i64));
+        if gone {
+            core.vacant.live -= 1;
+        } else {
+            self.table.put_renewed(&mut core.vacant, row);
+        }
+        u64::from(core.orphan)
+    }
+
+    /// Frees a block that other lines than its home may have used. Takes no host memory: while several lines may still be using the
+    /// block, its row stays out of circulation and so remembers which.
+    #[cold]
+    pub(crate) fn free_shared_slow(&self, row: &Row) -> u64 {
+        if let Some(owed) = self.free_annexed_shared(row) {
+            return owed;
+        }
+        let (len, open) = (row.buffer.len(), row.buffer.open());
+        let mut core = self.core.lock();
+        let spot = row.spot();
+        self.counters.add_live(-(len as i64));
+        if open == Open::Several && core.store.park(spot) {
+            self.put_aside(&mut core, row, |core| &mut core.parked);
+        } else {
+            row.buffer.reset();
+            core.store.give(spot, if let Open::One(stamp) = open { stamp } else { Stamp::NEVER });
+            self.table.put(&mut core.vacant, row);
+        }
+        u64::from(core.orphan)
+    }
+
+    /// Takes rows from the magazines into the core, and what they know about live bytes.
+    #[cold]
+    fn receive(&self, mut chain: Chain, drift: i64) -> u64 {
+        if chain.is_empty() {
+            self.counters.tell(drift);
+            return 0;
+        }
+        let mut n = 0;
+        let mut core = self.core.lock();
+        // SAFETY: the table lives as long as `self`, and the chain's rows are rows of it.
+        while let Some(row) = unsafe { chain.pop() } {
+            core.store.give(row.spot(), row.buffer.own_stamp());
+            self.table.put_renewed(&mut core.vacant, row);
+            n += 1;
+        }
+        self.counters.add_live(drift);
+        if core.orphan { n } else { 0 }
+    }
+
+    /// Brings everything in the magazines back to the core.
+    pub(crate) fn flush(&self) {
+        let (chain, drift) = self.front.flush(false);
+        self.take_back(chain, drift);
+    }
+
+    /// Takes rows from the magazines into the core, for who holds the allocator: nobody is owed anything then.
+    pub(crate) fn take_back(&self, chain: Chain, drift: i64) {
+        let owed = self.receive(chain, drift);
+        debug_assert_eq!(owed, 0);
+    }
+
+    /// The keeper is gone: from now on rows that come back count down.
+    pub(crate) fn orphan(&self) {
+        let (chain, drift) = self.front.flush(true);
+        let owed = self.receive(chain, drift);
+        debug_assert_eq!(owed, 0);
+        self.orphan_annexes(|out| _ = self.refs.fetch_add(out, Ordering::Relaxed));
+        let mut core = self.core.lock();
+        core.orphan = true;
+        if !mutated('g') {
+            self.refs.fetch_add(u64::from(core.vacant.live), Ordering::Relaxed);
+        }
+    }
+
+    /// Whether every stream is done with the memory.
+    pub(crate) fn is_over(&self) -> bool {
+        if self.watch.as_ref().is_some_and(|w| !w.is_over()) {
+            return false;
+        }
+        let annexes = self.annexes_are_over();
+        let mut core = self.core.lock();
+        self.settle(&mut core);
+        let mut over = annexes && !core.parked.any();
+        core.store.slabs.pending(|_, s| over &= passed(s));
+        self.each_aside(core.retired, |row| over &= row.buffer.open() == Open::Over);
+        over && core.store.heap.is_over()
+    }
+}
