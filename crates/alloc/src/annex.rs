@@ -279,6 +279,7 @@ impl Inner {
     }
 
     /// A block from the annex of this thread. `None`: the core is to be asked.
+    #[inline(never)]
     pub(crate) fn alloc_annexed(&self, need: Need, size: u64, on: On<'_>) -> Option<Lease<Buffer>> {
         let thread = thread_number();
         let k = self.annexes.number(thread);
@@ -291,7 +292,7 @@ impl Inner {
             self.unpark_in(&mut yard, annex, PARKED_AT_ONCE);
         }
         if let Some(node) = yard.heap.take(need.units, 1, on.line).ok()? {
-            return self.lend_annexed(k, &mut yard, node, size, on.line);
+            return self.lend_annexed(k, annex, &mut yard, node, size, on.line);
         }
         if yard.rest > 0 {
             yard.rest -= 1;
@@ -301,26 +302,31 @@ impl Inner {
         self.extend_slow(k, need, size, on)
     }
 
+    /// Brings rows from the core to an annex, under its lock. `false`: there are none.
+    #[cold]
+    #[inline(never)]
+    fn stock_slow(&self, yard: &mut Yard) -> bool {
+        let mut core = self.core.lock();
+        let stocked = self.table.stock(&mut core.vacant, &mut yard.stock, BATCH, self.owner_ptr());
+        yard.stocked = stocked.as_ref().map_or(yard.stocked, |&n| n);
+        stocked.is_ok()
+    }
+
     /// A row for a block of an annex, under its lock.
+    #[inline(always)]
     fn lend_annexed(
         &self,
         k: usize,
+        annex: &Annex,
         yard: &mut Yard,
         node: u32,
         size: u64,
         line: &'static Line,
     ) -> Option<Lease<Buffer>> {
-        let annex = &self.annexes.all[k];
         let stamp = yard.heap.nodes.stamp(node);
-        if yard.stock.is_empty() {
-            let mut core = self.core.lock();
-            match self.table.stock(&mut core.vacant, &mut yard.stock, BATCH, self.owner_ptr()) {
-                Ok(n) => yard.stocked = n,
-                Err(_) => {
-                    yard.heap.release(node, stamp);
-                    return None;
-                }
-            }
+        if yard.stock.is_empty() && !self.stock_slow(yard) {
+            yard.heap.release(node, stamp);
+            return None;
         }
         let Ok(row) = self.table.take(&mut yard.stock, self.owner_ptr()) else {
             yard.heap.release(node, stamp);
@@ -333,7 +339,7 @@ impl Inner {
         yard.heap.nodes[node].link[1] = row.header.index();
         let (addr, native) = (yard.heap.addr(node), yard.heap.native(node));
         row.buffer.describe(addr, native, size, Some(line), self.row_flags | CLASSLESS);
-        row.buffer.inherit(if passed(stamp) { Stamp::NEVER } else { stamp });
+        row.buffer.inherit(if stamp.is_never() || passed(stamp) { Stamp::NEVER } else { stamp });
         Annex::add(&annex.taken, 1);
         Annex::add(&annex.used, u64::from(yard.heap.nodes[node].units) << UNIT_SHIFT);
         self.count(annex, yard, size as i64);
@@ -341,6 +347,7 @@ impl Inner {
     }
 
     /// So many more bytes are live in an annex. Under its lock.
+    #[inline(always)]
     fn count(&self, annex: &Annex, yard: &mut Yard, by: i64) {
         let live = annex.live.load(Ordering::Relaxed).wrapping_add(by);
         annex.live.store(live, Ordering::Relaxed);
@@ -349,9 +356,14 @@ impl Inner {
         // Two of the largest blocks: rarely, so that threads do not meet at the counter.
         if ahead.unsigned_abs() > u64::from(annex.largest.load(Ordering::Relaxed)) << (UNIT_SHIFT + 1) {
             yard.told = live;
-            self.counters.annexed.fetch_add(ahead, Ordering::Relaxed);
-            self.counters.note_live(self.counters.live());
+            self.tell_slow(ahead);
         }
+    }
+
+    #[cold]
+    fn tell_slow(&self, ahead: i64) {
+        self.counters.annexed.fetch_add(ahead, Ordering::Relaxed);
+        self.counters.note_live(self.counters.live());
     }
 
     /// The annex has nothing that fits: what it holds is looked at again, then the core is asked for a segment, then the driver.
@@ -386,7 +398,7 @@ impl Inner {
                 node = yard.heap.take(need.units, 1, on.line).ok()?;
             }
             if let Some(node) = node {
-                return self.lend_annexed(k, &mut yard, node, size, on.line);
+                return self.lend_annexed(k, annex, &mut yard, node, size, on.line);
             }
         }
         annex.lock.lock().rest = REST;
@@ -484,7 +496,7 @@ impl Inner {
     }
 
     /// Gives a used node of an annex back. Returns its span.
-    #[inline]
+    #[inline(always)]
     fn release_in(&self, yard: &mut Yard, annex: &Annex, node: u32, stamp: Stamp) -> usize {
         let n = &yard.heap.nodes[node];
         let span = usize::from(n.span);
