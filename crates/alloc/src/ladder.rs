@@ -266,17 +266,16 @@ impl Inner {
     fn flush_or_some(&self) {
         let (all, own) = {
             let mut core = self.core.lock();
-            let (rows, _, hits, _) = self.front.stats();
-            let operations = 2 * (core.allocations + hits);
+            let operations = self.operations(&core);
             let own = core.flushed < WARM_UP_ROWS + operations / OPERATIONS_PER_ROW;
             let all = own && core.flushes < WARM_UP + operations / OPERATIONS_PER_FLUSH;
             core.flushes += u64::from(all);
-            core.flushed += if own { rows } else { 0 };
             (all, own)
         };
         if own {
             let (chain, drift) = if all { self.front.flush(false) } else { self.front.flush_own(thread_number()) };
-            self.take_back(chain, drift);
+            let rows = self.take_back(chain, drift);
+            self.core.lock().flushed += rows;
         }
     }
 

@@ -124,8 +124,7 @@ impl Inner {
         if !SMALL && layout.size == 0 {
             return self.empty(on);
         }
-        if self.front.is_none() {
-        } else if SMALL {
+        if SMALL && !self.front.is_none() {
             let pocket = Pocket::small(class_of(layout.size));
             // SAFETY: the table lives as long as the allocator, and rows in its magazines are rows of it.
             let took = unsafe { self.front.take::<false>(thread_number(), pocket, on.line.id(), layout.size) };
@@ -137,7 +136,7 @@ impl Inner {
                 Took::Empty(more) => return self.alloc_some_slow(layout, on, more),
                 Took::Nothing(_) => {}
             }
-        } else if self.front.keeps(layout.size) && layout.align <= MIN_ALIGN {
+        } else if !SMALL && self.front.keeps(layout.size) && layout.align <= MIN_ALIGN {
             let pocket = Pocket::large(layout.size);
             // SAFETY: as above.
             match unsafe { self.front.take::<true>(thread_number(), pocket, on.line.id(), layout.size) } {
@@ -385,7 +384,7 @@ impl Inner {
             Put::Refused
         };
         if let Put::Kept(chain, drift) = put {
-            return if chain.is_empty() && drift == 0 { 0 } else { self.receive(chain, drift) };
+            return if chain.is_empty() && drift == 0 { 0 } else { self.receive(chain, drift).1 };
         }
         let stamp = buffer.own_stamp();
         let mut core = self.core.lock();
@@ -431,12 +430,13 @@ impl Inner {
         u64::from(core.orphan)
     }
 
-    /// Takes rows from the magazines into the core, and what they know about live bytes.
+    /// Takes rows from the magazines into the core, and what they know about live bytes. Returns how many rows, and the counts that the caller
+    /// owes to an orphaned allocator.
     #[cold]
-    fn receive(&self, mut chain: Chain, drift: i64) -> u64 {
+    fn receive(&self, mut chain: Chain, drift: i64) -> (u64, u64) {
         if chain.is_empty() {
             self.counters.tell(drift);
-            return 0;
+            return (0, 0);
         }
         let mut n = 0;
         let mut core = self.core.lock();
@@ -447,7 +447,7 @@ impl Inner {
             n += 1;
         }
         self.counters.add_live(drift);
-        if core.orphan { n } else { 0 }
+        (n, if core.orphan { n } else { 0 })
     }
 
     /// Brings everything in the magazines back to the core.
@@ -457,15 +457,17 @@ impl Inner {
     }
 
     /// Takes rows from the magazines into the core, for who holds the allocator: nobody is owed anything then.
-    pub(crate) fn take_back(&self, chain: Chain, drift: i64) {
-        let owed = self.receive(chain, drift);
+    /// Returns how many rows.
+    pub(crate) fn take_back(&self, chain: Chain, drift: i64) -> u64 {
+        let (rows, owed) = self.receive(chain, drift);
         debug_assert_eq!(owed, 0);
+        rows
     }
 
     /// The keeper is gone: from now on rows that come back count down.
     pub(crate) fn orphan(&self) {
         let (chain, drift) = self.front.flush(true);
-        let owed = self.receive(chain, drift);
+        let (_, owed) = self.receive(chain, drift);
         debug_assert_eq!(owed, 0);
         self.orphan_annexes(|out| _ = self.refs.fetch_add(out, Ordering::Relaxed));
         let mut core = self.core.lock();

@@ -161,6 +161,7 @@ impl Device for DeviceState {
     }
 
     fn synchronize(&self, timeout: Option<Duration>) -> Result<()> {
+        let deadline = timeout.and_then(|t| Instant::now().checked_add(t));
         self.streams.collect();
         let lines: Vec<(&'static Line, u64)> = self.common.lines.lock().iter().map(|&l| (l, l.submitted())).collect();
         self.common.notice_loss();
@@ -170,7 +171,6 @@ impl Device for DeviceState {
         if open() {
             return waited;
         }
-        let deadline = timeout.and_then(|t| Instant::now().checked_add(t));
         for &(line, value) in lines.iter().filter(|(line, value)| line.failed(*value)) {
             // A failure is told before what failed is over.
             line.see_off(value, deadline, || {
