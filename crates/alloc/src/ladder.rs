@@ -27,8 +27,8 @@ use std::time::{Duration, Instant};
 
 /// Episodes of moving granules that an allocator may spend while it warms up, besides one per 1,000 operations.
 const WARM_UP: u64 = 64;
-/// One more for so many granules in hand.
-const GRANULES_PER_EPISODE: u64 = 32;
+/// One more for so many granules in hand: what grows for want of order has more to spend on order.
+const GRANULES_PER_EPISODE: u64 = 4;
 /// Waits for nearly free memory that cost as much as an episode.
 const WAITS_PER_EPISODE: u64 = 4;
 /// Operations that pay for an episode.
@@ -334,16 +334,17 @@ impl Inner {
         (1u64 << part.ilog2()).clamp(granule, PIECE.max(granule))
     }
 
-    /// What a growth takes at least, in granules. Growth below an earlier peak comes from fragmentation: a workload that repeats is brought
-    /// to rest by taking more at once, where more may be taken.
+    /// A multiple of what a growth takes, in granules. Growth below an earlier peak comes from fragmentation: a workload that repeats is
+    /// brought to rest by taking more at once, where more may be taken; all that a budget has left, if that is little.
     fn round(&self, core: &Core, size: u64, piece: u32) -> u32 {
         let peak = self.counters.live_peak.load(Ordering::Relaxed);
         let below = self.counters.live().saturating_add(size) <= peak;
         if !below || self.may_move(core) {
             return piece;
         }
-        let part = self.budget.committed() / 32 / self.caps.granule;
-        u32::try_from(part).unwrap_or(piece).max(piece)
+        let (committed, room) = (self.budget.committed(), self.budget.room());
+        let part = if room <= committed / 8 { room } else { committed / 32 };
+        u32::try_from(part / self.caps.granule).unwrap_or(piece).max(piece)
     }
 
     /// Grows. `pressed`: move free granules whatever the policy and the credit say, and take no more than needed.

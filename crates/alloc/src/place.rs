@@ -122,11 +122,10 @@ impl Heap {
         // Growth in pieces of several granules takes more of the addresses above than it needs.
         if means.create && short > 0 && means.round > 1 {
             let extra = short.next_multiple_of(means.round) - short;
-            if self.res.bytes(short + extra) <= budget.room() {
-                for _ in 0..extra {
-                    if b & (granule - 1) == 0 && b + granule <= n.end() && bare(b) {
-                        b += granule;
-                    }
+            let room = u32::try_from(budget.room() / self.res.bytes(1)).unwrap_or(u32::MAX);
+            for _ in 0..extra.min(room.saturating_sub(short)) {
+                if b & (granule - 1) == 0 && b + granule <= n.end() && bare(b) {
+                    b += granule;
                 }
             }
         }
