@@ -12,7 +12,8 @@ pub enum Policy {
     /// memory may be taken.
     #[default]
     Balanced,
-    /// Only when there is no other memory left.
+    /// Only when there is no other memory left; and new memory comes in pieces of a sixteenth of what is there, 256 MiB at most, which are
+    /// fewer calls of the driver but seldom fit elsewhere.
     Fastest,
     /// Always, also if the host must wait for them, a few milliseconds at most; and new memory comes in single granules.
     Compact,

@@ -38,8 +38,9 @@ const OPERATIONS_PER_FLUSH: u64 = 1 << 16;
 /// Operations that pay for a block that goes from a magazine to the core and comes back one by one, and blocks that go while it warms up.
 const OPERATIONS_PER_ROW: u64 = 512;
 const WARM_UP_ROWS: u64 = 1 << 14;
-/// The most that one growth takes from the driver in one piece.
+/// The largest piece that is taken from the driver, if it may be moved one day, and if it stays.
 const PIECE: u64 = 32 << 20;
+const LARGE_PIECE: u64 = 256 << 20;
 /// With fewer granules in hand, one of them counts: large blocks are placed so that all of theirs can be moved. With more, what that leaves
 /// empty beside hundreds of blocks is more than what it saves beside a few holes. Up to here the size of new pieces is one granule.
 const FEW_GRANULES: u64 = 256;
@@ -324,14 +325,17 @@ impl Inner {
         self.budget.committed() < FEW_GRANULES * self.caps.granule
     }
 
-    /// The size of new pieces: grows with what is reserved, so that the overshoot stays below one percent.
+    /// The size of new pieces: grows with what is reserved. The driver takes as long for each, whatever its size. Where free granules are
+    /// moved, pieces are small, so that they fit elsewhere and the overshoot stays below one percent.
     fn piece(&self) -> u64 {
         let granule = self.caps.granule;
-        if self.config.policy == Policy::Compact {
-            return granule;
-        }
-        let part = (self.budget.committed() / 128).max(1);
-        (1u64 << part.ilog2()).clamp(granule, PIECE.max(granule))
+        let (share, most) = match self.config.policy {
+            Policy::Compact => return granule,
+            Policy::Balanced => (128, PIECE),
+            Policy::Fastest => (16, LARGE_PIECE),
+        };
+        let part = (self.budget.committed() / share).max(1);
+        (1u64 << part.ilog2()).clamp(granule, most.max(granule))
     }
 
     /// A multiple of what a growth takes, in granules. Growth below an earlier peak comes from fragmentation: a workload that repeats is
@@ -448,8 +452,7 @@ impl Inner {
     /// Gives pieces that a failed plan left over back to the driver.
     fn destroy_loose(&self) {
         let mut core = self.core.lock();
-        let cached: u64 = core.store.heap.res.cached.len() as u64 * PIECE;
-        let steps = core.store.heap.plan_cached(cached, 0);
+        let steps = core.store.heap.plan_cached(u64::MAX, 0);
         drop(core);
         // Without host memory for the list they stay in hand, for the next growth or trim.
         if let Ok(steps) = steps {
