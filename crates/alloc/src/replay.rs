@@ -126,6 +126,9 @@ pub struct Report {
 pub struct Times {
     /// The mean over everything.
     pub mean: f64,
+    /// The mean over the last repetition: without what only the first cost. Not among the keys of the JSON report.
+    #[cfg_attr(feature = "serde", serde(skip))]
+    pub steady: f64,
     /// Half of the operations took at most this; 0 unless each was timed.
     pub p50: f64,
     /// 99 in 100.
@@ -308,7 +311,7 @@ fn play<P: Plays>(trace: &Trace, options: &Options, subject: &P) -> Result<Repor
         copies.push(Playback::new(trace, options, subject)?);
     }
     let mut report = Report { peak_requested: peak, ..Report::default() };
-    let (mut spent, mut rounds) = (Duration::ZERO, 0);
+    let (mut spent, mut steady, mut rounds) = (Duration::ZERO, Duration::ZERO, 0);
     for _ in 0..options.repeat.max(1) {
         let before = subject.cost().1;
         let begin = Instant::now();
@@ -321,7 +324,8 @@ fn play<P: Plays>(trace: &Trace, options: &Options, subject: &P) -> Result<Repor
                     .try_for_each(|t| t.join().unwrap_or_else(|_| Err(Error::state("a replaying thread panicked"))))
             })?;
         }
-        spent += begin.elapsed();
+        let taken = begin.elapsed();
+        (spent, steady) = (spent + taken, taken);
         rounds += 1;
         report.driver_calls.steady = subject.cost().1 - before;
         copies.iter_mut().for_each(Playback::free_all);
@@ -333,12 +337,14 @@ fn play<P: Plays>(trace: &Trace, options: &Options, subject: &P) -> Result<Repor
     (report.peak_reserved, report.driver_calls.total, report.remaps, report.host_waits) = subject.cost();
     report.ratio = report.peak_reserved as f64 / peak.max(1) as f64;
     report.failed = copies.iter().map(|c| c.failed).sum();
-    let mean = spent.as_nanos() as f64 / report.events.max(1) as f64;
-    report.ns_per_op = times(copies.iter_mut().flat_map(|c| std::mem::take(&mut c.times)).collect(), mean);
+    let per = |spent: Duration, rounds: u64| spent.as_nanos() as f64 * rounds as f64 / report.events.max(1) as f64;
+    let (mean, steady) = (per(spent, 1), per(steady, rounds));
+    let percentiles = percentiles(copies.iter_mut().flat_map(|c| std::mem::take(&mut c.times)).collect());
+    report.ns_per_op = Times { mean, steady, ..percentiles };
     Ok(report)
 }
 
-fn times(mut all: Vec<u32>, mean: f64) -> Times {
+fn percentiles(mut all: Vec<u32>) -> Times {
     if !all.is_empty() {
         let clock = clock_cost();
         all.iter_mut().for_each(|t| *t = t.saturating_sub(clock));
@@ -346,7 +352,7 @@ fn times(mut all: Vec<u32>, mean: f64) -> Times {
     all.sort_unstable();
     let at =
         |q: f64| all.get(((all.len() as f64 * q) as usize).min(all.len().max(1) - 1)).map_or(0.0, |&n| f64::from(n));
-    Times { mean, p50: at(0.5), p99: at(0.99), p999: at(0.999) }
+    Times { p50: at(0.5), p99: at(0.99), p999: at(0.999), ..Times::default() }
 }
 
 /// What the clock adds to a time, in nanoseconds.
@@ -369,7 +375,8 @@ pub fn measure(
 ) -> Result<Report> {
     let mut report = replay(trace, &Options { timed: false, ..options.clone() }, make()?)?;
     let timed = replay(trace, &Options { timed: true, repeat: 1, progress: None, ..options.clone() }, make()?)?;
-    report.ns_per_op = Times { mean: report.ns_per_op.mean, ..timed.ns_per_op };
+    let Times { mean, steady, .. } = report.ns_per_op;
+    report.ns_per_op = Times { mean, steady, ..timed.ns_per_op };
     if let Some(policy) = min_budget {
         let options = Options { policy, progress: None, ..options.clone() };
         report.min_budget = Some(find_min_budget_on(trace, &options, make)?);

@@ -153,7 +153,10 @@ fn print(r: &Report) -> Result<(), Failure> {
     if let Some(least) = r.min_budget {
         table.row(["smallest budget".to_owned(), format!("{least:.4} of requested")]);
     }
-    table.row(["ns per operation".to_owned(), format!("{:.1}", r.ns_per_op.mean)]);
+    table.row([
+        "ns per operation".to_owned(),
+        format!("{:.1} ({:.1} in the last repetition)", r.ns_per_op.mean, r.ns_per_op.steady),
+    ]);
     let times = format!("{:.0}, {:.0}, {:.0}", r.ns_per_op.p50, r.ns_per_op.p99, r.ns_per_op.p999);
     table.row(["p50, p99, p99.9".to_owned(), times]);
     table.row([
