@@ -338,12 +338,11 @@ impl Inner {
         (1u64 << part.ilog2()).clamp(granule, most.max(granule))
     }
 
-    /// A multiple of what a growth takes, in granules. Growth below an earlier peak comes from fragmentation: a workload that repeats is
-    /// brought to rest by taking more at once, where more may be taken; all that a budget has left, if that is little.
+    /// Growth takes multiples of so many granules. Below an earlier peak it comes from fragmentation, and within a budget the memory is there to
+    /// be used: more at once brings a workload that repeats to rest; all that a budget has left, if that is little.
     fn round(&self, core: &Core, size: u64, piece: u32) -> u32 {
-        let peak = self.counters.live_peak.load(Ordering::Relaxed);
-        let below = self.counters.live().saturating_add(size) <= peak;
-        if !below || self.may_move(core) {
+        let below = self.counters.live().saturating_add(size) <= self.counters.live_peak.load(Ordering::Relaxed);
+        if self.may_move(core) || !below && self.budget.limit() == u64::MAX {
             return piece;
         }
         let (committed, room) = (self.budget.committed(), self.budget.room());

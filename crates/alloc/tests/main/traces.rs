@@ -91,6 +91,51 @@ fn other_widths_take_little_more() {
     assert!(sum <= 1.035 && worst <= 1.08, "{sum:.4} on average, {worst:.4} at worst");
 }
 
+/// A trace whose sizes are each up to 2 % off, the same ones alike.
+fn near(t: &Trace, seed: u64) -> Trace {
+    let mut t = t.clone();
+    let (mut live, mut peak) = (0, 0);
+    for e in &mut t.events {
+        let off = (e.size ^ seed << 40).wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 32;
+        e.size = (e.size * (980 + off % 41) / 1000).max(1);
+        live = if e.alloc { live + e.size } else { live - e.size };
+        peak = peak.max(live);
+    }
+    t.peak = peak;
+    t
+}
+
+/// Of 116 variants of gpt2_train 17 grew in the third repetition, within a budget of 1.15: what came to rest had nothing to spare.
+#[test]
+fn neighbours_of_a_training_come_to_rest_within_a_budget() {
+    for (name, restless) in [("gpt2_train", 1), ("resnet50_train", 0)] {
+        let t = trace(name);
+        let moved = (0..10).filter(|&seed| {
+            let options = Options { repeat: 3, budget: Some(1.15), ..Options::default() };
+            let r = replay_virtual(&near(&t, seed), &options).expect("a replay");
+            assert_eq!(r.failed, 0, "{name} {seed}");
+            r.driver_calls.steady > 0
+        });
+        let moved = moved.count();
+        assert!(moved <= restless, "{moved} of ten neighbours of {name} make driver calls in the third repetition");
+    }
+}
+
+/// How often free granules may be moved grew with what was there only slowly: of neighbours of the trace one in seven took more than 1.5.
+#[test]
+fn neighbours_of_four_streams_keep_the_bound() {
+    let t = trace("four_streams");
+    let ratios: Vec<f64> = (0..20)
+        .map(|seed| {
+            let r = replay_virtual(&near(&t, seed), &Options::default()).expect("a replay");
+            assert_eq!(r.failed, 0, "{seed}");
+            r.ratio
+        })
+        .collect();
+    let (over, mean) = (ratios.iter().filter(|&&r| r > 1.5).count(), ratios.iter().sum::<f64>() / 20.0);
+    assert!(over <= 1 && mean <= 1.42, "{over} of twenty over 1.5, {mean:.3} in the mean");
+}
+
 #[test]
 fn four_streams() {
     holds("four_streams", 1.5, 1.30, false);
