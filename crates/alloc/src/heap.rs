@@ -230,7 +230,7 @@ impl Heap {
         if end > self.reached {
             let used = |(i, l): &(usize, &mut Lane)| *i == usize::from(READY) || l.line.is_some();
             for (_, lane) in self.lanes.iter_mut().enumerate().filter(used) {
-                lane.index.reach(end)?;
+                lane.index.reach(&mut self.nodes.rows, end)?;
             }
             self.pages.reach(end)?;
             self.reached = end;
@@ -632,10 +632,10 @@ impl Heap {
     fn announce(&mut self, id: u32, lane: u8) {
         self.tick += 1;
         // What the rest looks at, all at once.
-        let Node { start, prev, next, .. } = self.nodes[id];
+        let Node { start, units, prev, next, .. } = self.nodes[id];
         fetch_entry(&self.nodes.rows, prev as usize);
         fetch_entry(&self.nodes.rows, next as usize);
-        self.lanes[usize::from(lane)].index.expect(start);
+        self.lanes[usize::from(lane)].index.expect(start + units);
     }
 
     /// Frees a node into a lane, merging with neighbours. `absorb`: while a single line uses the heap, lanes merge too.

@@ -1,9 +1,12 @@
 //! The free-block index: the lowest address that fits, by a tree of maxima over the addresses.
 //!
 //! An [`Index`] holds the free nodes of one kind (ready for everybody, or still in use by one line). Addresses are cut into *leaves* of
-//! 1 MiB. A leaf has a list of the free nodes that start in it, and the size of the largest of them; above lie rows of maxima, each over
+//! 1 MiB. A leaf has a list of the free nodes that end in it, and the size of the largest of them; above lie rows of maxima, each over
 //! thirty-two of the row below. A search walks down from the top to the first leaf whose maximum suffices, so it costs a handful of cache
 //! lines whatever the number of free blocks, and so does a change, which walks up as long as a maximum changes.
+//!
+//! (Nodes do not overlap, so they lie in the same order by their ends as by their beginnings; and a block is cut off at the beginning, so
+//! that what is left stays in its leaf. The last leaf has the nodes that end beyond it, too.)
 //!
 //! Maxima are kept in sixteen bits, so that thirty-two lie in a cache line and few rows do: exact up to 1 MiB, with eleven significant
 //! bits above ([`code`]). A leaf that seems to suffice may therefore have nothing that does, and the search goes on.
@@ -128,19 +131,20 @@ pub(crate) struct Index {
     count: u32,
 }
 
-#[inline]
-fn leaf_of(start: u32) -> usize {
-    (start >> LEAF) as usize
-}
-
 impl Index {
     pub(crate) fn new() -> Self {
         Self { heads: Vec::new(), rows: std::array::from_fn(|_| Vec::new()), top: 0, units: 0, holes: 0, count: 0 }
     }
 
+    /// The leaf of a node that ends at a unit. Needs one leaf at least.
+    #[inline]
+    fn leaf_of(&self, end: u32) -> usize {
+        (((end - 1) >> LEAF) as usize).min(self.heads.len() - 1)
+    }
+
     /// Makes room for nodes that start below `end` units, so that [`insert`](Self::insert) needs no host memory.
-    pub(crate) fn reach(&mut self, end: u32) -> Result<()> {
-        let leaves = leaf_of(end.saturating_sub(1)) + 1;
+    pub(crate) fn reach(&mut self, nodes: &mut [Node], end: u32) -> Result<()> {
+        let leaves = (end.saturating_sub(1) >> LEAF) as usize + 1;
         if leaves <= self.heads.len() {
             return Ok(());
         }
@@ -160,6 +164,7 @@ impl Index {
         }
         let top = row;
         // Nothing fails from here on.
+        let last = self.heads.len().checked_sub(1);
         self.heads.resize(leaves, NIL);
         let mut lines = leaves / WIDE;
         for row in 0..=top {
@@ -171,7 +176,26 @@ impl Index {
             lines = lines.div_ceil(WIDE);
         }
         self.top = top.max(self.top);
+        if let Some(last) = last {
+            self.spread(nodes, last);
+        }
         Ok(())
+    }
+
+    /// There are leaves now for those nodes of the one that was the last which end beyond it.
+    fn spread(&mut self, nodes: &mut [Node], last: usize) {
+        let mut at = self.heads[last];
+        while at != NIL {
+            let node = nodes[at as usize];
+            let to = self.leaf_of(node.end());
+            if to != last {
+                self.unlink(nodes, at, last);
+                self.link(nodes, at, to);
+                self.raise(to, node.units);
+            }
+            at = node.link[1];
+        }
+        self.less(nodes, last);
     }
 
     /// Units in the set.
@@ -262,33 +286,33 @@ impl Index {
         self.pass_up(leaf / WIDE, old, rest);
     }
 
-    /// A node of a leaf begins elsewhere and has another length.
+    /// A node of a leaf ends elsewhere and is longer.
     #[inline]
     fn relink(&mut self, nodes: &mut [Node], id: u32, from: usize) {
-        let Node { start, link, .. } = nodes[id as usize];
-        if leaf_of(start) == from {
-            self.less_slow(nodes, from);
-        } else if link == [NIL; 2] {
+        let node = nodes[id as usize];
+        let to = self.leaf_of(node.end());
+        if to == from {
+            self.raise(from, node.units);
+        } else if node.link == [NIL; 2] {
             // Most often the only one.
             self.heads[from] = NIL;
-            self.enlist(nodes, id, from, 0);
+            self.enlist(nodes, id, (from, 0), to);
         } else {
-            self.relink_slow(nodes, id, from);
+            self.relink_slow(nodes, id, from, to);
         }
     }
 
     #[inline(never)]
-    fn relink_slow(&mut self, nodes: &mut [Node], id: u32, from: usize) {
+    fn relink_slow(&mut self, nodes: &mut [Node], id: u32, from: usize, to: usize) {
         self.unlink(nodes, id, from);
         let rest = self.largest(nodes, from);
-        self.enlist(nodes, id, from, rest);
+        self.enlist(nodes, id, (from, rest), to);
     }
 
-    /// A node comes into its leaf's list from another one, where the code of what is left is `rest`.
+    /// A node comes into a leaf's list from another one, where the code of what is left is `rest`.
     #[inline(always)]
-    fn enlist(&mut self, nodes: &mut [Node], id: u32, from: usize, rest: i16) {
-        let Node { start, units, .. } = nodes[id as usize];
-        let to = leaf_of(start);
+    fn enlist(&mut self, nodes: &mut [Node], id: u32, (from, rest): (usize, i16), to: usize) {
+        let units = nodes[id as usize].units;
         self.link(nodes, id, to);
         if from / WIDE != to / WIDE {
             return self.set_apart(from, rest, to, units);
@@ -335,7 +359,7 @@ impl Index {
     #[inline]
     pub(crate) fn insert(&mut self, nodes: &mut [Node], id: u32) {
         let Node { start, units, holes, .. } = nodes[id as usize];
-        let leaf = leaf_of(start);
+        let leaf = self.leaf_of(start + units);
         self.link(nodes, id, leaf);
         self.raise(leaf, units);
         self.units += u64::from(units);
@@ -347,7 +371,7 @@ impl Index {
     #[inline]
     pub(crate) fn remove(&mut self, nodes: &mut [Node], id: u32) {
         let Node { start, units, holes, link, .. } = nodes[id as usize];
-        let leaf = leaf_of(start);
+        let leaf = self.leaf_of(start + units);
         self.units -= u64::from(units);
         self.holes -= u64::from(holes);
         self.count -= 1;
@@ -365,42 +389,48 @@ impl Index {
     #[inline]
     pub(crate) fn extend_down(&mut self, nodes: &mut [Node], id: u32, units: u32, holes: u32) {
         let node = &mut nodes[id as usize];
-        let from = leaf_of(node.start);
         node.start -= units;
         node.units += units;
         node.holes += holes;
+        let (leaf, new) = (self.leaf_of(node.end()), node.units);
         self.units += u64::from(units);
         self.holes += u64::from(holes);
-        self.relink(nodes, id, from);
+        self.raise(leaf, new);
     }
 
     /// A node that is in ends `units` later and has `holes` more.
     #[inline]
     pub(crate) fn extend_up(&mut self, nodes: &mut [Node], id: u32, units: u32, holes: u32) {
         let node = &mut nodes[id as usize];
+        let from = self.leaf_of(node.end());
         node.units += units;
         node.holes += holes;
-        let (leaf, new) = (leaf_of(node.start), node.units);
         self.units += u64::from(units);
         self.holes += u64::from(holes);
-        self.raise(leaf, new);
+        self.relink(nodes, id, from);
     }
 
     /// A node that is in begins `units` later, which is less than it has.
     #[inline]
     pub(crate) fn cut(&mut self, nodes: &mut [Node], id: u32, units: u32) {
         let node = &mut nodes[id as usize];
-        let from = leaf_of(node.start);
         node.start += units;
         node.units -= units;
+        let Node { units: rest, link, .. } = *node;
+        let leaf = self.leaf_of(node.end());
         self.units -= u64::from(units);
-        self.relink(nodes, id, from);
+        // Most often the only one.
+        if link == [NIL; 2] {
+            self.set(leaf, code(rest));
+        } else {
+            self.less_slow(nodes, leaf);
+        }
     }
 
-    /// Tells the processor that a node that starts at a unit will come or go.
+    /// Tells the processor that a node that ends at a unit will come or go.
     #[inline]
-    pub(crate) fn expect(&self, start: u32) {
-        let leaf = leaf_of(start);
+    pub(crate) fn expect(&self, end: u32) {
+        let leaf = ((end - 1) >> LEAF) as usize;
         fetch_entry(&self.heads, leaf);
         fetch_entry(&self.rows[0], leaf / WIDE);
     }
@@ -507,7 +537,7 @@ impl Index {
             let (mut at, mut prev, mut max) = (head, NIL, 0);
             while at != NIL {
                 let node = &nodes[at as usize];
-                if leaf_of(node.start) != leaf || node.link[0] != prev {
+                if self.leaf_of(node.end()) != leaf || node.link[0] != prev {
                     return Err(format!("node {at} is in the wrong leaf or badly linked"));
                 }
                 max = max.max(node.units);
@@ -552,7 +582,8 @@ mod tests {
                 let (id, at) = (id + 1, id as usize + 1);
                 if inside[at] && take {
                     // Wherever it may begin after a cut.
-                    index.reach(nodes[at].start + units + 1).unwrap();
+                    let end = nodes[at].start + units + 1;
+                    index.reach(&mut nodes, end).unwrap();
                     match align {
                         0..4 if units < nodes[at].start => index.extend_down(&mut nodes, id, units, 0),
                         4..8 if units < nodes[at].units => index.cut(&mut nodes, id, units),
@@ -563,7 +594,8 @@ mod tests {
                     inside[at] = false;
                 } else {
                     nodes[at] = Node { start: at as u32 * 997 * id % 4_000_000, units, ..Node::VACANT };
-                    index.reach(nodes[at].start + 1).unwrap();
+                    let end = nodes[at].start + 1;
+                    index.reach(&mut nodes, end).unwrap();
                     index.insert(&mut nodes, id);
                     inside[at] = true;
                 }

@@ -45,7 +45,7 @@ impl Heap {
             // No more lanes, or no host memory for one.
             None => return READY,
         };
-        if self.lanes[slot].index.reach(self.reached).is_err() {
+        if self.lanes[slot].index.reach(&mut self.nodes.rows, self.reached).is_err() {
             return READY;
         }
         if self.lines == 1 {
