@@ -21,12 +21,16 @@
 //! [`Policy::Compact`]: crate::Policy::Compact
 //! [`CrossStream::InsertWait`]: crate::CrossStream::InsertWait
 
-use crate::allocator::{Core, Inner, On, PARKED_AT_ONCE};
+mod ways;
+
+pub(crate) use ways::last_annexed;
+
+use crate::allocator::{Core, Inner, On};
 use crate::bias::{BiasedLock, Guard};
-use crate::buffer::{Buffer, CLASSLESS, FIRST_ANNEX, NO_CLASS, NO_SLOT, Open, Row};
+use crate::buffer::{Buffer, FIRST_ANNEX, NO_SLOT};
 use crate::config::{AllocatorConfig, CrossStream, Policy};
 use crate::fence::{Fences, thread_number};
-use crate::heap::{Heap, Part, passed};
+use crate::heap::{Heap, Part};
 use crate::host;
 use crate::layout::UNIT_SHIFT;
 use crate::node::{NIL, State};
@@ -35,14 +39,14 @@ use crate::store::{Need, Spot};
 use crate::table::Vacant;
 use leasehold_core::sync::CachePadded;
 use leasehold_core::sync::atomic::{AtomicI64, AtomicU32, AtomicU64, Ordering};
-use leasehold_core::{Lease, Line, Result, Stamp};
+use leasehold_core::{Lease, Line, Result};
 
 /// The smallest segment that is worth it.
 const LEAST: u64 = 4 << 20;
 /// What is reserved is this many times the segments that threads with an annex take next.
 const SHARES: u64 = 6;
 /// Blocks of the largest size that a segment holds.
-const BLOCKS: u32 = 4;
+const BLOCKS: u64 = 4;
 /// Rows that move between the core and an annex at a time.
 const BATCH: u32 = 64;
 /// Vacant rows from which on an annex gives some back.
@@ -76,18 +80,19 @@ pub(crate) struct Annexes {
 
 /// The annex of the threads of some numbers.
 pub(crate) struct Annex {
-    /// The largest request that it serves, in units; 0 while it is closed.
-    largest: AtomicU32,
+    /// What the slot of a row whose block lies here says.
+    name: u16,
+    /// The largest request that it serves, in bytes; 0 while it is closed.
+    largest: AtomicU64,
     /// How often a thread had to wait for the core's lock, and since when. Guesses: written without care.
     heat: AtomicU32,
     since: AtomicU64,
-    /// Live bytes, as asked for; with those of the core and of the magazines they sum up, one by one they mean little.
-    live: AtomicI64,
-    /// Rows that are lent.
-    rows: AtomicU32,
-    /// Blocks that were taken, ever.
+    /// Live bytes, as asked for, that it has not told; with those of the core and of the magazines they sum up, one by one they mean little.
+    ahead: AtomicI64,
+    /// Blocks that were taken, ever, and those of them that are not lent any more, or not from here.
     taken: AtomicU64,
-    /// Bytes of the segments, and of the used and parked blocks in them.
+    ended: AtomicU64,
+    /// Bytes of the segments, and units of the used and parked blocks in them.
     held: AtomicU64,
     used: AtomicU64,
     metadata: AtomicU64,
@@ -103,12 +108,10 @@ pub(crate) struct Yard {
     /// The core's node of each span.
     estates: Vec<u32>,
     stock: Vacant,
-    /// About how many vacant rows there are.
+    /// How many vacant rows there are.
     stocked: u32,
     parked: Parked,
     orphan: bool,
-    /// The part of `live` that the counters know.
-    told: i64,
     /// A span that lies free and is kept.
     spare: usize,
     /// Requests that go to the core before it is asked for a segment again.
@@ -137,13 +140,14 @@ impl Annexes {
 
     fn with(n: usize, most: u64, granule: u64, after: u32, slack: u64) -> Self {
         let largest = if after == 0 { largest(most) } else { 0 };
-        let annex = || Annex {
-            largest: AtomicU32::new(largest),
+        let annex = |k: usize| Annex {
+            name: FIRST_ANNEX + k as u16,
+            largest: AtomicU64::new(largest),
             heat: AtomicU32::new(0),
             since: AtomicU64::new(0),
-            live: AtomicI64::new(0),
-            rows: AtomicU32::new(0),
+            ahead: AtomicI64::new(0),
             taken: AtomicU64::new(0),
+            ended: AtomicU64::new(0),
             held: AtomicU64::new(0),
             used: AtomicU64::new(0),
             metadata: AtomicU64::new(0),
@@ -152,7 +156,7 @@ impl Annexes {
             lock: BiasedLock::new(Yard::new(granule), Fences::detect()),
         };
         Self {
-            all: (0..n).map(|_| CachePadded::new(annex())).collect(),
+            all: (0..n).map(|k| CachePadded::new(annex(k))).collect(),
             open: AtomicU32::new(if after == 0 { n as u32 } else { 0 }),
             held: AtomicU64::new(0),
             shortages: AtomicU32::new(0),
@@ -183,14 +187,14 @@ impl Annexes {
         if part < LEAST { 0 } else { (1 << part.ilog2()).min(self.most) }
     }
 
-    /// What the annexes' numbers add up to: live bytes that the counters do not know, rows, blocks taken, free bytes, host memory.
+    /// What the annexes' numbers add up to: live bytes that the counters do not know, rows that are lent, blocks taken, free bytes, host memory.
     pub(crate) fn stats(&self) -> Sums {
         let mut sums = Sums::default();
         for a in &self.all {
-            sums.live = sums.live.wrapping_add(a.live.load(Ordering::Relaxed));
-            sums.rows += u64::from(a.rows.load(Ordering::Relaxed));
+            sums.live = sums.live.wrapping_add(a.ahead.load(Ordering::Relaxed));
+            sums.rows += a.lent();
             sums.taken += a.taken.load(Ordering::Relaxed);
-            sums.free += a.held.load(Ordering::Relaxed).saturating_sub(a.used.load(Ordering::Relaxed));
+            sums.free += a.held.load(Ordering::Relaxed).saturating_sub(a.used.load(Ordering::Relaxed) << UNIT_SHIFT);
             sums.metadata += a.metadata.load(Ordering::Relaxed);
         }
         sums
@@ -219,9 +223,9 @@ pub(crate) struct Sums {
     pub(crate) metadata: u64,
 }
 
-/// The largest request that segments of so many bytes serve, in units.
-fn largest(segment: u64) -> u32 {
-    (segment >> UNIT_SHIFT) as u32 / BLOCKS
+/// The largest request that segments of so many bytes serve.
+fn largest(segment: u64) -> u64 {
+    segment / BLOCKS
 }
 
 /// Which annex has an estate, by the row that the core's node names.
@@ -238,7 +242,6 @@ impl Yard {
             stocked: 0,
             parked: Parked::NONE,
             orphan: false,
-            told: 0,
             spare: usize::MAX,
             rest: 0,
         }
@@ -246,10 +249,17 @@ impl Yard {
 }
 
 impl Annex {
+    /// Rows that are lent. (Which of the two is read first does not matter: one by one such numbers mean little.)
+    fn lent(&self) -> u64 {
+        self.taken.load(Ordering::Relaxed).saturating_sub(self.ended.load(Ordering::Relaxed))
+    }
+
+    #[inline]
     fn add(counter: &AtomicU64, by: u64) {
         counter.store(counter.load(Ordering::Relaxed).wrapping_add(by), Ordering::Relaxed);
     }
 
+    #[inline]
     fn sub(counter: &AtomicU64, by: u64) {
         counter.store(counter.load(Ordering::Relaxed).wrapping_sub(by), Ordering::Relaxed);
     }
@@ -278,101 +288,13 @@ impl Inner {
         }
     }
 
-    /// A block from the annex of this thread. `None`: the core is to be asked.
-    #[inline(never)]
-    pub(crate) fn alloc_annexed(&self, need: Need, size: u64, on: On<'_>) -> Option<Lease<Buffer>> {
-        let thread = thread_number();
-        let k = self.annexes.number(thread);
-        let annex = self.annexes.all.get(k)?;
-        if need.class.is_some() || need.align > 1 || need.units > annex.largest.load(Ordering::Relaxed) {
-            return None;
-        }
-        let mut yard = annex.lock.lock_as(thread);
-        if yard.parked.any() {
-            self.unpark_in(&mut yard, annex, PARKED_AT_ONCE);
-        }
-        if let Some(node) = yard.heap.take(need.units, 1, on.line).ok()? {
-            return self.lend_annexed(k, annex, &mut yard, node, size, on.line);
-        }
-        if yard.rest > 0 {
-            yard.rest -= 1;
-            return None;
-        }
-        drop(yard);
-        self.extend_slow(k, need, size, on)
-    }
-
-    /// Brings rows from the core to an annex, under its lock. `false`: there are none.
-    #[cold]
-    #[inline(never)]
-    fn stock_slow(&self, yard: &mut Yard) -> bool {
-        let mut core = self.core.lock();
-        let stocked = self.table.stock(&mut core.vacant, &mut yard.stock, BATCH, self.owner_ptr());
-        yard.stocked = stocked.as_ref().map_or(yard.stocked, |&n| n);
-        stocked.is_ok()
-    }
-
-    /// A row for a block of an annex, under its lock.
-    #[inline(always)]
-    fn lend_annexed(
-        &self,
-        k: usize,
-        annex: &Annex,
-        yard: &mut Yard,
-        node: u32,
-        size: u64,
-        line: &'static Line,
-    ) -> Option<Lease<Buffer>> {
-        let stamp = yard.heap.nodes.stamp(node);
-        if yard.stock.is_empty() && !self.stock_slow(yard) {
-            yard.heap.release(node, stamp);
-            return None;
-        }
-        let Ok(row) = self.table.take(&mut yard.stock, self.owner_ptr()) else {
-            yard.heap.release(node, stamp);
-            return None;
-        };
-        yard.stocked = yard.stocked.saturating_sub(1);
-        row.buffer.place.store(node, Ordering::Relaxed);
-        row.buffer.slot.store(FIRST_ANNEX + k as u16, Ordering::Relaxed);
-        row.buffer.class.store(NO_CLASS, Ordering::Relaxed);
-        yard.heap.nodes[node].link[1] = row.header.index();
-        let (addr, native) = (yard.heap.addr(node), yard.heap.native(node));
-        row.buffer.describe(addr, native, size, Some(line), self.row_flags | CLASSLESS);
-        row.buffer.inherit(if stamp.is_never() || passed(stamp) { Stamp::NEVER } else { stamp });
-        Annex::add(&annex.taken, 1);
-        Annex::add(&annex.used, u64::from(yard.heap.nodes[node].units) << UNIT_SHIFT);
-        self.count(annex, yard, size as i64);
-        Some(self.lend(row))
-    }
-
-    /// So many more bytes are live in an annex. Under its lock.
-    #[inline(always)]
-    fn count(&self, annex: &Annex, yard: &mut Yard, by: i64) {
-        let live = annex.live.load(Ordering::Relaxed).wrapping_add(by);
-        annex.live.store(live, Ordering::Relaxed);
-        annex.rows.store(yard.stock.live, Ordering::Relaxed);
-        let ahead = live.wrapping_sub(yard.told);
-        // Two of the largest blocks: rarely, so that threads do not meet at the counter.
-        if ahead.unsigned_abs() > u64::from(annex.largest.load(Ordering::Relaxed)) << (UNIT_SHIFT + 1) {
-            yard.told = live;
-            self.tell_slow(ahead);
-        }
-    }
-
-    #[cold]
-    fn tell_slow(&self, ahead: i64) {
-        self.counters.annexed.fetch_add(ahead, Ordering::Relaxed);
-        self.counters.note_live(self.counters.live());
-    }
-
     /// The annex has nothing that fits: what it holds is looked at again, then the core is asked for a segment, then the driver.
     #[cold]
-    fn extend_slow(&self, k: usize, need: Need, size: u64, on: On<'_>) -> Option<Lease<Buffer>> {
+    fn extend_slow(&self, k: usize, units: u32, size: u64, on: On<'_>) -> Option<Lease<Buffer>> {
         self.tend(k);
         let annex = &self.annexes.all[k];
         let bytes = self.annexes.segment(self.budget.committed());
-        if annex.largest.load(Ordering::Relaxed) == 0 || need.units > largest(bytes) {
+        if annex.largest.load(Ordering::Relaxed) == 0 || size > largest(bytes) {
             return None;
         }
         annex.largest.store(largest(bytes), Ordering::Relaxed);
@@ -383,22 +305,22 @@ impl Inner {
         let ways =
             [(false, want), (true, want), (false, part(1)), (false, part(2)), (false, part(3)), (false, part(4))];
         for (grown, want) in ways {
-            let small = want.units < need.units || u64::from(want.units) << UNIT_SHIFT < LEAST;
+            let small = want.units < units || u64::from(want.units) << UNIT_SHIFT < LEAST;
             if small || grown && !(self.may_extend(bytes) && self.grow_idle(want, on)) {
                 continue;
             }
             let mut yard = annex.lock.lock();
             self.settle_in(&mut yard, annex);
             let lane = yard.heap.lane_for(on.line);
-            let mut node = yard.heap.take(need.units, 1, on.line).ok()?;
+            let mut node = yard.heap.take(units, 1, on.line).ok()?;
             if node.is_none() {
-                node = yard.heap.take_foreign(need.units, 1, lane, |s| on.line.knows(s)).ok()?;
+                node = yard.heap.take_foreign(units, 1, lane, |s| on.line.knows(s)).ok()?;
             }
             if node.is_none() && self.borrow(k, &mut yard, want, on.line) {
-                node = yard.heap.take(need.units, 1, on.line).ok()?;
+                node = yard.heap.take(units, 1, on.line).ok()?;
             }
             if let Some(node) = node {
-                return self.lend_annexed(k, annex, &mut yard, node, size, on.line);
+                return self.lend_annexed(thread_number(), annex, &mut yard, node, size, on.line);
             }
         }
         annex.lock.lock().rest = REST;
@@ -448,63 +370,6 @@ impl Inner {
         self.budget.room() >= 4 * bytes && free.0 + free.1 <= self.annexes.slack.max(self.budget.committed() / 8)
     }
 
-    /// Takes a row back whose block lies in an annex, or lay there. `gone`: the row's generations are used up. Returns the counts that the
-    /// caller owes to an orphaned allocator.
-    pub(crate) fn free_annexed(&self, row: &Row, stamp: Stamp, len: u64, gone: bool) -> u64 {
-        let Some((annex, mut yard)) = self.yard_of(row) else { return self.free_in_core(row, stamp, len, gone) };
-        let slot = self.release_in(&mut yard, annex, row.buffer.place.load(Ordering::Relaxed), stamp);
-        if gone {
-            yard.stock.live -= 1;
-        } else {
-            self.table.put_renewed(&mut yard.stock, row);
-            yard.stocked += 1;
-        }
-        self.count(annex, &mut yard, -(len as i64));
-        if yard.heap.is_whole(slot) || yard.stocked > MOST_ROWS {
-            self.hand_back(&mut yard, annex, slot, true);
-        }
-        u64::from(yard.orphan)
-    }
-
-    /// As [`free_annexed`](Self::free_annexed), for a block that other lines than its home may have used.
-    #[cold]
-    pub(crate) fn free_annexed_shared(&self, row: &Row) -> Option<u64> {
-        let (annex, mut yard) = self.yard_of(row)?;
-        let (node, len, open) = (row.buffer.place.load(Ordering::Relaxed), row.buffer.len(), row.buffer.open());
-        if open == Open::Several {
-            yard.heap.park(node);
-            // Whether it may be used again is asked once it comes back.
-            let _ = self.table.renew(row);
-            yard.stock.live -= 1;
-            self.append(&mut yard.parked, row);
-        } else {
-            row.buffer.reset();
-            self.release_in(&mut yard, annex, node, if let Open::One(stamp) = open { stamp } else { Stamp::NEVER });
-            self.table.put(&mut yard.stock, row);
-            yard.stocked += 1;
-        }
-        self.count(annex, &mut yard, -(len as i64));
-        Some(u64::from(yard.orphan))
-    }
-
-    /// The annex that a row's block lies in, locked.
-    #[inline]
-    fn yard_of(&self, row: &Row) -> Option<(&Annex, Guard<'_, Yard>)> {
-        let annex = self.annexes.all.get(row.annex()?)?;
-        let yard = annex.lock.lock();
-        row.annex().is_some().then_some((annex, yard))
-    }
-
-    /// Gives a used node of an annex back. Returns its span.
-    #[inline(always)]
-    fn release_in(&self, yard: &mut Yard, annex: &Annex, node: u32, stamp: Stamp) -> usize {
-        let n = &yard.heap.nodes[node];
-        let span = usize::from(n.span);
-        Annex::sub(&annex.used, u64::from(n.units) << UNIT_SHIFT);
-        yard.heap.release(node, stamp);
-        span
-    }
-
     /// Gives a segment that lies free back to the core, unless it is to be the `spare` one; and rows, where there are many.
     #[cold]
     fn hand_back(&self, yard: &mut Yard, annex: &Annex, slot: usize, spare: bool) {
@@ -528,19 +393,19 @@ impl Inner {
             self.annexes.held.fetch_sub(bytes, Ordering::Relaxed);
         }
         if more_rows {
-            yard.stocked -= self.table.carry(&mut yard.stock, &mut core.vacant, 2 * BATCH).min(yard.stocked);
+            yard.stocked -= self.table.carry(&mut yard.stock, &mut core.vacant, 2 * BATCH);
         }
     }
 
     /// Looks at parked rows of an annex, the oldest first, and gives the blocks back that one line at most may still be using.
     #[cold]
     fn unpark_in(&self, yard: &mut Yard, annex: &Annex, most: u32) {
-        let Yard { parked, heap, stock, .. } = yard;
+        let Yard { parked, heap, stock, stocked, .. } = yard;
         self.each_due(parked, most, |row, stamp| {
             let node = row.buffer.place.load(Ordering::Relaxed);
-            Annex::sub(&annex.used, u64::from(heap.nodes[node].units) << UNIT_SHIFT);
+            Annex::sub(&annex.used, heap.nodes[node].units.into());
             heap.unpark(node, stamp);
-            self.table.restore(stock, row);
+            *stocked += u32::from(self.table.restore(stock, row));
         });
     }
 
@@ -597,20 +462,18 @@ impl Inner {
         let mut core = self.core.lock();
         let blocks = u32::try_from(yard.heap.blocks()).unwrap_or(u32::MAX);
         if blocks > 0 && core.store.heap.nodes.ensure(blocks).is_ok() {
-            self.move_to_core(&mut yard, &mut core);
+            self.move_to_core(annex, &mut yard, &mut core);
             self.annexes.held.fetch_sub(annex.held.load(Ordering::Relaxed), Ordering::Relaxed);
             annex.held.store(0, Ordering::Relaxed);
             annex.used.store(0, Ordering::Relaxed);
         }
         yard.stocked = 0;
-        let Yard { stock, .. } = &mut *yard;
-        self.table.carry(stock, &mut core.vacant, u32::MAX);
-        annex.rows.store(stock.live, Ordering::Relaxed);
+        self.table.carry(&mut yard.stock, &mut core.vacant, u32::MAX);
     }
 
     /// Makes every block of an annex one of the core's.
-    fn move_to_core(&self, yard: &mut Yard, core: &mut Core) {
-        let Yard { heap, estates, stock, parked, .. } = yard;
+    fn move_to_core(&self, annex: &Annex, yard: &mut Yard, core: &mut Core) {
+        let Yard { heap, estates, parked, .. } = yard;
         let waiting = self.aside(*parked).map(|row| (row.buffer.place.load(Ordering::Relaxed), row.header.index()));
         heap.empty(waiting, |slot, units, part| {
             let at = estates[slot];
@@ -621,7 +484,7 @@ impl Inner {
                 row.buffer.slot.store(NO_SLOT, Ordering::Relaxed);
             }
             if let Part::Used(_) = part {
-                stock.live -= 1;
+                Annex::add(&annex.ended, 1);
                 core.vacant.live += 1;
             }
         });
@@ -673,7 +536,7 @@ impl Inner {
         for annex in &self.annexes.all {
             let mut yard = annex.lock.lock();
             yard.orphan = true;
-            count(u64::from(yard.stock.live));
+            count(annex.lent());
         }
     }
 
@@ -719,7 +582,7 @@ impl Inner {
             });
             let used = held - ((ready + pending - parked) << UNIT_SHIFT);
             let told = (annex.held.load(Ordering::Relaxed), annex.used.load(Ordering::Relaxed));
-            if told != (held, used) {
+            if told != (held, used >> UNIT_SHIFT) {
                 return Err(format!("annex {k} says {told:?}, and holds {held} bytes of which {used} are used"));
             }
             let lent = yard.heap.nodes.rows.iter().filter(|n| n.state == State::Used);
@@ -732,8 +595,8 @@ impl Inner {
                 }
                 rows += 1;
             }
-            if (rows, rows) != (yard.stock.live, annex.rows.load(Ordering::Relaxed)) {
-                return Err(format!("annex {k} has {rows} blocks lent, and {} rows", yard.stock.live));
+            if rows != annex.lent() {
+                return Err(format!("annex {k} has {rows} blocks lent, and {} rows", annex.lent()));
             }
         }
         let named =
@@ -836,6 +699,7 @@ mod tests {
         let annexes = &b.0.inner().annexes;
         let mine = &annexes.all[annexes.number(crate::fence::thread_number())];
         mine.taken.fetch_add(ALONE * 2, Ordering::Relaxed);
+        mine.ended.fetch_add(ALONE * 2, Ordering::Relaxed);
         while b.held() > 0 && annexed.len() < 100 {
             annexed.push(b.take());
         }

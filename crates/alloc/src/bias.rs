@@ -13,7 +13,7 @@
 //!
 //! The two fences make a Dekker pair (see `fence`): either the owner sees that it is none any more, or the other sees `inside`. Each
 //! ownership has a flag of its own, since a former owner may still be about to take its flag back. While the lock is shared it is an
-//! ordinary mutex. A thread that takes it often enough in a row becomes the owner; each time that an ownership was taken away, the next
+//! ordinary mutex. Where the machine has no cheap fence for the owner, it always is. A thread that takes it often enough in a row becomes the owner; each time that an ownership was taken away, the next
 //! needs twice as many, and there are so many ownerships only, so that threads in turn pay for a bounded number of system calls.
 //!
 //! Must not know what it guards.
@@ -59,6 +59,12 @@ pub(crate) struct Guard<'a, T> {
     way: Way<'a>,
 }
 
+/// The owner's right to the value.
+pub(crate) struct OwnGuard<'a, T> {
+    lock: &'a BiasedLock<T>,
+    inside: &'a AtomicU8,
+}
+
 enum Way<'a> {
     /// The owner's, with its flag.
     Owner(&'a AtomicU8),
@@ -70,11 +76,12 @@ enum Way<'a> {
 
 impl<T> BiasedLock<T> {
     pub(crate) fn new(value: T, fences: Fences) -> Self {
+        let owners = if fences.is_asymmetric() || cfg!(loom) { 0 } else { OWNERS };
         Self {
             owner: AtomicU32::new(Owned::NEW.0),
             inside: std::array::from_fn(|_| AtomicU8::new(0)),
             fences,
-            mutex: Mutex::new(Turns { last: 0, streak: 0, owners: 0 }),
+            mutex: Mutex::new(Turns { last: 0, streak: 0, owners }),
             value: UnsafeCell::new(value),
         }
     }
@@ -88,20 +95,33 @@ impl<T> BiasedLock<T> {
     /// As [`lock`](Self::lock), for the thread of this number.
     #[inline]
     pub(crate) fn lock_as(&self, me: u32) -> Guard<'_, T> {
-        let owner = Owned(self.owner.load(Ordering::Relaxed));
-        if let Some(turn) = owner.turn_of(me) {
-            let inside = &self.inside[turn];
-            // Coming again would give the value out twice: better no progress than that.
-            assert!(inside.load(Ordering::Relaxed) == 0, "an allocator's lock was taken by who holds it");
-            inside.store(1, Ordering::Relaxed);
-            self.fences.light();
-            if self.owner.load(Ordering::Acquire) == owner.0 || mutated('b') {
-                return Guard { lock: self, way: Way::Owner(inside) };
-            }
-            inside.store(0, Ordering::Release);
+        if let Some(inside) = self.enter_own(me) {
+            return Guard { lock: self, way: Way::Owner(inside) };
         }
         let (turn, waited) = self.lock_shared(me);
         Guard { lock: self, way: Way::Shared { turn, waited } }
+    }
+
+    /// As [`lock_as`](Self::lock_as), if the lock is the thread's own. Does not wait.
+    #[inline(always)]
+    pub(crate) fn lock_own(&self, me: u32) -> Option<OwnGuard<'_, T>> {
+        self.enter_own(me).map(|inside| OwnGuard { lock: self, inside })
+    }
+
+    /// Enters as the owner, if the thread is that. Who enters takes the flag back to leave.
+    #[inline(always)]
+    fn enter_own(&self, me: u32) -> Option<&AtomicU8> {
+        let owner = self.owner.load(Ordering::Relaxed);
+        let inside = &self.inside[Owned(owner).turn_of(me)?];
+        // Coming again would give the value out twice: better no progress than that.
+        assert!(inside.load(Ordering::Relaxed) == 0, "an allocator's lock was taken by who holds it");
+        inside.store(1, Ordering::Relaxed);
+        Fences::light();
+        if self.owner.load(Ordering::Acquire) == owner || mutated('b') {
+            return Some(inside);
+        }
+        inside.store(0, Ordering::Release);
+        None
     }
 
     #[cold]
@@ -198,5 +218,29 @@ impl<T> Drop for Guard<'_, T> {
         if let Way::Owner(inside) = self.way {
             inside.store(0, Ordering::Release);
         }
+    }
+}
+
+impl<T> Deref for OwnGuard<'_, T> {
+    type Target = T;
+    #[inline]
+    fn deref(&self) -> &T {
+        // SAFETY: a guard has the value to itself.
+        unsafe { &*self.lock.value.get() }
+    }
+}
+
+impl<T> DerefMut for OwnGuard<'_, T> {
+    #[inline]
+    fn deref_mut(&mut self) -> &mut T {
+        // SAFETY: as above.
+        unsafe { &mut *self.lock.value.get() }
+    }
+}
+
+impl<T> Drop for OwnGuard<'_, T> {
+    #[inline]
+    fn drop(&mut self) {
+        self.inside.store(0, Ordering::Release);
     }
 }

@@ -384,13 +384,18 @@ impl Buffer {
     }
 
     /// The memory's former use goes on until `stamp`. Only the owner, while nobody holds the row.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn inherit(&self, stamp: Stamp) {
         if stamp.is_never() {
             self.own_write.store(0, Ordering::Relaxed);
             self.own_read.store(0, Ordering::Relaxed);
-            return;
+        } else {
+            self.inherit_some(stamp);
         }
+    }
+
+    #[inline(never)]
+    fn inherit_some(&self, stamp: Stamp) {
         let home = stamp.line_id() == self.home_line();
         self.own_write.store(if home { stamp.to_bits() } else { 0 }, Ordering::Relaxed);
         self.own_read.store(0, Ordering::Relaxed);

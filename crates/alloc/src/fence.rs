@@ -27,21 +27,11 @@ impl Fences {
 
     /// The hot side's, for what is done only where these fences are asymmetric, and in models.
     #[inline(always)]
-    pub(crate) fn light_of_asymmetric() {
+    pub(crate) fn light() {
         if cfg!(loom) {
             fence(Ordering::SeqCst);
         } else {
             compiler_fence(Ordering::SeqCst);
-        }
-    }
-
-    /// The hot side's.
-    #[inline]
-    pub(crate) fn light(self) {
-        if self.asymmetric {
-            compiler_fence(Ordering::SeqCst);
-        } else {
-            fence(Ordering::SeqCst);
         }
     }
 

@@ -226,6 +226,12 @@ impl Front {
         size > SLAB_MAX && size <= self.most
     }
 
+    /// Whether a large block lies in the shard of a thread, as far as it can know.
+    #[inline(always)]
+    pub(crate) fn holds_large(&self, thread: u32) -> bool {
+        self.shards.of(thread).kept[1].rows.load(Ordering::Relaxed) != 0
+    }
+
     /// The core's lock came from another thread: large blocks may be kept, small ones fetched in advance.
     #[cold]
     pub(crate) fn encourage(&self, thread: u32) {
@@ -397,11 +403,12 @@ impl Front {
         let shard = self.shards.of(thread);
         debug_assert_eq!(LARGE, pocket.is_large());
         let credit = if LARGE { shard.credit.load(Ordering::Relaxed) } else { 0 };
-        if credit != 0 {
-            shard.credit.store(credit - credit.signum(), Ordering::Relaxed);
-            if credit < 0 {
-                return Put::Refused;
-            }
+        if credit < 0 {
+            shard.credit.store(credit + 1, Ordering::Relaxed);
+            return Put::Refused;
+        }
+        if credit > 0 {
+            shard.credit.store(credit - 1, Ordering::Relaxed);
         }
         let Some(way) = shard.enter(thread, self.fences) else { return Put::Refused };
         let mut chain = if LARGE && credit == 0 { shard.open_hand() } else { Chain::EMPTY };
@@ -563,7 +570,7 @@ impl Shard {
         let word = self.word.load(Ordering::Relaxed);
         let inside = &self.inside[Owned(word).turn_of(thread)?];
         inside.store(1, Ordering::Relaxed);
-        Fences::light_of_asymmetric();
+        Fences::light();
         if self.word.load(Ordering::Acquire) == word || mutated('a') {
             return Some(inside);
         }

@@ -253,6 +253,16 @@ impl Heap {
         self.spans[usize::from(n.span)].addr(n.start)
     }
 
+    /// Notes which row of the block table a used node belongs to. Returns its address, Metal's spanning buffer, and its stamp.
+    #[inline(always)]
+    pub(crate) fn name(&mut self, node: u32, row: u32) -> (u64, u64, Stamp) {
+        let n = &mut self.nodes.rows[node as usize];
+        n.link[1] = row;
+        let stamp = if n.lane == READY { Stamp::NEVER } else { self.nodes.cold[node as usize].stamp };
+        let span = &self.spans[usize::from(n.span)];
+        (span.addr(n.start), span.native, stamp)
+    }
+
     /// Metal's spanning buffer of the node's span, else 0.
     #[inline]
     pub(crate) fn native(&self, node: u32) -> u64 {
@@ -263,8 +273,14 @@ impl Heap {
     /// that line. `None`: nothing resident fits.
     #[inline(always)]
     pub(crate) fn take(&mut self, units: u32, align: u32, line: &Line) -> Result<Option<u32>> {
-        let lane = self.lane_found(line);
         self.nodes.ensure(2)?;
+        Ok(self.take_node(units, align, line))
+    }
+
+    /// As [`take`](Self::take). Needs two spare nodes.
+    #[inline(always)]
+    pub(crate) fn take_node(&mut self, units: u32, align: u32, line: &Line) -> Option<u32> {
+        let lane = self.lane_found(line);
         let tick = self.tick;
         self.tick += 1;
         if self.lines > 1 {
@@ -277,9 +293,36 @@ impl Heap {
         } else {
             // Where nothing lies in a lane, it need not be asked.
             let lane = if own.index.count() > 0 { lane } else { READY };
-            self.take_lowest(units, align, lane)
+            if lane == READY && align <= 1 { self.take_ready(units) } else { self.take_lowest(units, align, lane) }
         };
-        Ok((node != NIL).then_some(node))
+        (node != NIL).then_some(node)
+    }
+
+    /// As [`take_lowest`](Self::take_lowest), ready and of no alignment: mostly the beginning of a larger node.
+    #[inline(never)]
+    fn take_ready(&mut self, units: u32) -> u32 {
+        let Nodes { rows, .. } = &mut self.nodes;
+        let at = self.lanes[usize::from(READY)].index.cut_lowest(rows, units);
+        match at {
+            Some(at) => self.split_off(at, units),
+            None => self.take_lowest(units, 1, READY),
+        }
+    }
+
+    /// A used node for the units below a free and ready one, which began with them before.
+    #[inline(always)]
+    fn split_off(&mut self, at: u32, units: u32) -> u32 {
+        let id = self.nodes.take();
+        let rows = &mut self.nodes.rows[..];
+        let rest = &mut rows[at as usize];
+        let (start, prev, span) = (rest.start - units, std::mem::replace(&mut rest.prev, id), rest.span);
+        rows[id as usize] = Node { start, units, prev, next: at, span, state: State::Used, ..Node::VACANT };
+        match rows.get_mut(prev as usize) {
+            Some(prev) => prev.next = id,
+            None => self.spans[usize::from(span)].first = id,
+        }
+        self.pages.enter(start, units, id);
+        id
     }
 
     /// As [`take`](Self::take) for a lane; or `NIL`. Needs two spare nodes.

@@ -494,6 +494,28 @@ impl Index {
         }
     }
 
+    /// Cuts `units` off the node at the lowest address that holds them, if it is larger, alone in its leaf and all of it is backed: returns
+    /// it. `None`, and nothing is done, if it is not, or there is none.
+    #[inline(always)]
+    pub(crate) fn cut_lowest(&mut self, nodes: &mut [Node], units: u32) -> Option<u32> {
+        if self.count == 0 {
+            return None;
+        }
+        let leaf = self.first(Least::of(units))?;
+        let at = self.heads[leaf];
+        let node = nodes.get_mut(at as usize)?;
+        if node.link[1] != NIL || node.units <= units || node.holes > 0 {
+            return None;
+        }
+        node.start += units;
+        node.units -= units;
+        let rest = code(node.units);
+        self.units -= u64::from(units);
+        let old = std::mem::replace(&mut self.rows[0][leaf / WIDE].0[leaf % WIDE], rest);
+        self.pass_up(leaf / WIDE, old, rest);
+        Some(at)
+    }
+
     #[inline(never)]
     fn find_from(&self, nodes: &[Node], leaf: usize, units: u32, align: u32) -> u32 {
         self.search(nodes, Some(leaf), units, align, |_| true)
@@ -580,22 +602,34 @@ mod tests {
             let mut inside = [false; 201];
             for (id, units, align, take) in ops {
                 let (id, at) = (id + 1, id as usize + 1);
+                // Nodes do not overlap: each has a part of the space to itself.
+                let (from, to) = (id * 37 % 201 * 20_000, (id * 37 % 201 + 1) * 20_000);
                 if inside[at] && take {
-                    // Wherever it may begin after a cut.
-                    let end = nodes[at].start + units + 1;
-                    index.reach(&mut nodes, end).unwrap();
+                    let (start, end) = (nodes[at].start, nodes[at].end());
                     match align {
-                        0..4 if units < nodes[at].start => index.extend_down(&mut nodes, id, units, 0),
-                        4..8 if units < nodes[at].units => index.cut(&mut nodes, id, units),
-                        _ => index.extend_up(&mut nodes, id, units, 0),
+                        0..4 if start - from >= units => index.extend_down(&mut nodes, id, units, 0),
+                        4..8 if units < end - start => index.cut(&mut nodes, id, units),
+                        8..12 if to - end >= units => index.extend_up(&mut nodes, id, units, 0),
+                        _ => {
+                            let lowest = (1..201).filter(|&i| inside[i] && nodes[i].units >= units).min_by_key(|&i| nodes[i].start);
+                            let before = lowest.map(|i| nodes[i]);
+                            if let Some(cut) = index.cut_lowest(&mut nodes, units) {
+                                prop_assert_eq!(Some(cut as usize), lowest);
+                                let before = before.expect("the one that was cut");
+                                prop_assert_eq!((nodes[cut as usize].start, nodes[cut as usize].end()), (before.start + units, before.end()));
+                            } else {
+                                prop_assert_eq!(before, lowest.map(|i| nodes[i]));
+                            }
+                        }
                     }
                 } else if inside[at] {
                     index.remove(&mut nodes, id);
                     inside[at] = false;
                 } else {
-                    nodes[at] = Node { start: at as u32 * 997 * id % 4_000_000, units, ..Node::VACANT };
-                    let end = nodes[at].start + 1;
-                    index.reach(&mut nodes, end).unwrap();
+                    let start = from + units * 7 % 11_000;
+                    nodes[at] = Node { start, units, ..Node::VACANT };
+                    // Not always as far as it goes.
+                    index.reach(&mut nodes, start + 1).unwrap();
                     index.insert(&mut nodes, id);
                     inside[at] = true;
                 }

@@ -40,7 +40,7 @@ pub(crate) enum State {
 }
 
 /// A block. Two to a cache line; what only some blocks need is in [`Cold`].
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(C, align(32))]
 pub(crate) struct Node {
     /// First unit, in the heap's own space of units.

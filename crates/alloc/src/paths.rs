@@ -3,14 +3,15 @@
 //! The hits are small functions that call nothing; what they cannot do is done by others that are never inlined into them.
 
 use crate::allocator::{Core, Inner, On, PARKED_AT_ONCE, inner_of, kind_bits, release};
+use crate::annex::last_annexed;
 use crate::bias::Guard;
 use crate::buffer::{
     ARENA, Buffer, CLASSLESS, EMPTY, FOREIGN, IMPORTED, NO_CLASS, NO_SLOT, Open, REGION, Row, WATCHED, home_line,
 };
 use crate::fence::{thread_number, thread_number_there};
 use crate::front::{Chain, Pocket, Put, Took};
-use crate::heap::passed;
-use crate::layout::{Layout, MIN_ALIGN, SLAB_MAX, class_of};
+use crate::heap::{Heap, passed};
+use crate::layout::{Layout, MIN_ALIGN, SLAB_MAX, UNIT, class_of};
 use crate::mutant::mutated;
 use crate::store::{Block, Need, Spot};
 use leasehold_core::sync::atomic::Ordering;
@@ -24,16 +25,20 @@ use std::ptr::NonNull;
 pub(crate) unsafe fn last(hdr: NonNull<Header>) {
     // SAFETY: the header is the first field of a row of our table, which is alive as long as one of its rows is out.
     let (row, inner) = unsafe { (hdr.cast::<Row>().as_ref(), inner_of(hdr)) };
+    if row.buffer.flags() & UNKEPT != 0 {
+        // SAFETY: the caller's.
+        return unsafe { last_unkept(hdr) };
+    }
     // SAFETY: as above.
     match unsafe { inner.as_ref() }.free_own(row) {
         Freed::Done => {}
         // SAFETY: the caller's.
-        how => unsafe { last_other(hdr, how) },
+        how => unsafe { last_how(hdr, how) },
     }
 }
 
 /// What the fast way of a free came to.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, PartialEq, Eq)]
 enum Freed {
     Done,
     /// Nothing was done.
@@ -44,10 +49,33 @@ enum Freed {
     Gone,
 }
 
+/// Flags of rows that no magazine of small blocks keeps.
+const UNKEPT: u32 = IMPORTED | ARENA | EMPTY | WATCHED | FOREIGN | CLASSLESS;
+
 /// # Safety
 /// - As [`last`].
 #[inline(never)]
-unsafe fn last_other(hdr: NonNull<Header>, how: Freed) {
+unsafe fn last_unkept(hdr: NonNull<Header>) {
+    // SAFETY: as in `last`.
+    let row = unsafe { hdr.cast::<Row>().as_ref() };
+    // SAFETY: the caller's.
+    match row.annex() {
+        Some(k) if row.buffer.flags() & UNKEPT == CLASSLESS => unsafe { last_annexed(hdr, k) },
+        _ => unsafe { last_other(hdr) },
+    }
+}
+
+/// # Safety
+/// - As [`last`].
+pub(crate) unsafe fn last_other(hdr: NonNull<Header>) {
+    // SAFETY: the caller's.
+    unsafe { last_how(hdr, Freed::No) }
+}
+
+/// # Safety
+/// - As [`last`].
+#[inline(never)]
+unsafe fn last_how(hdr: NonNull<Header>, how: Freed) {
     // SAFETY: as in `last`.
     let (row, inner) = unsafe { (hdr.cast::<Row>().as_ref(), inner_of(hdr)) };
     // SAFETY: as above.
@@ -93,6 +121,9 @@ impl Inner {
             }
             return self.alloc_small(layout.size, on);
         }
+        if self.annexes.are_open() && !self.front.holds_large(thread_number_there()) {
+            return self.alloc_annexed(layout.size, on);
+        }
         self.alloc_large(layout.size, on)
     }
 
@@ -136,7 +167,11 @@ impl Inner {
                 Took::Empty(more) => return self.alloc_some_slow(layout, on, more),
                 Took::Nothing(_) => {}
             }
-        } else if !SMALL && self.front.keeps(layout.size) && layout.align <= MIN_ALIGN {
+        } else if !SMALL
+            && self.front.keeps(layout.size)
+            && layout.align <= MIN_ALIGN
+            && self.front.holds_large(thread_number_there())
+        {
             let pocket = Pocket::large(layout.size);
             // SAFETY: as above.
             match unsafe { self.front.take::<true>(thread_number(), pocket, on.line.id(), layout.size) } {
@@ -156,33 +191,35 @@ impl Inner {
         }
         if SMALL {
             let need = Need { units: 0, align: 1, class: Some(class_of(layout.size) as u16) };
-            return self.alloc_needed(need, layout, on);
+            return self.alloc_in_core(need, layout, on);
         }
-        // (The ordinary one is no question.)
+        if self.annexes.are_open() && layout.align <= UNIT {
+            return self.alloc_annexed(layout.size, on);
+        }
+        self.alloc_exact(layout, on)
+    }
+
+    /// A block of its own, or of no size, that is in no magazine, from the core.
+    #[inline(always)]
+    pub(crate) fn alloc_exact(&self, layout: Layout, on: On<'_>) -> Result<Lease<Buffer>> {
+        if layout.size == 0 {
+            return self.empty(on);
+        }
+        // (The ordinary alignment is no question.)
         match Need::exact(layout.size, layout.align)
             .filter(|_| layout.align <= MIN_ALIGN || layout.align <= self.most_align)
         {
-            Some(need) => self.alloc_needed(need, layout, on),
+            Some(need) => self.alloc_in_core(need, layout, on),
             None => Err(self.refuse(layout)),
         }
     }
 
-    /// A block that no magazine has.
+    /// A block that no magazine has, and no annex.
     pub(crate) fn alloc_block(&self, layout: Layout, on: On<'_>) -> Result<Lease<Buffer>> {
         match Need::of(layout.size, layout.align).filter(|_| layout.align <= self.most_align) {
-            Some(need) => self.alloc_needed(need, layout, on),
+            Some(need) => self.alloc_in_core(need, layout, on),
             None => Err(self.refuse(layout)),
         }
-    }
-
-    #[inline(always)]
-    fn alloc_needed(&self, need: Need, layout: Layout, on: On<'_>) -> Result<Lease<Buffer>> {
-        if self.annexes.are_open()
-            && let Some(lease) = self.alloc_annexed(need, layout.size, on)
-        {
-            return Ok(lease);
-        }
-        self.alloc_in_core(need, layout, on)
     }
 
     /// A block of the core, whose place in it never changes.
@@ -201,8 +238,18 @@ impl Inner {
                     return self.issue_to(me, &mut core, block, layout.size, on.line);
                 }
             } else if let Some(node) = core.store.heap.take(need.units, need.align, on.line)? {
-                let block = core.store.block(node);
-                return self.issue_to(me, &mut core, block, layout.size, on.line);
+                let row = match self.table.take_for(me, &mut core.vacant, self.owner_ptr()) {
+                    Ok(row) => row,
+                    Err(e) => {
+                        let stamp = core.store.heap.nodes.stamp(node);
+                        core.store.heap.release(node, stamp);
+                        return Err(e);
+                    }
+                };
+                self.describe(&mut core.store.heap, row, node, NO_SLOT, layout.size, on.line);
+                core.allocations += 1;
+                self.counters.add_live(layout.size as i64);
+                return Ok(self.lend(row));
             }
         }
         self.alloc_slow(need, layout, on)
@@ -295,6 +342,17 @@ impl Inner {
         Ok(self.lend(row))
     }
 
+    /// A row describes a block of its own that was taken from a heap, the core's or an annex's as the slot says.
+    #[inline(always)]
+    pub(crate) fn describe(&self, heap: &mut Heap, row: &Row, node: u32, slot: u16, size: u64, line: &'static Line) {
+        let (addr, native, stamp) = heap.name(node, row.header.index());
+        row.buffer.place.store(node, Ordering::Relaxed);
+        row.buffer.slot.store(slot, Ordering::Relaxed);
+        row.buffer.class.store(NO_CLASS, Ordering::Relaxed);
+        row.buffer.describe(addr, native, size, Some(line), self.row_flags | CLASSLESS);
+        row.buffer.inherit(if stamp.is_never() || passed(stamp) { Stamp::NEVER } else { stamp });
+    }
+
     /// A row that describes a block, held by nobody yet.
     #[inline(always)]
     fn dress(&self, me: u32, core: &mut Core, block: Block, size: u64, line: &'static Line) -> Result<&Row> {
@@ -328,12 +386,12 @@ impl Inner {
         Ok(self.lend(row))
     }
 
-    /// Takes a row back that nobody holds, if it goes into a magazine of the thread's own without more ado.
+    /// Takes a row back that nobody holds and that is none of the [`UNKEPT`], if it goes into a magazine of the thread's own without more ado.
     #[inline(always)]
     fn free_own(&self, row: &Row) -> Freed {
         let buffer = &row.buffer;
         let flags = buffer.flags();
-        if flags & (IMPORTED | ARENA | EMPTY | WATCHED | FOREIGN | CLASSLESS) != 0 || buffer.tag() != 0 {
+        if buffer.tag() != 0 {
             return Freed::No;
         }
         let (len, class) = (buffer.len(), buffer.class.load(Ordering::Relaxed));
@@ -362,11 +420,7 @@ impl Inner {
             }
             buffer.set_private();
         }
-        let gone = match how {
-            Freed::Gone => true,
-            Freed::No => !self.table.renew(row),
-            Freed::Renewed | Freed::Done => false,
-        };
+        let gone = if how == Freed::No { !self.table.renew(row) } else { how == Freed::Gone };
         if gone {
             return self.free_annexed(row, buffer.own_stamp(), len, true);
         }

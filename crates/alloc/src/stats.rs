@@ -75,7 +75,7 @@ impl Inner {
     /// Live bytes, as asked for. Exact when nobody is inside; otherwise a sum of what was not read at one time, and may be below zero.
     pub(crate) fn live_bytes(&self) -> u64 {
         let c = &self.counters;
-        let front = self.front.stats().3.wrapping_add(c.told.load(Ordering::Relaxed));
+        let front = self.front.stats().3.wrapping_add(c.ahead());
         let ahead = front.wrapping_add(self.annexes.stats().live);
         let live = c.live_bytes.load(Ordering::Relaxed).wrapping_add_signed(ahead);
         live.cast_signed().max(0).cast_unsigned()

@@ -35,6 +35,7 @@ pub(crate) struct Vacant {
     heads: [*const Row; LISTS],
     /// Rows that have never been used.
     fresh: std::ops::Range<u32>,
+    /// How many are out. (An annex counts its own.)
     pub(crate) live: u32,
 }
 
@@ -46,19 +47,9 @@ impl Vacant {
         Self { heads: [ptr::null(); LISTS], fresh: 0..0, live: 0 }
     }
 
-    /// Whether there is no row in it. Looks at the caller's own list first, which mostly has one.
+    /// Puts a row into its list, uncounted.
     #[inline]
-    pub(crate) fn is_empty(&self) -> bool {
-        self.heads[own_list()].is_null() && self.is_bare_slow()
-    }
-
-    #[cold]
-    fn is_bare_slow(&self) -> bool {
-        self.fresh.is_empty() && self.heads.iter().all(|h| h.is_null())
-    }
-
-    #[inline]
-    fn link(&mut self, row: &Row) {
+    pub(crate) fn link(&mut self, row: &Row) {
         let head = &mut self.heads[usize::from(row.list.load(Ordering::Relaxed)) % LISTS];
         set_link(row, *head);
         *head = row;
@@ -138,6 +129,19 @@ impl Table {
         Ok(row)
     }
 
+    /// A row that nobody holds, from the list of the thread of this number, uncounted.
+    #[inline]
+    pub(crate) fn pick(&self, thread: u32, vacant: &mut Vacant) -> Option<&Row> {
+        // SAFETY: rows are of this table.
+        unsafe { vacant.unlink(list_of(thread)) }
+    }
+
+    /// As [`pick`](Self::pick), from any list.
+    pub(crate) fn pick_any(&self, vacant: &mut Vacant) -> Option<&Row> {
+        // SAFETY: as above.
+        (0..LISTS).find_map(|list| unsafe { vacant.unlink(list) })
+    }
+
     /// Brings unused rows to a list, or names another list that has some.
     #[cold]
     fn supply_slow(&self, vacant: &mut Vacant, list: usize, owner: *const Owner) -> Result<usize> {
@@ -174,12 +178,14 @@ impl Table {
         vacant.link(row);
     }
 
-    /// Puts a row into the list that was counted and renewed when it was freed, unless its generations are used up. Under the allocator's
-    /// lock.
-    pub(crate) fn restore(&self, vacant: &mut Vacant, row: &Row) {
-        if row.header.generation() != self.first_generation {
+    /// Puts a row into the list that was counted and renewed when it was freed, unless its generations are used up: `false`. Under the
+    /// allocator's lock.
+    pub(crate) fn restore(&self, vacant: &mut Vacant, row: &Row) -> bool {
+        let fine = row.header.generation() != self.first_generation;
+        if fine {
             vacant.link(row);
         }
+        fine
     }
 
     /// Moves up to `n` rows that nobody holds from one set of lists to another, those of this thread first. Returns how many. Under the
