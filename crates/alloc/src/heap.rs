@@ -14,6 +14,7 @@
 
 mod dense;
 mod lanes;
+mod ready;
 mod report;
 mod transfer;
 
@@ -296,33 +297,6 @@ impl Heap {
             if lane == READY && align <= 1 { self.take_ready(units) } else { self.take_lowest(units, align, lane) }
         };
         (node != NIL).then_some(node)
-    }
-
-    /// As [`take_lowest`](Self::take_lowest), ready and of no alignment: mostly the beginning of a larger node.
-    #[inline(never)]
-    fn take_ready(&mut self, units: u32) -> u32 {
-        let Nodes { rows, .. } = &mut self.nodes;
-        let at = self.lanes[usize::from(READY)].index.cut_lowest(rows, units);
-        match at {
-            Some(at) => self.split_off(at, units),
-            None => self.take_lowest(units, 1, READY),
-        }
-    }
-
-    /// A used node for the units below a free and ready one, which began with them before.
-    #[inline(always)]
-    fn split_off(&mut self, at: u32, units: u32) -> u32 {
-        let id = self.nodes.take();
-        let rows = &mut self.nodes.rows[..];
-        let rest = &mut rows[at as usize];
-        let (start, prev, span) = (rest.start - units, std::mem::replace(&mut rest.prev, id), rest.span);
-        rows[id as usize] = Node { start, units, prev, next: at, span, state: State::Used, ..Node::VACANT };
-        match rows.get_mut(prev as usize) {
-            Some(prev) => prev.next = id,
-            None => self.spans[usize::from(span)].first = id,
-        }
-        self.pages.enter(start, units, id);
-        id
     }
 
     /// As [`take`](Self::take) for a lane; or `NIL`. Needs two spare nodes.
@@ -663,13 +637,6 @@ impl Heap {
         self.settle(id, lane, stamp, true);
     }
 
-    /// As [`give`](Self::give), free for everybody at once.
-    #[inline(never)]
-    pub(crate) fn give_ready(&mut self, id: u32) {
-        self.announce(id, READY);
-        self.settle_here(id, READY, Stamp::NEVER, true);
-    }
-
     /// A used node is about to come back.
     #[inline(always)]
     fn announce(&mut self, id: u32, lane: u8) {
@@ -684,11 +651,6 @@ impl Heap {
     /// Frees a node into a lane, merging with neighbours. `absorb`: while a single line uses the heap, lanes merge too.
     #[inline(never)]
     fn settle(&mut self, id: u32, lane: u8, stamp: Stamp, absorb: bool) {
-        self.settle_here(id, lane, stamp, absorb);
-    }
-
-    #[inline(always)]
-    fn settle_here(&mut self, id: u32, lane: u8, stamp: Stamp, absorb: bool) {
         let unite = absorb && self.lines <= 1;
         let rows = &mut self.nodes.rows[..];
         let Node { prev, next, .. } = rows[id as usize];

@@ -124,6 +124,8 @@ pub(crate) struct Index {
     heads: Vec<u32>,
     /// The leaves' maxima, then rows of maxima up to one line.
     rows: [Vec<Line>; ROWS],
+    /// The last leaf.
+    last: usize,
     /// The row that is one line.
     top: usize,
     units: u64,
@@ -133,13 +135,21 @@ pub(crate) struct Index {
 
 impl Index {
     pub(crate) fn new() -> Self {
-        Self { heads: Vec::new(), rows: std::array::from_fn(|_| Vec::new()), top: 0, units: 0, holes: 0, count: 0 }
+        Self {
+            heads: Vec::new(),
+            rows: std::array::from_fn(|_| Vec::new()),
+            last: 0,
+            top: 0,
+            units: 0,
+            holes: 0,
+            count: 0,
+        }
     }
 
     /// The leaf of a node that ends at a unit. Needs one leaf at least.
     #[inline]
     fn leaf_of(&self, end: u32) -> usize {
-        (((end - 1) >> LEAF) as usize).min(self.heads.len() - 1)
+        (((end - 1) >> LEAF) as usize).min(self.last)
     }
 
     /// Makes room for nodes that start below `end` units, so that [`insert`](Self::insert) needs no host memory.
@@ -166,6 +176,7 @@ impl Index {
         // Nothing fails from here on.
         let last = self.heads.len().checked_sub(1);
         self.heads.resize(leaves, NIL);
+        self.last = leaves - 1;
         let mut lines = leaves / WIDE;
         for row in 0..=top {
             self.rows[row].resize(lines, Line::EMPTY);
