@@ -320,7 +320,7 @@ impl Inner {
                 node = yard.heap.take(units, 1, on.line).ok()?;
             }
             if let Some(node) = node {
-                return self.lend_annexed(thread_number(), annex, &mut yard, node, size, on.line);
+                return self.issue_annexed(annex, &mut yard, node, size, on.line);
             }
         }
         annex.lock.lock().rest = REST;
@@ -370,10 +370,9 @@ impl Inner {
         self.budget.room() >= 4 * bytes && free.0 + free.1 <= self.annexes.slack.max(self.budget.committed() / 8)
     }
 
-    /// Gives a segment that lies free back to the core, unless it is to be the `spare` one; and rows, where there are many.
+    /// Gives a segment that lies free back to the core, unless it is to be the `spare` one.
     #[cold]
     fn hand_back(&self, yard: &mut Yard, annex: &Annex, slot: usize, spare: bool) {
-        let more_rows = yard.stocked > MOST_ROWS;
         let mut whole = yard.heap.is_whole(slot);
         if whole && spare && annex.largest.load(Ordering::Relaxed) != 0 {
             let other = yard.spare;
@@ -382,18 +381,15 @@ impl Inner {
                 whole = false;
             }
         }
-        if !whole && !more_rows {
+        if !whole {
             return;
         }
         let mut core = self.core.lock();
-        if whole && let Some((span, stamp)) = yard.heap.return_span(slot) {
+        if let Some((span, stamp)) = yard.heap.return_span(slot) {
             core.store.give(Spot::Node(yard.estates[slot]), stamp);
             let bytes = u64::from(span.units) << UNIT_SHIFT;
             Annex::sub(&annex.held, bytes);
             self.annexes.held.fetch_sub(bytes, Ordering::Relaxed);
-        }
-        if more_rows {
-            yard.stocked -= self.table.carry(&mut yard.stock, &mut core.vacant, 2 * BATCH);
         }
     }
 

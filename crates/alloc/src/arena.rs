@@ -610,7 +610,8 @@ impl crate::allocator::Inner {
     fn lend_member(&self, addr: u64, native: u64, len: u64, keep: Option<Keep>) -> Result<Lease<Buffer>> {
         let mut core = self.core.lock();
         let row = self.table.take(&mut core.vacant, self.owner_ptr())?;
-        row.buffer.describe(addr, native, len, None, ARENA | crate::allocator::kind_bits(self.config.host_kind));
+        row.buffer.describe(len, None, ARENA | crate::allocator::kind_bits(self.config.host_kind));
+        row.buffer.lie_at(addr, native);
         row.buffer.inherit(leasehold_core::Stamp::NEVER);
         if let Some(keep) = keep {
             if let Err(e) = core.room_to_keep(row.header.index()) {

@@ -374,13 +374,18 @@ impl Buffer {
 
     /// Describes a fresh block. Only the owner, while nobody holds the row; the record is empty then.
     #[inline]
-    pub(crate) fn describe(&self, addr: u64, native: u64, len: u64, home: Option<&'static Line>, flags: u32) {
-        self.addr.store(addr, Ordering::Relaxed);
-        self.native.store(native, Ordering::Relaxed);
+    pub(crate) fn describe(&self, len: u64, home: Option<&'static Line>, flags: u32) {
         self.len.store(len, Ordering::Relaxed);
         let line = home.map_or(0, |l| u32::from(l.id().get()));
         self.flags.store(line << HOME_SHIFT | flags, Ordering::Relaxed);
         self.tag.store(0, Ordering::Relaxed);
+    }
+
+    /// Says where a fresh block lies. Only the owner, while nobody holds the row.
+    #[inline]
+    pub(crate) fn lie_at(&self, addr: u64, native: u64) {
+        self.addr.store(addr, Ordering::Relaxed);
+        self.native.store(native, Ordering::Relaxed);
     }
 
     /// The memory's former use goes on until `stamp`. Only the owner, while nobody holds the row.

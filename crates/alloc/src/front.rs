@@ -232,6 +232,17 @@ impl Front {
         self.shards.of(thread).kept[1].rows.load(Ordering::Relaxed) != 0
     }
 
+    /// Whether a large block that is freed must go to the core now: counts it, if so.
+    #[inline(always)]
+    pub(crate) fn refuses_large(&self, thread: u32) -> bool {
+        let credit = &self.shards.of(thread).credit;
+        let rest = credit.load(Ordering::Relaxed);
+        if rest < 0 {
+            credit.store(rest + 1, Ordering::Relaxed);
+        }
+        rest < 0
+    }
+
     /// The core's lock came from another thread: large blocks may be kept, small ones fetched in advance.
     #[cold]
     pub(crate) fn encourage(&self, thread: u32) {
@@ -402,11 +413,10 @@ impl Front {
     ) -> Put {
         let shard = self.shards.of(thread);
         debug_assert_eq!(LARGE, pocket.is_large());
-        let credit = if LARGE { shard.credit.load(Ordering::Relaxed) } else { 0 };
-        if credit < 0 {
-            shard.credit.store(credit + 1, Ordering::Relaxed);
+        if LARGE && self.refuses_large(thread) {
             return Put::Refused;
         }
+        let credit = if LARGE { shard.credit.load(Ordering::Relaxed) } else { 0 };
         if credit > 0 {
             shard.credit.store(credit - 1, Ordering::Relaxed);
         }

@@ -254,14 +254,14 @@ impl Heap {
         self.spans[usize::from(n.span)].addr(n.start)
     }
 
-    /// Notes which row of the block table a used node belongs to. Returns its address, Metal's spanning buffer, and its stamp.
+    /// Notes which row of the block table a used node belongs to. Returns its address, Metal's spanning buffer, its stamp and its units.
     #[inline(always)]
-    pub(crate) fn name(&mut self, node: u32, row: u32) -> (u64, u64, Stamp) {
+    pub(crate) fn name(&mut self, node: u32, row: u32) -> (u64, u64, Stamp, u32) {
         let n = &mut self.nodes.rows[node as usize];
         n.link[1] = row;
         let stamp = if n.lane == READY { Stamp::NEVER } else { self.nodes.cold[node as usize].stamp };
         let span = &self.spans[usize::from(n.span)];
-        (span.addr(n.start), span.native, stamp)
+        (span.addr(n.start), span.native, stamp, n.units)
     }
 
     /// Metal's spanning buffer of the node's span, else 0.

@@ -70,7 +70,8 @@ impl Allocator {
         core.imports.push(index);
         core.imported += 1;
         core.imported_bytes += bytes;
-        row.buffer.describe(addr, native, bytes, None, IMPORTED | kind_bits(inner.config.host_kind));
+        row.buffer.describe(bytes, None, IMPORTED | kind_bits(inner.config.host_kind));
+        row.buffer.lie_at(addr, native);
         row.buffer.inherit(Stamp::NEVER);
         Ok(inner.lend(row))
     }

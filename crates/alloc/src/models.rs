@@ -231,7 +231,8 @@ fn c_memory_is_reused_after_its_last_use() {
     explore('c', &["over", "not over"], |seen| {
         let line: &'static Line = Box::leak(Box::new(Line::for_model()));
         let row: &'static Row = Box::leak(Box::new(Row::new(Header::new(std::ptr::null(), 0, 1))));
-        row.buffer.describe(0x1000, 0, 64, Some(line), 0);
+        row.buffer.describe(64, Some(line), 0);
+        row.buffer.lie_at(0x1000, 0);
         row.buffer.inherit(Stamp::NEVER);
         let memory = Arc::new(UnsafeCell::new(0u32));
         let dropped = Arc::new(AtomicU32::new(0));

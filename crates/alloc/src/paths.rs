@@ -6,12 +6,13 @@ use crate::allocator::{Core, Inner, On, PARKED_AT_ONCE, inner_of, kind_bits, rel
 use crate::annex::last_annexed;
 use crate::bias::Guard;
 use crate::buffer::{
-    ARENA, Buffer, CLASSLESS, EMPTY, FOREIGN, IMPORTED, NO_CLASS, NO_SLOT, Open, REGION, Row, WATCHED, home_line,
+    ARENA, Buffer, CLASSLESS, EMPTY, FIRST_ANNEX, FOREIGN, IMPORTED, NO_CLASS, NO_SLOT, Open, REGION, Row, WATCHED,
+    home_line,
 };
 use crate::fence::{thread_number, thread_number_there};
 use crate::front::{Chain, Pocket, Put, Took};
 use crate::heap::{Heap, passed};
-use crate::layout::{Layout, MIN_ALIGN, SLAB_MAX, UNIT, class_of};
+use crate::layout::{Layout, MIN_ALIGN, SLAB_MAX, UNIT, UNIT_SHIFT, class_of};
 use crate::mutant::mutated;
 use crate::store::{Block, Need, Spot};
 use leasehold_core::sync::atomic::Ordering;
@@ -58,10 +59,34 @@ const UNKEPT: u32 = IMPORTED | ARENA | EMPTY | WATCHED | FOREIGN | CLASSLESS;
 unsafe fn last_unkept(hdr: NonNull<Header>) {
     // SAFETY: as in `last`.
     let row = unsafe { hdr.cast::<Row>().as_ref() };
-    // SAFETY: the caller's.
-    match row.annex() {
-        Some(k) if row.buffer.flags() & UNKEPT == CLASSLESS => unsafe { last_annexed(hdr, k) },
-        _ => unsafe { last_other(hdr) },
+    let (flags, slot) = (row.buffer.flags(), row.buffer.slot.load(Ordering::Relaxed));
+    if flags & UNKEPT != CLASSLESS || slot < FIRST_ANNEX {
+        // SAFETY: the caller's.
+        unsafe { last_other(hdr) }
+    } else if slot == NO_SLOT {
+        // SAFETY: the caller's.
+        unsafe { last_large(hdr) }
+    } else {
+        // SAFETY: the caller's.
+        unsafe { last_annexed(hdr, usize::from(slot - FIRST_ANNEX)) }
+    }
+}
+
+/// The last lease of a row is gone whose block is one of the core's own, and nobody but its home line has used it.
+///
+/// # Safety
+/// - As [`last`].
+#[inline(never)]
+unsafe fn last_large(hdr: NonNull<Header>) {
+    // SAFETY: as in `last`.
+    let (row, inner) = unsafe { (hdr.cast::<Row>().as_ref(), inner_of(hdr)) };
+    // SAFETY: as above.
+    match unsafe { inner.as_ref() }.free_own_large(row) {
+        Some(false) => {}
+        // SAFETY: an orphan counts the rows that are out; this one came back.
+        Some(true) => unsafe { release(inner, 1) },
+        // SAFETY: the caller's.
+        None => unsafe { last_other(hdr) },
     }
 }
 
@@ -85,6 +110,9 @@ unsafe fn last_how(hdr: NonNull<Header>, how: Freed) {
         unsafe { release(inner, owed) };
     }
 }
+
+/// Bytes of the largest request that has a number of units.
+const MOST_UNITS: u64 = (u32::MAX as u64) << UNIT_SHIFT;
 
 impl Inner {
     #[inline]
@@ -133,9 +161,36 @@ impl Inner {
         self.alloc_other::<true>(Layout::new(size), on)
     }
 
-    /// Any other block of the ordinary alignment.
+    /// Any other block of the ordinary alignment: the way of the owner of the core's lock, if no magazine can have it and it lies there.
     #[inline(never)]
     fn alloc_large(&self, size: u64, on: On<'_>) -> Result<Lease<Buffer>> {
+        let me = thread_number_there();
+        if size.wrapping_sub(1) < MOST_UNITS
+            && !self.front.holds_large(me)
+            && self.watch.is_none()
+            && let Some(mut core) = self.core.lock_own(me)
+            && !core.parked.any()
+            && core.store.heap.nodes.ensure(2).is_ok()
+            && let Some(row) = self.table.pick(me, &mut core.vacant)
+        {
+            let units = ((size + (UNIT - 1)) >> UNIT_SHIFT) as u32;
+            self.dress_early(row, NO_SLOT, size, on.line);
+            if let Some(node) = core.store.heap.take_node(units, 1, on.line) {
+                core.vacant.live += 1;
+                core.allocations += 1;
+                self.dress_late(&mut core.store.heap, row, node);
+                self.counters.add_live(row.buffer.len() as i64);
+                return Ok(self.lend(row));
+            }
+            core.vacant.link(row);
+            drop(core);
+            return self.alloc_slow(Need { units, align: 1, class: None }, Layout::new(size), on);
+        }
+        self.alloc_large_other(size, on)
+    }
+
+    #[inline(never)]
+    fn alloc_large_other(&self, size: u64, on: On<'_>) -> Result<Lease<Buffer>> {
         self.alloc_other::<false>(Layout::new(size), on)
     }
 
@@ -238,18 +293,8 @@ impl Inner {
                     return self.issue_to(me, &mut core, block, layout.size, on.line);
                 }
             } else if let Some(node) = core.store.heap.take(need.units, need.align, on.line)? {
-                let row = match self.table.take_for(me, &mut core.vacant, self.owner_ptr()) {
-                    Ok(row) => row,
-                    Err(e) => {
-                        let stamp = core.store.heap.nodes.stamp(node);
-                        core.store.heap.release(node, stamp);
-                        return Err(e);
-                    }
-                };
-                self.describe(&mut core.store.heap, row, node, NO_SLOT, layout.size, on.line);
-                core.allocations += 1;
-                self.counters.add_live(layout.size as i64);
-                return Ok(self.lend(row));
+                let block = core.store.block(node);
+                return self.issue_to(me, &mut core, block, layout.size, on.line);
             }
         }
         self.alloc_slow(need, layout, on)
@@ -342,15 +387,26 @@ impl Inner {
         Ok(self.lend(row))
     }
 
-    /// A row describes a block of its own that was taken from a heap, the core's or an annex's as the slot says.
+    /// What a row says of a block of its own of the core's or an annex's heap, as the slot says, whichever it will be. Before it is taken, so
+    /// that less need be kept in mind meanwhile.
     #[inline(always)]
-    pub(crate) fn describe(&self, heap: &mut Heap, row: &Row, node: u32, slot: u16, size: u64, line: &'static Line) {
-        let (addr, native, stamp) = heap.name(node, row.header.index());
-        row.buffer.place.store(node, Ordering::Relaxed);
+    pub(crate) fn dress_early(&self, row: &Row, slot: u16, size: u64, line: &'static Line) {
         row.buffer.slot.store(slot, Ordering::Relaxed);
         row.buffer.class.store(NO_CLASS, Ordering::Relaxed);
-        row.buffer.describe(addr, native, size, Some(line), self.row_flags | CLASSLESS);
-        row.buffer.inherit(if stamp.is_never() || passed(stamp) { Stamp::NEVER } else { stamp });
+        row.buffer.describe(size, Some(line), self.row_flags | CLASSLESS);
+        row.buffer.inherit(Stamp::NEVER);
+    }
+
+    /// The rest, once it is taken. Returns its units.
+    #[inline(always)]
+    pub(crate) fn dress_late(&self, heap: &mut Heap, row: &Row, node: u32) -> u32 {
+        let (addr, native, stamp, units) = heap.name(node, row.header.index());
+        row.buffer.place.store(node, Ordering::Relaxed);
+        row.buffer.lie_at(addr, native);
+        if !stamp.is_never() && !passed(stamp) {
+            row.buffer.inherit(stamp);
+        }
+        units
     }
 
     /// A row that describes a block, held by nobody yet.
@@ -372,7 +428,8 @@ impl Inner {
         row.buffer.class.store(block.class, Ordering::Relaxed);
         core.store.name(block.spot, row.header.index());
         let flags = self.row_flags | if block.class == NO_CLASS { CLASSLESS } else { 0 };
-        row.buffer.describe(block.addr, block.native, size, Some(line), flags);
+        row.buffer.describe(size, Some(line), flags);
+        row.buffer.lie_at(block.addr, block.native);
         row.buffer.inherit(block.stamp);
         Ok(row)
     }
@@ -381,7 +438,8 @@ impl Inner {
     fn empty(&self, on: On<'_>) -> Result<Lease<Buffer>> {
         let mut core = self.core.lock();
         let row = self.table.take(&mut core.vacant, self.owner_ptr())?;
-        row.buffer.describe(0, 0, 0, Some(on.line), EMPTY | kind_bits(self.config.host_kind));
+        row.buffer.describe(0, Some(on.line), EMPTY | kind_bits(self.config.host_kind));
+        row.buffer.lie_at(0, 0);
         row.buffer.inherit(Stamp::NEVER);
         Ok(self.lend(row))
     }
@@ -400,6 +458,25 @@ impl Inner {
         }
         let fine = self.front.put_own(thread_number_there(), row, usize::from(class), home_line(flags), len);
         if fine { Freed::Done } else { Freed::Renewed }
+    }
+
+    /// Takes a row back whose block is one of the core's own, if the core's lock is the thread's own and no magazine keeps the block; `None`:
+    /// nothing was done. Returns whether the allocator is an orphan.
+    #[inline(always)]
+    fn free_own_large(&self, row: &Row) -> Option<bool> {
+        let me = thread_number_there();
+        let mut core = self.core.lock_own(me)?;
+        let (buffer, len) = (&row.buffer, row.buffer.len());
+        if self.front.keeps(len) && buffer.flags() & REGION == 0 && !self.front.refuses_large(me) {
+            return None;
+        }
+        if self.table.renew(row) {
+            core.vacant.link(row);
+        }
+        core.vacant.live -= 1;
+        self.counters.end_live(len);
+        core.store.give(Spot::Node(buffer.place.load(Ordering::Relaxed)), buffer.own_stamp());
+        Some(core.orphan)
     }
 
     /// Takes a row back that nobody holds. Returns the counts that the caller owes to an orphaned allocator.

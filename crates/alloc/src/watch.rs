@@ -341,7 +341,8 @@ impl Inner {
         row.buffer.place.store(u32::MAX, Ordering::Relaxed);
         row.buffer.slot.store(0, Ordering::Relaxed);
         row.buffer.class.store(NO_CLASS, Ordering::Relaxed);
-        row.buffer.describe(addr, chunk.native, len, Some(on.line), kind_bits(self.config.host_kind) | WATCHED);
+        row.buffer.describe(len, Some(on.line), kind_bits(self.config.host_kind) | WATCHED);
+        row.buffer.lie_at(addr, chunk.native);
         row.buffer.inherit(Stamp::NEVER);
         core.allocations += 1;
         self.counters.add_live(len as i64);

@@ -7,7 +7,7 @@ use crate::allocator::{Inner, On, PARKED_AT_ONCE, inner_of, release};
 use crate::bias::Guard;
 use crate::buffer::{Buffer, Open, Row};
 use crate::fence::{thread_number, thread_number_there};
-use crate::layout::{Layout, UNIT};
+use crate::layout::{Layout, UNIT, UNIT_SHIFT};
 use crate::paths::last_other;
 use leasehold_core::sync::atomic::Ordering;
 use leasehold_core::{Header, Lease, Line, Result, Stamp};
@@ -44,13 +44,13 @@ impl Inner {
         if let Some(mut yard) = annex.lock.lock_own(me)
             && !yard.parked.any()
             && yard.heap.nodes.ensure(2).is_ok()
+            && let Some(row) = self.table.pick(me, &mut yard.stock)
         {
-            let node = yard.heap.take_node(size.div_ceil(UNIT) as u32, 1, on.line);
-            if let Some(node) = node
-                && let Some(lease) = self.lend_annexed(me, annex, &mut yard, node, size, on.line)
-            {
-                return Ok(lease);
+            self.dress_early(row, annex.name, size, on.line);
+            if let Some(node) = yard.heap.take_node(units_of(size), 1, on.line) {
+                return Ok(self.lend_annexed(annex, &mut yard, row, node));
             }
+            yard.stock.link(row);
             drop(yard);
             return self.alloc_annexed_slow(size, on, true);
         }
@@ -70,14 +70,14 @@ impl Inner {
         let me = thread_number();
         let k = self.annexes.number(me);
         let annex = self.annexes.all.get(k)?;
-        let units = size.div_ceil(UNIT) as u32;
+        let units = units_of(size);
         let mut yard = annex.lock.lock_as(me);
         if !none {
             if yard.parked.any() {
                 self.unpark_in(&mut yard, annex, PARKED_AT_ONCE);
             }
             if let Some(node) = yard.heap.take(units, 1, on.line).ok()? {
-                return self.lend_annexed(me, annex, &mut yard, node, size, on.line);
+                return self.issue_annexed(annex, &mut yard, node, size, on.line);
             }
         }
         if yard.rest > 0 {
@@ -94,31 +94,36 @@ impl Inner {
         self.alloc_exact(Layout::new(size), on)
     }
 
-    /// A row for a block of an annex, under its lock.
-    #[inline(always)]
-    pub(super) fn lend_annexed(
+    /// A row for a block of an annex, under its lock. `None`: there is none, and the block is given back.
+    pub(super) fn issue_annexed(
         &self,
-        me: u32,
         annex: &Annex,
         yard: &mut Yard,
         node: u32,
         size: u64,
         line: &'static Line,
     ) -> Option<Lease<Buffer>> {
-        let row = match self.table.pick(me, &mut yard.stock) {
+        let row = match self.table.pick(thread_number(), &mut yard.stock) {
             Some(row) => row,
             None => self.stock_slow(yard, node)?,
         };
+        self.dress_early(row, annex.name, size, line);
+        Some(self.lend_annexed(annex, yard, row, node))
+    }
+
+    /// Lends a block of an annex by a row of its stock that knows the rest. Under its lock.
+    #[inline(always)]
+    fn lend_annexed(&self, annex: &Annex, yard: &mut Yard, row: &Row, node: u32) -> Lease<Buffer> {
         yard.stocked -= 1;
-        self.describe(&mut yard.heap, row, node, annex.name, size, line);
+        let units = self.dress_late(&mut yard.heap, row, node);
         Annex::add(&annex.taken, 1);
-        Annex::add(&annex.used, size.div_ceil(UNIT));
-        let ahead = annex.ahead.load(Ordering::Relaxed).wrapping_add_unsigned(size);
+        Annex::add(&annex.used, units.into());
+        let ahead = annex.ahead.load(Ordering::Relaxed).wrapping_add_unsigned(row.buffer.len());
         annex.ahead.store(ahead, Ordering::Relaxed);
         if ahead > annex.most_ahead() {
             self.tell_slow(annex);
         }
-        Some(self.lend(row))
+        self.lend(row)
     }
 
     /// A row for a block of an annex, under its lock, if none lies in the thread's own list: brings some from the core. `None`: there are
@@ -138,6 +143,14 @@ impl Inner {
             }
         }
         self.table.pick_any(&mut yard.stock)
+    }
+
+    /// Gives some of many vacant rows back to the core. Under the annex's lock.
+    #[cold]
+    #[inline(never)]
+    fn hand_rows_back(&self, yard: &mut Yard) {
+        let mut core = self.core.lock();
+        yard.stocked -= self.table.carry(&mut yard.stock, &mut core.vacant, 2 * BATCH);
     }
 
     /// Tells the counters how many live bytes there are. Rarely, so that threads do not meet there.
@@ -181,8 +194,11 @@ impl Inner {
         }
         self.end(annex, len);
         let slot = Self::release_in(yard, annex, node, stamp);
-        if yard.heap.is_whole(slot) || yard.stocked > MOST_ROWS {
+        if yard.heap.is_whole(slot) {
             self.hand_back(yard, annex, slot, true);
+        }
+        if yard.stocked > MOST_ROWS {
+            self.hand_rows_back(yard);
         }
         u64::from(yard.orphan)
     }
@@ -236,6 +252,12 @@ impl Inner {
         yard.heap.release(node, stamp);
         span
     }
+}
+
+/// Units of a request that an annex serves.
+#[inline(always)]
+fn units_of(size: u64) -> u32 {
+    ((size + (UNIT - 1)) >> UNIT_SHIFT) as u32
 }
 
 impl Annex {
