@@ -137,6 +137,8 @@ impl Table {
     }
 
     /// As [`pick`](Self::pick), from any list.
+    #[cold]
+    #[inline(never)]
     pub(crate) fn pick_any(&self, vacant: &mut Vacant) -> Option<&Row> {
         // SAFETY: as above.
         (0..LISTS).find_map(|list| unsafe { vacant.unlink(list) })
@@ -188,29 +190,35 @@ impl Table {
         fine
     }
 
-    /// Moves up to `n` rows that nobody holds from one set of lists to another, those of this thread first. Returns how many. Under the
+    /// Moves up to `n` rows that nobody holds from one set of lists to another, those of this thread last. Returns how many. Under the
     /// locks of both.
     pub(crate) fn carry(&self, from: &mut Vacant, to: &mut Vacant, n: u32) -> u32 {
         let own = own_list();
+        (1..=LISTS).fold(0, |moved, i| moved + self.carry_list((own + i) % LISTS, from, to, n - moved))
+    }
+
+    /// As [`carry`](Self::carry), from one list.
+    fn carry_list(&self, list: usize, from: &mut Vacant, to: &mut Vacant, n: u32) -> u32 {
         let mut moved = 0;
-        for list in (0..LISTS).map(|i| (own + i) % LISTS) {
-            while moved < n {
-                // SAFETY: rows are of this table.
-                let Some(row) = (unsafe { from.unlink(list) }) else { break };
-                to.link(row);
-                moved += 1;
-            }
+        while moved < n {
+            // SAFETY: rows are of this table.
+            let Some(row) = (unsafe { from.unlink(list) }) else { break };
+            to.link(row);
+            moved += 1;
         }
         moved
     }
 
-    /// As [`carry`](Self::carry), from the allocator's rows, with at least one. Under the allocator's lock, and the other's.
+    /// Moves up to `n` of the allocator's rows, and at least one, to another set of lists: this thread's, or ones that were never used, and
+    /// other threads' only if there are none. Under the allocator's lock, and the other's.
     pub(crate) fn stock(&self, vacant: &mut Vacant, to: &mut Vacant, n: u32, owner: *const Owner) -> Result<u32> {
         let own = own_list();
-        if vacant.heads[own].is_null() {
-            self.supply_slow(vacant, own, owner)?;
+        let mut moved = self.carry_list(own, vacant, to, n);
+        while moved < n && (moved == 0 || !vacant.fresh.is_empty()) {
+            let list = self.supply_slow(vacant, own, owner)?;
+            moved += self.carry_list(list, vacant, to, n - moved);
         }
-        Ok(self.carry(vacant, to, n))
+        Ok(moved)
     }
 
     /// Ends the row's generation. `false`: it was the last one.

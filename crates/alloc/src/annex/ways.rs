@@ -44,7 +44,7 @@ impl Inner {
         if let Some(mut yard) = annex.lock.lock_own(me)
             && !yard.parked.any()
             && yard.heap.nodes.ensure(2).is_ok()
-            && let Some(row) = self.table.pick(me, &mut yard.stock)
+            && let Some(row) = self.table.pick(me, &mut yard.stock).or_else(|| self.table.pick_any(&mut yard.stock))
         {
             self.dress_early(row, annex.name, size, on.line);
             if let Some(node) = yard.heap.take_node(units_of(size), 1, on.line) {
