@@ -232,7 +232,13 @@ impl Front {
         self.shards.of(thread).kept[1].rows.load(Ordering::Relaxed) != 0
     }
 
-    /// Whether a large block that is freed must go to the core now: counts it, if so.
+    /// Whether a large block that is freed must go to the core now, as far as it can know.
+    #[inline(always)]
+    pub(crate) fn is_refusing(&self, thread: u32) -> bool {
+        self.shards.of(thread).credit.load(Ordering::Relaxed) < 0
+    }
+
+    /// As [`is_refusing`](Self::is_refusing), and counts it, if so.
     #[inline(always)]
     pub(crate) fn refuses_large(&self, thread: u32) -> bool {
         let credit = &self.shards.of(thread).credit;
@@ -327,8 +333,11 @@ impl Front {
         let shard = self.shards.of(thread);
         debug_assert_eq!(LARGE, pocket.is_large());
         let kept = &shard.kept[usize::from(LARGE)];
-        if kept.rows.load(Ordering::Relaxed) == 0
-            && (LARGE || shard.quarrels.load(Ordering::Relaxed) == 0 && !self.depot.may_have(line))
+        // (Who asks for a large one has looked.)
+        if !LARGE
+            && kept.rows.load(Ordering::Relaxed) == 0
+            && shard.quarrels.load(Ordering::Relaxed) == 0
+            && !self.depot.may_have(line)
         {
             return Took::NOTHING;
         }
@@ -413,9 +422,7 @@ impl Front {
     ) -> Put {
         let shard = self.shards.of(thread);
         debug_assert_eq!(LARGE, pocket.is_large());
-        if LARGE && self.refuses_large(thread) {
-            return Put::Refused;
-        }
+        // (Who brings a large one has asked whether it is refused.)
         let credit = if LARGE { shard.credit.load(Ordering::Relaxed) } else { 0 };
         if credit > 0 {
             shard.credit.store(credit - 1, Ordering::Relaxed);

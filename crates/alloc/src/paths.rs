@@ -46,6 +46,8 @@ enum Freed {
     No,
     /// The row has its next generation.
     Renewed,
+    /// The same, and no magazine keeps it.
+    Refused,
     /// The row's generations are used up.
     Gone,
 }
@@ -58,17 +60,39 @@ const UNKEPT: u32 = IMPORTED | ARENA | EMPTY | WATCHED | FOREIGN | CLASSLESS;
 #[inline(never)]
 unsafe fn last_unkept(hdr: NonNull<Header>) {
     // SAFETY: as in `last`.
-    let row = unsafe { hdr.cast::<Row>().as_ref() };
+    let (row, inner) = unsafe { (hdr.cast::<Row>().as_ref(), inner_of(hdr)) };
     let (flags, slot) = (row.buffer.flags(), row.buffer.slot.load(Ordering::Relaxed));
     if flags & UNKEPT != CLASSLESS || slot < FIRST_ANNEX {
         // SAFETY: the caller's.
         unsafe { last_other(hdr) }
-    } else if slot == NO_SLOT {
-        // SAFETY: the caller's.
-        unsafe { last_large(hdr) }
-    } else {
+    } else if slot != NO_SLOT {
         // SAFETY: the caller's.
         unsafe { last_annexed(hdr, usize::from(slot - FIRST_ANNEX)) }
+    // SAFETY: as in `last`.
+    } else if unsafe { inner.as_ref() }.may_keep(row, flags) {
+        // SAFETY: the caller's.
+        unsafe { last_kept(hdr) }
+    } else {
+        // SAFETY: the caller's.
+        unsafe { last_large(hdr) }
+    }
+}
+
+/// The last lease of a row is gone whose block is one of the core's own that a magazine may keep, and nobody but its home line has used it.
+///
+/// # Safety
+/// - As [`last`].
+#[inline(never)]
+unsafe fn last_kept(hdr: NonNull<Header>) {
+    // SAFETY: as in `last`.
+    let (row, inner) = unsafe { (hdr.cast::<Row>().as_ref(), inner_of(hdr)) };
+    // SAFETY: as above.
+    match unsafe { inner.as_ref() }.free_kept(row) {
+        Ok(0) => {}
+        // SAFETY: an orphan counts the rows that are out; these came back.
+        Ok(owed) => unsafe { release(inner, owed) },
+        // SAFETY: the caller's.
+        Err(how) => unsafe { last_how(hdr, how) },
     }
 }
 
@@ -149,10 +173,7 @@ impl Inner {
             }
             return self.alloc_small(layout.size, on);
         }
-        if self.annexes.are_open() && !self.front.holds_large(thread_number_there()) {
-            return self.alloc_annexed(layout.size, on);
-        }
-        self.alloc_large(layout.size, on)
+        self.alloc_unslabbed(layout.size, on)
     }
 
     /// A small block that does not lie in a magazine of the thread's own.
@@ -161,12 +182,44 @@ impl Inner {
         self.alloc_other::<true>(Layout::new(size), on)
     }
 
-    /// Any other block of the ordinary alignment: the way of the owner of the core's lock, if no magazine can have it and it lies there.
+    /// Any other block of the ordinary alignment.
+    #[inline(never)]
+    fn alloc_unslabbed(&self, size: u64, on: On<'_>) -> Result<Lease<Buffer>> {
+        if self.front.holds_large(thread_number_there()) {
+            self.alloc_kept(size, on)
+        } else if self.annexes.are_open() {
+            self.alloc_annexed(size, on)
+        } else {
+            self.alloc_large(size, on)
+        }
+    }
+
+    /// One that a magazine may have.
+    #[inline(never)]
+    fn alloc_kept(&self, size: u64, on: On<'_>) -> Result<Lease<Buffer>> {
+        if self.front.keeps(size) {
+            let pocket = Pocket::large(size);
+            // SAFETY: the table lives as long as the allocator, and rows in its magazines are rows of it.
+            match unsafe { self.front.take::<true>(thread_number_there(), pocket, on.line.id(), size) } {
+                Took::Row(row, ahead) => {
+                    self.counters.note_live(self.counters.live().wrapping_add_signed(ahead));
+                    row.buffer.relend(size);
+                    return Ok(self.lend(row));
+                }
+                Took::Nothing(chain) if !chain.is_empty() => {
+                    self.take_back(chain, 0);
+                }
+                Took::Nothing(_) | Took::Empty(_) => {}
+            }
+        }
+        if self.annexes.are_open() { self.alloc_annexed(size, on) } else { self.alloc_large(size, on) }
+    }
+
+    /// One that no magazine has, from the core: the way of the owner of its lock.
     #[inline(never)]
     fn alloc_large(&self, size: u64, on: On<'_>) -> Result<Lease<Buffer>> {
         let me = thread_number_there();
         if size.wrapping_sub(1) < MOST_UNITS
-            && !self.front.holds_large(me)
             && self.watch.is_none()
             && let Some(mut core) = self.core.lock_own(me)
             && !core.parked.any()
@@ -221,24 +274,6 @@ impl Inner {
                 }
                 Took::Empty(more) => return self.alloc_some_slow(layout, on, more),
                 Took::Nothing(_) => {}
-            }
-        } else if !SMALL
-            && self.front.keeps(layout.size)
-            && layout.align <= MIN_ALIGN
-            && self.front.holds_large(thread_number_there())
-        {
-            let pocket = Pocket::large(layout.size);
-            // SAFETY: as above.
-            match unsafe { self.front.take::<true>(thread_number(), pocket, on.line.id(), layout.size) } {
-                Took::Row(row, ahead) => {
-                    self.counters.note_live(self.counters.live().wrapping_add_signed(ahead));
-                    row.buffer.relend(layout.size);
-                    return Ok(self.lend(row));
-                }
-                Took::Nothing(chain) if !chain.is_empty() => {
-                    self.take_back(chain, 0);
-                }
-                Took::Nothing(_) | Took::Empty(_) => {}
             }
         }
         if let Some(watch) = &self.watch {
@@ -460,6 +495,28 @@ impl Inner {
         if fine { Freed::Done } else { Freed::Renewed }
     }
 
+    /// Takes a row back whose block is one of the core's own, if a magazine keeps it. Returns the counts that the caller owes to
+    /// an orphaned allocator.
+    #[inline(always)]
+    fn free_kept(&self, row: &Row) -> Result<u64, Freed> {
+        let (buffer, len) = (&row.buffer, row.buffer.len());
+        if !self.table.renew(row) {
+            return Err(Freed::Gone);
+        }
+        buffer.untag();
+        match self.front.put::<true>(thread_number_there(), row, Pocket::large(len), home_line(buffer.flags()), len) {
+            Put::Kept(chain, drift) if chain.is_empty() && drift == 0 => Ok(0),
+            Put::Kept(chain, drift) => Ok(self.receive(chain, drift).1),
+            Put::Refused => Err(Freed::Refused),
+        }
+    }
+
+    /// Whether a magazine may keep a row whose block is one of the core's own.
+    #[inline(always)]
+    fn may_keep(&self, row: &Row, flags: u32) -> bool {
+        self.front.keeps(row.buffer.len()) && flags & REGION == 0 && !self.front.is_refusing(thread_number_there())
+    }
+
     /// Takes a row back whose block is one of the core's own, if the core's lock is the thread's own and no magazine keeps the block; `None`:
     /// nothing was done. Returns whether the allocator is an orphan.
     #[inline(always)]
@@ -467,8 +524,8 @@ impl Inner {
         let me = thread_number_there();
         let mut core = self.core.lock_own(me)?;
         let (buffer, len) = (&row.buffer, row.buffer.len());
-        if self.front.keeps(len) && buffer.flags() & REGION == 0 && !self.front.refuses_large(me) {
-            return None;
+        if self.front.keeps(len) && buffer.flags() & REGION == 0 {
+            let _ = self.front.refuses_large(me);
         }
         if self.table.renew(row) {
             core.vacant.link(row);
@@ -508,7 +565,11 @@ impl Inner {
             self.front.put::<false>(thread_number(), row, pocket, home_line(flags), len)
         } else if row.annex().is_some() {
             return self.free_annexed(row, buffer.own_stamp(), len, false);
-        } else if self.front.keeps(len) && flags & REGION == 0 {
+        } else if self.front.keeps(len)
+            && flags & REGION == 0
+            && how != Freed::Refused
+            && !self.front.refuses_large(thread_number())
+        {
             buffer.untag();
             self.front.put::<true>(thread_number(), row, Pocket::large(len), home_line(flags), len)
         } else {
