@@ -495,19 +495,23 @@ impl Inner {
         if fine { Freed::Done } else { Freed::Renewed }
     }
 
-    /// Takes a row back whose block is one of the core's own, if a magazine keeps it. Returns the counts that the caller owes to
-    /// an orphaned allocator.
+    /// Takes a row back whose block is one of the core's own, if a magazine keeps it. Returns the counts that the caller owes to an orphaned
+    /// allocator.
     #[inline(always)]
     fn free_kept(&self, row: &Row) -> Result<u64, Freed> {
+        if self.table.renew(row) { self.put_large(row).ok_or(Freed::Refused) } else { Err(Freed::Gone) }
+    }
+
+    /// Puts a row with its next generation, whose block is one of the core's own, into a magazine. `None`: there it finds no room. Returns as
+    /// [`free_kept`](Self::free_kept).
+    #[inline(never)]
+    fn put_large(&self, row: &Row) -> Option<u64> {
         let (buffer, len) = (&row.buffer, row.buffer.len());
-        if !self.table.renew(row) {
-            return Err(Freed::Gone);
-        }
         buffer.untag();
         match self.front.put::<true>(thread_number_there(), row, Pocket::large(len), home_line(buffer.flags()), len) {
-            Put::Kept(chain, drift) if chain.is_empty() && drift == 0 => Ok(0),
-            Put::Kept(chain, drift) => Ok(self.receive(chain, drift).1),
-            Put::Refused => Err(Freed::Refused),
+            Put::Kept(chain, drift) if chain.is_empty() && drift == 0 => Some(0),
+            Put::Kept(chain, drift) => Some(self.receive(chain, drift).1),
+            Put::Refused => None,
         }
     }
 
@@ -569,9 +573,9 @@ impl Inner {
             && flags & REGION == 0
             && how != Freed::Refused
             && !self.front.refuses_large(thread_number())
+            && let Some(owed) = self.put_large(row)
         {
-            buffer.untag();
-            self.front.put::<true>(thread_number(), row, Pocket::large(len), home_line(flags), len)
+            return owed;
         } else {
             Put::Refused
         };
