@@ -7,6 +7,7 @@
 //!
 //! This module must not know how completion is learned of.
 
+use super::landing;
 use super::program::Program;
 use super::stream::StreamCore;
 use crate::driver::ops::CudaSlowOps;
@@ -157,7 +158,7 @@ pub(crate) fn land(staging: &Lease<Buffer>, dst: HostAddress, bytes: u64, ops: &
     ops.host_access(staging.addr(), bytes, false);
     // SAFETY: the staging memory is pinned host memory of at least that many bytes which the device has written and nobody else uses; the
     // destination is the submitter's promise.
-    unsafe { std::ptr::copy_nonoverlapping(staging.addr() as *const u8, dst.0, bytes as usize) };
+    unsafe { landing::copy(staging.addr() as *const u8, dst.0, bytes as usize) };
 }
 
 impl fmt::Debug for HostPart {

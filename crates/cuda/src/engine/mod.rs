@@ -10,6 +10,7 @@
 //! | [`stream`] | submission, completion, waiting |
 //! | [`deferred`] | what the host holds back, and how it goes on |
 //! | [`host`] | the host's part of completion: landings, keeps, time stamps |
+//! | `landing` | copies from pinned memory to where the caller wants the bytes |
 //! | [`program`] | instantiated plans |
 //! | [`watcher`] | the threads that do what nobody waits for |
 //!
@@ -24,6 +25,7 @@ pub mod deferred;
 pub mod door;
 pub mod events;
 pub mod host;
+mod landing;
 pub mod program;
 pub mod shared;
 pub mod stream;

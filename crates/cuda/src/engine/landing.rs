@@ -1,0 +1,149 @@
+//! Bytes on their way from pinned memory to where the caller wants them.
+//!
+//! What is larger than the caches is written past them: nobody reads it at once, and a line that will be overwritten need not be fetched first.
+//! What takes milliseconds is shared out among a few threads, since one alone does not keep the memory busy.
+//!
+//! This module must not know streams.
+
+use leasehold_core::sync::OnceLock;
+use std::thread;
+
+/// Bytes from which on a copy goes past the caches.
+const PAST_CACHES: usize = 4 << 20;
+/// Bytes that are worth a thread.
+const SHARE: usize = 16 << 20;
+/// The most threads, this one included; and at most every fourth processor.
+const THREADS: usize = 4;
+
+/// A part of a copy.
+#[derive(Clone, Copy)]
+struct Part {
+    src: *const u8,
+    dst: *mut u8,
+    bytes: usize,
+}
+
+// SAFETY: a part is copied by one thread, while the caller of `copy` waits, which has both ranges to itself.
+unsafe impl Send for Part {}
+
+/// Copies `bytes`. Blocks until all of them lie there.
+///
+/// # Safety
+/// - `src` is readable and `dst` writable for `bytes`, both by any thread; they do not overlap, and nobody else uses them meanwhile.
+pub(crate) unsafe fn copy(src: *const u8, dst: *mut u8, bytes: usize) {
+    // SAFETY: the caller's.
+    unsafe { copy_by((bytes / SHARE).min(threads()).max(1), src, dst, bytes) };
+}
+
+/// As [`copy`], with so many threads.
+///
+/// # Safety
+/// - As [`copy`].
+unsafe fn copy_by(threads: usize, src: *const u8, dst: *mut u8, bytes: usize) {
+    let whole = Part { src, dst, bytes };
+    if threads == 1 {
+        // SAFETY: the caller's.
+        return unsafe { whole.copy() };
+    }
+    let each = (bytes / threads).next_multiple_of(4096);
+    thread::scope(|scope| {
+        for at in (each..bytes).step_by(each) {
+            // SAFETY: within both ranges.
+            let part = unsafe { Part { src: src.add(at), dst: dst.add(at), bytes: each.min(bytes - at) } };
+            // SAFETY: the caller's; parts do not overlap.
+            let run = move || unsafe { Part::copy(part) };
+            if thread::Builder::new().name("leasehold landing".into()).spawn_scoped(scope, run).is_err() {
+                // SAFETY: as above; no thread has it.
+                unsafe { part.copy() };
+            }
+        }
+        // SAFETY: as above.
+        unsafe { Part { bytes: each, ..whole }.copy() };
+    });
+}
+
+/// The most threads of a copy on this machine.
+fn threads() -> usize {
+    static FOUND: OnceLock<usize> = OnceLock::new();
+    *FOUND.get_or_init(|| thread::available_parallelism().map_or(1, |n| (n.get() / 4).clamp(1, THREADS)))
+}
+
+impl Part {
+    /// # Safety
+    /// - As [`copy`].
+    unsafe fn copy(self) {
+        let Part { src, dst, bytes } = self;
+        #[cfg(target_arch = "x86_64")]
+        if bytes >= PAST_CACHES {
+            // SAFETY: the caller's.
+            return unsafe { past_caches(src, dst, bytes) };
+        }
+        // SAFETY: the caller's.
+        unsafe { std::ptr::copy_nonoverlapping(src, dst, bytes) };
+    }
+}
+
+/// As [`copy`], without the caches.
+///
+/// # Safety
+/// - As [`copy`].
+#[cfg(target_arch = "x86_64")]
+unsafe fn past_caches(src: *const u8, dst: *mut u8, bytes: usize) {
+    use std::arch::x86_64::{__m128i, _mm_loadu_si128, _mm_sfence, _mm_stream_si128};
+    const LINE: usize = 64;
+    let head = dst.align_offset(LINE).min(bytes);
+    let lines = (bytes - head) / LINE;
+    let tail = head + lines * LINE;
+    // SAFETY: all within the ranges. Every x86-64 processor has these instructions; the stores are to aligned addresses, and the fence makes
+    // them visible before anything that follows.
+    unsafe {
+        std::ptr::copy_nonoverlapping(src, dst, head);
+        for line in 0..lines {
+            let at = head + line * LINE;
+            let (from, to) = (src.add(at).cast::<__m128i>(), dst.add(at).cast::<__m128i>());
+            let quarters = [0, 1, 2, 3].map(|i| _mm_loadu_si128(from.add(i)));
+            for (i, quarter) in quarters.into_iter().enumerate() {
+                _mm_stream_si128(to.add(i), quarter);
+            }
+        }
+        _mm_sfence();
+        std::ptr::copy_nonoverlapping(src.add(tail), dst.add(tail), bytes - tail);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Of every size around the borders, from and to every alignment: all bytes, and no others.
+    #[test]
+    fn all_bytes_and_no_others() {
+        let pattern = |i: usize| (i.wrapping_mul(0x9E37_79B9) >> 13) as u8;
+        let most = 2 * SHARE + 5000;
+        let src: Vec<u8> = (0..most + 64).map(pattern).collect();
+        let mut dst = vec![0u8; most + 256];
+        for bytes in [0, 1, 63, 4096, PAST_CACHES - 1, PAST_CACHES, PAST_CACHES + 65, 2 * SHARE, most] {
+            for (from, to) in [(0, 64), (1, 64), (3, 65), (0, 127)] {
+                dst.fill(0xEE);
+                // SAFETY: within both vectors.
+                unsafe { copy(src.as_ptr().add(from), dst.as_mut_ptr().add(to), bytes) };
+                assert!(dst[to..to + bytes] == src[from..from + bytes], "{bytes} bytes from {from} to {to}");
+                let others = dst[..to].iter().chain(&dst[to + bytes..]);
+                assert!(others.into_iter().all(|&b| b == 0xEE), "beside {bytes} bytes from {from} to {to}");
+            }
+        }
+    }
+
+    /// However many threads there are, the parts are all of it.
+    #[test]
+    fn parts_are_copied_by_threads_of_their_own() {
+        let src: Vec<u8> = (0..3 * SHARE + 77).map(|i| i as u8 ^ (i >> 8) as u8).collect();
+        let mut dst = vec![0u8; src.len()];
+        for threads in [1, 2, 3, 4] {
+            dst.fill(0);
+            // SAFETY: both vectors are as long.
+            unsafe { copy_by(threads, src.as_ptr(), dst.as_mut_ptr(), src.len()) };
+            assert!(src == dst, "{threads} threads");
+        }
+    }
+}
