@@ -296,6 +296,23 @@ mod tests {
         assert_eq!(vacant.live as usize, held.len());
     }
 
+    /// An annex was stocked with what came first in the core, so that two threads wrote rows of the same pages.
+    #[test]
+    fn a_stock_has_rows_of_its_own_threads_pages() {
+        let (table, mut vacant, mut stock) = (Table::new(), Vacant::new(), Vacant::new());
+        let elsewhere = |f: &mut (dyn FnMut() + Send)| std::thread::scope(|s| s.spawn(f).join().expect("a thread"));
+        elsewhere(&mut || {
+            let rows: Vec<&Row> = (0..200).map(|_| table.take(&mut vacant, ptr::null()).expect("a row")).collect();
+            rows.into_iter().for_each(|row| table.put(&mut vacant, row));
+        });
+        assert!(vacant.fresh.len() >= 64, "{:?} were never used", vacant.fresh);
+        elsewhere(&mut || {
+            assert_eq!(table.stock(&mut vacant, &mut stock, 64, ptr::null()).expect("rows"), 64);
+            let own = own_list();
+            assert!(stock.heads.iter().enumerate().all(|(list, head)| head.is_null() || list == own));
+        });
+    }
+
     #[test]
     fn indexes_fill_the_chunks_in_order() {
         let mut expect = (0, 0);
