@@ -13,8 +13,9 @@
 //!
 //! The two fences make a Dekker pair (see `fence`): either the owner sees that it is none any more, or the other sees `inside`. Each
 //! ownership has a flag of its own, since a former owner may still be about to take its flag back. While the lock is shared it is an
-//! ordinary mutex. Where the machine has no cheap fence for the owner, it always is. A thread that takes it often enough in a row becomes the owner; each time that an ownership was taken away, the next
-//! needs twice as many, and there are so many ownerships only, so that threads in turn pay for a bounded number of system calls.
+//! ordinary mutex. Where the machine has no cheap fence for the owner, it always is. A thread that takes it often enough in a row becomes the
+//! owner; each time that an ownership was taken away, the next needs twice as many, and there are so many ownerships only, so that threads in
+//! turn pay for a bounded number of system calls.
 //!
 //! Must not know what it guards.
 
@@ -41,7 +42,7 @@ pub(crate) struct BiasedLock<T> {
 }
 
 /// Who took the lock as a mutex. Guarded by it.
-struct Turns {
+pub(crate) struct Turns {
     last: u32,
     streak: u32,
     /// Ownerships so far.
@@ -53,25 +54,29 @@ unsafe impl<T: Send> Send for BiasedLock<T> {}
 // SAFETY: as above.
 unsafe impl<T: Send> Sync for BiasedLock<T> {}
 
-/// The right to the value.
-pub(crate) struct Guard<'a, T> {
+/// The right to the value, however it was come by.
+pub(crate) struct Guard<'a, T, W = Way<'a>> {
     lock: &'a BiasedLock<T>,
-    way: Way<'a>,
+    way: W,
 }
 
 /// The owner's right to the value.
-pub(crate) struct OwnGuard<'a, T> {
-    lock: &'a BiasedLock<T>,
-    inside: &'a AtomicU8,
+pub(crate) type OwnGuard<'a, T> = Guard<'a, T, OwnWay<'a>>;
+
+/// The owner is inside; it takes its flag back when this goes.
+pub(crate) struct OwnWay<'a>(&'a AtomicU8);
+
+/// How the lock was taken. What leaves it again is in here.
+pub(crate) enum Way<'a> {
+    Owner { _own: OwnWay<'a> },
+    Shared { turn: MutexGuard<'a, Turns>, waited: bool },
 }
 
-enum Way<'a> {
-    /// The owner's, with its flag.
-    Owner(&'a AtomicU8),
-    Shared {
-        turn: MutexGuard<'a, Turns>,
-        waited: bool,
-    },
+impl Drop for OwnWay<'_> {
+    #[inline]
+    fn drop(&mut self) {
+        self.0.store(0, Ordering::Release);
+    }
 }
 
 impl<T> BiasedLock<T> {
@@ -95,8 +100,8 @@ impl<T> BiasedLock<T> {
     /// As [`lock`](Self::lock), for the thread of this number.
     #[inline]
     pub(crate) fn lock_as(&self, me: u32) -> Guard<'_, T> {
-        if let Some(inside) = self.enter_own(me) {
-            return Guard { lock: self, way: Way::Owner(inside) };
+        if let Some(own) = self.enter_own(me) {
+            return Guard { lock: self, way: Way::Owner { _own: own } };
         }
         let (turn, waited) = self.lock_shared(me);
         Guard { lock: self, way: Way::Shared { turn, waited } }
@@ -105,12 +110,12 @@ impl<T> BiasedLock<T> {
     /// As [`lock_as`](Self::lock_as), if the lock is the thread's own. Does not wait.
     #[inline(always)]
     pub(crate) fn lock_own(&self, me: u32) -> Option<OwnGuard<'_, T>> {
-        self.enter_own(me).map(|inside| OwnGuard { lock: self, inside })
+        self.enter_own(me).map(|way| Guard { lock: self, way })
     }
 
-    /// Enters as the owner, if the thread is that. Who enters takes the flag back to leave.
+    /// Enters as the owner, if the thread is that.
     #[inline(always)]
-    fn enter_own(&self, me: u32) -> Option<&AtomicU8> {
+    fn enter_own(&self, me: u32) -> Option<OwnWay<'_>> {
         let owner = self.owner.load(Ordering::Relaxed);
         let inside = &self.inside[Owned(owner).turn_of(me)?];
         // Coming again would give the value out twice: better no progress than that.
@@ -118,7 +123,7 @@ impl<T> BiasedLock<T> {
         inside.store(1, Ordering::Relaxed);
         Fences::light();
         if self.owner.load(Ordering::Acquire) == owner || mutated('b') {
-            return Some(inside);
+            return Some(OwnWay(inside));
         }
         inside.store(0, Ordering::Release);
         None
@@ -176,14 +181,14 @@ impl<T> Guard<'_, T> {
     /// Whether the lock is this thread's own.
     #[inline]
     pub(crate) fn is_own(&self) -> bool {
-        matches!(self.way, Way::Owner(_))
+        matches!(self.way, Way::Owner { .. })
     }
 
     /// Whether another thread held the lock just before.
     #[inline]
     pub(crate) fn is_contended(&self) -> bool {
         match &self.way {
-            Way::Owner(_) => false,
+            Way::Owner { .. } => false,
             Way::Shared { turn, .. } => turn.streak == 0,
         }
     }
@@ -195,7 +200,7 @@ impl<T> Guard<'_, T> {
     }
 }
 
-impl<T> Deref for Guard<'_, T> {
+impl<T, W> Deref for Guard<'_, T, W> {
     type Target = T;
     #[inline]
     fn deref(&self) -> &T {
@@ -204,43 +209,10 @@ impl<T> Deref for Guard<'_, T> {
     }
 }
 
-impl<T> DerefMut for Guard<'_, T> {
+impl<T, W> DerefMut for Guard<'_, T, W> {
     #[inline]
     fn deref_mut(&mut self) -> &mut T {
         // SAFETY: as above.
         unsafe { &mut *self.lock.value.get() }
-    }
-}
-
-impl<T> Drop for Guard<'_, T> {
-    #[inline]
-    fn drop(&mut self) {
-        if let Way::Owner(inside) = self.way {
-            inside.store(0, Ordering::Release);
-        }
-    }
-}
-
-impl<T> Deref for OwnGuard<'_, T> {
-    type Target = T;
-    #[inline]
-    fn deref(&self) -> &T {
-        // SAFETY: a guard has the value to itself.
-        unsafe { &*self.lock.value.get() }
-    }
-}
-
-impl<T> DerefMut for OwnGuard<'_, T> {
-    #[inline]
-    fn deref_mut(&mut self) -> &mut T {
-        // SAFETY: as above.
-        unsafe { &mut *self.lock.value.get() }
-    }
-}
-
-impl<T> Drop for OwnGuard<'_, T> {
-    #[inline]
-    fn drop(&mut self) {
-        self.inside.store(0, Ordering::Release);
     }
 }

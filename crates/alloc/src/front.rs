@@ -238,15 +238,14 @@ impl Front {
         self.shards.of(thread).credit.load(Ordering::Relaxed) < 0
     }
 
-    /// As [`is_refusing`](Self::is_refusing), and counts it, if so.
+    /// A large block that is freed goes to the core: one less that must.
     #[inline(always)]
-    pub(crate) fn refuses_large(&self, thread: u32) -> bool {
+    pub(crate) fn count_refusal(&self, thread: u32) {
         let credit = &self.shards.of(thread).credit;
         let rest = credit.load(Ordering::Relaxed);
         if rest < 0 {
             credit.store(rest + 1, Ordering::Relaxed);
         }
-        rest < 0
     }
 
     /// The core's lock came from another thread: large blocks may be kept, small ones fetched in advance.

@@ -662,12 +662,7 @@ impl Heap {
         match (merges(prev), merges(next)) {
             (false, false) => {
                 rows[id as usize].state = State::Free;
-                if lane == READY {
-                    rows[id as usize].lane = READY;
-                    self.lanes[usize::from(READY)].index.insert(rows, id);
-                } else {
-                    self.link_free(id, lane, stamp);
-                }
+                self.link_free(id, lane, stamp);
             }
             (true, above) => self.merge_below(id, above, lane, stamp),
             (false, true) => self.merge_above(id, lane, stamp),
@@ -681,12 +676,8 @@ impl Heap {
         let below = (self.nodes[prev].start, prev);
         if above {
             let n = self.nodes[next];
-            if n.lane == READY {
-                self.lanes[usize::from(READY)].index.remove(&mut self.nodes.rows, next);
-            } else {
-                (lane, stamp) = latest((lane, stamp), (n.lane, self.nodes.cold[next as usize].stamp));
-                self.unlink_free(next);
-            }
+            (lane, stamp) = latest((lane, stamp), (n.lane, self.nodes.cold[next as usize].stamp));
+            self.unlink_free(next);
             self.nodes.put(next);
             self.pages.merged(n.start, below, n.next);
             (units, holes, next) = (units + n.units, holes + n.holes, n.next);
@@ -696,11 +687,7 @@ impl Heap {
         let rows = &mut self.nodes.rows[..];
         rows[prev as usize].next = next;
         rows[or_sink(next) as usize].prev = prev;
-        let own = rows[prev as usize].lane;
-        if own != READY || lane != READY {
-            return self.grow(prev, 0, units, holes, lane, stamp);
-        }
-        self.lanes[usize::from(READY)].index.extend_up(rows, prev, units, holes);
+        self.grow(prev, 0, units, holes, lane, stamp);
     }
 
     /// The free neighbour above grows over a node.
@@ -711,17 +698,13 @@ impl Heap {
         let rows = &mut self.nodes.rows[..];
         let n = &mut rows[next as usize];
         n.prev = prev;
-        let own = n.lane;
         self.pages.starts(n.start, n.next);
         self.pages.starts(start, next);
         match rows.get_mut(prev as usize) {
             Some(prev) => prev.next = next,
             None => self.spans[usize::from(span)].first = next,
         }
-        if own != READY || lane != READY {
-            return self.grow(next, units, 0, holes, lane, stamp);
-        }
-        self.lanes[usize::from(READY)].index.extend_down(rows, next, units, holes);
+        self.grow(next, units, 0, holes, lane, stamp);
     }
 
     /// A free node becomes larger, by memory of `lane` and `stamp`: `below` units at its beginning or `above` at its end.

@@ -529,7 +529,7 @@ impl Inner {
         let mut core = self.core.lock_own(me)?;
         let (buffer, len) = (&row.buffer, row.buffer.len());
         if self.front.keeps(len) && buffer.flags() & REGION == 0 {
-            let _ = self.front.refuses_large(me);
+            self.front.count_refusal(me);
         }
         if self.table.renew(row) {
             core.vacant.link(row);
@@ -569,14 +569,15 @@ impl Inner {
             self.front.put::<false>(thread_number(), row, pocket, home_line(flags), len)
         } else if row.annex().is_some() {
             return self.free_annexed(row, buffer.own_stamp(), len, false);
-        } else if self.front.keeps(len)
-            && flags & REGION == 0
-            && how != Freed::Refused
-            && !self.front.refuses_large(thread_number())
-            && let Some(owed) = self.put_large(row)
-        {
-            return owed;
         } else {
+            if how != Freed::Refused && self.front.keeps(len) && flags & REGION == 0 {
+                let me = thread_number();
+                if self.front.is_refusing(me) {
+                    self.front.count_refusal(me);
+                } else if let Some(owed) = self.put_large(row) {
+                    return owed;
+                }
+            }
             Put::Refused
         };
         if let Put::Kept(chain, drift) = put {
