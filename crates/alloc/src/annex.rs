@@ -29,11 +29,12 @@ use crate::allocator::{Core, Inner, On};
 use crate::bias::{BiasedLock, Guard};
 use crate::buffer::{Buffer, FIRST_ANNEX, NO_SLOT};
 use crate::config::{AllocatorConfig, CrossStream, Policy};
-use crate::fence::{Fences, thread_number};
+use crate::fence::Fences;
 use crate::heap::{Heap, Part};
 use crate::host;
 use crate::layout::UNIT_SHIFT;
 use crate::node::{NIL, State};
+use crate::numbers::thread_number;
 use crate::parked::Parked;
 use crate::store::{Need, Spot};
 use crate::table::Vacant;
@@ -464,7 +465,7 @@ impl Inner {
             annex.used.store(0, Ordering::Relaxed);
         }
         yard.stocked = 0;
-        self.table.carry(&mut yard.stock, &mut core.vacant, u32::MAX);
+        self.table.carry(thread_number(), &mut yard.stock, &mut core.vacant, u32::MAX);
     }
 
     /// Makes every block of an annex one of the core's.
@@ -634,7 +635,7 @@ mod tests {
         fn wait(&self, times: u64, every: u64) {
             let inner = self.0.inner();
             let tick = inner.core.lock().store.heap.tick;
-            (1..=times).for_each(|i| inner.warm(crate::fence::thread_number(), tick + i * every));
+            (1..=times).for_each(|i| inner.warm(crate::numbers::thread_number(), tick + i * every));
         }
 
         fn held(&self) -> u64 {
@@ -693,7 +694,7 @@ mod tests {
         b.wait(64, 1);
         let mut annexed = vec![b.take()];
         let annexes = &b.0.inner().annexes;
-        let mine = &annexes.all[annexes.number(crate::fence::thread_number())];
+        let mine = &annexes.all[annexes.number(crate::numbers::thread_number())];
         mine.taken.fetch_add(ALONE * 2, Ordering::Relaxed);
         mine.ended.fetch_add(ALONE * 2, Ordering::Relaxed);
         while b.held() > 0 && annexed.len() < 100 {
@@ -703,23 +704,25 @@ mod tests {
         b.0.check().expect("the invariants");
     }
 
+    /// A block of an annex that is not `mine`, by a thread which is gone then: one of so many, all there at a time.
+    fn elsewhere(b: &Bench, mine: usize, threads: u32) -> Option<Lease<crate::Buffer>> {
+        let one = || {
+            if b.0.inner().annexes.number(crate::numbers::thread_number()) == mine {
+                return threads.checked_sub(1).and_then(|more| elsewhere(b, mine, more));
+            }
+            b.wait(64, 1);
+            Some(b.take())
+        };
+        std::thread::scope(|s| s.spawn(one).join().expect("a thread"))
+    }
+
     /// The thread of an annex is gone; another one's need for memory ends it.
     #[test]
     fn an_idle_annex_is_ended_by_others() {
         let (b, mut held) = Bench::new();
         let annexes = &b.0.inner().annexes;
-        let mine = annexes.number(crate::fence::thread_number());
-        let left = std::thread::scope(|s| {
-            let other = || {
-                // Threads that other tests start take numbers too.
-                let apart = annexes.number(crate::fence::thread_number()) != mine;
-                apart.then(|| {
-                    b.wait(64, 1);
-                    b.take()
-                })
-            };
-            (0..1000).find_map(|_| s.spawn(other).join().expect("a thread")).expect("a thread with another annex")
-        });
+        let mine = annexes.number(crate::numbers::thread_number());
+        let left = elsewhere(&b, mine, 100).expect("a thread with another annex");
         assert_eq!(b.held(), 16 * MIB);
         let grow = |held: &mut Vec<_>| (0..100).for_each(|_| held.push(b.take()));
         grow(&mut held);

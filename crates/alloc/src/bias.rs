@@ -19,8 +19,9 @@
 //!
 //! Must not know what it guards.
 
-use crate::fence::{Fences, Inside, NOBODY, OWNERS, Owned, thread_number};
+use crate::fence::{Fences, Inside, OWNERS, Owned};
 use crate::mutant::mutated;
+use crate::numbers::{NOBODY, thread_number};
 use leasehold_core::sync::atomic::{AtomicU8, AtomicU32, Ordering};
 use leasehold_core::sync::{Mutex, MutexGuard, UnsafeCell, spin_loop, thread};
 use std::ops::{Deref, DerefMut};

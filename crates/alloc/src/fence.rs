@@ -4,8 +4,6 @@
 //! other rare, Linux' `membarrier` lets the hot side do with a compiler fence: the system call is a full fence on every running thread of
 //! the process. Elsewhere both sides fence.
 
-#[cfg(not(loom))]
-use leasehold_core::sync::atomic::AtomicU64;
 use leasehold_core::sync::atomic::{AtomicU8, Ordering, compiler_fence, fence};
 
 /// How the two sides fence.
@@ -47,8 +45,6 @@ impl Fences {
     }
 }
 
-/// The number of every thread beyond the first 2^26: such threads own nothing. Under loom everybody's; models number their threads.
-pub(crate) const NOBODY: u32 = (1 << 26) - 2;
 /// The number of no thread: what everybody may enter.
 const EVERYBODY: u32 = (1 << 26) - 1;
 
@@ -97,44 +93,6 @@ impl Owned {
     pub(crate) fn is_owned(self) -> bool {
         !matches!(self.0 >> 6, 0 | EVERYBODY)
     }
-}
-
-/// This thread's number: from 1, and no other thread's, ever, unless it is [`NOBODY`].
-#[cfg(not(loom))]
-#[inline]
-pub(crate) fn thread_number() -> u32 {
-    static NEXT: AtomicU64 = AtomicU64::new(1);
-    #[cold]
-    fn fresh() -> u32 {
-        let next = NEXT.fetch_add(1, Ordering::Relaxed);
-        let number = u32::try_from(next).ok().filter(|&n| n < NOBODY).unwrap_or(NOBODY);
-        NUMBER.set(number);
-        number
-    }
-    let number = NUMBER.get();
-    if number != NOBODY { number } else { fresh() }
-}
-
-#[cfg(not(loom))]
-thread_local! {
-    static NUMBER: std::cell::Cell<u32> = const { std::cell::Cell::new(NOBODY) };
-}
-
-/// This thread's number, or [`NOBODY`] if nobody has asked for it yet.
-#[cfg(not(loom))]
-#[inline(always)]
-pub(crate) fn thread_number_there() -> u32 {
-    NUMBER.get()
-}
-
-#[cfg(loom)]
-pub(crate) fn thread_number_there() -> u32 {
-    NOBODY
-}
-
-#[cfg(loom)]
-pub(crate) fn thread_number() -> u32 {
-    NOBODY
 }
 
 #[cfg(all(target_os = "linux", not(loom), not(miri), any(target_arch = "x86_64", target_arch = "aarch64")))]

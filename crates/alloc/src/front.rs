@@ -37,9 +37,10 @@
 
 use crate::buffer::Row;
 use crate::depot::Depot;
-use crate::fence::{Fences, Inside, NOBODY, OWNERS, Owned};
+use crate::fence::{Fences, Inside, OWNERS, Owned};
 use crate::layout::{CLASSES, SLAB_MAX, UNIT, class_size};
 use crate::mutant::mutated;
+use crate::numbers::NOBODY;
 use leasehold_core::LineId;
 use leasehold_core::sync::atomic::{AtomicI32, AtomicI64, AtomicU8, AtomicU32, AtomicU64, Ordering};
 use leasehold_core::sync::{UnsafeCell, spin_loop};

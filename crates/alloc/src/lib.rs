@@ -47,6 +47,7 @@ mod memory_viz;
 mod models;
 mod mutant;
 mod node;
+mod numbers;
 mod oom;
 mod pages;
 mod parked;

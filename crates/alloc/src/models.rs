@@ -10,6 +10,7 @@
 //! | f | a shard's counters, a reader | never more than there is, never less than nothing |
 //! | g | the allocator's end, the last lease | everything goes back, once |
 //! | h | a thread that frees, a flush | what was freed before the flush is in it |
+//! | i | threads that come and go | a number is one thread's at a time, and what the last one did is seen |
 //!
 //! Each counts in how many executions the interesting thing happened and fails if there was none, and each is run once more with a
 //! deliberate defect ([`mutant`](crate::mutant)) that it must find. (The design's model of a stack of remote frees has no object here: a
@@ -25,6 +26,7 @@ use crate::fence::Fences;
 use crate::front::{Chain, Front, Pocket, Put, Took};
 use crate::layout::Layout;
 use crate::mutant::with_defect;
+use crate::numbers::Numbers;
 use leasehold_core::sync::atomic::{AtomicU32, Ordering};
 use leasehold_core::sync::{Arc, UnsafeCell, thread};
 use leasehold_core::{Header, Line, LineId, Point, Result, Stamp, Timeline};
@@ -405,5 +407,28 @@ fn h_a_flush_finds_what_was_freed_before_it() {
         let theirs = owner.join().unwrap();
         assert!(!before || found + theirs == 1, "freed before the flush, and not in it");
         assert_eq!(found + theirs + pile.flush(), 1, "blocks are lost or doubled");
+    });
+}
+
+#[test]
+fn i_a_number_is_one_threads_at_a_time() {
+    explore('i', &["the other's before", "both at a time"], |seen| {
+        let all = Arc::new((Numbers::for_model(), [(); 2].map(|()| UnsafeCell::new(0u32))));
+        let live = |(numbers, owned): &(Numbers, [UnsafeCell<u32>; 2]), seen: &Seen| {
+            let number = numbers.take();
+            assert!((1..=2).contains(&number), "{number} for one of two threads");
+            // SAFETY: what goes by the number is this thread's, as loom checks.
+            let before = owned[number as usize - 1].with_mut(|n| unsafe { std::mem::replace(&mut *n, *n + 1) });
+            seen.note(match (number, before) {
+                (2, _) => "both at a time",
+                (_, 0) => "the first",
+                _ => "the other's before",
+            });
+            numbers.put(number);
+        };
+        let (there, note) = (all.clone(), seen.clone());
+        let other = thread::spawn(move || live(&there, &note));
+        live(&all, seen);
+        other.join().unwrap();
     });
 }

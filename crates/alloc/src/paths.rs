@@ -9,11 +9,11 @@ use crate::buffer::{
     ARENA, Buffer, CLASSLESS, EMPTY, FIRST_ANNEX, FOREIGN, IMPORTED, NO_CLASS, NO_SLOT, Open, REGION, Row, WATCHED,
     home_line,
 };
-use crate::fence::{thread_number, thread_number_there};
 use crate::front::{Chain, Pocket, Put, Took};
 use crate::heap::{Heap, passed};
 use crate::layout::{Layout, MIN_ALIGN, SLAB_MAX, UNIT, UNIT_SHIFT, class_of};
 use crate::mutant::mutated;
+use crate::numbers::{thread_number, thread_number_there};
 use crate::store::{Block, Need, Spot};
 use leasehold_core::sync::atomic::Ordering;
 use leasehold_core::{Header, Lease, Line, Owner, Result, Stamp};

@@ -4,8 +4,8 @@
 //! headers, which the allocator's lock guards.
 
 use crate::buffer::Row;
-use crate::fence::thread_number;
 use crate::front::{link, set_link};
+use crate::numbers::thread_number;
 use leasehold_core::sync::OnceLock;
 use leasehold_core::sync::atomic::{AtomicU32, Ordering};
 use leasehold_core::{Error, Header, OutOfMemory, Owner, Result};
@@ -66,12 +66,6 @@ impl Vacant {
         self.heads[list] = link(row);
         Some(row)
     }
-}
-
-/// The list of the thread that calls.
-#[inline]
-fn own_list() -> usize {
-    list_of(thread_number())
 }
 
 #[inline]
@@ -190,10 +184,10 @@ impl Table {
         fine
     }
 
-    /// Moves up to `n` rows that nobody holds from one set of lists to another, those of this thread last. Returns how many. Under the
+    /// Moves up to `n` rows that nobody holds from one set of lists to another, those of a thread last. Returns how many. Under the
     /// locks of both.
-    pub(crate) fn carry(&self, from: &mut Vacant, to: &mut Vacant, n: u32) -> u32 {
-        let own = own_list();
+    pub(crate) fn carry(&self, thread: u32, from: &mut Vacant, to: &mut Vacant, n: u32) -> u32 {
+        let own = list_of(thread);
         (1..=LISTS).fold(0, |moved, i| moved + self.carry_list((own + i) % LISTS, from, to, n - moved))
     }
 
@@ -209,10 +203,17 @@ impl Table {
         moved
     }
 
-    /// Moves up to `n` of the allocator's rows, and at least one, to another set of lists: this thread's, or ones that were never used, and
+    /// Moves up to `n` of the allocator's rows, and at least one, to another set of lists: a thread's, or ones that were never used, and
     /// other threads' only if there are none. Under the allocator's lock, and the other's.
-    pub(crate) fn stock(&self, vacant: &mut Vacant, to: &mut Vacant, n: u32, owner: *const Owner) -> Result<u32> {
-        let own = own_list();
+    pub(crate) fn stock(
+        &self,
+        thread: u32,
+        vacant: &mut Vacant,
+        to: &mut Vacant,
+        n: u32,
+        owner: *const Owner,
+    ) -> Result<u32> {
+        let own = list_of(thread);
         let mut moved = self.carry_list(own, vacant, to, n);
         while moved < n && (moved == 0 || !vacant.fresh.is_empty()) {
             let list = self.supply_slow(vacant, own, owner)?;
@@ -266,16 +267,11 @@ mod tests {
         let mut held: Vec<u32> = Vec::new();
         for round in 0..50usize {
             // Another thread each time, and so another list.
-            let taken: Result<Vec<u32>> = std::thread::scope(|s| {
-                let (table, vacant, stock) = (&table, &mut vacant, &mut stock);
-                let take = move || {
-                    table.carry(stock, vacant, 5);
-                    table.stock(vacant, stock, 7, std::ptr::null())?;
-                    (0..40).map(|_| table.take(vacant, std::ptr::null()).map(|r| r.header.index())).collect()
-                };
-                s.spawn(take).join().expect("a thread")
-            });
-            held.extend(taken.expect("rows"));
+            let (me, none) = (round as u32, ptr::null());
+            table.carry(me, &mut stock, &mut vacant, 5);
+            table.stock(me, &mut vacant, &mut stock, 7, none).expect("rows");
+            let mut take = || table.take_for(me, &mut vacant, none).expect("a row").header.index();
+            held.extend((0..40).map(|_| take()));
             for i in (0..30).rev() {
                 let row = held.swap_remove((i * 7 + round) % held.len());
                 table.put(&mut vacant, table.get(row).expect("a row"));
@@ -300,17 +296,11 @@ mod tests {
     #[test]
     fn a_stock_has_rows_of_its_own_threads_pages() {
         let (table, mut vacant, mut stock) = (Table::new(), Vacant::new(), Vacant::new());
-        let elsewhere = |f: &mut (dyn FnMut() + Send)| std::thread::scope(|s| s.spawn(f).join().expect("a thread"));
-        elsewhere(&mut || {
-            let rows: Vec<&Row> = (0..200).map(|_| table.take(&mut vacant, ptr::null()).expect("a row")).collect();
-            rows.into_iter().for_each(|row| table.put(&mut vacant, row));
-        });
+        let rows: Vec<&Row> = (0..200).map(|_| table.take_for(1, &mut vacant, ptr::null()).expect("a row")).collect();
+        rows.into_iter().for_each(|row| table.put(&mut vacant, row));
         assert!(vacant.fresh.len() >= 64, "{:?} were never used", vacant.fresh);
-        elsewhere(&mut || {
-            assert_eq!(table.stock(&mut vacant, &mut stock, 64, ptr::null()).expect("rows"), 64);
-            let own = own_list();
-            assert!(stock.heads.iter().enumerate().all(|(list, head)| head.is_null() || list == own));
-        });
+        assert_eq!(table.stock(2, &mut vacant, &mut stock, 64, ptr::null()).expect("rows"), 64);
+        assert!(stock.heads.iter().enumerate().all(|(list, head)| head.is_null() || list == list_of(2)));
     }
 
     #[test]

@@ -6,8 +6,8 @@ use super::{Annex, BATCH, MOST_ROWS, Yard};
 use crate::allocator::{Inner, On, PARKED_AT_ONCE, inner_of, release};
 use crate::bias::Guard;
 use crate::buffer::{Buffer, Open, Row};
-use crate::fence::{thread_number, thread_number_there};
 use crate::layout::{Layout, UNIT, UNIT_SHIFT};
+use crate::numbers::{thread_number, thread_number_there};
 use crate::paths::last_other;
 use leasehold_core::sync::atomic::Ordering;
 use leasehold_core::{Header, Lease, Line, Result, Stamp};
@@ -133,7 +133,7 @@ impl Inner {
     fn stock_slow(&self, yard: &mut Yard, node: u32) -> Option<&Row> {
         if yard.stocked == 0 {
             let mut core = self.core.lock();
-            match self.table.stock(&mut core.vacant, &mut yard.stock, BATCH, self.owner_ptr()) {
+            match self.table.stock(thread_number(), &mut core.vacant, &mut yard.stock, BATCH, self.owner_ptr()) {
                 Ok(n) => yard.stocked = n,
                 Err(_) => {
                     let stamp = yard.heap.nodes.stamp(node);
@@ -150,7 +150,7 @@ impl Inner {
     #[inline(never)]
     fn hand_rows_back(&self, yard: &mut Yard) {
         let mut core = self.core.lock();
-        yard.stocked -= self.table.carry(&mut yard.stock, &mut core.vacant, 2 * BATCH);
+        yard.stocked -= self.table.carry(thread_number(), &mut yard.stock, &mut core.vacant, 2 * BATCH);
     }
 
     /// Tells the counters how many live bytes there are. Rarely, so that threads do not meet there.

@@ -1,0 +1,211 @@
+//! The numbers of threads: small, and nobody else's while the thread runs.
+//!
+//! Shards, annexes, lists of rows and biased locks go by them. A thread gives its number back at its end, and the next one to come has the
+//! lowest there is: threads that come and go find what those before them left, and own it. Whatever goes by the number may take both for one
+//! thread, since all that the former did with it happens before the latter has it.
+//!
+//! Must not know what goes by the numbers.
+
+use crate::mutant::mutated;
+use leasehold_core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+#[cfg(not(loom))]
+use std::cell::Cell;
+
+/// The number of every thread that has none of its own, because it comes after the first 2^26 or is at its end: it owns nothing. Under loom
+/// everybody's; models number their threads.
+pub(crate) const NOBODY: u32 = (1 << 26) - 2;
+
+const WORDS: usize = if cfg!(loom) { 1 } else { 64 };
+/// Numbers up to here are given again. (Where there are more threads at a time, theirs are not.)
+const AGAIN: u32 = WORDS as u32 * u64::BITS;
+
+/// Which numbers are taken, from 1.
+pub(crate) struct Numbers {
+    /// A bit for each that is given again.
+    taken: [AtomicU64; WORDS],
+    /// The last of the others.
+    next: AtomicU32,
+}
+
+impl Numbers {
+    #[cfg(not(loom))]
+    const fn new() -> Self {
+        Self { taken: [const { AtomicU64::new(0) }; WORDS], next: AtomicU32::new(AGAIN) }
+    }
+
+    #[cfg(all(test, loom))]
+    pub(crate) fn for_model() -> Self {
+        Self { taken: std::array::from_fn(|_| AtomicU64::new(0)), next: AtomicU32::new(AGAIN) }
+    }
+
+    /// The lowest free one, or [`NOBODY`].
+    pub(crate) fn take(&self) -> u32 {
+        for (word, taken) in self.taken.iter().enumerate() {
+            let mut bits = taken.load(Ordering::Relaxed);
+            while bits != u64::MAX {
+                let bit = bits.trailing_ones();
+                // What the last one to have it did is seen.
+                bits = taken.fetch_or(1 << bit, Ordering::Acquire);
+                if bits & 1 << bit == 0 {
+                    return word as u32 * u64::BITS + bit + 1;
+                }
+            }
+        }
+        let more = |n: u32| (n < NOBODY - 1).then_some(n + 1);
+        self.next.fetch_update(Ordering::Relaxed, Ordering::Relaxed, more).map_or(NOBODY, |last| last + 1)
+    }
+
+    /// Takes one back.
+    pub(crate) fn put(&self, number: u32) {
+        // From 1 on.
+        let at = number - 1;
+        if let Some(taken) = self.taken.get((at / u64::BITS) as usize) {
+            let order = if mutated('i') { Ordering::Relaxed } else { Ordering::Release };
+            taken.fetch_and(!(1 << (at % u64::BITS)), order);
+        }
+    }
+}
+
+#[cfg(not(loom))]
+static NUMBERS: Numbers = Numbers::new();
+
+#[cfg(not(loom))]
+thread_local! {
+    static NUMBER: Cell<u32> = const { Cell::new(NOBODY) };
+    static END: End = const { End };
+}
+
+/// Gives the thread's number back when it goes.
+#[cfg(not(loom))]
+struct End;
+
+#[cfg(not(loom))]
+impl Drop for End {
+    fn drop(&mut self) {
+        match NUMBER.replace(NOBODY) {
+            NOBODY => {}
+            number => NUMBERS.put(number),
+        }
+    }
+}
+
+/// This thread's number.
+#[cfg(not(loom))]
+#[inline]
+pub(crate) fn thread_number() -> u32 {
+    #[cold]
+    fn fresh() -> u32 {
+        // From a destructor of the thread's that runs later than the end nobody would give a number back.
+        let number = END.try_with(|_| NUMBERS.take()).unwrap_or(NOBODY);
+        NUMBER.set(number);
+        number
+    }
+    let number = NUMBER.get();
+    if number != NOBODY { number } else { fresh() }
+}
+
+/// This thread's number, or [`NOBODY`] if nobody has asked for it yet.
+#[cfg(not(loom))]
+#[inline(always)]
+pub(crate) fn thread_number_there() -> u32 {
+    NUMBER.get()
+}
+
+#[cfg(loom)]
+pub(crate) fn thread_number_there() -> u32 {
+    NOBODY
+}
+
+#[cfg(loom)]
+pub(crate) fn thread_number() -> u32 {
+    NOBODY
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+    use crate::replay::VirtualStream;
+    use crate::{Allocator, AllocatorConfig, Buffer, FakeBacking, Layout, On};
+    use leasehold_core::Lease;
+    use leasehold_core::sync::Arc;
+    use std::cell::RefCell;
+    use std::sync::Barrier;
+    use std::thread;
+
+    #[test]
+    fn the_lowest_number_is_given_again() {
+        let numbers = Numbers::new();
+        let most = AGAIN + 2;
+        assert!((1..=most).all(|n| numbers.take() == n));
+        for n in [most, 200, 64, 65, 1] {
+            numbers.put(n);
+        }
+        assert_eq!([(); 5].map(|()| numbers.take()), [1, 64, 65, 200, most + 1], "not those beyond the bits");
+        numbers.next.store(NOBODY - 2, Ordering::Relaxed);
+        assert_eq!([(); 3].map(|()| numbers.take()), [NOBODY - 1, NOBODY, NOBODY]);
+    }
+
+    /// Each thread had a number of its own for ever, so that threads that come and go never met what those before them had left.
+    #[test]
+    fn threads_in_turn_have_few_numbers_and_those_at_a_time_their_own() {
+        let most = (0..200).map(|_| thread::spawn(thread_number).join().expect("a thread")).max();
+        // (Other tests run meanwhile.)
+        assert!(most.is_some_and(|n| n <= 128), "{most:?} after 200 threads in turn");
+        let here = thread_number();
+        let all = Barrier::new(20);
+        let mut there: Vec<u32> = thread::scope(|s| {
+            let one = || {
+                let number = thread_number();
+                all.wait();
+                assert_eq!(thread_number(), number);
+                number
+            };
+            let threads: Vec<_> = (0..20).map(|_| s.spawn(one)).collect();
+            threads.into_iter().map(|t| t.join().expect("a thread")).collect()
+        });
+        there.push(here);
+        there.sort_unstable();
+        there.dedup();
+        assert_eq!((there.len(), thread_number()), (21, here));
+    }
+
+    /// What a thread still frees and takes at its end, before and after its number has gone back.
+    #[test]
+    fn a_threads_destructors_may_allocate() {
+        struct Late(Arc<(Allocator, VirtualStream)>, Vec<Lease<Buffer>>, Arc<AtomicU32>);
+        impl Late {
+            fn take(&mut self, bytes: u64) {
+                let (allocator, stream) = &*self.0;
+                self.1.push(allocator.alloc(Layout::new(bytes), On::new(stream)).expect("memory"));
+            }
+        }
+        impl Drop for Late {
+            fn drop(&mut self) {
+                self.2.fetch_or(if thread_number_there() == NOBODY { 2 } else { 1 }, Ordering::Relaxed);
+                (0..100).for_each(|i| self.take(512 << (i % 14)));
+            }
+        }
+        thread_local! {
+            static BEFORE: RefCell<Option<Late>> = const { RefCell::new(None) };
+            static AFTER: RefCell<Option<Late>> = const { RefCell::new(None) };
+        }
+        let memory = FakeBacking::new(1 << 30);
+        let allocator = Allocator::new(Box::new(memory), AllocatorConfig::default()).expect("an allocator");
+        let both = Arc::new((allocator, VirtualStream::new().expect("a line")));
+        let when = Arc::new(AtomicU32::new(0));
+        for _ in 0..5 {
+            let late = || Late(both.clone(), Vec::new(), when.clone());
+            let (mut one, other) = (late(), late());
+            let run = move || {
+                BEFORE.set(None);
+                (0..100).for_each(|_| one.take(4096));
+                BEFORE.set(Some(one));
+                AFTER.set(Some(other));
+            };
+            thread::spawn(run).join().expect("a thread");
+        }
+        both.0.check().expect("the invariants");
+        assert_eq!(both.0.stats().live_bytes, 0);
+        assert_eq!(when.load(Ordering::Relaxed), 3, "some came after the number had gone back, some before");
+    }
+}
