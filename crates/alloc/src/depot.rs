@@ -2,7 +2,8 @@
 //!
 //! A magazine that is full gives half of a stack to the depot in one step, one that is empty takes as much back, and neither looks at the
 //! blocks: so threads that free what others allocate, or allocate and free in large batches, meet at the core's lock a few times in a
-//! hundred operations only. A *bin* belongs to one line at a time, so that threads with streams of their own do not meet here either.
+//! hundred operations only. A *bin* belongs to one line at a time, so that threads with streams of their own do not meet here either; another
+//! line gets it when it is empty, or has not been used for a while.
 //! What lies here counts as kept in magazines, and goes to the core whenever memory is about to be taken from the driver.
 //!
 //! # Protocol
@@ -33,6 +34,9 @@ pub(crate) const NAMED: usize = 32;
 /// Stacks of a bin whose rows are.
 const RECENT: usize = 4;
 
+/// Stacks of other lines in a row for which a bin is given up.
+const PATIENCE: u32 = 8;
+
 /// Stacks of rows for each of some lines.
 pub(crate) struct Depot {
     bins: Box<[CachePadded<Bin>]>,
@@ -50,6 +54,8 @@ struct Bin {
 
 struct Piles {
     line: LineId,
+    /// Stacks of other lines that were refused since this line was here.
+    refused: u32,
     /// The first row of the top stack of each class.
     tops: [*const Row; CLASSES],
     /// The rows of the stacks that came last. Hints: such a stack may have gone.
@@ -65,6 +71,7 @@ impl Depot {
     pub(crate) fn new(bins: usize, most: u64) -> Self {
         let piles = || Piles {
             line: Stamp::NEVER.line_id(),
+            refused: 0,
             tops: [ptr::null(); CLASSES],
             recent: [[ptr::null(); NAMED]; RECENT],
             turn: 0,
@@ -94,23 +101,30 @@ impl Depot {
         self.bins.iter().map(|b| b.kept.load(Ordering::Relaxed)).fold((0, 0), |(r, b), k| (r + k / ROW, b + k % ROW))
     }
 
-    /// Keeps a stack of rows of a class, freed on `line`, each linked to the next. `false`: there is no room, or somebody is at it. Inside a
-    /// shard only.
-    pub(crate) fn push(&self, line: LineId, class: usize, stack: &[&Row]) -> bool {
+    /// Keeps a stack of rows of a class, freed on `line`, each linked to the next. `false`: there is no room, or somebody is at it. What another
+    /// line has left in the bin may go into the chain. Inside a shard only.
+    ///
+    /// # Safety
+    /// - The table whose rows were put here is alive.
+    pub(crate) unsafe fn push(&self, line: LineId, class: usize, stack: &[&Row], left: &mut Chain) -> bool {
         let (Some(bin), &[first, ..]) = (self.bin(line), stack) else { return false };
         let Some(rows) = u16::try_from(stack.len()).ok().filter(|&n| n <= MOST_ROWS) else { return false };
-        let kept = bin.kept.load(Ordering::Relaxed);
+        let Some(mut piles) = bin.piles.try_lock() else { return false };
+        let mut kept = bin.kept.load(Ordering::Relaxed);
+        if piles.line != line {
+            piles.refused += 1;
+            if kept != 0 && piles.refused < PATIENCE {
+                return false;
+            }
+            // SAFETY: the caller's.
+            unsafe { piles.drain(left) };
+            (piles.line, kept) = (line, 0);
+            bin.kept.store(0, Ordering::Relaxed);
+        }
+        piles.refused = 0;
         let add = u64::from(rows) * (ROW + class_size(class));
         if (kept + add) % ROW > self.most {
             return false;
-        }
-        let Some(mut piles) = bin.piles.try_lock() else { return false };
-        let kept = bin.kept.load(Ordering::Relaxed);
-        if piles.line != line {
-            if kept != 0 {
-                return false;
-            }
-            piles.line = line;
         }
         let under = std::mem::replace(&mut piles.tops[class], first);
         first.buffer.relend((under.expose_provenance() | usize::from(rows)) as u64);
@@ -132,6 +146,7 @@ impl Depot {
         if piles.line != line {
             return None;
         }
+        piles.refused = 0;
         // SAFETY: the caller's.
         let (first, rows) = unsafe { piles.take_top(class) }?;
         if let Some(names) = piles.recent.iter().find(|r| ptr::eq(r[0], first)) {
@@ -148,19 +163,8 @@ impl Depot {
     /// - The table whose rows were put here is alive.
     pub(crate) unsafe fn drain(&self, chain: &mut Chain) {
         for bin in self.bins.iter().filter(|b| b.kept.load(Ordering::Relaxed) != 0) {
-            let mut piles = bin.piles.lock();
-            for class in 0..CLASSES {
-                // SAFETY: the caller's.
-                while let Some((first, rows)) = unsafe { piles.take_top(class) } {
-                    let mut at = ptr::from_ref(first);
-                    for _ in 0..rows {
-                        // SAFETY: as above; the links of a stack name rows.
-                        let Some(row) = (unsafe { at.as_ref() }) else { break };
-                        at = link(row);
-                        chain.push(row);
-                    }
-                }
-            }
+            // SAFETY: the caller's.
+            unsafe { bin.piles.lock().drain(chain) };
             bin.kept.store(0, Ordering::Relaxed);
         }
     }
@@ -176,6 +180,26 @@ impl Piles {
         let rows = word & usize::from(MOST_ROWS);
         self.tops[class] = ptr::with_exposed_provenance(word & !usize::from(MOST_ROWS));
         Some((first, rows as u16))
+    }
+
+    /// Moves all rows into the chain.
+    ///
+    /// # Safety
+    /// - The table whose rows these are is alive.
+    #[cold]
+    unsafe fn drain(&mut self, chain: &mut Chain) {
+        for class in 0..CLASSES {
+            // SAFETY: the caller's.
+            while let Some((first, rows)) = unsafe { self.take_top(class) } {
+                let mut at = ptr::from_ref(first);
+                for _ in 0..rows {
+                    // SAFETY: as above; the links of a stack name rows.
+                    let Some(row) = (unsafe { at.as_ref() }) else { break };
+                    at = link(row);
+                    chain.push(row);
+                }
+            }
+        }
     }
 }
 
@@ -203,6 +227,15 @@ mod tests {
         rows.iter().collect()
     }
 
+    /// Whether the depot keeps them, and how many others it gave up.
+    fn push(depot: &Depot, line: LineId, rows: &[Row]) -> (bool, usize) {
+        let mut left = Chain::EMPTY;
+        // SAFETY: the rows live as long as each test.
+        let kept = unsafe { depot.push(line, CLASS, &of(rows), &mut left) };
+        // SAFETY: as above.
+        (kept, std::iter::from_fn(|| unsafe { left.pop() }).count())
+    }
+
     fn pop(depot: &Depot, line: LineId) -> Option<(u32, u16)> {
         // SAFETY: the rows live as long as each test.
         unsafe { depot.pop(line, CLASS) }.map(|(row, n)| (row.header.index(), n))
@@ -211,7 +244,7 @@ mod tests {
     #[test]
     fn the_last_stack_of_a_line_comes_first() {
         let (depot, a, b) = (Depot::new(4, 1 << 20), rows(3), rows(2));
-        assert!(depot.push(line(1), CLASS, &of(&a[0..3])) && depot.push(line(1), CLASS, &of(&b[1..])));
+        assert!(push(&depot, line(1), &a[0..3]).0 && push(&depot, line(1), &b[1..]).0);
         assert_eq!(depot.kept(), (4, 4 * BYTES));
         assert_eq!(pop(&depot, line(2)), None);
         assert_eq!(
@@ -224,24 +257,37 @@ mod tests {
     #[test]
     fn a_bin_belongs_to_one_line_until_it_is_empty() {
         let (depot, a) = (Depot::new(4, 1 << 20), rows(2));
-        assert!(depot.push(line(1), CLASS, &of(&a[0..1])));
-        assert!(!depot.push(line(5), CLASS, &of(&a[1..2])), "line 5 has the same bin");
+        assert!(push(&depot, line(1), &a[0..1]).0);
+        assert!(!push(&depot, line(5), &a[1..2]).0, "line 5 has the same bin");
         assert!(depot.may_have(line(5)) && pop(&depot, line(5)).is_none());
         assert_eq!(pop(&depot, line(1)), Some((0, 1)));
-        assert!(depot.push(line(5), CLASS, &of(&a[1..2])));
+        assert!(push(&depot, line(5), &a[1..2]).0);
+    }
+
+    /// A line that was gone kept its bin for ever.
+    #[test]
+    fn a_line_that_does_not_come_any_more_loses_its_bin() {
+        let (depot, a) = (Depot::new(4, 8 * BYTES), rows(20));
+        assert_eq!((push(&depot, line(1), &a[..6]), push(&depot, line(1), &a[6..8])), ((true, 0), (true, 0)));
+        let other = |row: usize| push(&depot, line(5), &a[row..=row]);
+        assert!((1..PATIENCE).all(|_| other(8) == (false, 0)));
+        assert_eq!(pop(&depot, line(1)), Some((6, 2)), "it is still there");
+        assert!((1..PATIENCE).all(|_| other(8) == (false, 0)));
+        assert_eq!((other(8), depot.kept()), ((true, 6), (1, BYTES)));
+        assert_eq!((pop(&depot, line(1)), pop(&depot, line(5))), (None, Some((8, 1))));
     }
 
     #[test]
     fn a_bin_keeps_so_many_bytes() {
         let (depot, a) = (Depot::new(4, 4 * BYTES), rows(6));
-        assert!(depot.push(line(1), CLASS, &of(&a[0..4])) && !depot.push(line(1), CLASS, &of(&a[4..5])));
-        assert!(depot.push(line(2), CLASS, &of(&a[4..6])), "another bin");
+        assert!(push(&depot, line(1), &a[0..4]).0 && !push(&depot, line(1), &a[4..5]).0);
+        assert!(push(&depot, line(2), &a[4..6]).0, "another bin");
     }
 
     #[test]
     fn a_drain_finds_every_row() {
         let (depot, a) = (Depot::new(4, 1 << 20), rows(6));
-        assert!(depot.push(line(1), CLASS, &of(&a[0..4])) && depot.push(line(2), CLASS, &of(&a[4..6])));
+        assert!(push(&depot, line(1), &a[0..4]).0 && push(&depot, line(2), &a[4..6]).0);
         let mut chain = Chain::EMPTY;
         // SAFETY: the rows live as long as the test.
         unsafe { depot.drain(&mut chain) };

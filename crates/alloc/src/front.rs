@@ -7,7 +7,8 @@
 //! has held yet: twice as many each time, as far as there are any without new memory.
 //!
 //! A stack that is full gives half of its rows to the [`depot`](crate::depot), and one that is empty takes some from there; only what
-//! does not lie there either, or finds no room, concerns the core.
+//! does not lie there either, or finds no room, concerns the core. Where a stack may not grow because the shard holds all that it may, another
+//! one gives half of its rows to the core: its line may be gone.
 //!
 //! Larger blocks have stacks too, a few that are found by a hash of the size; each holds blocks of one size until another size takes it
 //! over. What lies there cannot merge, which costs memory, so it is done only where the core's lock goes from thread to thread: each time
@@ -447,8 +448,10 @@ impl Front {
                 counter.bytes.load(Ordering::Relaxed) + add > most
             };
             if s.stacks[at][i].len >= s.stacks[at][i].most || full(s) {
-                if LARGE || !s.deposit_slow(at, i, shard, &self.depot) {
+                if LARGE {
                     s.spill_slow(at, i, s.stacks[at][i].most / 2, shard, &mut chain);
+                } else {
+                    s.make_room_slow(at, i, shard, &self.depot, &mut chain);
                 }
                 if full(s) {
                     return None;
@@ -571,6 +574,7 @@ impl Shard {
             stacks: UnsafeCell::new(Stacks {
                 lines: [leasehold_core::Stamp::NEVER.line_id(); LINES],
                 misses: 0,
+                turn: 0,
                 tries: 0,
                 rush: 0,
                 spilled_at: 0,

@@ -12,6 +12,8 @@ use std::ptr;
 const PATIENCE: u32 = 32;
 /// Rows of a stack from which on it is worth a place in the depot.
 const LEAST_STACK: u16 = 8;
+/// How many times as much as a stack another one of its line holds that gives up room for it.
+const CROWDED: u64 = 4;
 const MOST_LARGE_ROWS: u64 = 16;
 /// Large blocks that are kept in a row without being asked for, before no more are kept.
 const TRIES: u32 = 48;
@@ -31,6 +33,8 @@ pub(super) struct Kept {
 pub(super) struct Stacks {
     pub(super) lines: [LineId; LINES],
     pub(super) misses: u32,
+    /// Whose stacks were given up last.
+    pub(super) turn: usize,
     /// Large blocks kept since one was asked for.
     pub(super) tries: u32,
     /// Spills of small blocks in quick succession, and the hits at the last one.
@@ -142,9 +146,10 @@ impl Stacks {
                 if self.misses < PATIENCE {
                     return None;
                 }
-                let at = (self.misses as usize / PATIENCE as usize) % LINES;
-                self.empty(at, 0..STACKS, shard, chain);
-                at
+                // In turn: one that nobody uses any more is gone after a round.
+                self.turn = (self.turn + 1) % LINES;
+                self.empty(self.turn, 0..STACKS, shard, chain);
+                self.turn
             }
         };
         self.assign(at, line);
@@ -163,9 +168,29 @@ impl Stacks {
         self.fetch[at] = [0; CLASSES];
     }
 
+    /// Makes room for a small block in a stack that is full, or that may not grow because the shard holds all that it may. Then the stack that
+    /// holds the most gives half of it up if it is of another line, which may be gone, or of a size that nobody may ask for any more.
+    #[cold]
+    pub(super) fn make_room_slow(&mut self, at: usize, i: usize, shard: &Shard, depot: &Depot, chain: &mut Chain) {
+        let held = |s: &Stack| u64::from(s.len) * u64::from(s.bytes);
+        let own = &self.stacks[at][i];
+        if own.len < own.most {
+            let weight = |l: usize, c: usize| held(&self.stacks[l][c]) / if l == at { CROWDED } else { 1 };
+            let all = (0..LINES).flat_map(|l| (0..CLASSES).map(move |c| (weight(l, c), l, c)));
+            if let Some((most, l, c)) = all.max()
+                && most > held(own)
+            {
+                return self.spill_slow(l, c, self.stacks[l][c].len / 2, shard, chain);
+            }
+        }
+        if !self.deposit_slow(at, i, shard, depot, chain) {
+            self.spill_slow(at, i, self.stacks[at][i].most / 2, shard, chain);
+        }
+    }
+
     /// Gives half of a stack to the depot. `false`: it has no room, or the stack holds too little.
     #[cold]
-    pub(super) fn deposit_slow(&mut self, at: usize, i: usize, shard: &Shard, depot: &Depot) -> bool {
+    fn deposit_slow(&mut self, at: usize, i: usize, shard: &Shard, depot: &Depot, chain: &mut Chain) -> bool {
         let stack = &mut self.stacks[at][i];
         let n = (stack.most / 2).min(stack.len);
         let hits = shard.hits.load(Ordering::Relaxed);
@@ -185,7 +210,8 @@ impl Stacks {
         }
         let rest = link(last);
         set_link(last, ptr::null());
-        if !depot.push(self.lines[at], i, &rows[..n.into()]) {
+        // SAFETY: rows in the depot are of the same table.
+        if !unsafe { depot.push(self.lines[at], i, &rows[..n.into()], chain) } {
             set_link(last, rest);
             return false;
         }

@@ -99,6 +99,48 @@ fn a_thread_empties_its_own_shard_only() {
     assert!(front.shards.all().iter().all(|s| s.is_idle() && s.word.load(Ordering::Relaxed) & LOCKED == 0));
 }
 
+/// A line that was gone, or sizes that nobody asked for any more, held all that a shard may hold: nothing else was kept there.
+#[test]
+fn what_is_left_behind_gives_way() {
+    for (class, other) in [(CLASS, line(2)), (CLASS - 9, line(1))] {
+        let (front, rows) = (front(), rows(2000));
+        let put = |row: usize, class, line| match front.put::<false>(1, &rows[row], Pocket::small(class), line, 8) {
+            Put::Kept(chain, _) => count(chain),
+            Put::Refused => panic!("row {row} is refused"),
+        };
+        // A stack holds an eighth of the bytes, so that eight of them hold all.
+        let mut next = 0..1000;
+        for class in (CLASS - 8..=CLASS).rev() {
+            let full = || front.stats().1 + class_size(class) > 1 << 20;
+            for row in next.by_ref().take((1 << 17) / class_size(class) as usize).take_while(|_| !full()) {
+                assert_eq!(put(row, class, line(1)), 0);
+            }
+        }
+        let left = front.stats().0;
+        let back: usize = (1000..1020).map(|row| put(row, class, other)).sum();
+        let (kept, bytes, ..) = front.stats();
+        assert_eq!((left + 20, bytes <= 1 << 20), (kept + back as u64, true), "none is lost");
+        assert!(back <= 64, "{back} rows made room for 20");
+        // SAFETY: the rows live as long as the test.
+        let took = (0..20).filter(|_| unsafe { front.take_own(1, class, other, 8) }.is_some()).count();
+        assert!(if other == line(1) { took >= 8 } else { took == 20 }, "{took} are kept of 20");
+    }
+}
+
+/// Only one of a shard's lines was ever given up for another: two that took turns got each other's place while the third was long gone.
+#[test]
+fn lines_that_take_turns_find_room_beside_one_that_is_gone() {
+    let (front, rows) = (front(), rows(400));
+    let put = |row: usize, line| front.put::<false>(1, &rows[row], Pocket::small(CLASS), line, 8);
+    let _gone = [put(0, line(1)), put(1, line(2))];
+    for row in (2..400).step_by(2) {
+        let _ = [put(row, line(3)), put(row + 1, line(4))];
+    }
+    // SAFETY: the rows live as long as the test.
+    let has = |line| unsafe { front.take_own(1, CLASS, line, 8) }.is_some();
+    assert_eq!([1, 2, 3, 4].map(|n| has(line(n))), [false, false, true, true]);
+}
+
 /// What the owner's way does of itself, and what it leaves to the other one.
 #[test]
 fn the_owner_takes_and_keeps_by_itself_what_needs_nothing_else() {
