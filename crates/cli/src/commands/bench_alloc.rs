@@ -4,6 +4,7 @@
 //! does hits all alike, and figures are medians over the rounds. What stands for another project's structure, but is not its code,
 //! is called an emulation everywhere.
 
+use crate::commands::run::parse_device;
 use crate::commands::{open, percentile, print_json};
 use crate::failure::Failure;
 use crate::table::Table;
@@ -41,6 +42,9 @@ pub(crate) struct AllocArguments {
     /// A trace to replay, beside the one that is part of the program
     #[arg(long, value_name = "FILE")]
     trace: Vec<PathBuf>,
+    /// The device whose memory `Runtime::alloc` gives
+    #[arg(long, default_value = "cpu:0", value_parser = parse_device)]
+    device: DeviceId,
     /// Prints one JSON object
     #[arg(long)]
     json: bool,
@@ -57,6 +61,7 @@ enum Kind {
 
 #[derive(Debug, Serialize)]
 struct Report {
+    device: String,
     threads: Vec<usize>,
     rounds: u32,
     workloads: Vec<Figure>,
@@ -109,7 +114,7 @@ impl<S: Subject> Runs for Ready<S> {
 struct Contender {
     name: &'static str,
     kind: Kind,
-    make: fn() -> Result<Box<dyn Runs>, Failure>,
+    make: fn(DeviceId) -> Result<Box<dyn Runs>, Failure>,
     /// The most bytes that it may have live, all threads: a host's heap touches every block.
     most_bytes: u64,
     /// The most blocks that it may have live: a search through all of them takes that long.
@@ -128,27 +133,27 @@ fn own(marks: bool) -> Result<Box<dyn Runs>, Failure> {
     Ok(Box::new(Ready(Own { allocator, marks })))
 }
 
-fn contenders() -> Vec<Contender> {
+/// All of them; the device whose memory `Runtime::alloc` gives has so many bytes free.
+fn contenders(device_bytes: u64) -> Vec<Contender> {
     let whole = Contender {
         name: "leasehold",
         kind: Kind::Own,
-        make: || own(false),
+        make: |_| own(false),
         most_bytes: DEVICE,
         most_live: usize::MAX,
     };
-    let free = machine_bytes() / 2;
     vec![
-        Contender { name: "leasehold, uses marked", make: || own(true), ..whole },
+        Contender { name: "leasehold, uses marked", make: |_| own(true), ..whole },
         Contender {
             name: "leasehold, Runtime::alloc",
-            make: || Ok(Box::new(Ready(Whole(open(DeviceId::cpu(0), None)?)))),
-            most_bytes: free,
+            make: |device| Ok(Box::new(Ready(Whole(open(device, None)?)))),
+            most_bytes: device_bytes,
             ..whole
         },
         Contender {
             name: "system allocator",
             kind: Kind::Peer,
-            make: || Ok(Box::new(Ready(Heap(std::alloc::System)))),
+            make: |_| Ok(Box::new(Ready(Heap(std::alloc::System)))),
             most_bytes: HEAP,
             ..whole
         },
@@ -156,26 +161,26 @@ fn contenders() -> Vec<Contender> {
         Contender {
             name: "mimalloc",
             kind: Kind::Peer,
-            make: || Ok(Box::new(Ready(Heap(mimalloc::MiMalloc)))),
+            make: |_| Ok(Box::new(Ready(Heap(mimalloc::MiMalloc)))),
             most_bytes: HEAP,
             ..whole
         },
         Contender {
             name: "best fit",
             kind: Kind::Peer,
-            make: || Ok(Box::new(Ready(BestFit::new(fake(), u64::MAX)?))),
+            make: |_| Ok(Box::new(Ready(BestFit::new(fake(), u64::MAX)?))),
             ..whole
         },
         Contender {
             name: "PyTorch's structure (emulation)",
             kind: Kind::Emulation,
-            make: || Ok(Box::new(Ready(TorchLike::new(fake(), u64::MAX)))),
+            make: |_| Ok(Box::new(Ready(TorchLike::new(fake(), u64::MAX)))),
             ..whole
         },
         Contender {
             name: "RMM pool's structure (emulation)",
             kind: Kind::Emulation,
-            make: || Ok(Box::new(Ready(RmmLike::new(fake(), u64::MAX)))),
+            make: |_| Ok(Box::new(Ready(RmmLike::new(fake(), u64::MAX)))),
             most_live: 10_000,
             ..whole
         },
@@ -183,12 +188,12 @@ fn contenders() -> Vec<Contender> {
     ]
 }
 
-/// Memory of this machine that is free now.
-fn machine_bytes() -> u64 {
-    leasehold::cpu::driver::memory::info().free
+/// Half of the memory of a device that is free now.
+fn device_bytes(device: DeviceId) -> Result<u64, Failure> {
+    Ok(open(device, None)?.info().memory.free / 2)
 }
 
-/// The whole way: a runtime on the CPU.
+/// The whole way: a runtime on a device.
 struct Whole(Runtime);
 
 impl Subject for Whole {
@@ -290,11 +295,12 @@ pub(crate) fn run(a: &AllocArguments) -> Result<(), Failure> {
     if let Ok(style) = ProgressStyle::with_template("{bar:32} {pos}/{len} {msg}") {
         bar.set_style(style);
     }
+    let device_bytes = device_bytes(a.device)?;
     let mut figures = Vec::new();
     for &n in &threads {
         for &(name, workload) in &workloads {
             bar.set_message(name);
-            cell(name, workload, n, a, &mut figures)?;
+            cell(name, workload, n, a, device_bytes, &mut figures)?;
             bar.inc(1);
         }
     }
@@ -306,6 +312,7 @@ pub(crate) fn run(a: &AllocArguments) -> Result<(), Failure> {
     }
     bar.finish_and_clear();
     let report = Report {
+        device: a.device.to_string(),
         growth: growth(&figures),
         speedup: speedup(&figures),
         threads,
@@ -338,13 +345,14 @@ fn cell(
     workload: Workload,
     threads: usize,
     a: &AllocArguments,
+    device_bytes: u64,
     out: &mut Vec<Figure>,
 ) -> Result<(), Failure> {
     let mut all = Vec::new();
     // The plain allocator comes last in the list and first in the table.
-    for contender in contenders().into_iter().rev() {
+    for contender in contenders(device_bytes).into_iter().rev() {
         let fit = contender.bears(workload, threads) && !too_slow(contender.name, workload, threads, out);
-        let mut ready = if fit { Some((contender.make)()?) } else { None };
+        let mut ready = if fit { Some((contender.make)(a.device)?) } else { None };
         let (mut pairs, mut samples) = (0, Vec::<Sample>::new());
         if let Some(subject) = &ready {
             let began = Instant::now();
@@ -462,6 +470,7 @@ fn print(r: &Report) -> Result<(), Failure> {
     for (i, name) in names.iter().enumerate() {
         writeln!(out, "{}: {name}", i + 1)?;
     }
+    writeln!(out, "Runtime::alloc is on {}", r.device)?;
     for &threads in &r.threads {
         let many = if threads == 1 { "" } else { "s" };
         writeln!(out, "\nns a pair, {threads} thread{many}; in brackets: by the time of 1")?;
