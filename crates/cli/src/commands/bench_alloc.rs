@@ -261,7 +261,7 @@ const ROUND: f64 = 40e6;
 /// Nanoseconds that filling the memory of a workload may take, reckoned by the time of a pair.
 const HOPELESS: f64 = 0.5e9;
 /// An allocator that takes so long for a trial is measured by the trial.
-const LONG: Duration = Duration::from_secs(1);
+const LONG: Duration = Duration::from_secs(4);
 
 fn median(values: &[f64]) -> f64 {
     percentile(values, 0.5)
