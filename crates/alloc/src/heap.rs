@@ -693,18 +693,26 @@ impl Heap {
     /// The free neighbour above grows over a node.
     #[inline(always)]
     fn merge_above(&mut self, id: u32, lane: u8, stamp: Stamp) {
+        let (next, units, holes) = self.join_above(id);
+        self.grow(next, units, 0, holes, lane, stamp);
+    }
+
+    /// The neighbour above takes a node's place in the list. Its size and its place in the index are left to the caller: it is told by how many
+    /// units and holes it grows downwards.
+    #[inline(always)]
+    fn join_above(&mut self, id: u32) -> (u32, u32, u32) {
         let Node { start, units, holes, prev, next, span, .. } = self.nodes[id];
         self.nodes.put(id);
         let rows = &mut self.nodes.rows[..];
-        let n = &mut rows[next as usize];
-        n.prev = prev;
-        self.pages.starts(n.start, n.next);
+        let above = &mut rows[next as usize];
+        above.prev = prev;
+        self.pages.starts(above.start, above.next);
         self.pages.starts(start, next);
         match rows.get_mut(prev as usize) {
             Some(prev) => prev.next = next,
             None => self.spans[usize::from(span)].first = next,
         }
-        self.grow(next, units, 0, holes, lane, stamp);
+        (next, units, holes)
     }
 
     /// A free node becomes larger, by memory of `lane` and `stamp`: `below` units at its beginning or `above` at its end.

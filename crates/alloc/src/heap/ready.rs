@@ -47,7 +47,7 @@ impl Heap {
             (Some(_), Some(n)) if n.lane != READY => self.settle(id, READY, Stamp::NEVER, true),
             (None, None) => self.enter_ready(id),
             (Some(_), None) => self.merge_below_ready(id, prev),
-            (None, Some(_)) => self.merge_above_ready(id, next),
+            (None, Some(_)) => self.merge_above_ready(id),
             (Some(_), Some(_)) => self.merge_between_ready(id, prev, next),
         }
     }
@@ -75,19 +75,9 @@ impl Heap {
 
     /// The free and ready neighbour above grows over a node.
     #[inline(never)]
-    fn merge_above_ready(&mut self, id: u32, next: u32) {
-        let Node { start, units, holes, prev, span, .. } = self.nodes[id];
-        self.nodes.put(id);
-        let rows = &mut self.nodes.rows[..];
-        let above = &mut rows[next as usize];
-        above.prev = prev;
-        self.pages.starts(above.start, above.next);
-        self.pages.starts(start, next);
-        match rows.get_mut(prev as usize) {
-            Some(prev) => prev.next = next,
-            None => self.spans[usize::from(span)].first = next,
-        }
-        self.lanes[usize::from(READY)].index.extend_down(rows, next, units, holes);
+    fn merge_above_ready(&mut self, id: u32) {
+        let (next, units, holes) = self.join_above(id);
+        self.lanes[usize::from(READY)].index.extend_down(&mut self.nodes.rows, next, units, holes);
     }
 
     /// The free and ready neighbour above, which stays where it is in the index, grows over a node and over the one below.
