@@ -11,6 +11,7 @@
 //!   their number. Both are leaves for everything else: never held across a call of the backing, of a timeline or of foreign code.
 //! - A thread uses the annex of its number; whoever frees a block locks the annex of the block. Rows of the block table come from the core
 //!   in batches; those of an annex's blocks lie in its own list while they are vacant, and count as lent there.
+//! - A magazine may keep a block of an annex as it keeps one of the core. It counts as lent there, and its bytes in the magazine's drift.
 //! - `Row::slot` says which annex a block lies in. It changes with both locks held, from an annex to the core only ([`Inner::recall`]). So
 //!   who read an annex asks again under its lock; who read none keeps that answer, and reads the place under the core's lock.
 //! - Annexes must not hold memory back: when it is short, on a trim, and when their threads are alone or gone, all that is in them moves
@@ -171,6 +172,12 @@ impl Annexes {
     #[inline]
     pub(crate) fn are_open(&self) -> bool {
         self.open.load(Ordering::Relaxed) != 0
+    }
+
+    /// Whether there may be blocks in one.
+    #[inline]
+    pub(crate) fn hold_any(&self) -> bool {
+        self.held.load(Ordering::Relaxed) != 0
     }
 
     #[inline]

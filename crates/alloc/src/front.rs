@@ -358,9 +358,12 @@ impl Front {
             }
             took
         });
+        let mut left = Chain::EMPTY;
         let row = match row {
-            // SAFETY: as above.
-            None if !LARGE && self.depot.may_have(line) => unsafe { shard.refill_slow(&self.depot, pocket, line) },
+            None if !LARGE && self.depot.may_have(line) => {
+                // SAFETY: as above.
+                unsafe { shard.refill_slow(&self.depot, pocket, line, &mut left) }
+            }
             row => row,
         };
         if mutated('f') {
@@ -376,6 +379,7 @@ impl Front {
                 shard.drift.store(drift, Ordering::Relaxed);
                 Took::Row(row, drift)
             }
+            None if !left.is_empty() => Took::Nothing(left),
             None => shard.miss_slow(pocket, line, self.bytes[0]),
         };
         shard.leave(way);
@@ -448,11 +452,7 @@ impl Front {
                 counter.bytes.load(Ordering::Relaxed) + add > most
             };
             if s.stacks[at][i].len >= s.stacks[at][i].most || full(s) {
-                if LARGE {
-                    s.spill_slow(at, i, s.stacks[at][i].most / 2, shard, &mut chain);
-                } else {
-                    s.make_room_slow(at, i, shard, &self.depot, &mut chain);
-                }
+                s.make_room_slow(at, i, most, shard, &self.depot, &mut chain);
                 if full(s) {
                     return None;
                 }
@@ -652,17 +652,29 @@ impl Shard {
         }
     }
 
-    /// Takes a stack from the depot, and a row of it. Inside only.
+    /// Takes a stack from the depot, and a row of it. A line without stacks gets some: unused ones, or after a while another line's, which
+    /// go into the chain. Inside only.
     ///
     /// # Safety
     /// - The table whose rows were put there is alive for `'a`.
     #[cold]
-    unsafe fn refill_slow<'a>(&self, depot: &Depot, pocket: Pocket, line: LineId) -> Option<(&'a Row, u64)> {
+    unsafe fn refill_slow<'a>(
+        &self,
+        depot: &Depot,
+        pocket: Pocket,
+        line: LineId,
+        left: &mut Chain,
+    ) -> Option<(&'a Row, u64)> {
         self.stacks.with_mut(|s| {
             // SAFETY: inside.
             let s = unsafe { &mut *s };
-            // A line without stacks gets unused ones only: there is no way from here for what others hold.
-            let at = s.lines.iter().position(|&l| l == line).or_else(|| s.unused())?;
+            let at = match s.lines.iter().position(|&l| l == line).or_else(|| s.unused()) {
+                Some(at) => at,
+                None => {
+                    s.adopt_slow(line, self, left);
+                    return None;
+                }
+            };
             // SAFETY: the caller's.
             let (first, rows) = unsafe { depot.pop(line, pocket.stack) }?;
             if s.lines[at] != line {

@@ -65,20 +65,20 @@ unsafe fn last_unkept(hdr: NonNull<Header>) {
     if flags & UNKEPT != CLASSLESS || slot < FIRST_ANNEX {
         // SAFETY: the caller's.
         unsafe { last_other(hdr) }
-    } else if slot != NO_SLOT {
-        // SAFETY: the caller's.
-        unsafe { last_annexed(hdr, usize::from(slot - FIRST_ANNEX)) }
     // SAFETY: as in `last`.
     } else if unsafe { inner.as_ref() }.may_keep(row, flags) {
         // SAFETY: the caller's.
         unsafe { last_kept(hdr) }
+    } else if slot != NO_SLOT {
+        // SAFETY: the caller's.
+        unsafe { last_annexed(hdr, usize::from(slot - FIRST_ANNEX)) }
     } else {
         // SAFETY: the caller's.
         unsafe { last_large(hdr) }
     }
 }
 
-/// The last lease of a row is gone whose block is one of the core's own that a magazine may keep, and nobody but its home line has used it.
+/// The last lease of a row is gone whose block is one of its own that a magazine may keep, and nobody but its home line has used it.
 ///
 /// # Safety
 /// - As [`last`].
@@ -273,6 +273,9 @@ impl Inner {
                     return Ok(self.lend(row));
                 }
                 Took::Empty(more) => return self.alloc_some_slow(layout, on, more),
+                Took::Nothing(chain) if !chain.is_empty() => {
+                    self.take_back(chain, 0);
+                }
                 Took::Nothing(_) => {}
             }
         }
@@ -495,14 +498,13 @@ impl Inner {
         if fine { Freed::Done } else { Freed::Renewed }
     }
 
-    /// Takes a row back whose block is one of the core's own, if a magazine keeps it. Returns the counts that the caller owes to an orphaned
-    /// allocator.
+    /// Takes a row back whose block is one of its own, if a magazine keeps it. Returns the counts that the caller owes to an orphaned allocator.
     #[inline(always)]
     fn free_kept(&self, row: &Row) -> Result<u64, Freed> {
         if self.table.renew(row) { self.put_large(row).ok_or(Freed::Refused) } else { Err(Freed::Gone) }
     }
 
-    /// Puts a row with its next generation, whose block is one of the core's own, into a magazine. `None`: there it finds no room. Returns as
+    /// Puts a row with its next generation, whose block is one of its own, into a magazine. `None`: there it finds no room. Returns as
     /// [`free_kept`](Self::free_kept).
     #[inline(never)]
     fn put_large(&self, row: &Row) -> Option<u64> {
@@ -515,7 +517,7 @@ impl Inner {
         }
     }
 
-    /// Whether a magazine may keep a row whose block is one of the core's own.
+    /// Whether a magazine may keep a row whose block is one of its own.
     #[inline(always)]
     fn may_keep(&self, row: &Row, flags: u32) -> bool {
         self.front.keeps(row.buffer.len()) && flags & REGION == 0 && !self.front.is_refusing(thread_number_there())
@@ -567,8 +569,6 @@ impl Inner {
             buffer.untag();
             let pocket = Pocket::small(usize::from(buffer.class.load(Ordering::Relaxed)));
             self.front.put::<false>(thread_number(), row, pocket, home_line(flags), len)
-        } else if row.annex().is_some() {
-            return self.free_annexed(row, buffer.own_stamp(), len, false);
         } else {
             if how != Freed::Refused && self.front.keeps(len) && flags & REGION == 0 {
                 let me = thread_number();
@@ -577,6 +577,9 @@ impl Inner {
                 } else if let Some(owed) = self.put_large(row) {
                     return owed;
                 }
+            }
+            if row.annex().is_some() {
+                return self.free_annexed(row, buffer.own_stamp(), len, false);
             }
             Put::Refused
         };
@@ -635,16 +638,36 @@ impl Inner {
             self.counters.tell(drift);
             return (0, 0);
         }
-        let mut n = 0;
+        let (mut n, mut owed) = (0, 0);
+        if self.annexes.hold_any() {
+            // The locks of annexes come first.
+            let mut others = Chain::EMPTY;
+            // SAFETY: the table lives as long as `self`, and the chain's rows are rows of it.
+            while let Some(row) = unsafe { chain.pop() } {
+                if row.annex().is_some() {
+                    // (The drift knows its bytes.)
+                    owed += self.free_annexed(row, row.buffer.own_stamp(), 0, false);
+                    n += 1;
+                } else {
+                    others.push(row);
+                }
+            }
+            chain = others;
+            if chain.is_empty() {
+                self.counters.tell(drift);
+                return (n, owed);
+            }
+        }
         let mut core = self.core.lock();
-        // SAFETY: the table lives as long as `self`, and the chain's rows are rows of it.
+        // SAFETY: as above.
         while let Some(row) = unsafe { chain.pop() } {
             core.store.give(row.spot(), row.buffer.own_stamp());
             self.table.put_renewed(&mut core.vacant, row);
+            owed += u64::from(core.orphan);
             n += 1;
         }
         self.counters.add_live(drift);
-        (n, if core.orphan { n } else { 0 })
+        (n, owed)
     }
 
     /// Brings everything in the magazines back to the core.

@@ -166,10 +166,14 @@ impl Inner {
     /// caller owes to an orphaned allocator.
     #[inline(always)]
     fn free_own_annexed(&self, row: &Row, k: usize) -> Option<u64> {
+        let me = thread_number_there();
         let annex = self.annexes.all.get(k)?;
-        let mut yard = annex.lock.lock_own(thread_number_there())?;
+        let mut yard = annex.lock.lock_own(me)?;
         if row.buffer.slot.load(Ordering::Relaxed) != annex.name {
             return None;
+        }
+        if self.front.keeps(row.buffer.len()) {
+            self.front.count_refusal(me);
         }
         let gone = !self.table.renew(row);
         Some(self.free_in(annex, &mut yard, row, row.buffer.own_stamp(), row.buffer.len(), gone))

@@ -168,23 +168,35 @@ impl Stacks {
         self.fetch[at] = [0; CLASSES];
     }
 
-    /// Makes room for a small block in a stack that is full, or that may not grow because the shard holds all that it may. Then the stack that
-    /// holds the most gives half of it up if it is of another line, which may be gone, or of a size that nobody may ask for any more.
+    /// Makes room for a block in a stack that is full, or that may not grow because the shard holds `most` bytes. Then those that hold the
+    /// most give half of theirs up if they are of another line, which may be gone, or of a size that nobody may ask for any more.
     #[cold]
-    pub(super) fn make_room_slow(&mut self, at: usize, i: usize, shard: &Shard, depot: &Depot, chain: &mut Chain) {
+    pub(super) fn make_room_slow(
+        &mut self,
+        at: usize,
+        i: usize,
+        most: u64,
+        shard: &Shard,
+        depot: &Depot,
+        chain: &mut Chain,
+    ) {
+        let (own, large) = (self.stacks[at][i], i >= CLASSES);
+        let sort = if large { CLASSES..STACKS } else { 0..CLASSES };
+        let kept = &shard.kept[usize::from(large)].bytes;
+        let full = || kept.load(Ordering::Relaxed) + u64::from(own.bytes) > most;
         let held = |s: &Stack| u64::from(s.len) * u64::from(s.bytes);
-        let own = &self.stacks[at][i];
-        if own.len < own.most {
+        while own.len < own.most && full() {
             let weight = |l: usize, c: usize| held(&self.stacks[l][c]) / if l == at { CROWDED } else { 1 };
-            let all = (0..LINES).flat_map(|l| (0..CLASSES).map(move |c| (weight(l, c), l, c)));
-            if let Some((most, l, c)) = all.max()
-                && most > held(own)
-            {
-                return self.spill_slow(l, c, self.stacks[l][c].len / 2, shard, chain);
+            let all = (0..LINES).flat_map(|l| sort.clone().map(move |c| (l, c)));
+            match all.map(|(l, c)| (weight(l, c), l, c)).max() {
+                Some((bytes, l, c)) if bytes > held(&own) => {
+                    self.spill_slow(l, c, self.stacks[l][c].len / 2, shard, chain);
+                }
+                _ => break,
             }
         }
-        if !self.deposit_slow(at, i, shard, depot, chain) {
-            self.spill_slow(at, i, self.stacks[at][i].most / 2, shard, chain);
+        if (own.len >= own.most || full()) && (large || !self.deposit_slow(at, i, shard, depot, chain)) {
+            self.spill_slow(at, i, own.most / 2, shard, chain);
         }
     }
 

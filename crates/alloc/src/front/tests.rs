@@ -127,6 +127,25 @@ fn what_is_left_behind_gives_way() {
     }
 }
 
+/// The same for large blocks: two of 16 MiB that lines which were gone had left kept every other size out.
+#[test]
+fn what_large_blocks_are_left_behind_gives_way() {
+    let front = Front::new(2, 1 << 20, 32 << 20, 0);
+    assert!(front.shards.of(1).enter(1, front.fences).is_none());
+    front.shards.of(1).credit.store(CREDIT, Ordering::Relaxed);
+    let rows = rows(4);
+    let put = |row: usize, bytes: u64, line| match front.put::<true>(1, &rows[row], Pocket::large(bytes), line, bytes) {
+        Put::Kept(chain, _) => count(chain),
+        Put::Refused => panic!("row {row} is refused"),
+    };
+    assert_eq!((put(0, 16 << 20, line(1)), put(1, 16 << 20, line(2))), (0, 0));
+    // Another size of the same line; then it is there, and one of the others is not.
+    assert_eq!((put(2, 1 << 20, line(2)), front.stats().1), (1, 17 << 20));
+    // SAFETY: the rows live as long as the test.
+    let took = unsafe { front.take::<true>(1, Pocket::large(1 << 20), line(2), 1 << 20) };
+    assert!(matches!(took, Took::Row(row, _) if row.header.index() == 2));
+}
+
 /// Only one of a shard's lines was ever given up for another: two that took turns got each other's place while the third was long gone.
 #[test]
 fn lines_that_take_turns_find_room_beside_one_that_is_gone() {
@@ -139,6 +158,35 @@ fn lines_that_take_turns_find_room_beside_one_that_is_gone() {
     // SAFETY: the rows live as long as the test.
     let has = |line| unsafe { front.take_own(1, CLASS, line, 8) }.is_some();
     assert_eq!([1, 2, 3, 4].map(|n| has(line(n))), [false, false, true, true]);
+}
+
+/// A thread that only takes what others free never got stacks for its line where two that were gone had them.
+#[test]
+fn who_only_takes_from_the_depot_finds_room_beside_lines_that_are_gone() {
+    let front = Front::new(2, 1 << 20, 0, 1 << 20);
+    assert!(front.shards.of(1).enter(1, front.fences).is_none());
+    let rows = rows(20);
+    for (row, line) in [(0, line(1)), (1, line(2))] {
+        let put = front.put::<false>(1, &rows[row], Pocket::small(CLASS), line, 8);
+        assert!(matches!(put, Put::Kept(chain, 0) if chain.is_empty()));
+    }
+    // (Linked to each other.)
+    let _ = chain(&rows[2..18]);
+    let stack: Vec<&Row> = rows[2..18].iter().rev().collect();
+    let mut none = Chain::EMPTY;
+    // SAFETY: the rows live as long as the test.
+    assert!(unsafe { front.depot.push(line(3), CLASS, &stack, &mut none) });
+    let mut left = 0;
+    let took = (0..100).find_map(|_| match take(&front, 1, line(3)) {
+        Took::Row(row, _) => Some(row.header.index()),
+        Took::Nothing(chain) => {
+            left += count(chain);
+            None
+        }
+        Took::Empty(_) => None,
+    });
+    assert_eq!((took, left), (Some(17), 1), "the last that came, for one that was given up");
+    assert!((0..15).all(|_| matches!(take(&front, 1, line(3)), Took::Row(..))));
 }
 
 /// What the owner's way does of itself, and what it leaves to the other one.
