@@ -8,6 +8,7 @@ use crate::layout::{Layout, UNIT_SHIFT};
 use leasehold_core::sync::atomic::Ordering;
 use leasehold_core::{Error, OutOfMemory, Text};
 use std::cmp::Reverse;
+use std::collections::HashMap;
 use std::fmt;
 
 /// Release tags that a report names.
@@ -60,21 +61,20 @@ impl Inner {
         report.in_graphs = self.counters.in_graphs.load(Ordering::Relaxed);
         report.limit = self.budget.limit();
 
-        // (tag, bytes, buffers): sorted, then summed in place.
-        let mut tags: Vec<(u32, u64, u64)> = Vec::new();
+        let mut sums: HashMap<u32, (u64, u64)> = HashMap::new();
         self.for_each_live(|_, flags, b| {
             if flags & (IMPORTED | REGION) == 0 {
-                host::push(&mut tags, (b.tag, b.len, 1));
+                if let Some((bytes, n)) = sums.get_mut(&b.tag) {
+                    (*bytes, *n) = (*bytes + b.len, *n + 1);
+                } else if sums.try_reserve(1).is_ok() {
+                    sums.insert(b.tag, (b.len, 1));
+                }
             }
         });
-        tags.sort_unstable();
-        tags.dedup_by(|next, sum| {
-            let same = next.0 == sum.0;
-            if same {
-                (sum.1, sum.2) = (sum.1 + next.1, sum.2 + next.2);
-            }
-            same
-        });
+        let mut tags: Vec<(u32, u64, u64)> = Vec::new();
+        for (tag, (bytes, n)) in sums {
+            host::push(&mut tags, (tag, bytes, n));
+        }
         tags.sort_unstable_by_key(|&(tag, bytes, n)| Reverse((bytes, n, tag)));
         for (tag, bytes, n) in tags.into_iter().take(MOST_TAGS) {
             place(format_args!("live with tag {tag} ({n} buffers)"), bytes);
