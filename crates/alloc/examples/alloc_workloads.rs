@@ -4,26 +4,38 @@
 //! other allocators is `leasehold bench alloc`.
 
 use leasehold_alloc::bench::{Own, Workload};
+use leasehold_alloc::replay::VirtualStream;
 use leasehold_alloc::{Allocator, AllocatorConfig, FakeBacking, Layout, On};
 use leasehold_core::Result;
+use std::sync::Barrier;
+use std::sync::mpsc::channel;
 
 fn own(magazines: bool, marks: bool) -> Result<Own> {
     let config = AllocatorConfig { magazines, ..AllocatorConfig::default() };
     Ok(Own { allocator: Allocator::new(Box::new(FakeBacking::new(1 << 38)), config)?, marks })
 }
 
-/// Lets so many threads use every shard in turn that none is biased any more.
-fn share(own: &Own) {
-    for _ in 0..1_000 {
-        std::thread::scope(|s| {
-            s.spawn(|| {
-                let stream = leasehold_alloc::replay::VirtualStream::new().expect("a line");
-                for _ in 0..3 {
-                    drop(own.allocator.alloc(Layout::new(4 << 10), On::new(&stream)));
-                }
+/// Lets so many threads use every shard in turn that none is biased any more. All are there at a time: numbers of threads are given again.
+fn share(own: &Own) -> Result<()> {
+    let shards = 2 * std::thread::available_parallelism().map_or(4, usize::from).next_power_of_two().clamp(2, 32);
+    let end = Barrier::new(24 * shards + 1);
+    let (done, next) = channel();
+    let mut all: Vec<Result<()>> = Vec::new();
+    std::thread::scope(|s| {
+        for _ in 0..24 * shards {
+            let (done, end) = (done.clone(), &end);
+            s.spawn(move || {
+                let uses = VirtualStream::new().and_then(|stream| {
+                    (0..3).try_for_each(|_| own.allocator.alloc(Layout::new(4 << 10), On::new(&stream)).map(drop))
+                });
+                let _ = done.send(uses);
+                end.wait();
             });
-        });
-    }
+            all.extend(next.recv());
+        }
+        end.wait();
+    });
+    all.into_iter().collect()
 }
 
 fn main() -> Result<()> {
@@ -39,7 +51,7 @@ fn main() -> Result<()> {
         {
             let own = own(magazines, marks)?;
             if shared {
-                share(&own);
+                share(&own)?;
             }
             match workload.run(&own, threads, pairs)? {
                 Some(s) => print!(" {:5.1}/{:<5.1}", s.ns, s.ns_best),
