@@ -19,6 +19,17 @@ pub struct Chunk {
     pub native: u64,
 }
 
+/// A part of a piece of memory that is in use at a second address, and not where it lies otherwise.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Aliased {
+    /// Its address where the piece was mapped first.
+    pub home: u64,
+    /// Its second address.
+    pub at: u64,
+    /// Its bytes: less than a granule.
+    pub bytes: u64,
+}
+
 /// What a backing can do.
 #[derive(Debug, Clone, Copy)]
 pub struct BackingCaps {
@@ -26,6 +37,8 @@ pub struct BackingCaps {
     pub vmm: bool,
     /// The size in bytes, a power of two, of which reservations, commitments and mappings are multiples. 2 MiB on CUDA.
     pub granule: u64,
+    /// With `vmm`: a piece may be mapped at several addresses at a time, each of them showing the same memory.
+    pub alias: bool,
     /// Physical memory in bytes, as far as known: sets how many addresses are reserved (four times as many).
     pub physical: u64,
     /// `reserve` works.
@@ -36,7 +49,7 @@ pub struct BackingCaps {
 
 impl Default for BackingCaps {
     fn default() -> Self {
-        Self { vmm: false, granule: 2 << 20, physical: 64 << 30, reserve: false, segment: 32 << 20 }
+        Self { vmm: false, alias: false, granule: 2 << 20, physical: 64 << 30, reserve: false, segment: 32 << 20 }
     }
 }
 
@@ -94,6 +107,25 @@ pub trait Backing: Send + Sync {
     fn map(&self, at: u64, handle: u64, bytes: u64) -> Result<()> {
         let _ = handle;
         self.commit(Some(at), bytes).map(|_| ())
+    }
+
+    /// Maps a piece, which stays mapped where it is, at a second address. Asked for only where [`BackingCaps::alias`] says so. `part` of it is
+    /// in use there from now on.
+    ///
+    /// # Errors
+    /// As [`map`](Self::map).
+    fn alias(&self, at: u64, handle: u64, bytes: u64, part: Aliased) -> Result<()> {
+        let _ = part;
+        self.map(at, handle, bytes)
+    }
+
+    /// Ends [`alias`](Self::alias): `part` is in use where the piece was mapped first again. No work uses the range any more.
+    ///
+    /// # Errors
+    /// As [`unmap`](Self::unmap).
+    fn unalias(&self, at: u64, bytes: u64, part: Aliased) -> Result<()> {
+        let _ = part;
+        self.unmap(at, bytes)
     }
 
     /// Makes a range of pieces, mapped one after the other, accessible to the device: one call for all of them.

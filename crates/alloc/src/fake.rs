@@ -93,7 +93,7 @@ impl FakeBacking {
     /// ```
     #[must_use]
     pub fn new(physical: u64) -> Self {
-        Self::with_caps(BackingCaps { vmm: true, reserve: true, physical, ..BackingCaps::default() })
+        Self::with_caps(BackingCaps { vmm: true, alias: true, reserve: true, physical, ..BackingCaps::default() })
     }
 
     /// A device that only gives whole segments.
@@ -172,6 +172,27 @@ impl FakeBacking {
             }
         }
         true
+    }
+
+    /// Which memory backs `[addr, addr + bytes)`: runs of it, as where each begins and how many bytes it has. Equal numbers are the same bytes,
+    /// whatever address they are seen at.
+    ///
+    /// # Panics
+    /// If not all of it is backed.
+    #[must_use]
+    pub fn memory(&self, addr: u64, bytes: u64) -> Vec<(u64, u64)> {
+        let s = self.state.lock();
+        let (mut at, mut runs) = (addr, Vec::new());
+        while at < addr + bytes {
+            let mapped = s.mapped.range(..=at).next_back().map(|(&a, &(b, handle))| (a, b, handle << 44));
+            let segment = s.segments.range(..=at).next_back().map(|(&a, &b)| (a, b, a));
+            let holds = |&(a, b, _): &(u64, u64, u64)| a + b > at;
+            let (from, len, memory) = mapped.filter(holds).or(segment.filter(holds)).expect("a backed address");
+            let end = (from + len).min(addr + bytes);
+            runs.push((memory + (at - from), end - at));
+            at = end;
+        }
+        runs
     }
 
     fn enter(&self, call: Call) -> Result<leasehold_core::sync::MutexGuard<'_, State>> {

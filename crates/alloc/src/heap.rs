@@ -10,14 +10,20 @@
 //! there ([`even`](Heap::even)), and where memory goes before time, other large ones too (`dense`). On the shared decoding trace and variants of it that takes a granule in a hundred less; best fit and the
 //! highest address for large blocks take more.
 //!
+//! Where even that leaves edges of granules beside large blocks that nobody fits into, granules are mapped a second time, so that a block
+//! lies across two of them (`alias`).
+//!
 //! Plain single-threaded state: whoever owns it guards it. Makes no driver call; must not know leases.
 
+mod alias;
 mod dense;
 mod lanes;
 mod ready;
 mod report;
 mod transfer;
 
+use alias::Alias;
+pub(crate) use alias::{Across, Edge, Homeward};
 pub(crate) use transfer::Part;
 
 use crate::host::{self, fetch_entry};
@@ -100,6 +106,8 @@ pub(crate) struct Heap {
     order: Vec<u16>,
     pub(crate) lanes: Vec<Lane>,
     pub(crate) res: Residency,
+    /// Granules that are mapped at a second address.
+    aliases: Vec<Alias>,
     lane_of_line: Vec<u8>,
     /// Lanes in use besides lane 0.
     lines: u32,
@@ -135,6 +143,7 @@ impl Heap {
             order: Vec::new(),
             lanes: vec![Lane::new(None)],
             res: Residency::new(granule.trailing_zeros() - UNIT_SHIFT),
+            aliases: Vec::new(),
             lane_of_line: Vec::new(),
             lines: 0,
             waiting: NIL,
@@ -752,7 +761,7 @@ impl Heap {
 
 /// The lane and stamp of two merged blocks.
 #[inline]
-fn latest(a: (u8, Stamp), b: (u8, Stamp)) -> (u8, Stamp) {
+pub(crate) fn latest(a: (u8, Stamp), b: (u8, Stamp)) -> (u8, Stamp) {
     if a.0 == READY {
         return b;
     }

@@ -1,9 +1,9 @@
 //! What happens when no free block fits: the ladder, each step bounded and counted, up to an error that says where the memory is.
 //!
 //! 1 drain what is over · 2 memory that this stream is known to run after · 3 (if so configured) memory that the stream can be made to
-//! wait for · 4 grow, moving free granules first as the policy says · 5 let the stream wait for other streams' memory · 6 magazines ·
-//! 7 move free granules whatever the policy · 8 reclaimers · 9 wait on the host for the least that suffices · 10 wait for another
-//! thread's free · 11 `OutOfMemory` with the trail.
+//! wait for · 4 grow, moving free granules first as the policy says, and where they are few mapping edges of others again · 5 let the
+//! stream wait for other streams' memory · 6 magazines · 7 move free granules and map edges again whatever the policy · 8 reclaimers ·
+//! 9 wait on the host for the least that suffices · 10 wait for another thread's free · 11 `OutOfMemory` with the trail.
 //!
 //! No step holds the lock across a call of the backing, a timeline or a reclaimer.
 
@@ -11,7 +11,7 @@ use crate::allocator::{Core, Inner, On};
 use crate::backing::{Backing, Chunk};
 use crate::buffer::{Buffer, NO_SLOT};
 use crate::config::{CrossStream, Policy};
-use crate::heap::passed;
+use crate::heap::{Homeward, passed};
 use crate::host;
 use crate::layout::{Layout, SIZE_LIMIT, UNIT_SHIFT};
 use crate::numbers::thread_number;
@@ -320,6 +320,12 @@ impl Inner {
         self.config.policy == Policy::Balanced && self.few() && now / REST >= core.peak.1.max(SETTLED)
     }
 
+    /// Whether the edges of granules count before memory is short. With several lines, whose free memory does not merge, they are little beside the
+    /// rest, and the calls of the driver are not worth it.
+    fn counts(&self, core: &Core) -> bool {
+        self.few() && (self.config.policy == Policy::Compact || core.store.heap.single())
+    }
+
     /// Whether granules are so few that one of them counts.
     fn few(&self) -> bool {
         self.budget.committed() < FEW_GRANULES * self.caps.granule
@@ -375,18 +381,28 @@ impl Inner {
                 let near = wait.then_some(if self.config.policy == Policy::Compact { u64::MAX - 1 } else { NEAR });
                 let round = if pressed { 1 } else { self.round(&core, size, piece) };
                 let least = steal && !pressed && self.at_rest(&mut core, size);
-                let means = Means { steal, create: true, near, even: !pressed, least, piece, round };
+                let again = self.caps.alias && (pressed || steal && !least && self.counts(&core));
+                let means = Means { steal, create: true, again, near, even: !pressed, least, piece, round };
                 let lane = core.store.heap.lane_for(on.line);
                 let units = core.store.units(need);
                 let planned = core.store.heap.plan(units, need.align, lane, means, &self.budget)?;
                 match &planned {
-                    Planned::Plan(plan) if plan.steals() => core.episodes += 1,
+                    Planned::Plan(plan) if plan.steals() || plan.again() => core.episodes += 1,
                     _ => {}
                 }
                 planned
             };
             let mut plan = match planned {
                 Planned::Plan(plan) => plan,
+                Planned::Home(homeward) => {
+                    self.go_home(homeward);
+                    let mut core = self.core.lock();
+                    self.settle(&mut core);
+                    if let Some(block) = core.store.take(need, on.line)? {
+                        return self.issue(&mut core, block, size, on.line).map(Some);
+                    }
+                    continue;
+                }
                 Planned::Wait(stamp) => {
                     // Moving memory that is nearly free costs less than holding more for ever.
                     waits += 1;
@@ -446,6 +462,14 @@ impl Inner {
             }
             piece = 1;
         }
+    }
+
+    /// Unmaps granules at their second addresses.
+    fn go_home(&self, mut homeward: Vec<Homeward>) {
+        for h in &mut homeward {
+            h.gone = self.backing.unalias(h.addr, h.bytes, h.part).is_ok();
+        }
+        self.core.lock().store.heap.finish_home(homeward);
     }
 
     /// Gives pieces that a failed plan left over back to the driver.
@@ -664,6 +688,12 @@ impl Inner {
     }
 
     fn trim_core(&self, keep: u64) -> Result<u64> {
+        let homeward = {
+            let mut core = self.core.lock();
+            self.settle(&mut core);
+            core.store.heap.plan_home()?
+        };
+        self.go_home(homeward);
         let (steps, segments) = {
             let mut core = self.core.lock();
             self.settle(&mut core);

@@ -2,8 +2,9 @@
 //!
 //! Everything here is the slow path: a driver call follows, so walks over all nodes are affordable.
 
+use crate::backing::Aliased;
 use crate::budget::Budget;
-use crate::heap::{Heap, READY, passed};
+use crate::heap::{Across, Edge, Heap, Homeward, READY, latest, passed};
 use crate::host;
 use crate::layout::UNIT_SHIFT;
 use crate::node::{NIL, Node, State};
@@ -17,6 +18,8 @@ pub(crate) struct Means {
     pub(crate) steal: bool,
     /// Take new memory from the driver.
     pub(crate) create: bool,
+    /// Map granules again where their edges are free, rather than take new memory.
+    pub(crate) again: bool,
     /// Instead of taking new memory, say which point to wait for, if that makes pieces free and is at most so many values ahead.
     pub(crate) near: Option<u64>,
     /// Place large blocks so that their granules can be moved later.
@@ -36,8 +39,23 @@ pub(crate) enum Planned {
     Plan(Plan),
     /// The means suffice once this point is over.
     Wait(Stamp),
+    /// First, what lies free at second addresses is to go home.
+    Home(Vec<Homeward>),
     /// No addresses, or the means do not suffice.
     Nothing,
+}
+
+/// Where a block is to lie.
+struct Target {
+    /// The free node.
+    node: u32,
+    start: u32,
+    units: u32,
+    /// With the granules that it touches, where they are backed by nothing.
+    from: u32,
+    to: u32,
+    /// What its first and its last granule are mapped again for.
+    edges: [Option<Edge>; 2],
 }
 
 /// A piece under free memory.
@@ -65,6 +83,11 @@ impl Heap {
     /// Plans a block of `units` for `lane`.
     pub(crate) fn plan(&mut self, units: u32, align: u32, lane: u8, means: Means, budget: &Budget) -> Result<Planned> {
         self.tick += 1;
+        if means.again
+            && let Some(homeward) = self.homeward()?
+        {
+            return Ok(homeward);
+        }
         let place = match means {
             Means { least: true, .. } => self.backed_place(units, align, lane),
             Means { even: true, .. } => self.dense_place(units, align, lane),
@@ -81,10 +104,10 @@ impl Heap {
         let start = place.map_or_else(|| n.start.next_multiple_of(align.max(1)), |p| p.1);
         let missing = self.res.missing(start, start + units);
         // The target: the request, widened to whole granules where an edge is not backed.
-        let bare = |unit: u32| self.res.piece_of(unit >> shift) == NIL;
-        let a = if bare(start) { start & !(granule - 1) } else { start };
+        let bare = |heap: &Heap, unit: u32| heap.res.piece_of(unit >> shift) == NIL;
+        let a = if bare(self, start) { start & !(granule - 1) } else { start };
         let mut b = start + units;
-        if bare(b - 1) {
+        if bare(self, b - 1) {
             b = b.next_multiple_of(granule);
         }
 
@@ -115,6 +138,18 @@ impl Heap {
                 return Ok(Planned::Wait(l.stamp));
             }
         }
+        if short > 0
+            && let Some(homeward) = self.homeward()?
+        {
+            return Ok(homeward);
+        }
+        if short > 0 && means.again {
+            let loot = if means.steal { self.ready_loot()? } else { Vec::new() };
+            let there = cached + loot.iter().map(|l| l.granules).sum::<u32>();
+            if let Some(across) = self.across(units, align, lane, there + short)? {
+                return self.plan_across(across, units, lane, means, loot, budget);
+            }
+        }
         if short > 0 && !means.create {
             return Ok(Planned::Nothing);
         }
@@ -124,14 +159,55 @@ impl Heap {
             let extra = short.next_multiple_of(means.round) - short;
             let room = u32::try_from(budget.room() / self.res.bytes(1)).unwrap_or(u32::MAX);
             for _ in 0..extra.min(room.saturating_sub(short)) {
-                if b & (granule - 1) == 0 && b + granule <= n.end() && bare(b) {
+                if b & (granule - 1) == 0 && b + granule <= n.end() && bare(self, b) {
                     b += granule;
                 }
             }
         }
         let held = 8 + 4 * self.res.missing(a, b);
+        let target = Target { node, start, units, from: a, to: b, edges: [None; 2] };
+        self.claimed(held, target, lane, means, loot, budget)
+    }
+
+    /// What lies free at second addresses goes home before anything else is planned: at once where blocks are laid across edges, for what lies
+    /// free there lies apart from its neighbours; otherwise before memory is taken from the driver.
+    fn homeward(&mut self) -> Result<Option<Planned>> {
+        let homeward = self.plan_home()?;
+        Ok((!homeward.is_empty()).then_some(Planned::Home(homeward)))
+    }
+
+    /// Plans a block across the edges of granules that are mapped a second time for it.
+    fn plan_across(
+        &mut self,
+        across: Across,
+        units: u32,
+        lane: u8,
+        means: Means,
+        loot: Vec<Loot>,
+        budget: &Budget,
+    ) -> Result<Planned> {
+        let shift = self.res.shift;
+        let Across { node, at, head, whole, tail } = across;
+        let from = at << shift;
+        let to = from + ((whole + u32::from(head.is_some()) + u32::from(tail.is_some())) << shift);
+        let start = from + head.map_or(0, |e| (1 << shift) - e.units);
+        self.room_for_aliases()?;
+        let target = Target { node, start, units, from, to, edges: [head, tail] };
+        self.claimed(16 + 4 * whole, target, lane, means, loot, budget)
+    }
+
+    /// Sets nodes aside for a plan, and makes it.
+    fn claimed(
+        &mut self,
+        held: u32,
+        target: Target,
+        lane: u8,
+        means: Means,
+        loot: Vec<Loot>,
+        budget: &Budget,
+    ) -> Result<Planned> {
         self.nodes.hold(held)?;
-        let plan = self.claim(start, units, (a, b), node, lane, means, loot, budget);
+        let plan = self.claim(target, lane, means, loot, budget);
         match plan {
             Ok(Some(mut plan)) => {
                 plan.nodes_held = held;
@@ -149,25 +225,23 @@ impl Heap {
         }
     }
 
-    #[expect(clippy::too_many_arguments, reason = "the second half of `plan`, split for length")]
     fn claim(
         &mut self,
-        start: u32,
-        units: u32,
-        (a, b): (u32, u32),
-        node: u32,
+        target: Target,
         lane: u8,
         means: Means,
         mut loot: Vec<Loot>,
         budget: &Budget,
     ) -> Result<Option<Plan>> {
         let shift = self.res.shift;
+        let Target { node, start, units, from: a, to: b, edges: [head, tail] } = target;
         self.res.reach(((b - 1) >> shift) + 1)?;
         self.reach(b.saturating_add(1))?;
         // Host memory for everything comes first; nothing is taken out of its place before.
-        let mut gaps = self.gaps_in(a, b)?;
+        let inner = (a + (u32::from(head.is_some()) << shift), b - (u32::from(tail.is_some()) << shift));
+        let mut gaps = self.gaps_in(inner.0, inner.1)?;
         let (mut steps, mut rob, mut robbed) = (Vec::new(), Vec::new(), Vec::new());
-        host::room(&mut steps, gaps.iter().map(|g| g.1 as usize).sum())?;
+        host::room(&mut steps, gaps.iter().map(|g| g.1 as usize).sum::<usize>() + 2)?;
         host::room(&mut rob, loot.len())?;
         host::room(&mut robbed, loot.len())?;
         let step = |piece: u32, at: u32, granules: u32, handle: u64, source: Source| Step {
@@ -205,6 +279,16 @@ impl Heap {
         let mut fine = rest == 0 || means.create && budget.take(ticket);
         let mut refused = None;
         if fine {
+            for (edge, at) in [(head, a >> shift), (tail, (b >> shift) - 1)] {
+                let Some(edge) = edge.filter(|_| fine) else { continue };
+                let handle = self.res.pieces[self.res.piece_of(edge.from >> shift) as usize].handle;
+                match self.res.new_piece(1) {
+                    Ok(id) => {
+                        steps.push(step(id, at, 1, handle, Source::Again { home: NIL, part: Aliased::default() }))
+                    }
+                    Err(e) => (fine, refused) = (false, Some(e)),
+                }
+            }
             for (mut at, mut left) in gaps {
                 while left > 0 && fine {
                     let n = left.min(means.piece.max(1));
@@ -223,7 +307,7 @@ impl Heap {
             for s in steps {
                 match s.source {
                     Source::Cached => self.res.put_cached(s.piece),
-                    Source::New => self.res.drop_piece(s.piece),
+                    Source::New | Source::Again { .. } => self.res.drop_piece(s.piece),
                     Source::Stolen { .. } => {}
                 }
             }
@@ -231,6 +315,17 @@ impl Heap {
         }
 
         let (target, stamp) = self.isolate(node, a, b);
+        let mut last = if stamp.is_never() { (READY, stamp) } else { (lane, stamp) };
+        let edges = [head, tail].into_iter().flatten();
+        for (edge, s) in edges.zip(steps.iter_mut().filter(|s| matches!(s.source, Source::Again { .. }))) {
+            let at = self.covering(edge.node, edge.from);
+            let (home, stamp) = self.isolate(at, edge.from, edge.from + edge.units);
+            last = latest(last, (self.nodes[home].lane, stamp));
+            let bytes = u64::from(edge.units) << UNIT_SHIFT;
+            let there = (s.at << shift) + (edge.from & ((1 << shift) - 1));
+            let at = self.spans[usize::from(self.nodes[target].span)].addr(there);
+            s.source = Source::Again { home, part: Aliased { home: self.addr(home), at, bytes } };
+        }
         for l in &rob {
             self.res.pieces[l.piece as usize].place = Place::Moving;
             let from = self.covering(l.node, l.at << shift);
@@ -247,14 +342,16 @@ impl Heap {
                 s.source = Source::Stolen { from, from_addr: base(self, node, from) };
             }
         }
-        Ok(Some(Plan { target, start, units, lane, stamp, steps, robbed, ticket, nodes_held: 0 }))
+        // In the order of their addresses neighbours are made accessible by one call.
+        steps.sort_unstable_by_key(|s| s.at);
+        Ok(Some(Plan { target, start, units, lane, stamp: last.1, steps, robbed, ticket, nodes_held: 0 }))
     }
 
     /// The parts of `[a, b)` that are not backed, as (granule, granules).
     fn gaps_in(&self, a: u32, b: u32) -> Result<Vec<(u32, u32)>> {
         let shift = self.res.shift;
         let mut gaps: Vec<(u32, u32)> = Vec::new();
-        for g in a >> shift..=(b - 1) >> shift {
+        for g in a >> shift..(b + (1 << shift) - 1) >> shift {
             if self.res.piece_of(g) != NIL {
                 continue;
             }
@@ -313,8 +410,16 @@ impl Heap {
         Ok(loot)
     }
 
+    /// As [`loot`](Self::loot), wherever it lies, but what may be taken now: large pieces first, then from the highest address down.
+    fn ready_loot(&self) -> Result<Vec<Loot>> {
+        let mut loot = self.loot(0, 0)?;
+        loot.retain(|l| l.stamp.is_never());
+        loot.sort_unstable_by_key(|l| std::cmp::Reverse((l.granules, l.at)));
+        Ok(loot)
+    }
+
     /// When the last use of granules of a pending free node is over: what is known of each, or the node's own stamp.
-    fn last_use(&self, from: u32, to: u32, node: Stamp) -> Stamp {
+    pub(crate) fn last_use(&self, from: u32, to: u32, node: Stamp) -> Stamp {
         let mut latest = Stamp::NEVER;
         for g in from..to {
             let Some(last) = self.res.granules[g as usize].last_of(node.line_id()) else { return node };
@@ -327,7 +432,7 @@ impl Heap {
 
     /// Takes `[a, b)`, which lies in a free node, out of circulation as one node. Returns it with the stamp of the node, if it lay in a
     /// line's lane.
-    fn isolate(&mut self, at: u32, a: u32, b: u32) -> (u32, Stamp) {
+    pub(crate) fn isolate(&mut self, at: u32, a: u32, b: u32) -> (u32, Stamp) {
         self.unlink_free(at);
         let (n, stamp) = (self.nodes[at], self.nodes.stamp(at));
         let mut mid = at;
@@ -353,6 +458,17 @@ impl Heap {
             let granules = self.res.pieces[s.piece as usize].granules;
             self.res.pieces[s.piece as usize].handle = s.handle;
             match (s.end, s.source) {
+                (End::Mapped, Source::Again { .. }) => self.res.set_mapped(s.piece, s.at, Place::Again),
+                (end, Source::Again { home, .. }) => {
+                    if end == End::LostAtTarget {
+                        // As long as it is mapped there, its piece must not be given back.
+                        self.res.set_mapped(s.piece, s.at, Place::Lost);
+                        self.quarantine(home);
+                    } else {
+                        self.res.drop_piece(s.piece);
+                        self.resettle(home, self.nodes[home].lane, self.nodes.stamp(home));
+                    }
+                }
                 (End::Untouched, Source::New) => {
                     self.res.drop_piece(s.piece);
                     unused += s.bytes;
@@ -393,12 +509,18 @@ impl Heap {
         let target = self.nodes[block];
         if target.start < plan.start {
             block = self.split(block, plan.start - target.start);
-            self.settle_by_residency(plan.target, lane, stamp);
+            match plan.alias_at(target.start >> self.res.shift) {
+                Some((piece, home)) => self.set_alias(piece, home, plan.target),
+                None => self.settle_by_residency(plan.target, lane, stamp),
+            }
         }
         if self.nodes[block].units > plan.units {
             let upper = self.split(block, plan.units);
             self.nodes[block].state = State::Used;
-            self.settle_by_residency(upper, lane, stamp);
+            match plan.alias_at((target.end() - 1) >> self.res.shift) {
+                Some((piece, home)) => self.set_alias(piece, home, upper),
+                None => self.settle_by_residency(upper, lane, stamp),
+            }
         }
         let n = &mut self.nodes[block];
         n.state = State::Used;

@@ -4,7 +4,7 @@
 //! [`Plan::run`] without it, and brought back by [`Heap::finish`](crate::heap::Heap) under it. A plan that fails is undone as far as the
 //! driver lets it; what the driver does not take back is quarantined and stays counted.
 
-use crate::backing::Backing;
+use crate::backing::{Aliased, Backing};
 use crate::heap::passed;
 use crate::host;
 use crate::node::{NIL, Node, State};
@@ -66,6 +66,8 @@ pub(crate) enum Place {
     Vacant,
     /// Mapped at its granule.
     Mapped,
+    /// No piece of its own: another one's memory, mapped again.
+    Again,
     /// Mapped nowhere, kept for the next growth.
     Cached,
     /// In a plan.
@@ -217,7 +219,7 @@ impl Residency {
 
     pub(crate) fn check(&self) -> Result<(), String> {
         for (id, p) in self.pieces.iter().enumerate() {
-            if matches!(p.place, Place::Mapped | Place::Lost)
+            if matches!(p.place, Place::Mapped | Place::Again | Place::Lost)
                 && (p.at..p.at + p.granules).any(|g| self.piece_of(g) != id as u32)
             {
                 return Err(format!("piece {id} is not where it says: {p:?}"));
@@ -244,6 +246,8 @@ pub(crate) enum Source {
     Stolen { from: u32, from_addr: u64 },
     /// The driver.
     New,
+    /// It stays where it is, and is mapped again for a part of it: the node of that part, at home.
+    Again { home: u32, part: Aliased },
 }
 
 /// How a step ended.
@@ -295,12 +299,29 @@ impl Plan {
         self.steps.iter().any(|s| matches!(s.source, Source::Stolen { .. }))
     }
 
+    /// Whether it maps granules at a second address.
+    pub(crate) fn again(&self) -> bool {
+        self.steps.iter().any(|s| matches!(s.source, Source::Again { .. }))
+    }
+
+    /// What it maps at a granule that is another one's memory: the piece, and the node at home.
+    pub(crate) fn alias_at(&self, granule: u32) -> Option<(u32, u32)> {
+        self.steps.iter().filter(|s| s.at == granule).find_map(|s| match s.source {
+            Source::Again { home, .. } => Some((s.piece, home)),
+            _ => None,
+        })
+    }
+
     /// Carries the plan out. On an error everything was undone as far as the driver lets it; the steps say how they ended.
     pub(crate) fn run(&mut self, backing: &dyn Backing) -> Result<()> {
         let result = self.try_run(backing);
         if result.is_err() {
             for step in self.steps.iter_mut().filter(|s| s.end == End::Mapped) {
-                step.end = if backing.unmap(step.addr, step.bytes).is_ok() { End::Loose } else { End::LostAtTarget };
+                let undone = match step.source {
+                    Source::Again { part, .. } => backing.unalias(step.addr, step.bytes, part),
+                    _ => backing.unmap(step.addr, step.bytes),
+                };
+                step.end = if undone.is_ok() { End::Loose } else { End::LostAtTarget };
             }
         }
         result
@@ -309,7 +330,7 @@ impl Plan {
     fn try_run(&mut self, backing: &dyn Backing) -> Result<()> {
         for step in &mut self.steps {
             match step.source {
-                Source::Cached => step.end = End::Loose,
+                Source::Cached | Source::Again { .. } => step.end = End::Loose,
                 Source::New => {
                     step.handle = backing.create(step.bytes)?;
                     step.end = End::Loose;
@@ -319,7 +340,10 @@ impl Plan {
                     step.end = End::Loose;
                 }
             }
-            backing.map(step.addr, step.handle, step.bytes)?;
+            match step.source {
+                Source::Again { part, .. } => backing.alias(step.addr, step.handle, step.bytes, part)?,
+                _ => backing.map(step.addr, step.handle, step.bytes)?,
+            }
             step.end = End::Mapped;
         }
         let mut i = 0;

@@ -92,6 +92,7 @@ impl Heap {
                 return Err(format!("the page map has lost node {id}: {n:?}"));
             }
         }
+        self.check_aliases()?;
         self.res.check()
     }
 }

@@ -249,7 +249,7 @@ fn lose(cross_stream: CrossStream, armed: (Refusal, When)) -> (u64, bool) {
     let mut rng = Rng(99);
     let mut held = Vec::new();
     let mut lost = false;
-    for _ in 0..100 {
+    for _ in 0..200 {
         let stream = &streams[rng.below(2) as usize];
         let size = [900, 70_000, MIB, 5 * MIB][rng.below(4) as usize];
         match b.allocator.alloc(Layout::new(size), On::new(stream)) {

@@ -149,8 +149,9 @@ struct Model {
     streams: Vec<Stream>,
     order: Arc<Mutex<Order>>,
     live: Vec<(Lease<Buffer>, Vec<Stamp>)>,
-    by_addr: BTreeMap<u64, u64>,
-    /// Freed ranges with the uses that may go on.
+    /// The memory of live blocks.
+    by_memory: BTreeMap<u64, u64>,
+    /// Freed memory with the uses that may go on.
     pending: Vec<(u64, u64, Vec<Stamp>)>,
     bytes: u64,
     /// Streams come and go, and for a while only some of them are used: so do lanes.
@@ -171,10 +172,10 @@ impl Model {
         let stream = |_| Stream { inner: VirtualStream::new().expect("a line"), order: order.clone() };
         let streams: Vec<_> = (0..STREAMS).map(stream).collect();
         order.lock().lines = streams.iter().map(|s| s.line().id()).collect();
-        let (live, by_addr, pending) = (Vec::new(), BTreeMap::new(), Vec::new());
+        let (live, by_memory, pending) = (Vec::new(), BTreeMap::new(), Vec::new());
         let active = STREAMS as u64;
         let (bytes, churn, visits) = (0, false, false);
-        Self { allocator, fake, streams, order, live, by_addr, pending, bytes, churn, active, visits }
+        Self { allocator, fake, streams, order, live, by_memory, pending, bytes, churn, active, visits }
     }
 
     fn alloc(&mut self, rng: &mut Rng) {
@@ -204,15 +205,19 @@ impl Model {
         }
         let (from, to) = (buffer.addr(), buffer.addr() + layout.size);
         assert_eq!(from % align.max(256), 0, "{layout:?} at {from:#x}");
-        if let Some((at, len)) = self.by_addr.range(..to).next_back() {
-            assert!(at + len <= from, "{from:#x}..{to:#x} overlaps a live block at {at:#x}+{len:#x}");
-        }
         assert!(self.fake.is_backed(from, layout.size), "{from:#x}..{to:#x} is not backed");
+        // Whatever address it is seen at: no two live blocks have a byte of memory in common.
+        let memory = self.fake.memory(from, layout.size);
+        for &(m, len) in &memory {
+            if let Some((at, other)) = self.by_memory.range(..m + len).next_back() {
+                assert!(at + other <= m, "{from:#x}..{to:#x} has memory of a live block at {at:#x}+{other:#x}");
+            }
+        }
         let mut seen = vec![buffer.write_stamp()];
         buffer.for_each_read(|s| seen.push(s));
         let order = self.order.lock();
         for (a, b, stamps) in &self.pending {
-            if *a < to && from < *b {
+            if memory.iter().any(|&(m, len)| *a < m + len && m < *b) {
                 for s in stamps.iter().filter(|&&s| !over(s)) {
                     assert!(order.follows(on.line.id(), *s), "{from:#x}..{to:#x} is lent while {s:?} may use it");
                     // A later use stands for every use that it was made to wait for.
@@ -223,20 +228,21 @@ impl Model {
         }
         drop(order);
         // From now on the new holder's record guards its range.
-        let mut rest = Vec::new();
-        self.pending.retain(|(a, b, stamps)| {
-            let apart = *b <= from || to <= *a;
-            if !apart {
-                rest.extend(
-                    [(*a, from), (to, *b)].into_iter().filter(|r| r.0 < r.1).map(|r| (r.0, r.1, stamps.clone())),
-                );
-            }
-            apart
-        });
-        self.pending.append(&mut rest);
+        for &(m, len) in &memory {
+            let mut rest = Vec::new();
+            self.pending.retain(|(a, b, stamps)| {
+                let apart = *b <= m || m + len <= *a;
+                if !apart {
+                    let parts = [(*a, m), (m + len, *b)].into_iter().filter(|r| r.0 < r.1);
+                    rest.extend(parts.map(|r| (r.0, r.1, stamps.clone())));
+                }
+                apart
+            });
+            self.pending.append(&mut rest);
+            self.by_memory.insert(m, len);
+        }
         // What the new buffer inherits still guards the range when it is freed.
         seen.retain(|s| !over(*s));
-        self.by_addr.insert(from, layout.size);
         self.bytes += layout.size;
         self.live.push((buffer, seen));
     }
@@ -249,11 +255,13 @@ impl Model {
         let (buffer, stamps) = self.live.swap_remove(at);
         let (from, len) = (buffer.addr(), buffer.len());
         if len > 0 {
-            self.by_addr.remove(&from);
             self.bytes -= len;
             self.pending.retain(|p| p.2.iter().any(|&s| !over(s)));
-            if stamps.iter().any(|&s| !over(s)) {
-                self.pending.push((from, from + len, stamps));
+            for (m, len) in self.fake.memory(from, len) {
+                self.by_memory.remove(&m);
+                if stamps.iter().any(|&s| !over(s)) {
+                    self.pending.push((m, m + len, stamps.clone()));
+                }
             }
         }
         let handle = buffer.handle();

@@ -88,7 +88,7 @@ fn other_widths_take_little_more() {
         sum += r.ratio / 60.0;
         worst = worst.max(r.ratio);
     }
-    assert!(sum <= 1.035 && worst <= 1.08, "{sum:.4} on average, {worst:.4} at worst");
+    assert!(sum <= 1.03 && worst <= 1.06, "{sum:.4} on average, {worst:.4} at worst");
 }
 
 /// A trace whose sizes are each up to 2 % off, the same ones alike.
@@ -134,6 +134,27 @@ fn neighbours_of_four_streams_keep_the_bound() {
         .collect();
     let (over, mean) = (ratios.iter().filter(|&&r| r > 1.5).count(), ratios.iter().sum::<f64>() / 20.0);
     assert!(over <= 1 && mean <= 1.42, "{over} of twenty over 1.5, {mean:.3} in the mean");
+}
+
+/// Eleven of twenty took more than 1.03 before blocks lay across the edges of others, and two more than 1.05.
+#[test]
+fn neighbours_of_a_decoding_take_little_more() {
+    let t = trace("llama_generate");
+    for policy in [Policy::Compact, Policy::Balanced] {
+        let ratios: Vec<f64> = (0..20)
+            .map(|seed| {
+                let r = replay_virtual(&near(&t, seed), &Options { policy, ..Options::default() }).expect("a replay");
+                assert_eq!(r.failed, 0, "{seed}");
+                r.ratio
+            })
+            .collect();
+        let (over, mean) = (ratios.iter().filter(|&&r| r > 1.03).count(), ratios.iter().sum::<f64>() / 20.0);
+        let worst = ratios.iter().copied().fold(0.0, f64::max);
+        assert!(
+            over <= 9 && mean <= 1.03 && worst <= 1.05,
+            "{policy:?}: {over} over 1.03, {mean:.4} in the mean, {worst:.4}"
+        );
+    }
 }
 
 #[test]

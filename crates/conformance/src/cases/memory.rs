@@ -42,6 +42,7 @@ pub(crate) const CASES: &[Case] = &[
     Case::hal(116, "sixteen threads allocate from one pool", &[], threads_allocate),
     Case::hal(129, "a freed block serves only what it satisfies", &[], fitting_reuse),
     Case::hal(133, "a stale handle stays stale", &[], stale_handles),
+    Case::hal(151, "what lies in the last free corners of a full memory stays there", &[], full).sanitizer(),
     Case::hal(148, "out of memory is out of memory on every kind", &[], oom_kind),
 ];
 
@@ -266,6 +267,46 @@ fn storm(env: &Env) -> Outcome {
     check_eq!(stats.live_bytes - before.live_bytes, live.iter().map(|b| b.len()).sum::<u64>(), "live bytes");
     drop(live);
     check_eq!(memory.stats().live, before.live, "live blocks at the end");
+    Ok(())
+}
+
+fn full(env: &Env) -> Outcome {
+    let stream = env.stream()?;
+    let memory = memory(env)?;
+    memory.trim(0)?;
+    cap(memory, 16 << 20);
+    let mut state = 0x9E37_79B9_7F4A_7C15;
+    let mut live: Vec<(Lease<Buffer>, u8)> = Vec::new();
+    let holds = |(buffer, byte): &(Lease<Buffer>, u8)| -> Outcome {
+        let wrong = env.read(&stream, buffer)?.iter().position(|b| b != byte);
+        check!(wrong.is_none(), "byte {wrong:?} of {} at {:#x} was overwritten", buffer.len(), buffer.addr());
+        Ok(())
+    };
+    let (mut refused, mut across) = (0, 0);
+    for i in 0..200u32 {
+        let size = 256 * (1 + random(&mut state) % (12 << 10));
+        match alloc(env, &stream, Layout::new(size)) {
+            Ok(buffer) => {
+                let byte = (i % 251) as u8;
+                direct(&stream, &[fill(&buffer, byte.into(), 1)])?;
+                live.push((buffer, byte));
+            }
+            Err(Error::OutOfMemory(_)) if !live.is_empty() => {
+                refused += 1;
+                let gone = live.swap_remove(random(&mut state) as usize % live.len());
+                holds(&gone)?;
+            }
+            Err(e) => return Err(e.into()),
+        }
+        across = across.max(memory.stats().aliased);
+    }
+    live.iter().try_for_each(holds)?;
+    check!(refused > 20, "the memory was full {refused} times only");
+    check!(across > 0 || !memory.caps().alias || !env.pools_memory()?, "nothing lay across the edges of two granules");
+    drop(live);
+    env.drain(&stream)?;
+    memory.trim(0)?;
+    check_eq!(memory.stats().aliased, 0, "bytes at second addresses when nothing is live");
     Ok(())
 }
 

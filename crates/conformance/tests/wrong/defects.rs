@@ -28,6 +28,8 @@ pub(crate) enum Defect {
     PanicsOnUnknown,
     /// Patterns are one byte.
     FillsBytes,
+    /// Fills leave out the last element.
+    FillsShort,
     /// Copies leave out the last byte of each row.
     CopiesShort,
     /// All stamps are equal.

@@ -366,7 +366,8 @@ struct DryWell {
 
 impl alloc::Backing for DryWell {
     fn caps(&self) -> alloc::BackingCaps {
-        alloc::BackingCaps { vmm: false, granule: GRANULE as u64, physical: 1 << 30, reserve: false, segment: 1 << 20 }
+        let (granule, physical, segment) = (GRANULE as u64, 1 << 30, 1 << 20);
+        alloc::BackingCaps { granule, physical, segment, ..alloc::BackingCaps::default() }
     }
 
     fn reserve(&self, _: u64) -> Result<u64> {

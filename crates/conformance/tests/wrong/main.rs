@@ -54,7 +54,7 @@ fn every_number_is_a_case_or_at_home_elsewhere() {
         assert!(!name.is_empty(), "{number}");
         assert!(all.insert(number, name).is_none(), "number {number} was given twice");
     }
-    assert!(all.keys().copied().eq(1..=150), "{:?}", all.keys());
+    assert!(all.keys().copied().eq(1..=151), "{:?}", all.keys());
 }
 
 #[test]
@@ -249,6 +249,7 @@ fn unstable_enumeration_and_panics_are_found() {
 #[test]
 fn wrong_fills_and_copies_are_found() {
     finds(Defect::FillsBytes, &[11, 13, 60], &[60]);
+    finds(Defect::FillsShort, &[11, 13, 60, 151], &[13, 60, 151]);
     finds(Defect::CopiesShort, &[11, 60, 61, 73], &[61, 73]);
 }
 

@@ -121,6 +121,7 @@ impl WrongStream {
         Ok(Some(match (op, self.defect) {
             (Op::Wait(_), Defect::DropsWaits) => return Ok(None),
             (Op::Fill(f), Defect::FillsBytes) => Op::Fill(Fill { pattern: f.pattern & 0xff, width: 1, ..f }),
+            (Op::Fill(f), Defect::FillsShort) => Op::Fill(Fill { bytes: f.bytes.saturating_sub(f.width.into()), ..f }),
             (Op::Copy(c), Defect::CopiesShort) => Op::Copy(Copy2d { width: c.width.saturating_sub(1), ..c }),
             (Op::Fill(f), Defect::CutsOffsets) => {
                 let _ = self.base.compare_exchange(u64::MAX, f.dst, Ordering::Relaxed, Ordering::Relaxed);

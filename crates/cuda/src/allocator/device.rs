@@ -117,6 +117,7 @@ impl Backing for DeviceBacking {
         let vmm = self.source == MemorySource::Vmm;
         BackingCaps {
             vmm,
+            alias: vmm,
             granule: self.granule,
             physical: self.physical,
             reserve: vmm,

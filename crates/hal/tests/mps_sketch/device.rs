@@ -88,7 +88,7 @@ unsafe impl Send for Span {}
 
 impl Backing for Heaps {
     fn caps(&self) -> BackingCaps {
-        BackingCaps { vmm: false, granule: 64 << 10, physical: 64 << 20, reserve: false, segment: 256 << 10 }
+        BackingCaps { granule: 64 << 10, physical: 64 << 20, segment: 256 << 10, ..BackingCaps::default() }
     }
 
     fn reserve(&self, _: u64) -> Result<u64> {

@@ -98,7 +98,7 @@ impl DeviceBacking {
 impl Backing for DeviceBacking {
     fn caps(&self) -> BackingCaps {
         let physical = self.machine.config().memory;
-        BackingCaps { vmm: true, granule: GRANULARITY, physical, reserve: true, ..BackingCaps::default() }
+        BackingCaps { vmm: true, alias: true, granule: GRANULARITY, physical, reserve: true, ..BackingCaps::default() }
     }
 
     fn reserve(&self, bytes: u64) -> Result<u64> {
