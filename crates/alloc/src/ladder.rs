@@ -320,10 +320,13 @@ impl Inner {
         self.config.policy == Policy::Balanced && self.few() && now / REST >= core.peak.1.max(SETTLED)
     }
 
-    /// Whether the edges of granules count before memory is short. With several lines, whose free memory does not merge, they are little beside the
-    /// rest, and the calls of the driver are not worth it.
+    /// Whether the edges of granules count before memory is short. With one line they do, as long as no budget says when it is: the later a block
+    /// is laid across edges, the fewer of them part others. With several lines, whose free memory does not merge, they are worth the calls of the
+    /// driver only where memory goes before time.
     fn counts(&self, core: &Core) -> bool {
-        self.few() && (self.config.policy == Policy::Compact || core.store.heap.single())
+        let single = core.store.heap.single();
+        let compact = self.config.policy == Policy::Compact;
+        self.few() && if single { self.budget.limit() == u64::MAX } else { compact }
     }
 
     /// Whether granules are so few that one of them counts.
