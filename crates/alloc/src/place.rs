@@ -279,7 +279,7 @@ impl Heap {
         let mut fine = rest == 0 || means.create && budget.take(ticket);
         let mut refused = None;
         if fine {
-            for (edge, at) in [(head, a >> shift), (tail, (b >> shift) - 1)] {
+            for (edge, at) in [(head, a >> shift), (tail, (b - 1) >> shift)] {
                 let Some(edge) = edge.filter(|_| fine) else { continue };
                 let handle = self.res.pieces[self.res.piece_of(edge.from >> shift) as usize].handle;
                 match self.res.new_piece(1) {
