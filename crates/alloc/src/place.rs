@@ -351,7 +351,7 @@ impl Heap {
     fn gaps_in(&self, a: u32, b: u32) -> Result<Vec<(u32, u32)>> {
         let shift = self.res.shift;
         let mut gaps: Vec<(u32, u32)> = Vec::new();
-        for g in a >> shift..(b + (1 << shift) - 1) >> shift {
+        for g in a >> shift..b.div_ceil(1 << shift) {
             if self.res.piece_of(g) != NIL {
                 continue;
             }
