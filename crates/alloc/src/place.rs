@@ -777,3 +777,32 @@ fn ahead(stamp: Stamp) -> u64 {
         Some(p) => p.value().saturating_sub(p.line().completed()),
     }
 }
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+    use crate::backing::Backing;
+    use crate::fake::FakeBacking;
+
+    /// Another thread has freed memory since nothing was found: the place has all that it needs, and ends within the first granule.
+    #[test]
+    fn a_plan_may_have_nothing_to_map() {
+        let fake = FakeBacking::new(1 << 30);
+        let base = fake.reserve(64 << 20).expect("addresses");
+        let (mut heap, budget) = (Heap::new(2 << 20), Budget::new(u64::MAX));
+        heap.add_span(base, 64 << 20, 0, true).expect("a span");
+        let means =
+            Means { steal: true, create: true, again: true, near: None, even: true, least: false, piece: 1, round: 1 };
+        let mut steps = Vec::new();
+        for _ in 0..2 {
+            let planned = heap.plan(100, 1, READY, means, &budget).expect("host memory");
+            let Planned::Plan(mut plan) = planned else { panic!("{planned:?}") };
+            steps.push(plan.steps.len());
+            plan.run(&fake).expect("a healthy device");
+            let block = heap.finish(plan, true, &budget).expect("a block");
+            heap.give_ready(block);
+            heap.check().expect("the invariants");
+        }
+        assert_eq!((steps, budget.committed()), (vec![1, 0], 2 << 20));
+    }
+}
