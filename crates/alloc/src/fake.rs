@@ -161,17 +161,7 @@ impl FakeBacking {
     /// Whether all of `[addr, addr + bytes)` is backed.
     #[must_use]
     pub fn is_backed(&self, addr: u64, bytes: u64) -> bool {
-        let s = self.state.lock();
-        let mut at = addr;
-        while at < addr + bytes {
-            let below = |map: &BTreeMap<u64, u64>| map.range(..=at).next_back().map(|(a, b)| a + b);
-            let mapped = s.mapped.range(..=at).next_back().map(|(a, (b, _))| a + b);
-            match [mapped, below(&s.segments)].into_iter().flatten().max() {
-                Some(end) if end > at => at = end,
-                _ => return false,
-            }
-        }
-        true
+        self.walk(addr, bytes, |_, _| {})
     }
 
     /// Which memory backs `[addr, addr + bytes)`: runs of it, as where each begins and how many bytes it has. Equal numbers are the same bytes,
@@ -181,18 +171,26 @@ impl FakeBacking {
     /// If not all of it is backed.
     #[must_use]
     pub fn memory(&self, addr: u64, bytes: u64) -> Vec<(u64, u64)> {
+        let mut runs = Vec::new();
+        assert!(self.walk(addr, bytes, |at, len| runs.push((at, len))), "{addr:#x}+{bytes:#x} is not backed");
+        runs
+    }
+
+    /// Calls `each` with the runs of memory that back a range, up to the first address that nothing backs; whether there is none.
+    fn walk(&self, addr: u64, bytes: u64, mut each: impl FnMut(u64, u64)) -> bool {
         let s = self.state.lock();
-        let (mut at, mut runs) = (addr, Vec::new());
+        let mut at = addr;
         while at < addr + bytes {
-            let mapped = s.mapped.range(..=at).next_back().map(|(&a, &(b, handle))| (a, b, handle << 44));
-            let segment = s.segments.range(..=at).next_back().map(|(&a, &b)| (a, b, a));
-            let holds = |&(a, b, _): &(u64, u64, u64)| a + b > at;
-            let (from, len, memory) = mapped.filter(holds).or(segment.filter(holds)).expect("a backed address");
-            let end = (from + len).min(addr + bytes);
-            runs.push((memory + (at - from), end - at));
+            let mapped = s.mapped.range(..=at).next_back().map(|(&a, &(b, handle))| (a, a + b, handle << 44));
+            let segment = s.segments.range(..=at).next_back().map(|(&a, &b)| (a, a + b, a));
+            let Some((from, end, memory)) = [mapped, segment].into_iter().flatten().find(|m| m.1 > at) else {
+                return false;
+            };
+            let end = end.min(addr + bytes);
+            each(memory + (at - from), end - at);
             at = end;
         }
-        runs
+        true
     }
 
     fn enter(&self, call: Call) -> Result<leasehold_core::sync::MutexGuard<'_, State>> {

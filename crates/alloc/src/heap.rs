@@ -172,7 +172,8 @@ impl Heap {
     /// Bytes of host memory that the tables take.
     pub(crate) fn host_bytes(&self) -> u64 {
         let lanes: u64 = self.lanes.iter().map(|l| l.index.host_bytes()).sum();
-        self.nodes.host_bytes() + self.res.host_bytes() + self.pages.host_bytes() + lanes
+        let aliases = (self.aliases.capacity() * size_of::<Alias>()) as u64;
+        self.nodes.host_bytes() + self.res.host_bytes() + self.pages.host_bytes() + lanes + aliases
     }
 
     /// Adds `bytes` of addresses from `base`. A paged span begins as one hole, another as one free ready block.

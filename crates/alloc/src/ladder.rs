@@ -215,12 +215,8 @@ impl Inner {
     /// Everything that needs no wait, with moving granules allowed; at last a block without rounding.
     fn scrape(&self, need: Need, layout: Layout, on: On<'_>, trail: &mut Trail) -> Lent {
         self.recall();
-        {
-            let mut core = self.core.lock();
-            self.settle(&mut core);
-            if let Some(block) = core.store.take(need, on.line)? {
-                return self.issue(&mut core, block, layout.size, on.line).map(Some);
-            }
+        if let Some(lease) = self.take_settled(need, layout.size, on)? {
+            return Ok(Some(lease));
         }
         if let Some(lease) = self.grow(need, layout.size, on, true, trail)? {
             return Ok(Some(lease));
@@ -235,6 +231,16 @@ impl Inner {
         }
         match exact {
             Some(exact) => self.grow(exact, layout.size, on, true, trail),
+            None => Ok(None),
+        }
+    }
+
+    /// What lies free by now, once everything that is over was brought to where it can be taken.
+    fn take_settled(&self, need: Need, size: u64, on: On<'_>) -> Lent {
+        let mut core = self.core.lock();
+        self.settle(&mut core);
+        match core.store.take(need, on.line)? {
+            Some(block) => self.issue(&mut core, block, size, on.line).map(Some),
             None => Ok(None),
         }
     }
@@ -323,7 +329,7 @@ impl Inner {
     /// Whether the edges of granules count before memory is short. With one line they do, as long as no budget says when it is: the later a block
     /// is laid across edges, the fewer of them part others. With several lines, whose free memory does not merge, they are worth the calls of the
     /// driver only where memory goes before time.
-    fn counts(&self, core: &Core) -> bool {
+    fn edges_count(&self, core: &Core) -> bool {
         let single = core.store.heap.single();
         let compact = self.config.policy == Policy::Compact;
         self.few() && if single { self.budget.limit() == u64::MAX } else { compact }
@@ -384,13 +390,13 @@ impl Inner {
                 let near = wait.then_some(if self.config.policy == Policy::Compact { u64::MAX - 1 } else { NEAR });
                 let round = if pressed { 1 } else { self.round(&core, size, piece) };
                 let least = steal && !pressed && self.at_rest(&mut core, size);
-                let again = self.caps.alias && (pressed || steal && !least && self.counts(&core));
-                let means = Means { steal, create: true, again, near, even: !pressed, least, piece, round };
+                let alias = self.caps.alias && (pressed || steal && !least && self.edges_count(&core));
+                let means = Means { steal, create: true, alias, near, even: !pressed, least, piece, round };
                 let lane = core.store.heap.lane_for(on.line);
                 let units = core.store.units(need);
                 let planned = core.store.heap.plan(units, need.align, lane, means, &self.budget)?;
                 match &planned {
-                    Planned::Plan(plan) if plan.steals() || plan.again() => core.episodes += 1,
+                    Planned::Plan(plan) if plan.steals() || plan.aliases() => core.episodes += 1,
                     _ => {}
                 }
                 planned
@@ -399,10 +405,8 @@ impl Inner {
                 Planned::Plan(plan) => plan,
                 Planned::Home(homeward) => {
                     self.go_home(homeward);
-                    let mut core = self.core.lock();
-                    self.settle(&mut core);
-                    if let Some(block) = core.store.take(need, on.line)? {
-                        return self.issue(&mut core, block, size, on.line).map(Some);
+                    if let Some(lease) = self.take_settled(need, size, on)? {
+                        return Ok(Some(lease));
                     }
                     continue;
                 }
@@ -424,10 +428,8 @@ impl Inner {
                         trail.note(format_args!("waiting for {p:?}: {e}"));
                         waits = MOST_NEAR_WAITS;
                     }
-                    let mut core = self.core.lock();
-                    self.settle(&mut core);
-                    if let Some(block) = core.store.take(need, on.line)? {
-                        return self.issue(&mut core, block, size, on.line).map(Some);
+                    if let Some(lease) = self.take_settled(need, size, on)? {
+                        return Ok(Some(lease));
                     }
                     continue;
                 }
@@ -696,7 +698,9 @@ impl Inner {
             self.settle(&mut core);
             core.store.heap.plan_home()?
         };
-        self.go_home(homeward);
+        if !homeward.is_empty() {
+            self.go_home(homeward);
+        }
         let (steps, segments) = {
             let mut core = self.core.lock();
             self.settle(&mut core);

@@ -19,7 +19,7 @@ pub(crate) struct Means {
     /// Take new memory from the driver.
     pub(crate) create: bool,
     /// Map granules again where their edges are free, rather than take new memory.
-    pub(crate) again: bool,
+    pub(crate) alias: bool,
     /// Instead of taking new memory, say which point to wait for, if that makes pieces free and is at most so many values ahead.
     pub(crate) near: Option<u64>,
     /// Place large blocks so that their granules can be moved later.
@@ -83,7 +83,7 @@ impl Heap {
     /// Plans a block of `units` for `lane`.
     pub(crate) fn plan(&mut self, units: u32, align: u32, lane: u8, means: Means, budget: &Budget) -> Result<Planned> {
         self.tick += 1;
-        if means.again
+        if means.alias
             && let Some(homeward) = self.homeward()?
         {
             return Ok(homeward);
@@ -143,7 +143,7 @@ impl Heap {
         {
             return Ok(homeward);
         }
-        if short > 0 && means.again {
+        if short > 0 && means.alias {
             let loot = if means.steal { self.ready_loot()? } else { Vec::new() };
             let there = cached + loot.iter().map(|l| l.granules).sum::<u32>();
             if let Some(across) = self.across(units, align, lane, there + short)? {
@@ -284,7 +284,7 @@ impl Heap {
                 let handle = self.res.pieces[self.res.piece_of(edge.from >> shift) as usize].handle;
                 match self.res.new_piece(1) {
                     Ok(id) => {
-                        steps.push(step(id, at, 1, handle, Source::Again { home: NIL, part: Aliased::default() }))
+                        steps.push(step(id, at, 1, handle, Source::Alias { home: NIL, part: Aliased::default() }))
                     }
                     Err(e) => (fine, refused) = (false, Some(e)),
                 }
@@ -307,7 +307,7 @@ impl Heap {
             for s in steps {
                 match s.source {
                     Source::Cached => self.res.put_cached(s.piece),
-                    Source::New | Source::Again { .. } => self.res.drop_piece(s.piece),
+                    Source::New | Source::Alias { .. } => self.res.drop_piece(s.piece),
                     Source::Stolen { .. } => {}
                 }
             }
@@ -317,14 +317,14 @@ impl Heap {
         let (target, stamp) = self.isolate(node, a, b);
         let mut last = if stamp.is_never() { (READY, stamp) } else { (lane, stamp) };
         let edges = [head, tail].into_iter().flatten();
-        for (edge, s) in edges.zip(steps.iter_mut().filter(|s| matches!(s.source, Source::Again { .. }))) {
+        for (edge, s) in edges.zip(steps.iter_mut().filter(|s| matches!(s.source, Source::Alias { .. }))) {
             let at = self.covering(edge.node, edge.from);
             let (home, stamp) = self.isolate(at, edge.from, edge.from + edge.units);
             last = latest(last, (self.nodes[home].lane, stamp));
             let bytes = u64::from(edge.units) << UNIT_SHIFT;
             let there = (s.at << shift) + (edge.from & ((1 << shift) - 1));
             let at = self.spans[usize::from(self.nodes[target].span)].addr(there);
-            s.source = Source::Again { home, part: Aliased { home: self.addr(home), at, bytes } };
+            s.source = Source::Alias { home, part: Aliased { home: self.addr(home), at, bytes } };
         }
         for l in &rob {
             self.res.pieces[l.piece as usize].place = Place::Moving;
@@ -458,8 +458,8 @@ impl Heap {
             let granules = self.res.pieces[s.piece as usize].granules;
             self.res.pieces[s.piece as usize].handle = s.handle;
             match (s.end, s.source) {
-                (End::Mapped, Source::Again { .. }) => self.res.set_mapped(s.piece, s.at, Place::Again),
-                (end, Source::Again { home, .. }) => {
+                (End::Mapped, Source::Alias { .. }) => self.res.set_mapped(s.piece, s.at, Place::Alias),
+                (end, Source::Alias { home, .. }) => {
                     if end == End::LostAtTarget {
                         // As long as it is mapped there, its piece must not be given back.
                         self.res.set_mapped(s.piece, s.at, Place::Lost);
@@ -792,7 +792,7 @@ mod tests {
         let (mut heap, budget) = (Heap::new(2 << 20), Budget::new(u64::MAX));
         heap.add_span(base, 64 << 20, 0, true).expect("a span");
         let means =
-            Means { steal: true, create: true, again: true, near: None, even: true, least: false, piece: 1, round: 1 };
+            Means { steal: true, create: true, alias: true, near: None, even: true, least: false, piece: 1, round: 1 };
         let mut steps = Vec::new();
         for _ in 0..2 {
             let planned = heap.plan(100, 1, READY, means, &budget).expect("host memory");

@@ -67,7 +67,7 @@ pub(crate) enum Place {
     /// Mapped at its granule.
     Mapped,
     /// No piece of its own: another one's memory, mapped again.
-    Again,
+    Alias,
     /// Mapped nowhere, kept for the next growth.
     Cached,
     /// In a plan.
@@ -219,7 +219,7 @@ impl Residency {
 
     pub(crate) fn check(&self) -> Result<(), String> {
         for (id, p) in self.pieces.iter().enumerate() {
-            if matches!(p.place, Place::Mapped | Place::Again | Place::Lost)
+            if matches!(p.place, Place::Mapped | Place::Alias | Place::Lost)
                 && (p.at..p.at + p.granules).any(|g| self.piece_of(g) != id as u32)
             {
                 return Err(format!("piece {id} is not where it says: {p:?}"));
@@ -247,7 +247,7 @@ pub(crate) enum Source {
     /// The driver.
     New,
     /// It stays where it is, and is mapped again for a part of it: the node of that part, at home.
-    Again { home: u32, part: Aliased },
+    Alias { home: u32, part: Aliased },
 }
 
 /// How a step ended.
@@ -300,14 +300,14 @@ impl Plan {
     }
 
     /// Whether it maps granules at a second address.
-    pub(crate) fn again(&self) -> bool {
-        self.steps.iter().any(|s| matches!(s.source, Source::Again { .. }))
+    pub(crate) fn aliases(&self) -> bool {
+        self.steps.iter().any(|s| matches!(s.source, Source::Alias { .. }))
     }
 
     /// What it maps at a granule that is another one's memory: the piece, and the node at home.
     pub(crate) fn alias_at(&self, granule: u32) -> Option<(u32, u32)> {
         self.steps.iter().filter(|s| s.at == granule).find_map(|s| match s.source {
-            Source::Again { home, .. } => Some((s.piece, home)),
+            Source::Alias { home, .. } => Some((s.piece, home)),
             _ => None,
         })
     }
@@ -318,7 +318,7 @@ impl Plan {
         if result.is_err() {
             for step in self.steps.iter_mut().filter(|s| s.end == End::Mapped) {
                 let undone = match step.source {
-                    Source::Again { part, .. } => backing.unalias(step.addr, step.bytes, part),
+                    Source::Alias { part, .. } => backing.unalias(step.addr, step.bytes, part),
                     _ => backing.unmap(step.addr, step.bytes),
                 };
                 step.end = if undone.is_ok() { End::Loose } else { End::LostAtTarget };
@@ -330,7 +330,7 @@ impl Plan {
     fn try_run(&mut self, backing: &dyn Backing) -> Result<()> {
         for step in &mut self.steps {
             match step.source {
-                Source::Cached | Source::Again { .. } => step.end = End::Loose,
+                Source::Cached | Source::Alias { .. } => step.end = End::Loose,
                 Source::New => {
                     step.handle = backing.create(step.bytes)?;
                     step.end = End::Loose;
@@ -341,7 +341,7 @@ impl Plan {
                 }
             }
             match step.source {
-                Source::Again { part, .. } => backing.alias(step.addr, step.handle, step.bytes, part)?,
+                Source::Alias { part, .. } => backing.alias(step.addr, step.handle, step.bytes, part)?,
                 _ => backing.map(step.addr, step.handle, step.bytes)?,
             }
             step.end = End::Mapped;

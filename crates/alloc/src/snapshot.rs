@@ -372,13 +372,8 @@ impl Facts<'_> {
             runs.push((u64::from(span.unit), end));
         }
         // Of a granule that is mapped at two addresses each part belongs to one of them only.
-        let mut at = span.first;
-        while at != NIL {
-            let n = &heap.nodes[at];
-            if n.state == State::Aliased {
-                cut(&mut runs, u64::from(n.start), u64::from(n.end()));
-            }
-            at = n.next;
+        for n in heap.nodes_from(span.first).map(|at| &heap.nodes[at]).filter(|n| n.state == State::Aliased) {
+            cut(&mut runs, u64::from(n.start), u64::from(n.end()));
         }
         let first = out.len();
         out.extend(runs.iter().map(|&(from, to)| Segment {

@@ -184,7 +184,7 @@ impl Heap {
             return Err(format!("{out} nodes are out of circulation for {} aliases", self.aliases.len()));
         }
         for alias in &self.aliases {
-            let (home, shadow, again) =
+            let (home, shadow, second) =
                 (self.nodes[alias.home], self.nodes[alias.shadow], self.res.pieces[alias.piece as usize]);
             let piece = self.res.pieces.get(self.res.piece_of(home.start >> self.res.shift) as usize);
             let (offset, rest) = (home.start & mask, shadow.start & mask);
@@ -192,9 +192,9 @@ impl Heap {
                 0 => rest == home.units && rest + shadow.units == mask + 1,
                 _ => rest == 0 && shadow.units == offset && offset + home.units == mask + 1,
             };
-            let there = shadow.start >> self.res.shift == again.at && again.place == Place::Again;
-            if !whole || !there || piece.is_none_or(|p| p.handle != again.handle || p.granules != 1) {
-                return Err(format!("{alias:?}: {home:?}, {shadow:?}, {again:?} of {piece:?}"));
+            let there = shadow.start >> self.res.shift == second.at && second.place == Place::Alias;
+            if !whole || !there || piece.is_none_or(|p| p.handle != second.handle || p.granules != 1) {
+                return Err(format!("{alias:?}: {home:?}, {shadow:?}, {second:?} of {piece:?}"));
             }
         }
         Ok(())

@@ -77,7 +77,7 @@ impl Heap {
     }
 
     /// The nodes from one on, by address.
-    fn nodes_from(&self, first: u32) -> impl Iterator<Item = u32> {
+    pub(crate) fn nodes_from(&self, first: u32) -> impl Iterator<Item = u32> {
         std::iter::successors(Some(first), |&at| Some(self.nodes[at].next).filter(|&next| next != NIL))
     }
 

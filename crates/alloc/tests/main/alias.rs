@@ -98,16 +98,28 @@ fn edges_that_are_in_use_are_for_their_stream() {
     b.check();
 }
 
+/// Across two ends a block begins within a granule, so it cannot be aligned to more than blocks are anyway.
 #[test]
 fn alignments_hold() {
-    let (b, [low, high]) = edges(FakeBacking::new(1 << 30));
-    // Across two ends it would begin within a granule.
-    for align in [512, 4096, 2 * MIB] {
-        if let Ok(x) = b.allocator.alloc(Layout::aligned(2 * MIB, align), On::new(&b.stream)) {
-            assert_eq!(x.addr() % align, 0);
-            is_apart(&b, &[&low, &high, &x]);
+    for (align, lies) in [(256, true), (512, true), (4096, false), (2 * MIB, false)] {
+        let (b, [low, high]) = edges(FakeBacking::new(1 << 30));
+        match b.allocator.alloc(Layout::aligned(2 * MIB, align), On::new(&b.stream)) {
+            Ok(x) => {
+                assert!(lies && x.addr().is_multiple_of(align), "{align}: {:#x}", x.addr());
+                is_apart(&b, &[&low, &high, &x]);
+            }
+            Err(e) => assert!(!lies && matches!(e, Error::OutOfMemory(_)), "{align}: {e}"),
         }
+        b.check();
     }
+    // With a beginning alone it begins at a granule, and has any alignment up to that.
+    let b = Bench::with(FakeBacking::new(1 << 30), AllocatorConfig { budget: 8 * MIB, ..AllocatorConfig::default() });
+    let [first, low, middle, last] = [1, 3, 2, 2].map(|n| b.take(n * MIB));
+    drop((first, middle));
+    let x =
+        b.allocator.alloc(Layout::aligned(3 * MIB, 2 * MIB), On::new(&b.stream)).expect("a granule and a beginning");
+    assert!(x.addr().is_multiple_of(2 * MIB) && b.allocator.stats().aliased == MIB);
+    is_apart(&b, &[&low, &last, &x]);
     b.check();
 }
 
