@@ -56,6 +56,23 @@ fn map() -> String {
     std::fs::read_to_string("/proc/self/maps").unwrap_or_default()
 }
 
+/// Waits until every other thread of the process sleeps. The device's threads are made with the runtime; one that the system has not run
+/// yet allocates when it starts (its name, its signal stack), however late that is.
+fn threads_have_started() {
+    let own = std::process::id().to_string();
+    // The state is the first field behind the name, which ends at the last parenthesis.
+    let asleep = |stat: &str| stat.rsplit_once(") ").is_some_and(|(_, rest)| rest.starts_with('S'));
+    let sleeps = |task: std::io::Result<std::fs::DirEntry>| {
+        task.is_ok_and(|task| {
+            task.file_name().to_str() == Some(&own)
+                || std::fs::read_to_string(task.path().join("stat")).is_ok_and(|stat| asleep(&stat))
+        })
+    };
+    while std::fs::read_dir("/proc/self/task").is_ok_and(|mut tasks| !tasks.all(sleeps)) {
+        std::thread::sleep(std::time::Duration::from_millis(1));
+    }
+}
+
 fn main() -> Result<()> {
     let runtime = Context::new().runtime(DeviceId::cpu(0))?;
     let kernel = KernelBase::new(KernelDesc {
@@ -131,6 +148,7 @@ fn main() -> Result<()> {
     };
     let session = || launch(runtime.stream(), &kernel, &operands, 1);
     run_ahead(&session)?;
+    threads_have_started();
     check("session", &session)?;
     let in_turn = || {
         launch(runtime.stream(), &kernel, &operands, 1)?;
