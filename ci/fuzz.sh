@@ -6,4 +6,4 @@
 #   ci/fuzz.sh 1000000000    a billion, the better part of an hour
 set -eu
 cd "$(dirname "$0")/.."
-LEASEHOLD_FUZZ_STEPS=${1:-10000000} cargo test --quiet --release -p leasehold-alloc --test main -- --exact model::long_fuzz
+LEASEHOLD_FUZZ_STEPS=${1:-10000000} cargo test --quiet --profile quick -p leasehold-alloc --test main -- --exact model::long_fuzz

@@ -20,7 +20,7 @@ models() {
         memory) set -- --lib -- "${@:-lock::}" ;;
         *) echo "no models in $crate" >&2 && exit 2 ;;
     esac
-    cargo test --quiet --release -p "leasehold-$crate" "$@"
+    cargo test --quiet --profile quick -p "leasehold-$crate" "$@"
 }
 
 if [ $# -gt 0 ]; then

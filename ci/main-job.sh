@@ -1,11 +1,18 @@
 #!/bin/sh
-# The main job, built for release: the bundled model's tokens and logits beside the golden values, in both modes, with one to four
-# threads; models of other shapes; the memory that a run takes; then the binary alone, copied elsewhere, in an empty environment.
+# The main job, built for release: the examples in Rust; the bundled model's tokens and logits beside the golden values, in both modes,
+# with one to four threads; models of other shapes; the memory that a run takes; then the binary alone, copied elsewhere, in an empty
+# environment.
 set -eu
 cd "$(dirname "$0")/.."
 target=${CARGO_TARGET_DIR:-target}
 cargo build --quiet --release
-cargo build --quiet --release -p leasehold-cli --example check_golden
+# At once, so that they share one build of the libraries.
+cargo build --quiet --release -p leasehold-cli -p leasehold-llama -p leasehold --example check_golden --example check_memory \
+    --example generate_model --example quickstart --example foreign_framework
+for example in quickstart foreign_framework; do
+    said=$("$target/release/examples/$example" 2>&1) || { echo "$said" && exit 1; }
+    echo "example $example: runs"
+done
 check() { "$target/release/examples/check_golden" "$target/release/leasehold" "$@"; }
 check models/tiny-python/golden.json threads="${THREADS:-1,2,3,4}"
 for model in crates/llama/tests/models/*/; do
@@ -15,8 +22,6 @@ for model in crates/llama/tests/models/*/; do
 done
 
 # Weights are mapped on the CPU and loaded into device memory on the simulated device.
-cargo build --quiet --release -p leasehold-cli --example check_memory
-cargo build --quiet --release -p leasehold-llama --example generate_model
 memory() { "$target/release/examples/check_memory" "$target/release/leasehold" "$@"; }
 for device in 'cpu:0' 'cuda:0 --sim' 'sim:0'; do
     for mode in eager graph; do

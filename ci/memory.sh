@@ -3,7 +3,7 @@
 # lock's models, AddressSanitizer with leak detection, and a slice of the fuzzer. Every tool is mandatory here.
 #
 #   ci/memory.sh             all of it (some minutes)
-#   ci/memory.sh fuzz [N]    N fuzzed calls (default 100000000) on one thread, then a tenth on four, with release speed; and a slice of
+#   ci/memory.sh fuzz [N]    N fuzzed calls (default 100000000) on one thread, then a tenth on four, optimized; and a slice of
 #                            them with AddressSanitizer
 set -eu
 cd "$(dirname "$0")/.."
@@ -11,17 +11,17 @@ target=${CARGO_TARGET_DIR:-target}
 export LEASEHOLD_REQUIRE_TOOLS=1
 
 fuzz() {
-    cargo build --quiet --release -p leasehold-memory --features bench --example fuzz
-    "$target/release/examples/fuzz" --calls "$1" --seed "${SEED:-1}"
-    "$target/release/examples/fuzz" --calls "$(($1 / 10))" --seed "${SEED:-1}" --threads 4
+    cargo build --quiet --profile quick -p leasehold-memory --features bench --example fuzz
+    "$target/quick/examples/fuzz" --calls "$1" --seed "${SEED:-1}"
+    "$target/quick/examples/fuzz" --calls "$(($1 / 10))" --seed "${SEED:-1}" --threads 4
 }
 
 fuzz_sanitized() {
     host=$(rustc -vV | sed -n 's/^host: //p')
-    RUSTC_BOOTSTRAP=1 RUSTFLAGS=-Zsanitizer=address cargo build --quiet --release -p leasehold-memory --features bench \
+    RUSTC_BOOTSTRAP=1 RUSTFLAGS=-Zsanitizer=address cargo build --quiet --profile quick -p leasehold-memory --features bench \
         --example fuzz --target "$host" --target-dir "$target/asan"
     for threads in 1 4; do
-        ASAN_OPTIONS=detect_leaks=1 "$target/asan/$host/release/examples/fuzz" --calls "$1" --seed 3 --threads "$threads"
+        ASAN_OPTIONS=detect_leaks=1 "$target/asan/$host/quick/examples/fuzz" --calls "$1" --seed 3 --threads "$threads"
     done
 }
 
