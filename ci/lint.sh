@@ -86,6 +86,7 @@ echo "rules: kept"
 
 cargo fmt --all --check
 echo "format: kept"
+cargo clippy --quiet --workspace --all-targets -- -D warnings
 cargo clippy --quiet --workspace --all-targets --all-features -- -D warnings
 echo "clippy: no warning"
 RUSTDOCFLAGS="-D warnings" cargo doc --quiet --workspace --no-deps --all-features

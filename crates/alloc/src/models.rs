@@ -56,14 +56,11 @@ impl Seen {
     }
 }
 
-/// Preemptions of an execution, unless `LOOM_MAX_PREEMPTIONS` says otherwise. With one more, models of three threads take minutes.
-const PREEMPTIONS: usize = 3;
-
-fn check(preemptions: usize, model: impl Fn(&Seen) + Send + Sync + 'static) -> Seen {
+fn check(model: impl Fn(&Seen) + Send + Sync + 'static) -> Seen {
     let seen = Seen::default();
     let inside = seen.clone();
     let mut builder = loom::model::Builder::new();
-    builder.preemption_bound.get_or_insert(preemptions);
+    builder.preemption_bound = Some(3);
     builder.max_branches = 20_000;
     builder.check(move || {
         inside.note("executions");
@@ -74,24 +71,15 @@ fn check(preemptions: usize, model: impl Fn(&Seen) + Send + Sync + 'static) -> S
 
 /// Explores a model, wants all of `expected` to have happened, and then wants the defect of its letter to be found.
 fn explore(letter: char, expected: &[&str], model: impl Fn(&Seen) + Send + Sync + Clone + 'static) {
-    explore_within(PREEMPTIONS, letter, expected, model);
-}
-
-fn explore_within(
-    preemptions: usize,
-    letter: char,
-    expected: &[&str],
-    model: impl Fn(&Seen) + Send + Sync + Clone + 'static,
-) {
     let begin = std::time::Instant::now();
-    let seen = check(preemptions, model.clone());
+    let seen = check(model.clone());
     let seen = seen.0.0.borrow();
     println!("{letter}: {seen:?} in {:.1} s", begin.elapsed().as_secs_f32());
     for what in expected {
         assert!(seen.contains_key(what), "{letter} is vacuous: {what} never happened; seen: {seen:?}");
     }
-    let again = std::panic::AssertUnwindSafe(|| drop(check(preemptions, model)));
-    let found = with_defect(letter, || std::panic::catch_unwind(again).is_err());
+    let found =
+        with_defect(letter, || std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| drop(check(model)))).is_err());
     assert!(found, "{letter} does not find its defect");
     println!("{letter}: finds its defect");
 }
@@ -180,31 +168,25 @@ fn owned(rows: u32) -> Arc<Pile> {
     Arc::new(pile)
 }
 
-impl Pile {
-    /// Takes a row and puts it back. What the thread has in its hands in the end: taken and not kept again.
-    fn turn(&self, thread: u32, seen: &Seen, hit: &'static str, refused: &'static str) -> usize {
-        let Some(row) = self.take(thread) else {
-            seen.note(refused);
-            return 0;
-        };
-        seen.note(hit);
-        self.put(thread, row).map_or(1, |spilled| spilled)
-    }
-
-    /// The part of a thread that does not own the shard. The second time it may have it.
-    fn two_turns(&self, seen: &Seen) -> usize {
-        let turn = || self.turn(2, seen, "other's hit", "other refused");
-        turn() + turn()
-    }
-}
-
-/// Three preemptions took two million executions; with two it is what [`a_nor_when_a_shard_changes_hands`] leaves out.
 #[test]
 fn a_no_block_twice_and_none_lost() {
-    explore_within(2, 'a', &["owner's hit", "other's hit", "owner refused", "stolen"], |seen| {
+    explore('a', &["owner's hit", "other's hit", "owner refused", "stolen"], |seen| {
         let pile = owned(2);
+        // What a thread has in its hands in the end: taken and not kept again.
+        let turn = |pile: &Pile, thread: u32, seen: &Seen, hit: &'static str, refused: &'static str| {
+            let Some(row) = pile.take(thread) else {
+                seen.note(refused);
+                return 0;
+            };
+            seen.note(hit);
+            pile.put(thread, row).map_or(1, |spilled| spilled)
+        };
         let (there, note) = (pile.clone(), seen.clone());
-        let other = thread::spawn(move || there.two_turns(&note));
+        let other = thread::spawn(move || {
+            // The second time it may have the shard.
+            turn(&there, 2, &note, "other's hit", "other refused")
+                + turn(&there, 2, &note, "other's hit", "other refused")
+        });
         let (there, note) = (pile.clone(), seen.clone());
         let thief = thread::spawn(move || {
             let n = there.flush();
@@ -213,21 +195,8 @@ fn a_no_block_twice_and_none_lost() {
             }
             n
         });
-        let mine = pile.turn(1, seen, "owner's hit", "owner refused");
+        let mine = turn(&pile, 1, seen, "owner's hit", "owner refused");
         let sum = mine + other.join().unwrap() + thief.join().unwrap() + pile.flush();
-        assert_eq!(sum, 2, "blocks are lost or doubled");
-    });
-}
-
-/// As above, without a thief.
-#[test]
-fn a_nor_when_a_shard_changes_hands() {
-    explore('a', &["owner's hit", "other's hit", "owner refused"], |seen| {
-        let pile = owned(2);
-        let (there, note) = (pile.clone(), seen.clone());
-        let other = thread::spawn(move || there.two_turns(&note));
-        let mine = pile.turn(1, seen, "owner's hit", "owner refused");
-        let sum = mine + other.join().unwrap() + pile.flush();
         assert_eq!(sum, 2, "blocks are lost or doubled");
     });
 }
