@@ -6,14 +6,16 @@ set -eu
 cd "$(dirname "$0")/.."
 target=${CARGO_TARGET_DIR:-target}
 cargo build --quiet --release
-# At once, so that they share one build of the libraries.
-cargo build --quiet --release -p leasehold-cli -p leasehold-llama -p leasehold --example check_golden --example check_memory \
+# The programs that check it, with the libraries of the tests: to optimize them takes longer than to run them. At once, so that they share
+# one build of the libraries.
+cargo build --quiet --profile test -p leasehold-cli -p leasehold-llama -p leasehold --example check_golden --example check_memory \
     --example generate_model --example quickstart --example foreign_framework
+examples=$target/debug/examples
 for example in quickstart foreign_framework; do
-    said=$("$target/release/examples/$example" 2>&1) || { echo "$said" && exit 1; }
+    said=$("$examples/$example" 2>&1) || { echo "$said" && exit 1; }
     echo "example $example: runs"
 done
-check() { "$target/release/examples/check_golden" "$target/release/leasehold" "$@"; }
+check() { "$examples/check_golden" "$target/release/leasehold" "$@"; }
 check models/tiny-python/golden.json threads="${THREADS:-1,2,3,4}"
 for model in crates/llama/tests/models/*/; do
     model=${model%/}
@@ -22,7 +24,7 @@ for model in crates/llama/tests/models/*/; do
 done
 
 # Weights are mapped on the CPU and loaded into device memory on the simulated device.
-memory() { "$target/release/examples/check_memory" "$target/release/leasehold" "$@"; }
+memory() { "$examples/check_memory" "$target/release/leasehold" "$@"; }
 for device in 'cpu:0' 'cuda:0 --sim' 'sim:0'; do
     for mode in eager graph; do
         printf 'memory on %s, %s: ' "$device" "$mode"
@@ -32,7 +34,7 @@ for device in 'cpu:0' 'cuda:0 --sim' 'sim:0'; do
 done
 large=$(mktemp -d)
 trap 'rm -rf "$large"' EXIT
-"$target/release/examples/generate_model" "$large/model"
+"$examples/generate_model" "$large/model"
 for mode in eager graph; do
     printf 'memory of 200 million parameters, %s: ' "$mode"
     memory 1.05 --model "$large/model" --prompt-ids 316,221 --tokens 2 --mode "$mode" --device cuda:0 --sim
