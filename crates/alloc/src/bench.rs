@@ -11,7 +11,7 @@ use crate::buffer::Buffer;
 use crate::layout::Layout;
 use crate::virtual_stream::VirtualStream;
 use leasehold_core::sync::atomic::{AtomicBool, Ordering};
-use leasehold_core::{Lease, Result};
+use leasehold_core::{Lease, Result, crew};
 use std::sync::mpsc::sync_channel;
 use std::time::Instant;
 
@@ -152,15 +152,8 @@ impl Workload {
         if threads == 1 {
             self.one(subject, pairs, 0, &failed)?.into_iter().for_each(count);
         } else {
-            let all: Vec<Result<Vec<(u64, f64)>>> = std::thread::scope(|scope| {
-                let all: Vec<_> = (0..threads)
-                    .map(|t| {
-                        let failed = &failed;
-                        scope.spawn(move || self.one(subject, pairs, t as u64, failed))
-                    })
-                    .collect();
-                all.into_iter().map(|t| t.join().unwrap_or_else(|p| std::panic::resume_unwind(p))).collect()
-            });
+            let failed = &failed;
+            let all = crew::run((0..threads).map(|t| move || self.one(subject, pairs, t as u64, failed)))?;
             for one in all {
                 one?.into_iter().for_each(&mut count);
             }
@@ -183,7 +176,7 @@ impl Workload {
             Workload::Random { live, most } => random(s, &stream, live, most, pairs, seed),
             Workload::ProducerConsumer { size } => {
                 let other = s.stream()?;
-                produce(s, &stream, other, size, pairs)
+                produce(s, &stream, other, size, pairs)?
             }
         };
         Ok(done.unwrap_or_else(|| {
@@ -264,17 +257,17 @@ const IN_FLIGHT: usize = 256;
 /// Blocks that travel together, so that the channel is not what is measured.
 const PARCEL: usize = 32;
 
-fn produce<S: Subject>(s: &S, on: &S::Stream, other: S::Stream, size: u64, pairs: u64) -> Slices {
+fn produce<S: Subject>(s: &S, on: &S::Stream, other: S::Stream, size: u64, pairs: u64) -> Result<Slices> {
     std::thread::scope(|scope| {
         let (send, receive) = sync_channel::<Vec<S::Block>>(IN_FLIGHT / PARCEL);
         let (back, empties) = sync_channel::<Vec<S::Block>>(IN_FLIGHT / PARCEL + 2);
-        let consumer = scope.spawn(move || {
+        let consumer = crew::spawn_scoped(scope, move || {
             for mut parcel in receive {
                 parcel.drain(..).for_each(|block| s.free(&other, block));
                 // The producer may have gone; then nobody needs the empty parcel.
                 let _ = back.try_send(parcel);
             }
-        });
+        })?;
         let done = slices(pairs.div_ceil(PARCEL as u64), |n| {
             for _ in 0..n {
                 let mut parcel = empties.try_recv().unwrap_or_else(|_| Vec::with_capacity(PARCEL));
@@ -289,7 +282,7 @@ fn produce<S: Subject>(s: &S, on: &S::Stream, other: S::Stream, size: u64, pairs
         if let Err(panic) = consumer.join() {
             std::panic::resume_unwind(panic);
         }
-        Some(done?.into_iter().map(|(n, t)| (n * PARCEL as u64, t)).collect())
+        Ok(done.map(|done| done.into_iter().map(|(n, t)| (n * PARCEL as u64, t)).collect()))
     })
 }
 

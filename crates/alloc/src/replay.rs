@@ -11,8 +11,9 @@ use crate::fake::FakeBacking;
 use crate::layout::Layout;
 use crate::trace::Trace;
 pub use crate::virtual_stream::{VirtualStream, pass};
-use leasehold_core::sync::Arc;
-use leasehold_core::{Error, Lease, Point, Result};
+use leasehold_core::sync::atomic::{AtomicU64, Ordering};
+use leasehold_core::sync::{Arc, CachePadded};
+use leasehold_core::{Error, Lease, Point, Result, crew};
 use std::collections::VecDeque;
 use std::fmt;
 use std::time::{Duration, Instant};
@@ -59,7 +60,7 @@ pub struct Options {
     pub player: Player,
     /// Moving granules.
     pub policy: Policy,
-    /// The budget as a multiple of the trace's peak; `None`: no limit.
+    /// The budget as a multiple of the trace's peak, times the threads; `None`: no limit.
     pub budget: Option<f64>,
     /// How many times the trace is played; what is live at its end is freed in between.
     pub repeat: u32,
@@ -100,13 +101,15 @@ impl Default for Options {
 pub struct Report {
     /// Events played, all repetitions and threads.
     pub events: u64,
-    /// The most bytes requested and live at one time, all threads.
+    /// The most bytes that were requested and live at one time, all threads together. What failed was not live. With several threads it
+    /// may be short by one part in 4,096 of the trace's peak for each.
     pub peak_requested: u64,
     /// The most bytes taken from the driver.
     pub peak_reserved: u64,
     /// The two divided.
     pub ratio: f64,
-    /// The least budget, as a multiple of the peak, with which the trace completes; `None` when it was not looked for.
+    /// The least budget, as a multiple of the trace's peak times the threads, with which the trace completes; `None` when it was not
+    /// looked for.
     pub min_budget: Option<f64>,
     /// Nanoseconds per operation.
     pub ns_per_op: Times,
@@ -168,7 +171,7 @@ pub fn virtual_device() -> Result<Box<dyn Backing>> {
 /// # Errors
 /// What the allocator returns on construction, and a lost device. Allocations that fail otherwise are counted, not returned.
 pub fn replay(trace: &Trace, options: &Options, backing: Box<dyn Backing>) -> Result<Report> {
-    let peak = trace.peak * u64::from(options.threads.max(1));
+    let peak = copies_peak(trace, options)?;
     let granule = backing.caps().granule;
     let budget = options.budget.map_or(u64::MAX, |b| (peak as f64 * b) as u64 / granule * granule);
     match options.player {
@@ -180,6 +183,18 @@ pub fn replay(trace: &Trace, options: &Options, backing: Box<dyn Backing>) -> Re
         #[cfg(feature = "bench")]
         Player::System => play(trace, options, &crate::peers::System::counting(budget)),
     }
+}
+
+/// What as many copies as there are threads have live at most: if all have their peaks at the same time.
+fn copies_peak(trace: &Trace, options: &Options) -> Result<u64> {
+    let threads = options.threads.max(1);
+    let all = trace.peak.checked_mul(u64::from(threads));
+    all.ok_or_else(|| {
+        let peak = trace.peak;
+        Error::invalid(format!(
+            "{threads} copies of a trace with {peak} live bytes have more than 2^64; use fewer threads"
+        ))
+    })
 }
 
 /// An allocator that can play a trace.
@@ -305,12 +320,14 @@ mod peers {
 
 fn play<P: Plays>(trace: &Trace, options: &Options, subject: &P) -> Result<Report> {
     let threads = options.threads.max(1);
-    let peak = trace.peak * u64::from(threads);
+    copies_peak(trace, options)?;
+    let live = CachePadded::new(SharedLive::default());
+    let shared = (threads > 1).then_some(&*live);
     let mut copies = Vec::new();
     for _ in 0..threads {
-        copies.push(Playback::new(trace, options, subject)?);
+        copies.push(Playback::new(trace, options, subject, shared)?);
     }
-    let mut report = Report { peak_requested: peak, ..Report::default() };
+    let mut report = Report::default();
     let (mut spent, mut steady, mut rounds) = (Duration::ZERO, Duration::ZERO, 0);
     for _ in 0..options.repeat.max(1) {
         let before = subject.cost().1;
@@ -318,11 +335,7 @@ fn play<P: Plays>(trace: &Trace, options: &Options, subject: &P) -> Result<Repor
         if let [copy] = &mut copies[..] {
             copy.play()?;
         } else {
-            std::thread::scope(|s| {
-                let all: Vec<_> = copies.iter_mut().map(|p| s.spawn(|| p.play())).collect();
-                all.into_iter()
-                    .try_for_each(|t| t.join().unwrap_or_else(|_| Err(Error::state("a replaying thread panicked"))))
-            })?;
+            crew::run(copies.iter_mut().map(|p| || p.play()))?.into_iter().collect::<Result<()>>()?;
         }
         let taken = begin.elapsed();
         (spent, steady) = (spent + taken, taken);
@@ -335,7 +348,8 @@ fn play<P: Plays>(trace: &Trace, options: &Options, subject: &P) -> Result<Repor
     }
     report.events = trace.events.len() as u64 * u64::from(threads) * rounds;
     (report.peak_reserved, report.driver_calls.total, report.remaps, report.host_waits) = subject.cost();
-    report.ratio = report.peak_reserved as f64 / peak.max(1) as f64;
+    report.peak_requested = shared.map_or_else(|| copies[0].live.peak, |all| all.peak.load(Ordering::Relaxed));
+    report.ratio = report.peak_reserved as f64 / report.peak_requested.max(1) as f64;
     report.failed = copies.iter().map(|c| c.failed).sum();
     let per = |spent: Duration, rounds: u64| spent.as_nanos() as f64 * rounds as f64 / report.events.max(1) as f64;
     let (mean, steady) = (per(spent, 1), per(steady, rounds));
@@ -374,17 +388,18 @@ pub fn measure(
     make: &dyn Fn() -> Result<Box<dyn Backing>>,
 ) -> Result<Report> {
     let mut report = replay(trace, &Options { timed: false, ..options.clone() }, make()?)?;
-    let timed = replay(trace, &Options { timed: true, repeat: 1, progress: None, ..options.clone() }, make()?)?;
+    let timed = replay(trace, &Options { timed: true, repeat: 1, ..options.clone() }, make()?)?;
     let Times { mean, steady, .. } = report.ns_per_op;
     report.ns_per_op = Times { mean, steady, ..timed.ns_per_op };
     if let Some(policy) = min_budget {
-        let options = Options { policy, progress: None, ..options.clone() };
+        let options = Options { policy, ..options.clone() };
         report.min_budget = Some(find_min_budget_on(trace, &options, make)?);
     }
     Ok(report)
 }
 
-/// The least budget, as a multiple of the peak, with which the trace completes on a virtual device, to a granule.
+/// The least budget, as a multiple of the trace's peak times the threads, with which the trace completes on a virtual device, to a
+/// granule.
 ///
 /// # Errors
 /// As [`replay_virtual`]; `OutOfMemory` when the trace does not complete with four times its peak.
@@ -402,14 +417,14 @@ pub fn find_min_budget_on(
     make: &dyn Fn() -> Result<Box<dyn Backing>>,
 ) -> Result<f64> {
     let granule = make()?.caps().granule;
-    let peak = (trace.peak * u64::from(options.threads.max(1))).max(1);
-    let least = peak.div_ceil(granule);
-    let most = least * 4 + 64;
-    let (mut low, mut high) = (least, most);
+    let peak = copies_peak(trace, options)?.max(1);
+    let (mut low, high) = bounds(trace, peak, granule);
+    let most = high;
+    let mut high = high;
     // It need not be monotone: the result is one with which the trace completes, found by bisection.
     while low < high {
-        let mid = (low + high) / 2;
-        let budget = Some((mid * granule) as f64 / peak as f64 + 1e-9);
+        let mid = low + (high - low) / 2;
+        let budget = Some((mid as f64 * granule as f64) / peak as f64 + 1e-9);
         let tried = Options { budget, repeat: 1, timed: false, stop_at_failure: true, ..options.clone() };
         if replay(trace, &tried, make()?)?.failed == 0 { high = mid } else { low = mid + 1 }
     }
@@ -417,11 +432,77 @@ pub fn find_min_budget_on(
         let what = leasehold_core::OutOfMemory::new("replay", trace.peak);
         return Err(what.note("the trace does not complete with four times its peak").into());
     }
-    Ok((low * granule) as f64 / peak as f64)
+    Ok(low as f64 * granule as f64 / peak as f64)
+}
+
+/// Between which numbers of granules the least budget lies: one copy's peak, and four times that of all.
+fn bounds(trace: &Trace, peak: u64, granule: u64) -> (u64, u64) {
+    (trace.peak.max(1).div_ceil(granule), peak.div_ceil(granule).saturating_mul(4).saturating_add(64))
+}
+
+/// How many events [`measure`] plays at most with such options, for whoever shows its progress.
+///
+/// # Errors
+/// As [`measure`].
+pub fn events_to_play(trace: &Trace, options: &Options, search: bool, granule: u64) -> Result<u64> {
+    let (low, high) = bounds(trace, copies_peak(trace, options)?.max(1), granule);
+    let trials = if search { u64::from((high - low).max(1).ilog2()) + 1 } else { 0 };
+    let copy = trace.events.len() as u64 * u64::from(options.threads.max(1));
+    Ok(copy.saturating_mul(u64::from(options.repeat.max(1)) + 1 + trials))
 }
 
 /// Events between two reports of progress.
 const STEP: usize = 1 << 13;
+
+/// What all copies have live together.
+#[derive(Default)]
+struct SharedLive {
+    now: AtomicU64,
+    peak: AtomicU64,
+}
+
+/// What one copy has live. A sum over threads that each of them writes at every operation would slow what is measured. So a copy tells
+/// the others when it has changed by a step, and never more than it has: at every time their sum is live.
+struct Live<'a> {
+    now: u64,
+    peak: u64,
+    told: u64,
+    step: u64,
+    all: Option<&'a SharedLive>,
+}
+
+impl<'a> Live<'a> {
+    fn new(trace: &Trace, all: Option<&'a SharedLive>) -> Self {
+        Self { now: 0, peak: 0, told: 0, step: trace.peak / 4096, all }
+    }
+
+    /// An allocation succeeded.
+    #[inline]
+    fn grow(&mut self, bytes: u64) {
+        self.now += bytes;
+        self.peak = self.peak.max(self.now);
+        if let Some(all) = self.all
+            && self.now > self.told + self.step
+        {
+            let sum = all.now.fetch_add(self.now - self.told, Ordering::Relaxed) + (self.now - self.told);
+            all.peak.fetch_max(sum, Ordering::Relaxed);
+            self.told = self.now;
+        }
+    }
+
+    /// A free begins.
+    #[inline]
+    fn shrink(&mut self, bytes: u64) {
+        self.now -= bytes;
+        if let Some(all) = self.all
+            && self.told > self.now
+        {
+            let least = self.now.saturating_sub(self.step);
+            all.now.fetch_sub(self.told - least, Ordering::Relaxed);
+            self.told = least;
+        }
+    }
+}
 
 /// One thread's copy of the trace.
 struct Playback<'a, P: Plays> {
@@ -429,8 +510,9 @@ struct Playback<'a, P: Plays> {
     subject: &'a P,
     streams: Vec<P::Stream>,
     held: Vec<Option<P::Block>>,
-    /// The stream of each held block, which frees it at the end.
-    held_on: Vec<u16>,
+    /// The stream and the bytes of each held block, for its end.
+    held_on: Vec<(u16, u64)>,
+    live: Live<'a>,
     /// Epochs that complete in order, one per operation.
     pending: VecDeque<Point>,
     options: &'a Options,
@@ -439,13 +521,14 @@ struct Playback<'a, P: Plays> {
 }
 
 impl<'a, P: Plays> Playback<'a, P> {
-    fn new(trace: &'a Trace, options: &'a Options, subject: &'a P) -> Result<Self> {
+    fn new(trace: &'a Trace, options: &'a Options, subject: &'a P, all: Option<&'a SharedLive>) -> Result<Self> {
         Ok(Self {
             trace,
             subject,
             streams: (0..trace.streams.max(1)).map(|_| subject.stream()).collect::<Result<_>>()?,
             held: (0..trace.allocations).map(|_| None).collect(),
-            held_on: vec![0; trace.allocations as usize],
+            held_on: vec![(0, 0); trace.allocations as usize],
+            live: Live::new(trace, all),
             pending: VecDeque::with_capacity(options.lag as usize + 1),
             options,
             times: Vec::with_capacity(if options.timed { trace.events.len() } else { 0 }),
@@ -455,14 +538,20 @@ impl<'a, P: Plays> Playback<'a, P> {
 
     fn play(&mut self) -> Result<()> {
         let trace = self.trace;
+        let mut played = 0;
         for events in trace.events.chunks(STEP) {
             self.play_some(events)?;
+            played += events.len();
             if let Some(Progress(tell)) = &self.options.progress {
                 tell(events.len() as u64);
             }
             if self.options.stop_at_failure && self.failed > 0 {
                 break;
             }
+        }
+        // What a failure makes needless is over too.
+        if let Some(Progress(tell)) = &self.options.progress {
+            tell((trace.events.len() - played) as u64);
         }
         Ok(())
     }
@@ -473,16 +562,22 @@ impl<'a, P: Plays> Playback<'a, P> {
             let stream = &self.streams[usize::from(e.stream)];
             let point = self.subject.submit(stream)?;
             let slot = &mut self.held[e.id as usize];
+            // Counted before a free and after an allocation: what is counted is live.
+            if !e.alloc && slot.is_some() {
+                self.live.shrink(self.held_on[e.id as usize].1);
+            }
             let begin = timed.then(Instant::now);
             if e.alloc {
                 *slot = self.subject.alloc(stream, e.size, point)?;
-                self.held_on[e.id as usize] = e.stream;
-                self.failed += u64::from(slot.is_none());
             } else if let Some(block) = slot.take() {
                 self.subject.free(stream, block, point);
             }
             if let Some(begin) = begin {
                 self.times.push(begin.elapsed().as_nanos().min(u128::from(u32::MAX)) as u32);
+            }
+            if e.alloc {
+                self.held_on[e.id as usize] = (e.stream, e.size);
+                if slot.is_some() { self.live.grow(e.size) } else { self.failed += 1 }
             }
             self.pending.extend(point);
             if self.pending.len() > lag
@@ -495,8 +590,9 @@ impl<'a, P: Plays> Playback<'a, P> {
     }
 
     fn free_all(&mut self) {
-        for (held, &on) in self.held.iter_mut().zip(&self.held_on) {
+        for (held, &(on, bytes)) in self.held.iter_mut().zip(&self.held_on) {
             if let Some(block) = held.take() {
+                self.live.shrink(bytes);
                 self.subject.free(&self.streams[usize::from(on)], block, None);
             }
         }

@@ -2,15 +2,22 @@
 //!
 //! `op` is `a` (allocate) or `f` (free); sizes are bytes as requested; an id names one allocation and is never used again. A free may
 //! name another stream than the allocation did: that stream used the memory last.
+//!
+//! Limits: 65,536 streams, 67,108,864 lines, 256 bytes in a line. A byte order mark before the first line is passed over.
 
 use crate::ring::EventKind;
 use crate::snapshot::{BlockState, Snapshot};
 use leasehold_core::{Error, Result};
+use leasehold_input::{Cause, Lines, open, shown};
 use std::collections::{HashMap, HashSet};
-use std::io::{BufRead, BufReader, Read, Write};
+use std::io::{Read, Write};
 use std::path::Path;
 
 const HEADER: &str = "t_us,op,id,size,stream";
+/// Bytes of a line: three times the longest that says something.
+const LINE: usize = 256;
+/// Lines of a trace, empty ones included.
+const LINES: u64 = 1 << 26;
 
 /// One event.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -34,25 +41,25 @@ pub struct Trace {
     pub events: Vec<Event>,
     /// How many allocations there are; ids are below.
     pub allocations: u32,
-    /// How many streams there are.
-    pub streams: u16,
+    /// How many streams there are, at most 65,536.
+    pub streams: u32,
     /// The most bytes that were requested and live at one time.
     pub peak: u64,
 }
 
 impl Trace {
-    /// Reads a trace from a file; compressed if its name ends in `.gz`.
+    /// Reads a trace from a regular file; compressed if its name ends in `.gz`.
     ///
     /// # Errors
-    /// `NotFound` or `Unavailable` when the file cannot be read; `Unsupported` for a compressed file without the feature `gzip`; else as
-    /// [`Trace::read`].
+    /// `NotFound` or `Unavailable` when the file cannot be read; `Unsupported` for a compressed file without the feature `gzip`;
+    /// `InvalidArgument` for what is no regular file; else as [`Trace::read`].
     pub fn open(path: &Path) -> Result<Trace> {
-        let file = std::fs::File::open(path).map_err(|e| {
-            let text = format!("{}: {e}", path.display());
-            if e.kind() == std::io::ErrorKind::NotFound {
-                Error::NotFound(text.into())
-            } else {
-                Error::Unavailable(text.into())
+        let file = open(path).map_err(|refusal| {
+            let text = refusal.to_string();
+            match refusal.cause {
+                Cause::Missing => Error::NotFound(text.into()),
+                Cause::Unreadable => Error::Unavailable(text.into()),
+                Cause::NotRegular | Cause::TooLong => Error::invalid(text),
             }
         })?;
         let name = path.display().to_string();
@@ -81,24 +88,25 @@ impl Trace {
     ///
     /// # Errors
     /// `InvalidArgument` with name and line number: a malformed line, a free of an unknown or freed id, an id used twice, input that ends
-    /// in the middle of a compressed block.
+    /// in the middle of a compressed block, more than the limits of this module.
     pub fn read(input: impl Read, name: &str) -> Result<Trace> {
+        Self::read_within(LINES, input, name)
+    }
+
+    fn read_within(most: u64, input: impl Read, name: &str) -> Result<Trace> {
         let mut trace = Trace::default();
         let mut ids: HashMap<u64, (u32, u64)> = HashMap::new();
         let mut freed: Vec<bool> = Vec::new();
         let mut streams: HashMap<u64, u16> = HashMap::new();
         let (mut live, mut number) = (0u64, 0u64);
-        let mut reader = BufReader::with_capacity(1 << 16, input);
-        let mut line = String::new();
+        let mut lines = Lines::new(input, LINE);
         loop {
-            line.clear();
             number += 1;
             let bad = |what: String| Error::invalid(format!("{name}, line {number}: {what}"));
-            let n = reader.read_line(&mut line).map_err(|e| bad(format!("cannot be read: {e}")))?;
-            if n == 0 {
-                break;
+            let Some(text) = lines.next().map_err(|e| bad(e.to_string()))? else { break };
+            if number > most {
+                return Err(bad(format!("a trace has at most {most} lines")));
             }
-            let text = line.trim_end_matches(['\n', '\r']);
             if text.is_empty() || number == 1 && text == HEADER {
                 continue;
             }
@@ -108,14 +116,16 @@ impl Trace {
             if fields.next().is_some() {
                 return Err(bad(format!("too many fields (want {HEADER})")));
             }
-            let int = |what: &str, s: &str| s.parse::<u64>().map_err(|_| bad(format!("{what} `{s}` is not a number")));
+            let int = |what: &str, s: &str| {
+                s.parse::<u64>().map_err(|_| bad(format!("{what} `{}` is not a number", shown(s))))
+            };
             let (t_us, id, size) = (int("time", t)?, int("id", id)?, int("size", size)?);
             let stream = int("stream", stream)?;
             let next_stream = streams.len();
             let stream = match streams.get(&stream) {
                 Some(&s) => s,
                 None => {
-                    let s = u16::try_from(next_stream).map_err(|_| bad("more than 65,535 streams".into()))?;
+                    let s = u16::try_from(next_stream).map_err(|_| bad("more than 65,536 streams".into()))?;
                     streams.insert(stream, s);
                     s
                 }
@@ -123,7 +133,7 @@ impl Trace {
             let alloc = match op {
                 "a" => true,
                 "f" => false,
-                other => return Err(bad(format!("op `{other}` is neither `a` nor `f`"))),
+                other => return Err(bad(format!("op `{}` is neither `a` nor `f`", shown(other)))),
             };
             let (id, size) = if alloc {
                 let new = trace.allocations;
@@ -146,7 +156,7 @@ impl Trace {
             };
             trace.events.push(Event { t_us, alloc, id, size, stream });
         }
-        trace.streams = streams.len() as u16;
+        trace.streams = streams.len() as u32;
         Ok(trace)
     }
 
@@ -171,7 +181,7 @@ impl Trace {
                 _ => {}
             }
         }
-        log.trace.streams = log.streams.len() as u16;
+        log.trace.streams = log.streams.len() as u32;
         log.trace
     }
 
@@ -262,11 +272,49 @@ mod tests {
             ("0,x,1,4,0\n", "line 1: op `x`"),
             ("0,a,1,4,0,9\n", "line 1: too many fields"),
             ("0,a,1,18446744073709551615,0\n0,a,2,1,0\n", "line 2: the live sizes overflow"),
+            ("0,\u{1b}[2J\r,1,4,0\n", "line 1: op `\\u{1b}[2J\\r`"),
         ];
         for (text, want) in cases {
             let err = Trace::read(text.as_bytes(), "t.csv").map_or_else(|e| e.to_string(), |_| String::new());
             assert!(err.contains(want), "{text:?}: {err}");
         }
+    }
+
+    #[test]
+    fn every_number_of_streams_up_to_the_limit_is_counted() {
+        let text = |n: u32| (0..n).map(|i| format!("{i},a,{i},8,{i}\n")).collect::<String>();
+        for n in [65_535, 65_536] {
+            assert_eq!(Trace::read(text(n).as_bytes(), "t").map(|t| t.streams).ok(), Some(n));
+        }
+        let err = Trace::read(text(65_537).as_bytes(), "t").map_or_else(|e| e.to_string(), |_| String::new());
+        assert!(err.ends_with("t, line 65537: more than 65,536 streams"), "{err}");
+    }
+
+    #[test]
+    fn a_mark_is_passed_over_and_endless_lines_are_refused() {
+        let text = "\u{feff}t_us,op,id,size,stream\r\n0,a,7,100,3\r\n";
+        assert_eq!(Trace::read(text.as_bytes(), "t").map(|t| t.events.len()).ok(), Some(1));
+        for (byte, want) in
+            [(b'1', "t, line 1: longer than 256 bytes"), (b'\n', "t, line 1001: a trace has at most 1000 lines")]
+        {
+            let read = Trace::read_within(1000, std::io::repeat(byte), "t");
+            let err = read.map_or_else(|e| e.to_string(), |_| String::new());
+            assert!(err.ends_with(want), "{err}");
+        }
+    }
+
+    #[cfg(feature = "gzip")]
+    #[test]
+    fn a_compressed_line_without_end_is_refused_early() -> Result<()> {
+        let mut gz = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::fast());
+        let zeros = vec![b'0'; 1 << 20];
+        for _ in 0..64 {
+            gz.write_all(&zeros).expect("to memory");
+        }
+        let gz = gz.finish().expect("to memory");
+        let err = Trace::read_gzip(&gz[..], "t.gz").map_or_else(|e| e.to_string(), |_| String::new());
+        assert!(err.ends_with("t.gz, line 1: longer than 256 bytes"), "{err}");
+        Ok(())
     }
 
     #[cfg(feature = "gzip")]

@@ -1,8 +1,12 @@
 //! What the command says when it fails: one line, and an exit status.
 
+use leasehold_input::shown_within;
 use std::fmt::Write;
 use std::io;
 use std::process::ExitCode;
+
+/// The most characters that it says.
+const LONGEST: usize = 4000;
 
 /// Why the command fails.
 #[derive(Debug)]
@@ -42,7 +46,9 @@ impl Failure {
 
     /// Says it and gives the exit status.
     pub(crate) fn report(&self) -> ExitCode {
+        // One line that no terminal obeys, whatever file or driver parts of it come from.
         let line = self.message.replace('\n', " ");
+        let line = shown_within(&line, LONGEST);
         // A closed standard error leaves only the status.
         let _ = io::Write::write_fmt(&mut io::stderr(), format_args!("leasehold: {line}\n"));
         ExitCode::from(if self.usage { 2 } else { 1 })

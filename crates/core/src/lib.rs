@@ -14,6 +14,8 @@
 
 #[cfg(feature = "bench")]
 pub mod bench;
+#[cfg(not(loom))]
+pub mod crew;
 pub mod error;
 #[cfg(not(loom))]
 pub mod fork;

@@ -1,8 +1,12 @@
 //! The recorded traces, on a virtual device: what the allocator promises about fragmentation, and that a workload comes to rest.
 
 use leasehold_alloc::Policy;
-use leasehold_alloc::replay::{Options, find_min_budget, replay_virtual};
+use leasehold_alloc::replay::{
+    Options, Progress, events_to_play, find_min_budget, measure, replay_virtual, virtual_device,
+};
 use leasehold_alloc::trace::{Event, Trace};
+use leasehold_core::sync::Arc;
+use leasehold_core::sync::atomic::{AtomicU64, Ordering};
 use std::path::Path;
 
 fn trace(name: &str) -> Trace {
@@ -167,6 +171,61 @@ fn two_threads_play_copies() {
     let t = trace("resnet50_train");
     let r = replay_virtual(&t, &Options { threads: 2, ..Options::default() }).expect("a replay");
     assert_eq!((r.failed, r.events), (0, 2 * t.events.len() as u64));
+}
+
+/// A copy's peak lasts for a moment: copies that do not meet there have less live together, and what was reserved is never below.
+#[test]
+fn what_threads_request_is_counted_where_they_meet() {
+    for text in ["0,a,1,2097152,0\n1,f,1,2097152,0\n", "0,a,1,7,0\n0,a,2,4194305,0\n1,f,2,0,0\n2,a,3,2097152,1\n"] {
+        let t = Trace::read(text.as_bytes(), "t").expect("a trace");
+        for threads in [1, 2, 3] {
+            let options = Options { threads, repeat: 50, ..Options::default() };
+            let r = replay_virtual(&t, &options).expect("a replay");
+            assert!(
+                r.peak_requested >= t.peak - t.peak / 4096 && r.peak_requested <= t.peak * u64::from(threads),
+                "{r:?}"
+            );
+            assert!(r.ratio >= 1.0, "{r:?}");
+        }
+    }
+    // What failed was never live.
+    let t = trace("resnet50_train");
+    let r = replay_virtual(&t, &Options { budget: Some(0.9), ..Options::default() }).expect("a replay");
+    assert!(r.failed > 0 && r.peak_requested < t.peak && r.ratio >= 1.0, "{r:?}");
+}
+
+#[test]
+fn copies_that_no_number_holds_are_refused() {
+    let t = Trace::read(&b"0,a,1,9223372036854775808,0\n"[..], "t").expect("a trace");
+    for budget in [None, Some(1.0)] {
+        let err = replay_virtual(&t, &Options { threads: 2, budget, ..Options::default() })
+            .expect_err("too much")
+            .to_string();
+        assert!(err.contains("2 copies of a trace with 9223372036854775808 live bytes have more than 2^64"), "{err}");
+    }
+    let err = find_min_budget(&t, &Options::default()).expect_err("no memory").to_string();
+    assert!(err.contains("does not complete with four times its peak"), "{err}");
+    let r = replay_virtual(&t, &Options::default()).expect("a replay");
+    assert_eq!((r.failed, r.peak_requested), (1, 0));
+}
+
+/// Who shows a bar learns of every event once, whatever the trials of a search play of them.
+#[test]
+fn progress_comes_to_what_was_announced() {
+    let t = trace("resnet50_train");
+    for (threads, search) in [(1, false), (2, true)] {
+        let played = Arc::new(AtomicU64::new(0));
+        let sum = played.clone();
+        let progress = Progress::new(move |n| {
+            sum.fetch_add(n, Ordering::Relaxed);
+        });
+        let options = Options { threads, repeat: 2, progress: Some(progress), ..Options::default() };
+        let announced = events_to_play(&t, &options, search, 2 << 20).expect("a number");
+        measure(&t, &options, search.then_some(Policy::Compact), &virtual_device).expect("a replay");
+        let played = played.load(Ordering::Relaxed);
+        // A search may end a trial early.
+        assert!(played <= announced && played >= announced / 4 * 3, "{played} of {announced}");
+    }
 }
 
 /// Every player bears the traces; a budget below a player's least fails, with it nothing does.

@@ -13,7 +13,7 @@ pub(crate) struct Maker {
     sizes: Vec<u64>,
     live: u64,
     peak: u64,
-    streams: u16,
+    streams: u32,
 }
 
 impl Maker {
@@ -22,7 +22,7 @@ impl Maker {
         self.sizes.push(size);
         self.live += size;
         self.peak = self.peak.max(self.live);
-        self.streams = self.streams.max(stream + 1);
+        self.streams = self.streams.max(u32::from(stream) + 1);
         self.events.push(Event { t_us: self.events.len() as u64, alloc: true, id, size, stream });
         id
     }

@@ -6,21 +6,20 @@ use crate::table::{Table, bytes};
 use clap::ValueEnum;
 use indicatif::{ProgressBar, ProgressStyle};
 use leasehold::{DeviceId, MemoryKind, Runtime};
-use leasehold_alloc::replay::{Options, Player, Progress, Report, measure, virtual_device};
+use leasehold_alloc::replay::{Options, Player, Progress, Report, events_to_play, measure, virtual_device};
 use leasehold_alloc::trace::Trace;
 use leasehold_alloc::{Backing, Policy};
 use std::io::Write;
-use std::path::PathBuf;
-use std::time::Duration;
+use std::path::{Path, PathBuf};
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct Arguments {
-    /// The trace: `t_us,op,id,size,stream`, plain or compressed with gzip
+    /// The trace: `t_us,op,id,size,stream`, plain or compressed with gzip; `-` reads a plain one from standard input
     trace: PathBuf,
     /// Where the memory comes from; `virtual` maps nothing, so that large traces run on small machines
     #[arg(long, default_value = "virtual", value_parser = parse_device)]
     device: On,
-    /// A limit, as a multiple of the trace's peak
+    /// A limit, as a multiple of the trace's peak, times the threads
     #[arg(long, value_parser = parse_budget)]
     budget: Option<f64>,
     /// Looks for the smallest limit with which the trace completes; with policy `compact` unless `--policy` says otherwise
@@ -112,16 +111,15 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
         On::Device(device) => Some(open(device, None)?),
     };
     let spinner = ProgressBar::new_spinner();
-    spinner.enable_steady_tick(Duration::from_millis(200));
     spinner.set_message("reading the trace");
-    let trace = Trace::open(&arguments.trace)?;
+    spinner.tick();
+    let trace = if arguments.trace == Path::new("-") {
+        Trace::read(std::io::stdin().lock(), "standard input")?
+    } else {
+        Trace::open(&arguments.trace)?
+    };
     spinner.finish_and_clear();
-    let events = trace.events.len() as u64 * u64::from(arguments.threads) * u64::from(arguments.repeat);
-    let bar = if events > LONG { ProgressBar::new(events) } else { ProgressBar::hidden() };
-    if let Ok(style) = ProgressStyle::with_template("replaying {bar:32} {human_pos}/{human_len} events, {eta} left") {
-        bar.set_style(style);
-    }
-    let tick = bar.clone();
+    let granule = backing(runtime.as_ref())?.caps().granule;
     let options = Options {
         player: arguments.peer.map_or(Player::Own, Player::from),
         policy: arguments.policy.map_or(Policy::Balanced, Policy::from),
@@ -129,9 +127,15 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
         repeat: arguments.repeat,
         threads: arguments.threads,
         lag: arguments.lag,
-        progress: Some(Progress::new(move |n| tick.inc(n))),
         ..Options::default()
     };
+    let events = events_to_play(&trace, &options, arguments.find_min_budget, granule)?;
+    let bar = if events > LONG { ProgressBar::new(events) } else { ProgressBar::hidden() };
+    if let Ok(style) = ProgressStyle::with_template("replaying {bar:32} {human_pos}/{human_len} events, {eta} left") {
+        bar.set_style(style);
+    }
+    let tick = bar.clone();
+    let options = Options { progress: Some(Progress::new(move |n| tick.inc(n))), ..options };
     let min_budget = arguments.find_min_budget.then(|| arguments.policy.map_or(Policy::Compact, Policy::from));
     let report = measure(&trace, &options, min_budget, &|| backing(runtime.as_ref()))?;
     bar.finish_and_clear();
