@@ -40,8 +40,8 @@ pub enum Error {
     /// Nothing bears this name.
     #[error("not found: {0}")]
     NotFound(Text),
-    /// Somebody else holds it exclusively.
-    #[error("occupied: {resource} is held exclusively by somebody else; wait until that lease is dropped")]
+    /// Something holds it exclusively.
+    #[error("occupied: {resource} is held exclusively; finish or drop what holds it first")]
     Occupied {
         /// The kind of resource.
         resource: &'static str,

@@ -5,8 +5,8 @@
 //! wait for; one submission to the backend; mark the operands with the new point. Waits are inserted only for uses on other
 //! lines that this line does not know of: on a single stream nothing is waited for and no driver is called.
 //!
-//! The turn is a word: free, held for one short call (others spin), or held by a session or a graph (others get `Occupied`).
-//! It is a leaf: nothing else is locked while it is held but the backend's own submission lock.
+//! The turn is the lock of the stream's frame, held for one call or for a session. Other threads wait for it; the thread that holds it gets
+//! `Occupied`, since it would wait for itself. It is a leaf: nothing else is locked while it is held but the backend's own submission lock.
 //!
 //! # Room
 //! A backend may block a submitter while its queue is full. Nobody may be blocked so while holding the turn: a host call on the same stream
@@ -19,16 +19,12 @@ use crate::graph::recorder;
 use crate::ops::call;
 use crate::runtime::{Runtime, RuntimeInner};
 use crate::view::Operand;
-use leasehold_core::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering};
-use leasehold_core::sync::{Arc, UnsafeCell, spin_loop, thread};
+use leasehold_core::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
+use leasehold_core::sync::{Arc, Mutex, MutexGuard};
 use leasehold_core::{Error, Lease, Line, Point, Result, Stamp, StreamHandle, Timeline};
 use leasehold_hal::Op;
 use std::fmt;
 use std::time::{Duration, Instant};
-
-const FREE: u8 = 0;
-const CALL: u8 = 1;
-const SESSION: u8 = 2;
 
 /// Operations after which submitters see to it that the ones before are over.
 const SEGMENT: u32 = 4096;
@@ -41,23 +37,32 @@ pub(crate) struct Frame {
     pub(crate) ops: Vec<Op<'static>>,
 }
 
-/// A turn and the frame that it guards: of a stream, or of a thread that records.
-pub(crate) struct Seat {
-    turn: AtomicU8,
-    frame: UnsafeCell<Frame>,
+// SAFETY: the raw pointers that keep it from being `Send` are what a session staged. They are read only by that session's `finish`,
+// on the session's own thread, while what they point to is borrowed.
+unsafe impl Send for Frame {}
+
+thread_local! {
+    /// Its address is the thread's name among the living.
+    static ME: u8 = const { 0 };
 }
 
-// SAFETY: the frame is touched only by whoever holds the turn. Its raw pointers are only used between a session's begin and
-// end, while what they point to is borrowed.
-unsafe impl Send for Seat {}
-// SAFETY: as above.
-unsafe impl Sync for Seat {}
+#[inline]
+fn me() -> usize {
+    ME.with(|me| std::ptr::from_ref(me).addr())
+}
+
+/// A frame and the turn at it: of a stream, or of a thread that records.
+pub(crate) struct Seat {
+    /// The thread that holds the turn, 0 for none. Only its holder writes it, so every thread knows whether it is itself.
+    holder: AtomicUsize,
+    frame: Mutex<Frame>,
+}
 
 impl Seat {
     pub(crate) fn new() -> Self {
         Self {
-            turn: AtomicU8::new(FREE),
-            frame: UnsafeCell::new(Frame {
+            holder: AtomicUsize::new(0),
+            frame: Mutex::new(Frame {
                 session: crate::kernel::session::Staged::default(),
                 waits: Vec::with_capacity(8),
                 ops: Vec::with_capacity(16),
@@ -67,40 +72,43 @@ impl Seat {
 
     /// Whether somebody holds the turn.
     pub(crate) fn is_taken(&self) -> bool {
-        self.turn.load(Ordering::Acquire) != FREE
+        self.frame.try_lock().is_none()
     }
 
-    /// Takes the turn for one short call.
+    /// Takes the turn; waits while another thread holds it.
+    ///
+    /// # Errors
+    /// `Occupied` when this thread holds it.
     #[inline]
     pub(crate) fn turn(&self) -> Result<Turn<'_>> {
-        if self.turn.compare_exchange(FREE, CALL, Ordering::Acquire, Ordering::Relaxed).is_err() {
-            self.turn_slow(CALL)?;
+        if self.holder.load(Ordering::Relaxed) == me() {
+            return Err(held_by_me());
         }
-        Ok(Turn { seat: self })
+        Ok(self.taken(self.frame.lock()))
     }
 
-    /// Takes the turn for a session.
+    /// Takes the turn if nobody holds it.
+    ///
+    /// # Errors
+    /// `Occupied` when somebody does.
+    pub(crate) fn try_turn(&self) -> Result<Turn<'_>> {
+        match self.frame.try_lock() {
+            Some(frame) => Ok(self.taken(frame)),
+            None if self.holder.load(Ordering::Relaxed) == me() => Err(held_by_me()),
+            None => Err(Error::Occupied { resource: "stream (another thread's call or session is at its turn)" }),
+        }
+    }
+
     #[inline]
-    pub(crate) fn session_turn(&self) -> Result<Turn<'_>> {
-        if self.turn.compare_exchange(FREE, SESSION, Ordering::Acquire, Ordering::Relaxed).is_err() {
-            self.turn_slow(SESSION)?;
-        }
-        Ok(Turn { seat: self })
+    fn taken<'s>(&'s self, frame: MutexGuard<'s, Frame>) -> Turn<'s> {
+        self.holder.store(me(), Ordering::Relaxed);
+        Turn { seat: self, frame }
     }
+}
 
-    #[cold]
-    fn turn_slow(&self, want: u8) -> Result<()> {
-        let mut spins = 0;
-        loop {
-            match self.turn.compare_exchange_weak(FREE, want, Ordering::Acquire, Ordering::Relaxed) {
-                Ok(_) => return Ok(()),
-                Err(SESSION) => return Err(Error::Occupied { resource: "stream (a session is open on it)" }),
-                Err(_) => {}
-            }
-            spins += 1;
-            if spins < 100 { spin_loop() } else { thread::yield_now() }
-        }
-    }
+#[cold]
+fn held_by_me() -> Error {
+    Error::Occupied { resource: "stream (this very thread has a session open on it, and would wait for itself)" }
 }
 
 /// The part of a stream that the runtime and its handles share.
@@ -126,30 +134,34 @@ impl StreamCore {
         &*self.raw
     }
 
-    /// Takes the turn for one short call, once there is room.
+    /// Takes the turn, once there is room.
     ///
     /// # Errors
-    /// `Occupied` while a session is open on the stream.
+    /// `Occupied` when this thread has a session open on the stream.
     #[inline]
     pub(crate) fn turn(&self) -> Result<Turn<'_>> {
         self.breathe()?;
         self.seat.turn()
     }
 
-    /// Takes the turn for one short call of somebody who breathed before taking a lock.
+    /// Takes the turn for somebody who breathed before taking a lock.
     ///
     /// # Errors
-    /// `Occupied` while a session is open on the stream.
+    /// `Occupied` when this thread has a session open on the stream.
     #[inline]
     pub(crate) fn turn_now(&self) -> Result<Turn<'_>> {
         self.seat.turn()
     }
 
-    /// Takes the turn for a session, once there is room.
-    #[inline]
-    pub(crate) fn session_turn(&self) -> Result<Turn<'_>> {
+    /// Takes the turn if it is free, once there is room.
+    ///
+    /// # Errors
+    /// `Occupied` when anybody holds it.
+    pub(crate) fn try_turn(&self) -> Result<Turn<'_>> {
+        // Before and after: the wait for room takes turns of its own.
+        drop(self.seat.try_turn()?);
         self.breathe()?;
-        self.seat.session_turn()
+        self.seat.try_turn()
     }
 
     /// Waits until there is room for another submission. Called without any lock.
@@ -231,21 +243,22 @@ impl StreamCore {
 /// The right to submit to a stream and to use its frame.
 pub(crate) struct Turn<'s> {
     seat: &'s Seat,
+    frame: MutexGuard<'s, Frame>,
 }
 
-impl<'s> Turn<'s> {
+impl Turn<'_> {
     /// The frame.
     #[inline]
-    pub(crate) fn frame(&self) -> &'s mut Frame {
-        // SAFETY: the holder of the turn is alone with the frame, and each caller drops the reference before the next one is made.
-        unsafe { &mut *self.seat.frame.get() }
+    pub(crate) fn frame(&mut self) -> &mut Frame {
+        &mut self.frame
     }
 }
 
 impl Drop for Turn<'_> {
     #[inline]
     fn drop(&mut self) {
-        self.seat.turn.store(FREE, Ordering::Release);
+        // Before the lock is free: the next holder writes after it.
+        self.seat.holder.store(0, Ordering::Relaxed);
     }
 }
 
@@ -297,9 +310,10 @@ pub(crate) fn mark(operand: &Operand<'_>, p: Point) {
 
 /// An ordered queue of work on a device. Clones are the same stream.
 ///
-/// Within a stream operations behave in order. Any thread may use it; calls of several threads take turns, and while a
-/// [`KernelSession`](crate::KernelSession) is open on it, other submissions get `Occupied`. Dropping a stream with work pending loses
-/// nothing: the work completes. A call blocks only while about 8,192 operations are pending.
+/// Within a stream operations behave in order. Any thread may use it: calls and sessions of several threads take turns, and each
+/// waits for the one before it. While a thread has a [`KernelSession`](crate::KernelSession) open on the stream, its own other
+/// submissions there get `Occupied`, since they would wait for themselves. Dropping a stream with work pending loses nothing: the work
+/// completes. A call blocks only while about 8,192 operations are pending.
 ///
 /// A failed operation poisons its stream: from then on every call returns that cause, and nothing more is run. Take another stream (or, for
 /// the default stream, drop all clones of the runtime and open it again) to go on. Buffers that the failed work wrote hand the failure to
@@ -417,7 +431,7 @@ impl Stream {
         }
         self.runtime.refuse_symbolic(operands)?;
         let core = &*self.core;
-        let turn = core.turn()?;
+        let mut turn = core.turn()?;
         let frame = turn.frame();
         frame.waits.clear();
         for operand in operands {

@@ -1,11 +1,12 @@
 //! Threads.
 
-use crate::case::{Case, Need, Outcome, Stop, check};
+use crate::case::{Case, Need, Outcome, Stop, check, check_eq};
+use crate::cases::kernels::launch;
 use crate::env::{Env, bind};
 use crate::factory::TestKernel;
 use leasehold::hal::Access;
 use leasehold::ops::{self, Pattern};
-use leasehold::{Runtime, View};
+use leasehold::{KernelBase, Runtime, View};
 
 pub(crate) const CASES: &[Case] = &[
     Case::hal(
@@ -20,6 +21,13 @@ pub(crate) const CASES: &[Case] = &[
         "a writer waits for the readers on two streams, and so does the memory",
         &[Need::Hold],
         readers_then_writer,
+    )
+    .sanitizer(),
+    Case::runtime(
+        152,
+        "threads that launch, copy and mark on one stream take turns",
+        &[Need::Kernel(TestKernel::Fill)],
+        one_stream,
     )
     .sanitizer(),
 ];
@@ -131,6 +139,41 @@ fn readers_then_writer(env: &Env) -> Outcome {
                 "round {round}, {reads:?}: the writer came after the next owner"
             );
         }
+    }
+    Ok(())
+}
+
+fn one_stream(env: &Env) -> Outcome {
+    let rounds = env.rounds(2_000) as u32;
+    let runtime = env.runtime()?;
+    let kernel = KernelBase::new(env.desc(TestKernel::Fill)?)?;
+    for threads in [2u32, 4, 8] {
+        let before = runtime.stream().now().value();
+        let work = |thread: u32| -> Outcome {
+            let (mine, copy) = (runtime.upload(&[0u32; 64])?, runtime.alloc(256)?);
+            let event = runtime.create_event()?;
+            for round in 1..=rounds {
+                launch(&runtime, &kernel, &mine, thread << 16 | round)?;
+                if round % 16 == 0 || round == rounds {
+                    ops::copy(runtime.stream(), copy.view(), mine.view())?;
+                    runtime.record_event(&event, None)?;
+                    runtime.stream_wait_event(None, &event)?;
+                    ops::fill(runtime.stream(), mine.view(), Pattern::U8(0))?;
+                }
+            }
+            let last = thread << 16 | rounds;
+            check_eq!(runtime.download::<u32>(&copy)?, [last; 64], "what thread {thread} of {threads} launched last");
+            Ok(())
+        };
+        std::thread::scope(|scope| {
+            let threads: Vec<_> = (0..threads).map(|t| scope.spawn(move || work(t))).collect();
+            threads.into_iter().try_for_each(|t| t.join().map_err(|_| Stop::Failed("a thread panicked".into()))?)
+        })?;
+        let submitted = runtime.stream().now().value() - before;
+        check!(
+            submitted >= u64::from(threads * rounds),
+            "{submitted} submissions of {threads} times {rounds} launches"
+        );
     }
     Ok(())
 }

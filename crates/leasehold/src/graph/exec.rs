@@ -6,8 +6,8 @@
 //! when its points have passed.
 //!
 //! # Locks
-//! A launch takes the arena's shared guard, the graph's state, the stream's turn, in this order, and waits for nothing under them. An update
-//! waits before it takes the state.
+//! A launch takes the arena's shared guard, the stream's turn, the graph's state, in this order. Under the turn and the state it waits for
+//! nothing. An update waits before it takes the state. Whoever saves a suspended arena's bytes holds its guard and takes turns.
 
 use crate::event::Event;
 use crate::graph::optimise::{moved, redundant};
@@ -151,10 +151,10 @@ impl Graph {
         recorder::refuse(&inner.runtime, "a graph cannot be launched while recording on its device")?;
         core.breathe()?;
         let guard = inner.arena.launch()?;
-        let mut state = inner.state.lock();
         let line = core.line;
-        let turn = core.turn_now()?;
+        let mut turn = core.turn_now()?;
         let frame = turn.frame();
+        let mut state = inner.state.lock();
         frame.waits.clear();
         for o in &state.outside {
             gather(line, &o.operand(), &mut frame.waits);

@@ -132,7 +132,7 @@ pub(crate) fn session_turn(runtime: &Arc<RuntimeInner>) -> Result<Option<(Turn<'
     if !is_active() {
         return Ok(None);
     }
-    with(runtime, |r| (r.seat.0, r.id)).map(|(seat, id)| Ok((seat.session_turn()?, id))).transpose()
+    with(runtime, |r| (r.seat.0, r.id)).map(|(seat, id)| Ok((seat.turn()?, id))).transpose()
 }
 
 pub(crate) fn start(runtime: &Runtime) -> Result<()> {

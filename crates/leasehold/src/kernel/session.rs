@@ -121,17 +121,37 @@ impl<'s> KernelSession<'s, Begun> {
     /// Opens a session on a stream, with its first kernel. Takes the stream's turn; compiles the kernel if it was not yet.
     /// A `begin` that fails half way gives back what it took.
     ///
+    /// Blocks while another thread's call or session is at the stream's turn. Two threads that each hold a session and begin one on
+    /// the other's stream wait for each other for ever, as with any two locks.
+    ///
     /// # Errors
-    /// `Occupied` while another session is open on the stream; what making the kernel ready says; the stream's cause when it is
-    /// poisoned.
+    /// `Occupied` while the calling thread has a session open on the stream, since it would wait for itself; what making the kernel
+    /// ready says; the stream's cause when it is poisoned.
     #[inline]
     pub fn begin(kernel: &'s KernelBase, stream: &'s Stream) -> Result<Self> {
+        Self::begin_in(kernel, stream, || stream.core.turn())
+    }
+
+    /// As [`begin`](Self::begin), but never waits for another thread's turn.
+    ///
+    /// # Errors
+    /// `Occupied` while anybody's call or session is at the stream's turn; as [`begin`](Self::begin).
+    pub fn try_begin(kernel: &'s KernelBase, stream: &'s Stream) -> Result<Self> {
+        Self::begin_in(kernel, stream, || stream.core.try_turn())
+    }
+
+    #[inline]
+    fn begin_in(
+        kernel: &'s KernelBase,
+        stream: &'s Stream,
+        take_turn: impl FnOnce() -> Result<Turn<'s>>,
+    ) -> Result<Self> {
         let pipeline = kernel.pipeline(&stream.runtime)?;
         // A recording is a stream of its own: the real one is not touched.
-        let (turn, recording) = match recorder::session_turn(&stream.runtime)? {
+        let (mut turn, recording) = match recorder::session_turn(&stream.runtime)? {
             Some((turn, recording)) => (turn, recording),
             None => {
-                let turn = stream.core.session_turn()?;
+                let turn = take_turn()?;
                 if stream.core.line.failed(stream.core.line.submitted() + 1) {
                     return Err(stream.failure().unwrap_or_else(|| Error::state("a poisoned stream without a cause")));
                 }
@@ -147,8 +167,8 @@ impl<'s> KernelSession<'s, Begun> {
 
 impl<'s, State> KernelSession<'s, State> {
     #[inline]
-    pub(crate) fn staged(&self) -> &'s mut Staged {
-        match &self.turn {
+    pub(crate) fn staged(&mut self) -> &mut Staged {
+        match &mut self.turn {
             Some(turn) => &mut turn.frame().session,
             // The turn is taken only by `finish`, which consumes the session.
             None => unreachable!("a session holds its turn until it finishes"),
@@ -175,13 +195,14 @@ impl<'s, State> KernelSession<'s, State> {
 
     /// Notes the operands that the launch depends on. Used by [`session_sync_ops::wait`](super::session_sync_ops::wait).
     #[inline]
-    pub(crate) fn note_dependencies(self, operands: &[Operand<'s>]) -> Result<KernelSession<'s, Ready>> {
-        self.stream.runtime.check_operands(operands)?;
+    pub(crate) fn note_dependencies(mut self, operands: &[Operand<'s>]) -> Result<KernelSession<'s, Ready>> {
+        let stream = self.stream;
+        stream.runtime.check_operands(operands)?;
         let staged = self.staged();
         if staged.recording == 0 {
-            self.stream.runtime.refuse_symbolic(operands)?;
+            stream.runtime.refuse_symbolic(operands)?;
         } else {
-            recorder::check(&self.stream.runtime, staged.recording, operands)?;
+            recorder::check(&stream.runtime, staged.recording, operands)?;
         }
         staged.first_operand = staged.operands.len();
         for &operand in operands {
@@ -192,7 +213,7 @@ impl<'s, State> KernelSession<'s, State> {
     }
 
     #[inline]
-    pub(crate) fn stage_bindings(self, operands: &[Operand<'s>]) -> Result<KernelSession<'s, Bound>> {
+    pub(crate) fn stage_bindings(mut self, operands: &[Operand<'s>]) -> Result<KernelSession<'s, Bound>> {
         let declared = &self.kernel.bindings;
         if operands.len() != declared.len() {
             return Err(Error::invalid(format!(
@@ -226,7 +247,7 @@ impl<'s, State> KernelSession<'s, State> {
     }
 
     #[inline]
-    pub(crate) fn stage_params(self, params: &[u8]) -> Result<KernelSession<'s, Parametrised>> {
+    pub(crate) fn stage_params(mut self, params: &[u8]) -> Result<KernelSession<'s, Parametrised>> {
         if params.len() != self.kernel.params as usize {
             return Err(Error::invalid(format!(
                 "kernel {} takes {} bytes of parameters, not {}",
@@ -243,7 +264,7 @@ impl<'s, State> KernelSession<'s, State> {
 
     #[inline]
     pub(crate) fn stage_launch(
-        self,
+        mut self,
         grid: [u32; 3],
         block: [u32; 3],
         shared: u32,
@@ -267,9 +288,10 @@ impl<'s, State> KernelSession<'s, State> {
                 limits.shared
             )));
         }
+        let pipeline = self.kernel;
         let staged = self.staged();
         staged.launches.push(Launch {
-            pipeline: self.kernel,
+            pipeline,
             grid,
             block,
             shared,
@@ -303,7 +325,7 @@ impl<'s> KernelSession<'s, Updated> {
     /// The stream's cause when it is poisoned; `DeviceLost`; the driver's own. Nothing was submitted then.
     #[inline]
     pub fn finish(mut self) -> Result<Option<Point>> {
-        let Some(turn) = self.turn.take() else { return Err(Error::state("a session that has finished")) };
+        let Some(mut turn) = self.turn.take() else { return Err(Error::state("a session that has finished")) };
         let frame = turn.frame();
         let (staged, waits, ops) = (&frame.session, &mut frame.waits, &mut frame.ops);
         ops.clear();

@@ -99,7 +99,7 @@ pub fn signal(stream: &Stream, event: &Lease<Event>) -> Result<()> {
         return result;
     }
     let core = &*stream.core;
-    let turn = core.turn()?;
+    let mut turn = core.turn()?;
     let frame = turn.frame();
     frame.waits.clear();
     let value = match &event.time {

@@ -1,8 +1,11 @@
 //! Bases, sessions and the registry.
 
 use crate::common::*;
+use leasehold::core::sync::atomic::{AtomicBool, Ordering};
+use leasehold::graph::NodeId;
 use leasehold::kernel::{CpuArgs, KernelSource, Registry, session_ops, session_sync_ops};
-use leasehold::{Access, DeviceId, KernelBase, KernelSession, Operand, View, ops};
+use leasehold::{Access, DeviceId, KernelBase, KernelSession, Operand, Update, View, ops};
+use std::time::Duration;
 
 fn ones() -> [u8; 4] {
     1.0f32.to_ne_bytes()
@@ -71,28 +74,44 @@ fn dropping_a_session_at_any_step_discards_it() {
 }
 
 #[test]
-fn while_a_session_is_open_its_stream_is_occupied_and_others_are_not() {
+fn while_a_session_is_open_its_stream_is_occupied_for_its_own_thread_only() {
     let runtime = runtime();
     let kernel = axpy();
     let other = runtime.create_stream().unwrap();
     let x = runtime.upload(&[1.0f32; 16]).unwrap();
     let session = KernelSession::begin(&kernel, runtime.stream()).unwrap();
-    assert_eq!(kind(KernelSession::begin(&kernel, runtime.stream())), "Occupied");
+    let error = KernelSession::begin(&kernel, runtime.stream()).unwrap_err();
+    assert_eq!(error.kind(), "Occupied");
+    assert!(error.to_string().contains("this very thread"), "{error}");
     assert_eq!(kind(ops::fill(runtime.stream(), x.view(), ops::Pattern::U8(0))), "Occupied");
-    assert_eq!(
-        kind(std::thread::scope(|s| {
-            s.spawn(|| ops::fill(runtime.stream(), x.view(), ops::Pattern::U8(0))).join().unwrap()
-        })),
-        "Occupied"
-    );
     let event = runtime.create_event().unwrap();
     assert_eq!(kind(runtime.record_event(&event, None)), "Occupied");
+    assert_eq!(kind(KernelSession::try_begin(&kernel, runtime.stream())), "Occupied");
     ops::fill(&other, x.view(), ops::Pattern::U8(0)).unwrap();
     drop(KernelSession::begin(&kernel, &other).unwrap());
     runtime.sync_stream().unwrap();
     let _more = runtime.alloc(16).unwrap();
-    drop(session);
-    ops::fill(runtime.stream(), x.view(), ops::Pattern::U8(0)).unwrap();
+    // Other threads wait for their turn, or say so if they are asked not to.
+    let went_in = AtomicBool::new(false);
+    std::thread::scope(|s| {
+        let waiter = s.spawn(|| {
+            ops::fill(runtime.stream(), x.view(), ops::Pattern::U8(7)).unwrap();
+            went_in.store(true, Ordering::Release);
+        });
+        s.spawn(|| {
+            let error = KernelSession::try_begin(&kernel, runtime.stream()).unwrap_err();
+            assert_eq!(error.kind(), "Occupied");
+            assert!(error.to_string().contains("another thread"), "{error}");
+        })
+        .join()
+        .unwrap();
+        std::thread::sleep(Duration::from_millis(20));
+        assert!(!went_in.load(Ordering::Acquire), "a fill beside an open session");
+        drop(session);
+        waiter.join().unwrap();
+    });
+    drop(KernelSession::try_begin(&kernel, runtime.stream()).unwrap());
+    assert_eq!(runtime.download::<u8>(&x).unwrap(), [7; 64]);
 }
 
 #[test]
@@ -299,26 +318,46 @@ fn a_name_resolves_to_the_most_specific_architecture() {
 }
 
 #[test]
-fn two_threads_that_launch_on_one_stream_take_turns() {
+fn threads_that_launch_on_one_stream_take_turns() {
+    let runtime = runtime();
+    let kernel = axpy();
+    for (threads, launches) in [(2, 500), (8, 500), (4, 20_000)] {
+        let x = runtime.upload(&[1.0f32; 4]).unwrap();
+        let y = runtime.upload(&[0.0f32; 4]).unwrap();
+        std::thread::scope(|s| {
+            for _ in 0..threads {
+                s.spawn(|| {
+                    for _ in 0..launches {
+                        launch(runtime.stream(), &kernel, &[x.read(), y.read_write()], &ones(), 1).unwrap();
+                    }
+                });
+            }
+        });
+        assert_eq!(runtime.download::<f32>(&y).unwrap(), [(threads * launches) as f32; 4]);
+    }
+}
+
+#[test]
+fn a_graph_is_launched_by_many_threads_on_one_stream_and_updated_meanwhile() {
     let runtime = runtime();
     let kernel = axpy();
     let x = runtime.upload(&[1.0f32; 4]).unwrap();
     let y = runtime.upload(&[0.0f32; 4]).unwrap();
-    // The turn is never waited for: who finds it taken is told so, and asks again.
-    let run = || {
-        for _ in 0..500 {
-            loop {
-                match launch(runtime.stream(), &kernel, &[x.read(), y.read_write()], &ones(), 1) {
-                    Ok(_) => break,
-                    Err(leasehold::Error::Occupied { .. }) => std::thread::yield_now(),
-                    Err(e) => panic!("{e}"),
-                }
-            }
-        }
-    };
+    let graph = runtime
+        .record_graph(|r| launch(r.stream(), &kernel, &[x.read(), y.read_write()], &ones(), 1).map(drop))
+        .unwrap();
     std::thread::scope(|s| {
-        s.spawn(run);
-        run();
+        for _ in 0..4 {
+            s.spawn(|| {
+                for _ in 0..200 {
+                    graph.launch().unwrap();
+                    launch(runtime.stream(), &kernel, &[x.read(), y.read_write()], &ones(), 1).unwrap();
+                }
+            });
+        }
+        for _ in 0..20 {
+            _ = graph.update(&Update::new().params(NodeId::new(0), &1.0f32)).unwrap();
+        }
     });
-    assert_eq!(runtime.download::<f32>(&y).unwrap(), [1000.0; 4]);
+    assert_eq!(runtime.download::<f32>(&y).unwrap(), [1600.0; 4]);
 }
