@@ -6,6 +6,7 @@
 //! * [`SlotPool`] keeps resources and their control blocks; [`PoolManager`] and [`FixedSlotStore`] give it a life cycle.
 //! * [`Line`], [`Point`], [`Stamp`] and [`Timeline`] say what comes after what.
 //! * [`Birth`] tells a forked child from its parent.
+//! * [`copy_bytes`] copies host memory, fast for every pair of addresses.
 //! * [`Error`] is the only error that crosses a public border.
 //! * [`sync`] is the only door to atomics and locks.
 //!
@@ -14,6 +15,7 @@
 
 #[cfg(feature = "bench")]
 pub mod bench;
+mod copy;
 #[cfg(not(loom))]
 pub mod crew;
 pub mod error;
@@ -27,6 +29,7 @@ pub mod retire;
 pub mod sync;
 pub mod timeline;
 
+pub use copy::copy_bytes;
 pub use error::{Error, Fault, OutOfMemory, Result, Text};
 #[cfg(not(loom))]
 pub use fork::Birth;

@@ -262,6 +262,16 @@ pub trait Stream: Timeline + Any {
     /// `DeviceLost`; the driver's own.
     fn flush(&self) -> Result<()>;
 
+    /// Fails what was submitted and has not begun, if the backend can: it does not run any more, its values complete nevertheless, and
+    /// `cause` poisons the stream. Says whether it can. Does not block.
+    ///
+    /// For callers who must have host memory back that pending work would touch, when [`wait_host`](Timeline::wait_host) gave up on a
+    /// stream that did not fail. A backend whose waits never give up need not.
+    fn cancel(&self, cause: Error) -> bool {
+        let _ = cause;
+        false
+    }
+
     /// The driver's stream (or the queue that it shares with others), for code that is not a [`ForeignCall`](crate::ForeignCall); 0 where
     /// there is none. Constant; does not block. Work that is enqueued on it by hand has no value.
     fn native(&self) -> u64;

@@ -20,8 +20,8 @@ use crate::plan::Plan;
 use leasehold_alloc::{Allocator, Backing};
 use leasehold_core::sync::{Arc, Mutex};
 use leasehold_core::{
-    DeviceHandle, Fate, Handle, Lease, Line, Point, PoolConfig, PoolManager, PoolStats, Resource, Result, SlotPool,
-    Tagged, Timeline, tags,
+    DeviceHandle, Error, Fate, Handle, Lease, Line, Point, PoolConfig, PoolManager, PoolStats, Resource, Result,
+    SlotPool, Tagged, Timeline, tags,
 };
 use std::fmt;
 use std::time::Duration;
@@ -433,6 +433,10 @@ impl<L: Layer> Stream for WrappedStream<L> {
 
     fn flush(&self) -> Result<()> {
         self.around("flush", |s| s.flush())
+    }
+
+    fn cancel(&self, cause: Error) -> bool {
+        self.inner.cancel(cause)
     }
 
     fn native(&self) -> u64 {

@@ -426,25 +426,55 @@ impl Runtime {
 
     /// The values of a buffer or a part of it. Blocks until they are there.
     ///
+    /// The vector is new, and so are its pages if it is large: the system makes them while the copy runs, which takes longer than the
+    /// copy. [`download_into`](Self::download_into) uses a vector again.
+    ///
     /// # Errors
-    /// `InvalidArgument` when the length is no multiple of the type's size; as [`memcpy_d2h`](Self::memcpy_d2h).
+    /// `InvalidArgument` when the length is no multiple of the type's size; `OutOfMemory` on the host; as
+    /// [`memcpy_d2h`](Self::memcpy_d2h).
     pub fn download<T: Pod>(&self, from: &impl View) -> Result<Vec<T>> {
+        let mut values = Vec::new();
+        self.download_into(&mut values, from)?;
+        Ok(values)
+    }
+
+    /// As [`download`](Self::download), into a vector whose room is used again. What it held is gone,
+    /// also after an error, which leaves it empty.
+    ///
+    /// ```
+    /// # use leasehold::{Context, DeviceId};
+    /// # fn main() -> leasehold::Result<()> {
+    /// # let runtime = Context::new().runtime(DeviceId::cpu(0))?;
+    /// let (first, second) = (runtime.upload(&[1u32, 2, 3])?, runtime.upload(&[4u32, 5])?);
+    /// let mut values: Vec<u32> = Vec::new();
+    /// runtime.download_into(&mut values, &first)?;
+    /// let room = values.as_ptr();
+    /// runtime.download_into(&mut values, &second)?;
+    /// assert_eq!((&values[..], values.as_ptr()), (&[4, 5][..], room));
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// As [`download`](Self::download).
+    pub fn download_into<T: Pod>(&self, into: &mut Vec<T>, from: &impl View) -> Result<()> {
         let from = from.view();
-        if !from.len().is_multiple_of(size_of::<T>().max(1) as u64) {
+        into.clear();
+        let size = size_of::<T>() as u64;
+        // Of values without a size no number has these bytes.
+        if !from.len().is_multiple_of(size) {
             return Err(Error::invalid(format!("{} bytes are no whole number of values", from.len())));
         }
-        let count = from.len() as usize / size_of::<T>().max(1);
-        let mut values: Vec<T> = Vec::new();
-        values
-            .try_reserve_exact(count)
-            .map_err(|_| Error::from(leasehold_core::OutOfMemory::new("the host", from.len())))?;
-        // SAFETY: every byte pattern is a value of a `Pod`; zeroing keeps the elements initialised before they are filled.
+        let no_room = || Error::from(leasehold_core::OutOfMemory::new("the host", from.len()));
+        let count = usize::try_from(from.len().checked_div(size).unwrap_or(0)).map_err(|_| no_room())?;
+        into.try_reserve_exact(count).map_err(|_| no_room())?;
+        // SAFETY: there is room for as many bytes, which nobody else sees. Once they are written, which
+        // the call's success says, they are values: every pattern of bytes is one of a `Pod`.
         unsafe {
-            std::ptr::write_bytes(values.as_mut_ptr(), 0, count);
-            values.set_len(count);
+            ops::download_to(&self.stream, into.as_mut_ptr().cast(), from)?;
+            into.set_len(count);
         }
-        self.memcpy_d2h(&mut values, from)?;
-        Ok(values)
+        Ok(())
     }
 
     /// Copies host values to the device, on the default stream. The bytes are taken during the call, so that they may change or go

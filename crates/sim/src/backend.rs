@@ -243,6 +243,11 @@ impl Stream for StreamState {
         self.common().machine.device_status(self.common().device)
     }
 
+    /// A wait gives up where nothing can run any more; what then stays behind is taken out of the queue.
+    fn cancel(&self, cause: Error) -> bool {
+        self.common().machine.queue_fail(self.queue, cause).is_ok()
+    }
+
     /// The number of the machine's queue.
     fn native(&self) -> u64 {
         self.queue.0

@@ -221,7 +221,7 @@ impl Rows {
         let src = (self.src + row * self.src_pitch + at) as *const u8;
         let dst = (self.dst + row * self.dst_pitch + at) as *mut u8;
         // SAFETY: by the contract.
-        unsafe { std::ptr::copy(src, dst, bytes as usize) };
+        unsafe { leasehold_core::copy_bytes(src, dst, bytes as usize) };
     }
 }
 

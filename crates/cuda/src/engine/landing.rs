@@ -79,7 +79,7 @@ impl Part {
             return unsafe { past_caches(src, dst, bytes) };
         }
         // SAFETY: the caller's.
-        unsafe { std::ptr::copy_nonoverlapping(src, dst, bytes) };
+        unsafe { leasehold_core::copy_bytes(src, dst, bytes) };
     }
 }
 

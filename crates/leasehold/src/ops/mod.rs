@@ -2,9 +2,11 @@
 //!
 //! All of them go to the recording when the calling thread records on the stream's device.
 
+mod borrow;
 pub(crate) mod call;
 mod gate;
 
+pub(crate) use borrow::may_wait;
 pub use call::{foreign_call, host_call, host_call_once};
 pub use gate::{fail, raise};
 
@@ -258,7 +260,6 @@ pub fn upload<T: Pod>(stream: &Stream, dst: Slice<'_>, src: &[T], asynchronous: 
     if recording || (asynchronous && (src.len() <= STAGED_MAX || call::inside())) {
         return upload_owned(stream, dst, Arc::new(src.to_vec()));
     }
-    may_wait(stream)?;
     let op = Op::Upload(Upload {
         src: src.as_ptr(),
         dst: dst.addr(),
@@ -266,30 +267,8 @@ pub fn upload<T: Pod>(stream: &Stream, dst: Slice<'_>, src: &[T], asynchronous: 
         bytes: dst.len(),
         keep: None,
     });
-    // SAFETY: the source is borrowed until the copy has completed, below; also when the wait fails the stream has run past the
-    // copy or never will.
-    let point = unsafe { stream.pass(&op, &[writing(dst)])? };
-    match point {
-        Some(p) => settle(stream, p),
-        None => Ok(()),
-    }
-}
-
-/// Waits until a point is over, whatever became of it, then says so: borrowed memory must outlive the submission.
-fn settle(stream: &Stream, point: Point) -> Result<()> {
-    stream.runtime.wait_over(point)?;
-    point.line().check(point.value()).map(drop)
-}
-
-/// Refuses to wait for a stream in one of its own host calls, before anything is submitted.
-pub(crate) fn may_wait(stream: &Stream) -> Result<()> {
-    if call::inside() {
-        let next = stream.core.line.submitted() + 1;
-        if let Err(e @ Error::InvalidState(_)) = stream.core.raw.wait_host(next, Some(std::time::Duration::ZERO)) {
-            return Err(e);
-        }
-    }
-    Ok(())
+    // SAFETY: the source is borrowed for this call; the stream is not recorded, as was found above.
+    unsafe { borrow::pass(stream, &op, &[writing(dst)]) }
 }
 
 /// Host memory that an asynchronous copy keeps alive by itself.
@@ -341,23 +320,27 @@ pub fn upload_owned<H: HostBytes>(stream: &Stream, dst: Slice<'_>, src: Arc<H>) 
 pub fn download<T: Pod>(stream: &Stream, dst: &mut [T], src: Slice<'_>) -> Result<()> {
     let dst = bytes_mut(dst);
     same_length(dst.len() as u64, src.len())?;
+    // SAFETY: the destination is as long, and borrowed for this call.
+    unsafe { download_to(stream, dst.as_mut_ptr(), src) }
+}
+
+/// Copies device bytes to host memory, which need not be initialised, and waits for them. All of it is
+/// written if the call succeeds.
+///
+/// # Errors
+/// As [`download`].
+///
+/// # Safety
+/// - `dst` is valid for writes of as many bytes as `src` has, and nobody else touches them meanwhile.
+pub(crate) unsafe fn download_to(stream: &Stream, dst: *mut u8, src: Slice<'_>) -> Result<()> {
     recorder::refuse(&stream.runtime, "device memory cannot be read back while recording")?;
-    if dst.is_empty() {
+    if src.is_empty() {
         return Ok(());
     }
-    may_wait(stream)?;
-    let op = Op::Download(Download {
-        src: src.addr(),
-        native: src.buffer().native(),
-        dst: dst.as_mut_ptr(),
-        bytes: src.len(),
-        keep: None,
-    });
-    // SAFETY: the destination is borrowed until the copy is over, below.
-    match unsafe { stream.pass(&op, &[src.read()])? } {
-        Some(p) => settle(stream, p),
-        None => Ok(()),
-    }
+    let op =
+        Op::Download(Download { src: src.addr(), native: src.buffer().native(), dst, bytes: src.len(), keep: None });
+    // SAFETY: by the contract; the stream is not recorded.
+    unsafe { borrow::pass(stream, &op, &[src.read()]) }
 }
 
 /// Copies between device memory and host memory from [`Runtime::alloc_pinned`], in either direction; never waits.

@@ -1,0 +1,77 @@
+//! Host memory that an operation borrows: a call returns only when nobody touches it any more.
+//!
+//! A failure, an impatient backend or a panic may end the wait early while the copy is still to come.
+//! None of them ends the loan: the stream is cancelled where that helps, and waited for.
+
+use super::call;
+use crate::stream::{Stream, is_over};
+use crate::view::Operand;
+use leasehold_core::{Error, Point, Result};
+use leasehold_hal::Op;
+use std::time::Duration;
+
+/// Submits one operation that reads or writes borrowed host memory, and waits until it is over.
+///
+/// # Errors
+/// As [`Stream::pass`]; the operation's own; `InvalidState` in a host call of the stream; what the
+/// backend says that waits no longer.
+///
+/// # Safety
+/// - As [`Stream::pass`], for a stream that is not recorded. Host memory that `op` names is valid
+///   until this call returns or unwinds, and need not be any longer.
+pub(super) unsafe fn pass(stream: &Stream, op: &Op<'_>, operands: &[Operand<'_>]) -> Result<()> {
+    may_wait(stream)?;
+    // Before the submission: who panics after it (a subscriber of traces) unwinds through this.
+    let _loan = Loan(stream);
+    // SAFETY: the caller's; the host memory outlives the wait below, whatever becomes of it.
+    match unsafe { stream.pass(op, operands)? } {
+        Some(point) => see_out(stream, point),
+        None => Err(Error::recording("a copy of borrowed memory cannot be recorded")),
+    }
+}
+
+/// Waits until a point is over, whatever became of it, then says what did.
+fn see_out(stream: &Stream, point: Point) -> Result<()> {
+    let mut nap = Duration::from_micros(1);
+    loop {
+        let waited = stream.runtime.wait_point(point, None);
+        if is_over(point) {
+            return point.line().check(point.value()).map(drop);
+        }
+        match waited {
+            // The backend waits no longer, and the work may still come: it must not.
+            Err(e) if !point.line().failed(point.value()) && !matches!(e, Error::DeviceLost { .. }) => {
+                stream.core.raw.cancel(e);
+            }
+            // A failure is known before what failed is over, and the loss of a device before all streams are told.
+            _ => {}
+        }
+        // What it says shows in the line.
+        let _ = stream.core.raw.refresh();
+        std::thread::sleep(nap);
+        nap = (nap * 2).min(Duration::from_millis(1));
+    }
+}
+
+/// Waits for all that was submitted if its thread unwinds.
+struct Loan<'a>(&'a Stream);
+
+impl Drop for Loan<'_> {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            // The panic goes on; what became of the work shows in the stream.
+            let _ = see_out(self.0, self.0.now());
+        }
+    }
+}
+
+/// Refuses to wait for a stream in one of its own host calls, before anything is submitted.
+pub(crate) fn may_wait(stream: &Stream) -> Result<()> {
+    if call::inside() {
+        let next = stream.core.line.submitted() + 1;
+        if let Err(e @ Error::InvalidState(_)) = stream.core.raw.wait_host(next, Some(Duration::ZERO)) {
+            return Err(e);
+        }
+    }
+    Ok(())
+}
