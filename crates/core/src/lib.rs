@@ -23,6 +23,7 @@ pub mod error;
 pub mod fork;
 pub mod handle;
 pub mod lease;
+pub mod lifecycle;
 pub mod manager;
 pub mod pool;
 pub mod retire;
@@ -38,6 +39,7 @@ pub use handle::{
     Handle, HeapHandle, LibraryHandle, PipelineHandle, StreamHandle, Tagged, TimestampHandle, tags,
 };
 pub use lease::{AnyLease, Claim, Header, HeaderView, Lease, Miss, Owner, OwnerOps, UniqueLease, WeakLease};
+pub use lifecycle::LifeCycle;
 pub use manager::{FixedSlotStore, PoolManager};
 pub use pool::{Fate, PoolConfig, PoolStats, Resource, SlotPool, TagOf};
 pub use retire::RetireList;

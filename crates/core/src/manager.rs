@@ -234,10 +234,15 @@ impl<R: Resource, K: Eq + Hash + Clone> PoolManager<R, K> {
         Ok(())
     }
 
-    /// How many keyed resources somebody beside the manager holds (a snapshot).
-    pub fn keyed_in_use(&self) -> u64 {
-        let keyed = self.keyed.lock();
-        keyed.entries.values().filter(|e| matches!(e, Entry::Ready(lease) if lease.strong_count() > 1)).count() as u64
+    /// How many resources somebody beside the manager holds (a snapshot): all that are alive but the keyed ones that the
+    /// manager alone keeps.
+    pub fn in_use(&self) -> u64 {
+        let kept = {
+            let keyed = self.keyed.lock();
+            let alone = |e: &&Entry<R>| matches!(e, Entry::Ready(lease) if lease.strong_count() == 1);
+            keyed.entries.values().filter(alone).count() as u64
+        };
+        self.stats().live.saturating_sub(kept)
     }
 
     /// Destroys idle resources until at most `keep` are left; says how many.

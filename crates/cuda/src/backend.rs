@@ -149,6 +149,11 @@ impl Backend for CudaBackend {
     }
 
     fn shutdown(&self) -> Result<()> {
+        // Managers do not wait. What the driver was given and host calls end by themselves; what a gate or another
+        // backend holds back is not waited for, and refuses the shutdown.
+        for stream in self.manager.devices().dropped_streams() {
+            stream.run_down();
+        }
         self.manager.shutdown()
     }
 

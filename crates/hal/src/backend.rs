@@ -44,7 +44,8 @@ pub trait Backend: Send + Sync {
     fn open(&self, device: DeviceId) -> Result<Lease<dyn Device>>;
 
     /// Ends the backend's managers; a second call is `Ok`. Decides first and ends afterwards, so it may be called again once the leases
-    /// that it counted are dropped. Work that dropped streams left behind is finished; it may block on that, not for ever on a gate.
+    /// that it counted are dropped. Work that dropped streams left behind is finished, and it may block on that. Work that a gate or
+    /// another backend's line holds back is not waited for: it counts as a lease on its stream.
     ///
     /// # Errors
     /// `LeasesOutstanding`, with the kind of resource and how many; nothing has changed then.

@@ -184,3 +184,59 @@ fn shutdown_beside_acquire_and_release() {
         }
     });
 }
+
+#[test]
+fn a_life_is_configured_once_ended_once_and_never_again() {
+    let life = LifeCycle::new();
+    assert!(!life.is_configured());
+    let failed = life.configure("thing", || Err(Error::invalid("no")));
+    assert_eq!(failed.unwrap_err().kind(), "InvalidArgument");
+    // All-or-nothing: tried again after a failure, and after a panic.
+    let panicked =
+        std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| life.configure("thing", || panic!("wanted"))));
+    assert!(panicked.is_err() && !life.is_configured());
+    life.configure("thing", || {
+        // No lock is held meanwhile.
+        assert!(!life.is_configured());
+        Ok(())
+    })
+    .unwrap();
+    assert!(life.is_configured());
+    assert_eq!(life.configure("thing", || unreachable!()).unwrap_err().kind(), "InvalidState");
+    let refused = life.shutdown(|| Err(Error::LeasesOutstanding { resource: "item", strong: 1, weak: 0 }));
+    assert_eq!(outstanding(refused), (1, 0));
+    assert!(life.is_configured(), "nothing has changed");
+    life.shutdown(|| Ok(())).unwrap();
+    life.shutdown(|| unreachable!()).unwrap();
+    let again = life.configure("thing", || unreachable!()).unwrap_err();
+    assert!(again.kind() == "InvalidState" && again.to_string().contains("shut down"), "{again}");
+    let never = LifeCycle::new();
+    never.shutdown(|| unreachable!()).unwrap();
+    assert_eq!(never.configure("thing", || unreachable!()).unwrap_err().kind(), "InvalidState");
+}
+
+#[test]
+fn who_comes_while_a_life_changes_waits_for_the_outcome_and_can_look_at_once() {
+    use std::sync::mpsc::channel;
+    let life = LifeCycle::new();
+    let (begun, began) = channel();
+    let (go, gone) = channel();
+    std::thread::scope(|scope| {
+        let life = &life;
+        let first = scope.spawn(move || {
+            life.configure("thing", || {
+                begun.send(()).unwrap();
+                gone.recv().unwrap();
+                Ok(())
+            })
+        });
+        began.recv().unwrap();
+        // The other thread is inside, and holds nothing that this needs.
+        assert!(!life.is_configured());
+        assert_eq!(format!("{life:?}"), "changing");
+        let second = scope.spawn(|| life.configure("thing", || unreachable!()));
+        go.send(()).unwrap();
+        first.join().unwrap().unwrap();
+        assert_eq!(second.join().unwrap().unwrap_err().kind(), "InvalidState");
+    });
+}

@@ -236,13 +236,14 @@ impl DeviceManager {
         Self::default()
     }
 
-    /// Enumerates the devices. None is opened.
+    /// Enumerates the devices: finds out about the machine, which reads files. None is opened.
     ///
     /// # Errors
-    /// `InvalidState` the second time.
+    /// As [`CpuConfig::validate`]; `InvalidState` the second time.
     #[doc(alias = "initializeDevices")]
-    pub fn initialize_devices(&self, topology: Arc<Topology>, config: CpuConfig) -> Result<()> {
+    pub fn initialize_devices(&self, config: CpuConfig) -> Result<()> {
         config.validate()?;
+        let topology = Arc::new(Topology::detect());
         let store = FixedSlotStore::new(Devices { topology: topology.clone(), config: config.clone() }, 1)?;
         self.store.set((store, topology, config)).map_err(|_| Error::state("the device manager is configured already"))
     }

@@ -3,10 +3,8 @@
 //! This module must not know streams, memory or kernels.
 
 use super::device::DeviceManager;
-use crate::driver::topology::Topology;
 use leasehold_alloc::DebugAids;
-use leasehold_core::sync::{Arc, Mutex};
-use leasehold_core::{Error, Result};
+use leasehold_core::{Error, LifeCycle, Result};
 use std::time::Duration;
 
 /// The most threads that can be asked for.
@@ -132,14 +130,7 @@ impl CpuConfig {
 #[derive(Debug)]
 pub struct CpuExecutionManager {
     devices: DeviceManager,
-    state: Mutex<State>,
-}
-
-#[derive(Debug, PartialEq, Eq, Clone, Copy)]
-enum State {
-    Unconfigured,
-    Configured,
-    ShutDown,
+    life: LifeCycle,
 }
 
 impl Default for CpuExecutionManager {
@@ -152,22 +143,22 @@ impl CpuExecutionManager {
     /// A manager that must be configured.
     #[must_use]
     pub fn new() -> Self {
-        Self { devices: DeviceManager::new(), state: Mutex::new(State::Unconfigured) }
+        Self { devices: DeviceManager::new(), life: LifeCycle::new() }
     }
 
-    /// Makes it ready. All-or-nothing. Finds out about the machine; starts no thread.
+    /// Makes it ready. All-or-nothing. Finds out about the machine, which reads files; starts no thread.
     ///
     /// # Errors
-    /// As [`CpuConfig::validate`]; `InvalidState` when it is configured or shut down already.
+    /// As [`CpuConfig::validate`]; `InvalidState` when it is configured already, and after a [`shutdown`](Self::shutdown): a new
+    /// start needs a new manager, so that no handle of before names a thing of after.
     pub fn configure(&self, config: CpuConfig) -> Result<()> {
         config.validate()?;
-        let mut state = self.state.lock();
-        if *state != State::Unconfigured {
-            return Err(Error::state("the CPU execution manager is configured already"));
-        }
-        self.devices.initialize_devices(Arc::new(Topology::detect()), config)?;
-        *state = State::Configured;
-        Ok(())
+        self.life.configure("CPU execution manager", || self.devices.initialize_devices(config))
+    }
+
+    /// Whether [`configure`](Self::configure) has succeeded, and the manager was not shut down.
+    pub fn is_configured(&self) -> bool {
+        self.life.is_configured()
     }
 
     /// The devices.
@@ -175,16 +166,11 @@ impl CpuExecutionManager {
         &self.devices
     }
 
-    /// Ends everything; a second call is `Ok`.
+    /// Ends everything; a second call is `Ok`. Blocks while idle threads end, without a lock.
     ///
     /// # Errors
     /// `LeasesOutstanding`; nothing has changed then.
     pub fn shutdown(&self) -> Result<()> {
-        let mut state = self.state.lock();
-        if *state == State::Configured {
-            self.devices.shutdown()?;
-        }
-        *state = State::ShutDown;
-        Ok(())
+        self.life.shutdown(|| self.devices.shutdown())
     }
 }

@@ -74,7 +74,7 @@ impl PipelineManager {
 
     /// How many pipelines somebody beside this manager holds (a snapshot).
     pub fn in_use(&self) -> u64 {
-        self.manager.keyed_in_use()
+        self.manager.in_use()
     }
 
     /// What the pool did so far.

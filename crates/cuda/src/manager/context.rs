@@ -14,6 +14,7 @@ use super::function::FunctionManager;
 use super::gate::GateManager;
 use super::graph::GraphManager;
 use super::module::ModuleManager;
+use super::retired::Retired;
 use super::stream::StreamManager;
 use crate::driver::ops::DeviceProperties;
 use crate::engine::core::Core;
@@ -21,9 +22,7 @@ use crate::engine::door::Door;
 use crate::engine::shared::Shared;
 use leasehold_alloc::AllocatorCell;
 use leasehold_core::sync::Arc;
-use leasehold_core::{
-    Error, Fate, Handle, Lease, PoolConfig, PoolManager, PoolStats, Resource, Result, RetireList, Tagged, tags,
-};
+use leasehold_core::{Error, Fate, Handle, Lease, PoolConfig, PoolManager, PoolStats, Resource, Result, Tagged, tags};
 use leasehold_hal::MemoryKind;
 use std::fmt;
 
@@ -38,8 +37,15 @@ pub(crate) struct Memory {
 }
 
 impl Memory {
-    pub(crate) fn cells(&self) -> [(&'static str, &AllocatorCell); 2] {
-        [("buffer", &self.device), ("pinned buffer", &self.pinned)]
+    /// What somebody holds of it.
+    pub(crate) fn outstanding(&self) -> Result<()> {
+        for (resource, cell) in [("buffer", &self.device), ("pinned buffer", &self.pinned)] {
+            let strong = cell.get().map_or(0, |a| a.stats().live);
+            if strong != 0 {
+                return Err(Error::LeasesOutstanding { resource, strong, weak: 0 });
+            }
+        }
+        Ok(())
     }
 }
 
@@ -53,6 +59,8 @@ pub struct ContextState {
     pub(crate) graphs: GraphManager,
     pub(crate) memory: Arc<Memory>,
     pub(crate) core: Arc<Core>,
+    /// It is the device's primary one: it ends after the device's memory is given back.
+    primary: bool,
 }
 
 impl Tagged for ContextState {
@@ -60,7 +68,8 @@ impl Tagged for ContextState {
 }
 
 impl ContextState {
-    fn new(door: Arc<Door>, shared: Arc<Shared>, memory: Arc<Memory>) -> Result<Self> {
+    fn new(door: Arc<Door>, memory: Arc<Memory>, primary: bool) -> Result<Self> {
+        let shared = memory.shared.clone();
         let range = door.within(|ops| ops.priority_range())?;
         let core = Core::new(door, shared.clone(), memory.properties.clone())?;
         Ok(Self {
@@ -72,6 +81,7 @@ impl ContextState {
             graphs: GraphManager::new(&core)?,
             memory,
             core,
+            primary,
         })
     }
 
@@ -131,15 +141,12 @@ impl ContextState {
         report("mark", self.core.mark_stats());
     }
 
-    /// What somebody holds of this context beside itself.
+    /// What somebody holds of this context beside itself, and what dropped streams have pending. Reads only.
     pub(crate) fn outstanding(&self) -> Result<()> {
-        if self.gates.stats().live == 0 {
-            // Otherwise one of them may hold such work back, and the answer is known.
-            self.streams.finish_retired();
-        }
         let mut first = None;
         self.pools(&mut |name, stats| {
             let strong = match name {
+                "stream" => stats.live + self.streams.pending(),
                 // Their own manager holds each of them once.
                 "pipeline" => self.functions.in_use(),
                 // Held by functions and by streams, which are counted.
@@ -151,6 +158,19 @@ impl ContextState {
             }
         });
         first.map_or(Ok(()), Err)
+    }
+
+    /// As [`outstanding`](Self::outstanding), of a context that nobody leases; its device's memory counts too.
+    pub(crate) fn retired_outstanding(&self) -> Result<()> {
+        self.outstanding()?;
+        if self.primary { self.memory.outstanding() } else { Ok(()) }
+    }
+
+    /// Whether a context that nobody leases may end. Asks the driver; waits for nothing.
+    pub(crate) fn is_over(&self) -> bool {
+        self.streams.settle();
+        // Streams of other contexts may still hold marks of this one.
+        self.retired_outstanding().is_ok() && self.core.mark_stats().live == 0
     }
 
     /// Ends the managers, children first.
@@ -167,7 +187,7 @@ impl ContextState {
 impl Drop for ContextState {
     fn drop(&mut self) {
         if let Err(error) = self.end() {
-            // Only when the backend was dropped without a shutdown: what is out ends with its last lease.
+            // Only when the backend was dropped without a shutdown and has no threads: what is out ends with its last lease.
             tracing::debug!(%error, "a context ended while something of it was held");
         }
         self.core.watch.close();
@@ -188,7 +208,7 @@ pub(crate) enum Wanted {
 }
 
 struct Contexts {
-    retired: Arc<RetireList<ContextState>>,
+    retired: Arc<Retired>,
 }
 
 impl Resource for Contexts {
@@ -199,13 +219,13 @@ impl Resource for Contexts {
     fn create(&self, _: Handle<tags::Context>, wanted: &Wanted) -> Result<ContextState> {
         match wanted {
             Wanted::Primary(memory) => {
-                let state = ContextState::new(memory.door.clone(), memory.shared.clone(), memory.clone())?;
+                let state = ContextState::new(memory.door.clone(), memory.clone(), true)?;
                 memory.shared.add_primary(&state.core);
                 Ok(state)
             }
             Wanted::Owned(memory) => {
                 let door = Door::owned(memory.door.driver().clone(), memory.door.ordinal())?;
-                ContextState::new(Arc::new(door), memory.shared.clone(), memory.clone())
+                ContextState::new(Arc::new(door), memory.clone(), false)
             }
         }
     }
@@ -215,7 +235,7 @@ impl Resource for Contexts {
     }
 
     fn destroy(&self, context: ContextState) {
-        // The driver waits for its work.
+        // Its end blocks.
         self.retired.push(context);
     }
 }
@@ -224,13 +244,12 @@ impl Resource for Contexts {
 #[doc(alias = "CudaContextManager")]
 pub struct ContextManager {
     manager: PoolManager<Contexts, ()>,
-    retired: Arc<RetireList<ContextState>>,
+    retired: Arc<Retired>,
     memory: Arc<Memory>,
 }
 
 impl ContextManager {
-    pub(crate) fn new(memory: Arc<Memory>) -> Result<Self> {
-        let retired = Arc::new(RetireList::new());
+    pub(crate) fn new(memory: Arc<Memory>, retired: Arc<Retired>) -> Result<Self> {
         let manager = PoolManager::new();
         manager.configure(Contexts { retired: retired.clone() }, PoolConfig { block: 4, ..PoolConfig::default() })?;
         Ok(Self { manager, retired, memory })
@@ -249,13 +268,13 @@ impl ContextManager {
     /// # Errors
     /// `OutOfMemory`; the driver's.
     pub fn create_owned(&self) -> Result<Lease<ContextState>> {
-        self.collect();
         self.manager.acquire(&Wanted::Owned(self.memory.clone()))
     }
 
-    /// Ends owned contexts that nobody holds any more. May block on the driver.
-    pub fn collect(&self) {
-        self.retired.drain(|_| true, drop);
+    /// Ends contexts of the backend that nobody leases, of which nothing is held, and whose work is over. Blocks on the
+    /// driver. Says how many ended.
+    pub fn collect(&self) -> usize {
+        self.retired.reclaim()
     }
 
     /// Whether the handle's context is alive: one load.
@@ -273,9 +292,7 @@ impl ContextManager {
     /// # Errors
     /// `LeasesOutstanding`; nothing has changed then.
     pub fn shutdown(&self) -> Result<()> {
-        self.manager.shutdown()?;
-        self.collect();
-        Ok(())
+        self.manager.shutdown()
     }
 }
 

@@ -5,9 +5,11 @@
 //! This module must not know backings.
 
 use super::context::{ContextManager, ContextState, Memory};
+use super::retired::Retired;
 use crate::driver::ops::DeviceProperties;
 use crate::engine::door::Door;
 use crate::engine::shared::Shared;
+use crate::engine::stream::StreamCore;
 use leasehold_alloc::AllocatorCell;
 use leasehold_core::sync::{Arc, OnceLock};
 use leasehold_core::{
@@ -21,11 +23,12 @@ pub struct DeviceState {
     info: DeviceInfo,
     caps: Caps,
     limits: Limits,
+    /// Before the context, so that the memory's end is part of the context's.
+    memory: Arc<Memory>,
+    shared: Arc<Shared>,
     /// Before the manager that it came from.
     primary: Lease<ContextState>,
     contexts: ContextManager,
-    memory: Arc<Memory>,
-    shared: Arc<Shared>,
 }
 
 impl Tagged for DeviceState {
@@ -48,7 +51,7 @@ impl DeviceState {
             device: AllocatorCell::default(),
             pinned: AllocatorCell::default(),
         });
-        let contexts = ContextManager::new(memory.clone())?;
+        let contexts = ContextManager::new(memory.clone(), devices.retired.clone())?;
         let primary = contexts.primary()?;
         let free = primary.core.door.within(|ops| ops.memory_info())?;
         let mut info = describe(ordinal, &properties, shared.ops.driver_version().ok());
@@ -124,20 +127,14 @@ impl DeviceState {
 
     /// What somebody holds of this device beside itself.
     fn outstanding(&self) -> Result<()> {
-        self.contexts.collect();
+        self.primary.streams.settle();
         self.primary.outstanding()?;
         let contexts = self.contexts.stats();
         if contexts.live > 1 || contexts.weak != 0 {
             let strong = contexts.live.saturating_sub(1);
             return Err(Error::LeasesOutstanding { resource: "context", strong, weak: contexts.weak });
         }
-        for (resource, cell) in self.memory.cells() {
-            let strong = cell.get().map_or(0, |a| a.stats().live);
-            if strong != 0 {
-                return Err(Error::LeasesOutstanding { resource, strong, weak: 0 });
-            }
-        }
-        Ok(())
+        self.memory.outstanding()
     }
 }
 
@@ -188,6 +185,7 @@ fn describe(ordinal: u32, p: &DeviceProperties, driver: Option<i32>) -> DeviceIn
 pub(crate) struct Devices {
     shared: Arc<Shared>,
     properties: Arc<[DeviceProperties]>,
+    retired: Arc<Retired>,
 }
 
 impl Resource for Devices {
@@ -215,6 +213,7 @@ struct Known {
     shared: Arc<Shared>,
     properties: Arc<[DeviceProperties]>,
     peers: Vec<String>,
+    retired: Arc<Retired>,
 }
 
 /// Enumerates devices and owns their states.
@@ -255,9 +254,11 @@ impl DeviceManager {
             if reached.is_empty() { "none".to_owned() } else { reached.join(", ") }
         });
         let peers = peers.collect();
-        let store = FixedSlotStore::new(Devices { shared: shared.clone(), properties: properties.clone() }, count)?;
+        let retired = Retired::new(shared.config.inline);
+        let devices = Devices { shared: shared.clone(), properties: properties.clone(), retired: retired.clone() };
+        let store = FixedSlotStore::new(devices, count)?;
         self.known
-            .set(Known { store, shared, properties, peers })
+            .set(Known { store, shared, properties, peers, retired })
             .map_err(|_| Error::state("the device manager is configured already"))
     }
 
@@ -299,7 +300,9 @@ impl DeviceManager {
     /// # Errors
     /// As [`ensure_alive`](Self::ensure_alive).
     pub fn open(&self, ordinal: u32) -> Result<Lease<DeviceState>> {
-        self.known()?.store.get(ordinal, &ordinal)
+        let known = self.known()?;
+        known.retired.reclaim();
+        known.store.get(ordinal, &ordinal)
     }
 
     /// The state of an open device.
@@ -329,10 +332,12 @@ impl DeviceManager {
         self.known.get().map(|k| k.store.stats()).unwrap_or_default()
     }
 
-    /// Ends the manager. A second call is `Ok`, and so is one before [`initialize_devices`](Self::initialize_devices).
+    /// Ends the manager and all contexts. Waits for no work: that is [`Backend::shutdown`](leasehold_hal::Backend)'s part.
+    /// Blocks on the driver. A second call is `Ok`, and so is one before [`initialize_devices`](Self::initialize_devices).
     ///
     /// # Errors
-    /// `LeasesOutstanding` while somebody holds a device or anything of one; nothing has changed then.
+    /// `LeasesOutstanding` while somebody holds a device, or anything of one or of a context that nobody leases any more,
+    /// or a dropped stream has work pending; nothing has changed then.
     pub fn shutdown(&self) -> Result<()> {
         let Some(known) = self.known.get() else { return Ok(()) };
         for i in 0..known.store.len() {
@@ -341,6 +346,26 @@ impl DeviceManager {
                 device.outstanding()?;
             }
         }
-        known.store.shutdown()
+        known.retired.settle()?;
+        known.retired.settling(|| known.store.shutdown())
+    }
+
+    /// The streams that were dropped, of all devices, and have not ended.
+    pub(crate) fn dropped_streams(&self) -> Vec<Arc<StreamCore>> {
+        let Some(known) = self.known.get() else { return Vec::new() };
+        let open = (0..known.store.len()).filter_map(|i| known.store.existing(i));
+        let mut dropped: Vec<_> = open.flat_map(|device| device.primary.streams.dropped()).collect();
+        known.retired.each(|context| dropped.append(&mut context.streams.dropped()));
+        dropped
+    }
+}
+
+impl Drop for DeviceManager {
+    fn drop(&mut self) {
+        if let Some(known) = self.known.take() {
+            drop(known.store);
+            // The rest ends with its last holder, or in the background.
+            known.retired.reclaim();
+        }
     }
 }

@@ -6,21 +6,17 @@ use super::device::DeviceManager;
 use crate::config::CudaConfig;
 use crate::driver::ops::CudaSlowOps;
 use crate::engine::shared::Shared;
-use leasehold_core::sync::{Arc, Mutex};
-use leasehold_core::{Error, Result};
+use leasehold_core::sync::Arc;
+use leasehold_core::sync::atomic::{AtomicBool, Ordering};
+use leasehold_core::{LifeCycle, Result};
 use std::fmt;
 
 /// Owns the driver and the managers of the backend: the first to be made and the last to go.
 #[doc(alias = "RuntimeManager")]
 pub struct CudaExecutionManager {
     devices: DeviceManager,
-    state: Mutex<State>,
-}
-
-enum State {
-    Unconfigured,
-    Configured { for_test: bool },
-    ShutDown,
+    life: LifeCycle,
+    for_test: AtomicBool,
 }
 
 impl Default for CudaExecutionManager {
@@ -33,13 +29,15 @@ impl CudaExecutionManager {
     /// A manager that must be configured.
     #[must_use]
     pub fn new() -> Self {
-        Self { devices: DeviceManager::new(), state: Mutex::new(State::Unconfigured) }
+        Self { devices: DeviceManager::new(), life: LifeCycle::new(), for_test: AtomicBool::new(false) }
     }
 
-    /// Makes it ready: starts the driver and enumerates devices. All-or-nothing.
+    /// Makes it ready: starts the driver and enumerates devices. All-or-nothing. Blocks on the driver, without a lock.
     ///
     /// # Errors
-    /// As [`CudaConfig::validate`]; `Unavailable` without a driver; `InvalidState` when it is configured or shut down already; the driver's.
+    /// As [`CudaConfig::validate`]; `Unavailable` without a driver; `InvalidState` when it is configured already, and after a
+    /// [`shutdown`](Self::shutdown): a new start needs a new manager, so that no handle of before names a thing of after;
+    /// the driver's.
     pub fn configure(&self, ops: Arc<dyn CudaSlowOps>, config: CudaConfig) -> Result<()> {
         self.configure_as(ops, config, false)
     }
@@ -58,24 +56,22 @@ impl CudaExecutionManager {
     #[cfg(feature = "test-hooks")]
     #[doc(alias = "isConfiguredForTest")]
     pub fn is_configured_for_test(&self) -> bool {
-        matches!(*self.state.lock(), State::Configured { for_test: true })
+        self.is_configured() && self.for_test.load(Ordering::Acquire)
     }
 
     fn configure_as(&self, ops: Arc<dyn CudaSlowOps>, config: CudaConfig, for_test: bool) -> Result<()> {
         config.validate()?;
-        let mut state = self.state.lock();
-        if !matches!(*state, State::Unconfigured) {
-            return Err(Error::state("the CUDA execution manager is configured already"));
-        }
-        ops.init()?;
-        self.devices.initialize_devices(Arc::new(Shared::new(ops, config)))?;
-        *state = State::Configured { for_test };
-        Ok(())
+        self.life.configure("CUDA execution manager", || {
+            ops.init()?;
+            self.devices.initialize_devices(Arc::new(Shared::new(ops, config)))?;
+            self.for_test.store(for_test, Ordering::Release);
+            Ok(())
+        })
     }
 
     /// Whether [`configure`](Self::configure) has succeeded, and the manager was not shut down.
     pub fn is_configured(&self) -> bool {
-        matches!(*self.state.lock(), State::Configured { .. })
+        self.life.is_configured()
     }
 
     /// The devices.
@@ -83,28 +79,17 @@ impl CudaExecutionManager {
         &self.devices
     }
 
-    /// Ends everything; a second call is `Ok`.
+    /// Ends everything; a second call is `Ok`. Waits for no work, and blocks on the driver without a lock.
     ///
     /// # Errors
-    /// `LeasesOutstanding`; nothing has changed then.
+    /// `LeasesOutstanding`, as [`DeviceManager::shutdown`]; nothing has changed then.
     pub fn shutdown(&self) -> Result<()> {
-        let mut state = self.state.lock();
-        if matches!(*state, State::Configured { .. }) {
-            self.devices.shutdown()?;
-        }
-        *state = State::ShutDown;
-        Ok(())
+        self.life.shutdown(|| self.devices.shutdown())
     }
 }
 
 impl fmt::Debug for CudaExecutionManager {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let state = match *self.state.lock() {
-            State::Unconfigured => "unconfigured",
-            State::Configured { for_test: true } => "configured for a test",
-            State::Configured { for_test: false } => "configured",
-            State::ShutDown => "shut down",
-        };
-        f.debug_struct("CudaExecutionManager").field("state", &state).field("devices", &self.devices).finish()
+        f.debug_struct("CudaExecutionManager").field("state", &self.life).field("devices", &self.devices).finish()
     }
 }

@@ -11,6 +11,7 @@
 //! | [`module`] | loaded images | keyed singletons |
 //! | [`function`] | functions of modules, as pipelines | keyed singletons |
 //! | [`graph`] | instantiated plans | growable |
+//! | `retired` | contexts that nobody leases, until nothing of them is held or pending | a list |
 //! | [`buffer`] | nothing: a view over the allocators' block tables | – |
 //!
 //! A context is made current before anything is made in it, and what was current is restored ([`Door`](crate::engine::door::Door)).
@@ -26,4 +27,5 @@ pub mod function;
 pub mod gate;
 pub mod graph;
 pub mod module;
+pub(crate) mod retired;
 pub mod stream;

@@ -12,10 +12,6 @@ use leasehold_core::{
     Error, Fate, Handle, Lease, Line, PoolConfig, PoolManager, PoolStats, Resource, Result, RetireList, Tagged, tags,
 };
 use std::fmt;
-use std::time::Duration;
-
-/// How long a shutdown waits for the work of streams that were dropped. What a gate or another backend holds back is not waited for longer.
-const PATIENCE: Duration = Duration::from_secs(10);
 
 /// A stream.
 pub struct StreamState {
@@ -175,18 +171,26 @@ impl StreamManager {
         self.common.retired.len()
     }
 
-    /// Waits for the work that dropped streams left behind, which keeps what it uses. What another backend holds back is not waited for longer
-    /// than some seconds.
-    pub(crate) fn finish_retired(&self) {
-        self.common.retired.drain(
-            |_| true,
-            |stream| {
-                // What became of it is nobody's concern any more.
-                let _ = stream.core.wait_host(stream.line().submitted(), Some(PATIENCE));
-                let _ = stream.core.refresh();
-                self.common.retired.push(stream);
-            },
-        );
+    /// Publishes what dropped streams have done meanwhile. Asks the driver; waits for nothing.
+    pub(crate) fn settle(&self) {
+        for stream in self.dropped() {
+            // What became of its work is nobody's concern any more.
+            let _ = stream.refresh();
+        }
+    }
+
+    /// The streams that were dropped and have not ended yet.
+    pub(crate) fn dropped(&self) -> Vec<Arc<StreamCore>> {
+        let mut dropped = Vec::new();
+        self.common.retired.each(|s| dropped.push(s.core.clone()));
+        dropped
+    }
+
+    /// How many dropped streams have work pending.
+    pub(crate) fn pending(&self) -> u64 {
+        let mut pending = 0;
+        self.common.retired.each(|s| pending += u64::from(!s.line().is_idle()));
+        pending
     }
 
     /// What the pool did so far.
@@ -194,13 +198,12 @@ impl StreamManager {
         self.manager.stats()
     }
 
-    /// Ends the manager, once the work that dropped streams left behind is over. What another backend holds back is not waited for.
+    /// Ends the manager. Work that dropped streams left behind and the host still holds back fails.
     ///
     /// # Errors
     /// `LeasesOutstanding`; nothing has changed then.
     pub fn shutdown(&self) -> Result<()> {
         self.manager.shutdown()?;
-        self.finish_retired();
         self.common.retired.take_all().into_iter().for_each(|s| self.common.forget(s));
         Ok(())
     }

@@ -8,3 +8,4 @@ mod order;
 mod peers;
 #[cfg(feature = "planted-defects")]
 mod planted;
+mod release;

@@ -4,9 +4,10 @@
 
 use super::{NAP_MAX, PASSING, RUNNING, SPINS, State, StreamCore, YIELDS};
 use crate::driver::ops::Progress;
+use crate::engine::deferred::Turn;
 use leasehold_core::sync::atomic::Ordering;
 use leasehold_core::sync::{spin_loop, thread};
-use leasehold_core::{Error, Point, Result};
+use leasehold_core::{Error, Point, Result, VALUE_LIMIT};
 use leasehold_hal::Op;
 use std::time::{Duration, Instant};
 
@@ -219,6 +220,32 @@ impl StreamCore {
         } else if let Err(error) = self.want(value) {
             tracing::debug!(%error, stream = %self.name(), "completion could not be signalled");
         }
+    }
+
+    /// Waits for the work that goes on by itself: what the driver has, and host calls. Not for what a gate or another line
+    /// holds back.
+    pub(crate) fn run_down(&self) {
+        let mut looks = 0u32;
+        loop {
+            // A failure shows in the line.
+            let _ = self.refresh();
+            if self.line().is_idle() || !self.is_moving() {
+                return;
+            }
+            looks += 1;
+            if looks < SPINS || self.core.door.ops().poll_interval().is_zero() {
+                thread::yield_now();
+            } else {
+                thread::sleep(NAP_MAX);
+            }
+        }
+    }
+
+    /// Whether something of the stream goes on without the host's help.
+    fn is_moving(&self) -> bool {
+        let state = self.state.lock();
+        let given = self.line().completed() < self.issued.load(Ordering::Acquire);
+        given || state.turn != Turn::Free || state.fence.is_some() || self.line().failed(VALUE_LIMIT)
     }
 
     /// Leaves the stream to the watcher, which goes on with it as long as it needs attention.

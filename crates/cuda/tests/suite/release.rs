@@ -1,0 +1,206 @@
+//! The end of devices and contexts: no drop blocks, nothing ends early, and nothing is left.
+
+use crate::common::*;
+use leasehold_core::{Error, HostLine, Lease, Result};
+use leasehold_cuda::CudaConfig;
+use leasehold_hal::{Backend, Device, Gate, Op, Stream};
+use std::time::{Duration, Instant};
+
+/// Far more than a drop takes on a busy machine, and far less than anything that waits here.
+const AT_ONCE: Duration = Duration::from_secs(2);
+
+fn at_once<R>(what: &str, does: impl FnOnce() -> R) -> R {
+    let begun = Instant::now();
+    let result = does();
+    assert!(begun.elapsed() < AT_ONCE, "{what} blocked for {:?}", begun.elapsed());
+    result
+}
+
+fn refused(result: Result<()>) -> &'static str {
+    match result {
+        Err(Error::LeasesOutstanding { resource, .. }) => resource,
+        other => panic!("wanted a refusal, got {other:?}"),
+    }
+}
+
+/// A released device whose only stream was dropped with work behind a gate.
+fn released(bench: &Bench) -> Lease<dyn Gate> {
+    let device = bench.open(0);
+    let gate = device.gate().unwrap();
+    let a = stream(&device);
+    let x = buffer(&device, &a, 4096);
+    let value = submit(&a, &[Op::Wait(gate.line().at(gate.line().submitted() + 1)), fill(&x, 1)]).unwrap();
+    x.mark_write(a.line().at(value));
+    drop((x, a));
+    let devices = bench.backend.manager().devices();
+    devices.release(device.handle()).unwrap();
+    let handle = device.handle();
+    at_once("the drop of the last lease of a device", || drop(device));
+    assert!(!devices.is_alive(handle));
+    gate
+}
+
+fn raise(gate: &Lease<dyn Gate>) {
+    gate.signal_host(gate.line().submitted() + 1).unwrap();
+}
+
+/// Without a call to the backend the device's end comes by itself.
+fn ends_by_itself(bench: &Bench) {
+    let begun = Instant::now();
+    while !bench.driver.census().is_nothing() {
+        assert!(begun.elapsed() < Duration::from_secs(20), "left: {:?}", bench.driver.census());
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+#[test]
+fn the_last_lease_of_a_device_never_waits_for_a_gate() {
+    for config in [inline(), CudaConfig::default()] {
+        let bench = Bench::with(driver_config(60), config.clone());
+        let gate = released(&bench);
+        assert_eq!(bench.driver.census().streams, 1, "its work is still to come");
+        assert_eq!(at_once("a shutdown", || refused(bench.backend.shutdown())), "stream");
+        // Opened again meanwhile, it is another one.
+        let again = bench.open(0);
+        let b = stream(&again);
+        let y = buffer(&again, &b, 4096);
+        submit(&b, &[fill(&y, 7)]).unwrap();
+        assert_eq!(read(&b, &y), [7; 4096]);
+        drop((y, b, again));
+        raise(&gate);
+        drop(gate);
+        bench.close();
+    }
+}
+
+#[test]
+fn a_released_device_ends_in_the_background_once_the_gate_is_raised() {
+    let bench = Bench::with(driver_config(61), CudaConfig::default());
+    let gate = released(&bench);
+    raise(&gate);
+    drop(gate);
+    ends_by_itself(&bench);
+    bench.close();
+}
+
+#[test]
+fn a_backend_that_is_dropped_while_a_gate_is_down_waits_for_nothing() {
+    let bench = Bench::with(driver_config(62), CudaConfig::default());
+    let gate = released(&bench);
+    let Bench { driver, backend } = bench;
+    at_once("the drop of the backend", || drop(backend));
+    assert!(!driver.census().is_nothing(), "the work behind the gate is still to come");
+    raise(&gate);
+    drop(gate);
+    let begun = Instant::now();
+    while !driver.census().is_nothing() {
+        assert!(begun.elapsed() < Duration::from_secs(20), "left: {:?}", driver.census());
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    assert_eq!(driver.machine().take_reports(), []);
+}
+
+#[test]
+fn without_threads_a_dropped_backend_fails_what_a_gate_holds_back() {
+    let bench = Bench::with(driver_config(63), inline());
+    let gate = released(&bench);
+    let Bench { driver, backend } = bench;
+    at_once("the drop of the backend", || drop(backend));
+    assert!(driver.census().is_nothing(), "{:?}", driver.census());
+    raise(&gate);
+}
+
+#[test]
+fn a_gate_that_nobody_raises_hangs_nothing() {
+    for config in [inline(), CudaConfig::default()] {
+        let bench = Bench::with(driver_config(64), config);
+        let gate = released(&bench);
+        assert_eq!(at_once("a shutdown", || refused(bench.backend.shutdown())), "stream");
+        // Its end fails who waits for it.
+        at_once("the drop of the gate", || drop(gate));
+        bench.close();
+    }
+}
+
+#[test]
+fn what_outlives_its_device_keeps_it_and_its_drop_does_not_end_it() {
+    for config in [inline(), CudaConfig::default()] {
+        let bench = Bench::with(driver_config(65), config.clone());
+        let device = bench.open(0);
+        let a = stream(&device);
+        let x = buffer(&device, &a, 4096);
+        bench.backend.manager().devices().release(device.handle()).unwrap();
+        drop(device);
+        submit(&a, &[fill(&x, 9)]).unwrap();
+        assert_eq!(read(&a, &x), [9; 4096]);
+        assert_eq!(refused(bench.backend.shutdown()), "stream");
+        let calls = bench.driver.machine().calls();
+        drop(a);
+        assert_eq!(refused(bench.backend.shutdown()), "buffer");
+        let _ = calls;
+        drop(x);
+        if config == CudaConfig::default() {
+            ends_by_itself(&bench);
+        }
+        bench.close();
+    }
+}
+
+#[test]
+fn a_stream_of_an_owned_context_that_nobody_leases_refuses_the_shutdown() {
+    for config in [inline(), CudaConfig::default()] {
+        let bench = Bench::with(driver_config(66), config);
+        let device = bench.backend.manager().devices().open(0).unwrap();
+        let own = device.contexts().create_owned().unwrap();
+        let held = own.streams().acquire(0).unwrap();
+        drop((own, device));
+        assert_eq!(refused(bench.backend.manager().shutdown()), "stream");
+        assert_eq!(bench.driver.census().streams, 1);
+        // Nothing has changed: it is as good as before.
+        let held = Lease::map(held, |s| s as &dyn Stream);
+        let call = leasehold_hal::HostCall::new("nothing", || Ok(()));
+        let value = submit(&held, &[Op::Host(&call)]).unwrap();
+        wait(&held, value).unwrap();
+        drop(held);
+        bench.close();
+    }
+}
+
+#[test]
+fn a_line_of_somebody_else_is_not_waited_for_either() {
+    for config in [inline(), CudaConfig::default()] {
+        let bench = Bench::with(driver_config(67), config);
+        let device: Lease<dyn Device> = bench.open(0);
+        let elsewhere = HostLine::take().unwrap();
+        let a = stream(&device);
+        let next = elsewhere.line().submitted() + 1;
+        submit(&a, &[Op::Wait(elsewhere.line().at(next))]).unwrap();
+        drop((a, device));
+        assert_eq!(at_once("a shutdown", || refused(bench.backend.shutdown())), "stream");
+        elsewhere.raise(next).unwrap();
+        // The shutdown finishes what can be finished.
+        bench.close();
+    }
+}
+
+#[test]
+fn a_shutdown_finishes_what_needs_nobody() {
+    for config in [inline(), CudaConfig::default()] {
+        let bench = Bench::with(driver_config(68), config);
+        let device = bench.open(0);
+        let a = stream(&device);
+        let x = buffer(&device, &a, 1 << 20);
+        let ran = leasehold_core::sync::Arc::new(leasehold_core::sync::atomic::AtomicBool::new(false));
+        let set = ran.clone();
+        let call = leasehold_hal::HostCall::new("slow", move || {
+            std::thread::sleep(Duration::from_millis(50));
+            set.store(true, leasehold_core::sync::atomic::Ordering::Release);
+            Ok(())
+        });
+        let value = submit(&a, &[fill(&x, 1), Op::Host(&call), fill(&x, 2)]).unwrap();
+        x.mark_write(a.line().at(value));
+        drop((x, a, device));
+        bench.close();
+        assert!(ran.load(leasehold_core::sync::atomic::Ordering::Acquire));
+    }
+}
