@@ -8,13 +8,13 @@
 //! This module must not know weights, devices or the runtime.
 
 use std::f64::consts::TAU;
-use std::fs;
 use std::path::Path;
 
 use leasehold_core::{Error, Result};
+use leasehold_input::shown;
 use serde_json::{Map, Value};
 
-use crate::Dtype;
+use crate::{Dtype, files};
 
 /// The widest dimension that is taken for real. Sizes that pass fit in 32 bits, products of two of them in 64.
 const MAX_DIM: u64 = 1 << 24;
@@ -22,6 +22,8 @@ const MAX_DIM: u64 = 1 << 24;
 const MAX_LAYERS: u64 = 1 << 14;
 /// The longest context that is taken for real.
 const MAX_POSITIONS: u64 = 1 << 28;
+/// Bytes of a `config.json`; real ones have a few thousand.
+const MAX_BYTES: u64 = 16 << 20;
 /// transformers' default where the file has none.
 const DEFAULT_THETA: f64 = 10_000.0;
 /// transformers' default where the file has none.
@@ -153,10 +155,11 @@ impl Config {
     /// Reads `DIR/config.json`. Blocks on the file.
     ///
     /// # Errors
-    /// [`Error::NotFound`] without a readable file, else as [`from_slice`](Self::from_slice).
+    /// [`Error::NotFound`] without a readable file, [`Error::InvalidArgument`] for what is no regular file or has more than 16 MiB, else as
+    /// [`from_slice`](Self::from_slice).
     pub fn from_dir(dir: &Path) -> Result<Self> {
         let path = dir.join("config.json");
-        let bytes = fs::read(&path).map_err(|e| Error::NotFound(format!("{}: {e}", path.display()).into()))?;
+        let bytes = files::read(&path, MAX_BYTES)?;
         Self::from_slice(&bytes, &path.display().to_string())
     }
 
@@ -167,8 +170,8 @@ impl Config {
     ///   not fit together.
     /// - [`Error::Unsupported`]: another architecture, activation, rope type or quantisation.
     pub fn from_slice(json: &[u8], origin: &str) -> Result<Self> {
-        let value: Value =
-            serde_json::from_slice(json).map_err(|e| Error::invalid(format!("{origin}: no valid JSON: {e}")))?;
+        let value: Value = serde_json::from_slice(json)
+            .map_err(|e| Error::invalid(format!("{origin}: no valid JSON: {}", shown(&e.to_string()))))?;
         let Value::Object(map) = &value else {
             return Err(Error::invalid(format!("{origin}: a JSON object is expected")));
         };
@@ -281,7 +284,7 @@ fn check_architecture(fields: &Fields<'_>) -> Result<()> {
             return Err(fields.wrong_type("architectures", "a list of names", value));
         };
         if !names.iter().any(|name| name == LLAMA) {
-            return Err(fields.unsupported("architectures", value, LLAMA));
+            return Err(fields.unsupported("architectures", brief(value), LLAMA));
         }
     }
     match fields.optional_text("model_type")? {
@@ -299,7 +302,7 @@ fn check_architecture(fields: &Fields<'_>) -> Result<()> {
         return Err(Error::Unsupported(format!("{}: quantization_config: quantised weights", fields.origin).into()));
     }
     if let Some(value) = fields.get("sliding_window") {
-        return Err(fields.unsupported("sliding_window", value, "null"));
+        return Err(fields.unsupported("sliding_window", brief(value), "null"));
     }
     if let Some(value) = fields.get("layer_types")
         && !value.as_array().is_some_and(|kinds| kinds.iter().all(|kind| kind == "full_attention"))
@@ -466,7 +469,9 @@ impl<'a> Fields<'a> {
     }
 
     fn unsupported(&self, key: &str, found: impl std::fmt::Display, supported: &str) -> Error {
-        let message = format!("{}: {}{key}: {found}; supported: {supported}", self.origin, self.prefix);
+        let found = found.to_string();
+        let message =
+            format!("{}: {}{}: {}; supported: {supported}", self.origin, self.prefix, shown(key), shown(&found));
         Error::Unsupported(message.into())
     }
 }
@@ -480,8 +485,7 @@ fn brief(value: &Value) -> String {
     match value {
         Value::Object(_) => "an object".into(),
         Value::Array(list) if list.len() > 8 => "a list".into(),
-        Value::String(text) if text.len() > 80 => "a long string".into(),
-        other => other.to_string(),
+        other => shown(&other.to_string()).to_string(),
     }
 }
 

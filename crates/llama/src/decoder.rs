@@ -292,7 +292,7 @@ impl<'m> Decoder<'m> {
     /// what the device writes.
     ///
     /// # Errors
-    /// The stream's cause; `InvalidArgument` for a token that the device could not choose.
+    /// The stream's cause; `InvalidArgument` where no logit of that step is a number.
     pub fn token(&self, index: usize, point: Point) -> Result<u32> {
         let runtime = self.model.runtime();
         let ring = self.state.ring.len() / 4;
@@ -307,6 +307,11 @@ impl<'m> Decoder<'m> {
             runtime.memcpy_d2h(&mut word, slot)?;
         }
         let id = i32::from_le_bytes(word);
-        u32::try_from(id).map_err(|_| Error::invalid(format!("the device chose token {id}: no logit was a number")))
+        u32::try_from(id).map_err(|_| {
+            let step = index + 1;
+            Error::invalid(format!(
+                "new token {step}: no logit is a number; weights or activations are NaN or overflow"
+            ))
+        })
     }
 }

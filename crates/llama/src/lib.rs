@@ -11,6 +11,7 @@
 
 mod config;
 mod decoder;
+mod files;
 mod generate;
 mod model;
 mod tokenizer;

@@ -6,10 +6,14 @@
 //!
 //! This module must not know the model; whether an id is below the model's vocabulary is the model's check.
 
-use std::fs;
+use std::cell::Cell;
+use std::panic::{self, AssertUnwindSafe};
 use std::path::Path;
+use std::sync::Once;
 
+use crate::files;
 use leasehold_core::{Error, Result};
+use leasehold_input::shown_within;
 
 /// What a decoder puts in place of bytes that are no UTF-8, or not yet.
 const REPLACEMENT: char = char::REPLACEMENT_CHARACTER;
@@ -19,6 +23,44 @@ const MAX_PENDING: usize = 3;
 const WINDOW: usize = 64;
 /// … to this many: more than any unfinished character, and some context for decoders that look at the token before.
 const KEPT: usize = 16;
+
+/// Bytes of a `tokenizer.json`; those with the largest vocabularies have some thirty million.
+const MAX_BYTES: u64 = 256 << 20;
+/// The most characters of an error of the library's that a message quotes.
+const QUOTED: usize = 300;
+
+thread_local! {
+    /// Whether this thread is inside of the library, whose panics become errors.
+    static INSIDE: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Calls the library. Some damaged files make it panic (0.23.2: a character map that is none, a decoder that strips more than there is,
+/// an empty pattern): an error here, and nothing on standard error.
+fn call<T>(origin: &str, what: &str, f: impl FnOnce() -> tokenizers::Result<T>) -> Result<T> {
+    static QUIET: Once = Once::new();
+    QUIET.call_once(|| {
+        let loud = panic::take_hook();
+        panic::set_hook(Box::new(move |info| {
+            if !INSIDE.get() {
+                loud(info);
+            }
+        }));
+    });
+    let failed = |why: &str| Error::invalid(format!("{origin}: {what}: {}", shown_within(why, QUOTED)));
+    let outside = INSIDE.replace(true);
+    // Nothing of ours is changed inside, and the library's caches are only ever added to.
+    let result = panic::catch_unwind(AssertUnwindSafe(f));
+    INSIDE.set(outside);
+    match result {
+        Ok(Ok(value)) => Ok(value),
+        Ok(Err(e)) => Err(failed(&e.to_string())),
+        Err(panic) => {
+            let text =
+                panic.downcast_ref::<String>().map(String::as_str).or_else(|| panic.downcast_ref::<&str>().copied());
+            Err(failed(&format!("the library panicked: {}", text.unwrap_or("without a message"))))
+        }
+    }
+}
 
 /// A model's tokenizer.
 ///
@@ -39,10 +81,11 @@ impl Tokenizer {
     /// Reads `DIR/tokenizer.json`. Blocks on the file.
     ///
     /// # Errors
-    /// [`Error::NotFound`] without a readable file, else as [`from_slice`](Self::from_slice).
+    /// [`Error::NotFound`] without a readable file, [`Error::InvalidArgument`] for what is no regular file or has more than 256 MiB, else
+    /// as [`from_slice`](Self::from_slice).
     pub fn from_dir(dir: &Path) -> Result<Self> {
         let path = dir.join("tokenizer.json");
-        let bytes = fs::read(&path).map_err(|e| Error::NotFound(format!("{}: {e}", path.display()).into()))?;
+        let bytes = files::read(&path, MAX_BYTES)?;
         Self::from_slice(&bytes, &path.display().to_string())
     }
 
@@ -52,22 +95,21 @@ impl Tokenizer {
     /// # Errors
     /// [`Error::InvalidArgument`] when it describes no tokenizer.
     pub fn from_slice(json: &[u8], origin: &str) -> Result<Self> {
-        let wrong = |e: tokenizers::Error| Error::invalid(format!("{origin}: no valid tokenizer: {e}"));
-        let _: Syntax = serde_json::from_slice(json).map_err(|e| wrong(e.into()))?;
-        let mut inner = tokenizers::Tokenizer::from_bytes(json).map_err(wrong)?;
-        inner.with_truncation(None).map_err(wrong)?.with_padding(None);
+        let inner = call(origin, "no valid tokenizer", || {
+            let _: Syntax = serde_json::from_slice(json)?;
+            let mut inner = tokenizers::Tokenizer::from_bytes(json)?;
+            inner.with_truncation(None)?.with_padding(None);
+            Ok(inner)
+        })?;
         Ok(Self { inner, origin: origin.to_owned() })
     }
 
     /// The ids of a prompt, with the special tokens that the tokenizer puts around one (such as the beginning of text).
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] when the tokenizer has no token for some part of the text.
+    /// [`Error::InvalidArgument`] when the tokenizer has no token for some part of the text, or is damaged.
     pub fn encode(&self, text: &str) -> Result<Vec<u32>> {
-        let encoding = self
-            .inner
-            .encode_fast(text, true)
-            .map_err(|e| Error::invalid(format!("{}: the text cannot be encoded: {e}", self.origin)))?;
+        let encoding = call(&self.origin, "the text cannot be encoded", || self.inner.encode_fast(text, true))?;
         Ok(encoding.get_ids().to_vec())
     }
 
@@ -75,11 +117,9 @@ impl Tokenizer {
     /// UTF-8 become U+FFFD.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] when the tokenizer's decoder refuses them.
+    /// [`Error::InvalidArgument`] when the tokenizer's decoder refuses them, or is damaged.
     pub fn decode(&self, ids: &[u32]) -> Result<String> {
-        self.inner
-            .decode(ids, true)
-            .map_err(|e| Error::invalid(format!("{}: the ids cannot be decoded: {e}", self.origin)))
+        call(&self.origin, "the ids cannot be decoded", || self.inner.decode(ids, true))
     }
 
     /// The number of ids it knows, added tokens included.

@@ -13,16 +13,16 @@
 use std::any::Any;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fmt;
-use std::fs::{self, File};
 use std::ops::Range;
 use std::path::{Component, Path, PathBuf};
 use std::sync::Arc;
 
 use leasehold_core::{Error, Result};
+use leasehold_input::shown;
 use memmap2::Mmap;
 use safetensors::tensor::{Dtype as StoredDtype, Metadata};
 
-use crate::Config;
+use crate::{Config, files};
 
 const SINGLE: &str = "model.safetensors";
 const INDEX: &str = "model.safetensors.index.json";
@@ -30,6 +30,8 @@ const INDEX: &str = "model.safetensors.index.json";
 const LENGTH_BYTES: usize = 8;
 /// The longest header that the format allows.
 const MAX_HEADER: u64 = 100_000_000;
+/// Bytes of an index; those of models with thousands of tensors have a few hundred thousand.
+const MAX_INDEX: u64 = 64 << 20;
 
 /// The element types that weights may be stored in. All are little-endian.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -131,16 +133,13 @@ impl Source {
     /// the process would get `SIGBUS`. Replacing it by renaming another file over it is fine.
     ///
     /// # Errors
-    /// [`Error::NotFound`] when it cannot be opened, [`Error::InvalidArgument`] when it is no regular file, or is empty.
+    /// [`Error::NotFound`] when it cannot be opened, [`Error::InvalidArgument`] when it is no regular file, or is empty. Never waits for
+    /// a pipe's writer.
     pub fn map(path: &Path) -> Result<Self> {
         let name = path.display().to_string();
         let cannot = |e: std::io::Error| Error::NotFound(format!("{name}: {e}").into());
-        let file = File::open(path).map_err(cannot)?;
-        let about = file.metadata().map_err(cannot)?;
-        if !about.is_file() {
-            return Err(Error::invalid(format!("{name}: not a regular file")));
-        }
-        if about.len() == 0 {
+        let file = files::open(path)?;
+        if file.metadata().map_err(cannot)?.len() == 0 {
             return Err(Error::invalid(format!("{name}: truncated: the file is empty")));
         }
         // SAFETY: the mapping is read-only and private to this process; that nobody changes the file meanwhile is what the
@@ -316,7 +315,7 @@ impl Weights {
             for name in &header.names {
                 if let Some(first) = holders.insert(name, header) {
                     let files = format!("{} and in {}", first.source.name(), header.source.name());
-                    return Err(Error::invalid(format!("tensor {name} is twice there: in {files}")));
+                    return Err(Error::invalid(format!("tensor {} is twice there: in {files}", shown(name))));
                 }
             }
         }
@@ -338,7 +337,7 @@ impl Weights {
 fn missing(name: &str, sources: &[Source], index: Option<&Index>) -> Error {
     let at = match (index, sources) {
         (Some(index), _) => match index.file_of.get(name) {
-            Some(file) => format!("{}, although {} places it there", file, index.name),
+            Some(file) => format!("{}, although {} places it there", shown(file), index.name),
             None => index.name.clone(),
         },
         (None, [only]) => only.name().to_owned(),
@@ -373,8 +372,8 @@ impl Header {
         let Some((header, data)) = rest.split_at_checked(length as usize) else {
             return Err(truncated(format!("a header of {length} bytes in a file of {} bytes", file.len())));
         };
-        let metadata: Metadata =
-            serde_json::from_slice(header).map_err(|e| Error::invalid(format!("{name}: damaged header: {e}")))?;
+        let metadata: Metadata = serde_json::from_slice(header)
+            .map_err(|e| Error::invalid(format!("{name}: damaged header: {}", shown(&e.to_string()))))?;
         if metadata.data_len() > data.len() {
             return Err(truncated(format!(
                 "the header describes {} bytes, {} are there",
@@ -396,10 +395,8 @@ impl Header {
             return Err(Error::NotFound(format!("tensor {name} is missing from {file}").into()));
         };
         if info.shape != spec.shape {
-            let (found, wanted) = (&info.shape, &spec.shape);
-            return Err(Error::invalid(format!(
-                "{file}: tensor {name}: shape {found:?}; the config implies {wanted:?}"
-            )));
+            let (found, wanted) = (brief(&info.shape), &spec.shape);
+            return Err(Error::invalid(format!("{file}: tensor {name}: shape {found}; the config implies {wanted:?}")));
         }
         let dtype = match info.dtype {
             StoredDtype::BF16 => Dtype::Bf16,
@@ -414,6 +411,14 @@ impl Header {
         let range = self.data_start + info.data_offsets.0..self.data_start + info.data_offsets.1;
         let tensor = Tensor { source: self.source.clone(), range, dtype, shape: info.shape.clone() };
         Ok(tensor.aligned())
+    }
+}
+
+/// A shape for a message: the dimensions where they are few.
+fn brief(shape: &[usize]) -> String {
+    match shape.get(..8) {
+        Some(first) if shape.len() > 8 => format!("{first:?} and {} dimensions more", shape.len() - 8),
+        _ => format!("{shape:?}"),
     }
 }
 
@@ -441,14 +446,17 @@ impl Index {
             weight_map: BTreeMap<String, String>,
         }
         let name = path.display().to_string();
-        let bytes = fs::read(path).map_err(|e| Error::NotFound(format!("{name}: {e}").into()))?;
-        let Json { weight_map: file_of } =
-            serde_json::from_slice(&bytes).map_err(|e| Error::invalid(format!("{name}: no valid index: {e}")))?;
+        let bytes = files::read(path, MAX_INDEX)?;
+        let Json { weight_map: file_of } = serde_json::from_slice(&bytes)
+            .map_err(|e| Error::invalid(format!("{name}: no valid index: {}", shown(&e.to_string()))))?;
         let mut files = BTreeSet::new();
         for (tensor, file) in &file_of {
             let relative = Path::new(file);
             if !relative.components().all(|part| matches!(part, Component::Normal(_))) || file.is_empty() {
-                return Err(Error::invalid(format!("{name}: tensor {tensor}: {file:?} is no file of this directory")));
+                let (tensor, file) = (shown(tensor), shown(file));
+                return Err(Error::invalid(format!(
+                    "{name}: tensor {tensor}: \"{file}\" is no file of this directory"
+                )));
             }
             files.insert(relative.to_owned());
         }

@@ -503,7 +503,7 @@ pub fn softmax(library: &Library, x: &Tensor, y: &Tensor) -> Result<Operator> {
     Operator::new(library, "softmax", &params, &[some(x), some(y)])
 }
 
-/// The index of the largest element of each row, as i32; of equal ones the first.
+/// The index of the largest element of each row, as i32; of equal ones the first, −1 where all are NaN.
 ///
 /// # Errors
 /// `InvalidArgument` when `ids` is too short.
@@ -535,7 +535,8 @@ impl Sampling {
     }
 }
 
-/// Draws a token from one row of f32 logits; the device-side position is the counter of the random numbers.
+/// Draws a token from one row of f32 logits; the device-side position is the counter of the random numbers. A NaN is no candidate; the
+/// token is −1 where all are NaN.
 ///
 /// # Errors
 /// `InvalidArgument` for logits that are not one row of f32.

@@ -166,3 +166,32 @@ proptest! {
         }
     }
 }
+
+/// Files on which the library panics: while it reads, while it encodes, while it decodes.
+#[test]
+fn what_makes_the_library_panic_is_an_error() {
+    let with = |key: &str, value: serde_json::Value| {
+        let mut json =
+            json!({"version": "1.0", "added_tokens": [], "model": {"type": "BPE", "vocab": {"a": 0}, "merges": []}});
+        json[key] = value;
+        json["pre_tokenizer"] =
+            json!({"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": true});
+        Tokenizer::from_slice(json.to_string().as_bytes(), "tokenizer.json")
+    };
+    let said = |e: Error, what: &str| {
+        let text = e.to_string();
+        assert!(
+            text.starts_with(&format!("invalid argument: tokenizer.json: {what}: the library panicked: ")),
+            "{text}"
+        );
+    };
+    let charsmap = json!({"type": "Precompiled", "precompiled_charsmap": "AAAA"});
+    said(with("normalizer", charsmap).unwrap_err(), "no valid tokenizer");
+    let strip = with("decoder", json!({"type": "Strip", "content": "a", "start": 0, "stop": 9})).unwrap();
+    said(strip.decode(&[0]).unwrap_err(), "the ids cannot be decoded");
+    said(strip.stream().push(0).unwrap_err(), "the ids cannot be decoded");
+    let empty = json!({"type": "Replace", "pattern": {"String": ""}, "content": "x"});
+    said(with("normalizer", empty).unwrap().encode("a").unwrap_err(), "the text cannot be encoded");
+    // What panics elsewhere on this thread is loud again.
+    assert!(!INSIDE.get());
+}

@@ -7,6 +7,8 @@ use safetensors::serialize;
 use safetensors::tensor::TensorView;
 use serde_json::json;
 
+use std::fs;
+
 use super::*;
 
 /// What is written to a file: the tensor's type, shape and bytes.
@@ -257,7 +259,11 @@ fn missing_files_are_named() {
     fs::write(dir.path().join("b.safetensors"), b"").unwrap();
     assert_error(Weights::from_dir(dir.path(), &tied()), "InvalidArgument", &["b.safetensors", "empty"]);
     fs::create_dir(dir.path().join(SINGLE)).unwrap();
-    assert_error(Weights::from_dir(dir.path(), &tied()), "InvalidArgument", &[SINGLE, "not a regular file"]);
+    assert_error(
+        Weights::from_dir(dir.path(), &tied()),
+        "InvalidArgument",
+        &[SINGLE, "a folder; a regular file is expected"],
+    );
 }
 
 #[test]

@@ -110,3 +110,107 @@ fn a_config_that_does_not_fit_the_weights_is_noticed() {
         assert!(error.contains(message) && error.contains("model.safetensors"), "{error}");
     }
 }
+
+/// A small model's directory of its own.
+fn copied() -> tempfile::TempDir {
+    let from = model_dirs().into_iter().find(|dir| name(dir) == "untied-head").unwrap();
+    let dir = tempfile::tempdir().unwrap();
+    for file in ["config.json", "model.safetensors", "tokenizer.json"] {
+        fs::copy(from.join(file), dir.path().join(file)).unwrap();
+    }
+    dir
+}
+
+fn opened(dir: &Path) -> leasehold_core::Result<()> {
+    let config = Config::from_dir(dir)?;
+    Weights::from_dir(dir, &config)?;
+    Tokenizer::from_dir(dir).map(|_| ())
+}
+
+/// Nobody waits for a pipe's writer, and what has no end is not read.
+#[cfg(unix)]
+#[test]
+fn what_is_no_regular_file_is_refused_at_once() {
+    let files = ["config.json", "model.safetensors", "model.safetensors.index.json", "tokenizer.json"];
+    for file in files {
+        for (device, words) in [
+            (None, "a pipe; a regular file is expected"),
+            (Some("/dev/zero"), "a device; a regular"),
+            (Some("/"), "a folder; a regular"),
+        ] {
+            let dir = copied();
+            let path = dir.path().join(file);
+            if file.ends_with("index.json") {
+                fs::remove_file(dir.path().join("model.safetensors")).unwrap();
+            } else {
+                fs::remove_file(&path).unwrap();
+            }
+            match device {
+                Some(device) => std::os::unix::fs::symlink(device, &path).unwrap(),
+                None => assert!(std::process::Command::new("mkfifo").arg(&path).status().unwrap().success()),
+            }
+            let text = opened(dir.path()).unwrap_err().to_string();
+            assert!(text.contains(file) && text.contains(words), "{text}");
+        }
+    }
+}
+
+#[test]
+fn files_longer_than_their_limits_are_refused() {
+    for (file, limit) in
+        [("config.json", 16 << 20), ("tokenizer.json", 256 << 20), ("model.safetensors.index.json", 64 << 20)]
+    {
+        let dir = copied();
+        if file.ends_with("index.json") {
+            fs::remove_file(dir.path().join("model.safetensors")).unwrap();
+        }
+        fs::File::create(dir.path().join(file)).unwrap().set_len(limit + 1).unwrap();
+        let text = opened(dir.path()).unwrap_err().to_string();
+        let words = format!("{file}: the file has {} bytes; at most {limit} bytes are read", limit + 1);
+        assert!(text.ends_with(&words), "{text}");
+    }
+}
+
+/// What a message quotes is short and gives a terminal no commands.
+#[test]
+fn texts_of_files_are_quoted_without_their_control_characters() {
+    let long = "x".repeat(3 << 20);
+    for (key, value) in [
+        ("model_type", "\u{1b}]0;owned\u{7}\u{1b}[2J"),
+        ("model_type", long.as_str()),
+        ("hidden_act", "\r\u{9b}31m\u{202e}"),
+        ("dtype", "a\nb"),
+    ] {
+        let dir = copied();
+        let path = dir.path().join("config.json");
+        let mut json: serde_json::Value = serde_json::from_slice(&fs::read(&path).unwrap()).unwrap();
+        json[key] = value.into();
+        fs::write(&path, json.to_string()).unwrap();
+        let text = opened(dir.path()).unwrap_err().to_string();
+        assert!(text.contains(key) && text.len() < 1000 && !text.contains(char::is_control), "{text:?}");
+    }
+    let dir = copied();
+    let path = dir.path().join("config.json");
+    let mut json: serde_json::Value = serde_json::from_slice(&fs::read(&path).unwrap()).unwrap();
+    json["rope_parameters"] = serde_json::json!({"rope_type": long});
+    fs::write(&path, json.to_string()).unwrap();
+    let text = opened(dir.path()).unwrap_err().to_string();
+    assert!(text.contains("rope_type: xxx") && text.len() < 1000, "{}", text.len());
+    // A header of a million dimensions, and an index that names a file with commands.
+    let dir = copied();
+    let path = dir.path().join("model.safetensors");
+    let shape = "1,".repeat(1_000_000);
+    let header =
+        format!("{{\"model.embed_tokens.weight\":{{\"dtype\":\"U8\",\"shape\":[{shape}1],\"data_offsets\":[0,1]}}}}");
+    let mut bytes = (header.len() as u64).to_le_bytes().to_vec();
+    bytes.extend(header.as_bytes());
+    bytes.push(0);
+    fs::write(&path, bytes).unwrap();
+    let text = opened(dir.path()).unwrap_err().to_string();
+    assert!(text.contains("and 999993 dimensions more") && text.len() < 1000, "{}", text.len());
+    fs::remove_file(&path).unwrap();
+    let index = serde_json::json!({"weight_map": {"\u{7}a": "../\u{1b}[2J"}});
+    fs::write(dir.path().join("model.safetensors.index.json"), index.to_string()).unwrap();
+    let text = opened(dir.path()).unwrap_err().to_string();
+    assert!(text.contains("is no file of this directory") && !text.contains(char::is_control), "{text:?}");
+}

@@ -23,6 +23,35 @@ fn a_simulated_device_gives_the_same() {
     assert!(reports.is_empty(), "{} reports, the first: {}", reports.len(), reports[0]);
 }
 
+/// Weights that are no numbers give no token, and the error says at which one.
+#[test]
+fn no_token_is_chosen_where_no_logit_is_a_number() {
+    let kernels = KernelRegistry::new();
+    leasehold_operators::simulate(&kernels).unwrap();
+    let sim = Context::with_backends(vec![Arc::new(SimBackend::new(MachineConfig::seed(6).kernels(kernels)).unwrap())]);
+    let runtimes = [Context::new().runtime(DeviceId::cpu(0)).unwrap(), sim.runtime("sim:0".parse().unwrap()).unwrap()];
+    let from = model_dirs().into_iter().find(|dir| dir.ends_with("grouped-heads")).unwrap();
+    let dir = tempfile::tempdir().unwrap();
+    std::fs::copy(from.join("config.json"), dir.path().join("config.json")).unwrap();
+    let mut bytes = std::fs::read(from.join("model.safetensors")).unwrap();
+    let data = 8 + u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize;
+    bytes[data..].fill(0xFF);
+    std::fs::write(dir.path().join("model.safetensors"), bytes).unwrap();
+    let config = Config::from_dir(dir.path()).unwrap();
+    let weights = Weights::from_dir(dir.path(), &config).unwrap();
+    for runtime in &runtimes {
+        let model = Model::load(runtime, &config, &weights, DType::F32, &mut |_, _| {}).unwrap();
+        for mode in [Mode::Eager, Mode::Graph] {
+            for temperature in [0.0, 1.0] {
+                let sampling = Sampling { temperature, ..Sampling::default() };
+                let request = Request { prompt: &[1, 2], tokens: 3, mode, sampling, stop_at: &[] };
+                let text = generate(&model, &request, &mut |_| Ok(())).unwrap_err().to_string();
+                assert!(text.contains("new token 1: no logit is a number"), "{text}");
+            }
+        }
+    }
+}
+
 fn same_as_transformers(runtime: &Runtime) {
     for dir in model_dirs() {
         let config = Config::from_dir(&dir).unwrap();

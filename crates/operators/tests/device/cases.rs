@@ -407,7 +407,7 @@ fn rows(bench: &mut Bench<'_>, large: bool) {
         let n = row.len() as u32;
         let p = RowParams { rows: 1, n, ldx: n, ldy: n, ..Default::default() };
         let input = Some(Data::read(DType::F32, &row, 0));
-        bench.case("argmax", &format!("{row:?}"), &p, &[input.clone(), Some(Data::words(&[-1]))]);
+        bench.case("argmax", &format!("{row:?}"), &p, &[input.clone(), Some(Data::words(&[-9]))]);
         let out = Data::written(DType::F32, &junk(row.len()), 0, within(DType::F32, 0.0));
         bench.case("softmax", &format!("{row:?}"), &p, &[input, Some(out)]);
     }
@@ -443,6 +443,17 @@ fn sampling(bench: &mut Bench<'_>, large: bool) {
                     }
                 }
             }
+        }
+    }
+    // No logit is a number: no token, greedily and drawn.
+    for n in [1, 40, 3000] {
+        for (temperature, top_k) in [(0.0, 0), (1.0, 0), (1.0, 3)] {
+            let p = SampleParams { n, top_k, temperature, seed: [1, 2], ring: 3 };
+            let input = Some(Data::read(DType::F32, &vec![f32::NAN; n as usize], 0));
+            let word = |w: i32| Some(Data::words(&[w]));
+            bench.case("sample", &format!("{p:?} of NaN"), &p, &[input.clone(), word(5), word(-9)]);
+            let operands = [input, word(-9), word(5), Some(Data::words(&[-5, -6, -7])), word(4)];
+            bench.case("next_token", &format!("{p:?} of NaN"), &p, &operands);
         }
     }
     for ring in [0usize, 1, 5] {

@@ -9,16 +9,20 @@ use super::{Level, Tensor, cases, close, dtypes, levels, noise, rounding, run, s
 
 fn argmax(isa: Level, x: &[f32]) -> i32 {
     let p = RowParams { rows: 1, n: x.len() as u32, ldx: x.len() as u32, ..Default::default() };
-    let mut id = [-1];
+    let mut id = [-9];
     run(isa, "argmax", &p, &[bind_read(x), bind(&mut id)]);
     id[0]
 }
 
 fn sample(isa: Level, p: &SampleParams, logits: &[f32], position: i32) -> usize {
-    let (mut at, mut token) = ([position], [-1i32]);
+    usize::try_from(sampled(isa, p, logits, position)).unwrap()
+}
+
+fn sampled(isa: Level, p: &SampleParams, logits: &[f32], position: i32) -> i32 {
+    let (mut at, mut token) = ([position], [-9i32]);
     run(isa, "sample", p, &[bind_read(logits), bind(&mut at), bind(&mut token)]);
     assert_eq!(at, [position]);
-    usize::try_from(token[0]).unwrap()
+    token[0]
 }
 
 proptest! {
@@ -92,7 +96,7 @@ fn nan_and_infinities() {
     let (nan, inf) = (f32::NAN, f32::INFINITY);
     for isa in levels() {
         assert_eq!(argmax(isa, &[nan, 1.0, nan, 2.0, 2.0]), 3);
-        assert_eq!(argmax(isa, &[nan; 40]), 0);
+        assert_eq!(argmax(isa, &[nan; 40]), -1);
         assert_eq!(argmax(isa, &[-inf; 40]), 0);
         assert_eq!(argmax(isa, &[nan, -inf, -inf]), 1);
         assert_eq!(argmax(isa, &[-0.0, 0.0]), 0);
@@ -103,6 +107,10 @@ fn nan_and_infinities() {
         assert_eq!(sample(isa, &p, &[0.0, inf, 1.0, inf, nan], 1), 1);
         for position in 0..50 {
             assert!([0, 3].contains(&sample(isa, &p, &[1.0, nan, -inf, 1.5, nan], position)));
+        }
+        for temperature in [0.0, 1.0] {
+            let p = SampleParams { n: 40, top_k: 3, temperature, ..Default::default() };
+            assert_eq!(sampled(isa, &p, &[nan; 40], 1), -1);
         }
         let softmax = RowParams { rows: 1, n: 3, ldx: 3, ldy: 3, ..Default::default() };
         for row in [[nan, 1.0, 2.0], [inf, 1.0, 2.0], [-inf; 3]] {

@@ -4,7 +4,7 @@
 //! 2011), the seed as key and the position as counter. So a token depends on (logits, seed, position) alone, and a replayed graph
 //! draws a new number at every position without a parameter being changed.
 //!
-//! A NaN is no candidate. Where nothing else is left (all NaN), the answer is token 0.
+//! A NaN is no candidate. Where nothing else is left (all NaN), the answer is −1, which is no token.
 
 use leasehold_hal::kernel::CpuArgs;
 
@@ -61,9 +61,9 @@ params! {
 
 /// `y = exp(x − max x) / Σ exp(x − max x)`, row by row. A row with a NaN or +∞, or of −∞ only, is all NaN.
 pub struct Softmax;
-/// The index of the largest element of each row, as i32; of equal ones the first.
+/// The index of the largest element of each row, as i32; of equal ones the first, −1 where all are NaN.
 pub struct Argmax;
-/// Draws a token from the logits at temperature, among the `top_k` largest.
+/// Draws a token from the logits at temperature, among the `top_k` largest; −1 where all are NaN.
 pub struct Sample;
 /// `position += step`; the token goes to `ring[count mod size]`; `count += 1`.
 pub struct Advance;
@@ -85,7 +85,7 @@ pub fn philox(key: [u32; 2], counter: u64) -> u32 {
     c[0]
 }
 
-/// The largest of `n` elements, NaN aside, and its first index; (−∞, 0) where there is none.
+/// The largest of `n` elements, NaN aside, and its first index; (−∞, `usize::MAX`) where there is none. As an i32 that index is −1.
 ///
 /// # Safety
 /// - `x` is readable for `n` elements of the type.
@@ -134,7 +134,7 @@ unsafe fn largest_of<S: Simd, T: Elem>(s: S, x: *const T, n: usize) -> (f32, usi
                 return (max, i + lanes.trailing_zeros() as usize);
             }
         }
-        (max, 0)
+        (max, usize::MAX)
     }
 }
 

@@ -7,7 +7,7 @@
 static constexpr u32 NONE = 0xffffffffu;
 static constexpr u32 MAX_WARPS = 32;
 
-// The largest element, NaN aside, and its first index; (-infinity, NONE) where there is none.
+// The largest element, NaN aside, and its first index; (-infinity, NONE) where there is none. NONE is the id -1.
 struct Best {
     float value;
     u32 index;
@@ -15,7 +15,7 @@ struct Best {
 
 INLINE Best better(Best a, Best b) { return b.value > a.value || (b.value == a.value && b.index < a.index) ? b : a; }
 
-// All threads of the block take part and get the same. Where there is no number the index is 0.
+// All threads of the block take part and get the same.
 INLINE Best block_best(u32 dtype, const void* x, u64 row, u32 n) {
     __shared__ float values[MAX_WARPS];
     __shared__ u32 indices[MAX_WARPS];
@@ -41,7 +41,6 @@ INLINE Best block_best(u32 dtype, const void* x, u64 row, u32 n) {
         best = better(best, other);
     }
     __syncthreads();
-    if (best.index == NONE) best.index = 0;
     return best;
 }
 
