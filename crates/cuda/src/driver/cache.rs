@@ -11,10 +11,17 @@
 //! format fails its checksum; it is compiled again and replaced. Nothing is locked. A directory that cannot be written
 //! only costs the compilation.
 //!
+//! # Whose files
+//! A cached kernel runs on the device with this user's rights, and the checksum has no key. So the directory must belong
+//! to the user and be writable by nobody else, which is checked at every look; a file must be a regular one of the user's,
+//! writable by nobody else, and of bounded size. Links are not followed, and nothing is opened that could block. Another
+//! directory or file is left alone with a warning, and the compiler runs.
+//!
 //! This module must not know compilers.
 
 use leasehold_core::Result;
-use leasehold_core::sync::atomic::{AtomicU64, Ordering};
+use leasehold_core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::io::{Read, Write};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 use std::{env, fs, io, process};
@@ -23,6 +30,8 @@ use std::{env, fs, io, process};
 const MAGIC: &[u8; 8] = b"LHKRNL1\n";
 /// Magic, bytes of the key, bytes of the image, checksum of both.
 const HEADER: usize = 8 + 8 + 8 + 8;
+/// The most bytes of a file: a kernel's image is some KiB to a few MiB.
+const FILE_MAX: u64 = 64 << 20;
 /// Files of writers that died are removed after this time.
 const ABANDONED: Duration = Duration::from_secs(3600);
 
@@ -79,6 +88,8 @@ pub struct CompileCache {
     misses: AtomicU64,
     /// Makes the names of temporary files distinct within the process.
     serial: AtomicU64,
+    /// The user was told that the directory will not do.
+    warned: AtomicBool,
 }
 
 impl CompileCache {
@@ -91,7 +102,13 @@ impl CompileCache {
     /// No cache: everything is compiled.
     #[must_use]
     pub fn off() -> Self {
-        Self { directory: None, hits: AtomicU64::new(0), misses: AtomicU64::new(0), serial: AtomicU64::new(0) }
+        Self {
+            directory: None,
+            hits: AtomicU64::new(0),
+            misses: AtomicU64::new(0),
+            serial: AtomicU64::new(0),
+            warned: AtomicBool::new(false),
+        }
     }
 
     /// The directory `kernels` of `LEASEHOLD_CACHE_DIR`, of `leasehold` in `XDG_CACHE_HOME`, or of
@@ -118,13 +135,13 @@ impl CompileCache {
     /// # Errors
     /// The compiler's; never the cache's own. A failure is not kept.
     pub fn get_or_compile(&self, key: &Key<'_>, compile: impl FnOnce() -> Result<Vec<u8>>) -> Result<Vec<u8>> {
-        let Some(directory) = &self.directory else {
+        let Some(directory) = self.directory.as_deref().filter(|directory| self.may_use(directory)) else {
             self.misses.fetch_add(1, Ordering::Relaxed);
             return compile();
         };
         let key = key.bytes();
         let file = directory.join(format!("{:016x}{:016x}.bin", hash(SEED, &key), hash(OTHER_SEED, &key)));
-        match fs::read(&file) {
+        match read_own(&file) {
             Ok(bytes) => match unwrap(&bytes, &key) {
                 Some(image) => {
                     self.hits.fetch_add(1, Ordering::Relaxed);
@@ -133,7 +150,9 @@ impl CompileCache {
                 None => tracing::warn!(file = %file.display(), "a cached kernel is damaged; it is compiled again"),
             },
             Err(error) if error.kind() == io::ErrorKind::NotFound => {}
-            Err(error) => tracing::debug!(file = %file.display(), %error, "a cached kernel cannot be read"),
+            Err(error) => {
+                tracing::warn!(file = %file.display(), %error, "a cached kernel is not read; it is compiled again");
+            }
         }
         self.misses.fetch_add(1, Ordering::Relaxed);
         let image = compile()?;
@@ -143,21 +162,90 @@ impl CompileCache {
         Ok(image)
     }
 
+    /// Whether the directory is this user's alone, or is not there yet. Warns once.
+    fn may_use(&self, directory: &Path) -> bool {
+        match fs::symlink_metadata(directory) {
+            Ok(data) => match check_owner(&data, data.is_dir(), "a directory") {
+                Ok(()) => true,
+                Err(error) => {
+                    if !self.warned.swap(true, Ordering::Relaxed) {
+                        tracing::warn!(directory = %directory.display(), %error, "the kernel cache is not used");
+                    }
+                    false
+                }
+            },
+            Err(error) => error.kind() == io::ErrorKind::NotFound,
+        }
+    }
+
     fn store(&self, directory: &Path, file: &Path, bytes: &[u8]) -> io::Result<()> {
+        if bytes.len() as u64 > FILE_MAX {
+            return Err(io::Error::other("the kernel is too large to be cached"));
+        }
         let serial = self.serial.fetch_add(1, Ordering::Relaxed);
         if serial == 0 {
             create_private(directory)?;
             remove_abandoned(directory);
         }
+        // Made just now, perhaps by somebody else.
+        let data = fs::symlink_metadata(directory)?;
+        check_owner(&data, data.is_dir(), "a directory")?;
         // The address tells several caches of one process apart.
         let temporary =
             file.with_extension(format!("{}-{:x}-{serial}.tmp", process::id(), std::ptr::from_ref(self).addr()));
-        let written = fs::write(&temporary, bytes).and_then(|()| fs::rename(&temporary, file));
+        let mut options = fs::OpenOptions::new();
+        // A new file: links that wait under this name are not followed.
+        options.write(true).create_new(true);
+        #[cfg(unix)]
+        std::os::unix::fs::OpenOptionsExt::mode(&mut options, 0o600);
+        let written = options
+            .open(&temporary)
+            .and_then(|mut new| new.write_all(bytes))
+            .and_then(|()| fs::rename(&temporary, file));
         if written.is_err() {
             let _ = fs::remove_file(&temporary);
         }
         written
     }
+}
+
+/// Refuses what is not of the wanted kind, of another user, or writable by others.
+fn check_owner(data: &fs::Metadata, is_kind: bool, kind: &str) -> io::Result<()> {
+    if !is_kind {
+        return Err(io::Error::other(format!("it is not {kind}")));
+    }
+    #[cfg(unix)]
+    {
+        use std::os::unix::fs::MetadataExt;
+        // SAFETY: the call has no arguments, touches no memory and cannot fail.
+        let me = unsafe { libc::geteuid() };
+        if data.uid() != me {
+            return Err(io::Error::other(format!("it belongs to user {}, not to {me}", data.uid())));
+        }
+        if data.mode() & 0o022 != 0 {
+            return Err(io::Error::other(format!("others may write it (mode {:o}; chmod go-w)", data.mode() & 0o7777)));
+        }
+    }
+    Ok(())
+}
+
+/// Reads a regular file of this user's, of bounded size. Does not block on what is something else.
+fn read_own(file: &Path) -> io::Result<Vec<u8>> {
+    let mut options = fs::OpenOptions::new();
+    options.read(true);
+    #[cfg(unix)]
+    std::os::unix::fs::OpenOptionsExt::custom_flags(&mut options, libc::O_NOFOLLOW | libc::O_NONBLOCK | libc::O_NOCTTY);
+    let opened = options.open(file)?;
+    // Of what was opened, not of what has that name by now.
+    let data = opened.metadata()?;
+    check_owner(&data, data.is_file(), "a regular file")?;
+    if data.len() > FILE_MAX {
+        return Err(io::Error::other(format!("it has {} bytes; {FILE_MAX} are the most", data.len())));
+    }
+    let mut bytes = Vec::with_capacity(data.len() as usize);
+    // It may grow meanwhile.
+    opened.take(FILE_MAX).read_to_end(&mut bytes)?;
+    Ok(bytes)
 }
 
 /// Finds the directory; `var` looks an environment variable up.
@@ -352,6 +440,99 @@ mod tests {
             }
         }
         assert_eq!(runs.load(Ordering::Relaxed), 4);
+    }
+
+    /// A compiler's run that must happen because the cache is not to be trusted.
+    #[cfg(unix)]
+    fn compiles(cache: &CompileCache, what: &str) {
+        let runs = AtomicUsize::new(0);
+        assert_eq!(cache.get_or_compile(&key("s", &[]), || compile("s", &runs)).unwrap(), b"image of s", "{what}");
+        assert_eq!(runs.load(Ordering::Relaxed), 1, "{what} was taken for the compiler");
+    }
+
+    /// The file that a planted kernel of the key "s" would be in, and what would be in it.
+    #[cfg(unix)]
+    fn planted(directory: &Path) -> (PathBuf, Vec<u8>) {
+        let key = key("s", &[]).bytes();
+        let name = format!("{:016x}{:016x}.bin", hash(SEED, &key), hash(OTHER_SEED, &key));
+        (directory.join(name), wrap(&key, b"somebody else's image"))
+    }
+
+    #[cfg(unix)]
+    #[test]
+    fn a_directory_that_others_can_write_is_not_used() {
+        use std::os::unix::fs::{PermissionsExt, chown, symlink};
+        let outer = tempfile::tempdir().unwrap();
+        let make = |name: &str, mode: u32| {
+            let directory = outer.path().join(name);
+            fs::create_dir(&directory).unwrap();
+            let (file, bytes) = planted(&directory);
+            fs::write(&file, bytes).unwrap();
+            fs::set_permissions(&file, fs::Permissions::from_mode(0o600)).unwrap();
+            fs::set_permissions(&directory, fs::Permissions::from_mode(mode)).unwrap();
+            directory
+        };
+        for mode in [0o777, 0o1777, 0o770, 0o702] {
+            compiles(&CompileCache::at(make(&format!("{mode:o}"), mode)), "a directory that others can write");
+        }
+        // The user's own, by a link of somebody's.
+        let link = outer.path().join("link");
+        symlink(make("own", 0o700), &link).unwrap();
+        compiles(&CompileCache::at(&link), "a link to a directory");
+        // Changed while it is in use: it is asked every time.
+        let own = outer.path().join("fresh");
+        let cache = CompileCache::at(&own);
+        compiles(&cache, "an empty cache");
+        let runs = AtomicUsize::new(0);
+        cache.get_or_compile(&key("s", &[]), || compile("s", &runs)).unwrap();
+        assert_eq!(runs.load(Ordering::Relaxed), 0, "a sound one is used");
+        fs::set_permissions(&own, fs::Permissions::from_mode(0o777)).unwrap();
+        compiles(&cache, "a directory that was opened to others later");
+        let nobody = make("nobody", 0o700);
+        if chown(&nobody, Some(65534), Some(65534)).is_ok() {
+            compiles(&CompileCache::at(&nobody), "a directory of another user");
+        }
+    }
+
+    #[cfg(unix)]
+    #[test]
+    fn a_file_that_is_not_the_users_own_is_not_read() {
+        use std::os::unix::fs::{PermissionsExt, chown, symlink};
+        let directory = tempfile::tempdir().unwrap();
+        let (file, bytes) = planted(directory.path());
+        let elsewhere = directory.path().join("elsewhere");
+        let plant = |to: &Path| {
+            let _ = fs::remove_file(to);
+            fs::write(to, &bytes).unwrap();
+            fs::set_permissions(to, fs::Permissions::from_mode(0o600)).unwrap();
+        };
+        let cache = || CompileCache::at(directory.path());
+        // A link, even to a whole file of the user's; to a source that never ends; to nothing.
+        plant(&elsewhere);
+        for target in [elsewhere.as_path(), Path::new("/dev/zero"), Path::new("/nowhere")] {
+            let _ = fs::remove_file(&file);
+            symlink(target, &file).unwrap();
+            compiles(&cache(), "a link");
+            assert!(fs::symlink_metadata(&file).unwrap().is_file(), "replaced by the compiler's");
+        }
+        // A pipe: whoever opens it waits for a writer.
+        let _ = fs::remove_file(&file);
+        let path = std::ffi::CString::new(file.to_str().unwrap()).unwrap();
+        // SAFETY: the path ends with a zero and lives for the call.
+        assert_eq!(unsafe { libc::mkfifo(path.as_ptr(), 0o600) }, 0);
+        compiles(&cache(), "a pipe");
+        // Writable by others, or another user's.
+        plant(&file);
+        fs::set_permissions(&file, fs::Permissions::from_mode(0o666)).unwrap();
+        compiles(&cache(), "a file that others can write");
+        plant(&file);
+        if chown(&file, Some(65534), Some(65534)).is_ok() {
+            compiles(&cache(), "a file of another user");
+        }
+        // Longer than any kernel: not even looked at (it takes no room on the disk).
+        plant(&file);
+        fs::File::options().write(true).open(&file).unwrap().set_len(FILE_MAX + 1).unwrap();
+        compiles(&cache(), "a file without an end");
     }
 
     #[test]

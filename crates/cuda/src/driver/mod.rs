@@ -9,12 +9,14 @@
 //! | `figures` (feature `traces`) | what a loop over the driver alone costs |
 //! | [`nvrtc`] | the vendor's compiler, loaded at run time |
 //! | [`cache`] | compiled kernels on disk |
+//! | `loader` | why a library cannot be loaded |
 //!
 //! This module must not know managers.
 
 pub mod cache;
 #[cfg(feature = "traces")]
 pub mod figures;
+mod loader;
 pub mod nvrtc;
 pub mod ops;
 pub mod real;

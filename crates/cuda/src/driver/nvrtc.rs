@@ -5,6 +5,7 @@
 //!
 //! This module must not know the driver.
 
+use super::loader::refusal;
 use cudarc::nvrtc::sys::{self, nvrtcProgram};
 use leasehold_core::sync::OnceLock;
 use leasehold_core::{Error, Result};
@@ -29,6 +30,10 @@ macro_rules! functions {
             fn load() -> Result<Self> {
                 // SAFETY: loading the library runs its initialisers.
                 if !unsafe { sys::is_culib_present() } {
+                    if let Some(why) = refusal(cudarc::get_lib_name_candidates("nvrtc")) {
+                        let text = format!("NVRTC: the library is there and cannot be loaded: {why}");
+                        return Err(Error::Unavailable(text.into()));
+                    }
                     return Err(Error::Unavailable(
                         "NVRTC: no libnvrtc.so, libnvrtc.so.13 or libnvrtc.so.12 (nvrtc64_130_0.dll) where the system's loader looks; kernels can \
                          still be loaded as PTX".into(),

@@ -13,7 +13,7 @@
 //!
 //! This module must not know managers.
 
-use leasehold_core::Result;
+use leasehold_core::{Error, Result};
 use leasehold_hal::Binding;
 
 /// Makes a word that names one of the driver's objects.
@@ -103,6 +103,28 @@ pub struct DeviceProperties {
     pub fd_handles: bool,
     /// Multiprocessors can be divided among contexts.
     pub green_contexts: bool,
+}
+
+impl DeviceProperties {
+    /// The most bytes of memory that are believed.
+    const MEMORY_MAX: u64 = 1 << 50;
+
+    /// Refuses what no device can be: what follows from it would be as absurd.
+    ///
+    /// # Errors
+    /// `Unavailable`, saying what.
+    pub(crate) fn check(&self, ordinal: u32) -> Result<()> {
+        let refuse =
+            |what: String| Err(Error::Unavailable(format!("CUDA: the driver says of device {ordinal} {what}").into()));
+        let (major, minor) = self.compute_capability;
+        if !(1..100).contains(&major) || minor >= 100 {
+            return refuse(format!("that its compute capability is {major}.{minor}"));
+        }
+        if self.memory > Self::MEMORY_MAX {
+            return refuse(format!("that it has {} bytes of memory", self.memory));
+        }
+        Ok(())
+    }
 }
 
 /// Free and total bytes.

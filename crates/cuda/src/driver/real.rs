@@ -10,6 +10,7 @@
 //!
 //! This module must not know managers.
 
+mod belief;
 mod graph;
 mod library;
 mod memory;
@@ -197,7 +198,7 @@ fn drive_code(driver: &RealDriver, make: impl FnOnce(&Functions) -> c_int) -> Op
 
 /// A text that the driver wrote into a buffer.
 fn text(buffer: &[u8]) -> String {
-    CStr::from_bytes_until_nul(buffer).map(|s| s.to_string_lossy().into_owned()).unwrap_or_default()
+    CStr::from_bytes_until_nul(buffer).map(|s| belief::text(s.to_bytes())).unwrap_or_default()
 }
 
 impl std::fmt::Debug for RealDriver {
@@ -255,7 +256,7 @@ impl DeviceOps for RealDriver {
     fn device_count(&self) -> Result<u32> {
         let mut count = 0;
         drive!(self, cuDeviceGetCount(&raw mut count))?;
-        Ok(count.max(0) as u32)
+        belief::count("cuDeviceGetCount", count)
     }
 
     fn device_properties(&self, ordinal: u32) -> Result<DeviceProperties> {
@@ -326,6 +327,7 @@ impl ContextOps for RealDriver {
         let device = self.device(ordinal)?;
         let mut context: CUcontext = ptr::null_mut();
         drive!(self, cuDevicePrimaryCtxRetain(&raw mut context, device))?;
+        belief::object("cuDevicePrimaryCtxRetain", context)?;
         self.lost.lock().primaries.insert(ordinal, context as u64);
         Ok(NativeContext(context as u64))
     }
@@ -356,7 +358,7 @@ impl ContextOps for RealDriver {
         })?;
         let mut popped: CUcontext = ptr::null_mut();
         drive!(self, cuCtxPopCurrent_v2(&raw mut popped))?;
-        Ok(NativeContext(context as u64))
+        belief::object("cuCtxCreate", context).map(NativeContext)
     }
 
     fn context_destroy(&self, context: NativeContext) -> Result<()> {

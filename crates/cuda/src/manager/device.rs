@@ -18,6 +18,9 @@ use leasehold_core::{
 use leasehold_hal::{Caps, DeviceId, DeviceInfo, Limits, MemoryInfo};
 use std::fmt;
 
+/// The most devices that a driver is believed to have.
+const DEVICES_MAX: u32 = 1024;
+
 /// A device that was opened.
 pub struct DeviceState {
     info: DeviceInfo,
@@ -244,8 +247,12 @@ impl DeviceManager {
     pub fn initialize_devices(&self, shared: Arc<Shared>) -> Result<()> {
         let ops = &shared.ops;
         let count = ops.device_count()?;
-        let properties: Arc<[DeviceProperties]> =
-            (0..count).map(|i| ops.device_properties(i)).collect::<Result<_>>()?;
+        if count > DEVICES_MAX {
+            let why = format!("CUDA: the driver says that there are {count} devices; {DEVICES_MAX} are the most");
+            return Err(Error::Unavailable(why.into()));
+        }
+        let of = |i| ops.device_properties(i).and_then(|p| p.check(i).map(|()| p));
+        let properties: Arc<[DeviceProperties]> = (0..count).map(of).collect::<Result<_>>()?;
         let peers = (0..count).map(|i| {
             let reached: Vec<_> = (0..count)
                 .filter(|&p| p != i && ops.can_access_peer(i, p).unwrap_or(false))

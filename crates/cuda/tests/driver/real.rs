@@ -36,7 +36,34 @@ const CASES: &[Case] = &[
     ("copies in graphs", None, &[], copies_in_graphs),
     ("host functions", None, &[], host_functions),
     ("modules", None, &[], modules),
+    ("two thousand million devices", None, &[("STUB_COUNT", "2147483647")], || nothing_to_use(&["2147483647 devices"])),
+    ("less than no devices", None, &[("STUB_COUNT", "-1")], less_than_nothing),
+    ("an absurd capability", None, &[("STUB_ATTRIBUTE", "2147483647")], || nothing_to_use(&["compute capability"])),
+    ("success with nothing", None, &[("STUB_MADE", "0")], || made_nothing(true)),
+    ("success with an address that cannot be", None, &[("STUB_MADE", "1")], || made_nothing(false)),
 ];
+
+/// Damages of a library's file, and what is said of it.
+type Damage = (&'static str, fn(Vec<u8>) -> Vec<u8>, &'static str);
+
+const DAMAGES: &[Damage] = &[
+    ("empty", |_| Vec::new(), "file too short"),
+    ("text", |_| b"not a library at all, but a text that is longer than an ELF header".repeat(2), "invalid ELF header"),
+    ("another class", |bytes| at(bytes, 4, 1), "ELFCLASS32"),
+    ("without what it needs", |bytes| replaced(bytes, b"libgcc_s.so.1", b"libgone.so.99"), "libgone.so.99"),
+];
+
+fn at(mut bytes: Vec<u8>, index: usize, value: u8) -> Vec<u8> {
+    bytes[index] = value;
+    bytes
+}
+
+fn replaced(mut bytes: Vec<u8>, from: &[u8], to: &[u8]) -> Vec<u8> {
+    assert_eq!(from.len(), to.len());
+    let found = bytes.windows(from.len()).position(|part| part == from).expect("the library needs it");
+    bytes[found..found + to.len()].copy_from_slice(to);
+    bytes
+}
 
 fn compile(directory: &Path, cfg: Option<&str>) {
     let source = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/driver/stub_driver.rs");
@@ -75,6 +102,65 @@ fn the_real_driver_over_a_library_of_our_own() {
             .output()
             .unwrap();
         assert!(output.status.success(), "{name}:\n{}", String::from_utf8_lossy(&output.stderr));
+    }
+    let whole = std::fs::read(directories[0].1.path().join("libcuda.so.1")).unwrap();
+    for (name, damage, told) in DAMAGES {
+        let directory = tempfile::tempdir().unwrap();
+        std::fs::write(directory.path().join("libcuda.so.1"), damage(whole.clone())).unwrap();
+        let output = Command::new(&me)
+            .args(["a_library_that_cannot_be_loaded", "--nocapture"])
+            .env("LD_LIBRARY_PATH", directory.path())
+            .env(CASE, told)
+            .output()
+            .unwrap();
+        assert!(output.status.success(), "{name}:\n{}", String::from_utf8_lossy(&output.stderr));
+    }
+}
+
+/// Run by the test above in processes that find a damaged library; by itself it has nothing to look at.
+#[test]
+fn a_library_that_cannot_be_loaded_is_not_called_missing() {
+    if let Ok(told) = std::env::var(CASE) {
+        unavailable(&["is there and cannot be loaded", &told]);
+    }
+}
+
+/// The backend says what is wrong with the driver, and ends.
+fn nothing_to_use(parts: &[&str]) {
+    use leasehold_hal::Backend;
+    let backend = leasehold_cuda::CudaBackend::new();
+    let Err(Error::Unavailable(why)) = backend.devices() else { panic!("not unavailable") };
+    assert!(parts.iter().all(|part| why.contains(part)), "{why}");
+    assert!(backend.open(leasehold_hal::DeviceId::cuda(0)).is_err());
+}
+
+fn less_than_nothing() {
+    let driver = started();
+    let Err(Error::Driver { api: "cuDeviceGetCount", code: 0, .. }) = driver.device_count() else { panic!() };
+}
+
+/// "Success", but with no object, or an address where nothing can be.
+fn made_nothing(null: bool) {
+    let driver = started();
+    let refused = |result: leasehold_core::Result<()>| match result {
+        Err(Error::Driver { code: 0, name, .. }) => assert!(name.contains("CUDA_SUCCESS, but"), "{name}"),
+        other => panic!("believed: {other:?}"),
+    };
+    refused(driver.alloc(4096).map(drop));
+    refused(driver.alloc_async(4096, STREAM).map(drop));
+    refused(driver.address_reserve(2 << 20, 2 << 20).map(drop));
+    refused(driver.host_alloc(4096, leasehold_cuda::driver::ops::HostFlags::default()).map(drop));
+    refused(driver.granularity(0).map(drop));
+    if null {
+        refused(driver.primary_retain(0).map(drop));
+        refused(driver.context_create(0).map(drop));
+        refused(driver.stream_create(0).map(drop));
+        refused(driver.event_create(leasehold_cuda::driver::ops::EventFlags::default()).map(drop));
+        refused(driver.graph_create().map(drop));
+        refused(driver.graph_instantiate(NativeGraph(1)).map(drop));
+        refused(driver.graph_add_empty(NativeGraph(1), &[]).map(drop));
+        let module = driver.module_load(b".version 8.0").unwrap();
+        refused(driver.module_function(module, "f").map(drop));
     }
 }
 

@@ -6,7 +6,7 @@
 //! This module must not know plans.
 
 use super::stream::Extra;
-use super::{RealDriver, drive};
+use super::{RealDriver, belief, drive};
 use crate::conv::{self, code};
 use crate::driver::ops::{
     GraphOps, Launch, NativeCopy, NativeEvent, NativeFill, NativeGraph, NativeGraphExec, NativeNode, NativeStream,
@@ -120,7 +120,7 @@ fn fill_node(fill: &NativeFill) -> CUDA_MEMSET_NODE_PARAMS {
 impl RealDriver {
     /// Ends a `cuGraphAdd…` call.
     fn added(made: Result<()>, node: CUgraphNode) -> Result<NativeNode> {
-        made.map(|()| NativeNode(node as u64))
+        made.and_then(|()| belief::object("cuGraphAddNode", node)).map(NativeNode)
     }
 
     fn updated(&self, api: &'static str, code: i32) -> Result<Updated> {
@@ -136,7 +136,7 @@ impl GraphOps for RealDriver {
     fn graph_create(&self) -> Result<NativeGraph> {
         let mut graph: CUgraph = ptr::null_mut();
         drive!(self, cuGraphCreate(&raw mut graph, 0))?;
-        Ok(NativeGraph(graph as u64))
+        belief::object("cuGraphCreate", graph).map(NativeGraph)
     }
 
     fn graph_destroy(&self, graph: NativeGraph) -> Result<()> {
@@ -242,7 +242,7 @@ impl GraphOps for RealDriver {
     fn graph_instantiate(&self, graph: NativeGraph) -> Result<NativeGraphExec> {
         let mut exec: CUgraphExec = ptr::null_mut();
         drive!(self, cuGraphInstantiateWithFlags(&raw mut exec, graph.0 as CUgraph, 0))?;
-        Ok(NativeGraphExec(exec as u64))
+        belief::object("cuGraphInstantiate", exec).map(NativeGraphExec)
     }
 
     fn exec_destroy(&self, exec: NativeGraphExec) -> Result<()> {
@@ -295,7 +295,7 @@ impl GraphOps for RealDriver {
     fn capture_end(&self, stream: NativeStream) -> Result<NativeGraph> {
         let mut graph: CUgraph = ptr::null_mut();
         drive!(self, cuStreamEndCapture(stream.0 as CUstream, &raw mut graph))?;
-        Ok(NativeGraph(graph as u64))
+        belief::object("cuStreamEndCapture", graph).map(NativeGraph)
     }
 
     fn is_capturing(&self, stream: NativeStream) -> Result<bool> {

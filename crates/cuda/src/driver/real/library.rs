@@ -4,6 +4,8 @@
 //!
 //! This module must not know managers.
 
+use super::belief::text;
+use crate::driver::loader::refusal;
 use cudarc::driver::sys::{
     self, CUcontext, CUdevice, CUdeviceptr, CUevent, CUfunction, CUgraph, CUgraphExec, CUgraphNode, CUhostFn,
     CUmemGenericAllocationHandle, CUmemoryPool, CUmodule, CUstream, CUuserObject,
@@ -41,9 +43,7 @@ macro_rules! functions {
             pub fn load() -> Result<Self> {
                 // SAFETY: loading the driver's library runs its initialisers, which is what is asked for.
                 if !unsafe { sys::is_culib_present() } {
-                    return Err(Error::Unavailable(
-                        "CUDA: the driver's library (libcuda.so.1, nvcuda.dll) is not installed on this machine".into(),
-                    ));
+                    return Err(absent());
                 }
                 // SAFETY: the library is there, so cudarc finds it again; it stays loaded for ever.
                 let library = unsafe { sys::culib() };
@@ -179,6 +179,16 @@ functions! {
     }
 }
 
+/// Why the driver's library was not found.
+#[cold]
+fn absent() -> Error {
+    let names = ["cuda", "nvcuda"].into_iter().flat_map(cudarc::get_lib_name_candidates);
+    Error::Unavailable(match refusal(names) {
+        Some(why) => format!("CUDA: the driver's library is there and cannot be loaded: {why}").into(),
+        None => "CUDA: the driver's library (libcuda.so.1, nvcuda.dll) is not installed on this machine".into(),
+    })
+}
+
 impl Functions {
     /// The name that the driver gives a code: also one that is newer than this crate.
     pub fn error_name(&self, code: i32) -> Option<Box<str>> {
@@ -189,6 +199,7 @@ impl Functions {
             return None;
         }
         // SAFETY: the driver gives a text that lives for ever.
-        Some(unsafe { CStr::from_ptr(name) }.to_string_lossy().into())
+        let name = text(unsafe { CStr::from_ptr(name) }.to_bytes());
+        (!name.is_empty()).then(|| name.into())
     }
 }

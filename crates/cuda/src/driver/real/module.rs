@@ -2,7 +2,7 @@
 //!
 //! This module must not know pipelines.
 
-use super::{RealDriver, drive};
+use super::{RealDriver, belief, drive};
 use crate::conv::{self, code};
 use crate::driver::ops::{FunctionInfo, ModuleOps, NativeFunction, NativeModule};
 use cudarc::driver::sys::{CUfunction, CUfunction_attribute_enum as Attribute, CUjit_option_enum as Jit, CUmodule};
@@ -52,6 +52,7 @@ impl RealDriver {
             })?;
             match code {
                 _ if !known => return Ok(None),
+                0 if params.len() == belief::PARAMETERS => return Err(belief::endless("cuFuncGetParamInfo")),
                 0 => params.push((offset as u32, size as u32)),
                 // Past the last parameter.
                 code::INVALID_VALUE => return Ok(Some(params)),
@@ -86,7 +87,7 @@ impl ModuleOps for RealDriver {
             }
         })?;
         match code {
-            0 => Ok(NativeModule(module as u64)),
+            0 => belief::object("cuModuleLoadDataEx", module).map(NativeModule),
             code if conv::is_compile(code) => {
                 let name = self.name(code);
                 let log = super::text(&log);
@@ -110,7 +111,9 @@ impl ModuleOps for RealDriver {
         let code =
             self.code(|f| unsafe { (f.cuModuleGetFunction)(&raw mut function, module.0 as CUmodule, text.as_ptr()) })?;
         match code {
-            0 => {}
+            0 => {
+                belief::object("cuModuleGetFunction", function)?;
+            }
             code::NOT_FOUND => return Err(missing()),
             code => return Err(self.failed("cuModuleGetFunction", code, 0)),
         }

@@ -6,7 +6,7 @@
 //!
 //! This module must not know managers.
 
-use super::{RealDriver, drive};
+use super::{RealDriver, belief, drive};
 use crate::conv::{self, code};
 use crate::driver::ops::{
     CopyKind, EventFlags, EventOps, HostFunction, Launch, NativeContext, NativeCopy, NativeEvent, NativeFill,
@@ -104,7 +104,8 @@ impl StreamOps for RealDriver {
     fn stream_create(&self, priority: i32) -> Result<NativeStream> {
         let mut stream: CUstream = ptr::null_mut();
         drive!(self, cuStreamCreateWithPriority(&raw mut stream, NON_BLOCKING, priority))?;
-        Ok(NativeStream(stream as u64))
+        // No object would be the legacy stream.
+        belief::object("cuStreamCreateWithPriority", stream).map(NativeStream)
     }
 
     fn stream_destroy(&self, stream: NativeStream) -> Result<()> {
@@ -197,7 +198,7 @@ impl EventOps for RealDriver {
     fn event_create(&self, flags: EventFlags) -> Result<NativeEvent> {
         let mut event: CUevent = ptr::null_mut();
         drive!(self, cuEventCreate(&raw mut event, conv::event_flags(flags)))?;
-        Ok(NativeEvent(event as u64))
+        belief::object("cuEventCreate", event).map(NativeEvent)
     }
 
     fn event_destroy(&self, event: NativeEvent) -> Result<()> {

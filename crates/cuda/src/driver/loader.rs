@@ -1,0 +1,67 @@
+//! Why a library cannot be loaded: it is not there, or it is there and of no use.
+//!
+//! This module must not know what the library is.
+
+/// What the system's loader says about the first of these libraries that is there and cannot be loaded; `None` if none of
+/// them is there.
+#[cfg(unix)]
+pub(super) fn refusal(names: impl IntoIterator<Item = String>) -> Option<String> {
+    use std::ffi::{CStr, CString};
+    names.into_iter().find_map(|name| {
+        let path = CString::new(name.as_str()).ok()?;
+        // SAFETY: the name ends with a zero. Loading runs the library's initialisers, which is what is asked for.
+        let loaded = unsafe { libc::dlopen(path.as_ptr(), libc::RTLD_NOW | libc::RTLD_LOCAL) };
+        if !loaded.is_null() {
+            // It was installed just now: the next start finds it. SAFETY: the handle came from `dlopen`, once.
+            unsafe { libc::dlclose(loaded) };
+            return None;
+        }
+        // SAFETY: no arguments; the text is this thread's until its next call of the loader.
+        let text = unsafe { libc::dlerror() };
+        if text.is_null() {
+            return None;
+        }
+        // SAFETY: the loader's text ends with a zero.
+        let text = unsafe { CStr::from_ptr(text) }.to_string_lossy();
+        (!is_absent(&name, &text)).then(|| text.chars().filter(|c| !c.is_control()).take(300).collect())
+    })
+}
+
+/// Elsewhere the loader is not asked again.
+#[cfg(not(unix))]
+pub(super) fn refusal(_: impl IntoIterator<Item = String>) -> Option<String> {
+    None
+}
+
+/// Whether the loader says that the library itself is not there, and not something that it needs.
+#[cfg(unix)]
+fn is_absent(name: &str, text: &str) -> bool {
+    // glibc names what is missing first, musl last who needs it.
+    let missing = text.contains("No such file") || text.contains("no such file") || text.contains("image not found");
+    missing && text.contains(name) && !text.contains("needed by")
+}
+
+#[cfg(all(test, unix))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_missing_is_told_from_what_it_needs() {
+        let name = "libcuda.so.1";
+        for text in [
+            "libcuda.so.1: cannot open shared object file: No such file or directory",
+            "Error loading shared library libcuda.so.1: No such file or directory",
+        ] {
+            assert!(is_absent(name, text), "{text}");
+        }
+        for text in [
+            "libmissing.so: cannot open shared object file: No such file or directory",
+            "Error loading shared library libmissing.so: No such file or directory (needed by ./libcuda.so.1)",
+            "./libcuda.so.1: file too short",
+            "libcuda.so.1: wrong ELF class: ELFCLASS32",
+        ] {
+            assert!(!is_absent(name, text), "{text}");
+        }
+        assert_eq!(refusal(["libleasehold-is-not-there.so".to_owned()]), None);
+    }
+}

@@ -1,0 +1,89 @@
+//! What is believed of a driver that says "success". A library that only looks like the vendor's, or one whose memory is
+//! damaged, may answer anything; what would make this process touch memory that is not there, or never end, is an error.
+//!
+//! This module must not know managers.
+
+use leasehold_core::{Error, Result};
+
+/// Below this no memory is ever mapped.
+const LOWEST: u64 = 64 << 10;
+/// Addresses have at most 57 bits.
+const HIGHEST: u64 = 1 << 57;
+/// The sizes that pieces of memory may be multiples of.
+const GRANULARITY: std::ops::RangeInclusive<u64> = 4096..=1 << 30;
+/// Functions have some ten parameters; the driver's limit is 32,764 bytes of them.
+pub(super) const PARAMETERS: usize = 32_764;
+
+/// "Success", and what is wrong with it.
+#[cold]
+fn untrue(api: &'static str, what: &str) -> Error {
+    Error::Driver { api, code: 0, name: format!("CUDA_SUCCESS, but {what}").into() }
+}
+
+/// A word for an object that the driver says it made.
+pub(super) fn object<T>(api: &'static str, native: *mut T) -> Result<u64> {
+    if native.is_null() { Err(untrue(api, "no object")) } else { Ok(native as u64) }
+}
+
+/// An address of so many bytes that the driver says it gave.
+pub(super) fn address(api: &'static str, addr: u64, bytes: u64, align: u64) -> Result<u64> {
+    let end = addr.checked_add(bytes).filter(|end| *end <= HIGHEST);
+    if addr < LOWEST || end.is_none() || !addr.is_multiple_of(align.max(1)) {
+        return Err(untrue(api, &format!("{bytes} bytes at {addr:#x}")));
+    }
+    Ok(addr)
+}
+
+/// A size that pieces of memory are multiples of.
+pub(super) fn granularity(api: &'static str, bytes: u64) -> Result<u64> {
+    if bytes.is_power_of_two() && GRANULARITY.contains(&bytes) {
+        return Ok(bytes);
+    }
+    Err(untrue(api, &format!("a granularity of {bytes} bytes")))
+}
+
+/// A number of devices.
+pub(super) fn count(api: &'static str, count: i32) -> Result<u32> {
+    u32::try_from(count).map_err(|_| untrue(api, &format!("{count} devices")))
+}
+
+/// The parameters of a function do not end.
+pub(super) fn endless(api: &'static str) -> Error {
+    untrue(api, &format!("a function with more than {PARAMETERS} parameters"))
+}
+
+/// A driver's text for people: without control characters, and not longer than a line.
+pub(super) fn text(bytes: &[u8]) -> String {
+    let text = String::from_utf8_lossy(bytes);
+    text.chars().take(200).map(|c| if c.is_control() { ' ' } else { c }).collect::<String>().trim().to_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_cannot_be_is_an_error() {
+        for (addr, bytes, align) in [
+            (0, 1, 1),
+            (1, 1, 1),
+            (16, 8, 1),
+            (1 << 57, 1, 1),
+            (u64::MAX, 2, 1),
+            (0x20001, 8, 256),
+            (1 << 56, 1 << 57, 1),
+        ] {
+            let error = address("cuMemAlloc", addr, bytes, align).unwrap_err();
+            assert!(error.to_string().contains("CUDA_SUCCESS, but"), "{error}");
+        }
+        assert_eq!(address("cuMemAlloc", 0x20000, 8, 256).unwrap(), 0x20000);
+        for bytes in [0, 1, 3, 2048, (2 << 20) + 1, 1 << 31, u64::MAX] {
+            assert!(granularity("g", bytes).is_err(), "{bytes}");
+        }
+        assert_eq!(granularity("g", 2 << 20).unwrap(), 2 << 20);
+        assert!(object::<u8>("o", std::ptr::null_mut()).is_err());
+        assert!(count("c", -1).is_err());
+        assert_eq!(text(b"x\x1b[2J\x07\nwell\xff"), "x [2J  well\u{fffd}");
+        assert_eq!(text(&[b'E'; 1 << 20]).len(), 200);
+    }
+}
