@@ -3,9 +3,13 @@
 //! # Protocol
 //! No lock is held here while anything is freed or called. The dead go on a work list; whoever finds nobody burying works it off,
 //! so a destructor that releases others adds to the list instead of recursing, and 200,000 nested containers need no stack.
-//! A tensor is `Quarantined` in the table from its last release to the end of the scope in which it died (or until the
-//! budget is exceeded), then `Pooled`, or destroyed. The table keeps its address until somebody else may own it, so that a second
-//! release of it is known as one, and registering it again can revive it.
+//! In the table a tensor is `Dying` from its last release until its turn on the list, and `Described` while its key is asked for. It is
+//! `Quarantined` to the end of the scope in which it died (or until the budget is exceeded), then `Pooled`, or destroyed. The table keeps
+//! its address until somebody else may own it, so that a second release of it is known as one, and registering it again can revive it.
+//!
+//! A revived tensor has a new generation, and what the list or the quarantine still says of its former life is void. Hence every step
+//! first asks the table, under the shard's lock, for that life in the state before ([`Guard::advance`](crate::table::Guard::advance)).
+//! A `Described` tensor is not revived: the hook that looks at it must find it whole.
 
 use std::ffi::c_void;
 use std::ptr;
@@ -125,13 +129,13 @@ impl Local {
     /// The key under which the pool would keep a tensor.
     fn describe(&self, dead: Dead) -> Option<TensorKey> {
         if dead.flags & HOST != 0 {
-            // SAFETY: the flag says that `lh_tensor_create` made it, and it has not been destroyed.
+            // SAFETY: the flag says that `lh_tensor_create` made it; it is `Described`, so nothing destroys it.
             return Some(unsafe { crate::tensor::key(pointer(dead.addr)) });
         }
         let describe = self.shared.tensor_describer()?;
         let mut info = TensorInfo::default();
         let mut answer = 0;
-        // SAFETY: the tensor is dead but not destroyed; the hook fills in the struct it is given.
+        // SAFETY: the tensor is `Described`, so nothing destroys it; the hook fills in the struct it is given.
         self.callback(|| answer = unsafe { describe(pointer(dead.addr), &raw mut info) });
         let key = (answer != 0).then(|| TensorKey::from_ids(info.num_elements, info.dtype_id, info.device_id))?;
         if key.is_none() {
@@ -142,9 +146,18 @@ impl Local {
 
     /// Puts a tensor that has just died into quarantine.
     fn mourn(&self, dead: Dead) {
+        let step = |from, to| {
+            let mut shard = self.shared.table.lock(dead.addr, self.me);
+            shard.advance(dead.addr, dead.generation, from, to).is_some()
+        };
+        if !step(State::Dying, State::Described) {
+            return;
+        }
         let key = self.describe(dead);
         let bytes = key.map_or(UNKNOWN_BYTES, TensorKey::bytes);
         let waiting = Waiting { dead, key, bytes, depth: self.depth() };
+        let described = step(State::Described, State::Quarantined);
+        debug_assert!(described, "nobody else touches a tensor that is being described");
         let budget = self.shared.quarantine_budget.load(Relaxed);
         if budget == 0 || bytes > budget || !self.waiting.push(waiting) {
             self.settle(&[waiting]);
@@ -207,10 +220,8 @@ impl Local {
         let (mut ours, mut refused) = ([false; BATCH], [true; BATCH]);
         for (w, ours) in waiting.iter().zip(&mut ours) {
             let mut shard = self.shared.table.lock(w.dead.addr, self.me);
-            let entry = shard.find(w.dead.addr);
-            // Not if it was revived meanwhile; otherwise the table calls it pooled from here on.
-            let entry = entry.filter(|e| e.generation == w.dead.generation && e.state == State::Quarantined);
-            *ours = entry.map(|e| e.state = State::Pooled).is_some();
+            // Not if it was revived meanwhile.
+            *ours = shard.advance(w.dead.addr, w.dead.generation, State::Quarantined, State::Pooled).is_some();
         }
         let mut evicted = Vec::new();
         if waiting.iter().zip(ours).any(|(w, ours)| ours && w.key.is_some()) {

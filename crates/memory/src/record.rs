@@ -252,7 +252,9 @@ impl Local {
     #[cold]
     fn register_dead(&self, addr: usize, state: State, r: u32) {
         let ours = match state {
-            State::Quarantined | State::Live => true,
+            State::Dying | State::Quarantined | State::Live => true,
+            // Its death is being dealt with, by this thread's hook or by another's; that cannot be taken back.
+            State::Described => false,
             State::Pooled => {
                 let tensor = std::ptr::with_exposed_provenance_mut::<OpaqueTensor>(addr);
                 self.shared.with_pool(|pool| pool.take(tensor))
@@ -444,7 +446,7 @@ impl Local {
         let (dead, size) = (Dead::new(entry), entry.size);
         if entry.kind == Kind::Tensor {
             // The dead tensor stays known until its memory is somebody else's.
-            shard.retire_at(at, State::Quarantined);
+            shard.retire_at(at, State::Dying);
         } else {
             shard.remove_at(at);
         }

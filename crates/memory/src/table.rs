@@ -56,6 +56,10 @@ pub enum Kind {
 pub(crate) enum State {
     /// Counted.
     Live,
+    /// A tensor whose last count is gone and that waits on the work list of the thread that released it.
+    Dying,
+    /// A dying tensor that its thread is describing: nothing revives it, so that nothing destroys it meanwhile.
+    Described,
     /// A tensor that died in a scope that is still open.
     Quarantined,
     /// A tensor in the tensor pool.
@@ -308,6 +312,14 @@ impl Guard<'_> {
         let (kind, size) = (entry.kind, entry.size);
         self.account(kind, size, true);
         Ok(generation)
+    }
+
+    /// Takes the tensor of this life from one state of being dead to the next and returns its entry; `None` if that life is not in the
+    /// state `from` any more.
+    pub(crate) fn advance(&mut self, addr: usize, generation: u64, from: State, to: State) -> Option<&mut Entry> {
+        let entry = self.find(addr).filter(|e| e.generation == generation && e.state == from)?;
+        entry.state = to;
+        Some(entry)
     }
 
     /// Makes a dead tensor's entry live again, as a new life with one count.

@@ -144,6 +144,56 @@ fn c_programs_run_against_the_shared_library() {
     }
 }
 
+/// Builds `tests/c/NAME` (`.cpp`: as C++17) with `flags` against the shared library.
+fn build(name: &str, flags: &[&str]) -> PathBuf {
+    let source = root().join("tests/c").join(name);
+    let (compiler, std) = if name.ends_with(".cpp") { ("g++", "-std=c++17") } else { ("gcc", "-std=gnu11") };
+    let program = scratch(&format!("{name}{}", flags.concat().replace(['/', '='], "")));
+    let mut command = link(compiler, &source, &program);
+    command.args([std, "-O1", "-g", "-Wall", "-Wextra", "-Werror", "-pthread", "-I"]).arg(root().join("include"));
+    succeed(command.args(flags));
+    program
+}
+
+/// Runs a program that `build` made, under the address sanitizer's rules if it has it.
+fn run(program: &Path) -> Command {
+    let mut command = Command::new(program);
+    // The library's own blocks of threads that are still there at the end are no leaks.
+    command.env("ASAN_OPTIONS", "detect_leaks=0:allocator_may_return_null=1");
+    command
+}
+
+const ASAN: &[&str] = &["-fsanitize=address", "-fno-omit-frame-pointer"];
+
+#[test]
+fn a_tensor_that_dies_twice_is_described_and_destroyed_once() {
+    if sanitized() || !have("gcc") {
+        return;
+    }
+    for flags in [&[], ASAN] {
+        let program = build("revive.c", flags);
+        succeed(&mut run(&program));
+        for bytes in ["0", "100"] {
+            succeed(run(&program).env("TL_MEM_QUARANTINE_BYTES", bytes).env("TL_MEM_POOL_BYTES", "0"));
+        }
+        let _ = std::fs::remove_file(program);
+    }
+}
+
+#[test]
+fn random_calls_of_threads_that_come_and_go() {
+    if sanitized() || !have("gcc") {
+        return;
+    }
+    for (flags, calls, seeds) in [(&[][..], "300000", ["1", "2", "3"]), (ASAN, "90000", ["4", "5", "6"])] {
+        let program = build("fuzz.c", flags);
+        for seed in seeds {
+            succeed(run(&program).args([calls, "6", seed]));
+        }
+        let _ = std::fs::remove_file(program);
+    }
+}
+
 #[test]
 fn ir_programs_run_against_the_shared_library() {
     if sanitized() {
