@@ -159,7 +159,7 @@ fn build(name: &str, flags: &[&str]) -> PathBuf {
 fn run(program: &Path) -> Command {
     let mut command = Command::new(program);
     // The library's own blocks of threads that are still there at the end are no leaks.
-    command.env("ASAN_OPTIONS", "detect_leaks=0:allocator_may_return_null=1");
+    command.env("ASAN_OPTIONS", "detect_leaks=0:allocator_may_return_null=1:max_allocation_size_mb=1024");
     command
 }
 
