@@ -16,7 +16,6 @@ use crate::bias::BiasedLock;
 use crate::budget::Budget;
 use crate::buffer::{Buffer, CLASSLESS, HostKind, WATCHED};
 use crate::config::{AllocStats, AllocatorConfig, Policy};
-use crate::fence::Fences;
 use crate::front::Front;
 use crate::heap::{STRIDE, passed};
 use crate::imports::Keep;
@@ -299,7 +298,7 @@ impl Allocator {
             table: Table::new(),
             front,
             annexes,
-            core: CachePadded::new(BiasedLock::new(core, Fences::detect())),
+            core: CachePadded::new(BiasedLock::new(core)),
             backing,
             caps,
             config,

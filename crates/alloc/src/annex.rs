@@ -30,7 +30,6 @@ use crate::allocator::{Core, Inner, On};
 use crate::bias::{BiasedLock, Guard};
 use crate::buffer::{Buffer, FIRST_ANNEX, NO_SLOT};
 use crate::config::{AllocatorConfig, CrossStream, Policy};
-use crate::fence::Fences;
 use crate::heap::{Heap, Part};
 use crate::host;
 use crate::layout::UNIT_SHIFT;
@@ -155,7 +154,7 @@ impl Annexes {
             metadata: AtomicU64::new(0),
             looked: std::array::from_fn(|_| AtomicU64::new(0)),
             seen: std::array::from_fn(|_| AtomicU64::new(0)),
-            lock: BiasedLock::new(Yard::new(granule), Fences::detect()),
+            lock: BiasedLock::new(Yard::new(granule)),
         };
         Self {
             all: (0..n).map(|k| CachePadded::new(annex(k))).collect(),

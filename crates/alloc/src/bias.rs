@@ -11,7 +11,7 @@
 //! | the owner | its `inside = 1`; light fence; `owner` is still its own | its `inside = 0` |
 //! | any other thread | `mutex`; if there is an owner: `owner` = everybody, heavy fence, wait until its `inside` is 0 | unlocking `mutex` |
 //!
-//! The two fences make a Dekker pair (see `fence`): either the owner sees that it is none any more, or the other sees `inside`. Each
+//! The two fences make a Dekker pair (see `leasehold_core::barrier`): either the owner sees that it is none any more, or the other sees `inside`. Each
 //! ownership has a flag of its own, since a former owner may still be about to take its flag back. While the lock is shared it is an
 //! ordinary mutex. Where the machine has no cheap fence for the owner, it always is. A thread that takes it often enough in a row becomes the
 //! owner; each time that an ownership was taken away, the next needs twice as many, and there are so many ownerships only, so that threads in
@@ -19,9 +19,10 @@
 //!
 //! Must not know what it guards.
 
-use crate::fence::{Fences, Inside, OWNERS, Owned};
 use crate::mutant::mutated;
 use crate::numbers::{NOBODY, thread_number};
+use crate::owned::{Inside, OWNERS, Owned};
+use leasehold_core::barrier;
 use leasehold_core::sync::atomic::{AtomicU8, AtomicU32, Ordering};
 use leasehold_core::sync::{Mutex, MutexGuard, UnsafeCell, spin_loop, thread};
 use std::ops::{Deref, DerefMut};
@@ -37,7 +38,6 @@ const LONGEST: u32 = 8;
 pub(crate) struct BiasedLock<T> {
     owner: AtomicU32,
     inside: Inside,
-    fences: Fences,
     mutex: Mutex<Turns>,
     value: UnsafeCell<T>,
 }
@@ -81,12 +81,11 @@ impl Drop for OwnWay<'_> {
 }
 
 impl<T> BiasedLock<T> {
-    pub(crate) fn new(value: T, fences: Fences) -> Self {
-        let owners = if fences.is_asymmetric() || cfg!(loom) { 0 } else { OWNERS };
+    pub(crate) fn new(value: T) -> Self {
+        let owners = if barrier::available() { 0 } else { OWNERS };
         Self {
             owner: AtomicU32::new(Owned::NEW.0),
             inside: std::array::from_fn(|_| AtomicU8::new(0)),
-            fences,
             mutex: Mutex::new(Turns { last: 0, streak: 0, owners }),
             value: UnsafeCell::new(value),
         }
@@ -122,7 +121,7 @@ impl<T> BiasedLock<T> {
         // Coming again would give the value out twice: better no progress than that.
         assert!(inside.load(Ordering::Relaxed) == 0, "an allocator's lock was taken by who holds it");
         inside.store(1, Ordering::Relaxed);
-        Fences::light();
+        barrier::light();
         if self.owner.load(Ordering::Acquire) == owner || mutated('b') {
             return Some(OwnWay(inside));
         }
@@ -136,7 +135,7 @@ impl<T> BiasedLock<T> {
         let owner = Owned(self.owner.load(Ordering::Relaxed));
         if owner.is_owned() {
             self.owner.store(Owned::SHARED.0, Ordering::Relaxed);
-            self.fences.heavy();
+            barrier::heavy();
             while self.inside[owner.turn()].load(Ordering::Acquire) != 0 {
                 thread::yield_now();
             }
@@ -147,7 +146,7 @@ impl<T> BiasedLock<T> {
             // The first of all comes after nobody.
             (turn.last, turn.streak) = (me, u32::from(turn.last == 0));
         }
-        if me != NOBODY && turn.owners < OWNERS && turn.streak >= STREAK << turn.owners {
+        if me != NOBODY && turn.owners < OWNERS && turn.streak >= STREAK << turn.owners && barrier::holds() {
             // From the next time on; this time the mutex is held.
             self.owner.store(Owned::by(me, turn.owners).0, Ordering::Release);
             turn.streak = 1;

@@ -24,7 +24,7 @@
 //! | any thread, shared shard | one CAS that sets `locked` | a store |
 //! | any thread, any shard, slow path | CAS that sets `locked`; heavy fence; wait until the owner's `inside` is 0 | a store |
 //!
-//! The two fences make a Dekker pair (see `fence`): either the owner sees `locked`, or the other sees `inside`. Entering by the first two
+//! The two fences make a Dekker pair (see `leasehold_core::barrier`): either the owner sees `locked`, or the other sees `inside`. Entering by the first two
 //! ways never waits: who fails goes to the core. A second thread on a biased shard takes the bias over, in case the owner is gone; after a
 //! few such moves the shard is shared, for good. Each ownership has an `inside` of its own: a former owner that learns late of its loss
 //! takes its flag back late, and would take back its successor's.
@@ -38,11 +38,12 @@
 
 use crate::buffer::Row;
 use crate::depot::Depot;
-use crate::fence::{Fences, Inside, OWNERS, Owned};
 use crate::layout::{CLASSES, SLAB_MAX, UNIT, class_size};
 use crate::mutant::mutated;
 use crate::numbers::NOBODY;
+use crate::owned::{Inside, OWNERS, Owned};
 use leasehold_core::LineId;
+use leasehold_core::barrier;
 use leasehold_core::sync::atomic::{AtomicI32, AtomicI64, AtomicU8, AtomicU32, AtomicU64, Ordering};
 use leasehold_core::sync::{UnsafeCell, spin_loop};
 use std::ptr;
@@ -105,7 +106,6 @@ impl Pocket {
 /// The shards of one allocator.
 pub(crate) struct Front {
     shards: Shards,
-    fences: Fences,
     /// What each shard keeps at most, small and large.
     bytes: [u64; 2],
     /// The largest block that is kept.
@@ -204,16 +204,15 @@ impl Front {
         let depot = Depot::new(if depot == 0 { 0 } else { n }, depot);
         // Two of the largest find room.
         let most = if large / 2 <= SLAB_MAX { 0 } else { (large / 2).min(1 << 30) };
-        let fences = Fences::detect();
         // Where the owner's way costs a fence, the shared one is no dearer.
-        let word = if fences.is_asymmetric() || cfg!(loom) { Owned::NEW.0 } else { SHARED };
-        Self { shards: Shards::new(n, || Shard::new(small, word)), fences, bytes: [small, large], most, depot }
+        let word = if barrier::available() { Owned::NEW.0 } else { SHARED };
+        Self { shards: Shards::new(n, || Shard::new(small, word)), bytes: [small, large], most, depot }
     }
 
     /// No shards at all.
     pub(crate) fn none() -> Self {
         let shards = Shards::new(0, || Shard::new(0, SHARED | LOCKED));
-        Self { shards, fences: Fences::detect(), bytes: [0; 2], most: 0, depot: Depot::new(0, 0) }
+        Self { shards, bytes: [0; 2], most: 0, depot: Depot::new(0, 0) }
     }
 
     /// Whether there are no shards.
@@ -342,7 +341,7 @@ impl Front {
         {
             return Took::NOTHING;
         }
-        let Some(way) = shard.enter(thread, self.fences) else { return Took::NOTHING };
+        let Some(way) = shard.enter(thread) else { return Took::NOTHING };
         let row = shard.stacks.with_mut(|s| {
             // SAFETY: inside.
             let s = unsafe { &mut *s };
@@ -392,7 +391,7 @@ impl Front {
     /// - The table whose rows these are outlives the front.
     pub(crate) unsafe fn stock(&self, thread: u32, chain: &mut Chain, class: usize, line: LineId) {
         let shard = self.shards.of(thread);
-        let Some(way) = shard.enter(thread, self.fences) else { return };
+        let Some(way) = shard.enter(thread) else { return };
         let counter = &shard.kept[0];
         let mut displaced = Chain::EMPTY;
         shard.stacks.with_mut(|s| {
@@ -432,7 +431,7 @@ impl Front {
         if credit > 0 {
             shard.credit.store(credit - 1, Ordering::Relaxed);
         }
-        let Some(way) = shard.enter(thread, self.fences) else { return Put::Refused };
+        let Some(way) = shard.enter(thread) else { return Put::Refused };
         let mut chain = if LARGE && credit == 0 { shard.open_hand() } else { Chain::EMPTY };
         let counter = &shard.kept[usize::from(LARGE)];
         let bytes = shard.stacks.with_mut(|s| {
@@ -490,7 +489,7 @@ impl Front {
         if shard.is_idle() {
             return (chain, 0);
         }
-        let Some(way) = shard.enter(thread, self.fences) else { return (chain, 0) };
+        let Some(way) = shard.enter(thread) else { return (chain, 0) };
         let drift = shard.drain(&mut chain);
         shard.leave(way);
         (chain, drift)
@@ -513,7 +512,7 @@ impl Front {
             })
         });
         if biased {
-            self.fences.heavy();
+            barrier::heavy();
         }
         let entered = || self.shards.all().iter().zip(words).filter(|s| s.1 != IDLE);
         entered().for_each(|(shard, word)| shard.await_owner(word));
@@ -591,7 +590,7 @@ impl Shard {
         let word = self.word.load(Ordering::Relaxed);
         let inside = &self.inside[Owned(word).turn_of(thread)?];
         inside.store(1, Ordering::Relaxed);
-        Fences::light();
+        barrier::light();
         if self.word.load(Ordering::Acquire) == word || mutated('a') {
             return Some(inside);
         }
@@ -601,14 +600,14 @@ impl Shard {
 
     /// Enters without waiting, or not at all.
     #[inline]
-    fn enter(&self, thread: u32, fences: Fences) -> Option<Way<'_>> {
+    fn enter(&self, thread: u32) -> Option<Way<'_>> {
         match self.enter_own(thread) {
             Some(inside) => Some(Way::Owner(inside)),
-            None => self.enter_shared(thread, fences),
+            None => self.enter_shared(thread),
         }
     }
 
-    fn enter_shared(&self, thread: u32, fences: Fences) -> Option<Way<'_>> {
+    fn enter_shared(&self, thread: u32) -> Option<Way<'_>> {
         const NEW: u32 = Owned::NEW.0;
         let word = self.word.load(Ordering::Relaxed);
         match word {
@@ -620,20 +619,21 @@ impl Shard {
             // Who has no number of its own must not own anything.
             _ if thread == NOBODY => None,
             NEW => {
-                // Unowned: it becomes this thread's. The next call enters.
-                let mine = Owned::by(thread, 0).0;
+                // Unowned: it becomes this thread's, or everybody's where ownership could not be taken back cheaply any more. The next
+                // call enters.
+                let mine = if barrier::holds() { Owned::by(thread, 0).0 } else { SHARED };
                 let _ = self.word.compare_exchange(NEW, mine, Ordering::AcqRel, Ordering::Relaxed);
                 None
             }
             _ if word & LOCKED == 0 && !Owned(word).is(thread) => {
                 if self.word.compare_exchange(word, word | LOCKED, Ordering::AcqRel, Ordering::Relaxed).is_ok() {
-                    fences.heavy();
+                    barrier::heavy();
                     // The owner may be gone: the bias moves a few times before the shard is shared. Not while it is inside.
                     let idle = self.inside[Owned(word).turn()].load(Ordering::Acquire) == 0;
                     let next = Owned(word).turn() + 1;
                     let to = match idle {
                         false => word,
-                        true if next < OWNERS => Owned::by(thread, next).0,
+                        true if next < OWNERS && barrier::holds() => Owned::by(thread, next).0,
                         true => SHARED,
                     };
                     self.word.store(to, Ordering::Release);

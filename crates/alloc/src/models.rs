@@ -22,7 +22,6 @@ use crate::budget::Budget;
 use crate::buffer::Row;
 use crate::config::AllocatorConfig;
 use crate::fake::FakeBacking;
-use crate::fence::Fences;
 use crate::front::{Chain, Front, Pocket, Put, Took};
 use crate::layout::Layout;
 use crate::mutant::with_defect;
@@ -205,7 +204,7 @@ fn a_no_block_twice_and_none_lost() {
 #[test]
 fn b_the_cores_lock_admits_one() {
     explore('b', &["owner", "shared"], |seen| {
-        let lock = Arc::new(BiasedLock::new(UnsafeCell::new(0u32), Fences::detect()));
+        let lock = Arc::new(BiasedLock::new(UnsafeCell::new(0u32)));
         let enter = |lock: &BiasedLock<UnsafeCell<u32>>, me: u32, seen: &Seen| {
             let guard = lock.lock_as(me);
             seen.note(if guard.is_own() { "owner" } else { "shared" });

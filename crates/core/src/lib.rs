@@ -13,6 +13,7 @@
 //! # Contracts
 #![doc = include_str!("contracts.md")]
 
+pub mod barrier;
 #[cfg(feature = "bench")]
 pub mod bench;
 mod copy;

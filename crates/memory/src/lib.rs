@@ -15,6 +15,7 @@
 #[cfg(feature = "bench")]
 pub mod bench;
 mod death;
+mod env;
 pub mod ffi;
 mod frame;
 mod local;

@@ -11,15 +11,16 @@
 //! - Anybody else takes `spin`. Finding another's bias there, it stores `SHARED`, runs a heavy barrier and waits for
 //!   `busy == 0`; from then on everybody uses `spin` alone.
 //!
-//! Why this is safe: the light barrier only stops the compiler; the heavy one is `membarrier(PRIVATE_EXPEDITED)`, which
-//! makes every running thread of the process pass a full fence. A biased taker whose load of `owner` came before that fence has
-//! its `busy = 1` seen by the revoker, which waits; one whose load comes after it sees `SHARED` and takes `spin`. Where the call
-//! does not exist the lock starts out `SHARED`. Loom has no asymmetric barriers: there both are sequentially consistent fences.
+//! Why this is safe: [`barrier::light`] only stops the compiler; [`barrier::heavy`] makes every running thread of the process pass a full
+//! fence. A biased taker whose load of `owner` came before that fence has its `busy = 1` seen by the revoker, which waits; one whose load
+//! comes after it sees `SHARED` and takes `spin`. Where there is no heavy barrier the lock starts out `SHARED`; where the kernel has begun
+//! to refuse it, no lock is given to a thread any more. Loom has no asymmetric barriers: there both are sequentially consistent fences.
 
+use leasehold_core::barrier;
 use leasehold_core::sync::atomic::{AtomicU32, Ordering::*};
+use leasehold_core::sync::spin_loop;
 #[cfg(not(loom))]
 use leasehold_core::sync::thread;
-use leasehold_core::sync::{OnceLock, spin_loop};
 
 /// No thread has taken the lock yet.
 const NOBODY: u32 = 0;
@@ -47,8 +48,9 @@ pub(crate) enum Held {
 }
 
 impl BiasedLock {
-    pub(crate) fn new() -> Self {
-        let owner = if asymmetric_barriers() { NOBODY } else { SHARED };
+    /// A lock that is nobody's; `bias`: what [`may_bias`] says.
+    pub(crate) fn new(bias: bool) -> Self {
+        let owner = if bias { NOBODY } else { SHARED };
         Self { owner: AtomicU32::new(owner), busy: AtomicU32::new(0), spin: AtomicU32::new(0) }
     }
 
@@ -57,7 +59,7 @@ impl BiasedLock {
     pub(crate) fn lock(&self, me: u32) -> Held {
         if self.owner.load(Relaxed) == me {
             self.busy.store(1, Relaxed);
-            light_barrier();
+            barrier::light();
             if self.owner.load(Relaxed) == me {
                 return Held::Biased;
             }
@@ -98,6 +100,10 @@ impl BiasedLock {
         }
         match self.owner.load(Relaxed) {
             SHARED => Held::Spin,
+            NOBODY if !barrier::holds() => {
+                self.owner.store(SHARED, Relaxed);
+                Held::Spin
+            }
             NOBODY => {
                 self.busy.store(1, Relaxed);
                 self.owner.store(me, Relaxed);
@@ -106,7 +112,7 @@ impl BiasedLock {
             }
             _ => {
                 self.owner.store(SHARED, Relaxed);
-                heavy_barrier();
+                barrier::heavy();
                 let mut spins = 0;
                 while self.busy.load(Acquire) != 0 {
                     relax(&mut spins);
@@ -130,66 +136,9 @@ fn relax(_: &mut u32) {
     leasehold_core::sync::thread::yield_now();
 }
 
-#[cfg(not(loom))]
-#[inline(always)]
-fn light_barrier() {
-    leasehold_core::sync::atomic::compiler_fence(SeqCst);
-}
-
-#[cfg(loom)]
-fn light_barrier() {
-    leasehold_core::sync::atomic::fence(SeqCst);
-}
-
-/// Whether the kernel offers the heavy barrier (asked once). `TL_MEM_BIAS=0` says no: ThreadSanitizer cannot see it.
-fn asymmetric_barriers() -> bool {
-    static ANSWER: OnceLock<bool> = OnceLock::new();
-    *ANSWER.get_or_init(|| std::env::var_os("TL_MEM_BIAS").is_none_or(|v| v != "0") && register())
-}
-
-#[cfg(loom)]
-fn register() -> bool {
-    true
-}
-
-#[cfg(loom)]
-fn heavy_barrier() {
-    leasehold_core::sync::atomic::fence(SeqCst);
-}
-
-#[cfg(all(not(loom), not(miri), target_os = "linux"))]
-mod membarrier {
-    // From linux/membarrier.h.
-    const PRIVATE_EXPEDITED: libc::c_long = 1 << 3;
-    const REGISTER_PRIVATE_EXPEDITED: libc::c_long = 1 << 4;
-
-    fn call(command: libc::c_long) -> bool {
-        // SAFETY: the call takes three integers, touches no memory of ours and reports an unknown command as an error.
-        unsafe { libc::syscall(libc::SYS_membarrier, command, 0, 0) == 0 }
-    }
-
-    pub(super) fn register() -> bool {
-        // The second call proves that the first took effect.
-        call(REGISTER_PRIVATE_EXPEDITED) && call(PRIVATE_EXPEDITED)
-    }
-
-    pub(super) fn heavy_barrier() {
-        let done = call(PRIVATE_EXPEDITED);
-        debug_assert!(done, "registered processes are served");
-    }
-}
-
-#[cfg(all(not(loom), not(miri), target_os = "linux"))]
-use membarrier::{heavy_barrier, register};
-
-#[cfg(all(not(loom), any(miri, not(target_os = "linux"))))]
-fn register() -> bool {
-    false
-}
-
-#[cfg(all(not(loom), any(miri, not(target_os = "linux"))))]
-fn heavy_barrier() {
-    unreachable!("without the barrier no lock is ever biased");
+/// Whether locks may be biased. `TL_MEM_BIAS=0` says no: ThreadSanitizer cannot see the heavy barrier.
+pub(crate) fn may_bias() -> bool {
+    barrier::available() && crate::env::get(c"TL_MEM_BIAS", |v| v != c"0").unwrap_or(true)
 }
 
 #[cfg(all(test, loom))]
@@ -218,7 +167,7 @@ mod model {
     #[test]
     fn the_owner_and_the_one_who_revokes_exclude_each_other() {
         loom::model(|| {
-            let guarded = Arc::new(Guarded(BiasedLock::new(), UnsafeCell::new(0)));
+            let guarded = Arc::new(Guarded(BiasedLock::new(true), UnsafeCell::new(0)));
             assert_eq!(add(&guarded, 1), Held::Biased);
             let other = Arc::clone(&guarded);
             let thread = thread::spawn(move || add(&other, 2));
@@ -233,7 +182,7 @@ mod model {
     #[test]
     fn an_owner_that_renounces_hands_over_or_is_revoked() {
         loom::model(|| {
-            let guarded = Arc::new(Guarded(BiasedLock::new(), UnsafeCell::new(0)));
+            let guarded = Arc::new(Guarded(BiasedLock::new(true), UnsafeCell::new(0)));
             assert_eq!(add(&guarded, 1), Held::Biased);
             let (other, seen) = (Arc::clone(&guarded), Arc::new(AtomicU32::new(0)));
             let thread = thread::spawn(move || {
@@ -250,7 +199,7 @@ mod model {
     #[test]
     fn two_newcomers_exclude_each_other() {
         loom::model(|| {
-            let guarded = Arc::new(Guarded(BiasedLock::new(), UnsafeCell::new(0)));
+            let guarded = Arc::new(Guarded(BiasedLock::new(true), UnsafeCell::new(0)));
             let other = Arc::clone(&guarded);
             let thread = thread::spawn(move || add(&other, 2));
             let _ = add(&guarded, 1);

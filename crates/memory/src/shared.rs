@@ -10,6 +10,7 @@ use std::ptr;
 use leasehold_core::sync::atomic::{AtomicI64, AtomicPtr, AtomicU32, AtomicU64, Ordering::*};
 use leasehold_core::sync::{Arc, Mutex};
 
+use crate::env;
 use crate::log::Log;
 use crate::misuse::MISUSE_COUNT;
 use crate::pool::{OpaqueTensor, PoolLimits, TensorDestructor, TensorKey, TensorPool};
@@ -58,10 +59,9 @@ impl Default for Config {
 impl Config {
     /// The defaults, with `TL_MEM_QUARANTINE_BYTES` and `TL_MEM_POOL_BYTES` applied.
     pub fn from_env() -> Self {
-        let number = |name| std::env::var(name).ok().and_then(|v| v.trim().parse().ok());
         let mut config = Self::default();
-        config.quarantine_bytes = number("TL_MEM_QUARANTINE_BYTES").unwrap_or(config.quarantine_bytes);
-        config.pool.bytes = number("TL_MEM_POOL_BYTES").unwrap_or(config.pool.bytes);
+        config.quarantine_bytes = env::number(c"TL_MEM_QUARANTINE_BYTES").unwrap_or(config.quarantine_bytes);
+        config.pool.bytes = env::number(c"TL_MEM_POOL_BYTES").unwrap_or(config.pool.bytes);
         config
     }
 }

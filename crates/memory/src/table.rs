@@ -18,7 +18,7 @@ use std::ptr;
 use leasehold_core::sync::UnsafeCell;
 use leasehold_core::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 
-use crate::lock::{BiasedLock, Held};
+use crate::lock::{BiasedLock, Held, may_bias};
 
 /// No record.
 pub(crate) const NIL: u32 = u32::MAX;
@@ -177,8 +177,9 @@ pub(crate) struct Totals {
 
 impl Table {
     pub(crate) fn new() -> Self {
+        let bias = may_bias();
         let shard = |_| Shard {
-            lock: BiasedLock::new(),
+            lock: BiasedLock::new(bias),
             live: AtomicU32::new(0),
             tensors: AtomicU32::new(0),
             bytes: AtomicU64::new(0),

@@ -44,7 +44,7 @@ fn front() -> Front {
     for thread in [1, 2] {
         // The first entry makes the thread the owner.
         let shard = front.shards.of(thread);
-        assert!(shard.enter(thread, front.fences).is_none());
+        assert!(shard.enter(thread).is_none());
     }
     front
 }
@@ -78,7 +78,7 @@ fn who_quarrels_fetches_more_each_time_and_finds_it() {
 fn what_finds_no_room_comes_back() {
     let front = Front::new(2, 8 << 10, 0, 0);
     let (shard, rows) = (front.shards.of(1), rows(5));
-    assert!(shard.enter(1, front.fences).is_none());
+    assert!(shard.enter(1).is_none());
     let mut more = chain(&rows);
     // SAFETY: the rows live as long as the test.
     unsafe { front.stock(1, &mut more, CLASS, line(1)) };
@@ -131,7 +131,7 @@ fn what_is_left_behind_gives_way() {
 #[test]
 fn what_large_blocks_are_left_behind_gives_way() {
     let front = Front::new(2, 1 << 20, 32 << 20, 0);
-    assert!(front.shards.of(1).enter(1, front.fences).is_none());
+    assert!(front.shards.of(1).enter(1).is_none());
     front.shards.of(1).credit.store(CREDIT, Ordering::Relaxed);
     let rows = rows(4);
     let put = |row: usize, bytes: u64, line| match front.put::<true>(1, &rows[row], Pocket::large(bytes), line, bytes) {
@@ -164,7 +164,7 @@ fn lines_that_take_turns_find_room_beside_one_that_is_gone() {
 #[test]
 fn who_only_takes_from_the_depot_finds_room_beside_lines_that_are_gone() {
     let front = Front::new(2, 1 << 20, 0, 1 << 20);
-    assert!(front.shards.of(1).enter(1, front.fences).is_none());
+    assert!(front.shards.of(1).enter(1).is_none());
     let rows = rows(20);
     for (row, line) in [(0, line(1)), (1, line(2))] {
         let put = front.put::<false>(1, &rows[row], Pocket::small(CLASS), line, 8);

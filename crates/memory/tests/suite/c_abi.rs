@@ -148,7 +148,9 @@ fn c_programs_run_against_the_shared_library() {
 fn build(name: &str, flags: &[&str]) -> PathBuf {
     let source = root().join("tests/c").join(name);
     let (compiler, std) = if name.ends_with(".cpp") { ("g++", "-std=c++17") } else { ("gcc", "-std=gnu11") };
-    let program = scratch(&format!("{name}{}", flags.concat().replace(['/', '='], "")));
+    static BUILT: leasehold_core::sync::atomic::AtomicU32 = leasehold_core::sync::atomic::AtomicU32::new(0);
+    let number = BUILT.fetch_add(1, leasehold_core::sync::atomic::Ordering::Relaxed);
+    let program = scratch(&format!("{name}-{number}"));
     let mut command = link(compiler, &source, &program);
     command.args([std, "-O1", "-g", "-Wall", "-Wextra", "-Werror", "-pthread", "-I"]).arg(root().join("include"));
     succeed(command.args(flags));
@@ -192,6 +194,35 @@ fn random_calls_of_threads_that_come_and_go() {
         }
         let _ = std::fs::remove_file(program);
     }
+}
+
+/// `odd.c` with this word, some times; false if the system does not allow what it does.
+fn odd(word: &str, times: u32) -> bool {
+    if sanitized() || !have("gcc") {
+        return false;
+    }
+    let program = build("odd.c", &[]);
+    let mut allowed = true;
+    for _ in 0..times {
+        let output = run(&program).arg(word).output().expect("the program starts");
+        let text = String::from_utf8_lossy(&output.stderr);
+        allowed &= output.status.code() != Some(3);
+        assert!(output.status.success() || !allowed, "{word}: {}\n{text}", output.status);
+    }
+    let _ = std::fs::remove_file(program);
+    if !allowed {
+        eprintln!("skipped: the system does not allow {word}");
+    }
+    allowed
+}
+
+/// Where the kernel refuses its barrier from some time on, no two threads get into one shard.
+#[test]
+#[cfg(target_os = "linux")]
+fn a_sandbox_that_is_entered_late_corrupts_nothing() {
+    let times = std::env::var("LEASEHOLD_PROCESSES").ok().and_then(|n| n.parse().ok()).unwrap_or(6);
+    odd("sandbox", times);
+    odd("strict-sandbox", times.div_ceil(6));
 }
 
 #[test]
