@@ -130,7 +130,8 @@ static OPS: OwnerOps = OwnerOps { name: "buffer", last, weak };
 /// use leasehold_alloc::*;
 /// # use leasehold_core::*;
 /// # struct Idle(LineOwner);
-/// # impl Timeline for Idle {
+/// # // SAFETY: nothing is ever submitted to it.
+/// # unsafe impl Timeline for Idle {
 /// #     fn line(&self) -> &'static Line { self.0.line() }
 /// #     fn signal(&self) -> Result<u64> { Ok(0) }
 /// #     fn refresh(&self) -> Result<u64> { Ok(0) }
@@ -243,7 +244,8 @@ impl Allocator {
                 let all = if align > caps.granule { bytes + align } else { bytes };
                 if let Ok(base) = backing.reserve(all) {
                     if let Err(e) = store.heap.add_span(base.next_multiple_of(align), bytes, 0, true) {
-                        backing.release(base, all);
+                        // SAFETY: reserved just above, and the heap took none of it.
+                        unsafe { backing.release(base, all) };
                         return Err(e);
                     }
                     reservation = Some((base, all));

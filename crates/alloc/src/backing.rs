@@ -57,7 +57,18 @@ impl Default for BackingCaps {
 ///
 /// Methods may block on the driver. They are called from any thread, possibly several at once, without any lock of the allocator.
 /// After an error the backing must be as before the call.
-pub trait Backing: Send + Sync {
+///
+/// Who asks for memory does so safely; what names an address or a handle is unsafe to call, since it changes or unmaps
+/// whatever is there.
+///
+/// # Safety
+/// An allocator lends what a backing gives, and a runtime lets devices write there. The author vouches:
+/// - Addresses from [`reserve`](Self::reserve), [`commit`](Self::commit) and [`exact`](Self::exact) are used for nothing
+///   else until they are given back.
+/// - What is committed or mapped is backed, for as many bytes as asked for, by memory that nobody else has (a second
+///   address by [`alias`](Self::alias) apart). A backing that backs nothing belongs to no device, so that nobody uses its addresses.
+/// - [`caps`](Self::caps) are true and constant.
+pub unsafe trait Backing: Send + Sync {
     /// What this backing can do. Constant.
     fn caps(&self) -> BackingCaps;
 
@@ -71,16 +82,28 @@ pub trait Backing: Send + Sync {
     ///
     /// # Errors
     /// `OutOfMemory`; `DeviceLost`; the driver's.
-    fn commit(&self, at: Option<u64>, bytes: u64) -> Result<Chunk>;
+    ///
+    /// # Safety
+    /// - `at` is `None`, or the range lies in a reservation of this backing and nothing is
+    ///   committed or mapped there.
+    unsafe fn commit(&self, at: Option<u64>, bytes: u64) -> Result<Chunk>;
 
     /// Gives a commitment back. No work uses it any more.
     ///
     /// # Errors
     /// The driver's; the allocator then never uses the range again and counts it as taken.
-    fn decommit(&self, chunk: Chunk) -> Result<()>;
+    ///
+    /// # Safety
+    /// - `chunk` came from `commit` of this backing, is given back once, and nobody uses its memory
+    ///   any more.
+    unsafe fn decommit(&self, chunk: Chunk) -> Result<()>;
 
     /// Gives a reservation back; nothing is committed in it any more.
-    fn release(&self, addr: u64, bytes: u64);
+    ///
+    /// # Safety
+    /// - The range came from `reserve` of this backing, is given back once, and nothing is
+    ///   committed or mapped in it.
+    unsafe fn release(&self, addr: u64, bytes: u64);
 
     /// Creates a piece of physical memory without addresses. By default a name only: [`map`](Self::map) then commits.
     ///
@@ -95,7 +118,10 @@ pub trait Backing: Send + Sync {
     ///
     /// # Errors
     /// The driver's; the piece is then counted as leaked.
-    fn destroy(&self, handle: u64, bytes: u64) -> Result<()> {
+    ///
+    /// # Safety
+    /// - `handle` came from `create(bytes)` of this backing, is mapped nowhere and given back once.
+    unsafe fn destroy(&self, handle: u64, bytes: u64) -> Result<()> {
         let _ = (handle, bytes);
         Ok(())
     }
@@ -104,9 +130,14 @@ pub trait Backing: Send + Sync {
     ///
     /// # Errors
     /// `OutOfMemory`; `DeviceLost`; the driver's.
-    fn map(&self, at: u64, handle: u64, bytes: u64) -> Result<()> {
+    ///
+    /// # Safety
+    /// - The range lies in a reservation of this backing with nothing mapped there; `handle` came
+    ///   from its `create(bytes)` and is not mapped.
+    unsafe fn map(&self, at: u64, handle: u64, bytes: u64) -> Result<()> {
         let _ = handle;
-        self.commit(Some(at), bytes).map(|_| ())
+        // SAFETY: the caller names an unused range of a reservation, which is what a commitment there wants.
+        unsafe { self.commit(Some(at), bytes) }.map(|_| ())
     }
 
     /// Maps a piece, which stays mapped where it is, at a second address. Asked for only where [`BackingCaps::alias`] says so. `part` of it is
@@ -114,25 +145,37 @@ pub trait Backing: Send + Sync {
     ///
     /// # Errors
     /// As [`map`](Self::map).
-    fn alias(&self, at: u64, handle: u64, bytes: u64, part: Aliased) -> Result<()> {
+    ///
+    /// # Safety
+    /// - The range lies in a reservation of this backing with nothing mapped there; `handle` is
+    ///   mapped at the home of `part`, and from now on nobody uses `part` there.
+    unsafe fn alias(&self, at: u64, handle: u64, bytes: u64, part: Aliased) -> Result<()> {
         let _ = part;
-        self.map(at, handle, bytes)
+        // SAFETY: the range is unused, as the caller vouches; a backing with `alias` may map a piece twice.
+        unsafe { self.map(at, handle, bytes) }
     }
 
     /// Ends [`alias`](Self::alias): `part` is in use where the piece was mapped first again. No work uses the range any more.
     ///
     /// # Errors
     /// As [`unmap`](Self::unmap).
-    fn unalias(&self, at: u64, bytes: u64, part: Aliased) -> Result<()> {
+    ///
+    /// # Safety
+    /// - The range is one of `alias` with the same `part`, and nobody uses it any more.
+    unsafe fn unalias(&self, at: u64, bytes: u64, part: Aliased) -> Result<()> {
         let _ = part;
-        self.unmap(at, bytes)
+        // SAFETY: the range was mapped by `alias`, whose default is `map`.
+        unsafe { self.unmap(at, bytes) }
     }
 
     /// Makes a range of pieces, mapped one after the other, accessible to the device: one call for all of them.
     ///
     /// # Errors
     /// `DeviceLost`; the driver's.
-    fn enable(&self, at: u64, bytes: u64) -> Result<()> {
+    ///
+    /// # Safety
+    /// - All of the range is mapped.
+    unsafe fn enable(&self, at: u64, bytes: u64) -> Result<()> {
         let _ = (at, bytes);
         Ok(())
     }
@@ -141,8 +184,12 @@ pub trait Backing: Send + Sync {
     ///
     /// # Errors
     /// The driver's; the allocator then never uses the range again and counts it as taken.
-    fn unmap(&self, at: u64, bytes: u64) -> Result<()> {
-        self.decommit(Chunk { addr: at, bytes, native: 0 })
+    ///
+    /// # Safety
+    /// - The range is one of `map` of this backing, and nobody uses it any more.
+    unsafe fn unmap(&self, at: u64, bytes: u64) -> Result<()> {
+        // SAFETY: the range was mapped by `map`, whose default is a commitment of the same range.
+        unsafe { self.decommit(Chunk { addr: at, bytes, native: 0 }) }
     }
 
     /// Fills memory, as the host, while no work uses it. For the debug aids; may be called from a free, so it must not wait for a device.
@@ -150,7 +197,10 @@ pub trait Backing: Send + Sync {
     ///
     /// # Errors
     /// `Unsupported`, always, where the host cannot write the memory.
-    fn fill(&self, at: u64, bytes: u64, byte: u8) -> Result<()> {
+    ///
+    /// # Safety
+    /// - `bytes` is 0, or the range is committed or mapped memory of this backing that nobody uses.
+    unsafe fn fill(&self, at: u64, bytes: u64, byte: u8) -> Result<()> {
         let _ = (at, bytes, byte);
         Err(Error::Unsupported("this backing's memory cannot be written by the host".into()))
     }
@@ -159,7 +209,11 @@ pub trait Backing: Send + Sync {
     ///
     /// # Errors
     /// As [`fill`](Self::fill).
-    fn verify(&self, at: u64, bytes: u64, byte: u8) -> Result<Option<u64>> {
+    ///
+    /// # Safety
+    /// - `bytes` is 0, or the range is committed or mapped memory of this backing that nobody
+    ///   writes meanwhile.
+    unsafe fn verify(&self, at: u64, bytes: u64, byte: u8) -> Result<Option<u64>> {
         let _ = (at, bytes, byte);
         Err(Error::Unsupported("this backing's memory cannot be read by the host".into()))
     }
@@ -174,16 +228,22 @@ pub trait Backing: Send + Sync {
         if align > granule {
             return Err(Error::Unsupported(format!("an alignment of {align}: the granule is {granule}").into()));
         }
-        self.commit(None, bytes.next_multiple_of(granule))
+        // SAFETY: at no address in particular.
+        unsafe { self.commit(None, bytes.next_multiple_of(granule)) }
     }
 
     /// Gives back what [`exact`](Self::exact) gave for `align`. No work uses it any more.
     ///
     /// # Errors
     /// As [`decommit`](Self::decommit).
-    fn exact_free(&self, chunk: Chunk, align: u64) -> Result<()> {
+    ///
+    /// # Safety
+    /// - `chunk` came from `exact` of this backing with the same `align`, is given back once, and
+    ///   nobody uses its memory any more.
+    unsafe fn exact_free(&self, chunk: Chunk, align: u64) -> Result<()> {
         let _ = align;
-        self.decommit(chunk)
+        // SAFETY: the chunk is a commitment, as `exact` gives them by default, and the caller gives it back once.
+        unsafe { self.decommit(chunk) }
     }
 
     /// How many calls to the driver this backing has made so far.

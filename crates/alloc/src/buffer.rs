@@ -228,10 +228,13 @@ impl Buffer {
         open
     }
 
-    /// Records a write submitted at `p`, which was ordered after [`write_stamp`](Self::write_stamp) and the reads. Only the submitter
-    /// of `p`'s line may call it, in its turn. Never blocks.
+    /// Records a write submitted at `p`. Never blocks. It takes the place of what it comes after in the record, by which memory is lent again.
+    ///
+    /// # Safety
+    /// - `p` was submitted to its line just now; the caller has that line's turn, so that marks come in the line's order.
+    /// - The submission was ordered after [`write_stamp`](Self::write_stamp) and all recorded reads.
     #[inline]
-    pub fn mark_write(&self, p: Point) {
+    pub unsafe fn mark_write(&self, p: Point) {
         if p.line_id() == self.home_line() {
             self.own_write.store(Stamp::from(p).to_bits(), STORE);
             if !self.is_private() {
@@ -242,10 +245,13 @@ impl Buffer {
         }
     }
 
-    /// Records a read submitted at `p`, which was ordered after [`write_stamp`](Self::write_stamp). Only the submitter of `p`'s line
-    /// may call it, in its turn. Never blocks.
+    /// Records a read submitted at `p`. Never blocks.
+    ///
+    /// # Safety
+    /// - `p` was submitted to its line just now; the caller has that line's turn, so that marks come in the line's order.
+    /// - The submission was ordered after [`write_stamp`](Self::write_stamp).
     #[inline]
-    pub fn mark_read(&self, p: Point) {
+    pub unsafe fn mark_read(&self, p: Point) {
         if p.line_id() == self.home_line() {
             self.own_read.store(Stamp::from(p).to_bits(), STORE);
         } else {
@@ -253,7 +259,7 @@ impl Buffer {
         }
     }
 
-    /// Adds a use by hand: the memory is not reused before `p`. Any thread, any line.
+    /// Adds a use by hand: the memory is not reused before `p`. Any thread, any line. It only adds to the record, so no point can do harm.
     #[doc(alias = "record_stream")]
     pub fn used_on(&self, p: Point) {
         self.set_foreign();

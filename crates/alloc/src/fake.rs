@@ -244,7 +244,8 @@ impl State {
     }
 }
 
-impl Backing for FakeBacking {
+// SAFETY: its addresses belong to no device and to no memory of the host: it backs nothing, so nobody can use them.
+unsafe impl Backing for FakeBacking {
     fn caps(&self) -> BackingCaps {
         self.caps
     }
@@ -257,7 +258,7 @@ impl Backing for FakeBacking {
         Ok(at)
     }
 
-    fn commit(&self, at: Option<u64>, bytes: u64) -> Result<Chunk> {
+    unsafe fn commit(&self, at: Option<u64>, bytes: u64) -> Result<Chunk> {
         let mut s = self.enter(Call::Commit)?;
         s.take(bytes)?;
         let addr = match at {
@@ -273,7 +274,7 @@ impl Backing for FakeBacking {
         Ok(Chunk { addr, bytes, native: 0 })
     }
 
-    fn decommit(&self, chunk: Chunk) -> Result<()> {
+    unsafe fn decommit(&self, chunk: Chunk) -> Result<()> {
         let mut s = self.enter(Call::Decommit)?;
         match s.segments.remove(&chunk.addr) {
             Some(bytes) if bytes == chunk.bytes => {
@@ -284,7 +285,7 @@ impl Backing for FakeBacking {
         }
     }
 
-    fn release(&self, addr: u64, bytes: u64) {
+    unsafe fn release(&self, addr: u64, bytes: u64) {
         let mut s = self.state.lock();
         if s.reservations.remove(&addr) != Some(bytes) {
             s.wrong(format!("release of {addr:x}+{bytes:x}, which is not reserved"));
@@ -303,7 +304,7 @@ impl Backing for FakeBacking {
         Ok(handle)
     }
 
-    fn destroy(&self, handle: u64, bytes: u64) -> Result<()> {
+    unsafe fn destroy(&self, handle: u64, bytes: u64) -> Result<()> {
         let mut s = self.enter(Call::Destroy)?;
         if s.mapped.values().any(|m| m.1 == handle) {
             return Err(s.wrong(format!("destroy of handle {handle}, which is mapped")));
@@ -317,7 +318,7 @@ impl Backing for FakeBacking {
         }
     }
 
-    fn map(&self, at: u64, handle: u64, bytes: u64) -> Result<()> {
+    unsafe fn map(&self, at: u64, handle: u64, bytes: u64) -> Result<()> {
         let mut s = self.enter(Call::Map)?;
         if s.handles.get(&handle) != Some(&bytes) {
             return Err(s.wrong(format!("map of handle {handle}, which does not exist with {bytes:x} bytes")));
@@ -329,7 +330,7 @@ impl Backing for FakeBacking {
         Ok(())
     }
 
-    fn enable(&self, at: u64, bytes: u64) -> Result<()> {
+    unsafe fn enable(&self, at: u64, bytes: u64) -> Result<()> {
         drop(self.enter(Call::Enable)?);
         if !self.is_backed(at, bytes) {
             return Err(self.state.lock().wrong(format!("enable of {at:x}+{bytes:x}, which is not mapped")));
@@ -337,7 +338,7 @@ impl Backing for FakeBacking {
         Ok(())
     }
 
-    fn unmap(&self, at: u64, bytes: u64) -> Result<()> {
+    unsafe fn unmap(&self, at: u64, bytes: u64) -> Result<()> {
         let mut s = self.enter(Call::Unmap)?;
         match s.mapped.remove(&at) {
             Some((b, _)) if b == bytes => Ok(()),

@@ -472,7 +472,8 @@ impl Inner {
     /// Unmaps granules at their second addresses.
     fn go_home(&self, mut homeward: Vec<Homeward>) {
         for h in &mut homeward {
-            h.gone = self.backing.unalias(h.addr, h.bytes, h.part).is_ok();
+            // SAFETY: the heap took the granule out of use at its second address, where a plan had mapped it with this part.
+            h.gone = unsafe { self.backing.unalias(h.addr, h.bytes, h.part) }.is_ok();
         }
         self.core.lock().store.heap.finish_home(homeward);
     }
@@ -516,7 +517,8 @@ impl Inner {
                 trail.refused = true;
                 continue;
             }
-            match self.backing.commit(None, bytes) {
+            // SAFETY: at no address in particular.
+            match unsafe { self.backing.commit(None, bytes) } {
                 Ok(chunk) => {
                     self.counters.growths.fetch_add(1, Ordering::Relaxed);
                     let mut core = self.core.lock();
@@ -545,7 +547,8 @@ impl Inner {
 
     /// Gives a segment back; one that the driver does not take stays counted.
     pub(crate) fn decommit(&self, chunk: Chunk, undo: bool) -> bool {
-        match self.backing.decommit(chunk) {
+        // SAFETY: callers hand in a commitment that they took out of the heap, or never put in: no block and no stream uses it.
+        match unsafe { self.backing.decommit(chunk) } {
             Ok(()) => {
                 if undo {
                     self.budget.undo(chunk.bytes);
@@ -746,13 +749,15 @@ impl Inner {
 /// Unmaps a piece where it is mapped, and destroys it.
 fn give_back(backing: &dyn Backing, s: &mut Step) -> bool {
     if let Source::Stolen { from_addr, .. } = s.source {
-        if backing.unmap(from_addr, s.bytes).is_err() {
+        // SAFETY: the plan stole the piece from a granule that is free, whose last use is over; it is mapped there still.
+        if unsafe { backing.unmap(from_addr, s.bytes) }.is_err() {
             s.end = End::LostAtSource;
             return false;
         }
         s.end = End::Loose;
     }
-    backing.destroy(s.handle, s.bytes).is_ok()
+    // SAFETY: the piece is loose, so mapped nowhere, and the step that knows its handle ends here.
+    unsafe { backing.destroy(s.handle, s.bytes) }.is_ok()
 }
 
 /// Gives everything back to the driver. Nobody holds a block.
@@ -771,7 +776,8 @@ pub(crate) fn tear_down(inner: &mut Inner) {
         // One span, whole again unless the driver kept a part.
         let whole = heap.spans.iter().filter(|s| s.live && s.paged).all(|s| heap.nodes[s.first].units == s.units);
         if whole {
-            inner.backing.release(base, bytes);
+            // SAFETY: the reservation is taken out of the allocator; its one span is whole again, so nothing is mapped in it.
+            unsafe { inner.backing.release(base, bytes) };
         }
     }
 }

@@ -252,7 +252,8 @@ impl Plays for Own {
         match self.0.alloc(Layout::new(size), On::new(on)) {
             Ok(buffer) => {
                 if let Some(at) = at {
-                    buffer.mark_write(at);
+                    // SAFETY: the streams are virtual: nothing ever uses the memory.
+                    unsafe { buffer.mark_write(at) };
                 }
                 Ok(Some(buffer))
             }
@@ -264,7 +265,8 @@ impl Plays for Own {
     #[inline]
     fn free(&self, _: &VirtualStream, block: Lease<Buffer>, at: Option<Point>) {
         if let Some(at) = at {
-            block.mark_read(at);
+            // SAFETY: the streams are virtual: nothing ever uses the memory.
+            unsafe { block.mark_read(at) };
         }
     }
 

@@ -317,9 +317,12 @@ impl Plan {
         let result = self.try_run(backing);
         if result.is_err() {
             for step in self.steps.iter_mut().filter(|s| s.end == End::Mapped) {
-                let undone = match step.source {
-                    Source::Alias { part, .. } => backing.unalias(step.addr, step.bytes, part),
-                    _ => backing.unmap(step.addr, step.bytes),
+                // SAFETY: this plan mapped the step at its address just now, and nobody was told of it.
+                let undone = unsafe {
+                    match step.source {
+                        Source::Alias { part, .. } => backing.unalias(step.addr, step.bytes, part),
+                        _ => backing.unmap(step.addr, step.bytes),
+                    }
                 };
                 step.end = if undone.is_ok() { End::Loose } else { End::LostAtTarget };
             }
@@ -336,13 +339,18 @@ impl Plan {
                     step.end = End::Loose;
                 }
                 Source::Stolen { from_addr, .. } => {
-                    backing.unmap(from_addr, step.bytes).inspect_err(|_| step.end = End::LostAtSource)?;
+                    // SAFETY: the planner took the granule out of the free ones whose last use is over; its piece is mapped there.
+                    unsafe { backing.unmap(from_addr, step.bytes) }.inspect_err(|_| step.end = End::LostAtSource)?;
                     step.end = End::Loose;
                 }
             }
-            match step.source {
-                Source::Alias { part, .. } => backing.alias(step.addr, step.handle, step.bytes, part)?,
-                _ => backing.map(step.addr, step.handle, step.bytes)?,
+            // SAFETY: the planner marked the step's address, in our reservation, as being backed by this plan alone; the piece is
+            // loose, or (alias) mapped at a home whose part is free and belongs to this plan.
+            unsafe {
+                match step.source {
+                    Source::Alias { part, .. } => backing.alias(step.addr, step.handle, step.bytes, part)?,
+                    _ => backing.map(step.addr, step.handle, step.bytes)?,
+                }
             }
             step.end = End::Mapped;
         }
@@ -354,7 +362,8 @@ impl Plan {
                 end += self.steps[i].bytes;
                 i += 1;
             }
-            backing.enable(addr, end - addr)?;
+            // SAFETY: the loop above mapped all steps of this run.
+            unsafe { backing.enable(addr, end - addr) }?;
         }
         Ok(())
     }
@@ -373,7 +382,7 @@ mod tests {
         // Only what was submitted may be completed: the lines go to other streams afterwards.
         for line in &lines {
             for _ in 0..100 {
-                line.line().advance().expect("a value");
+                line.advance().expect("a value");
             }
         }
         let first = lines.each_ref().map(|l| l.line().submitted() - 100);
@@ -384,7 +393,7 @@ mod tests {
         g.note(at(0, 50));
         let id = |i: usize| lines[i].line().id();
         assert_eq!((g.last_of(id(0)), g.last_of(id(1))), (None, None), "both may still use it");
-        let done = |i: usize, ahead: u64| lines[i].line().complete(first[i] + ahead);
+        let done = |i: usize, ahead: u64| lines[i].complete(first[i] + ahead);
         done(1, 5);
         assert_eq!(g.last_of(id(0)), Some(at(0, 100)));
         done(0, 50);

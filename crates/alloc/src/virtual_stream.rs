@@ -6,11 +6,12 @@ use leasehold_core::sync::atomic::{AtomicU64, Ordering};
 use leasehold_core::sync::{Mutex, OnceLock};
 use leasehold_core::{Line, LineOwner, Point, Result, Timeline};
 use std::collections::BTreeMap;
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 /// A stream without a device: its epochs complete `lag` operations of its replay later, or when the host waits.
 pub struct VirtualStream {
-    owner: LineOwner,
+    owner: Arc<LineOwner>,
     host_waits: AtomicU64,
 }
 
@@ -19,8 +20,23 @@ type Waits = Mutex<BTreeMap<u16, Vec<(u64, Point)>>>;
 /// Made by the first wait, so that a replay without waits takes no lock. (Not a plain static: loom's locks are made at run time.)
 static WAITS: OnceLock<Waits> = OnceLock::new();
 
-/// Lets virtual time pass until a point is over: first whatever its stream was made to wait for before it.
+/// The virtual streams that live, by line.
+type Owners = Mutex<BTreeMap<u16, Weak<LineOwner>>>;
+static OWNERS: OnceLock<Owners> = OnceLock::new();
+
+fn owners() -> &'static Owners {
+    OWNERS.get_or_init(|| Mutex::new(BTreeMap::new()))
+}
+
+/// Lets virtual time pass until a point is over: first whatever its stream was made to wait for before it. Blocks for a point
+/// of a stream that is not virtual.
 pub fn pass(point: Point) {
+    let owner = owners().lock().get(&point.line_id().get()).and_then(Weak::upgrade);
+    let Some(owner) = owner else {
+        #[cfg(not(loom))]
+        let _ = point.line().wait(point.value(), None);
+        return;
+    };
     if let Some(waits) = WAITS.get() {
         let mut first = Vec::new();
         if let Some(list) = waits.lock().get_mut(&point.line_id().get()) {
@@ -33,7 +49,7 @@ pub fn pass(point: Point) {
         }
         first.into_iter().for_each(pass);
     }
-    point.line().complete(point.value());
+    owner.complete(point.value());
 }
 
 impl VirtualStream {
@@ -42,7 +58,9 @@ impl VirtualStream {
     /// # Errors
     /// `OutOfMemory` when all lines are in use.
     pub fn new() -> Result<Self> {
-        Ok(Self { owner: LineOwner::take()?, host_waits: AtomicU64::new(0) })
+        let owner = Arc::new(LineOwner::take()?);
+        owners().lock().insert(owner.line().id().get(), Arc::downgrade(&owner));
+        Ok(Self { owner, host_waits: AtomicU64::new(0) })
     }
 
     /// Submits nothing, and returns its point.
@@ -50,9 +68,13 @@ impl VirtualStream {
     /// # Errors
     /// `InvalidState` when the line's values are used up.
     pub fn submit(&self) -> Result<Point> {
-        let line = self.owner.line();
-        let value = line.advance()?;
-        Ok(line.at(value))
+        let value = self.owner.advance()?;
+        Ok(self.owner.line().at(value))
+    }
+
+    /// Says that everything up to `value` is over, whatever the stream was made to wait for.
+    pub fn complete(&self, value: u64) {
+        self.owner.complete(value);
     }
 
     /// How often the host waited for it.
@@ -64,10 +86,12 @@ impl VirtualStream {
 impl Drop for VirtualStream {
     fn drop(&mut self) {
         pass(self.owner.line().now());
+        owners().lock().remove(&self.owner.line().id().get());
     }
 }
 
-impl Timeline for VirtualStream {
+// SAFETY: nothing that is submitted touches memory, so every value is over at all times.
+unsafe impl Timeline for VirtualStream {
     fn line(&self) -> &'static Line {
         self.owner.line()
     }
@@ -79,7 +103,7 @@ impl Timeline for VirtualStream {
     }
     fn wait(&self, on: Point) -> Result<()> {
         let line = self.owner.line();
-        line.learn(on);
+        self.owner.learn(on);
         let waits = WAITS.get_or_init(|| Mutex::new(BTreeMap::new()));
         waits.lock().entry(line.id().get()).or_default().push((line.submitted() + 1, on));
         Ok(())

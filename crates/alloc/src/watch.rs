@@ -108,7 +108,8 @@ impl Watch {
                 format!("{}: guard granules need a backing that reserves addresses", config.name).into(),
             ));
         }
-        if aids.writes() && backing.fill(0, 0, 0).is_err() {
+        // SAFETY: of no bytes.
+        if aids.writes() && unsafe { backing.fill(0, 0, 0) }.is_err() {
             return Err(Error::Unsupported(
                 format!("{}: poison and red zones need memory that the host can write", config.name).into(),
             ));
@@ -281,10 +282,12 @@ impl Inner {
         watch.sides.lock().insert(lease.header().index(), side);
         let (addr, len) = (lease.addr(), layout.size);
         if aids.poison {
-            self.backing.fill(addr, len, POISON_FRESH)?;
+            // SAFETY: the block is fresh and committed, the allocator's only; nobody has its lease yet.
+            unsafe { self.backing.fill(addr, len, POISON_FRESH) }?;
         }
         if aids.red_zone > 0 {
-            self.backing.fill(addr + len, side.usable - len, RED_ZONE)?;
+            // SAFETY: the zone behind the length belongs to the fresh block, whose usable bytes are committed.
+            unsafe { self.backing.fill(addr + len, side.usable - len, RED_ZONE) }?;
         }
         Ok(lease)
     }
@@ -362,7 +365,8 @@ impl Inner {
             // What rounding took beyond the request: past the ticket, but true.
             if chunk.bytes > whole.size && !self.budget.take(chunk.bytes - whole.size) {
                 self.budget.undo(whole.size);
-                self.backing.exact_free(chunk, whole.align.max(crate::layout::MIN_ALIGN))?;
+                // SAFETY: it came from `exact` with this alignment just now, and was lent to nobody.
+                unsafe { self.backing.exact_free(chunk, whole.align.max(crate::layout::MIN_ALIGN)) }?;
                 return Err(over(chunk.bytes));
             }
             let align = whole.align.max(crate::layout::MIN_ALIGN);
@@ -382,9 +386,11 @@ impl Inner {
         }
         let span = bytes + granule;
         let base = self.backing.reserve(span).inspect_err(|_| self.budget.undo(bytes))?;
-        let chunk = self.backing.commit(Some(base), bytes).inspect_err(|_| {
+        // SAFETY: the range begins the reservation that was made just now.
+        let chunk = unsafe { self.backing.commit(Some(base), bytes) }.inspect_err(|_| {
             self.budget.undo(bytes);
-            self.backing.release(base, span);
+            // SAFETY: reserved just now, and the commitment in it failed.
+            unsafe { self.backing.release(base, span) };
         })?;
         let align = whole.align.max(crate::layout::MIN_ALIGN);
         let addr = (base + bytes - whole.size) & !(align - 1);
@@ -448,7 +454,9 @@ impl Inner {
             };
             if watch.aids.poison && !block.side.dark && !matches!(block.side.source, Source::Guarded { .. }) {
                 // The backing could be written when the allocator was made; it has no way to fail later.
-                if let Ok(Some(offset)) = self.backing.verify(block.addr, block.side.usable, POISON_FREED) {
+                // SAFETY: a block in quarantine is lent to nobody, and its last use is over; its memory is committed still.
+                let seen = unsafe { self.backing.verify(block.addr, block.side.usable, POISON_FREED) };
+                if let Ok(Some(offset)) = seen {
                     watch.report(FindingKind::WriteAfterFree, &block, offset);
                 }
             }
@@ -461,14 +469,17 @@ impl Inner {
     fn inspect_freed(&self, watch: &Watch, block: &Block) -> bool {
         let Block { addr, len, side, .. } = *block;
         if !side.dark {
-            if watch.aids.red_zone > 0
-                && let Ok(Some(offset)) = self.backing.verify(addr + len, side.usable - len, RED_ZONE)
-            {
-                watch.report(FindingKind::RedZone, block, len + offset);
+            if watch.aids.red_zone > 0 {
+                // SAFETY: the block was freed and its last use is over, as the caller checked; the zone is committed.
+                let seen = unsafe { self.backing.verify(addr + len, side.usable - len, RED_ZONE) };
+                if let Ok(Some(offset)) = seen {
+                    watch.report(FindingKind::RedZone, block, len + offset);
+                }
             }
             if watch.aids.poison && !matches!(side.source, Source::Guarded { .. }) {
                 // As in `sweep_held`: it cannot fail.
-                let _ = self.backing.fill(addr, side.usable, POISON_FREED);
+                // SAFETY: the freed block's memory is committed and nobody's.
+                let _ = unsafe { self.backing.fill(addr, side.usable, POISON_FREED) };
             }
         }
         if let Source::Guarded { base, bytes, .. } = side.source {
@@ -481,11 +492,13 @@ impl Inner {
     fn release_source(&self, source: Source) {
         match source {
             Source::Store(spot) => self.core.lock().store.give(spot, Stamp::NEVER),
-            Source::Exact { chunk, align } => match self.backing.exact_free(chunk, align) {
+            // SAFETY: the side names the chunk and alignment that `exact` gave; it left the table, so it is given back once.
+            Source::Exact { chunk, align } => match unsafe { self.backing.exact_free(chunk, align) } {
                 Ok(()) => self.budget.undo(chunk.bytes),
                 Err(_) => self.core.lock().store.heap.res.quarantined += chunk.bytes,
             },
-            Source::Guarded { base, span, .. } => self.backing.release(base, span),
+            // SAFETY: the side's own reservation; what was committed in it was given back when the block was freed.
+            Source::Guarded { base, span, .. } => unsafe { self.backing.release(base, span) },
         }
     }
 
@@ -519,70 +532,83 @@ impl Traced {
     }
 }
 
-impl Backing for Traced {
+// SAFETY: every call is the inner backing's, with the same arguments.
+unsafe impl Backing for Traced {
     fn caps(&self) -> BackingCaps {
         self.backing.caps()
     }
     fn reserve(&self, bytes: u64) -> Result<u64> {
         self.backing.reserve(bytes)
     }
-    fn commit(&self, at: Option<u64>, bytes: u64) -> Result<Chunk> {
-        let chunk = self.backing.commit(at, bytes)?;
+    unsafe fn commit(&self, at: Option<u64>, bytes: u64) -> Result<Chunk> {
+        // SAFETY: the caller keeps this contract, which is the inner backing's.
+        let chunk = unsafe { self.backing.commit(at, bytes) }?;
         self.note(EventKind::SegmentAlloc, chunk.addr, chunk.bytes);
         Ok(chunk)
     }
-    fn decommit(&self, chunk: Chunk) -> Result<()> {
-        self.backing.decommit(chunk)?;
+    unsafe fn decommit(&self, chunk: Chunk) -> Result<()> {
+        // SAFETY: the caller keeps this contract, which is the inner backing's.
+        unsafe { self.backing.decommit(chunk) }?;
         self.note(EventKind::SegmentFree, chunk.addr, chunk.bytes);
         Ok(())
     }
-    fn release(&self, addr: u64, bytes: u64) {
-        self.backing.release(addr, bytes);
+    unsafe fn release(&self, addr: u64, bytes: u64) {
+        // SAFETY: the caller keeps this contract, which is the inner backing's.
+        unsafe { self.backing.release(addr, bytes) };
     }
     fn create(&self, bytes: u64) -> Result<u64> {
         self.backing.create(bytes)
     }
-    fn destroy(&self, handle: u64, bytes: u64) -> Result<()> {
-        self.backing.destroy(handle, bytes)
+    unsafe fn destroy(&self, handle: u64, bytes: u64) -> Result<()> {
+        // SAFETY: the caller keeps this contract, which is the inner backing's.
+        unsafe { self.backing.destroy(handle, bytes) }
     }
-    fn map(&self, at: u64, handle: u64, bytes: u64) -> Result<()> {
-        self.backing.map(at, handle, bytes)?;
+    unsafe fn map(&self, at: u64, handle: u64, bytes: u64) -> Result<()> {
+        // SAFETY: the caller keeps this contract, which is the inner backing's.
+        unsafe { self.backing.map(at, handle, bytes) }?;
         self.note(EventKind::Map, at, bytes);
         Ok(())
     }
-    fn alias(&self, at: u64, handle: u64, bytes: u64, part: Aliased) -> Result<()> {
-        self.backing.alias(at, handle, bytes, part)?;
+    unsafe fn alias(&self, at: u64, handle: u64, bytes: u64, part: Aliased) -> Result<()> {
+        // SAFETY: the caller keeps this contract, which is the inner backing's.
+        unsafe { self.backing.alias(at, handle, bytes, part) }?;
         self.note(EventKind::Unmap, part.home, part.bytes);
         self.note(EventKind::Map, part.at, part.bytes);
         Ok(())
     }
-    fn unalias(&self, at: u64, bytes: u64, part: Aliased) -> Result<()> {
-        self.backing.unalias(at, bytes, part)?;
+    unsafe fn unalias(&self, at: u64, bytes: u64, part: Aliased) -> Result<()> {
+        // SAFETY: the caller keeps this contract, which is the inner backing's.
+        unsafe { self.backing.unalias(at, bytes, part) }?;
         self.note(EventKind::Unmap, part.at, part.bytes);
         self.note(EventKind::Map, part.home, part.bytes);
         Ok(())
     }
-    fn enable(&self, at: u64, bytes: u64) -> Result<()> {
-        self.backing.enable(at, bytes)
+    unsafe fn enable(&self, at: u64, bytes: u64) -> Result<()> {
+        // SAFETY: the caller keeps this contract, which is the inner backing's.
+        unsafe { self.backing.enable(at, bytes) }
     }
-    fn unmap(&self, at: u64, bytes: u64) -> Result<()> {
-        self.backing.unmap(at, bytes)?;
+    unsafe fn unmap(&self, at: u64, bytes: u64) -> Result<()> {
+        // SAFETY: the caller keeps this contract, which is the inner backing's.
+        unsafe { self.backing.unmap(at, bytes) }?;
         self.note(EventKind::Unmap, at, bytes);
         Ok(())
     }
-    fn fill(&self, at: u64, bytes: u64, byte: u8) -> Result<()> {
-        self.backing.fill(at, bytes, byte)
+    unsafe fn fill(&self, at: u64, bytes: u64, byte: u8) -> Result<()> {
+        // SAFETY: the caller keeps this contract, which is the inner backing's.
+        unsafe { self.backing.fill(at, bytes, byte) }
     }
-    fn verify(&self, at: u64, bytes: u64, byte: u8) -> Result<Option<u64>> {
-        self.backing.verify(at, bytes, byte)
+    unsafe fn verify(&self, at: u64, bytes: u64, byte: u8) -> Result<Option<u64>> {
+        // SAFETY: the caller keeps this contract, which is the inner backing's.
+        unsafe { self.backing.verify(at, bytes, byte) }
     }
     fn exact(&self, bytes: u64, align: u64) -> Result<Chunk> {
         let chunk = self.backing.exact(bytes, align)?;
         self.note(EventKind::SegmentAlloc, chunk.addr, chunk.bytes);
         Ok(chunk)
     }
-    fn exact_free(&self, chunk: Chunk, align: u64) -> Result<()> {
-        self.backing.exact_free(chunk, align)?;
+    unsafe fn exact_free(&self, chunk: Chunk, align: u64) -> Result<()> {
+        // SAFETY: the caller keeps this contract, which is the inner backing's.
+        unsafe { self.backing.exact_free(chunk, align) }?;
         self.note(EventKind::SegmentFree, chunk.addr, chunk.bytes);
         Ok(())
     }

@@ -334,7 +334,8 @@ impl Env {
         for op in &rest {
             list.push(op);
         }
-        let graph = self.device.instantiate(Plan::new(list))?;
+        // SAFETY: the plan's pipelines, stamps and graphs are this device's, and its memory outlives the launches.
+        let graph = unsafe { self.device.instantiate(Plan::new(list)) }?;
         let value = direct(stream, &[Op::Graph(&graph)]);
         self.graphs.lock().push(graph);
         value
@@ -505,7 +506,8 @@ impl Env {
         let op =
             Dispatch { pipeline: kernel, grid: [1; 3], block: [1; 3], shared: 0, bindings: &bindings, params: &limit };
         let value = direct(stream, &[Op::Dispatch(op)])?;
-        shared.mark_write(stream.line().at(value));
+        // SAFETY: the point is that of a submission to this stream that uses the buffer, made in order.
+        unsafe { shared.mark_write(stream.line().at(value)) };
         stream.flush()?;
         Ok(Hold(Holding::Flag(shared)))
     }

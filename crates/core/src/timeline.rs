@@ -4,13 +4,30 @@
 //! failed. A [`Point`] is a value on a line; a [`Stamp`] is a point in one word. Points hold no count and never dangle: lines
 //! live for ever, a line is lent to another stream only when it is idle, and its counter never restarts.
 //!
+//! A [`Line`] is for looking and waiting. Only its [`LineOwner`] (or [`HostLine`]) writes it, so a point gives nobody
+//! a way to say that work is over.
+//!
 //! # Protocol
+//! All writes go through the line's owner, which may be shared (`Arc<LineOwner>`) between a submitter and a worker.
+//!
 //! | field | written by | read by |
 //! |---|---|---|
 //! | `submitted` | the stream's submitter, under the stream's own turn; a release store after the driver accepted | anyone |
 //! | `completed` | whoever learns of completion (a worker, a host wait, a completion word), monotone | anyone |
-//! | `first_failed`, the error | the first who learns of a failure; the error before the value | anyone |
+//! | `first_failed`, the failures | the first who learns of a failure; the cause before the value | anyone |
 //! | `known` | the submitter, under the stream's turn | the submitter; a stale read only costs a wait |
+//!
+//! # Lines that change hands
+//! A point has no count, so old points outlive the owner of their time. What they say must stay true:
+//! * A line is lent again only when all that it was given is over. Its next owner goes on with higher values, so an old
+//!   point that was complete stays complete.
+//! * A failed line is lent again when no other is left. The values from its first failure up to the next owner's first
+//!   one stay failed for ever, with their cause; the line keeps a list of such ranges. Points beyond what was submitted
+//!   (a gate's, which streams may wait for) fail too: the next owner begins at least 2^36 values later.
+//! * `first_failed` is the lowest failure that the line ever had. Below it a value needs no further look, at or above it
+//!   the list decides under its lock. So lines that never failed pay nothing.
+//! * An owner that is dropped while work is pending cannot know when that is over. The pending values fail, never
+//!   complete, and the line is lent to nobody.
 //!
 //! A waiter adds itself to `waiters`, then reads `completed`; a completer writes `completed`, then reads `waiters`; a full fence
 //! between the two on either side, so that one of them sees the other.
@@ -23,7 +40,9 @@
 use crate::error::{Error, OutOfMemory, Result};
 use crate::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
 use crate::sync::{CachePadded, Condvar, Mutex, OnceLock};
+use std::collections::VecDeque;
 use std::fmt;
+use std::ops::Range;
 use std::time::Duration;
 #[cfg(not(loom))]
 use std::{sync::Arc, time::Instant};
@@ -33,6 +52,8 @@ pub const VALUE_LIMIT: u64 = 1 << 48;
 const LINES: usize = 1 << 16;
 const LINES_PER_CHUNK: usize = 256;
 const KNOWN: usize = 8;
+/// The next owner of a failed line begins at a multiple of this: an owner's points beyond what it submitted reach less far.
+const LEASE_STRIDE: u64 = 1 << 36;
 /// How long a synchronisation waits, at most, for the rest of a failed line to end.
 #[cfg(not(loom))]
 const LAST_BREATH: Duration = Duration::from_secs(1);
@@ -181,15 +202,40 @@ impl fmt::Debug for Stamp {
 #[cfg(not(loom))]
 pub type Publisher = Arc<dyn Fn(u64, Option<Duration>) + Send + Sync>;
 
-/// The progress of one stream (or gate).
+/// What failed on a line.
+#[derive(Default)]
+struct Failures {
+    /// The present owner's first failed value, and why.
+    current: Option<(u64, Error)>,
+    /// Of former owners: from the first failed value up to the next owner's values, in order.
+    former: Vec<(Range<u64>, Error)>,
+}
+
+impl Failures {
+    /// Why `value` failed, if it did.
+    fn cause(&self, value: u64) -> Option<&Error> {
+        match &self.current {
+            Some((first, cause)) if value >= *first => Some(cause),
+            _ => self.former_cause(value),
+        }
+    }
+
+    fn former_cause(&self, value: u64) -> Option<&Error> {
+        let at = self.former.partition_point(|(range, _)| range.end <= value);
+        self.former.get(at).filter(|(range, _)| range.contains(&value)).map(|(_, cause)| cause)
+    }
+}
+
+/// The progress of one stream (or gate), to look at and to wait for. Its [`LineOwner`] writes it.
 pub struct Line {
     submitted: CachePadded<AtomicU64>,
     completed: CachePadded<AtomicU64>,
+    /// The lowest value that ever failed.
     first_failed: AtomicU64,
     waiters: AtomicU32,
     id: LineId,
     known: [AtomicU64; KNOWN],
-    error: Mutex<Option<Error>>,
+    failures: Mutex<Failures>,
     sleep: Mutex<()>,
     wake: Condvar,
     #[cfg(not(loom))]
@@ -205,19 +251,12 @@ impl Line {
             waiters: AtomicU32::new(0),
             id: LineId(id),
             known: std::array::from_fn(|_| AtomicU64::new(0)),
-            error: Mutex::new(None),
+            failures: Mutex::new(Failures::default()),
             sleep: Mutex::new(()),
             wake: Condvar::new(),
             #[cfg(not(loom))]
             publisher: Mutex::new(None),
         }
-    }
-
-    /// A line outside the table, for models: points on it cannot be resolved.
-    #[cfg(loom)]
-    #[doc(hidden)]
-    pub fn for_model() -> Self {
-        Self::new(1)
     }
 
     /// The line's name.
@@ -244,10 +283,11 @@ impl Line {
         Point { line: self.id, value: self.submitted() }
     }
 
-    /// A point on this line.
+    /// A point on this line. It need not have been submitted: a stream may wait for what a gate will reach. A wait for a
+    /// point that never comes never ends. Values beyond [`VALUE_LIMIT`] are never reached and mean the last one below it.
     #[inline]
     pub fn at(&self, value: u64) -> Point {
-        Point { line: self.id, value }
+        Point { line: self.id, value: value.min(VALUE_LIMIT - 1) }
     }
 
     /// Whether all that was submitted is over.
@@ -256,10 +296,10 @@ impl Line {
         self.completed() >= self.submitted()
     }
 
-    /// Whether `value` is complete and below the first failure.
+    /// Whether `value` is complete and did not fail.
     #[inline]
     pub fn is_settled(&self, value: u64) -> bool {
-        self.completed() >= value && value < self.first_failed.load(Ordering::Acquire)
+        self.completed() >= value && !self.failed(value)
     }
 
     /// What is known about `value`: `Ok(true)` complete, `Ok(false)` pending.
@@ -270,62 +310,34 @@ impl Line {
     pub fn check(&self, value: u64) -> Result<bool> {
         // In this order: a failure is published before the completion of what failed.
         let complete = self.completed() >= value;
-        if self.failed(value) {
-            return Err(self.cause_slow());
+        if value >= self.first_failed.load(Ordering::Acquire)
+            && let Some(cause) = self.cause_slow(value)
+        {
+            return Err(cause);
         }
         Ok(complete)
     }
 
-    /// The failure, if there was one.
+    /// The failure of the stream that has the line, if there was one: its first failed value and the cause.
     #[inline]
     pub fn failure(&self) -> Option<(u64, Error)> {
-        let first = self.first_failed.load(Ordering::Acquire);
-        (first != NEVER).then(|| (first, self.cause_slow()))
+        if self.first_failed.load(Ordering::Acquire) == NEVER { None } else { self.failures.lock().current.clone() }
     }
 
-    /// Whether `value` is at or beyond the first failure.
+    /// Whether `value` failed: at or beyond the first failure of the stream that the value is of.
     #[inline]
     pub fn failed(&self, value: u64) -> bool {
-        value >= self.first_failed.load(Ordering::Acquire)
+        value >= self.first_failed.load(Ordering::Acquire) && self.cause_slow(value).is_some()
     }
 
     #[cold]
-    fn cause_slow(&self) -> Error {
-        self.error.lock().clone().unwrap_or_else(|| Error::state("a failed line without a cause"))
+    fn cause_slow(&self, value: u64) -> Option<Error> {
+        self.failures.lock().cause(value).cloned()
     }
 
-    /// Takes the next value, after the driver accepted the submission. Only the submitter may call it, in its turn.
-    ///
-    /// # Errors
-    /// `InvalidState` when the line's 2^48 values are used up; the stream must then be replaced.
-    #[doc(hidden)]
+    /// Wakes who sleeps, after a write that ends waits.
     #[inline]
-    pub fn advance(&self) -> Result<u64> {
-        self.advance_to(self.submitted.load(Ordering::Relaxed) + 1)
-    }
-
-    /// Sets the submitted value; for gates, whose values jump.
-    ///
-    /// # Errors
-    /// `InvalidArgument` unless `value` grows; `InvalidState` beyond 2^48.
-    #[doc(hidden)]
-    #[inline]
-    pub fn advance_to(&self, value: u64) -> Result<u64> {
-        if value >= VALUE_LIMIT {
-            return Err(Error::state("a line's 2^48 values are used up; replace the stream"));
-        }
-        if value <= self.submitted.load(Ordering::Relaxed) {
-            return Err(Error::invalid("a timeline's value must grow"));
-        }
-        self.submitted.store(value, Ordering::Release);
-        Ok(value)
-    }
-
-    /// Publishes that everything up to `value` is over, and wakes who waits for it. Any thread; monotone. For values that were handed over
-    /// only, be it a moment before the line has advanced: a value beyond them would count as over for the line's next owner too.
-    #[inline]
-    pub fn complete(&self, value: u64) {
-        self.completed.fetch_max(value, Ordering::AcqRel);
+    fn wake(&self) {
         fence(Ordering::SeqCst);
         if self.waiters.load(Ordering::Relaxed) != 0 {
             self.wake_slow();
@@ -338,48 +350,23 @@ impl Line {
         self.wake.notify_all();
     }
 
-    /// Marks `first_failed` and everything after it as failed. The first cause stays; a lower value moves the mark down.
-    /// Completion must still be published: nobody may hang on a failed line.
-    pub fn poison(&self, first_failed: u64, cause: Error) {
-        let mut error = self.error.lock();
-        if error.is_none() {
-            *error = Some(cause);
-        }
-        self.first_failed.fetch_min(first_failed, Ordering::AcqRel);
-        drop(error);
-        fence(Ordering::SeqCst);
-        if self.waiters.load(Ordering::Relaxed) != 0 {
-            self.wake_slow();
-        }
-    }
-
-    /// Whether everything that this line will be given is already ordered after `stamp`.
+    /// Whether everything that this line will be given is already ordered after `stamp`. What failed under a former owner
+    /// of the line is not known: who uses what it left must see the failure.
     #[inline]
     pub fn knows(&self, stamp: Stamp) -> bool {
-        if stamp.is_never() || stamp.line_id() == self.id {
+        if stamp.is_never() {
             return true;
+        }
+        if stamp.line_id() == self.id {
+            return stamp.value() < self.first_failed.load(Ordering::Relaxed) || self.knows_own_slow(stamp.value());
         }
         let k = Stamp(self.known[usize::from(stamp.line_id().0) % KNOWN].load(Ordering::Relaxed));
         k.line_id() == stamp.line_id() && k.value() >= stamp.value()
     }
 
-    /// Remembers that what comes later on this line is ordered after `point`. Only the submitter may call it, in its turn.
-    #[inline]
-    pub fn learn(&self, point: Point) {
-        let stamp = Stamp::from(point);
-        if !self.knows(stamp) {
-            self.known[usize::from(point.line.0) % KNOWN].store(stamp.0, Ordering::Relaxed);
-        }
-    }
-
-    /// Says how completion gets published when somebody sleeps; for backends that publish only when asked. Forgotten when the line's owner
-    /// gives it up.
-    #[doc(hidden)]
-    #[cfg(not(loom))]
-    pub fn set_publisher(&self, publisher: Option<Publisher>) {
-        let old = std::mem::replace(&mut *self.publisher.lock(), publisher);
-        // Not under the lock: it may be the last to know a stream.
-        drop(old);
+    #[cold]
+    fn knows_own_slow(&self, value: u64) -> bool {
+        self.failures.lock().former_cause(value).is_none()
     }
 
     /// Blocks until `value` is over or known to have failed, whichever backend's line it is.
@@ -399,11 +386,10 @@ impl Line {
         self.wait_published(value, if deadline.is_some() { left } else { timeout })
     }
 
-    /// As [`wait`](Self::wait), for who knows that completion is published by another thread.
+    /// As [`wait`](Self::wait), for a backend that knows that another thread publishes completion: the publisher is not asked.
     ///
     /// # Errors
     /// As [`wait`](Self::wait).
-    #[doc(hidden)]
     #[cfg(not(loom))]
     pub fn wait_published(&self, value: u64, timeout: Option<Duration>) -> Result<()> {
         if self.check(value)? {
@@ -446,7 +432,7 @@ impl Line {
 
     /// Of a failed line: waits until what was submitted up to `value` is over, so that nothing of it runs any more. Gives up at `deadline`,
     /// and after a second: a cause that is known is not kept back for ever. `refresh` asks what is over, for lines that publish only then.
-    #[doc(hidden)]
+    /// For backends, between a failure and its report.
     #[cold]
     #[cfg(not(loom))]
     pub fn see_off(&self, value: u64, deadline: Option<Instant>, refresh: impl Fn() -> Result<u64>) {
@@ -460,7 +446,7 @@ impl Line {
         }
     }
 
-    /// As above, without a deadline: loom has no clock.
+    /// Blocks until `value` is over or failed. Without a deadline: loom has no clock.
     #[cfg(loom)]
     pub fn wait(&self, value: u64, _timeout: Option<Duration>) -> Result<()> {
         self.waiters.fetch_add(1, Ordering::Relaxed);
@@ -495,14 +481,15 @@ static CHUNKS: [OnceLock<Box<[Line]>>; LINES / LINES_PER_CHUNK] = [const { OnceL
 /// Lines that nobody has.
 struct FreeLines {
     made: usize,
+    /// Idle and never failed.
     ready: Vec<u16>,
-    /// Given up while work was pending; lent again when idle.
-    draining: Vec<u16>,
+    /// Idle, and failed under a former owner: lent when no other is left, since each look at their new values takes a lock.
+    failed: VecDeque<u16>,
 }
 
 fn free_lines() -> &'static Mutex<FreeLines> {
     static FREE: OnceLock<Mutex<FreeLines>> = OnceLock::new();
-    FREE.get_or_init(|| Mutex::new(FreeLines { made: 1, ready: Vec::new(), draining: Vec::new() }))
+    FREE.get_or_init(|| Mutex::new(FreeLines { made: 1, ready: Vec::new(), failed: VecDeque::new() }))
 }
 
 /// The line that `id` names.
@@ -516,63 +503,178 @@ fn line(id: LineId) -> &'static Line {
     &chunk[i % LINES_PER_CHUNK]
 }
 
-/// Lends a line to a stream or gate for as long as it lives.
+/// A line, lent to a stream or gate for as long as it lives, and the only way to write it.
 ///
-/// Dropped while work is pending, the line is lent again only once that work is over. A failed line is never lent again.
+/// Whoever submits takes values with [`advance`](Self::advance); whoever learns of completion publishes it with
+/// [`complete`](Self::complete). Where these are two threads they share an `Arc<LineOwner>`, which keeps the line until the
+/// last work is over. [`Timeline`] shows a whole stream.
+///
+/// Dropped while work is pending, the owner fails that work, for it cannot know when it is over, and the line is lost.
+///
+/// ```
+/// use leasehold_core::LineOwner;
+/// let owner = LineOwner::take()?;
+/// let value = owner.advance()?;
+/// let point = owner.line().at(value);
+/// assert!(!point.is_settled());
+/// owner.complete(value);
+/// assert!(point.is_settled());
+/// # Ok::<(), leasehold_core::Error>(())
+/// ```
 #[derive(Debug)]
 #[must_use]
-pub struct LineOwner(&'static Line);
+pub struct LineOwner {
+    line: &'static Line,
+    /// The last value of the line's former owners.
+    base: u64,
+}
 
 impl LineOwner {
-    /// Takes a line.
+    /// Takes a line. Does not block.
     ///
     /// # Errors
     /// `OutOfMemory` when all 65,535 lines are in use.
     pub fn take() -> Result<Self> {
         let mut free = free_lines().lock();
-        // A line that failed after it was given up is never lent again.
-        free.draining.retain(|&id| line(LineId(id)).failure().is_none());
-        let id = if let Some(id) = free.ready.pop() {
-            id
-        } else if let Some(at) = free.draining.iter().position(|&id| line(LineId(id)).is_idle()) {
-            free.draining.swap_remove(at)
+        let (id, failed) = if let Some(id) = free.ready.pop() {
+            (id, false)
         } else if free.made < LINES {
             free.made += 1;
-            (free.made - 1) as u16
+            ((free.made - 1) as u16, false)
+        } else if let Some(id) = free.failed.pop_front() {
+            (id, true)
         } else {
             return Err(OutOfMemory::new("timelines", 1)
-                .note("65,535 streams and gates are in use or failed; drop some, or restart the process")
+                .note("65,535 streams and gates are in use; drop some, or restart the process")
                 .into());
         };
+        drop(free);
         let line = line(LineId(id));
+        if failed {
+            line.begin_anew();
+        }
         // What the last owner's stream had waited for, the next one's has not.
         for known in &line.known {
             known.store(0, Ordering::Relaxed);
         }
-        Ok(Self(line))
+        Ok(Self { line, base: line.submitted() })
     }
 
-    /// The line.
+    /// A line outside the table, for models: points on it cannot be resolved.
+    #[cfg(loom)]
+    #[doc(hidden)]
+    pub fn for_model() -> Self {
+        Self { line: Box::leak(Box::new(Line::new(1))), base: 0 }
+    }
+
+    /// The line, to look at and to wait for.
     #[inline]
     pub fn line(&self) -> &'static Line {
-        self.0
+        self.line
+    }
+
+    /// Takes the next value, after the driver accepted the submission. Only the submitter calls it, in its turn.
+    ///
+    /// # Errors
+    /// `InvalidState` when the line's 2^48 values are used up; the stream must then be replaced.
+    #[inline]
+    pub fn advance(&self) -> Result<u64> {
+        self.advance_to(self.line.submitted.load(Ordering::Relaxed) + 1)
+    }
+
+    /// Sets the submitted value; for gates, whose values jump. Only the submitter calls it, in its turn.
+    ///
+    /// # Errors
+    /// `InvalidArgument` unless `value` grows; `InvalidState` beyond 2^48.
+    #[inline]
+    pub fn advance_to(&self, value: u64) -> Result<u64> {
+        if value >= VALUE_LIMIT {
+            return Err(Error::state("a line's 2^48 values are used up; replace the stream"));
+        }
+        if value <= self.line.submitted.load(Ordering::Relaxed) {
+            return Err(Error::invalid("a timeline's value must grow"));
+        }
+        self.line.submitted.store(value, Ordering::Release);
+        Ok(value)
+    }
+
+    /// Publishes that everything up to `value` is over, and wakes who waits for it. Any thread; monotone; does not block. For
+    /// values that were handed over only, be it a moment before the line has advanced.
+    #[inline]
+    pub fn complete(&self, value: u64) {
+        self.line.completed.fetch_max(value, Ordering::AcqRel);
+        self.line.wake();
+    }
+
+    /// Marks `first_failed` and everything after it as failed. The first cause stays; a lower value moves the mark down, not
+    /// below the values that this owner took. Any thread. Completion must still be published: nobody may hang on a failed line.
+    pub fn poison(&self, first_failed: u64, cause: Error) {
+        let first = first_failed.max(self.base + 1);
+        let mut failures = self.line.failures.lock();
+        match &mut failures.current {
+            Some((mark, _)) => *mark = first.min(*mark),
+            none => *none = Some((first, cause)),
+        }
+        self.line.first_failed.fetch_min(first, Ordering::AcqRel);
+        drop(failures);
+        self.line.wake();
+    }
+
+    /// Remembers that what comes later on this line is ordered after `point`. Only the submitter calls it, in its turn, once
+    /// the wait is submitted.
+    #[inline]
+    pub fn learn(&self, point: Point) {
+        let stamp = Stamp::from(point);
+        if !self.line.knows(stamp) && stamp.line_id() != self.line.id {
+            self.line.known[usize::from(point.line.0) % KNOWN].store(stamp.0, Ordering::Relaxed);
+        }
+    }
+
+    /// Says how completion gets published when somebody sleeps; for backends that publish only when asked. Forgotten when the
+    /// owner is dropped; so the publisher must not keep the owner.
+    #[cfg(not(loom))]
+    pub fn set_publisher(&self, publisher: Option<Publisher>) {
+        let old = std::mem::replace(&mut *self.line.publisher.lock(), publisher);
+        // Not under the lock: it may be the last to know a stream.
+        drop(old);
     }
 }
 
+impl Line {
+    /// For the next owner of a failed and idle line: what failed stays failed, and new values are beyond every old point.
+    fn begin_anew(&self) {
+        let mut failures = self.failures.lock();
+        if let Some((first, cause)) = failures.current.take() {
+            let last = self.submitted().max(first);
+            let base = (last + 1).next_multiple_of(LEASE_STRIDE);
+            failures.former.push((first..base, cause));
+            self.submitted.store(base, Ordering::Release);
+            self.completed.fetch_max(base, Ordering::AcqRel);
+        }
+    }
+}
+
+#[cfg(not(loom))]
 impl Drop for LineOwner {
     fn drop(&mut self) {
-        let line = self.0;
-        #[cfg(not(loom))]
-        line.set_publisher(None);
+        let line = self.line;
+        self.set_publisher(None);
+        if !line.is_idle() {
+            self.poison(line.completed() + 1, Error::state("the stream's owner went before the work was over"));
+            return;
+        }
+        // A value that was completed and never taken is used up all the same.
+        line.submitted.fetch_max(line.completed(), Ordering::AcqRel);
         // Half of the values are left as a margin: a line is cheap, a stream that stops in mid-flight is not.
-        if line.failure().is_some() || line.submitted() >= VALUE_LIMIT / 2 {
+        let used = line.failure().map_or(0, |(first, _)| first).max(line.submitted());
+        if used >= VALUE_LIMIT / 2 {
             return;
         }
         let mut free = free_lines().lock();
-        if line.is_idle() {
+        if line.first_failed.load(Ordering::Acquire) == NEVER {
             free.ready.push(line.id.0);
         } else {
-            free.draining.push(line.id.0);
+            free.failed.push_back(line.id.0);
         }
     }
 }
@@ -629,13 +731,12 @@ impl HostLine {
     /// As [`raise`](Self::raise). When `signal` fails the value was used, and is not complete.
     pub fn raise_with(&self, value: u64, signal: impl FnOnce() -> Result<()>) -> Result<()> {
         let _turn = self.turn.lock();
-        let line = self.line();
-        if let Some((_, cause)) = line.failure() {
+        if let Some((_, cause)) = self.line().failure() {
             return Err(cause);
         }
-        line.advance_to(value)?;
+        self.owner.advance_to(value)?;
         signal()?;
-        line.complete(value);
+        self.owner.complete(value);
         Ok(())
     }
 
@@ -643,17 +744,96 @@ impl HostLine {
     /// another signal only.
     pub fn fail(&self, cause: Error) -> bool {
         let _turn = self.turn.lock();
-        let line = self.line();
-        if line.failed(VALUE_LIMIT) {
+        if self.line().failure().is_some() {
             return false;
         }
-        line.poison(line.submitted() + 1, cause);
+        self.owner.poison(self.line().submitted() + 1, cause);
         true
     }
 }
 
 /// The cold half of a timeline: what needs the backend. The hot half is loads of its [`Line`].
-pub trait Timeline: Send + Sync {
+///
+/// A stream that runs closures on a worker of its own:
+///
+/// ```
+/// use leasehold_core::{Error, Line, LineOwner, Point, Result, Timeline};
+/// use std::sync::{Arc, Mutex, mpsc};
+/// use std::time::Duration;
+///
+/// type Job = Box<dyn FnOnce() -> Result<()> + Send>;
+/// struct WorkerStream {
+///     line: Arc<LineOwner>,
+///     /// The turn: values are taken in the order in which the worker gets them.
+///     jobs: Mutex<mpsc::Sender<(u64, Job)>>,
+/// }
+///
+/// impl WorkerStream {
+///     fn new() -> Result<Self> {
+///         let line = Arc::new(LineOwner::take()?);
+///         let (jobs, todo) = mpsc::channel::<(u64, Job)>();
+///         let worker = line.clone();
+///         std::thread::spawn(move || {
+///             for (value, job) in todo {
+///                 // After a failure nothing runs, and everything completes all the same.
+///                 if !worker.line().failed(value)
+///                     && let Err(cause) = job()
+///                 {
+///                     worker.poison(value, cause);
+///                 }
+///                 worker.complete(value);
+///             }
+///         });
+///         Ok(Self { line, jobs: Mutex::new(jobs) })
+///     }
+///
+///     fn submit(&self, job: Job) -> Result<Point> {
+///         let jobs = self.jobs.lock().unwrap();
+///         let value = self.line().submitted() + 1;
+///         jobs.send((value, job)).map_err(|_| Error::state("the worker is gone"))?;
+///         Ok(self.line().at(self.line.advance()?))
+///     }
+/// }
+///
+/// // SAFETY: the worker completes a value after its job returned, jobs run one after the other, and a wait is a job.
+/// unsafe impl Timeline for WorkerStream {
+///     fn line(&self) -> &'static Line {
+///         self.line.line()
+///     }
+///     fn signal(&self) -> Result<u64> {
+///         Ok(self.line().submitted())
+///     }
+///     fn refresh(&self) -> Result<u64> {
+///         Ok(self.line().completed())
+///     }
+///     fn wait(&self, on: Point) -> Result<()> {
+///         self.submit(Box::new(move || on.line().wait(on.value(), None)))?;
+///         self.line.learn(on);
+///         Ok(())
+///     }
+///     fn wait_host(&self, value: u64, timeout: Option<Duration>) -> Result<()> {
+///         self.line().wait(value, timeout)
+///     }
+/// }
+///
+/// let stream = WorkerStream::new()?;
+/// let done = stream.submit(Box::new(|| Ok(())))?;
+/// stream.wait_host(done.value(), None)?;
+/// assert!(done.is_settled());
+/// let broken = stream.submit(Box::new(|| Err(Error::invalid("no such thing"))))?;
+/// assert!(stream.wait_host(broken.value(), None).is_err());
+/// # Ok::<(), Error>(())
+/// ```
+///
+/// # Safety
+/// Allocators lend memory again, and runtimes run the next work on it, by what a timeline says. Its author vouches:
+/// - `line` is the same line on every call, its owner is this timeline's, and nobody else submits to it.
+/// - `completed` reaches a value only when all work that was submitted up to it is over: no device and no thread touches
+///   memory for its sake any more. That holds for failed work too.
+/// - Work that is submitted after another starts once that is over, or behaves so.
+/// - After `wait(on)` returned `Ok`, all that is submitted later starts after `on` is over, or does not run. The owner
+///   [`learn`](LineOwner::learn)s a point only then.
+pub unsafe trait Timeline: Send + Sync {
     /// The line that this timeline advances.
     fn line(&self) -> &'static Line;
 
@@ -670,7 +850,7 @@ pub trait Timeline: Send + Sync {
     /// `DeviceLost`; the driver's own.
     fn refresh(&self) -> Result<u64>;
 
-    /// Makes later submissions of this timeline start after `on`, on the device. Does not block the host.
+    /// Makes later submissions of this timeline start after `on`, on the device, and learns of it. Does not block the host.
     ///
     /// # Errors
     /// `Unsupported` when the device cannot wait for that line; the stream's cause when it is poisoned. Waiting for a failed

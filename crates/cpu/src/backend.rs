@@ -58,7 +58,8 @@ impl CpuBackend {
     }
 }
 
-impl Backend for CpuBackend {
+// SAFETY: a store gives each ordinal one device, made with that ordinal.
+unsafe impl Backend for CpuBackend {
     fn kind(&self) -> BackendKind {
         BackendKind::Cpu
     }
@@ -84,7 +85,8 @@ impl Backend for CpuBackend {
     }
 }
 
-impl Device for DeviceState {
+// SAFETY: memory is the process's own, committed before it is lent; all that the device lends it made itself.
+unsafe impl Device for DeviceState {
     fn info(&self) -> &DeviceInfo {
         DeviceState::info(self)
     }
@@ -133,11 +135,11 @@ impl Device for DeviceState {
         self.events.acquire()
     }
 
-    fn elapsed(&self, start: &Timestamp, end: &Timestamp) -> Result<Duration> {
+    unsafe fn elapsed(&self, start: &Timestamp, end: &Timestamp) -> Result<Duration> {
         self.events.elapsed(start, end)
     }
 
-    fn instantiate(&self, plan: Plan) -> Result<Lease<dyn GraphExec>> {
+    unsafe fn instantiate(&self, plan: Plan) -> Result<Lease<dyn GraphExec>> {
         Ok(Lease::map(self.graphs.instantiate(plan)?, |g| g as &dyn GraphExec))
     }
 
@@ -180,7 +182,8 @@ impl Device for DeviceState {
     }
 }
 
-impl Timeline for StreamState {
+// SAFETY: the queue's worker publishes a value after it ran the submission, one after the other.
+unsafe impl Timeline for StreamState {
     fn line(&self) -> &'static Line {
         StreamState::line(self)
     }
@@ -196,9 +199,9 @@ impl Timeline for StreamState {
 
     fn wait(&self, on: Point) -> Result<()> {
         healthy(StreamState::line(self))?;
-        if on.is_settled()
-            || on.line_id() == StreamState::line(self).id() && on.value() <= StreamState::line(self).submitted()
-        {
+        let line = StreamState::line(self);
+        let own = on.line_id() == line.id() && on.value() <= line.submitted();
+        if on.is_settled() || own && line.knows(on.into()) {
             return Ok(());
         }
         // SAFETY: a wait touches no memory.
@@ -215,7 +218,8 @@ fn healthy(line: &Line) -> Result<()> {
     line.check(VALUE_LIMIT).map(drop)
 }
 
-impl Stream for StreamState {
+// SAFETY: the queue copies the operations and runs them in order on its worker; waits stand in the queue.
+unsafe impl Stream for StreamState {
     #[inline]
     unsafe fn submit(&self, ops: &[Op<'_>]) -> Result<u64> {
         // SAFETY: the caller's promise.
@@ -231,7 +235,8 @@ impl Stream for StreamState {
     }
 }
 
-impl Timeline for GateState {
+// SAFETY: nothing is submitted to a gate.
+unsafe impl Timeline for GateState {
     fn line(&self) -> &'static Line {
         GateState::line(self)
     }
@@ -265,7 +270,8 @@ impl Gate for GateState {
     }
 }
 
-impl GraphExec for GraphState {
+// SAFETY: a launch runs the plan's nodes by their dependencies; the word is the program's address, kept by this state.
+unsafe impl GraphExec for GraphState {
     fn nodes(&self) -> usize {
         self.program.nodes()
     }
@@ -274,7 +280,7 @@ impl GraphExec for GraphState {
         self.program.bytes()
     }
 
-    fn update(&self, patches: &[NodePatch<'_>]) -> Result<()> {
+    unsafe fn update(&self, patches: &[NodePatch<'_>]) -> Result<()> {
         self.program.update(patches)
     }
 

@@ -123,7 +123,8 @@ impl fmt::Debug for CudaBackend {
     }
 }
 
-impl Backend for CudaBackend {
+// SAFETY: the execution manager gives each ordinal one device, made with that ordinal.
+unsafe impl Backend for CudaBackend {
     fn kind(&self) -> BackendKind {
         BackendKind::Cuda
     }
@@ -195,7 +196,8 @@ impl DeviceState {
     }
 }
 
-impl Device for DeviceState {
+// SAFETY: memory is the driver's, mapped for this device before it is lent; all that the device lends is of its own context.
+unsafe impl Device for DeviceState {
     fn info(&self) -> &DeviceInfo {
         DeviceState::info(self)
     }
@@ -249,11 +251,11 @@ impl Device for DeviceState {
         self.primary().events().acquire()
     }
 
-    fn elapsed(&self, start: &Timestamp, end: &Timestamp) -> Result<Duration> {
+    unsafe fn elapsed(&self, start: &Timestamp, end: &Timestamp) -> Result<Duration> {
         self.primary().events().elapsed(start, end)
     }
 
-    fn instantiate(&self, plan: Plan) -> Result<Lease<dyn GraphExec>> {
+    unsafe fn instantiate(&self, plan: Plan) -> Result<Lease<dyn GraphExec>> {
         Ok(Lease::map(self.primary().graphs().instantiate(plan)?, |g| g as &dyn GraphExec))
     }
 
@@ -302,7 +304,8 @@ impl Device for DeviceState {
     }
 }
 
-impl Timeline for StreamState {
+// SAFETY: a value is published after the driver's signal behind the submission and the host's part of it, or after the loss of the context.
+unsafe impl Timeline for StreamState {
     fn line(&self) -> &'static Line {
         StreamState::line(self)
     }
@@ -324,7 +327,8 @@ impl Timeline for StreamState {
     }
 }
 
-impl Stream for StreamState {
+// SAFETY: operations go to one stream of the driver in order, or are held back in order; a value is taken after they were accepted.
+unsafe impl Stream for StreamState {
     #[inline]
     unsafe fn submit(&self, ops: &[Op<'_>]) -> Result<u64> {
         // SAFETY: the caller's promise.
@@ -344,7 +348,8 @@ impl Stream for StreamState {
     }
 }
 
-impl Timeline for GateState {
+// SAFETY: nothing is submitted to a gate.
+unsafe impl Timeline for GateState {
     fn line(&self) -> &'static Line {
         GateState::line(self)
     }
@@ -378,7 +383,8 @@ impl Gate for GateState {
     }
 }
 
-impl GraphExec for GraphState {
+// SAFETY: a launch runs the plan's segments by their dependencies; the word is the program's address, kept by this state.
+unsafe impl GraphExec for GraphState {
     fn nodes(&self) -> usize {
         self.program.nodes()
     }
@@ -387,7 +393,7 @@ impl GraphExec for GraphState {
         self.program.bytes()
     }
 
-    fn update(&self, patches: &[NodePatch<'_>]) -> Result<()> {
+    unsafe fn update(&self, patches: &[NodePatch<'_>]) -> Result<()> {
         self.program.update(patches)
     }
 

@@ -29,7 +29,8 @@ struct Checked {
     driver: Arc<SimDriver>,
 }
 
-impl Backend for Checked {
+// SAFETY: every call is the inner backend's.
+unsafe impl Backend for Checked {
     fn kind(&self) -> BackendKind {
         self.backend.kind()
     }

@@ -10,7 +10,9 @@
 //! * **Locks.** No manager, pool or allocator lock is held across a driver call; a stream's own submission lock is a leaf: nothing is called
 //!   under it that could take another stream's.
 //! * **Life.** What is lent keeps alive all that it needs; the order of drops does not matter.
-//! * **Safety.** Only [`Stream::submit`] is unsafe. [`Validated`](crate::Validated) checks what can be checked of its contract.
+//! * **Safety.** The traits are unsafe to implement: safe code above lends memory, and reuses it, by what they answer. Unsafe to call is what
+//!   runs or looks up raw words: [`Stream::submit`], [`Device::instantiate`], [`Device::elapsed`] and [`GraphExec::update`].
+//!   [`Validated`](crate::Validated) checks what can be checked of these contracts.
 
 use crate::id::{BackendKind, DeviceId};
 use crate::info::{Caps, DeviceInfo, Limits, MemoryInfo, MemoryKind};
@@ -25,8 +27,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 /// A kind of device and its driver.
+///
+/// # Safety
+/// - [`open`](Self::open) gives the device that its argument names, and for one name always the same resource: a runtime
+///   tells devices, and whose memory an address is, by that name.
 #[doc(alias = "infiniRT")]
-pub trait Backend: Send + Sync {
+pub unsafe trait Backend: Send + Sync {
     /// Which one. Constant; does not block.
     fn kind(&self) -> BackendKind;
 
@@ -57,7 +63,8 @@ pub trait Backend: Send + Sync {
     }
 }
 
-impl<B: Backend + ?Sized> Backend for Arc<B> {
+// SAFETY: every method is the inner backend's.
+unsafe impl<B: Backend + ?Sized> Backend for Arc<B> {
     fn kind(&self) -> BackendKind {
         (**self).kind()
     }
@@ -96,7 +103,15 @@ impl StreamDesc {
 }
 
 /// A device that was opened.
-pub trait Device: Any + Send + Sync {
+///
+/// # Safety
+/// A runtime keeps the contracts of the unsafe methods by what the safe ones say. The author vouches:
+/// - [`info`](Self::info), [`caps`](Self::caps) and [`limits`](Self::limits) are true and constant. Where
+///   [`Caps::host_visible`] says so, the host may read and write the memory at its address.
+/// - [`memory`](Self::memory) gives allocators over memory that this device reaches. Its bytes are the block's alone, at
+///   the block's address and native word, from the lending of a block until its recorded uses are over.
+/// - Streams, pipelines, time stamps, graphs and gates that it gives are its own, and sound for the unsafe methods.
+pub unsafe trait Device: Any + Send + Sync {
     /// What it is. Found out once, when it was opened; does not block.
     fn info(&self) -> &DeviceInfo;
 
@@ -130,7 +145,7 @@ pub trait Device: Any + Send + Sync {
     fn memory(&self, kind: MemoryKind) -> Result<&Allocator>;
 
     /// A source of memory of this kind beside the one of [`memory`](Self::memory), for an allocator of the caller's own: a replay of a trace,
-    /// a pool with other rules.
+    /// a pool with other rules. What takes or frees an address of it is unsafe to call.
     ///
     /// # Errors
     /// `Unsupported` for a kind that the device has not got, or when it can have one source only; the driver's own.
@@ -164,7 +179,10 @@ pub trait Device: Any + Send + Sync {
     ///
     /// # Errors
     /// `InvalidState` for a stamp that was not written, or not yet; `InvalidArgument` for stamps of two devices, where that shows.
-    fn elapsed(&self, start: &Timestamp, end: &Timestamp) -> Result<Duration>;
+    ///
+    /// # Safety
+    /// - Both stamps came from [`timestamp`](Self::timestamp) of a device of this backend.
+    unsafe fn elapsed(&self, start: &Timestamp, end: &Timestamp) -> Result<Duration>;
 
     /// Makes a plan ready to be launched, any number of times, on any stream of this device. Everything that launching needs is allocated
     /// here; a launch allocates nothing. May block on the driver. An empty plan gives a valid graph that does nothing.
@@ -173,7 +191,11 @@ pub trait Device: Any + Send + Sync {
     ///
     /// # Errors
     /// `Unsupported` for operations that graphs cannot hold; `OutOfMemory`; the driver's own.
-    fn instantiate(&self, plan: Plan) -> Result<Lease<dyn GraphExec>>;
+    ///
+    /// # Safety
+    /// - Pipelines, time stamps and graphs of the plan belong to this device, and the plan's dependencies are enough.
+    /// - Operations are as [`Stream::submit`] wants them, when the graph is launched; it touches no memory before.
+    unsafe fn instantiate(&self, plan: Plan) -> Result<Lease<dyn GraphExec>>;
 
     /// A timeline that the host signals. May block on the driver when none is idle.
     ///
@@ -231,7 +253,13 @@ impl Tagged for dyn Device {
 ///
 /// # Drop
 /// The last lease never waits. What was submitted runs to its end (an open encoder is ended first), and points on the line stay good.
-pub trait Stream: Timeline + Any {
+///
+/// # Safety
+/// - What [`Timeline`] wants holds for each submission: the value is complete only when the device, the host's part of it
+///   and all that it was made to wait for are over.
+/// - After [`Op::Wait`] was accepted, the line has learnt of the point, and what comes later is ordered after it.
+/// - An operation touches no memory but what it names, and nothing after its value is complete.
+pub unsafe trait Stream: Timeline + Any {
     /// Hands over operations as one submission and returns its value on the stream's line. Never waits for completion; may wait
     /// for room in a full queue. Concurrent calls are serialised by the stream's own lock; a submission is never torn apart. An empty
     /// one is a submission too.
@@ -296,7 +324,8 @@ impl Tagged for dyn Stream {
 ///
 /// Nothing is submitted to a gate: its [`signal`](Timeline::signal) and [`refresh`](Timeline::refresh) only read, and
 /// [`wait`](Timeline::wait) is `Unsupported`. Its line was another's before: values go on from `submitted()`. Dropping it while streams
-/// wait for it fails them, since nobody can signal it any more.
+/// wait for it fails them, since nobody can signal it any more. Nobody's memory depends on what a gate says beyond what
+/// [`Timeline`] vouches for, so implementing it is safe.
 pub trait Gate: Timeline {
     /// Raises the value. Wakes who waits for it or less, in any order. Does not block; also from a host call.
     ///
@@ -327,7 +356,11 @@ pub struct NodePatch<'a> {
 }
 
 /// A graph, ready to be launched by [`Op::Graph`].
-pub trait GraphExec: Any + Send + Sync {
+///
+/// # Safety
+/// - A launch runs the operations of the plan, in an order that its dependencies allow, and touches no memory but theirs.
+/// - [`native`](Self::native) is the word of this very exec, constant, and good as long as the exec is held.
+pub unsafe trait GraphExec: Any + Send + Sync {
     /// How many nodes. Constant; does not block.
     fn nodes(&self) -> usize;
 
@@ -336,13 +369,14 @@ pub trait GraphExec: Any + Send + Sync {
 
     /// Changes nodes in place, for launches from then on. All patches are taken or none. May block on the driver.
     ///
-    /// The caller makes sure that no launch is in flight, that no other thread launches or updates meanwhile, and that the plan's
-    /// dependencies stay right; what a launch then runs is covered by [`Stream::submit`]'s contract.
-    ///
     /// # Errors
     /// `TopologyChanged` when the driver cannot do it in place (the caller instantiates anew); `InvalidArgument` for a node that
     /// does not exist or is no dispatch.
-    fn update(&self, patches: &[NodePatch<'_>]) -> Result<()>;
+    ///
+    /// # Safety
+    /// - No launch is in flight, and no other thread launches or updates meanwhile.
+    /// - The plan's dependencies stay right, and the changed operations are as [`Stream::submit`] wants them at a launch.
+    unsafe fn update(&self, patches: &[NodePatch<'_>]) -> Result<()>;
 
     /// The backend's object: the word by which its stream finds what an [`Op::Graph`] launches. A wrapper answers with the inner
     /// exec's word and is itself what the operation leases, so a stream must go by this word and never by a downcast of the lease.

@@ -9,7 +9,8 @@ use leasehold_core::{Error, Lease, Result};
 #[derive(Debug, Clone, Copy, Default)]
 pub struct NullBackend;
 
-impl Backend for NullBackend {
+// SAFETY: it opens nothing.
+unsafe impl Backend for NullBackend {
     fn kind(&self) -> BackendKind {
         BackendKind::Null
     }

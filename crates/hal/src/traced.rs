@@ -51,7 +51,8 @@ impl<B: Backend> fmt::Debug for Traced<B> {
     }
 }
 
-impl<B: Backend> Backend for Traced<B> {
+// SAFETY: every call is the inner backend's.
+unsafe impl<B: Backend> Backend for Traced<B> {
     fn kind(&self) -> BackendKind {
         self.0.kind()
     }

@@ -72,7 +72,8 @@ impl<B: Backend> fmt::Debug for Validated<B> {
     }
 }
 
-impl<B: Backend> Backend for Validated<B> {
+// SAFETY: every call is the inner backend's, or refused.
+unsafe impl<B: Backend> Backend for Validated<B> {
     fn kind(&self) -> BackendKind {
         self.0.kind()
     }

@@ -150,7 +150,8 @@ impl<B: Backend, L: Layer> Wrapper<B, L> {
     }
 }
 
-impl<B: Backend, L: Layer> Backend for Wrapper<B, L> {
+// SAFETY: a device is the inner backend's of that name, wrapped; its handle is kept, so one name stays one resource.
+unsafe impl<B: Backend, L: Layer> Backend for Wrapper<B, L> {
     fn kind(&self) -> BackendKind {
         self.inner.kind()
     }
@@ -291,7 +292,8 @@ impl<L: Layer> WrappedDevice<L> {
     }
 }
 
-impl<L: Layer> Device for WrappedDevice<L> {
+// SAFETY: every answer is the inner device's; a layer may refuse a call, not change it.
+unsafe impl<L: Layer> Device for WrappedDevice<L> {
     fn info(&self) -> &DeviceInfo {
         self.inner().info()
     }
@@ -346,17 +348,19 @@ impl<L: Layer> Device for WrappedDevice<L> {
         })
     }
 
-    fn elapsed(&self, start: &Timestamp, end: &Timestamp) -> Result<Duration> {
+    unsafe fn elapsed(&self, start: &Timestamp, end: &Timestamp) -> Result<Duration> {
         self.around("elapsed", |d| {
             L::check_elapsed(&self.open, start, end)?;
-            d.elapsed(start, end)
+            // SAFETY: stamps are lent as the inner device made them, and the caller vouches for where these came from.
+            unsafe { d.elapsed(start, end) }
         })
     }
 
-    fn instantiate(&self, plan: Plan) -> Result<Lease<dyn GraphExec>> {
+    unsafe fn instantiate(&self, plan: Plan) -> Result<Lease<dyn GraphExec>> {
         self.around("instantiate", |d| {
             let known = L::check_plan(&self.open, &plan)?;
-            let inner = d.instantiate(plan)?;
+            // SAFETY: the caller's plan, unchanged; pipelines and stamps in it are the inner device's, as this wrapper lends them.
+            let inner = unsafe { d.instantiate(plan) }?;
             L::graph_made(&self.open, inner.native(), &known);
             let made = Mutex::new(Some(WrappedGraph { inner, known, open: self.open.clone() }));
             Ok(Lease::map(self.pools.graphs.acquire(&&made)?, |g| g as &dyn GraphExec))
@@ -400,7 +404,8 @@ impl<L: Layer> WrappedStream<L> {
     }
 }
 
-impl<L: Layer> Timeline for WrappedStream<L> {
+// SAFETY: the line and all that is said of it are the inner stream's.
+unsafe impl<L: Layer> Timeline for WrappedStream<L> {
     fn line(&self) -> &'static Line {
         self.line
     }
@@ -425,7 +430,8 @@ impl<L: Layer> Timeline for WrappedStream<L> {
     }
 }
 
-impl<L: Layer> Stream for WrappedStream<L> {
+// SAFETY: a layer hands the caller's operations to the inner stream as they are, or refuses them all.
+unsafe impl<L: Layer> Stream for WrappedStream<L> {
     unsafe fn submit(&self, ops: &[Op<'_>]) -> Result<u64> {
         // SAFETY: the caller's promises are the inner stream's; a graph that this wrapper lent answers with the inner native word.
         unsafe { L::submit(&self.open, &*self.inner, ops) }
@@ -463,7 +469,8 @@ impl<L: Layer> Tagged for WrappedGraph<L> {
     type Tag = tags::Graph;
 }
 
-impl<L: Layer> GraphExec for WrappedGraph<L> {
+// SAFETY: the exec, its word and what a launch runs are the inner one's.
+unsafe impl<L: Layer> GraphExec for WrappedGraph<L> {
     fn nodes(&self) -> usize {
         self.inner.nodes()
     }
@@ -472,10 +479,11 @@ impl<L: Layer> GraphExec for WrappedGraph<L> {
         self.inner.bytes()
     }
 
-    fn update(&self, patches: &[NodePatch<'_>]) -> Result<()> {
+    unsafe fn update(&self, patches: &[NodePatch<'_>]) -> Result<()> {
         L::around("update", format_args!("{} of {} nodes", patches.len(), self.inner.nodes()), || {
             L::check_update(&self.open, &self.known, patches)?;
-            self.inner.update(patches)?;
+            // SAFETY: the caller's patches, unchanged, for the one exec that this wraps.
+            unsafe { self.inner.update(patches) }?;
             L::updated(&self.known, patches);
             Ok(())
         })

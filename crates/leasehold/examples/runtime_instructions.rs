@@ -21,7 +21,8 @@ use std::time::{Duration, Instant};
 /// A stream whose work is over as soon as it is submitted.
 struct IdleStream(LineOwner);
 
-impl Timeline for IdleStream {
+// SAFETY: nothing that is submitted touches memory, so every value is over when it is taken.
+unsafe impl Timeline for IdleStream {
     fn line(&self) -> &'static Line {
         self.0.line()
     }
@@ -39,11 +40,12 @@ impl Timeline for IdleStream {
     }
 }
 
-impl Stream for IdleStream {
+// SAFETY: it runs nothing.
+unsafe impl Stream for IdleStream {
     unsafe fn submit(&self, ops: &[Op<'_>]) -> Result<u64> {
         std::hint::black_box(ops);
-        let value = self.line().advance()?;
-        self.line().complete(value);
+        let value = self.0.advance()?;
+        self.0.complete(value);
         Ok(value)
     }
     fn flush(&self) -> Result<()> {
@@ -56,14 +58,15 @@ impl Stream for IdleStream {
 
 struct IdleGraph(usize);
 
-impl GraphExec for IdleGraph {
+// SAFETY: a launch runs nothing.
+unsafe impl GraphExec for IdleGraph {
     fn nodes(&self) -> usize {
         self.0
     }
     fn bytes(&self) -> u64 {
         0
     }
-    fn update(&self, _: &[NodePatch<'_>]) -> Result<()> {
+    unsafe fn update(&self, _: &[NodePatch<'_>]) -> Result<()> {
         Ok(())
     }
     fn native(&self) -> u64 {
@@ -104,7 +107,8 @@ fn pool<T: Tagged + Send + Sync + 'static>() -> Result<SlotPool<Make<T>>> {
     SlotPool::new(Make(std::marker::PhantomData), PoolConfig::default())
 }
 
-impl Device for IdleDevice {
+// SAFETY: its memory is a fake backing's, it is not visible to the host, and nothing runs on it.
+unsafe impl Device for IdleDevice {
     fn info(&self) -> &DeviceInfo {
         &self.info
     }
@@ -144,10 +148,10 @@ impl Device for IdleDevice {
     fn timestamp(&self) -> Result<Lease<Timestamp>> {
         Err(Error::Unsupported("no time".into()))
     }
-    fn elapsed(&self, _: &Timestamp, _: &Timestamp) -> Result<Duration> {
+    unsafe fn elapsed(&self, _: &Timestamp, _: &Timestamp) -> Result<Duration> {
         Err(Error::Unsupported("no time".into()))
     }
-    fn instantiate(&self, plan: Plan) -> Result<Lease<dyn GraphExec>> {
+    unsafe fn instantiate(&self, plan: Plan) -> Result<Lease<dyn GraphExec>> {
         let make = || Ok(IdleGraph(plan.len()));
         Ok(Lease::map(self.graphs.acquire(&(&make as _))?, |g| g as &dyn GraphExec))
     }
@@ -162,7 +166,8 @@ impl Device for IdleDevice {
 
 struct Idle(SlotPool<Make<IdleDevice>>);
 
-impl Backend for Idle {
+// SAFETY: it has one device.
+unsafe impl Backend for Idle {
     fn kind(&self) -> BackendKind {
         BackendKind::Null
     }

@@ -619,7 +619,8 @@ impl Runtime {
         let (from, to) = (start.time.as_ref().ok_or_else(no_timing)?, end.time.as_ref().ok_or_else(no_timing)?);
         self.inner.wait_point(start.point()?, None)?;
         self.inner.wait_point(end.point()?, None)?;
-        self.inner.device.elapsed(from, to)
+        // SAFETY: both events bear this runtime's serial, so its device gave their stamps.
+        unsafe { self.inner.device.elapsed(from, to) }
     }
 
     /// Makes later work of a stream (the default stream for `None`) start after the event. Does not block the host.

@@ -227,9 +227,7 @@ impl StreamCore {
         // SAFETY: by the caller's contract.
         let result = unsafe { self.raw.submit(ops) };
         ops.clear();
-        let value = result?;
-        waits.iter().for_each(|&p| self.line.learn(p));
-        Ok(value)
+        result
     }
 
     /// Counts operations that were submitted. In the turn.
@@ -299,12 +297,18 @@ pub(crate) fn add_wait(waits: &mut Vec<Point>, p: Point) {
 }
 
 /// Marks what an operand did, at the submission's point.
+///
+/// # Safety
+/// - `p` is the point of a submission that waited for what [`gather`] says of this operand; the caller has the stream's turn since then.
 #[inline]
-pub(crate) fn mark(operand: &Operand<'_>, p: Point) {
-    if operand.access.writes() {
-        operand.slice.lease.mark_write(p);
-    } else {
-        operand.slice.lease.mark_read(p);
+pub(crate) unsafe fn mark(operand: &Operand<'_>, p: Point) {
+    // SAFETY: the caller's turn keeps marks in the line's order, and `gather` took the record's write, and for a write its reads too.
+    unsafe {
+        if operand.access.writes() {
+            operand.slice.lease.mark_write(p);
+        } else {
+            operand.slice.lease.mark_read(p);
+        }
     }
 }
 
@@ -439,7 +443,8 @@ impl Stream {
         }
         // SAFETY: by the caller's contract.
         let point = core.line.at(unsafe { core.submit(frame, op) }?);
-        operands.iter().for_each(|o| mark(o, point));
+        // SAFETY: the submission waited for what was gathered of these operands, and the turn is still held.
+        operands.iter().for_each(|o| unsafe { mark(o, point) });
         Ok(Some(point))
     }
 }

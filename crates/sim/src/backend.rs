@@ -71,7 +71,8 @@ impl SimBackend {
     }
 }
 
-impl Backend for SimBackend {
+// SAFETY: a store gives each ordinal one device, made with that ordinal.
+unsafe impl Backend for SimBackend {
     fn kind(&self) -> BackendKind {
         BackendKind::Sim
     }
@@ -97,7 +98,8 @@ impl Backend for SimBackend {
     }
 }
 
-impl Device for DeviceState {
+// SAFETY: the machine's memory is its own mapping; streams, pipelines, stamps and graphs are made in this machine for this device.
+unsafe impl Device for DeviceState {
     fn info(&self) -> &DeviceInfo {
         DeviceState::info(self)
     }
@@ -140,11 +142,11 @@ impl Device for DeviceState {
         self.events.acquire()
     }
 
-    fn elapsed(&self, start: &Timestamp, end: &Timestamp) -> Result<Duration> {
+    unsafe fn elapsed(&self, start: &Timestamp, end: &Timestamp) -> Result<Duration> {
         self.events.elapsed(start, end)
     }
 
-    fn instantiate(&self, plan: Plan) -> Result<Lease<dyn GraphExec>> {
+    unsafe fn instantiate(&self, plan: Plan) -> Result<Lease<dyn GraphExec>> {
         Ok(Lease::map(self.graphs.instantiate(plan)?, |g| g as &dyn GraphExec))
     }
 
@@ -163,7 +165,8 @@ impl Device for DeviceState {
     fn synchronize(&self, timeout: Option<Duration>) -> Result<()> {
         let deadline = timeout.and_then(|t| Instant::now().checked_add(t));
         self.streams.collect();
-        let lines: Vec<(&'static Line, u64)> = self.common.lines.lock().iter().map(|&l| (l, l.submitted())).collect();
+        let lines: Vec<(&'static Line, u64)> =
+            self.common.lines.lock().iter().map(|&(l, _)| (l, l.submitted())).collect();
         self.common.notice_loss();
         let open = || lines.iter().any(|(line, value)| matches!(line.check(*value), Ok(false)));
         let waited = if open() { self.common.step_until(timeout, &|| !open()) } else { Ok(()) };
@@ -191,7 +194,8 @@ fn healthy(line: &Line) -> Result<()> {
     line.check(VALUE_LIMIT).map(drop)
 }
 
-impl Timeline for StreamState {
+// SAFETY: a value is published by the queue's own command behind the submission, or once the device is lost and runs nothing.
+unsafe impl Timeline for StreamState {
     fn line(&self) -> &'static Line {
         StreamState::line(self)
     }
@@ -214,8 +218,9 @@ impl Timeline for StreamState {
 
     fn wait(&self, on: Point) -> Result<()> {
         healthy(StreamState::line(self))?;
-        let own = on.line_id() == StreamState::line(self).id() && on.value() <= StreamState::line(self).submitted();
-        if on.is_settled() || own {
+        let line = StreamState::line(self);
+        let own = on.line_id() == line.id() && on.value() <= line.submitted();
+        if on.is_settled() || own && line.knows(on.into()) {
             return Ok(());
         }
         self.submit(&[Op::Wait(on)]).map(drop)
@@ -233,7 +238,8 @@ impl Timeline for StreamState {
     }
 }
 
-impl Stream for StreamState {
+// SAFETY: a submission becomes commands of one queue in order, the completion behind them; waits are commands too.
+unsafe impl Stream for StreamState {
     unsafe fn submit(&self, ops: &[Op<'_>]) -> Result<u64> {
         StreamState::submit(self, ops)
     }
@@ -254,7 +260,8 @@ impl Stream for StreamState {
     }
 }
 
-impl Timeline for GateState {
+// SAFETY: nothing is submitted to a gate.
+unsafe impl Timeline for GateState {
     fn line(&self) -> &'static Line {
         GateState::line(self)
     }
@@ -288,7 +295,8 @@ impl Gate for GateState {
     }
 }
 
-impl GraphExec for GraphState {
+// SAFETY: the machine's exec runs the plan's nodes by their dependencies; the word is its id, kept by this state.
+unsafe impl GraphExec for GraphState {
     fn nodes(&self) -> usize {
         GraphState::nodes(self)
     }
@@ -297,7 +305,7 @@ impl GraphExec for GraphState {
         GraphState::bytes(self)
     }
 
-    fn update(&self, patches: &[NodePatch<'_>]) -> Result<()> {
+    unsafe fn update(&self, patches: &[NodePatch<'_>]) -> Result<()> {
         GraphState::update(self, patches)
     }
 

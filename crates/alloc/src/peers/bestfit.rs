@@ -102,7 +102,8 @@ impl Subject for BestFit {
             if end + more > self.base + self.span || !self.source.take(more) {
                 return None;
             }
-            if self.source.backing.commit(Some(end), more).is_err() {
+            // SAFETY: the range lies in this peer's reservation, behind all that was committed so far.
+            if unsafe { self.source.backing.commit(Some(end), more) }.is_err() {
                 self.source.undo(more);
                 return None;
             }
@@ -131,8 +132,10 @@ impl Drop for BestFit {
         if taken > 0 {
             let chunk = crate::backing::Chunk { addr: self.base, bytes: taken, native: 0 };
             // A range that the driver does not take back is its own fault.
-            let _ = self.source.backing.decommit(chunk);
+            // SAFETY: the peer goes, and with it every block of what it committed.
+            let _ = unsafe { self.source.backing.decommit(chunk) };
         }
-        self.source.backing.release(self.base, self.span);
+        // SAFETY: reserved when the peer was made; what was committed in it was just given back.
+        unsafe { self.source.backing.release(self.base, self.span) };
     }
 }

@@ -69,11 +69,15 @@ impl Source {
         if !self.take(bytes) {
             return None;
         }
-        self.backing.commit(None, bytes).inspect_err(|_| self.undo(bytes)).ok()
+        // SAFETY: at no address in particular.
+        unsafe { self.backing.commit(None, bytes) }.inspect_err(|_| self.undo(bytes)).ok()
     }
 
-    fn give_back(&self, chunk: Chunk) -> Result<()> {
-        self.backing.decommit(chunk)?;
+    /// # Safety
+    /// - `chunk` came from [`segment`](Self::segment), is given back once, and nobody uses it any more.
+    unsafe fn give_back(&self, chunk: Chunk) -> Result<()> {
+        // SAFETY: a segment is a commitment; the caller gives it back once and unused.
+        unsafe { self.backing.decommit(chunk) }?;
         self.undo(chunk.bytes);
         Ok(())
     }

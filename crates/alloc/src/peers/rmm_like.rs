@@ -208,7 +208,8 @@ impl Drop for RmmLike {
     fn drop(&mut self) {
         for chunk in std::mem::take(&mut self.state.get_mut().segments) {
             // A segment that the driver does not take back is its own fault.
-            let _ = self.source.give_back(chunk);
+            // SAFETY: the peer goes with its blocks; each of its segments is in the list once.
+            let _ = unsafe { self.source.give_back(chunk) };
         }
     }
 }

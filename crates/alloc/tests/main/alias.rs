@@ -80,8 +80,10 @@ fn edges_that_are_in_use_are_for_their_stream() {
     let side = VirtualStream::new().expect("a line");
     let [first, low, high, last] = [1, 3, 3, 1].map(|n| b.take(n * MIB));
     let uses = b.stream.submit().expect("a value");
-    first.mark_write(uses);
-    last.mark_write(uses);
+    // SAFETY: nothing uses the memory behind a fake backing, so nothing can use it too early.
+    unsafe { first.mark_write(uses) };
+    // SAFETY: nothing uses the memory behind a fake backing, so nothing can use it too early.
+    unsafe { last.mark_write(uses) };
     drop((first, last));
     let other = b.allocator.alloc(Layout::new(2 * MIB), On::new(&side));
     assert!(matches!(other, Err(Error::OutOfMemory(_))), "{other:?}");

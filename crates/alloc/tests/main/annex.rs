@@ -122,7 +122,8 @@ fn another_stream_waits_for_its_turn() {
         drop(take(&other));
         let block = take(&b.stream);
         let (at, used) = (block.addr(), b.stream.submit().expect("a value"));
-        block.mark_write(used);
+        // SAFETY: nothing uses the memory behind a fake backing, so nothing can use it too early.
+        unsafe { block.mark_write(used) };
         drop(block);
         let theirs = take(&other);
         assert_ne!(theirs.addr(), at, "lent while it is in use");
@@ -145,7 +146,8 @@ fn a_segment_goes_back_while_its_last_use_goes_on() {
         let other = VirtualStream::new().expect("a line");
         let held: Vec<_> = (0..12).map(|_| b.take(2 * MIB)).collect();
         let used = b.stream.submit().expect("a value");
-        held.iter().for_each(|h| h.mark_write(used));
+        // SAFETY: nothing uses the memory behind a fake backing, so nothing can use it too early.
+        held.iter().for_each(|h| unsafe { h.mark_write(used) });
         let ranges: Vec<_> = held.iter().map(|h| h.addr()..h.addr() + h.len()).collect();
         drop(held);
         b.allocator.check().expect("the invariants");
@@ -168,7 +170,8 @@ fn several_streams_may_still_use_a_block() {
         let other = VirtualStream::new().expect("a line");
         let (block, _keeps) = (b.take(MIB), b.take(MIB));
         let (mine, theirs) = (b.stream.submit().expect("a value"), other.submit().expect("a value"));
-        block.mark_write(mine);
+        // SAFETY: nothing uses the memory behind a fake backing, so nothing can use it too early.
+        unsafe { block.mark_write(mine) };
         block.used_on(theirs);
         let at = block.addr();
         drop(block);
@@ -293,8 +296,10 @@ fn an_orphan_waits_for_its_streams() {
     let take = || allocator.alloc(Layout::new(MIB), On::new(&stream)).expect("memory");
     let (one, two) = (take(), take());
     let (mine, theirs) = (stream.submit().expect("a value"), other.submit().expect("a value"));
-    one.mark_write(mine);
-    two.mark_write(mine);
+    // SAFETY: nothing uses the memory behind a fake backing, so nothing can use it too early.
+    unsafe { one.mark_write(mine) };
+    // SAFETY: nothing uses the memory behind a fake backing, so nothing can use it too early.
+    unsafe { two.mark_write(mine) };
     two.used_on(theirs);
     let ranges = [one.addr(), two.addr()];
     drop(allocator);
@@ -385,8 +390,9 @@ fn annexes_come_and_go_under_running_threads() {
                         let lease = b.allocator.alloc(Layout::new(size), On::new(&stream)).expect("memory");
                         if rng.below(3) == 0 {
                             let point = stream.submit().expect("a value");
-                            lease.mark_write(point);
-                            point.line().complete(point.value().saturating_sub(8));
+                            // SAFETY: nothing uses the memory behind a fake backing, so nothing can use it too early.
+                            unsafe { lease.mark_write(point) };
+                            stream.complete(point.value().saturating_sub(8));
                         }
                         held.push(lease);
                         held.extend(from.try_iter());

@@ -286,38 +286,46 @@ fn a_piece_across_the_border_of_two_arenas_goes_with_the_second() {
 /// A backing that does something in the middle of an unmapping.
 struct Meanwhile(FakeBacking, Arc<Mutex<Option<GraphArena>>>);
 
-impl Backing for Meanwhile {
+// SAFETY: every call is the fake backing's, whose addresses nobody can use.
+unsafe impl Backing for Meanwhile {
     fn caps(&self) -> BackingCaps {
         self.0.caps()
     }
     fn reserve(&self, bytes: u64) -> Result<u64> {
         self.0.reserve(bytes)
     }
-    fn commit(&self, at: Option<u64>, bytes: u64) -> Result<Chunk> {
-        self.0.commit(at, bytes)
+    unsafe fn commit(&self, at: Option<u64>, bytes: u64) -> Result<Chunk> {
+        // SAFETY: the caller keeps this contract, which is the inner backing's.
+        unsafe { self.0.commit(at, bytes) }
     }
-    fn decommit(&self, chunk: Chunk) -> Result<()> {
-        self.0.decommit(chunk)
+    unsafe fn decommit(&self, chunk: Chunk) -> Result<()> {
+        // SAFETY: the caller keeps this contract, which is the inner backing's.
+        unsafe { self.0.decommit(chunk) }
     }
-    fn release(&self, addr: u64, bytes: u64) {
-        self.0.release(addr, bytes);
+    unsafe fn release(&self, addr: u64, bytes: u64) {
+        // SAFETY: the caller keeps this contract, which is the inner backing's.
+        unsafe { self.0.release(addr, bytes) };
     }
     fn create(&self, bytes: u64) -> Result<u64> {
         self.0.create(bytes)
     }
-    fn destroy(&self, handle: u64, bytes: u64) -> Result<()> {
-        self.0.destroy(handle, bytes)
+    unsafe fn destroy(&self, handle: u64, bytes: u64) -> Result<()> {
+        // SAFETY: the caller keeps this contract, which is the inner backing's.
+        unsafe { self.0.destroy(handle, bytes) }
     }
-    fn map(&self, at: u64, handle: u64, bytes: u64) -> Result<()> {
-        self.0.map(at, handle, bytes)
+    unsafe fn map(&self, at: u64, handle: u64, bytes: u64) -> Result<()> {
+        // SAFETY: the caller keeps this contract, which is the inner backing's.
+        unsafe { self.0.map(at, handle, bytes) }
     }
-    fn enable(&self, at: u64, bytes: u64) -> Result<()> {
-        self.0.enable(at, bytes)
+    unsafe fn enable(&self, at: u64, bytes: u64) -> Result<()> {
+        // SAFETY: the caller keeps this contract, which is the inner backing's.
+        unsafe { self.0.enable(at, bytes) }
     }
-    fn unmap(&self, at: u64, bytes: u64) -> Result<()> {
+    unsafe fn unmap(&self, at: u64, bytes: u64) -> Result<()> {
         let dropped = self.1.lock().take();
         drop(dropped);
-        self.0.unmap(at, bytes)
+        // SAFETY: the caller keeps this contract, which is the inner backing's.
+        unsafe { self.0.unmap(at, bytes) }
     }
 }
 

@@ -52,43 +52,51 @@ impl Contents {
     }
 }
 
-impl Backing for Contents {
+// SAFETY: every call is the fake backing's, whose addresses nobody can use.
+unsafe impl Backing for Contents {
     fn caps(&self) -> BackingCaps {
         self.fake.caps()
     }
     fn reserve(&self, bytes: u64) -> Result<u64> {
         self.fake.reserve(bytes)
     }
-    fn commit(&self, at: Option<u64>, bytes: u64) -> Result<Chunk> {
-        self.fake.commit(at, bytes)
+    unsafe fn commit(&self, at: Option<u64>, bytes: u64) -> Result<Chunk> {
+        // SAFETY: the caller keeps this contract, which is the inner backing's.
+        unsafe { self.fake.commit(at, bytes) }
     }
-    fn decommit(&self, chunk: Chunk) -> Result<()> {
-        self.fake.decommit(chunk)
+    unsafe fn decommit(&self, chunk: Chunk) -> Result<()> {
+        // SAFETY: the caller keeps this contract, which is the inner backing's.
+        unsafe { self.fake.decommit(chunk) }
     }
-    fn release(&self, addr: u64, bytes: u64) {
-        self.fake.release(addr, bytes);
+    unsafe fn release(&self, addr: u64, bytes: u64) {
+        // SAFETY: the caller keeps this contract, which is the inner backing's.
+        unsafe { self.fake.release(addr, bytes) };
     }
     fn create(&self, bytes: u64) -> Result<u64> {
         self.fake.create(bytes)
     }
-    fn destroy(&self, handle: u64, bytes: u64) -> Result<()> {
-        self.fake.destroy(handle, bytes)
+    unsafe fn destroy(&self, handle: u64, bytes: u64) -> Result<()> {
+        // SAFETY: the caller keeps this contract, which is the inner backing's.
+        unsafe { self.fake.destroy(handle, bytes) }
     }
-    fn map(&self, at: u64, handle: u64, bytes: u64) -> Result<()> {
-        self.fake.map(at, handle, bytes)
+    unsafe fn map(&self, at: u64, handle: u64, bytes: u64) -> Result<()> {
+        // SAFETY: the caller keeps this contract, which is the inner backing's.
+        unsafe { self.fake.map(at, handle, bytes) }
     }
-    fn enable(&self, at: u64, bytes: u64) -> Result<()> {
-        self.fake.enable(at, bytes)
+    unsafe fn enable(&self, at: u64, bytes: u64) -> Result<()> {
+        // SAFETY: the caller keeps this contract, which is the inner backing's.
+        unsafe { self.fake.enable(at, bytes) }
     }
-    fn unmap(&self, at: u64, bytes: u64) -> Result<()> {
-        self.fake.unmap(at, bytes)
+    unsafe fn unmap(&self, at: u64, bytes: u64) -> Result<()> {
+        // SAFETY: the caller keeps this contract, which is the inner backing's.
+        unsafe { self.fake.unmap(at, bytes) }
     }
-    fn fill(&self, at: u64, bytes: u64, byte: u8) -> Result<()> {
+    unsafe fn fill(&self, at: u64, bytes: u64, byte: u8) -> Result<()> {
         assert!(bytes == 0 || self.fake.is_backed(at, bytes), "a fill of {at:#x}+{bytes} faults");
         self.each(at, bytes, |part| part.fill(byte));
         Ok(())
     }
-    fn verify(&self, at: u64, bytes: u64, byte: u8) -> Result<Option<u64>> {
+    unsafe fn verify(&self, at: u64, bytes: u64, byte: u8) -> Result<Option<u64>> {
         assert!(bytes == 0 || self.fake.is_backed(at, bytes), "a check of {at:#x}+{bytes} faults");
         let (mut wrong, mut before) = (None, 0);
         self.each(at, bytes, |part| {
@@ -126,7 +134,8 @@ fn found_after(text: &str, len: u64, defect: impl Fn(&Bench, &Contents, u64)) ->
         let victim = b.take(len);
         victim.set_tag(77);
         let at = victim.addr();
-        victim.mark_write(b.stream.submit().expect("a value"));
+        // SAFETY: nothing uses the memory behind a fake backing, so nothing can use it too early.
+        unsafe { victim.mark_write(b.stream.submit().expect("a value")) };
         drop(held);
         drop(victim);
         defect(&b, &memory, at);
@@ -237,7 +246,8 @@ fn a_guard_faults_behind_the_end_and_after_the_free() {
             let at = buffer.addr();
             assert!(m.write(at, 1) && m.write(at + len - 1, 1), "its own bytes");
             assert!(!m.write(at + len, 1), "one byte behind the end of {len}");
-            buffer.mark_write(b.stream.submit().expect("a value"));
+            // SAFETY: nothing uses the memory behind a fake backing, so nothing can use it too early.
+            unsafe { buffer.mark_write(b.stream.submit().expect("a value")) };
             drop(buffer);
             assert!(m.write(at, 1), "its stream still uses it");
             pass(b.stream.line().now());
@@ -330,7 +340,8 @@ fn leases_of_an_aided_allocator_may_outlive_it() {
     for text in ["all", "guard", "pass-through,quarantine=1M"] {
         let (b, _) = aided(text, FakeBacking::new(1 << 30));
         let (x, y) = (b.take(1000), b.take(1000));
-        x.mark_write(b.stream.submit().expect("a value"));
+        // SAFETY: nothing uses the memory behind a fake backing, so nothing can use it too early.
+        unsafe { x.mark_write(b.stream.submit().expect("a value")) };
         drop(b.allocator);
         drop(y);
         drop(x);
@@ -377,7 +388,8 @@ fn threads_share_an_aided_allocator_and_outlive_it() {
                             let layout = Layout::new(1 + rng.below(5000));
                             let buffer = allocator.alloc(layout, On::new(&stream)).expect("memory");
                             assert!(m.write(buffer.addr() + layout.size - 1, t as u8));
-                            buffer.mark_write(stream.submit().expect("a value"));
+                            // SAFETY: nothing uses the memory behind a fake backing, so nothing can use it too early.
+                            unsafe { buffer.mark_write(stream.submit().expect("a value")) };
                             held.push((buffer, layout.size));
                         } else {
                             let (buffer, len) = held.swap_remove(rng.below(held.len() as u64) as usize);

@@ -151,7 +151,8 @@ impl Faulty {
 /// A stream whose calls fail on demand.
 struct FaultyStream(VirtualStream, Arc<Mutex<Faulty>>);
 
-impl Timeline for FaultyStream {
+// SAFETY: nothing that is submitted touches memory.
+unsafe impl Timeline for FaultyStream {
     fn line(&self) -> &'static Line {
         self.0.line()
     }
@@ -198,7 +199,8 @@ fn contend(cross_stream: CrossStream, armed: Option<(Refusal, When)>) -> u64 {
         match b.allocator.alloc(Layout::new(size), On::new(stream)) {
             Ok(x) => {
                 let p = stream.0.submit().expect("a value");
-                x.mark_write(p);
+                // SAFETY: nothing uses the memory behind a fake backing, so nothing can use it too early.
+                unsafe { x.mark_write(p) };
                 held.push(x);
             }
             Err(Error::OutOfMemory(_)) => {}
@@ -254,7 +256,8 @@ fn lose(cross_stream: CrossStream, armed: (Refusal, When)) -> (u64, bool) {
         let size = [900, 70_000, MIB, 5 * MIB][rng.below(4) as usize];
         match b.allocator.alloc(Layout::new(size), On::new(stream)) {
             Ok(x) => {
-                x.mark_write(stream.0.submit().expect("a value"));
+                // SAFETY: nothing uses the memory behind a fake backing, so nothing can use it too early.
+                unsafe { x.mark_write(stream.0.submit().expect("a value")) };
                 held.push(x);
             }
             Err(Error::DeviceLost { cause }) => {

@@ -117,36 +117,44 @@ fn calls_in(f: impl FnOnce()) -> u64 {
 /// A fake driver, which has memory of its own.
 struct Apart(FakeBacking);
 
-impl Backing for Apart {
+// SAFETY: every call is the fake backing's, whose addresses nobody can use.
+unsafe impl Backing for Apart {
     fn caps(&self) -> BackingCaps {
         self.0.caps()
     }
     fn reserve(&self, bytes: u64) -> Result<u64> {
         paused(|| self.0.reserve(bytes))
     }
-    fn commit(&self, at: Option<u64>, bytes: u64) -> Result<Chunk> {
-        paused(|| self.0.commit(at, bytes))
+    unsafe fn commit(&self, at: Option<u64>, bytes: u64) -> Result<Chunk> {
+        // SAFETY: the caller keeps this contract, which is the inner backing's.
+        paused(|| unsafe { self.0.commit(at, bytes) })
     }
-    fn decommit(&self, chunk: Chunk) -> Result<()> {
-        paused(|| self.0.decommit(chunk))
+    unsafe fn decommit(&self, chunk: Chunk) -> Result<()> {
+        // SAFETY: the caller keeps this contract, which is the inner backing's.
+        paused(|| unsafe { self.0.decommit(chunk) })
     }
-    fn release(&self, addr: u64, bytes: u64) {
-        paused(|| self.0.release(addr, bytes));
+    unsafe fn release(&self, addr: u64, bytes: u64) {
+        // SAFETY: the caller keeps this contract, which is the inner backing's.
+        paused(|| unsafe { self.0.release(addr, bytes) });
     }
     fn create(&self, bytes: u64) -> Result<u64> {
         paused(|| self.0.create(bytes))
     }
-    fn destroy(&self, handle: u64, bytes: u64) -> Result<()> {
-        paused(|| self.0.destroy(handle, bytes))
+    unsafe fn destroy(&self, handle: u64, bytes: u64) -> Result<()> {
+        // SAFETY: the caller keeps this contract, which is the inner backing's.
+        paused(|| unsafe { self.0.destroy(handle, bytes) })
     }
-    fn map(&self, at: u64, handle: u64, bytes: u64) -> Result<()> {
-        paused(|| self.0.map(at, handle, bytes))
+    unsafe fn map(&self, at: u64, handle: u64, bytes: u64) -> Result<()> {
+        // SAFETY: the caller keeps this contract, which is the inner backing's.
+        paused(|| unsafe { self.0.map(at, handle, bytes) })
     }
-    fn enable(&self, at: u64, bytes: u64) -> Result<()> {
-        paused(|| self.0.enable(at, bytes))
+    unsafe fn enable(&self, at: u64, bytes: u64) -> Result<()> {
+        // SAFETY: the caller keeps this contract, which is the inner backing's.
+        paused(|| unsafe { self.0.enable(at, bytes) })
     }
-    fn unmap(&self, at: u64, bytes: u64) -> Result<()> {
-        paused(|| self.0.unmap(at, bytes))
+    unsafe fn unmap(&self, at: u64, bytes: u64) -> Result<()> {
+        // SAFETY: the caller keeps this contract, which is the inner backing's.
+        paused(|| unsafe { self.0.unmap(at, bytes) })
     }
 }
 
@@ -159,7 +167,8 @@ impl Stream {
     }
 }
 
-impl Timeline for Stream {
+// SAFETY: nothing that is submitted touches memory.
+unsafe impl Timeline for Stream {
     fn line(&self) -> &'static Line {
         self.0.line()
     }
@@ -210,7 +219,8 @@ impl Scene {
     /// Uses a buffer on its own stream and on `others` more. The record of the third stream is a box.
     fn submit(&self, x: &Lease<Buffer>, own: usize, others: usize) {
         paused(|| {
-            x.mark_write(self.streams[own].0.submit().expect("a value"));
+            // SAFETY: nothing uses the memory behind a fake backing, so nothing can use it too early.
+            unsafe { x.mark_write(self.streams[own].0.submit().expect("a value")) };
             for i in 1..=others {
                 x.used_on(self.streams[(own + i) % 3].0.submit().expect("a value"));
             }
@@ -405,7 +415,8 @@ fn tables_are_half_a_percent_of_the_memory_that_they_describe() {
                     let stream = paused(|| &*streams.entry(event.stream).or_insert_with(Stream::new));
                     let x = allocator.alloc(Layout::new(event.size), On::new(stream)).expect("an allocation");
                     paused(|| {
-                        x.mark_write(stream.0.submit().expect("a value"));
+                        // SAFETY: nothing uses the memory behind a fake backing, so nothing can use it too early.
+                        unsafe { x.mark_write(stream.0.submit().expect("a value")) };
                         held.insert(event.id, x);
                     });
                     let used = paused(|| fake.used());

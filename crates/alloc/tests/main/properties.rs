@@ -31,7 +31,8 @@ fn churn(b: &Bench, seed: u64, steps: u64, mut each: impl FnMut(u64, u64)) {
             match b.alloc(size(&mut rng)) {
                 Ok(x) => {
                     each(x.addr(), x.len());
-                    x.mark_write(b.stream.submit().expect("a value"));
+                    // SAFETY: nothing uses the memory behind a fake backing, so nothing can use it too early.
+                    unsafe { x.mark_write(b.stream.submit().expect("a value")) };
                     held.push(x);
                 }
                 Err(Error::OutOfMemory(_) | Error::OverBudget { .. }) => {}
@@ -151,7 +152,8 @@ fn run_dry(seed: u64, kind: u64, segments: bool) {
             let size = size(&mut rng);
             match b.alloc(size) {
                 Ok(x) => {
-                    x.mark_write(b.stream.submit().expect("a value"));
+                    // SAFETY: nothing uses the memory behind a fake backing, so nothing can use it too early.
+                    unsafe { x.mark_write(b.stream.submit().expect("a value")) };
                     held.push(x);
                 }
                 Err(Error::OutOfMemory(r)) => {
@@ -178,22 +180,26 @@ fn a_higher_block_serves_where_the_lowest_place_lacks_memory() {
 /// A backing of segments that begin anywhere: a granule of 64 KiB, and addresses that are no multiple of it.
 struct Askew(FakeBacking, u64);
 
-impl Backing for Askew {
+// SAFETY: every call is the fake backing's, whose addresses nobody can use.
+unsafe impl Backing for Askew {
     fn caps(&self) -> BackingCaps {
         BackingCaps { granule: 64 << 10, segment: MIB, ..self.0.caps() }
     }
     fn reserve(&self, bytes: u64) -> Result<u64> {
         self.0.reserve(bytes)
     }
-    fn commit(&self, at: Option<u64>, bytes: u64) -> Result<Chunk> {
-        let chunk = self.0.commit(at, bytes)?;
+    unsafe fn commit(&self, at: Option<u64>, bytes: u64) -> Result<Chunk> {
+        // SAFETY: the caller keeps this contract, which is the inner backing's.
+        let chunk = unsafe { self.0.commit(at, bytes) }?;
         Ok(Chunk { addr: chunk.addr + self.1, ..chunk })
     }
-    fn decommit(&self, chunk: Chunk) -> Result<()> {
-        self.0.decommit(Chunk { addr: chunk.addr - self.1, ..chunk })
+    unsafe fn decommit(&self, chunk: Chunk) -> Result<()> {
+        // SAFETY: the caller keeps this contract, which is the inner backing's.
+        unsafe { self.0.decommit(Chunk { addr: chunk.addr - self.1, ..chunk }) }
     }
-    fn release(&self, addr: u64, bytes: u64) {
-        self.0.release(addr, bytes);
+    unsafe fn release(&self, addr: u64, bytes: u64) {
+        // SAFETY: the caller keeps this contract, which is the inner backing's.
+        unsafe { self.0.release(addr, bytes) };
     }
 }
 

@@ -160,9 +160,10 @@ fn idle_stream_does_not_strand_memory() {
     // A side stream uses most of the device once, and never again. Nobody asks it anything afterwards.
     let big = b.allocator.alloc(Layout::new(200 * MIB), On::new(&side)).expect("200 MiB");
     let p = side.submit().expect("a value");
-    big.mark_write(p);
+    // SAFETY: nothing uses the memory behind a fake backing, so nothing can use it too early.
+    unsafe { big.mark_write(p) };
     drop(big);
-    side.line().complete(p.value());
+    side.complete(p.value());
     drop(b.take(220 * MIB));
     b.check();
 }
@@ -217,14 +218,15 @@ fn foreign_thread_free_neither_syncs_nor_strands() {
     for _ in 0..50 {
         let buffers: Vec<_> = [1000, 100_000, 30 * MIB].into_iter().map(|n| b.take(n)).collect();
         let p = b.stream.submit().expect("a value");
-        buffers.iter().for_each(|x| x.mark_write(p));
+        // SAFETY: nothing uses the memory behind a fake backing, so nothing can use it too early.
+        buffers.iter().for_each(|x| unsafe { x.mark_write(p) });
         let calls = b.allocator.stats().driver_calls;
         std::thread::scope(|s| s.spawn(|| drop(buffers)).join()).expect("the freeing thread");
         assert_eq!(b.allocator.stats().driver_calls, calls);
         assert_eq!(b.stream.host_waits(), 0);
         assert_eq!(b.allocator.stats().live, 0);
     }
-    b.stream.line().complete(b.stream.line().submitted());
+    b.stream.complete(b.stream.line().submitted());
     b.allocator.trim(0).expect("a trim");
     assert_eq!(b.allocator.stats().reserved, 0);
     b.check();
@@ -236,7 +238,8 @@ fn a_block_in_use_by_another_stream_is_taken_only_when_there_is_no_other() {
     let other = VirtualStream::new().expect("a line");
     let x = b.allocator.alloc(Layout::new(20 * MIB), On::new(&other)).expect("20 MiB");
     let (addr, p) = (x.addr(), other.submit().expect("a value"));
-    x.mark_write(p);
+    // SAFETY: nothing uses the memory behind a fake backing, so nothing can use it too early.
+    unsafe { x.mark_write(p) };
     drop(x);
     let y = b.take(20 * MIB);
     assert_ne!(y.addr(), addr, "there was other memory");
@@ -254,12 +257,13 @@ fn never_means_never() {
     let config = AllocatorConfig { cross_stream: CrossStream::Never, budget: 24 * MIB, ..AllocatorConfig::default() };
     let b = Bench::with(FakeBacking::new(64 * MIB), config);
     b.allocator.set_waiter(leasehold_core::sync::Arc::new(|p, _| {
-        p.line().complete(p.value());
+        leasehold_alloc::replay::pass(p);
         Ok(())
     }));
     let other = VirtualStream::new().expect("a line");
     let x = b.allocator.alloc(Layout::new(20 * MIB), On::new(&other)).expect("20 MiB");
-    x.mark_write(other.submit().expect("a value"));
+    // SAFETY: nothing uses the memory behind a fake backing, so nothing can use it too early.
+    unsafe { x.mark_write(other.submit().expect("a value")) };
     drop(x);
     drop(b.take(20 * MIB));
     let s = b.allocator.stats();
@@ -287,11 +291,12 @@ fn what_a_stream_still_uses_is_not_torn_down() {
     let Bench { fake, allocator, stream } = Bench::new(256 * MIB);
     let x = allocator.alloc(Layout::new(5 * MIB), On::new(&stream)).expect("5 MiB");
     let (addr, p) = (x.addr(), stream.submit().expect("a value"));
-    x.mark_write(p);
+    // SAFETY: nothing uses the memory behind a fake backing, so nothing can use it too early.
+    unsafe { x.mark_write(p) };
     drop(allocator);
     drop(x);
     assert!(fake.is_backed(addr, 5 * MIB), "the kernel still runs");
-    stream.line().complete(p.value());
+    stream.complete(p.value());
     // Any allocator's slow path finds it done.
     let sweeper = Bench::new(4 * MIB);
     sweeper.allocator.drain();
@@ -309,11 +314,12 @@ fn imports_are_kept_until_their_last_use_is_over() {
     let s = b.allocator.stats();
     assert_eq!((s.imported, s.imported_bytes, s.live_bytes, s.reserved), (1, 4096, 0, 0));
     let p = b.stream.submit().expect("a value");
-    x.mark_read(p);
+    // SAFETY: nothing uses the memory behind a fake backing, so nothing can use it too early.
+    unsafe { x.mark_read(p) };
     drop(x);
     b.allocator.drain();
     assert_eq!(Arc::strong_count(&memory), 2, "the copy still runs");
-    b.stream.line().complete(p.value());
+    b.stream.complete(p.value());
     b.allocator.drain();
     assert_eq!(Arc::strong_count(&memory), 1);
     assert_eq!(b.allocator.stats().imported, 0);
@@ -333,7 +339,8 @@ fn eight_threads_share_one_allocator() {
                     let size = if rng.below(20) == 0 { rng.below(3 * MIB) } else { rng.below(9000) };
                     let x = b.allocator.alloc(Layout::new(size), On::new(&stream)).expect("fits");
                     if i % 3 == 0 {
-                        x.mark_write(stream.submit().expect("a value"));
+                        // SAFETY: nothing uses the memory behind a fake backing, so nothing can use it too early.
+                        unsafe { x.mark_write(stream.submit().expect("a value")) };
                     }
                     held.push(x);
                     if held.len() > 40 {
@@ -362,10 +369,12 @@ fn memory_beside_a_stream_that_is_gone_goes_back() {
     let y = {
         let other = VirtualStream::new().expect("a line");
         let y = b.allocator.alloc(Layout::new(MIB + 4096), On::new(&other)).expect("memory");
-        y.mark_write(other.submit().expect("a value"));
+        // SAFETY: nothing uses the memory behind a fake backing, so nothing can use it too early.
+        unsafe { y.mark_write(other.submit().expect("a value")) };
         y
     };
-    x.mark_write(b.stream.submit().expect("a value"));
+    // SAFETY: nothing uses the memory behind a fake backing, so nothing can use it too early.
+    unsafe { x.mark_write(b.stream.submit().expect("a value")) };
     drop(x);
     drop(y);
     // So long that the other stream's lane is given up.
@@ -451,7 +460,8 @@ fn nearly_free_memory_is_moved_though_it_is_not_enough() {
     let b = compact();
     let (first, between) = (b.take(16 * MIB), b.take(MIB));
     assert_eq!(b.allocator.stats().reserved, 18 * MIB);
-    first.mark_read(b.stream.submit().expect("a value"));
+    // SAFETY: nothing uses the memory behind a fake backing, so nothing can use it too early.
+    unsafe { first.mark_read(b.stream.submit().expect("a value")) };
     drop(first);
     let larger = b.take(32 * MIB);
     let stats = b.allocator.stats();

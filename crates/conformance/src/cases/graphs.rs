@@ -59,13 +59,15 @@ fn counter(env: &Env, stream: &Lease<dyn leasehold::hal::Stream>, steps: usize) 
         ops.push(&op(&add, 2, &bindings, &[]));
         ops.push(&copy(&b, &a));
     }
-    let graph = env.device().instantiate(Plan::new(ops))?;
+    // SAFETY: the plan's pipelines, stamps and graphs are this device's, and its memory outlives the launches.
+    let graph = unsafe { env.device().instantiate(Plan::new(ops)) }?;
     Ok(Counter { a, _b: b, _one: one, graph })
 }
 
 fn empty(env: &Env) -> Outcome {
     let stream = env.stream()?;
-    let graph = env.device().instantiate(Plan::new(OpList::new()))?;
+    // SAFETY: the plan's pipelines, stamps and graphs are this device's, and its memory outlives the launches.
+    let graph = unsafe { env.device().instantiate(Plan::new(OpList::new())) }?;
     check_eq!(graph.nodes(), 0, "nodes of an empty graph");
     for _ in 0..3 {
         let value = direct(&stream, &[Op::Graph(&graph)])?;
@@ -102,7 +104,8 @@ fn changes(env: &Env) -> Outcome {
     let (x, y) = (env.buffer(&stream, 1024)?, env.buffer(&stream, 1024)?);
     let mut ops = OpList::new();
     ops.push(&op(&set, 4, &[bind(&x, Access::Write)], &1u32.to_le_bytes()));
-    let graph = env.device().instantiate(Plan::new(ops))?;
+    // SAFETY: the plan's pipelines, stamps and graphs are this device's, and its memory outlives the launches.
+    let graph = unsafe { env.device().instantiate(Plan::new(ops)) }?;
     let patch = NodePatch { node: 0, bindings: None, params: None, grid: None };
     let launch = |expect_x: &[u32], expect_y: &[u32], what: &str| {
         direct(&stream, &[fill(&x, 0, 1), fill(&y, 0, 1), Op::Graph(&graph)])?;
@@ -111,11 +114,14 @@ fn changes(env: &Env) -> Outcome {
         Ok(())
     };
     launch(&[1; 256], &[0; 256], "before any change")?;
-    graph.update(&[NodePatch { params: Some(&2u32.to_le_bytes()), ..patch }])?;
+    // SAFETY: no launch is in flight, and the patches name memory that outlives the launches.
+    unsafe { graph.update(&[NodePatch { params: Some(&2u32.to_le_bytes()), ..patch }]) }?;
     launch(&[2; 256], &[0; 256], "after a change of parameters")?;
-    graph.update(&[NodePatch { bindings: Some(&[bind(&y, Access::Write)]), ..patch }])?;
+    // SAFETY: no launch is in flight, and the patches name memory that outlives the launches.
+    unsafe { graph.update(&[NodePatch { bindings: Some(&[bind(&y, Access::Write)]), ..patch }]) }?;
     launch(&[0; 256], &[2; 256], "after a change of bindings")?;
-    graph.update(&[NodePatch { grid: Some([2, 1, 1]), ..patch }])?;
+    // SAFETY: no launch is in flight, and the patches name memory that outlives the launches.
+    unsafe { graph.update(&[NodePatch { grid: Some([2, 1, 1]), ..patch }]) }?;
     let half: Vec<u32> = (0..256).map(|i| if i < 128 { 2 } else { 0 }).collect();
     launch(&[0; 256], &half, "after a change of the grid")
 }
@@ -132,7 +138,8 @@ fn bad_patches(env: &Env) -> Outcome {
     ] {
         // With a good one before it: all or nothing.
         let good = NodePatch { grid: Some([0, 1, 1]), ..patch };
-        expect_error(c.graph.update(&[good, bad]), "InvalidArgument", what)?;
+        // SAFETY: no launch is in flight, and the patches name memory that outlives the launches.
+        expect_error(unsafe { c.graph.update(&[good, bad]) }, "InvalidArgument", what)?;
     }
     direct(&stream, &[Op::Graph(&c.graph)])?;
     check!(env.read_u32(&stream, &c.a)?.iter().all(|&v| v == 1), "a refused patch changed the graph");
@@ -161,7 +168,8 @@ fn drop_in_flight(env: &Env) -> Outcome {
     let x = env.buffer(&stream, 1024)?;
     let mut ops = OpList::new();
     ops.push(&op(&set, 4, &[bind(&x, Access::Write)], &6u32.to_le_bytes()));
-    let graph = env.device().instantiate(Plan::new(ops))?;
+    // SAFETY: the plan's pipelines, stamps and graphs are this device's, and its memory outlives the launches.
+    let graph = unsafe { env.device().instantiate(Plan::new(ops)) }?;
     let hold = env.hold(&stream)?;
     let value = direct(&stream, &[Op::Graph(&graph), Op::Graph(&graph)])?;
     drop(graph);
@@ -195,14 +203,20 @@ fn unjoined(env: &Env) -> Outcome {
         let mut ops = OpList::new();
         ops.push(&fill(&buffer, 1, 1));
         ops.push(&Op::Foreign(&call));
-        let e = expect_error(env.device().instantiate(Plan::new(ops)), "Recording", "a graph with unjoined work")?;
+        // SAFETY: the plan's pipelines, stamps and graphs are this device's, and its memory outlives the launches.
+        let e = expect_error(
+            unsafe { env.device().instantiate(Plan::new(ops)) },
+            "Recording",
+            "a graph with unjoined work",
+        )?;
         check!(e.to_string().contains(call.name), "the error does not name the call: {e}");
         // Neither the stream nor later graphs have noticed.
         direct(&stream, &[fill(&buffer, 2, 1)])?;
         check_eq!(env.read(&stream, &buffer)?, [2; 64], "a fill after the refused graph");
         let mut ops = OpList::new();
         ops.push(&fill(&buffer, 3, 1));
-        let graph = env.device().instantiate(Plan::new(ops))?;
+        // SAFETY: the plan's pipelines, stamps and graphs are this device's, and its memory outlives the launches.
+        let graph = unsafe { env.device().instantiate(Plan::new(ops)) }?;
         direct(&stream, &[Op::Graph(&graph)])?;
         check_eq!(env.read(&stream, &buffer)?, [3; 64], "a graph after the refused one");
     }
@@ -222,7 +236,8 @@ fn stamped_nodes(env: &Env) -> Outcome {
         }
     }
     check_eq!(ops.len(), 45, "nodes");
-    let graph = env.device().instantiate(Plan::new(ops))?;
+    // SAFETY: the plan's pipelines, stamps and graphs are this device's, and its memory outlives the launches.
+    let graph = unsafe { env.device().instantiate(Plan::new(ops)) }?;
     let mut best = [Duration::MAX; 3];
     for launch in 0..5 {
         let (before, after) = (env.device().timestamp()?, env.device().timestamp()?);
@@ -230,13 +245,17 @@ fn stamped_nodes(env: &Env) -> Outcome {
         env.wait(&stream, value)?;
         let mut total = Duration::ZERO;
         for i in 0..3 {
-            let time = env.device().elapsed(&stamps[i], &stamps[i + 1])?;
+            // SAFETY: the stamps are of this backend.
+            let time = unsafe { env.device().elapsed(&stamps[i], &stamps[i + 1]) }?;
             best[i] = best[i].min(time);
             total += time;
         }
         // Those of this launch and of no earlier one.
-        let (lead, all) = (env.device().elapsed(&before, &stamps[0])?, env.device().elapsed(&before, &after)?);
-        let rest = env.device().elapsed(&stamps[3], &after)?;
+        // SAFETY: the stamps are of this backend.
+        let (lead, all) =
+            (unsafe { env.device().elapsed(&before, &stamps[0]) }?, unsafe { env.device().elapsed(&before, &after) }?);
+        // SAFETY: the stamps are of this backend.
+        let rest = unsafe { env.device().elapsed(&stamps[3], &after) }?;
         let longest = lead.max(total).max(rest);
         check!(
             longest <= all + Duration::from_micros(50),

@@ -145,7 +145,8 @@ fn freed_in_use(env: &Env) -> Outcome {
     let address = held_back.addr();
     let hold = env.hold(&user)?;
     let point = user.line().at(direct(&user, &[fill(&held_back, 1, 1)])?);
-    held_back.mark_write(point);
+    // SAFETY: the point is that of a submission to this stream that uses the buffer, made in order.
+    unsafe { held_back.mark_write(point) };
     drop(held_back);
     // Another stream fills all that it can get. A block that the first still writes would lose its contents.
     let mut taken = Vec::new();
@@ -176,11 +177,13 @@ fn same_stream_reuse(env: &Env) -> Outcome {
     for round in 0..env.rounds(500).max(20) as u32 {
         let a = env.buffer(&stream, 1 << 16)?;
         let value = env.submit(&stream, &[fill(&a, round % 251, 1), copy(&a, &out)])?;
-        a.mark_write(stream.line().at(value));
+        // SAFETY: the point is that of a submission to this stream that uses the buffer, made in order.
+        unsafe { a.mark_write(stream.line().at(value)) };
         drop(a);
         let b = env.buffer(&stream, 1 << 16)?;
         let value = env.submit(&stream, &[fill(&b, 255, 1)])?;
-        b.mark_write(stream.line().at(value));
+        // SAFETY: the point is that of a submission to this stream that uses the buffer, made in order.
+        unsafe { b.mark_write(stream.line().at(value)) };
         drop(b);
         if round % 16 == 0 {
             check!(
@@ -200,7 +203,8 @@ fn cross_stream_reuse(env: &Env) -> Outcome {
     let out = env.buffer(&a, size)?;
     let hold = env.hold(&a)?;
     let point = a.line().at(direct(&a, &[fill(&x, 7, 1), copy(&x, &out)])?);
-    x.mark_write(point);
+    // SAFETY: the point is that of a submission to this stream that uses the buffer, made in order.
+    unsafe { x.mark_write(point) };
     let address = x.addr();
     drop(x);
     a.flush()?;
@@ -596,7 +600,8 @@ fn import_released_once(env: &Env) -> Outcome {
         keep: None,
     };
     let point = stream.line().at(direct(&stream, &[Op::Upload(up)])?);
-    buffer.mark_read(point);
+    // SAFETY: the point is that of a submission to this stream that uses the buffer, made in order.
+    unsafe { buffer.mark_read(point) };
     drop(buffer);
     check_eq!(ended.load(Ordering::Relaxed), 0, "releases before the last use");
     hold.release()?;

@@ -253,7 +253,8 @@ fn own_streams(env: &Env) -> Outcome {
         if env.device().caps().graphs {
             let mut list = OpList::new();
             list.push(&fill(&buffer, 9, 1));
-            let graph = env.device().instantiate(Plan::new(list))?;
+            // SAFETY: the plan's pipelines, stamps and graphs are this device's, and its memory outlives the launches.
+            let graph = unsafe { env.device().instantiate(Plan::new(list)) }?;
             let value = direct(free, &[Op::Graph(&graph)])?;
             env.wait(free, value)?;
         }
@@ -284,7 +285,8 @@ fn dropped_guards(env: &Env) -> Outcome {
     let address = buffer.addr();
     let hold = env.hold(&stream)?;
     let point = stream.line().at(direct(&stream, &[fill(&buffer, 1, 1)])?);
-    buffer.mark_write(point);
+    // SAFETY: the point is that of a submission to this stream that uses the buffer, made in order.
+    unsafe { buffer.mark_write(point) };
     drop(buffer);
     drop(stream);
     let taken: Vec<_> = (0..8).map(|_| env.buffer(&other, 1 << 20)).collect::<Outcome<_>>()?;

@@ -129,7 +129,8 @@ impl Drop for Wrong {
     }
 }
 
-impl Backend for Wrong {
+// SAFETY: what it opens is the inner backend's device of that name, bent on purpose.
+unsafe impl Backend for Wrong {
     fn kind(&self) -> BackendKind {
         BackendKind::Cpu
     }
@@ -227,7 +228,8 @@ impl Tagged for WrongDevice {
 /// Streams that the defect never gives back, for ever, but where a leak checker can see them.
 pub(crate) static KEPT: Mutex<Vec<Lease<dyn Stream>>> = Mutex::new(Vec::new());
 
-impl Device for WrongDevice {
+// SAFETY: memory, pipelines and stamps are the inner device's; what a defect bends is what cases look for.
+unsafe impl Device for WrongDevice {
     fn info(&self) -> &DeviceInfo {
         &self.info
     }
@@ -314,13 +316,14 @@ impl Device for WrongDevice {
         self.inner.timestamp()
     }
 
-    fn elapsed(&self, start: &Timestamp, end: &Timestamp) -> Result<Duration> {
-        let time = self.inner.elapsed(start, end)?;
+    unsafe fn elapsed(&self, start: &Timestamp, end: &Timestamp) -> Result<Duration> {
+        // SAFETY: the stamps are of this backend.
+        let time = unsafe { self.inner.elapsed(start, end) }?;
         Ok(if self.defect == Defect::StopsTheClock { Duration::ZERO } else { time })
     }
 
     /// Library calls are tried when a graph takes them, as a driver does that captures.
-    fn instantiate(&self, mut plan: Plan) -> Result<Lease<dyn GraphExec>> {
+    unsafe fn instantiate(&self, mut plan: Plan) -> Result<Lease<dyn GraphExec>> {
         if self.defect == Defect::CutsGraphs && !plan.is_empty() {
             plan.ops.truncate(plan.len() - 1);
             plan = Plan::new(plan.ops);
@@ -329,7 +332,8 @@ impl Device for WrongDevice {
         if forks && self.defect != Defect::TakesForks {
             return Err(Error::recording(format!("{FORK}: its work was not joined")));
         }
-        self.inner.instantiate(plan)
+        // SAFETY: the plan's pipelines, stamps and graphs are this device's, and its memory outlives the launches.
+        unsafe { self.inner.instantiate(plan) }
     }
 
     fn gate(&self) -> Result<Lease<dyn Gate>> {
@@ -364,7 +368,8 @@ struct DryWell {
     refused: Arc<AtomicBool>,
 }
 
-impl alloc::Backing for DryWell {
+// SAFETY: each commitment is a block of the process's heap of its own.
+unsafe impl alloc::Backing for DryWell {
     fn caps(&self) -> alloc::BackingCaps {
         let (granule, physical, segment) = (GRANULE as u64, 1 << 30, 1 << 20);
         alloc::BackingCaps { granule, physical, segment, ..alloc::BackingCaps::default() }
@@ -374,7 +379,7 @@ impl alloc::Backing for DryWell {
         Err(Error::Unsupported("no reservations".into()))
     }
 
-    fn commit(&self, _: Option<u64>, bytes: u64) -> Result<alloc::Chunk> {
+    unsafe fn commit(&self, _: Option<u64>, bytes: u64) -> Result<alloc::Chunk> {
         let out = || Err(leasehold::OutOfMemory::new("the dry well", bytes).into());
         if self.taken.load(Ordering::Relaxed) + bytes > self.depth {
             self.refused.store(true, Ordering::Release);
@@ -388,24 +393,24 @@ impl alloc::Backing for DryWell {
         if memory.is_null() { out() } else { Ok(alloc::Chunk { addr: memory as u64, bytes, native: 0 }) }
     }
 
-    fn decommit(&self, chunk: alloc::Chunk) -> Result<()> {
+    unsafe fn decommit(&self, chunk: alloc::Chunk) -> Result<()> {
         let layout =
             std::alloc::Layout::from_size_align(chunk.bytes as usize, GRANULE).map_err(|_| Error::invalid("size"))?;
         self.taken.fetch_sub(chunk.bytes, Ordering::Relaxed);
-        // SAFETY: it came from `commit` with this layout.
+        // SAFETY: the caller vouches that it came from `commit`, so with this layout, and that nobody uses it.
         unsafe { std::alloc::dealloc(chunk.addr as *mut u8, layout) };
         Ok(())
     }
 
-    fn release(&self, _: u64, _: u64) {}
+    unsafe fn release(&self, _: u64, _: u64) {}
 
-    fn fill(&self, at: u64, bytes: u64, byte: u8) -> Result<()> {
-        // SAFETY: memory from `commit`, which the allocator gives to nobody else meanwhile.
+    unsafe fn fill(&self, at: u64, bytes: u64, byte: u8) -> Result<()> {
+        // SAFETY: the caller names memory from `commit` that nobody uses, or no bytes.
         unsafe { std::ptr::write_bytes(at as *mut u8, byte, bytes as usize) };
         Ok(())
     }
 
-    fn verify(&self, _: u64, _: u64, _: u8) -> Result<Option<u64>> {
+    unsafe fn verify(&self, _: u64, _: u64, _: u8) -> Result<Option<u64>> {
         Ok(None)
     }
 }

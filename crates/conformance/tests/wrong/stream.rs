@@ -3,7 +3,7 @@
 use crate::defects::Defect;
 use crate::device::{KEPT, Rig};
 use leasehold::core::sync::atomic::{AtomicU64, Ordering};
-use leasehold::core::{Fate, Handle, Line, Resource, Tagged, Timeline, tags};
+use leasehold::core::{Fate, Handle, Line, LineOwner, Resource, Tagged, Timeline, tags};
 use leasehold::hal::*;
 use leasehold::{Error, Lease, Point, Result};
 use leasehold_conformance::{Injected, TestKernel};
@@ -30,6 +30,7 @@ impl Resource for Streams {
 
     fn create(&self, _: Handle<tags::Stream>, inner: &Lease<dyn Stream>) -> Result<WrongStream> {
         Ok(WrongStream {
+            early: if self.defect == Defect::CompletesEarly { Some(LineOwner::take()?) } else { None },
             inner: inner.clone(),
             defect: self.defect,
             rig: self.rig.clone(),
@@ -46,6 +47,8 @@ impl Resource for Streams {
 }
 
 pub(crate) struct WrongStream {
+    /// A line of its own, for `CompletesEarly`.
+    early: Option<LineOwner>,
     inner: Lease<dyn Stream>,
     defect: Defect,
     rig: Arc<Rig>,
@@ -68,15 +71,18 @@ impl Tagged for WrongStream {
     type Tag = tags::Stream;
 }
 
-impl Timeline for WrongStream {
+// SAFETY: it is wrong on purpose; cases that meet a defect use memory that outlives the run.
+unsafe impl Timeline for WrongStream {
     fn line(&self) -> &'static Line {
-        self.inner.line()
+        self.early.as_ref().map_or_else(|| self.inner.line(), LineOwner::line)
     }
     fn signal(&self) -> Result<u64> {
-        self.inner.signal()
+        let value = self.inner.signal()?;
+        Ok(self.early.as_ref().map_or(value, |early| early.line().submitted()))
     }
     fn refresh(&self) -> Result<u64> {
-        self.inner.refresh()
+        let value = self.inner.refresh()?;
+        Ok(self.early.as_ref().map_or(value, |early| early.line().completed()))
     }
 
     fn wait(&self, on: Point) -> Result<()> {
@@ -95,6 +101,7 @@ impl Timeline for WrongStream {
                 Ok(())
             }
             Defect::RefusesNested if IN_CALL.get() => Err(Error::state("a host call waits")),
+            Defect::CompletesEarly => self.line().wait(value, timeout),
             _ => self.inner.wait_host(value, timeout),
         }
     }
@@ -156,7 +163,8 @@ impl WrongStream {
     }
 }
 
-impl Stream for WrongStream {
+// SAFETY: it is wrong on purpose, but what it makes of an operation stays within that operation's memory.
+unsafe impl Stream for WrongStream {
     unsafe fn submit(&self, ops: &[Op<'_>]) -> Result<u64> {
         while self.defect == Defect::HangsInForks && std::process::id() != self.process {
             std::thread::park();
@@ -214,12 +222,13 @@ impl Stream for WrongStream {
         if loses {
             self.rig.lost.store(true, Ordering::Release);
         }
-        match self.defect {
-            Defect::CompletesEarly => self.line().complete(value),
-            Defect::BlocksInSubmit => {
-                let _ = self.inner.wait_host(value, Some(Duration::from_secs(5)));
-            }
-            _ => {}
+        if self.defect == Defect::BlocksInSubmit {
+            let _ = self.inner.wait_host(value, Some(Duration::from_secs(5)));
+        }
+        if let Some(early) = &self.early {
+            let value = early.advance()?;
+            early.complete(value);
+            return Ok(value);
         }
         Ok(value)
     }
@@ -268,7 +277,8 @@ impl Tagged for WrongGate {
     type Tag = tags::Gate;
 }
 
-impl Timeline for WrongGate {
+// SAFETY: nothing is submitted to a gate.
+unsafe impl Timeline for WrongGate {
     fn line(&self) -> &'static Line {
         self.inner.line()
     }

@@ -8,10 +8,11 @@ use leasehold_core::*;
 #[test]
 fn wait_beside_complete() {
     explore("wait_beside_complete", 8, &["had to wait", "complete at once"], |seen| {
-        let line = Arc::new(Line::for_model());
-        ok(line.advance());
+        let owner = Arc::new(LineOwner::for_model());
+        let line = owner.line();
+        ok(owner.advance());
         let written = Arc::new(UnsafeCell::new(0));
-        let (there, result) = (line.clone(), written.clone());
+        let (there, result) = (owner.clone(), written.clone());
         let theirs = move || {
             // SAFETY: before the completion it is the worker's; loom checks it.
             result.with_mut(|p| unsafe { *p = 7 });
@@ -35,10 +36,11 @@ fn wait_beside_complete() {
 #[test]
 fn two_waiters_beside_complete() {
     explore("two_waiters_beside_complete", 4, &["had to wait"], |seen| {
-        let line = Arc::new(Line::for_model());
-        ok(line.advance());
+        let owner = Arc::new(LineOwner::for_model());
+        let line = owner.line();
+        ok(owner.advance());
         let waiter = || {
-            let (line, seen) = (line.clone(), seen.clone());
+            let seen = seen.clone();
             thread::spawn(move || {
                 if !ok(line.check(1)) {
                     seen.note("had to wait");
@@ -47,7 +49,7 @@ fn two_waiters_beside_complete() {
             })
         };
         let waiters = [waiter(), waiter()];
-        line.complete(1);
+        owner.complete(1);
         for waiter in waiters {
             waiter.join().unwrap();
         }
@@ -57,9 +59,10 @@ fn two_waiters_beside_complete() {
 #[test]
 fn wait_beside_poison() {
     explore("wait_beside_poison", 7, &["had to wait", "failed at once"], |seen| {
-        let line = Arc::new(Line::for_model());
-        ok(line.advance());
-        let there = line.clone();
+        let owner = Arc::new(LineOwner::for_model());
+        let line = owner.line();
+        ok(owner.advance());
+        let there = owner.clone();
         side_by_side(
             move || there.poison(1, Error::state("told to")),
             || {
@@ -75,9 +78,10 @@ fn wait_beside_poison() {
 #[test]
 fn what_failed_never_looks_settled() {
     explore("what_failed_never_looks_settled", 5, &["complete", "pending", "failed"], |seen| {
-        let line = Arc::new(Line::for_model());
-        ok(line.advance());
-        let there = line.clone();
+        let owner = Arc::new(LineOwner::for_model());
+        let line = owner.line();
+        ok(owner.advance());
+        let there = owner.clone();
         let theirs = move || {
             there.poison(1, Error::state("told to"));
             there.complete(1);

@@ -56,14 +56,14 @@ fn values_grow_and_end_at_2_to_the_48() {
     let owner = LineOwner::take().unwrap();
     let line = owner.line();
     let start = line.submitted();
-    assert_eq!(line.advance().unwrap(), start + 1);
+    assert_eq!(owner.advance().unwrap(), start + 1);
     assert_eq!(line.now(), line.at(start + 1));
-    assert_eq!(kind(line.advance_to(start + 1)), "InvalidArgument");
-    assert_eq!(line.advance_to(VALUE_LIMIT - 1).unwrap(), VALUE_LIMIT - 1);
-    assert_eq!(kind(line.advance()), "InvalidState");
-    assert_eq!(kind(line.advance_to(VALUE_LIMIT)), "InvalidState");
+    assert_eq!(kind(owner.advance_to(start + 1)), "InvalidArgument");
+    assert_eq!(owner.advance_to(VALUE_LIMIT - 1).unwrap(), VALUE_LIMIT - 1);
+    assert_eq!(kind(owner.advance()), "InvalidState");
+    assert_eq!(kind(owner.advance_to(VALUE_LIMIT)), "InvalidState");
     assert_eq!(line.submitted(), VALUE_LIMIT - 1, "a refused value changes nothing");
-    line.complete(VALUE_LIMIT - 1);
+    owner.complete(VALUE_LIMIT - 1);
     let id = line.id();
     drop(owner);
     let others: Vec<_> = (0..64).map(|_| LineOwner::take().unwrap()).collect();
@@ -74,11 +74,11 @@ fn values_grow_and_end_at_2_to_the_48() {
 fn completion_is_monotone() {
     let owner = LineOwner::take().unwrap();
     let line = owner.line();
-    let a = line.advance().unwrap();
-    let b = line.advance().unwrap();
+    let a = owner.advance().unwrap();
+    let b = owner.advance().unwrap();
     assert!(!line.is_idle() && !line.is_settled(a) && !line.at(a).is_settled());
-    line.complete(b);
-    line.complete(a);
+    owner.complete(b);
+    owner.complete(a);
     assert_eq!(line.completed(), b);
     assert!(line.is_idle() && line.is_settled(a) && Stamp::from(line.at(b)).is_settled());
     assert!(line.check(b).unwrap() && !line.check(b + 1).unwrap());
@@ -88,22 +88,22 @@ fn completion_is_monotone() {
 fn a_fault_keeps_the_first_value_and_its_cause() {
     let owner = LineOwner::take().unwrap();
     let line = owner.line();
-    let [a, b, c] = [(); 3].map(|()| line.advance().unwrap());
-    line.poison(b, fault());
-    line.poison(c, Error::DeviceLost { cause: "second".into() });
+    let [a, b, c] = [(); 3].map(|()| owner.advance().unwrap());
+    owner.poison(b, fault());
+    owner.poison(c, Error::DeviceLost { cause: "second".into() });
     assert!(line.failed(b) && line.failed(c) && !line.failed(a));
     let (first, cause) = line.failure().unwrap();
     assert_eq!((first, cause.kind()), (b, "Fault"));
     assert_eq!(kind(line.check(b)), "Fault", "the cause at once, before completion");
     assert!(!line.check(a).unwrap());
     // Values still advance, so that nobody hangs; what failed never looks settled.
-    line.complete(c);
+    owner.complete(c);
     assert!(line.is_settled(a) && !line.is_settled(b) && !line.at(c).is_settled());
     assert!(line.is_idle());
     assert_eq!(kind(line.wait(c, None)), "Fault");
     line.wait(a, None).unwrap();
     // An earlier failure that is learnt of later moves the mark down.
-    line.poison(a, Error::DeviceLost { cause: "third".into() });
+    owner.poison(a, Error::DeviceLost { cause: "third".into() });
     assert_eq!(line.failure().map(|(v, e)| (v, e.kind())), Some((a, "Fault")));
     assert!(format!("{line:?}").contains("failed from"));
 }
@@ -112,7 +112,7 @@ fn a_fault_keeps_the_first_value_and_its_cause() {
 fn a_wait_ends_with_completion_failure_or_its_time() {
     let owner = LineOwner::take().unwrap();
     let line = owner.line();
-    let value = line.advance().unwrap();
+    let value = owner.advance().unwrap();
     let begin = Instant::now();
     assert_eq!(kind(line.wait(value, Some(Duration::ZERO))), "Timeout");
     assert!(begin.elapsed() < Duration::from_secs(5));
@@ -125,17 +125,17 @@ fn a_wait_ends_with_completion_failure_or_its_time() {
             .map(|timeout| s.spawn(move || line.wait(value, timeout)))
             .into();
         std::thread::sleep(Duration::from_millis(10));
-        line.complete(value);
+        owner.complete(value);
         waiters.into_iter().for_each(|w| w.join().unwrap().unwrap());
     });
-    let value = line.advance().unwrap();
+    let value = owner.advance().unwrap();
     std::thread::scope(|s| {
         let waiter = s.spawn(move || line.wait(value, None));
         std::thread::sleep(Duration::from_millis(10));
-        line.poison(value, fault());
+        owner.poison(value, fault());
         assert_eq!(kind(waiter.join().unwrap()), "Fault");
     });
-    line.complete(value);
+    owner.complete(value);
 }
 
 #[test]
@@ -144,7 +144,7 @@ fn no_wake_up_is_lost() {
     let line = owner.line();
     let first = line.submitted();
     const VALUES: u64 = 3000;
-    line.advance_to(first + VALUES).unwrap();
+    owner.advance_to(first + VALUES).unwrap();
     std::thread::scope(|s| {
         for _ in 0..2 {
             s.spawn(move || {
@@ -154,7 +154,7 @@ fn no_wake_up_is_lost() {
             });
         }
         for value in first + 1..=first + VALUES {
-            line.complete(value);
+            owner.complete(value);
             if value % 16 == 0 {
                 std::thread::yield_now();
             }
@@ -164,16 +164,16 @@ fn no_wake_up_is_lost() {
 
 #[test]
 fn what_a_line_waited_for_it_knows() {
-    let (a, b) = (LineOwner::take().unwrap(), LineOwner::take().unwrap());
-    let (a, b) = (a.line(), b.line());
-    let (early, late) = (b.advance().unwrap(), b.advance().unwrap());
+    let owners = (LineOwner::take().unwrap(), LineOwner::take().unwrap());
+    let (a, b) = (owners.0.line(), owners.1.line());
+    let (early, late) = (owners.1.advance().unwrap(), owners.1.advance().unwrap());
     assert!(a.knows(Stamp::NEVER) && a.knows(a.at(9).into()), "its own order is known");
     assert!(!a.knows(b.at(early).into()));
-    a.learn(b.at(late));
+    owners.0.learn(b.at(late));
     assert!(a.knows(b.at(early).into()) && a.knows(b.at(late).into()) && !a.knows(b.at(late + 1).into()));
-    a.learn(b.at(early));
+    owners.0.learn(b.at(early));
     assert!(a.knows(b.at(late).into()), "nothing is unlearnt");
-    b.complete(late);
+    owners.1.complete(late);
 }
 
 #[test]
@@ -183,7 +183,7 @@ fn more_lines_than_places_only_forget() {
     for other in &others {
         let line = other.line();
         let point = line.at(line.submitted() + 1);
-        a.line().learn(point);
+        a.learn(point);
         assert!(a.line().knows(point.into()));
         assert!(!a.line().knows(line.at(point.value() + 1).into()));
     }
@@ -207,36 +207,29 @@ fn a_line_is_lent_again_only_when_idle_whole_and_without_memory() {
     // Idle: it comes back, and its counter goes on, so that old points stay settled.
     let owner = LineOwner::take().unwrap();
     let line = owner.line();
-    let value = line.advance().unwrap();
-    line.complete(value);
+    let value = owner.advance().unwrap();
+    owner.complete(value);
     let foreign = LineOwner::take().unwrap();
     let point = foreign.line().at(foreign.line().submitted() + 1);
-    line.learn(point);
+    owner.learn(point);
     drop(owner);
     let owner = find(&mut kept, line.id(), 200).expect("an idle line is lent again");
     assert!(line.submitted() >= value && line.is_settled(value));
     // Regression: the next owner inherited what the last one had waited for.
     assert!(!line.knows(point.into()));
 
-    // Pending: not before its work is over.
-    let value = line.advance().unwrap();
+    // Pending: nobody can say any more when its work is over, so it fails, stays pending and is lent to nobody.
+    let value = owner.advance().unwrap();
     drop(owner);
-    assert!(find(&mut kept, line.id(), 100).is_none(), "work is pending");
-    line.complete(value);
-    let owner = find(&mut kept, line.id(), 300).expect("its work is over");
-
-    // Regression: a line that failed after it was given up was lent again once its values had advanced.
-    let value = line.advance().unwrap();
-    drop(owner);
-    line.poison(value, fault());
-    line.complete(value);
-    assert!(find(&mut kept, line.id(), 300).is_none(), "failed");
+    assert!(find(&mut kept, line.id(), 300).is_none(), "work is pending");
+    assert_eq!(kind(line.wait(value, None)), "InvalidState");
+    assert!(line.completed() < value && !line.at(value).is_settled());
 
     let failed = LineOwner::take().unwrap();
     let id = failed.line().id();
-    failed.line().poison(1 << 40, fault());
+    failed.poison(1 << 40, fault());
     drop(failed);
-    assert!(find(&mut kept, id, 100).is_none(), "failed while owned");
+    assert!(find(&mut kept, id, 100).is_none(), "there are others, which never failed");
 }
 
 #[test]
@@ -244,8 +237,8 @@ fn points_of_lines_that_changed_hands_stay_valid() {
     let stamps: Vec<_> = (0..300)
         .map(|_| {
             let owner = LineOwner::take().unwrap();
-            let value = owner.line().advance().unwrap();
-            owner.line().complete(value);
+            let value = owner.advance().unwrap();
+            owner.complete(value);
             Stamp::from(owner.line().now())
         })
         .collect();
@@ -256,24 +249,60 @@ fn points_of_lines_that_changed_hands_stay_valid() {
 fn a_sleeper_asks_the_publisher_first_and_a_given_up_line_has_none() {
     use leasehold_core::sync::Arc;
     use leasehold_core::sync::atomic::{AtomicU64, Ordering};
-    let owner = LineOwner::take().unwrap();
+    let owner = Arc::new(LineOwner::take().unwrap());
     let line = owner.line();
     let asked = Arc::new(AtomicU64::new(0));
-    let seen = asked.clone();
-    line.set_publisher(Some(Arc::new(move |value, _| {
+    let (seen, publishing) = (asked.clone(), std::sync::Arc::downgrade(&owner));
+    owner.set_publisher(Some(Arc::new(move |value, _| {
         seen.fetch_add(1, Ordering::Relaxed);
-        line.complete(value);
+        publishing.upgrade().expect("it is asked while it lives").complete(value);
     })));
-    let value = line.advance().unwrap();
+    let value = owner.advance().unwrap();
     line.wait(value, None).unwrap();
     line.wait(value, None).unwrap();
     assert_eq!(asked.load(Ordering::Relaxed), 1, "a value that is over is nobody's business");
-    let pending = line.advance().unwrap();
+    let pending = owner.advance().unwrap();
     assert_eq!(kind(line.wait_published(pending, Some(Duration::ZERO))), "Timeout");
     assert_eq!(asked.load(Ordering::Relaxed), 1);
-    line.complete(pending);
+    owner.complete(pending);
     drop(owner);
     assert_eq!(Arc::strong_count(&asked), 1, "a line that is given up forgets its publisher");
+}
+
+#[test]
+fn a_point_that_was_made_up_never_comes_and_does_nothing() {
+    let owner = LineOwner::take().unwrap();
+    let line = owner.line();
+    let value = owner.advance().unwrap();
+    for made_up in [line.at(u64::MAX), line.at(VALUE_LIMIT | 1), Stamp::from_bits(u64::MAX).point().unwrap()] {
+        assert!(!made_up.is_settled() && made_up.value() == VALUE_LIMIT - 1);
+        assert_eq!(kind(made_up.line().wait(made_up.value(), Some(Duration::ZERO))), "Timeout");
+    }
+    // Nobody has line 0; what is learnt of it says nothing of other lines.
+    let nobodys = Stamp::from_bits(7).point().unwrap();
+    assert!(!nobodys.is_settled() && nobodys.line().submitted() == 0);
+    owner.complete(value);
+}
+
+#[test]
+fn an_owner_fails_and_completes_only_its_own_values() {
+    let owner = LineOwner::take().unwrap();
+    let line = owner.line();
+    let value = owner.advance().unwrap();
+    owner.complete(value);
+    drop(owner);
+    let mut others = Vec::new();
+    let next = loop {
+        let next = LineOwner::take().unwrap();
+        if next.line().id() == line.id() {
+            break next;
+        }
+        others.push(next);
+        assert!(others.len() < 1_000, "an idle line is lent again");
+    };
+    next.poison(0, fault());
+    assert!(line.is_settled(value), "what the former owner completed did not fail");
+    assert!(line.failed(value + 1));
 }
 
 /// A failure may be known before what failed is over; who waits for that, waits for a second at most.
@@ -281,8 +310,8 @@ fn a_sleeper_asks_the_publisher_first_and_a_given_up_line_has_none() {
 fn a_failed_line_is_seen_off_for_so_long_as_it_takes() {
     let owner = LineOwner::take().expect("a line");
     let line = owner.line();
-    let value = line.advance().expect("a value");
-    line.poison(value, Error::state("broken"));
+    let value = owner.advance().expect("a value");
+    owner.poison(value, Error::state("broken"));
     let there = || Ok(line.completed());
     // Nobody publishes: a second.
     let begin = Instant::now();
@@ -301,7 +330,7 @@ fn a_failed_line_is_seen_off_for_so_long_as_it_takes() {
     std::thread::scope(|s| {
         s.spawn(|| {
             std::thread::sleep(Duration::from_millis(20));
-            line.complete(value);
+            owner.complete(value);
         });
         line.see_off(value, None, there);
         assert!(line.completed() >= value);

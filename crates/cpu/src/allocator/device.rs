@@ -99,7 +99,8 @@ impl Drop for Taken<'_> {
     }
 }
 
-impl Backing for MmapBacking {
+// SAFETY: memory comes from `mmap` and the process's heap, which give no address twice; commitments replace reserved pages only.
+unsafe impl Backing for MmapBacking {
     fn caps(&self) -> BackingCaps {
         BackingCaps {
             vmm: true,
@@ -117,12 +118,12 @@ impl Backing for MmapBacking {
         Ok(at)
     }
 
-    fn commit(&self, at: Option<u64>, bytes: u64) -> Result<Chunk> {
+    unsafe fn commit(&self, at: Option<u64>, bytes: u64) -> Result<Chunk> {
         self.call();
         let taken = self.take(bytes)?;
         let addr = match at {
             Some(at) => {
-                // SAFETY: the allocator commits inside its reservations.
+                // SAFETY: the caller vouches that the range lies in a reservation of ours and that nothing is committed there.
                 unsafe { memory::commit(at, bytes, self.huge) }?;
                 at
             }
@@ -132,9 +133,9 @@ impl Backing for MmapBacking {
         Ok(Chunk { addr, bytes, native: 0 })
     }
 
-    fn decommit(&self, chunk: Chunk) -> Result<()> {
+    unsafe fn decommit(&self, chunk: Chunk) -> Result<()> {
         self.call();
-        // SAFETY: the chunk was committed by this backing, and the allocator says that nobody uses it any more.
+        // SAFETY: the caller vouches that `commit` gave the chunk, that it is given back once, and that nobody uses it.
         unsafe {
             if self.is_reserved(chunk.addr) {
                 memory::decommit(chunk.addr, chunk.bytes)
@@ -146,29 +147,29 @@ impl Backing for MmapBacking {
         Ok(())
     }
 
-    fn release(&self, addr: u64, bytes: u64) {
+    unsafe fn release(&self, addr: u64, bytes: u64) {
         self.call();
         self.reservations.lock().retain(|&r| r != (addr, bytes));
-        // SAFETY: a reservation of ours in which nothing is committed any more.
+        // SAFETY: the caller vouches that `reserve` gave the range and that nothing is committed in it.
         if let Err(error) = unsafe { memory::unmap(addr, bytes) } {
             tracing::warn!(%error, "a reservation of addresses could not be given back");
         }
     }
 
-    fn fill(&self, at: u64, bytes: u64, byte: u8) -> Result<()> {
+    unsafe fn fill(&self, at: u64, bytes: u64, byte: u8) -> Result<()> {
         if bytes > 0 {
-            // SAFETY: the allocator names committed memory of this backing that nobody uses.
+            // SAFETY: the caller names committed memory of this backing, which is writable, and nobody uses it.
             unsafe { std::ptr::write_bytes(at as *mut u8, byte, bytes as usize) };
         }
         Ok(())
     }
 
-    fn verify(&self, at: u64, bytes: u64, byte: u8) -> Result<Option<u64>> {
+    unsafe fn verify(&self, at: u64, bytes: u64, byte: u8) -> Result<Option<u64>> {
         if bytes == 0 {
             return Ok(None);
         }
-        // SAFETY: the allocator names memory of this backing that it has filled and that nobody uses. (Who writes there now is the defect
-        // that is looked for.)
+        // SAFETY: the caller names committed memory of this backing that was filled, so it is initialised; nobody writes it meanwhile.
+        // (A program that does has a defect of its own, which is what is looked for.)
         let memory = unsafe { std::slice::from_raw_parts(at as *const u8, bytes as usize) };
         Ok(memory.iter().position(|&b| b != byte).map(|i| i as u64))
     }
@@ -187,10 +188,10 @@ impl Backing for MmapBacking {
         Ok(Chunk { addr: at.expose_provenance() as u64, bytes, native: 0 })
     }
 
-    fn exact_free(&self, chunk: Chunk, align: u64) -> Result<()> {
+    unsafe fn exact_free(&self, chunk: Chunk, align: u64) -> Result<()> {
         self.call();
         let layout = heap_layout(chunk.bytes, align)?;
-        // SAFETY: allocated by `exact` with this layout; the allocator says that nobody uses it any more.
+        // SAFETY: the caller vouches that `exact` gave the chunk with this alignment, and that nobody uses it.
         unsafe { std::alloc::dealloc(std::ptr::with_exposed_provenance_mut(chunk.addr as usize), layout) };
         self.committed.fetch_sub(chunk.bytes, Ordering::AcqRel);
         Ok(())

@@ -170,13 +170,13 @@ impl Queue {
                 return Err(Error::invalid(format!("{p:?} is not submitted yet: this stream would wait for itself")));
             }
         }
-        let value = line.advance()?;
+        let value = self.shared.owner.advance()?;
         if pending.ends.is_empty() {
             pending.first = value;
         }
         for op in ops {
             if let Op::Wait(p) = op {
-                line.learn(*p);
+                self.shared.owner.learn(*p);
                 note_wait(*p);
             }
             pending.ops.push(op);
@@ -319,7 +319,8 @@ fn no_overlap(src: u64, dst: u64, bytes: u64) -> Result<()> {
 fn work(shared: &Shared) {
     enter_device_thread();
     let pool = &*shared.pool;
-    let line = shared.owner.line();
+    let owner = &shared.owner;
+    let line = owner.line();
     let mut mine = Pending::with_room();
     pool.wake_up();
     loop {
@@ -353,7 +354,7 @@ fn work(shared: &Shared) {
             let (to, value) = (mine.ends[i] as usize, first + i as u64);
             if !line.failed(value) {
                 RUNNING.set(Some((line.id(), value)));
-                Runner { pool, line, value }.run(&mine.ops, from, to);
+                Runner { pool, owner, value }.run(&mine.ops, from, to);
                 RUNNING.set(None);
             }
             for index in from..to {
@@ -365,7 +366,7 @@ fn work(shared: &Shared) {
             if i == last {
                 pool.end();
             }
-            line.complete(value);
+            owner.complete(value);
             from = to;
         }
         mine.clear();
@@ -375,7 +376,7 @@ fn work(shared: &Shared) {
 /// Runs operations of one submission.
 pub(crate) struct Runner<'a> {
     pub(crate) pool: &'a TilePool,
-    line: &'static Line,
+    owner: &'a LineOwner,
     value: u64,
 }
 
@@ -395,14 +396,14 @@ impl Runner<'_> {
                     self.fault(op.name(), panic_text(panic))
                 }
             };
-            self.line.poison(self.value, failure);
+            self.owner.poison(self.value, failure);
             return;
         }
     }
 
     #[cold]
     fn fault(&self, op: String, what: Box<str>) -> Error {
-        let stream = format!("{} {:?}", self.pool.name(), self.line.id());
+        let stream = format!("{} {:?}", self.pool.name(), self.owner.line().id());
         Fault::new(op, stream, self.value, what.into_string()).into()
     }
 

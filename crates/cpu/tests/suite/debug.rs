@@ -16,7 +16,8 @@ fn fill(rig: &Rig, len: u64, from: u64, bytes: u64) -> u64 {
     buffer.set_tag(5);
     let dst = buffer.addr() + from;
     let p = submit(&rig.stream, &[Op::Fill(Fill { dst, native: 0, bytes, pattern: 0x5a, width: 1 })]).unwrap();
-    buffer.mark_write(p);
+    // SAFETY: the point is that of a submission to this stream that uses the buffer, made in order.
+    unsafe { buffer.mark_write(p) };
     buffer.addr()
 }
 

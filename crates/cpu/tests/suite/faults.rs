@@ -142,7 +142,8 @@ fn a_graph_names_the_node_that_failed() {
             let never = if i == 2 { 3u32 } else { 99 };
             ops.push(&launch(&trap, 8, &b, &never.to_le_bytes()));
         }
-        let exec = rig.device.instantiate(Plan::new(ops)).unwrap();
+        // SAFETY: the plan's pipelines, stamps and graphs are this device's, and its memory outlives the launches.
+        let exec = unsafe { rig.device.instantiate(Plan::new(ops)) }.unwrap();
         let p = submit(&rig.stream, &[Op::Graph(&exec)]).unwrap();
         let cause = rig.stream.wait_host(p.value(), LONG).unwrap_err();
         assert_eq!(fault(&cause).op, "graph node 2 (dispatch trap)");

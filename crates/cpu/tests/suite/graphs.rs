@@ -27,7 +27,8 @@ fn equal_bits_at_every_number_of_threads_eager_and_replayed() {
         });
         let mut ops = OpList::new();
         ops.push(&op);
-        let exec = rig.device.instantiate(Plan::new(ops)).unwrap();
+        // SAFETY: the plan's pipelines, stamps and graphs are this device's, and its memory outlives the launches.
+        let exec = unsafe { rig.device.instantiate(Plan::new(ops)) }.unwrap();
         for op in [op, Op::Graph(&exec), op, Op::Graph(&exec)] {
             submit(&rig.stream, &[op]).unwrap();
             finish(&rig.stream).unwrap();
@@ -80,7 +81,8 @@ fn dependencies_hold_in_wide_graphs() {
         for (i, c) in cells.iter_mut().enumerate().take(width) {
             *c = i as u64 * 1_000_003;
         }
-        let exec = rig.device.instantiate(Plan::new(lattice(&rig, &cells, layers, width))).unwrap();
+        // SAFETY: the plan's pipelines, stamps and graphs are this device's, and its memory outlives the launches.
+        let exec = unsafe { rig.device.instantiate(Plan::new(lattice(&rig, &cells, layers, width))) }.unwrap();
         assert_eq!(exec.nodes(), (layers - 1) * width);
         for _ in 0..70 {
             for c in &mut cells[width..] {
@@ -125,7 +127,8 @@ fn independent_branches_run_side_by_side_when_that_pays() {
         let b = [on(&cells, Access::Read), on(&own[i..=i], Access::Write)];
         ops.push(&launch(&meet, 1, &b, &[]));
     }
-    let exec = rig.device.instantiate(Plan::new(ops)).unwrap();
+    // SAFETY: the plan's pipelines, stamps and graphs are this device's, and its memory outlives the launches.
+    let exec = unsafe { rig.device.instantiate(Plan::new(ops)) }.unwrap();
     // A kernel's cost is learnt from dispatches of several tiles.
     let b = [on(&cells, Access::Read), on(&own, Access::Write)];
     submit(&rig.stream, &[launch(&meet, 2, &b, &[])]).unwrap();
@@ -157,7 +160,8 @@ fn all_kinds_of_operations_replay() {
     let opens = gate.line().completed() + 1;
     let mut inner = OpList::new();
     inner.push(&Op::Host(&call));
-    let inner = rig.device.instantiate(Plan::new(inner)).unwrap();
+    // SAFETY: the plan's pipelines, stamps and graphs are this device's, and its memory outlives the launches.
+    let inner = unsafe { rig.device.instantiate(Plan::new(inner)) }.unwrap();
     let mut ops = OpList::new();
     let m = mid.as_ptr() as u64;
     ops.push(&Op::Wait(gate.line().at(opens)));
@@ -172,7 +176,8 @@ fn all_kinds_of_operations_replay() {
         bytes: 256,
         keep: None,
     }));
-    let exec = rig.device.instantiate(Plan::new(ops)).unwrap();
+    // SAFETY: the plan's pipelines, stamps and graphs are this device's, and its memory outlives the launches.
+    let exec = unsafe { rig.device.instantiate(Plan::new(ops)) }.unwrap();
     drop((call, inner));
     submit(&rig.stream, &[Op::Graph(&exec)]).unwrap();
     gate.signal_host(opens).unwrap();
@@ -192,7 +197,8 @@ fn all_kinds_of_operations_replay() {
 fn an_empty_graph_is_valid() {
     let rig = rig(2);
     for plan in [Plan::default(), Plan::new(OpList::new())] {
-        let exec = rig.device.instantiate(plan).unwrap();
+        // SAFETY: the plan's pipelines, stamps and graphs are this device's, and its memory outlives the launches.
+        let exec = unsafe { rig.device.instantiate(plan) }.unwrap();
         submit(&rig.stream, &[Op::Graph(&exec)]).unwrap();
         finish(&rig.stream).unwrap();
     }
@@ -211,7 +217,8 @@ fn updates_are_in_place_and_all_or_nothing() {
     ops.push(&launch(&digit, 1, &b, &2u32.to_le_bytes()));
     let stamp = rig.device.timestamp().unwrap();
     ops.push(&Op::Stamp(&stamp));
-    let exec = rig.device.instantiate(Plan::new(ops)).unwrap();
+    // SAFETY: the plan's pipelines, stamps and graphs are this device's, and its memory outlives the launches.
+    let exec = unsafe { rig.device.instantiate(Plan::new(ops)) }.unwrap();
     let patch = |node| NodePatch { node, bindings: None, params: None, grid: None };
     let (five, long) = (5u32.to_le_bytes(), [0u8; 8]);
     for bad in [
@@ -221,15 +228,18 @@ fn updates_are_in_place_and_all_or_nothing() {
         patch(3),
     ] {
         let good = NodePatch { params: Some(&five), ..patch(0) };
-        assert!(matches!(exec.update(&[good, bad]), Err(Error::InvalidArgument(_))));
+        // SAFETY: no launch is in flight, and the patches name memory that outlives the launches.
+        assert!(matches!(unsafe { exec.update(&[good, bad]) }, Err(Error::InvalidArgument(_))));
     }
     let other = [on(&two, Access::ReadWrite)];
     submit(&rig.stream, &[Op::Graph(&exec)]).unwrap();
     finish(&rig.stream).unwrap();
-    exec.update(&[NodePatch { params: Some(&five), bindings: Some(&other), ..patch(1) }]).unwrap();
+    // SAFETY: no launch is in flight, and the patches name memory that outlives the launches.
+    unsafe { exec.update(&[NodePatch { params: Some(&five), bindings: Some(&other), ..patch(1) }]) }.unwrap();
     submit(&rig.stream, &[Op::Graph(&exec)]).unwrap();
     finish(&rig.stream).unwrap();
-    exec.update(&[NodePatch { grid: Some([0, 1, 1]), ..patch(0) }]).unwrap();
+    // SAFETY: no launch is in flight, and the patches name memory that outlives the launches.
+    unsafe { exec.update(&[NodePatch { grid: Some([0, 1, 1]), ..patch(0) }]) }.unwrap();
     submit(&rig.stream, &[Op::Graph(&exec)]).unwrap();
     finish(&rig.stream).unwrap();
     // SAFETY: the work is over.
@@ -246,20 +256,24 @@ fn an_update_never_changes_running_work() {
     let mut ops = OpList::new();
     ops.push(&launch(&spin, 1, &b, &[]));
     let started = Arc::new(AtomicU64::new(0));
-    let exec = rig.device.instantiate(Plan::new(ops)).unwrap();
+    // SAFETY: the plan's pipelines, stamps and graphs are this device's, and its memory outlives the launches.
+    let exec = unsafe { rig.device.instantiate(Plan::new(ops)) }.unwrap();
     submit(&rig.stream, &[Op::Graph(&exec)]).unwrap();
     let patch = NodePatch { node: 0, bindings: None, params: None, grid: Some([2, 1, 1]) };
     // Once the launch runs the update is refused.
     let start = Instant::now();
-    while exec.update(&[NodePatch { grid: None, ..patch }]).is_ok() {
+    // SAFETY: no launch is in flight, and the patches name memory that outlives the launches.
+    while unsafe { exec.update(&[NodePatch { grid: None, ..patch }]) }.is_ok() {
         assert!(start.elapsed() < Duration::from_secs(20), "the launch never began");
         thread::yield_now();
     }
-    assert!(matches!(exec.update(&[patch]), Err(Error::InvalidState(_))));
+    // SAFETY: no launch is in flight, and the patches name memory that outlives the launches.
+    assert!(matches!(unsafe { exec.update(&[patch]) }, Err(Error::InvalidState(_))));
     drop(started);
     cells[0].store(1, Ordering::Release);
     finish(&rig.stream).unwrap();
-    exec.update(&[patch]).unwrap();
+    // SAFETY: no launch is in flight, and the patches name memory that outlives the launches.
+    unsafe { exec.update(&[patch]) }.unwrap();
 }
 
 #[test]
@@ -276,7 +290,8 @@ fn one_graph_on_two_streams_is_serialised_and_may_be_dropped_meanwhile() {
     for _ in 0..50 {
         ops.push(&launch(&digit, 1, &b, &1u32.to_le_bytes()));
     }
-    let exec = rig.device.instantiate(Plan::new(ops)).unwrap();
+    // SAFETY: the plan's pipelines, stamps and graphs are this device's, and its memory outlives the launches.
+    let exec = unsafe { rig.device.instantiate(Plan::new(ops)) }.unwrap();
     let other = rig.another();
     for _ in 0..50 {
         submit(&rig.stream, &[Op::Graph(&exec)]).unwrap();
@@ -299,5 +314,6 @@ fn a_broken_plan_is_refused() {
     let mut ops = OpList::new();
     ops.push(&Op::Host(&call));
     let plan = Plan { ops, pred: vec![0], pred_at: vec![0, 1] };
-    assert!(matches!(rig.device.instantiate(plan), Err(Error::InvalidArgument(_))));
+    // SAFETY: the plan's pipelines, stamps and graphs are this device's, and its memory outlives the launches.
+    assert!(matches!(unsafe { rig.device.instantiate(plan) }, Err(Error::InvalidArgument(_))));
 }

@@ -70,7 +70,8 @@ fn shutdown_with_live_children_counts_them_and_changes_nothing() {
     let stamp = device.timestamp().unwrap();
     let memory = device.memory(MemoryKind::Pinned).unwrap();
     let buffer = memory.alloc(Layout::new(5), On { line: stream.line(), timeline: &*stream }).unwrap();
-    let exec = device.instantiate(Plan::default()).unwrap();
+    // SAFETY: the plan's pipelines, stamps and graphs are this device's, and its memory outlives the launches.
+    let exec = unsafe { device.instantiate(Plan::default()) }.unwrap();
     drop(device);
     let refused = |what: &str| match backend.shutdown() {
         Err(Error::LeasesOutstanding { resource, strong, .. }) => assert_eq!((resource, strong), (what, 1)),
@@ -139,7 +140,8 @@ fn everything_may_be_dropped_in_any_order_with_work_in_flight() {
         let opens = gate.line().completed() + 1;
         let mut ops = leasehold_hal::OpList::new();
         ops.push(&launch(&kernel, 64, &b, &[]));
-        let exec = rig.device.instantiate(Plan::new(ops)).unwrap();
+        // SAFETY: the plan's pipelines, stamps and graphs are this device's, and its memory outlives the launches.
+        let exec = unsafe { rig.device.instantiate(Plan::new(ops)) }.unwrap();
         let p = submit(&rig.stream, &[Op::Wait(gate.line().at(opens)), Op::Graph(&exec)]).unwrap();
         drop((exec, kernel));
         let Rig { stream, device, backend } = rig;

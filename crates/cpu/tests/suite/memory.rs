@@ -17,7 +17,8 @@ fn touch(rig: &Rig, kind: MemoryKind, bytes: u64) -> u64 {
     assert_eq!(buffer.host_kind(), HostKind::Pageable);
     let fill = Fill { dst: buffer.addr(), native: 0, bytes, pattern: 0x5a, width: 1 };
     let p = submit(&rig.stream, &[Op::Fill(fill)]).unwrap();
-    buffer.mark_write(p);
+    // SAFETY: the point is that of a submission to this stream that uses the buffer, made in order.
+    unsafe { buffer.mark_write(p) };
     finish(&rig.stream).unwrap();
     // SAFETY: within the buffer, which nobody uses now.
     let last = unsafe { std::ptr::read_volatile((buffer.addr() + bytes - 1) as *const u8) };
@@ -74,21 +75,26 @@ fn a_backing_gives_zeroed_pages_again_after_giving_them_back() {
     let base = backing.reserve(granule * 8).unwrap();
     assert_eq!(base % granule, 0);
     for _ in 0..3 {
-        let chunk = backing.commit(Some(base + granule), granule * 2).unwrap();
+        // SAFETY: the ranges are this backing's own, named in their order by this test alone.
+        let chunk = unsafe { backing.commit(Some(base + granule), granule * 2) }.unwrap();
         let at = (chunk.addr + granule) as *mut u64;
         // SAFETY: committed.
         unsafe {
             assert_eq!(at.read_volatile(), 0);
             at.write_volatile(7);
         }
-        backing.decommit(chunk).unwrap();
+        // SAFETY: the ranges are this backing's own, named in their order by this test alone.
+        unsafe { backing.decommit(chunk) }.unwrap();
     }
-    let segment = backing.commit(None, granule).unwrap();
+    // SAFETY: the ranges are this backing's own, named in their order by this test alone.
+    let segment = unsafe { backing.commit(None, granule) }.unwrap();
     assert_eq!(segment.addr % granule, 0);
     // SAFETY: committed.
     unsafe { (segment.addr as *mut u8).write_volatile(1) };
-    backing.decommit(segment).unwrap();
-    backing.release(base, granule * 8);
+    // SAFETY: the ranges are this backing's own, named in their order by this test alone.
+    unsafe { backing.decommit(segment) }.unwrap();
+    // SAFETY: the ranges are this backing's own, named in their order by this test alone.
+    unsafe { backing.release(base, granule * 8) };
     assert!(backing.driver_calls() >= 9);
 }
 

@@ -112,7 +112,8 @@ impl DeviceBacking {
     }
 }
 
-impl Backing for DeviceBacking {
+// SAFETY: the driver gives each piece and each range of addresses to one caller.
+unsafe impl Backing for DeviceBacking {
     fn caps(&self) -> BackingCaps {
         let vmm = self.source == MemorySource::Vmm;
         BackingCaps {
@@ -132,7 +133,7 @@ impl Backing for DeviceBacking {
         Ok(addr)
     }
 
-    fn commit(&self, at: Option<u64>, bytes: u64) -> Result<Chunk> {
+    unsafe fn commit(&self, at: Option<u64>, bytes: u64) -> Result<Chunk> {
         if at.is_some() {
             return Err(Error::Unsupported("memory comes in pieces inside a reservation".into()));
         }
@@ -155,7 +156,7 @@ impl Backing for DeviceBacking {
         Ok(Chunk { addr, bytes, native: 0 })
     }
 
-    fn decommit(&self, chunk: Chunk) -> Result<()> {
+    unsafe fn decommit(&self, chunk: Chunk) -> Result<()> {
         self.calls(1);
         match self.source {
             MemorySource::Pool => self.with_stream(|stream| {
@@ -170,7 +171,7 @@ impl Backing for DeviceBacking {
         Ok(())
     }
 
-    fn release(&self, addr: u64, bytes: u64) {
+    unsafe fn release(&self, addr: u64, bytes: u64) {
         self.calls(1);
         self.shared.remove_range(addr);
         self.door.leave_behind(|ops| ops.address_free(addr, bytes));
@@ -181,26 +182,26 @@ impl Backing for DeviceBacking {
         self.door.within(|ops| ops.memory_create(self.door.ordinal(), bytes)).map(|m| m.0)
     }
 
-    fn destroy(&self, handle: u64, _: u64) -> Result<()> {
+    unsafe fn destroy(&self, handle: u64, _: u64) -> Result<()> {
         self.calls(1);
         self.door.give_back(|ops| ops.memory_release(NativeMemory(handle)))
     }
 
-    fn map(&self, at: u64, handle: u64, bytes: u64) -> Result<()> {
+    unsafe fn map(&self, at: u64, handle: u64, bytes: u64) -> Result<()> {
         self.calls(1);
         self.door.within(|ops| ops.map(at, bytes, NativeMemory(handle)))?;
         self.shared.mapped(self.door.ordinal(), at, bytes);
         Ok(())
     }
 
-    fn enable(&self, at: u64, bytes: u64) -> Result<()> {
+    unsafe fn enable(&self, at: u64, bytes: u64) -> Result<()> {
         self.calls(1);
         let mut who = self.shared.guests(self.door.ordinal());
         who.insert(0, self.door.ordinal());
         self.door.within(|ops| ops.set_access(at, bytes, &who))
     }
 
-    fn unmap(&self, at: u64, bytes: u64) -> Result<()> {
+    unsafe fn unmap(&self, at: u64, bytes: u64) -> Result<()> {
         self.calls(1);
         self.door.give_back(|ops| ops.unmap(at, bytes))?;
         self.shared.unmapped(self.door.ordinal(), at);
@@ -222,7 +223,7 @@ impl Backing for DeviceBacking {
         Ok(Chunk { addr, bytes, native: 0 })
     }
 
-    fn exact_free(&self, chunk: Chunk, _: u64) -> Result<()> {
+    unsafe fn exact_free(&self, chunk: Chunk, _: u64) -> Result<()> {
         self.calls(1);
         self.door.give_back(|ops| ops.free(chunk.addr))?;
         self.shared.remove_range(chunk.addr);

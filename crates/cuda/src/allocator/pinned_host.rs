@@ -46,7 +46,8 @@ impl PinnedBacking {
     }
 }
 
-impl Backing for PinnedBacking {
+// SAFETY: each segment is pinned memory that the driver allocated for this call.
+unsafe impl Backing for PinnedBacking {
     fn caps(&self) -> BackingCaps {
         BackingCaps { vmm: false, reserve: false, granule: GRANULE, segment: SEGMENT, ..BackingCaps::default() }
     }
@@ -55,14 +56,14 @@ impl Backing for PinnedBacking {
         Err(Error::Unsupported("pinned memory comes in segments".into()))
     }
 
-    fn commit(&self, _: Option<u64>, bytes: u64) -> Result<Chunk> {
+    unsafe fn commit(&self, _: Option<u64>, bytes: u64) -> Result<Chunk> {
         self.calls.fetch_add(1, Ordering::Relaxed);
         let addr = self.door.within(|ops| ops.host_alloc(bytes, HostFlags::default()))?;
         self.shared.add_range(addr, bytes, Place::Pinned);
         Ok(Chunk { addr, bytes, native: 0 })
     }
 
-    fn decommit(&self, chunk: Chunk) -> Result<()> {
+    unsafe fn decommit(&self, chunk: Chunk) -> Result<()> {
         self.calls.fetch_add(1, Ordering::Relaxed);
         self.shared.remove_range(chunk.addr);
         let freed = self.door.give_back(|ops| ops.host_free(chunk.addr));
@@ -72,24 +73,24 @@ impl Backing for PinnedBacking {
         freed
     }
 
-    fn release(&self, _: u64, _: u64) {}
+    unsafe fn release(&self, _: u64, _: u64) {}
 
-    fn fill(&self, at: u64, bytes: u64, byte: u8) -> Result<()> {
+    unsafe fn fill(&self, at: u64, bytes: u64, byte: u8) -> Result<()> {
         if bytes > 0 {
             self.door.ops().host_access(at, bytes, true);
-            // SAFETY: the allocator names pinned memory of this backing, which is host memory, that nobody uses.
+            // SAFETY: the caller names committed memory of this backing, which is the host's to write, and nobody uses it.
             unsafe { std::ptr::write_bytes(at as *mut u8, byte, bytes as usize) };
         }
         Ok(())
     }
 
-    fn verify(&self, at: u64, bytes: u64, byte: u8) -> Result<Option<u64>> {
+    unsafe fn verify(&self, at: u64, bytes: u64, byte: u8) -> Result<Option<u64>> {
         if bytes == 0 {
             return Ok(None);
         }
         self.door.ops().host_access(at, bytes, false);
-        // SAFETY: the allocator names pinned memory of this backing that it has filled and that nobody uses. (Who writes there now is the
-        // defect that is looked for.)
+        // SAFETY: the caller names committed memory of this backing that was filled, so it is initialised; nobody writes it meanwhile.
+        // (A program that does has a defect of its own, which is what is looked for.)
         let memory = unsafe { std::slice::from_raw_parts(at as *const u8, bytes as usize) };
         Ok(memory.iter().position(|&b| b != byte).map(|i| i as u64))
     }

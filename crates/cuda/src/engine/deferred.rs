@@ -68,7 +68,7 @@ enum Next {
 impl StreamCore {
     /// Holds a whole submission back behind what is held back already.
     pub(super) fn defer(&self, mut state: MutexGuard<'_, State>, ops: &[Op<'_>]) -> Result<u64> {
-        let value = self.line().advance()?;
+        let value = self.owner.advance()?;
         let job = self.job(value, ops);
         #[cfg(feature = "planted-defects")]
         if self.core.shared.config.has(crate::defects::Defect::DeferredOutOfOrder) && !state.deferred.is_empty() {
@@ -104,7 +104,7 @@ impl StreamCore {
     }
 
     fn note_wait(&self, point: Point) {
-        self.line().learn(point);
+        self.owner.learn(point);
         if matches!(point.line().check(point.value()), Ok(false)) {
             self.core.shared.note_wait(point, &self.me);
         }
@@ -298,7 +298,7 @@ impl StreamCore {
         let issued = self.issued.load(Ordering::Acquire);
         match self.host.carry_out(line, value, issued, self.core.door.ops()) {
             Some(publish) => {
-                line.complete(publish);
+                self.owner.complete(publish);
                 self.state.lock().fence = None;
                 Ok(Next::Call)
             }

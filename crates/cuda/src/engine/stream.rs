@@ -102,7 +102,7 @@ pub(super) struct Refusal {
 /// What a stream is.
 pub struct StreamCore {
     pub(super) core: Arc<Core>,
-    owner: LineOwner,
+    pub(super) owner: LineOwner,
     native: NativeStream,
     priority: i32,
     word: Option<Word>,
@@ -154,7 +154,7 @@ impl StreamCore {
             core,
         });
         let me = stream.me.clone();
-        stream.line().set_publisher(Some(Arc::new(move |value, timeout| {
+        stream.owner.set_publisher(Some(Arc::new(move |value, timeout| {
             if let Some(stream) = me.upgrade() {
                 stream.publish_for(value, timeout);
             }
@@ -203,7 +203,7 @@ impl StreamCore {
 
     /// Fails everything from `value` on.
     pub(super) fn fail(&self, value: u64, cause: Error) {
-        self.line().poison(value, cause);
+        self.owner.poison(value, cause);
         self.after_failure();
     }
 
@@ -238,7 +238,7 @@ impl StreamCore {
             let end = line.submitted();
             // Also of a submission that was lost half way, and so has no value.
             if let Some(publish) = self.host.carry_out(line, VALUE_LIMIT, end, self.core.door.ops()) {
-                line.complete(publish);
+                self.owner.complete(publish);
             }
         }
     }
@@ -247,7 +247,7 @@ impl StreamCore {
     pub(super) fn lost(&self, loss: &Error) {
         let line = self.line();
         if !line.failed(VALUE_LIMIT) {
-            line.poison(line.completed() + 1, loss.clone());
+            self.owner.poison(line.completed() + 1, loss.clone());
         }
         self.after_failure();
     }
@@ -282,12 +282,13 @@ impl Drop for StreamCore {
         if !line.is_idle() {
             // Only when the backend was dropped without a shutdown while a gate held work back.
             let jobs = std::mem::take(&mut self.state.get_mut().deferred);
-            line.poison(line.completed() + 1, Error::state("the backend ended while the stream's work was held back"));
+            self.owner
+                .poison(line.completed() + 1, Error::state("the backend ended while the stream's work was held back"));
             drop(jobs);
             self.core.door.leave_behind(|ops| ops.stream_synchronize(self.native));
             let end = line.submitted();
             let _ = self.host.carry_out(line, end, end, self.core.door.ops());
-            line.complete(end);
+            self.owner.complete(end);
         }
         if self.core.door.loss().is_none() && self.reached() < self.signalled.load(Ordering::Acquire) {
             // All is over, but the signal of it may still be on its way to the word, which somebody else gets next.
@@ -311,7 +312,8 @@ impl fmt::Debug for StreamCore {
 /// The stream as its own staging memory sees it: it waits for nobody else's.
 struct Own<'a>(&'a StreamCore);
 
-impl Timeline for Own<'_> {
+// SAFETY: the line and all that is said of it are the stream's own.
+unsafe impl Timeline for Own<'_> {
     fn line(&self) -> &'static Line {
         self.0.line()
     }

@@ -27,8 +27,10 @@ fn life(backend: &CudaBackend) -> Result<()> {
     // Buffers must not be reused before what uses them is over, whatever happens.
     let used = |stream: &leasehold_core::Lease<dyn leasehold_hal::Stream>, ops: &[Op<'_>]| {
         let value = submit(stream, ops)?;
-        x.mark_write(stream.line().at(value));
-        y.mark_write(stream.line().at(value));
+        // SAFETY: the point is that of a submission to this stream that uses the buffer, made in order.
+        unsafe { x.mark_write(stream.line().at(value)) };
+        // SAFETY: the point is that of a submission to this stream that uses the buffer, made in order.
+        unsafe { y.mark_write(stream.line().at(value)) };
         Ok::<u64, Error>(value)
     };
     used(&a, &[Op::Stamp(&start), source.up(&x), fill(&y, 0), copy(&x, &y)])?;
@@ -41,7 +43,8 @@ fn life(backend: &CudaBackend) -> Result<()> {
     let call = HostCall::new("nothing", || Ok(()));
     let over = used(&b, &[target.down(&y), Op::Host(&call), Op::Stamp(&end)])?;
     wait(&b, over)?;
-    let _ = device.elapsed(&start, &end)?;
+    // SAFETY: the stamps are of this backend.
+    let _ = unsafe { device.elapsed(&start, &end) }?;
     let mut ops = OpList::new();
     let foreign = ForeignCall::new("nothing", vec![bind(&y, Access::ReadWrite)], |_| Ok(()));
     for op in [
@@ -55,11 +58,15 @@ fn life(backend: &CudaBackend) -> Result<()> {
     ] {
         ops.push(&op);
     }
-    let graph = device.instantiate(Plan::new(ops))?;
+    // SAFETY: the plan's pipelines, stamps and graphs are this device's, and its memory outlives the launches.
+    let graph = unsafe { device.instantiate(Plan::new(ops)) }?;
     for round in 0..2u32 {
         let v = used(&a, &[Op::Wait(b.line().at(over)), Op::Graph(&graph)])?;
         wait(&a, v)?;
-        graph.update(&[NodePatch { node: 1, bindings: None, params: Some(&round.to_le_bytes()), grid: None }])?;
+        // SAFETY: no launch is in flight, and the patches name memory that outlives the launches.
+        unsafe {
+            graph.update(&[NodePatch { node: 1, bindings: None, params: Some(&round.to_le_bytes()), grid: None }])
+        }?;
     }
     device.synchronize(None)?;
     device.memory(leasehold_hal::MemoryKind::Device)?.trim(0)?;
@@ -194,7 +201,8 @@ fn a_graph_that_cannot_be_made_gives_its_arena_back() {
             if let Ok(graph) = graph {
                 let launch = arena.launch().unwrap();
                 if let Ok(value) = submit(&s, &[Op::Graph(&graph)]) {
-                    kept.mark_write(s.line().at(value));
+                    // SAFETY: the point is that of a submission to this stream that uses the buffer, made in order.
+                    unsafe { kept.mark_write(s.line().at(value)) };
                     launch.launched(s.line().at(value));
                 }
             }
@@ -207,7 +215,8 @@ fn a_graph_that_cannot_be_made_gives_its_arena_back() {
             let graph = record(&arena, on, &device, &kept).unwrap_or_else(|e| panic!("after {name} {k}: {e}"));
             let value = submit(&s, &[Op::Graph(&graph)]).unwrap();
             arena.launch().unwrap().launched(s.line().at(value));
-            kept.mark_write(s.line().at(value));
+            // SAFETY: the point is that of a submission to this stream that uses the buffer, made in order.
+            unsafe { kept.mark_write(s.line().at(value)) };
             assert!(read(&s, &kept).iter().all(|&b| b == 7), "after {name} {k}");
             if name.is_empty() {
                 for (name, n) in bench.driver.machine().calls_by_name() {
@@ -244,5 +253,6 @@ fn record(
     ops.push(&copy(&temp, out));
     ops.rebind(|addr| bindings.resolve(addr).map(|real| (real, bindings.native)));
     drop(temp);
-    device.instantiate(Plan::new(ops))
+    // SAFETY: the plan's pipelines, stamps and graphs are this device's, and its memory outlives the launches.
+    unsafe { device.instantiate(Plan::new(ops)) }
 }

@@ -173,22 +173,29 @@ fn stamps_are_unwritten_until_their_submission_is_over() {
     let a = stream(&device);
     let x = buffer(&device, &a, 1 << 20);
     let stamps: Vec<Lease<Timestamp>> = (0..3).map(|_| device.timestamp().unwrap()).collect();
-    assert_eq!(device.elapsed(&stamps[0], &stamps[1]).unwrap_err().kind(), "InvalidState");
+    // SAFETY: the stamps are of this backend.
+    assert_eq!(unsafe { device.elapsed(&stamps[0], &stamps[1]) }.unwrap_err().kind(), "InvalidState");
     let v = submit(&a, &[Op::Stamp(&stamps[0]), fill(&x, 1), Op::Stamp(&stamps[1])]).unwrap();
-    assert_eq!(device.elapsed(&stamps[0], &stamps[1]).unwrap_err().kind(), "InvalidState", "not yet");
+    // SAFETY: the stamps are of this backend.
+    assert_eq!(unsafe { device.elapsed(&stamps[0], &stamps[1]) }.unwrap_err().kind(), "InvalidState", "not yet");
     wait(&a, v).unwrap();
-    assert!(!device.elapsed(&stamps[0], &stamps[1]).unwrap().is_zero());
-    assert!(device.elapsed(&stamps[1], &stamps[0]).unwrap().is_zero(), "the other way round");
-    assert_eq!(device.elapsed(&stamps[0], &stamps[2]).unwrap_err().kind(), "InvalidState");
+    // SAFETY: the stamps are of this backend.
+    assert!(!unsafe { device.elapsed(&stamps[0], &stamps[1]) }.unwrap().is_zero());
+    // SAFETY: the stamps are of this backend.
+    assert!(unsafe { device.elapsed(&stamps[1], &stamps[0]) }.unwrap().is_zero(), "the other way round");
+    // SAFETY: the stamps are of this backend.
+    assert_eq!(unsafe { device.elapsed(&stamps[0], &stamps[2]) }.unwrap_err().kind(), "InvalidState");
     // In a graph too.
     let mut ops = OpList::new();
     for op in [Op::Stamp(&stamps[1]), fill(&x, 2), Op::Stamp(&stamps[2])] {
         ops.push(&op);
     }
-    let graph = device.instantiate(Plan::new(ops)).unwrap();
+    // SAFETY: the plan's pipelines, stamps and graphs are this device's, and its memory outlives the launches.
+    let graph = unsafe { device.instantiate(Plan::new(ops)) }.unwrap();
     let v = submit(&a, &[Op::Graph(&graph)]).unwrap();
     wait(&a, v).unwrap();
-    assert!(!device.elapsed(&stamps[1], &stamps[2]).unwrap().is_zero());
+    // SAFETY: the stamps are of this backend.
+    assert!(!unsafe { device.elapsed(&stamps[1], &stamps[2]) }.unwrap().is_zero());
     drop(graph);
     let native = stamps[0].native;
     drop(stamps);

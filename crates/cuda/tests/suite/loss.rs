@@ -24,7 +24,8 @@ fn tell(config: CudaConfig) {
     let stamp = device.timestamp().unwrap();
     let mut ops = OpList::new();
     ops.push(&fill(&x, 1));
-    let graph = device.instantiate(Plan::new(ops)).unwrap();
+    // SAFETY: the plan's pipelines, stamps and graphs are this device's, and its memory outlives the launches.
+    let graph = unsafe { device.instantiate(Plan::new(ops)) }.unwrap();
     let gate = device.gate().unwrap();
     let held = submit(&b, &[Op::Wait(gate.line().at(gate.line().submitted() + 1)), fill(&y, 1)]).unwrap();
     let host = Host::new(vec![9; 4096]);
@@ -32,8 +33,10 @@ fn tell(config: CudaConfig) {
     submit(&a, &[fill(&x, 1)]).unwrap();
     let value = submit(&a, &[dispatch(&trap, &[], &[])]).unwrap();
     let after = submit(&a, &[host.down(&x), Op::Stamp(&stamp), Op::Graph(&graph)]).unwrap();
-    x.mark_write(a.line().at(after));
-    y.mark_write(b.line().at(held));
+    // SAFETY: the point is that of a submission to this stream that uses the buffer, made in order.
+    unsafe { x.mark_write(a.line().at(after)) };
+    // SAFETY: the point is that of a submission to this stream that uses the buffer, made in order.
+    unsafe { y.mark_write(b.line().at(held)) };
     let cause = lost(wait(&a, after), "the wait");
     for part in
         ["conformance_trap", "719", &format!("{:?}", a.line().id()), &format!("submissions {} to {after}", value - 1)]
@@ -50,8 +53,13 @@ fn tell(config: CudaConfig) {
     assert_eq!(lost(device.stream(&StreamDesc::default()).map(drop), "a stream"), cause);
     assert_eq!(lost(device.timestamp().map(drop), "a stamp"), cause);
     assert_eq!(lost(device.pipeline(&TestKernel::Add.for_cuda()).map(drop), "a pipeline"), cause);
+    // SAFETY: the plan's pipelines, stamps and graphs are this device's, and its memory outlives the launches.
     assert_eq!(
-        lost(device.instantiate(Plan::new(OpList::new())).and_then(|g| submit(&a, &[Op::Graph(&g)])), "a graph"),
+        lost(
+            // SAFETY: an empty plan names nothing.
+            unsafe { device.instantiate(Plan::new(OpList::new())) }.and_then(|g| submit(&a, &[Op::Graph(&g)])),
+            "a graph"
+        ),
         cause
     );
     assert_eq!(lost(device.memory_info(), "the memory"), cause);

@@ -119,7 +119,8 @@ fn a_host_call_sees_what_landed_before_it_also_in_its_own_submission() {
     for op in [fill(&x, 5), host.down(&x), Op::Host(&call), fill(&x, 6), host.down(&x), Op::Host(&call)] {
         ops.push(&op);
     }
-    let graph = device.instantiate(Plan::new(ops)).unwrap();
+    // SAFETY: the plan's pipelines, stamps and graphs are this device's, and its memory outlives the launches.
+    let graph = unsafe { device.instantiate(Plan::new(ops)) }.unwrap();
     seen.lock().clear();
     for _ in 0..3 {
         submit(&a, &[Op::Graph(&graph)]).unwrap();
@@ -315,18 +316,18 @@ fn a_line_of_another_backend_is_waited_for_and_its_failure_is_passed_on() {
         let (a, b) = (stream(&device), stream(&device));
         let x = buffer(&device, &a, 64);
         let foreign = LineOwner::take().unwrap();
-        let first = foreign.line().advance().unwrap();
+        let first = foreign.advance().unwrap();
         let v = submit(&a, &[Op::Wait(foreign.line().at(first)), fill(&x, 5)]).unwrap();
         assert!(matches!(a.wait_host(v, Some(Duration::from_millis(5))), Err(Error::Timeout(_))));
         assert_eq!(bench.calls("cuMemsetD8Async"), 0);
-        foreign.line().complete(first);
+        foreign.complete(first);
         // Nobody calls the stream: a sleeper on its line is enough.
         a.line().wait(v, Some(Duration::from_secs(20))).unwrap();
         assert_eq!(read(&a, &x), [5; 64]);
-        let second = foreign.line().advance().unwrap();
+        let second = foreign.advance().unwrap();
         let v = submit(&b, &[Op::Wait(foreign.line().at(second)), fill(&x, 6)]).unwrap();
-        foreign.line().poison(second, Error::state("theirs"));
-        foreign.line().complete(second);
+        foreign.poison(second, Error::state("theirs"));
+        foreign.complete(second);
         assert!(b.line().wait(v, Some(Duration::from_secs(20))).unwrap_err().to_string().contains("theirs"));
         assert_eq!(bench.calls("cuMemsetD8Async"), 1);
         drop((x, a, b, device, foreign));
@@ -387,7 +388,8 @@ fn rows_that_overlap_what_they_are_read_from_are_copied_one_by_one() {
     ] {
         let mut ops = OpList::new();
         ops.push(&Op::Copy(copy));
-        let graph = device.instantiate(Plan::new(ops)).unwrap();
+        // SAFETY: the plan's pipelines, stamps and graphs are this device's, and its memory outlives the launches.
+        let graph = unsafe { device.instantiate(Plan::new(ops)) }.unwrap();
         for op in [Op::Copy(copy), Op::Graph(&graph)] {
             submit(&a, &[fill(&y, 0xee), op]).unwrap();
             let seen = read(&a, &y);

@@ -51,7 +51,8 @@ fn carry(p2p: bool) {
     for op in [fill(&x, 7), copy(&x, &y), fill(&x, 8)] {
         ops.push(&op);
     }
-    let graph = zero.instantiate(Plan::new(ops)).unwrap();
+    // SAFETY: the plan's pipelines, stamps and graphs are this device's, and its memory outlives the launches.
+    let graph = unsafe { zero.instantiate(Plan::new(ops)) }.unwrap();
     for _ in 0..2 {
         let v = submit(&a, &[Op::Graph(&graph)]).unwrap();
         wait(&a, v).unwrap();

@@ -88,13 +88,15 @@ impl Scene<'_> {
         let byte = self.byte();
         let x = buffer(self.device, &self.a, 1 << 20);
         let point = self.a.line().at(submit(&self.a, &[fill(&x, u32::from(byte)), copy(&x, &out)])?);
-        x.mark_write(point);
+        // SAFETY: the point is that of a submission to this stream that uses the buffer, made in order.
+        unsafe { x.mark_write(point) };
         drop(x);
         self.a.refresh()?;
         let others: Vec<_> = (0..3).map(|_| buffer(self.device, &self.b, 1 << 20)).collect();
         for other in &others {
             let value = submit(&self.b, &[fill(other, 0xee)])?;
-            other.mark_write(self.b.line().at(value));
+            // SAFETY: the point is that of a submission to this stream that uses the buffer, made in order.
+            unsafe { other.mark_write(self.b.line().at(value)) };
         }
         self.expect("memory that was reused", &self.a, &out, byte)
     }
@@ -127,11 +129,13 @@ impl Scene<'_> {
         let mut ops = OpList::new();
         ops.push(&dispatch(&self.set, &[bind(&x, Access::Write)], &word));
         ops.push(&copy(&x, &z));
-        let graph = self.device.instantiate(Plan::new(ops))?;
+        // SAFETY: the plan's pipelines, stamps and graphs are this device's, and its memory outlives the launches.
+        let graph = unsafe { self.device.instantiate(Plan::new(ops)) }?;
         submit(&self.a, &[Op::Graph(&graph)])?;
         self.expect("a graph", &self.a, &z, byte)?;
         let bindings = [bind(&y, Access::Write)];
-        graph.update(&[NodePatch { node: 0, bindings: Some(&bindings), params: None, grid: None }])?;
+        // SAFETY: no launch is in flight, and the patches name memory that outlives the launches.
+        unsafe { graph.update(&[NodePatch { node: 0, bindings: Some(&bindings), params: None, grid: None }]) }?;
         submit(&self.a, &[fill(&x, 0), Op::Graph(&graph)])?;
         self.expect("a graph with another buffer", &self.a, &y, byte)
     }

@@ -51,7 +51,8 @@ impl Drop for MpsBackend {
     }
 }
 
-impl Backend for MpsBackend {
+// SAFETY: there is one device, and `open` refuses every other name.
+unsafe impl Backend for MpsBackend {
     fn kind(&self) -> BackendKind {
         BackendKind::Mps
     }
@@ -86,7 +87,8 @@ struct Span(#[expect(dead_code, reason = "keeps the heap")] Retained<MTLHeap>, R
 // counted atomically and only created, asked for immutable properties and released here, under a lock.
 unsafe impl Send for Span {}
 
-impl Backing for Heaps {
+// SAFETY: a segment is a buffer of its own, held until it is given back.
+unsafe impl Backing for Heaps {
     fn caps(&self) -> BackingCaps {
         BackingCaps { granule: 64 << 10, physical: 64 << 20, segment: 256 << 10, ..BackingCaps::default() }
     }
@@ -95,7 +97,7 @@ impl Backing for Heaps {
         Err(Error::Unsupported("Metal has no address reservations".into()))
     }
 
-    fn commit(&self, at: Option<u64>, bytes: u64) -> Result<Chunk> {
+    unsafe fn commit(&self, at: Option<u64>, bytes: u64) -> Result<Chunk> {
         let none = || Error::from(leasehold_core::OutOfMemory::new("mps:0 heaps", bytes));
         if at.is_some() {
             return Err(Error::Unsupported("Metal places heaps by itself".into()));
@@ -107,13 +109,13 @@ impl Backing for Heaps {
         Ok(Chunk { addr, bytes, native })
     }
 
-    fn decommit(&self, chunk: Chunk) -> Result<()> {
+    unsafe fn decommit(&self, chunk: Chunk) -> Result<()> {
         let span = self.spans.lock().remove(&chunk.native);
         drop(span.map(|s| s.1));
         Ok(())
     }
 
-    fn release(&self, _: u64, _: u64) {}
+    unsafe fn release(&self, _: u64, _: u64) {}
 }
 
 /// A device: what lives as long as it does, and the pools.
@@ -168,7 +170,8 @@ impl MpsDevice {
     }
 }
 
-impl Device for MpsDevice {
+// SAFETY: the recording Metal backs its buffers with memory of the host; all that it lends is its own.
+unsafe impl Device for MpsDevice {
     fn info(&self) -> &DeviceInfo {
         &self.info
     }
@@ -219,14 +222,14 @@ impl Device for MpsDevice {
         self.stamps.acquire(&())
     }
 
-    fn elapsed(&self, start: &Timestamp, end: &Timestamp) -> Result<Duration> {
+    unsafe fn elapsed(&self, start: &Timestamp, end: &Timestamp) -> Result<Duration> {
         match (start.get(), end.get()) {
             (Some(a), Some(b)) => Ok(Duration::from_nanos(b.saturating_sub(a))),
             _ => Err(Error::state("a time stamp that was not written")),
         }
     }
 
-    fn instantiate(&self, plan: Plan) -> Result<Lease<dyn GraphExec>> {
+    unsafe fn instantiate(&self, plan: Plan) -> Result<Lease<dyn GraphExec>> {
         let made = Mutex::new(Some(Exec::new(plan)));
         Ok(Lease::map(self.graphs.acquire(&&made)?, |g: &Exec| g as &dyn GraphExec))
     }

@@ -207,9 +207,11 @@ fn blits_copies_fills_and_stamps_stand_in_encoders_of_their_own() {
             "commit",
         ]
     );
-    assert_eq!(b.device.elapsed(&start, &end).unwrap_err().kind(), "InvalidState");
+    // SAFETY: the stamps are of this backend.
+    assert_eq!(unsafe { b.device.elapsed(&start, &end) }.unwrap_err().kind(), "InvalidState");
     b.backend.world.run();
-    assert_eq!(b.device.elapsed(&start, &end).unwrap(), Duration::from_micros(1));
+    // SAFETY: the stamps are of this backend.
+    assert_eq!(unsafe { b.device.elapsed(&start, &end) }.unwrap(), Duration::from_micros(1));
 }
 
 #[test]
@@ -348,7 +350,8 @@ fn graphs_are_encoded_anew_and_libraries_get_the_command_buffer() {
     for _ in 0..3 {
         ops.push(&dispatch(&k, &bindings));
     }
-    let graph = b.device.instantiate(Plan::new(ops)).unwrap();
+    // SAFETY: the plan's pipelines, stamps and graphs are this device's, and its memory outlives the launches.
+    let graph = unsafe { b.device.instantiate(Plan::new(ops)) }.unwrap();
     let native = Arc::new(AtomicU64::new(0));
     let seen = native.clone();
     let library = ForeignCall::new("MPSMatrixMultiplication", bindings.to_vec(), move |word| {
@@ -372,8 +375,10 @@ fn graphs_are_encoded_anew_and_libraries_get_the_command_buffer() {
     assert_eq!(kinds(&b.calls()), [&["commandBuffer"][..], &launch, &launch, &["signal", "commit"]].concat());
     assert_ne!(native.load(Ordering::Relaxed), 0);
     let patch = NodePatch { node: 1, bindings: None, params: None, grid: Some([9, 1, 1]) };
-    graph.update(&[patch]).unwrap();
-    assert_eq!(graph.update(&[NodePatch { node: 3, ..patch }]).unwrap_err().kind(), "InvalidArgument");
+    // SAFETY: no launch is in flight, and the patches name memory that outlives the launches.
+    unsafe { graph.update(&[patch]) }.unwrap();
+    // SAFETY: no launch is in flight, and the patches name memory that outlives the launches.
+    assert_eq!(unsafe { graph.update(&[NodePatch { node: 3, ..patch }]) }.unwrap_err().kind(), "InvalidArgument");
     b.submit(&[Op::Graph(&graph)]).unwrap();
     assert!(b.calls().contains(&"dispatch [9, 1, 1] [32, 1, 1]".to_owned()));
     b.stream.flush().unwrap();

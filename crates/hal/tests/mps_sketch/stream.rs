@@ -56,7 +56,7 @@ impl LineTable {
 /// What a stream is.
 pub struct State {
     core: Arc<Core>,
-    line: LineOwner,
+    line: Arc<LineOwner>,
     event: Retained<MTLSharedEvent>,
     /// Orders encoders: untracked resources are not ordered by the queue.
     fence: Retained<MTLFence>,
@@ -124,9 +124,9 @@ impl State {
             return;
         };
         buffer.encodeSignalEvent_value(&self.event, value);
-        let (line, event, first, retained) =
-            (self.now(), self.event.clone(), e.signalled + 1, std::mem::take(&mut e.retained));
-        buffer.addCompletedHandler(Box::new(move |done| complete(line, &event, first..=value, done, retained)));
+        let (owner, event, first, retained) =
+            (self.line.clone(), self.event.clone(), e.signalled + 1, std::mem::take(&mut e.retained));
+        buffer.addCompletedHandler(Box::new(move |done| complete(&owner, &event, first..=value, done, retained)));
         buffer.commit();
         e.signalled = value;
         e.held = None;
@@ -330,7 +330,7 @@ impl Encoding {
 
 /// The completion handler: on a thread of Metal's, so it submits nothing and drops no queue.
 fn complete(
-    line: &'static Line,
+    owner: &LineOwner,
     event: &MTLSharedEvent,
     values: std::ops::RangeInclusive<u64>,
     done: &Completed,
@@ -345,8 +345,8 @@ fn complete(
             retained.stamps.iter().for_each(|s| s.set(1_000 * (s.native + 1)));
         }
         Some(error) => {
-            let fault = Fault::new("command buffer", format!("{line:?}"), *values.start(), error.clone());
-            line.poison(*values.start(), fault.into());
+            let fault = Fault::new("command buffer", format!("{:?}", owner.line()), *values.start(), error.clone());
+            owner.poison(*values.start(), fault.into());
             // Metal left the signal out; whoever waits on the device must not hang.
             event.setSignaledValue(*values.end());
         }
@@ -354,11 +354,11 @@ fn complete(
     // A source that failed was let go by the bump above; what ran after it did not run on what it should have.
     for on in &retained.waits {
         if let Err(cause) = on.line().check(on.value()) {
-            line.poison(*values.start(), cause);
+            owner.poison(*values.start(), cause);
         }
     }
     drop(retained);
-    line.complete(*values.end());
+    owner.complete(*values.end());
 }
 
 /// Staging memory, taken before the stream's lock: allocating may ask a timeline to signal.
@@ -386,7 +386,8 @@ fn stage(op: &Op<'_>, core: &Core, on: On<'_>, into: &mut Vec<Lease<Buffer>>) ->
     Ok(())
 }
 
-impl Timeline for State {
+// SAFETY: the completion handler publishes a value once Metal is done with its command buffer, and a wait is encoded before what comes later.
+unsafe impl Timeline for State {
     fn line(&self) -> &'static Line {
         self.now()
     }
@@ -424,7 +425,7 @@ impl State {
 
     fn poison_by(&self, cause: &Error) {
         if matches!(cause, Error::Fault(_)) {
-            self.now().poison(self.now().submitted() + 1, cause.clone());
+            self.line.poison(self.now().submitted() + 1, cause.clone());
         }
     }
 
@@ -444,7 +445,7 @@ impl State {
         for op in ops {
             self.encode(&mut e, op, &mut staged).inspect_err(|e| self.poison_by(e))?;
         }
-        let value = self.now().advance()?;
+        let value = self.line.advance()?;
         if e.dispatches >= DISPATCHES_PER_BUFFER {
             self.commit(&mut e);
         }
@@ -466,7 +467,8 @@ impl Tagged for MpsStream {
     type Tag = tags::Stream;
 }
 
-impl Timeline for MpsStream {
+// SAFETY: every call is the state's.
+unsafe impl Timeline for MpsStream {
     fn line(&self) -> &'static Line {
         self.0.now()
     }
@@ -484,7 +486,8 @@ impl Timeline for MpsStream {
     }
 }
 
-impl Stream for MpsStream {
+// SAFETY: a submission is encoded in order and retained until its command buffer completed.
+unsafe impl Stream for MpsStream {
     unsafe fn submit(&self, ops: &[Op<'_>]) -> Result<u64> {
         self.0.submit(ops)
     }
@@ -508,7 +511,7 @@ impl Resource for Streams {
     const NAME: &'static str = "stream";
 
     fn create(&self, _: Handle<tags::Stream>, core: &&Arc<Core>) -> Result<MpsStream> {
-        let line = LineOwner::take()?;
+        let line = Arc::new(LineOwner::take()?);
         let nil = || Error::Unavailable("Metal gave no event or fence".into());
         let event = core.device.newSharedEvent().ok_or_else(nil)?;
         let fence = core.device.newFence().ok_or_else(nil)?;
@@ -530,7 +533,7 @@ impl Resource for Streams {
 /// A timeline that the host signals.
 pub struct MpsGate {
     core: Arc<Core>,
-    line: LineOwner,
+    line: Arc<LineOwner>,
     event: Retained<MTLSharedEvent>,
 }
 
@@ -538,7 +541,8 @@ impl Tagged for MpsGate {
     type Tag = tags::Gate;
 }
 
-impl Timeline for MpsGate {
+// SAFETY: nothing is submitted to a gate.
+unsafe impl Timeline for MpsGate {
     fn line(&self) -> &'static Line {
         self.line.line()
     }
@@ -570,15 +574,15 @@ impl MpsGate {
 
 impl Gate for MpsGate {
     fn signal_host(&self, value: u64) -> Result<()> {
-        self.line().advance_to(value)?;
-        self.line().complete(value);
+        self.line.advance_to(value)?;
+        self.line.complete(value);
         self.event.setSignaledValue(value);
         self.release();
         Ok(())
     }
 
     fn fail(&self, cause: Error) {
-        self.line().poison(self.line().completed() + 1, cause);
+        self.line.poison(self.line().completed() + 1, cause);
         self.event.setSignaledValue(u64::MAX);
         self.release();
     }
@@ -593,7 +597,7 @@ impl Resource for Gates {
     const NAME: &'static str = "gate";
 
     fn create(&self, _: Handle<tags::Gate>, core: &&Arc<Core>) -> Result<MpsGate> {
-        let line = LineOwner::take()?;
+        let line = Arc::new(LineOwner::take()?);
         let nil = || Error::Unavailable("Metal gave no event".into());
         let event = core.device.newSharedEvent().ok_or_else(nil)?;
         event.setSignaledValue(line.line().submitted());
@@ -622,7 +626,8 @@ impl Tagged for Exec {
     type Tag = tags::Graph;
 }
 
-impl GraphExec for Exec {
+// SAFETY: a launch encodes the plan's operations in their order; the word is the exec's own address.
+unsafe impl GraphExec for Exec {
     fn nodes(&self) -> usize {
         self.plan.lock().len()
     }
@@ -631,7 +636,7 @@ impl GraphExec for Exec {
         0
     }
 
-    fn update(&self, patches: &[NodePatch<'_>]) -> Result<()> {
+    unsafe fn update(&self, patches: &[NodePatch<'_>]) -> Result<()> {
         let mut plan = self.plan.lock();
         patches.iter().try_for_each(|p| plan.ops.patch(p.node as usize, p.bindings, p.params, p.grid))
     }

@@ -146,8 +146,10 @@ fn objects_of_another_device_are_refused_and_memory_of_another_is_for_copies_onl
     let stamp = far.timestamp().unwrap();
     b.refused(&[Op::Stamp(&stamp)], "InvalidArgument", "the time stamp was not made by mps:0");
     let own = b.device.timestamp().unwrap();
-    assert_eq!(b.device.elapsed(&own, &stamp).unwrap_err().kind(), "InvalidArgument");
-    let graph = far.instantiate(Plan::new(OpList::new())).unwrap();
+    // SAFETY: the stamps are of this backend's devices.
+    assert_eq!(unsafe { b.device.elapsed(&own, &stamp) }.unwrap_err().kind(), "InvalidArgument");
+    // SAFETY: what is wrong with it is refused before Metal sees it; the rest is this device's, and its memory outlives the launches.
+    let graph = unsafe { far.instantiate(Plan::new(OpList::new())) }.unwrap();
     b.refused(&[Op::Graph(&graph)], "InvalidArgument", "not instantiated on mps:0");
     let memory = far.memory(MemoryKind::Device).unwrap();
     let y = memory.alloc(Layout::new(1000), On::new(&*far_stream)).unwrap();
@@ -172,13 +174,16 @@ fn plans_updates_and_launches_are_checked() {
         ops
     };
     let bad = Plan::new(list(Dispatch { params: &[], ..op }));
-    let e = b.device.instantiate(bad).unwrap_err();
+    // SAFETY: what is wrong with it is refused before Metal sees it; the rest is this device's, and its memory outlives the launches.
+    let e = unsafe { b.device.instantiate(bad) }.unwrap_err();
     assert!(e.to_string().contains("dispatch k (node 0 of a plan)"), "{e}");
     for (pred, pred_at) in [(vec![0], vec![0, 1]), (vec![], vec![0]), (vec![], vec![0, 1])] {
         let plan = Plan { ops: list(op), pred, pred_at };
-        assert_eq!(b.device.instantiate(plan).unwrap_err().kind(), "InvalidArgument");
+        // SAFETY: what is wrong with it is refused before Metal sees it; the rest is this device's, and its memory outlives the launches.
+        assert_eq!(unsafe { b.device.instantiate(plan) }.unwrap_err().kind(), "InvalidArgument");
     }
-    let graph = b.device.instantiate(Plan::new(list(op))).unwrap();
+    // SAFETY: what is wrong with it is refused before Metal sees it; the rest is this device's, and its memory outlives the launches.
+    let graph = unsafe { b.device.instantiate(Plan::new(list(op))) }.unwrap();
     let patch = NodePatch { node: 0, bindings: None, params: None, grid: None };
     for bad in [
         NodePatch { node: 1, ..patch },
@@ -188,11 +193,13 @@ fn plans_updates_and_launches_are_checked() {
         NodePatch { bindings: Some(&[bound(&y, READ)]), ..patch },
         NodePatch { bindings: Some(&[Binding { len: 2000, ..bindings[0] }]), ..patch },
     ] {
-        let e = graph.update(&[bad]).unwrap_err();
+        // SAFETY: no launch is in flight, and the patches name memory that outlives the launches.
+        let e = unsafe { graph.update(&[bad]) }.unwrap_err();
         assert!(e.kind() == "InvalidArgument" && e.to_string().contains("of a graph"), "{e:?}");
     }
     b.submit(&[Op::Graph(&graph)]).unwrap();
-    graph.update(&[NodePatch { bindings: Some(&[bound(&y, WRITE)]), ..patch }]).unwrap();
+    // SAFETY: no launch is in flight, and the patches name memory that outlives the launches.
+    unsafe { graph.update(&[NodePatch { bindings: Some(&[bound(&y, WRITE)]), ..patch }]) }.unwrap();
     drop(x);
     b.submit(&[Op::Graph(&graph)]).unwrap();
     b.stream.flush().unwrap();
@@ -239,7 +246,8 @@ fn steady_submissions_through_both_wrappers_reach_the_device_as_without_them() {
         let bindings = [bound(&x, Access::ReadWrite)];
         let mut ops = OpList::new();
         ops.push(&dispatch(&k, &bindings));
-        let graph = b.device.instantiate(Plan::new(ops)).unwrap();
+        // SAFETY: what is wrong with it is refused before Metal sees it; the rest is this device's, and its memory outlives the launches.
+        let graph = unsafe { b.device.instantiate(Plan::new(ops)) }.unwrap();
         for _ in 0..3 {
             b.submit(&[dispatch(&k, &bindings), Op::Graph(&graph)]).unwrap();
         }

@@ -117,7 +117,9 @@ impl Graph {
         let Recording { runtime, ops: recorded, arena, outside, events, waits, points, .. } = recording;
         let redundant = redundant(&recorded);
         let plan = plan_of(&recorded, &redundant);
-        let exec = runtime.device.instantiate(plan.clone())?;
+        // SAFETY: the recorder took only pipelines, stamps and graphs of this runtime, and checked each operation as an eager one;
+        // the plan derives its dependencies from their accesses. The graph's buffers are held until its launches are over.
+        let exec = unsafe { runtime.device.instantiate(plan.clone()) }?;
         let mut outside: Vec<_> = outside.into_values().collect();
         outside.sort_by_key(|o| o.lease.handle());
         let state = State { exec, recorded, redundant, plan, outside, last: Stamp::NEVER, launches: 0 };
@@ -181,9 +183,12 @@ impl Graph {
         // passed: outside buffers and the arena are marked below, the backend holds the exec while it runs.
         let value = unsafe { core.submit(frame, &Op::Graph(&state.exec)) }?;
         let point = line.at(value);
-        state.outside.iter().for_each(|o| mark(&o.operand(), point));
-        for (lease, access) in inner.held() {
-            mark(&Operand { slice: lease.view(), access }, point);
+        // SAFETY: the launch at this point waited for what was gathered of these very operands, and the turn is still ours.
+        unsafe {
+            state.outside.iter().for_each(|o| mark(&o.operand(), point));
+            for (lease, access) in inner.held() {
+                mark(&Operand { slice: lease.view(), access }, point);
+            }
         }
         guard.launched(point);
         state.last = point.into();
@@ -291,14 +296,18 @@ impl Graph {
         let same = redundant == state.redundant && plan.pred == state.plan.pred && plan.pred_at == state.plan.pred_at;
         let mut outcome = Updated::Reinstantiated;
         if same && let Some(patches) = patches(&plan, &redundant, &changed) {
-            match state.exec.update(&patches) {
+            // SAFETY: the last launch was waited for above, and the lock of the state keeps launches and updates out; the plan that was
+            // derived anew has the same dependencies, and buffers and parameters were checked as when they were recorded.
+            match unsafe { state.exec.update(&patches) } {
                 Ok(()) => outcome = Updated::InPlace,
                 Err(Error::TopologyChanged(_)) => {}
                 Err(e) => return Err(e),
             }
         }
         if outcome == Updated::Reinstantiated {
-            state.exec = inner.runtime.device.instantiate(plan.clone())?;
+            // SAFETY: the same operations as when the graph was built, with buffers and parameters that were checked alike, and
+            // dependencies derived anew.
+            state.exec = unsafe { inner.runtime.device.instantiate(plan.clone()) }?;
         }
         let old = (std::mem::replace(&mut state.recorded, recorded), std::mem::replace(&mut state.plan, plan));
         state.redundant = redundant;

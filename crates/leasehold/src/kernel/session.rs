@@ -369,10 +369,9 @@ impl<'s> KernelSession<'s, Updated> {
         ops.clear();
         let value = result?;
         self.stream.core.count(count);
-        let line = self.stream.core.line;
-        waits.iter().for_each(|&p| line.learn(p));
-        let point = line.at(value);
-        staged.operands.iter().for_each(|o| mark(o, point));
+        let point = self.stream.core.line.at(value);
+        // SAFETY: the session holds the stream's turn, and gathered what this submission waits for from the same operands.
+        staged.operands.iter().for_each(|o| unsafe { mark(o, point) });
         Ok(Some(point))
     }
 }

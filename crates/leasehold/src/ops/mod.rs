@@ -58,7 +58,6 @@ pub fn wait(stream: &Stream, point: Point) -> Result<()> {
         return Ok(());
     }
     core.raw.wait(point)?;
-    line.learn(point);
     core.count(1);
     drop(turn);
     Ok(())

@@ -95,7 +95,8 @@ impl DeviceBacking {
     }
 }
 
-impl Backing for DeviceBacking {
+// SAFETY: the machine gives each piece and each range of addresses to one caller, and checks every call.
+unsafe impl Backing for DeviceBacking {
     fn caps(&self) -> BackingCaps {
         let physical = self.machine.config().memory;
         BackingCaps { vmm: true, alias: true, granule: GRANULARITY, physical, reserve: true, ..BackingCaps::default() }
@@ -106,37 +107,44 @@ impl Backing for DeviceBacking {
         self.machine.reserve(bytes, 0)
     }
 
-    fn commit(&self, at: Option<u64>, bytes: u64) -> Result<Chunk> {
+    unsafe fn commit(&self, at: Option<u64>, bytes: u64) -> Result<Chunk> {
         let Some(at) = at else {
             self.call();
             return Ok(Chunk { addr: self.machine.alloc(self.device, bytes)?, bytes, native: 0 });
         };
         let piece = PieceId(self.create(bytes)?);
-        if let Err(e) = self.map(at, piece.0, bytes).and_then(|()| {
-            self.enable(at, bytes).inspect_err(|_| {
-                // As before the call; if even that fails, the piece stays with its mapping.
-                let _ = self.machine.unmap(at, bytes);
+        // SAFETY: the piece is fresh, and the caller vouches for the range; what is enabled was mapped just before.
+        let mapped = unsafe {
+            self.map(at, piece.0, bytes).and_then(|()| {
+                self.enable(at, bytes).inspect_err(|_| {
+                    // As before the call; if even that fails, the piece stays with its mapping.
+                    let _ = self.machine.unmap(at, bytes);
+                })
             })
-        }) {
-            self.destroy(piece.0, bytes)?;
+        };
+        if let Err(e) = mapped {
+            // SAFETY: created above, and mapped nowhere.
+            unsafe { self.destroy(piece.0, bytes) }?;
             return Err(e);
         }
         self.pieces.lock().insert(at, piece);
         Ok(Chunk { addr: at, bytes, native: 0 })
     }
 
-    fn decommit(&self, chunk: Chunk) -> Result<()> {
+    unsafe fn decommit(&self, chunk: Chunk) -> Result<()> {
         let piece = self.pieces.lock().get(&chunk.addr).copied();
         let Some(piece) = piece else {
             self.call();
             return self.machine.free(chunk.addr);
         };
-        self.unmap(chunk.addr, chunk.bytes)?;
+        // SAFETY: `commit` mapped this piece there, and the caller vouches that nobody uses it.
+        unsafe { self.unmap(chunk.addr, chunk.bytes) }?;
         self.pieces.lock().remove(&chunk.addr);
-        self.destroy(piece.0, chunk.bytes)
+        // SAFETY: `commit` created the piece; it is unmapped and off the list.
+        unsafe { self.destroy(piece.0, chunk.bytes) }
     }
 
-    fn release(&self, addr: u64, bytes: u64) {
+    unsafe fn release(&self, addr: u64, bytes: u64) {
         self.call();
         // Nothing is committed there; a machine that refuses all the same keeps the addresses.
         let _ = self.machine.release(addr, bytes);
@@ -147,31 +155,31 @@ impl Backing for DeviceBacking {
         Ok(self.machine.create(self.device, bytes)?.0)
     }
 
-    fn destroy(&self, handle: u64, _: u64) -> Result<()> {
+    unsafe fn destroy(&self, handle: u64, _: u64) -> Result<()> {
         self.call();
         self.machine.destroy(PieceId(handle))
     }
 
-    fn map(&self, at: u64, handle: u64, _: u64) -> Result<()> {
+    unsafe fn map(&self, at: u64, handle: u64, _: u64) -> Result<()> {
         self.call();
         self.machine.map(at, PieceId(handle))
     }
 
-    fn enable(&self, at: u64, bytes: u64) -> Result<()> {
+    unsafe fn enable(&self, at: u64, bytes: u64) -> Result<()> {
         self.call();
         self.machine.set_access(self.device, at, bytes)
     }
 
-    fn unmap(&self, at: u64, bytes: u64) -> Result<()> {
+    unsafe fn unmap(&self, at: u64, bytes: u64) -> Result<()> {
         self.call();
         self.machine.unmap(at, bytes)
     }
 
-    fn fill(&self, at: u64, bytes: u64, byte: u8) -> Result<()> {
+    unsafe fn fill(&self, at: u64, bytes: u64, byte: u8) -> Result<()> {
         fill(&self.machine, at, bytes, byte)
     }
 
-    fn verify(&self, at: u64, bytes: u64, byte: u8) -> Result<Option<u64>> {
+    unsafe fn verify(&self, at: u64, bytes: u64, byte: u8) -> Result<Option<u64>> {
         verify(&self.machine, at, bytes, byte)
     }
 
@@ -186,7 +194,8 @@ struct PinnedBacking {
     calls: AtomicU64,
 }
 
-impl Backing for PinnedBacking {
+// SAFETY: each segment is memory of the host that the machine allocated for this call.
+unsafe impl Backing for PinnedBacking {
     fn caps(&self) -> BackingCaps {
         let physical = self.machine.config().pinned;
         BackingCaps { granule: GRANULARITY, physical, segment: GRANULARITY, ..BackingCaps::default() }
@@ -196,7 +205,7 @@ impl Backing for PinnedBacking {
         Err(Error::Unsupported(format!("pinned memory has no reservations ({bytes} bytes)").into()))
     }
 
-    fn commit(&self, at: Option<u64>, bytes: u64) -> Result<Chunk> {
+    unsafe fn commit(&self, at: Option<u64>, bytes: u64) -> Result<Chunk> {
         self.calls.fetch_add(1, Ordering::Relaxed);
         if let Some(at) = at {
             return Err(Error::Unsupported(format!("pinned memory cannot be committed at {at:#x}").into()));
@@ -206,18 +215,18 @@ impl Backing for PinnedBacking {
         Ok(Chunk { addr, bytes, native: 0 })
     }
 
-    fn decommit(&self, chunk: Chunk) -> Result<()> {
+    unsafe fn decommit(&self, chunk: Chunk) -> Result<()> {
         self.calls.fetch_add(1, Ordering::Relaxed);
         self.machine.host_free(chunk.addr)
     }
 
-    fn release(&self, _: u64, _: u64) {}
+    unsafe fn release(&self, _: u64, _: u64) {}
 
-    fn fill(&self, at: u64, bytes: u64, byte: u8) -> Result<()> {
+    unsafe fn fill(&self, at: u64, bytes: u64, byte: u8) -> Result<()> {
         fill(&self.machine, at, bytes, byte)
     }
 
-    fn verify(&self, at: u64, bytes: u64, byte: u8) -> Result<Option<u64>> {
+    unsafe fn verify(&self, at: u64, bytes: u64, byte: u8) -> Result<Option<u64>> {
         verify(&self.machine, at, bytes, byte)
     }
 

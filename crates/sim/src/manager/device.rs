@@ -14,8 +14,8 @@ use crate::machine::{KernelCall, Machine, QueueId, SemaphoreId, Stepping};
 use leasehold_alloc::AllocatorCell;
 use leasehold_core::sync::{Arc, Mutex};
 use leasehold_core::{
-    DeviceHandle, Error, Fate, Fault, FixedSlotStore, Handle, Lease, Line, LineId, Point, PoolStats, Resource, Result,
-    Tagged, tags,
+    DeviceHandle, Error, Fate, Fault, FixedSlotStore, Handle, Lease, Line, LineId, LineOwner, Point, PoolStats,
+    Resource, Result, Tagged, tags,
 };
 use leasehold_hal::{BackendKind, Caps, DeviceId, DeviceInfo, Dispatch, HostCall, Limits, MemoryInfo};
 use std::any::Any;
@@ -23,6 +23,7 @@ use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Weak;
 use std::time::{Duration, Instant};
 
 /// What a device's streams, gates and graphs share.
@@ -34,8 +35,8 @@ pub(crate) struct Common {
     pub(crate) kernels: Kernels,
     /// The semaphores behind lines, of all devices of the backend.
     semaphores: Arc<Mutex<BTreeMap<LineId, SemaphoreId>>>,
-    /// Lines of all streams that exist, the retired ones too.
-    pub(crate) lines: Mutex<Vec<&'static Line>>,
+    /// Lines of all streams that exist, the retired ones too. The streams, and the work that they were given, own them.
+    pub(crate) lines: Mutex<Vec<(&'static Line, Weak<LineOwner>)>>,
     /// The line of each queue.
     running: Mutex<BTreeMap<QueueId, &'static Line>>,
     /// Points of other backends that streams wait for: somebody has to see to it that they are published.
@@ -69,7 +70,7 @@ impl Common {
     /// A stream or gate ends.
     pub(crate) fn forget(&self, line: &'static Line, semaphore: SemaphoreId) {
         self.semaphores.lock().remove(&line.id());
-        self.lines.lock().retain(|l| l.id() != line.id());
+        self.lines.lock().retain(|(l, _)| l.id() != line.id());
         self.running.lock().retain(|_, l| l.id() != line.id());
         // It was this line's alone.
         let _ = self.machine.semaphore_destroy(semaphore);
@@ -125,23 +126,24 @@ impl Common {
     }
 
     /// A submission is over: its value is published, after its failure if it has one.
-    pub(crate) fn publish(&self, queue: QueueId, line: &'static Line, value: u64) {
+    pub(crate) fn publish(&self, queue: QueueId, owner: &LineOwner, value: u64) {
         if let Ok(Some(failure)) = self.machine.queue_failure(queue) {
-            line.poison(value, failure.cause);
+            owner.poison(value, failure.cause);
         }
-        line.complete(value);
+        owner.complete(value);
         self.machine.ring();
     }
 
     /// A lost device calls nobody: whoever notices ends all lines.
     pub(crate) fn notice_loss(&self) {
         let Err(cause) = self.machine.device_status(self.device) else { return };
-        let lines = self.lines.lock().clone();
-        for line in lines {
+        let owners: Vec<_> = self.lines.lock().iter().filter_map(|(_, owner)| owner.upgrade()).collect();
+        for owner in owners {
+            let line = owner.line();
             if line.failure().is_none() {
-                line.poison(line.completed() + 1, cause.clone());
+                owner.poison(line.completed() + 1, cause.clone());
             }
-            line.complete(line.submitted());
+            owner.complete(line.submitted());
         }
     }
 

@@ -22,7 +22,7 @@ use std::fmt;
 /// A stream.
 pub struct StreamState {
     common: Arc<Common>,
-    owner: LineOwner,
+    owner: Arc<LineOwner>,
     pub(crate) queue: QueueId,
     semaphore: SemaphoreId,
     turn: Mutex<()>,
@@ -30,7 +30,7 @@ pub struct StreamState {
 
 impl StreamState {
     fn new(common: Arc<Common>) -> Result<Self> {
-        let owner = LineOwner::take()?;
+        let owner = Arc::new(LineOwner::take()?);
         let queue = common.machine.queue_create(common.device)?;
         let semaphore = match common.semaphore(owner.line()) {
             Ok(semaphore) => semaphore,
@@ -43,7 +43,7 @@ impl StreamState {
         common.enter(queue, line);
         common.machine.queue_set_name(queue, &format!("{} {:?}", common.name, line.id()))?;
         let publisher = common.clone();
-        line.set_publisher(Some(Arc::new(move |value, timeout| {
+        owner.set_publisher(Some(Arc::new(move |value, timeout| {
             // What stays open shows in the line, which the caller looks at.
             let _ = publisher.await_line(line, value, timeout);
         })));
@@ -103,19 +103,19 @@ impl StreamState {
                 // A part was accepted: the stream is poisoned from here.
                 let cause = self.common.fault(&format!("foreign call {}", call.name), self.queue, value, e.to_string());
                 machine.queue_fail(self.queue, cause)?;
-                line.advance()?;
-                self.common.publish(self.queue, line, value);
+                self.owner.advance()?;
+                self.common.publish(self.queue, &self.owner, value);
                 return Ok(value);
             }
         }
         let mut last: Vec<Command> = rest.collect();
-        let (common, queue) = (self.common.clone(), self.queue);
+        let (common, queue, owner) = (self.common.clone(), self.queue, self.owner.clone());
         last.push(Command::Signal(self.semaphore, value));
         last.push(Command::Host {
             name: "completion".into(),
             call: Box::new(move || {
                 drop(held);
-                common.publish(queue, line, value);
+                common.publish(queue, &owner, value);
             }),
             always: true,
         });
@@ -125,10 +125,10 @@ impl StreamState {
         }
         for op in ops {
             if let Op::Wait(p) = op {
-                line.learn(*p);
+                self.owner.learn(*p);
             }
         }
-        line.advance()
+        self.owner.advance()
     }
 
     /// An operation as commands.
@@ -158,9 +158,11 @@ impl StreamState {
                     "{point:?} is not submitted yet: this stream would wait for itself"
                 )));
             }
-            return Ok(None);
-        }
-        if let Some(semaphore) = self.common.semaphore_of(line.id()) {
+            if line.knows(point.into()) {
+                return Ok(None);
+            }
+            // What failed under a former owner of the line fails this stream too.
+        } else if let Some(semaphore) = self.common.semaphore_of(line.id()) {
             return Ok(Some(Command::WaitSemaphore(semaphore, point.value())));
         }
         self.common.note_foreign(point);
@@ -261,7 +263,7 @@ impl Resource for Streams {
             return Err(Error::OverBudget { requested: 1, used, limit: u64::from(self.limit) });
         }
         let stream = StreamState::new(self.common.clone())?;
-        self.common.lines.lock().push(stream.line());
+        self.common.lines.lock().push((stream.line(), Arc::downgrade(&stream.owner)));
         Ok(stream)
     }
 

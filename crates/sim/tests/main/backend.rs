@@ -120,7 +120,8 @@ fn memory_that_is_freed_and_lent_to_another_stream_is_clean() {
             let stream = &streams[usize::from(round) % 3];
             let buffer = alloc(&*device, stream, 3 << 20).unwrap();
             let value = submit(stream, &[fill(&buffer, round)]).unwrap();
-            buffer.mark_write(stream.line().at(value));
+            // SAFETY: the point is that of a submission to this stream that uses the buffer, made in order.
+            unsafe { buffer.mark_write(stream.line().at(value)) };
             drop(buffer);
             if round % 5 == 0 {
                 device.memory(MemoryKind::Device).unwrap().trim(0).unwrap();
@@ -152,7 +153,8 @@ fn foreign_calls_enqueue_in_their_turn_and_are_captured_into_graphs() {
     ops.push(&fill(&x, 1));
     ops.push(&Op::Foreign(&library(b.machine(), &x, 9)));
     ops.push(&copy(&x, &y));
-    let graph = device.instantiate(Plan::new(ops)).unwrap();
+    // SAFETY: the plan's pipelines, stamps and graphs are this device's, and its memory outlives the launches.
+    let graph = unsafe { device.instantiate(Plan::new(ops)) }.unwrap();
     assert_eq!(graph.nodes(), 3);
     for _ in 0..2 {
         submit(&stream, &[fill(&x, 3), Op::Graph(&graph)]).unwrap();
@@ -172,7 +174,8 @@ fn a_host_call_in_a_graph_that_fails_names_the_stream_and_the_submission() {
     let stream = device.stream(&StreamDesc::default()).unwrap();
     let mut ops = OpList::new();
     ops.push(&Op::Host(&HostCall::new("breaks", || Err(Error::state("its reason")))));
-    let graph = device.instantiate(Plan::new(ops)).unwrap();
+    // SAFETY: the plan's pipelines, stamps and graphs are this device's, and its memory outlives the launches.
+    let graph = unsafe { device.instantiate(Plan::new(ops)) }.unwrap();
     submit(&stream, &[]).unwrap();
     let value = submit(&stream, &[Op::Graph(&graph)]).unwrap();
     let text = stream.wait_host(value, None).unwrap_err().to_string();
@@ -201,7 +204,8 @@ fn program(b: &SimBackend) -> Result<Vec<u8>> {
         ops.push(&Op::Dispatch(dispatch));
         ops.push(&Op::Stamp(&stamp));
         ops.push(&Op::Copy(Copy2d::linear((x.addr(), 0), (pinned.addr(), 0), 64)));
-        let graph = device.instantiate(Plan::new(ops))?;
+        // SAFETY: the plan's pipelines, stamps and graphs are this device's, and its memory outlives the launches.
+        let graph = unsafe { device.instantiate(Plan::new(ops)) }?;
         let last = submit(&other, &[Op::Wait(first), Op::Graph(&graph), Op::Graph(&graph)])?;
         other.wait_host(last, None)?;
         b.machine().host_read(pinned.addr(), 64);
@@ -285,23 +289,33 @@ fn a_second_source_of_memory_fills_and_verifies_for_the_debug_aids() {
     let device = open(&b).unwrap();
     for kind in [MemoryKind::Device, MemoryKind::Pinned] {
         let source = device.backing(kind).unwrap();
-        let chunk = source.commit(None, 2 << 20).unwrap();
-        source.fill(chunk.addr, chunk.bytes, 7).unwrap();
-        assert_eq!(source.verify(chunk.addr, chunk.bytes, 7).unwrap(), None);
+        // SAFETY: the ranges are this backing's own, named in their order by this test alone.
+        let chunk = unsafe { source.commit(None, 2 << 20) }.unwrap();
+        // SAFETY: the ranges are this backing's own, named in their order by this test alone.
+        unsafe { source.fill(chunk.addr, chunk.bytes, 7) }.unwrap();
+        // SAFETY: the ranges are this backing's own, named in their order by this test alone.
+        assert_eq!(unsafe { source.verify(chunk.addr, chunk.bytes, 7) }.unwrap(), None);
         b.machine().poke(chunk.addr + 100_000, &[8]).unwrap();
-        assert_eq!(source.verify(chunk.addr, chunk.bytes, 7).unwrap(), Some(100_000));
-        assert_eq!(source.verify(chunk.addr, 100_000, 7).unwrap(), None);
-        source.decommit(chunk).unwrap();
+        // SAFETY: the ranges are this backing's own, named in their order by this test alone.
+        assert_eq!(unsafe { source.verify(chunk.addr, chunk.bytes, 7) }.unwrap(), Some(100_000));
+        // SAFETY: the ranges are this backing's own, named in their order by this test alone.
+        assert_eq!(unsafe { source.verify(chunk.addr, 100_000, 7) }.unwrap(), None);
+        // SAFETY: the ranges are this backing's own, named in their order by this test alone.
+        unsafe { source.decommit(chunk) }.unwrap();
     }
     let (ranges, at) = (device.backing(MemoryKind::Device).unwrap(), 8 << 20);
     let range = ranges.reserve(at).unwrap();
-    let chunk = ranges.commit(Some(range), 2 << 20).unwrap();
+    // SAFETY: the ranges are this backing's own, named in their order by this test alone.
+    let chunk = unsafe { ranges.commit(Some(range), 2 << 20) }.unwrap();
     assert_eq!(chunk.addr, range);
     // What fails leaves nothing behind.
     b.machine().set_faults(FaultPlan::none().with(FaultRule::on("set_access", When::Always, FaultAction::Fail(1))));
-    assert_eq!(ranges.commit(Some(range + (2 << 20)), 2 << 20).unwrap_err().kind(), "Driver");
+    // SAFETY: the ranges are this backing's own, named in their order by this test alone.
+    assert_eq!(unsafe { ranges.commit(Some(range + (2 << 20)), 2 << 20) }.unwrap_err().kind(), "Driver");
     b.machine().set_faults(FaultPlan::none());
-    ranges.decommit(chunk).unwrap();
-    ranges.release(range, at);
+    // SAFETY: the ranges are this backing's own, named in their order by this test alone.
+    unsafe { ranges.decommit(chunk) }.unwrap();
+    // SAFETY: the ranges are this backing's own, named in their order by this test alone.
+    unsafe { ranges.release(range, at) };
     assert!(b.machine().memory_in_use().is_nothing(), "{:?}", b.machine().memory_in_use());
 }

@@ -76,14 +76,14 @@ impl StreamCore {
         let before = line.completed();
         #[cfg(feature = "planted-defects")]
         if self.core.shared.config.has(crate::defects::Defect::EarlyPublication) {
-            line.complete(value);
+            self.owner.complete(value);
             if let Some(stream) = self.me.upgrade() {
                 self.core.watch.attend(&stream);
             }
             thread::yield_now();
         }
         if let Some(publish) = self.host.carry_out(line, value, value, self.core.door.ops()) {
-            line.complete(publish);
+            self.owner.complete(publish);
         }
         line.completed() > before
     }
@@ -134,7 +134,8 @@ impl StreamCore {
     /// See there.
     pub fn wait(&self, on: Point) -> Result<()> {
         self.healthy()?;
-        if on.is_settled() || on.line_id() == self.line().id() && on.value() <= self.line().submitted() {
+        let own = on.line_id() == self.line().id() && on.value() <= self.line().submitted();
+        if on.is_settled() || own && self.line().knows(on.into()) {
             return Ok(());
         }
         // SAFETY: a wait touches no memory.

@@ -44,7 +44,7 @@ impl StreamCore {
     pub(super) fn is_plain(&self, op: &Op<'_>) -> bool {
         match op {
             Op::Dispatch(_) | Op::Copy(_) | Op::Fill(_) | Op::Upload(_) | Op::Stamp(_) => true,
-            Op::Wait(p) => p.line_id() == self.line().id() || p.is_settled(),
+            Op::Wait(p) => self.line().knows((*p).into()) || p.is_settled(),
             Op::Download(d) => crate::encoder::lands_directly(&self.core, d),
             // SAFETY: graphs of a submission belong to this device (the submitter's promise), whose execs give their own address.
             Op::Graph(exec) => unsafe { crate::engine::program::Program::of(exec) }.is_plain(),
@@ -86,7 +86,7 @@ impl StreamCore {
         if let Err(refusal) = self.issue(&mut state, value, ops[..cut].iter().enumerate(), prepared, false) {
             return self.refused(state, value, refusal);
         }
-        self.line().advance()?;
+        self.owner.advance()?;
         if cut < ops.len() {
             return Ok(self.hold_back(state, value, &ops[cut..]));
         }
@@ -110,7 +110,7 @@ impl StreamCore {
         }
         // A part runs: its memory must be guarded by a value, so there is one, and it has failed.
         state.dirty = true;
-        self.line().advance()?;
+        self.owner.advance()?;
         self.issued.store(value, Ordering::Release);
         drop(state);
         self.fail(value, self.fault(refusal.op, value, &refusal.error));
@@ -146,7 +146,7 @@ impl StreamCore {
                 Ready::Failed(cause) => {
                     let state = self.state.lock();
                     let next = self.line().submitted() + 1;
-                    self.line().poison(next, cause.clone());
+                    self.owner.poison(next, cause.clone());
                     drop(state);
                     self.after_failure();
                     return Err(cause);
@@ -162,7 +162,7 @@ impl StreamCore {
         let value = self.submit_now(state, ops, &mut prepared, cut)?;
         ops[..cut].iter().for_each(|op| {
             if let Op::Wait(p) = op {
-                self.line().learn(*p);
+                self.owner.learn(*p);
             }
         });
         if cut < ops.len() {
@@ -222,7 +222,7 @@ impl StreamCore {
 
     /// How this stream can wait for a point.
     pub(in crate::engine) fn resolve(&self, point: Point) -> Result<Ready> {
-        if point.line_id() == self.line().id() {
+        if self.line().knows(point.into()) {
             return Ok(Ready::Plain);
         }
         #[cfg(feature = "planted-defects")]
