@@ -53,7 +53,6 @@ fn tell(config: CudaConfig) {
     assert_eq!(lost(device.stream(&StreamDesc::default()).map(drop), "a stream"), cause);
     assert_eq!(lost(device.timestamp().map(drop), "a stamp"), cause);
     assert_eq!(lost(device.pipeline(&TestKernel::Add.for_cuda()).map(drop), "a pipeline"), cause);
-    // SAFETY: the plan's pipelines, stamps and graphs are this device's, and its memory outlives the launches.
     assert_eq!(
         lost(
             // SAFETY: an empty plan names nothing.
