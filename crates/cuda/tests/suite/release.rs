@@ -30,7 +30,8 @@ fn released(bench: &Bench) -> Lease<dyn Gate> {
     let a = stream(&device);
     let x = buffer(&device, &a, 4096);
     let value = submit(&a, &[Op::Wait(gate.line().at(gate.line().submitted() + 1)), fill(&x, 1)]).unwrap();
-    x.mark_write(a.line().at(value));
+    // SAFETY: the point is that of the submission to this stream that writes the buffer, made just now.
+    unsafe { x.mark_write(a.line().at(value)) };
     drop((x, a));
     let devices = bench.backend.manager().devices();
     devices.release(device.handle()).unwrap();
@@ -198,7 +199,8 @@ fn a_shutdown_finishes_what_needs_nobody() {
             Ok(())
         });
         let value = submit(&a, &[fill(&x, 1), Op::Host(&call), fill(&x, 2)]).unwrap();
-        x.mark_write(a.line().at(value));
+        // SAFETY: the point is that of the submission to this stream that writes the buffer, made just now.
+        unsafe { x.mark_write(a.line().at(value)) };
         drop((x, a, device));
         bench.close();
         assert!(ran.load(leasehold_core::sync::atomic::Ordering::Acquire));
