@@ -66,6 +66,53 @@ impl<Tag: ?Sized> Handle<Tag> {
     }
 }
 
+/// The number of a thing of kind `Tag` among those of its kind, such as a device of a machine: it names no slot and has no
+/// generation, and a number of another kind does not compile in its place.
+///
+/// ```
+/// use leasehold_core::{Index, tags};
+/// let second: Index<tags::Device> = Index::new(1);
+/// assert_eq!(second.get(), 1);
+/// ```
+pub struct Index<Tag: ?Sized> {
+    number: u32,
+    _tag: PhantomData<fn() -> *const Tag>,
+}
+
+impl<Tag: ?Sized> Index<Tag> {
+    /// The thing with this number, counted from 0.
+    #[inline]
+    #[must_use]
+    pub fn new(number: u32) -> Self {
+        Self { number, _tag: PhantomData }
+    }
+
+    /// The number.
+    #[inline]
+    #[must_use]
+    pub fn get(self) -> u32 {
+        self.number
+    }
+}
+
+impl<Tag: ?Sized> Clone for Index<Tag> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+impl<Tag: ?Sized> Copy for Index<Tag> {}
+impl<Tag: ?Sized> PartialEq for Index<Tag> {
+    fn eq(&self, other: &Self) -> bool {
+        self.number == other.number
+    }
+}
+impl<Tag: ?Sized> Eq for Index<Tag> {}
+impl<Tag: ?Sized> fmt::Debug for Index<Tag> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.number.fmt(f)
+    }
+}
+
 impl<Tag: ?Sized> Clone for Handle<Tag> {
     fn clone(&self) -> Self {
         *self

@@ -37,7 +37,7 @@ pub use error::{Error, Fault, OutOfMemory, Result, Text};
 pub use fork::Birth;
 pub use handle::{
     BufferHandle, CommandQueueHandle, ContextHandle, DeviceHandle, EventHandle, FenceHandle, GateHandle, GraphHandle,
-    Handle, HeapHandle, LibraryHandle, PipelineHandle, StreamHandle, Tagged, TimestampHandle, tags,
+    Handle, HeapHandle, Index, LibraryHandle, PipelineHandle, StreamHandle, Tagged, TimestampHandle, tags,
 };
 pub use lease::{AnyLease, Claim, Header, HeaderView, Lease, Miss, Owner, OwnerOps, UniqueLease, WeakLease};
 pub use lifecycle::LifeCycle;

@@ -17,7 +17,7 @@
 //! This module must not know what it manages.
 
 use crate::error::{Error, Result};
-use crate::handle::Handle;
+use crate::handle::{Handle, Index};
 use crate::lease::{Lease, UniqueLease};
 use crate::pool::{PoolConfig, PoolStats, Resource, SlotPool, TagOf, Verdict};
 use crate::sync::{Arc, Condvar, Mutex, OnceLock, thread};
@@ -352,7 +352,7 @@ impl<R: Resource> FixedSlotStore<R> {
     ///
     /// # Errors
     /// `NotFound` for an index out of range; what `create` says.
-    pub fn ensure_alive(&self, index: u32, request: &R::Request<'_>) -> Result<Handle<TagOf<R>>> {
+    pub fn ensure_alive(&self, index: Index<TagOf<R>>, request: &R::Request<'_>) -> Result<Handle<TagOf<R>>> {
         self.get(index, request).map(|lease| lease.handle())
     }
 
@@ -360,7 +360,8 @@ impl<R: Resource> FixedSlotStore<R> {
     ///
     /// # Errors
     /// As [`ensure_alive`](Self::ensure_alive).
-    pub fn get(&self, index: u32, request: &R::Request<'_>) -> Result<Lease<R::Payload>> {
+    pub fn get(&self, index: Index<TagOf<R>>, request: &R::Request<'_>) -> Result<Lease<R::Payload>> {
+        let index = index.get();
         if index >= self.count {
             return Err(Error::NotFound(format!("{} {index}: there are {}", R::NAME, self.count).into()));
         }
@@ -368,8 +369,8 @@ impl<R: Resource> FixedSlotStore<R> {
     }
 
     /// The thing at `index` if it was created.
-    pub fn existing(&self, index: u32) -> Option<Lease<R::Payload>> {
-        self.manager.get(&index)
+    pub fn existing(&self, index: Index<TagOf<R>>) -> Option<Lease<R::Payload>> {
+        self.manager.get(&index.get())
     }
 
     /// A lease on the handle's thing.

@@ -68,13 +68,6 @@ impl<T> RetireList<T> {
         ended
     }
 
-    /// Shows each to `look`, in the order in which they came. It runs under the lock: it may read, not call a driver.
-    pub fn each(&self, look: impl FnMut(&T)) {
-        if !self.is_empty() {
-            self.waiting.lock().iter().for_each(look);
-        }
-    }
-
     /// Takes out all of them.
     pub fn take_all(&self) -> Vec<T> {
         let mut waiting = self.waiting.lock();

@@ -72,7 +72,7 @@ unsafe impl Backend for CpuBackend {
         if device.backend != BackendKind::Cpu {
             return Err(Error::NotFound(format!("{device}: this is the CPU backend").into()));
         }
-        let lease = self.manager.devices().open(device.ordinal)?;
+        let lease = self.manager.devices().open(device)?;
         Ok(Lease::map(lease, |d| d as &dyn Device))
     }
 

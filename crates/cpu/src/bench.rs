@@ -159,7 +159,8 @@ pub fn stream(threads: Option<usize>, rounds: usize) -> Result<StreamReport> {
         // A wait that fails would have failed in the loops before.
         waited.push(timed(&|| (), &|v| drop(stream.wait_host(v, None)))?);
     }
-    let asleep = backend.manager().devices().open(0)?.config().spin * 4 + Duration::from_millis(1);
+    let asleep =
+        backend.manager().devices().open(leasehold_hal::DeviceId::cpu(0))?.config().spin * 4 + Duration::from_millis(1);
     let parked: Result<Vec<f64>> =
         (0..rounds).map(|_| timed(&|| thread::sleep(asleep), &|v| until(&*stream, v))).collect();
     Ok(StreamReport {

@@ -2,11 +2,10 @@
 //!
 //! This module must hold no state beside the execution manager and the way to the driver.
 
-use crate::allocator;
 use crate::config::CudaConfig;
 use crate::driver::ops::CudaSlowOps;
 use crate::driver::real::RealDriver;
-use crate::manager::device::DeviceState;
+use crate::manager::device::{DeviceState, ordinal_of};
 use crate::manager::execution::CudaExecutionManager;
 use crate::manager::gate::GateState;
 use crate::manager::graph::GraphState;
@@ -135,24 +134,21 @@ unsafe impl Backend for CudaBackend {
     }
 
     fn open(&self, device: DeviceId) -> Result<Lease<dyn Device>> {
-        if device.backend != BackendKind::Cuda {
-            return Err(Error::NotFound(format!("{device}: this is the CUDA backend").into()));
-        }
+        ordinal_of(device)?;
         let named = |error| match error {
             Error::Unavailable(why) => Error::Unavailable(format!("{device}: {why}").into()),
             Error::NotFound(why) => Error::NotFound(format!("{device}: {why}").into()),
             other => other,
         };
         self.start().map_err(named)?;
-        let lease = self.manager.devices().open(device.ordinal).map_err(named)?;
-        allocator::install(&lease);
+        let lease = self.manager.devices().open(device).map_err(named)?;
         Ok(Lease::map(lease, |d| d as &dyn Device))
     }
 
     fn shutdown(&self) -> Result<()> {
         // Managers do not wait. What the driver was given and host calls end by themselves; what a gate or another
         // backend holds back is not waited for, and refuses the shutdown.
-        for stream in self.manager.devices().dropped_streams() {
+        for stream in self.manager.devices().left_behind() {
             stream.run_down();
         }
         self.manager.shutdown()
@@ -221,20 +217,11 @@ unsafe impl Device for DeviceState {
     }
 
     fn memory(&self, kind: MemoryKind) -> Result<&Allocator> {
-        match kind {
-            MemoryKind::Device => allocator::device::of(self.memory()),
-            MemoryKind::Pinned => allocator::pinned_host::of(self.memory()),
-            other => Err(Error::Unsupported(format!("{}: no {other:?} memory", DeviceState::info(self).id).into())),
-        }
+        self.primary().buffers(kind)?.allocator()
     }
 
     fn backing(&self, kind: MemoryKind) -> Result<Box<dyn Backing>> {
-        let memory = self.memory();
-        match kind {
-            MemoryKind::Device => Ok(Box::new(allocator::device::backing(memory)?)),
-            MemoryKind::Pinned => Ok(Box::new(allocator::pinned_host::backing(memory))),
-            other => Err(Error::Unsupported(format!("{}: no {other:?} memory", DeviceState::info(self).id).into())),
-        }
+        self.memory().backing(kind)
     }
 
     fn stream(&self, desc: &StreamDesc) -> Result<Lease<dyn Stream>> {
@@ -248,7 +235,7 @@ unsafe impl Device for DeviceState {
     }
 
     fn timestamp(&self) -> Result<Lease<Timestamp>> {
-        self.primary().events().acquire()
+        self.primary().events().timestamp()
     }
 
     unsafe fn elapsed(&self, start: &Timestamp, end: &Timestamp) -> Result<Duration> {

@@ -1,7 +1,7 @@
 //! The CUDA backend: NVIDIA's driver behind managers, loaded at run time.
 //!
 //! # Floors
-//! `driver` ← `engine` ← `manager` ← `allocator` ← `backend`. Everything above the [`driver`] is the same code over the real driver and over the
+//! `driver` ← `engine` ← `allocator` ← `manager` ← `backend`. Everything above the [`driver`] is the same code over the real driver and over the
 //! simulated one. The [`engine`] is what a stream is: submission, what the host holds back, completion, graphs; `encoder` turns operations
 //! into calls of the driver.
 //!

@@ -85,7 +85,7 @@ unsafe impl Backend for SimBackend {
         if device.backend != BackendKind::Sim {
             return Err(Error::NotFound(format!("{device}: this is the simulated backend").into()));
         }
-        let lease = self.devices.open(device.ordinal)?;
+        let lease = self.devices.open(device)?;
         Ok(Lease::map(lease, |d| d as &dyn Device))
     }
 

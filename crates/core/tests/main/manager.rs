@@ -194,33 +194,33 @@ fn a_store_creates_lazily_once_and_by_index() {
     let log = items.log.clone();
     let store = FixedSlotStore::new(items, 3).unwrap();
     assert_eq!((store.len(), store.is_empty(), log.counts().0), (3, false, 0));
-    assert!(store.existing(2).is_none());
-    let two = store.ensure_alive(2, &want(2)).unwrap();
-    assert_eq!(store.ensure_alive(2, &want(2)).unwrap(), two);
-    let zero = store.ensure_alive(0, &want(0)).unwrap();
+    assert!(store.existing(Index::new(2)).is_none());
+    let two = store.ensure_alive(Index::new(2), &want(2)).unwrap();
+    assert_eq!(store.ensure_alive(Index::new(2), &want(2)).unwrap(), two);
+    let zero = store.ensure_alive(Index::new(0), &want(0)).unwrap();
     // The slot is the pool's choice, the index the caller's.
     assert_eq!((store.lease(two).unwrap().size, store.lease(zero).unwrap().size), (2, 0));
-    assert_eq!(store.existing(2).unwrap().handle(), two);
-    assert_eq!(kind(store.ensure_alive(3, &want(3))), "NotFound");
+    assert_eq!(store.existing(Index::new(2)).unwrap().handle(), two);
+    assert_eq!(kind(store.ensure_alive(Index::new(3), &want(3))), "NotFound");
     assert_eq!(store.stats().created, 2);
 
-    let held = store.get(2, &want(2)).unwrap();
+    let held = store.get(Index::new(2), &want(2)).unwrap();
     store.release(two).unwrap();
     assert!(store.is_alive(two), "other holders are untouched");
     drop(held);
     assert!(!store.is_alive(two));
-    let anew = store.ensure_alive(2, &want(2)).unwrap();
+    let anew = store.ensure_alive(Index::new(2), &want(2)).unwrap();
     assert_ne!(anew, two);
-    let one = store.ensure_alive(1, &want(1)).expect("the idle one makes room");
+    let one = store.ensure_alive(Index::new(1), &want(1)).expect("the idle one makes room");
     assert_eq!(store.lease(one).unwrap().size, 1);
     store.shutdown().unwrap();
     store.shutdown().unwrap();
     assert_eq!(log.alive(), 0);
-    assert_eq!(kind(store.get(0, &want(0))), "InvalidState");
+    assert_eq!(kind(store.get(Index::new(0), &want(0))), "InvalidState");
 
     let none = FixedSlotStore::new(Items::default(), 0).unwrap();
     assert!(none.is_empty());
-    assert_eq!(kind(none.get(0, &want(0))), "NotFound");
-    assert_eq!(kind(FixedSlotStore::<Items>::default().get(0, &want(0))), "NotFound");
+    assert_eq!(kind(none.get(Index::new(0), &want(0))), "NotFound");
+    assert_eq!(kind(FixedSlotStore::<Items>::default().get(Index::new(0), &want(0))), "NotFound");
     assert_eq!(kind(FixedSlotStore::new(Items::default(), u32::MAX)), "InvalidArgument");
 }

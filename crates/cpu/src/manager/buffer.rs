@@ -2,10 +2,10 @@
 //!
 //! This module must not know where memory comes from.
 
-use leasehold_alloc::{AllocStats, Allocator, Buffer};
+use leasehold_alloc::{AllocStats, Allocator, Buffer, Layout, On};
 use leasehold_core::{BufferHandle, Lease, Result};
 
-/// The buffers of one kind of memory: look-up, life cycle, statistics.
+/// The buffers of one kind of memory: allocation, look-up, life cycle, statistics.
 #[derive(Clone, Copy)]
 pub struct BufferManager<'a> {
     allocator: &'a Allocator,
@@ -14,6 +14,19 @@ pub struct BufferManager<'a> {
 impl<'a> BufferManager<'a> {
     pub(crate) fn new(allocator: &'a Allocator) -> Self {
         Self { allocator }
+    }
+
+    /// A buffer that is ready for `on`'s stream. May ask the system for memory.
+    ///
+    /// # Errors
+    /// As [`Allocator::alloc`].
+    pub fn allocate(&self, layout: Layout, on: On<'_>) -> Result<Lease<Buffer>> {
+        self.allocator.alloc(layout, on)
+    }
+
+    /// Gives up a lease on a buffer: what dropping it does. Never blocks.
+    pub fn free(&self, buffer: Lease<Buffer>) {
+        drop(buffer);
     }
 
     /// A lease on the handle's buffer.

@@ -21,9 +21,9 @@ use leasehold_alloc::AllocatorCell;
 use leasehold_core::sync::atomic::AtomicU64;
 use leasehold_core::sync::{Arc, OnceLock};
 use leasehold_core::{
-    DeviceHandle, Error, Fate, FixedSlotStore, Handle, Lease, PoolStats, Resource, Result, Tagged, tags,
+    DeviceHandle, Error, Fate, FixedSlotStore, Handle, Index, Lease, PoolStats, Resource, Result, Tagged, tags,
 };
-use leasehold_hal::{Caps, DeviceId, DeviceInfo, Limits, MemoryKind};
+use leasehold_hal::{BackendKind, Caps, DeviceId, DeviceInfo, Limits, MemoryKind};
 use std::fmt;
 
 /// A device that was opened: what it is, and the managers of what it has.
@@ -274,16 +274,19 @@ impl DeviceManager {
     /// # Errors
     /// `NotFound`; `InvalidState` before [`initialize_devices`](Self::initialize_devices) and after a shutdown.
     #[doc(alias = "ensureAlive")]
-    pub fn ensure_alive(&self, ordinal: u32) -> Result<DeviceHandle> {
-        self.store()?.ensure_alive(ordinal, &ordinal)
+    pub fn ensure_alive(&self, device: DeviceId) -> Result<DeviceHandle> {
+        self.open(device).map(|device| device.handle())
     }
 
     /// Opens the device unless it is open.
     ///
     /// # Errors
     /// As [`ensure_alive`](Self::ensure_alive).
-    pub fn open(&self, ordinal: u32) -> Result<Lease<DeviceState>> {
-        self.store()?.get(ordinal, &ordinal)
+    pub fn open(&self, device: DeviceId) -> Result<Lease<DeviceState>> {
+        if device.backend != BackendKind::Cpu {
+            return Err(Error::NotFound(format!("{device}: this is the CPU backend").into()));
+        }
+        self.store()?.get(Index::new(device.ordinal), &device.ordinal)
     }
 
     /// The state of an open device.
@@ -321,7 +324,7 @@ impl DeviceManager {
         let Some((store, ..)) = self.store.get() else { return Ok(()) };
         for i in 0..store.len() {
             // Dropped before the store decides.
-            if let Some(device) = store.existing(i) {
+            if let Some(device) = store.existing(Index::new(i)) {
                 device.outstanding()?;
             }
         }

@@ -50,14 +50,14 @@ fn devices_are_enumerated_alike_and_opened_once() {
 fn handles_name_devices() {
     let backend = CpuBackend::with_config(CpuConfig::threads(1)).unwrap();
     let devices = backend.manager().devices();
-    let handle = devices.ensure_alive(0).unwrap();
+    let handle = devices.ensure_alive(DeviceId::cpu(0)).unwrap();
     assert!(devices.is_alive(handle));
     assert_eq!(devices.get_state(handle).unwrap().info().id, DeviceId::cpu(0));
-    assert!(devices.ensure_alive(1).is_err());
+    assert!(devices.ensure_alive(DeviceId::cpu(1)).is_err());
     devices.release(handle).unwrap();
     assert!(!devices.is_alive(handle));
     assert!(matches!(devices.get_state(handle), Err(Error::StaleHandle { .. })));
-    let again = devices.ensure_alive(0).unwrap();
+    let again = devices.ensure_alive(DeviceId::cpu(0)).unwrap();
     assert_ne!(handle, again);
 }
 
@@ -232,7 +232,7 @@ fn one_key_makes_one_pipeline() {
 #[test]
 fn buffers_can_be_looked_up() {
     let rig = rig(1);
-    let state = rig.backend.manager().devices().open(0).unwrap();
+    let state = rig.backend.manager().devices().open(DeviceId::cpu(0)).unwrap();
     assert!(state.buffers(MemoryKind::Pinned).is_none());
     let buffer = rig.buffer(1000);
     let handle = buffer.handle();

@@ -10,11 +10,11 @@
 //!
 //! This module must not know how blocks are placed.
 
+use super::Memory;
 use crate::config::MemorySource;
 use crate::driver::ops::{DeviceProperties, NativeMemory, NativeStream};
 use crate::engine::door::Door;
 use crate::engine::shared::{Place, Shared};
-use crate::manager::context::Memory;
 use leasehold_alloc::{Allocator, Backing, BackingCaps, Chunk, HostKind};
 use leasehold_core::sync::atomic::{AtomicU64, Ordering};
 use leasehold_core::sync::{Arc, Mutex};

@@ -1,20 +1,82 @@
-//! The allocator's glue: where its memory comes from. Fills the cells of the device's memory.
+//! A device's memory: the allocators of its kinds, and where their memory comes from.
 //!
-//! This module must not know how blocks are placed.
+//! This module must not know managers, or how blocks are placed.
 
 pub mod device;
 pub mod pinned_host;
 
-use crate::manager::context::Memory;
-use crate::manager::device::DeviceState;
-use leasehold_alloc::{Allocator, AllocatorConfig, Backing, HostKind};
+use crate::driver::ops::DeviceProperties;
+use crate::engine::door::Door;
+use crate::engine::shared::Shared;
+use leasehold_alloc::{Allocator, AllocatorCell, AllocatorConfig, Backing, HostKind};
 use leasehold_core::sync::Arc;
-use leasehold_core::{Result, Text};
+use leasehold_core::{Error, Result, Text};
+use leasehold_hal::MemoryKind;
 
-/// Says to a device's primary context where its pinned memory comes from. Any number of times.
-pub(crate) fn install(device: &DeviceState) {
-    let memory = device.memory().clone();
-    device.primary().core().set_pinned(Box::new(move || pinned_host::of(&memory).cloned()));
+/// A device's memory, whichever context uses it.
+pub(crate) struct Memory {
+    /// The primary context.
+    pub(crate) door: Arc<Door>,
+    pub(crate) shared: Arc<Shared>,
+    pub(crate) properties: DeviceProperties,
+    device: AllocatorCell,
+    pinned: AllocatorCell,
+}
+
+impl Memory {
+    /// Memory of which nothing is in use.
+    pub(crate) fn new(door: Arc<Door>, shared: Arc<Shared>, properties: DeviceProperties) -> Self {
+        Self { door, shared, properties, device: AllocatorCell::default(), pinned: AllocatorCell::default() }
+    }
+
+    /// The allocator of a kind of memory; the first call makes it.
+    ///
+    /// # Errors
+    /// `Unsupported` for a kind that there is not; `OutOfMemory`; the driver's.
+    pub(crate) fn of(&self, kind: MemoryKind) -> Result<&Allocator> {
+        self.check(kind)?;
+        if kind == MemoryKind::Pinned { pinned_host::of(self) } else { device::of(self) }
+    }
+
+    /// The allocator of a kind of memory, if it was made.
+    pub(crate) fn existing(&self, kind: MemoryKind) -> Option<&Allocator> {
+        match kind {
+            MemoryKind::Device => self.device.get(),
+            MemoryKind::Pinned => self.pinned.get(),
+            _ => None,
+        }
+    }
+
+    /// A second source of a kind of memory.
+    ///
+    /// # Errors
+    /// As [`of`](Self::of).
+    pub(crate) fn backing(&self, kind: MemoryKind) -> Result<Box<dyn Backing>> {
+        self.check(kind)?;
+        if kind == MemoryKind::Pinned {
+            return Ok(Box::new(pinned_host::backing(self)));
+        }
+        Ok(Box::new(device::backing(self)?))
+    }
+
+    /// Whether the device has this kind of memory.
+    pub(crate) fn check(&self, kind: MemoryKind) -> Result<()> {
+        match kind {
+            MemoryKind::Device | MemoryKind::Pinned => Ok(()),
+            other => Err(Error::Unsupported(format!("{}: no {other:?} memory", self.door.id()).into())),
+        }
+    }
+
+    /// What somebody holds of it.
+    pub(crate) fn outstanding(&self) -> Result<()> {
+        for (resource, cell) in [("buffer", &self.device), ("pinned buffer", &self.pinned)] {
+            let strong = cell.get().map_or(0, |a| a.stats().live);
+            if strong != 0 {
+                return Err(Error::LeasesOutstanding { resource, strong, weak: 0 });
+            }
+        }
+        Ok(())
+    }
 }
 
 /// An allocator for one kind of memory of a device.

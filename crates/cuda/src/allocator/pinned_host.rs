@@ -3,10 +3,10 @@
 //!
 //! This module must not know how blocks are placed.
 
+use super::Memory;
 use crate::driver::ops::HostFlags;
 use crate::engine::door::Door;
 use crate::engine::shared::{Place, Shared};
-use crate::manager::context::Memory;
 use leasehold_alloc::{Allocator, Backing, BackingCaps, Chunk, HostKind};
 use leasehold_core::sync::Arc;
 use leasehold_core::sync::atomic::{AtomicU64, Ordering};

@@ -3,16 +3,16 @@
 //! This module must not know managers.
 
 use super::door::Door;
-use super::events::{EventState, Events};
+use super::events::{EventState, Marks};
 use super::shared::Shared;
 use super::stream::StreamCore;
 use super::watcher::Watch;
 use super::words::Words;
 use crate::config::CompletionSource;
-use crate::driver::ops::{DeviceProperties, NativeGraphExec, NativeStream};
+use crate::driver::ops::{DeviceProperties, EventFlags, NativeGraphExec, NativeStream};
 use leasehold_alloc::{Allocator, Buffer, Layout, On};
 use leasehold_core::sync::{Arc, Mutex, OnceLock};
-use leasehold_core::{Error, Lease, Line, LineOwner, Point, PoolConfig, PoolStats, Result, SlotPool, Timeline};
+use leasehold_core::{Error, Lease, Line, LineOwner, Point, Result, Timeline};
 use std::fmt;
 use std::sync::Weak;
 use std::time::Duration;
@@ -31,7 +31,7 @@ pub struct Core {
     /// The threads.
     pub watch: Arc<Watch>,
     /// Marks.
-    marks: SlotPool<Events>,
+    marks: Arc<Marks>,
     properties: DeviceProperties,
     /// The line of nobody's work: memory taken for it is ready for everybody.
     nobody: LineOwner,
@@ -46,10 +46,15 @@ impl Core {
     ///
     /// # Errors
     /// `OutOfMemory`.
-    pub fn new(door: Arc<Door>, shared: Arc<Shared>, properties: DeviceProperties) -> Result<Arc<Self>> {
+    pub fn new(
+        door: Arc<Door>,
+        shared: Arc<Shared>,
+        properties: DeviceProperties,
+        marks: Arc<Marks>,
+    ) -> Result<Arc<Self>> {
         let core = Arc::new(Self {
             words: Arc::new(Words::new(door.clone())),
-            marks: SlotPool::new(Events(door.clone()), PoolConfig { block: 64, ..PoolConfig::default() })?,
+            marks,
             watch: Watch::new(door.id(), shared.config.inline, shared.ops.poll_interval()),
             nobody: LineOwner::take()?,
             pinned: OnceLock::new(),
@@ -104,17 +109,7 @@ impl Core {
 
     /// An event for a mark.
     pub(crate) fn mark(&self) -> Result<Lease<EventState>> {
-        self.marks.acquire(&())
-    }
-
-    /// The statistics of the events.
-    pub fn mark_stats(&self) -> PoolStats {
-        self.marks.stats()
-    }
-
-    /// Gives idle events back to the driver until `keep` are left; says how many went.
-    pub fn trim_marks(&self, keep: u64) -> u64 {
-        self.marks.trim(keep)
+        self.marks.acquire(&EventFlags::default())
     }
 
     /// Notes a stream.
@@ -129,6 +124,11 @@ impl Core {
     /// The streams that exist.
     pub fn streams(&self) -> Vec<Arc<StreamCore>> {
         self.streams.lock().iter().filter_map(Weak::upgrade).collect()
+    }
+
+    /// How many streams have work pending.
+    pub(crate) fn busy_streams(&self) -> u64 {
+        self.streams().iter().filter(|s| !s.line().is_idle()).count() as u64
     }
 
     /// Brings a graph's resources to the device.

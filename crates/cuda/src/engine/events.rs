@@ -8,32 +8,47 @@
 use super::door::Door;
 use crate::driver::ops::{EventFlags, NativeEvent};
 use leasehold_core::sync::Arc;
-use leasehold_core::{Fate, Handle, Resource, Result, Tagged, tags};
+use leasehold_core::{Fate, Handle, Resource, Result, SlotPool, Tagged, tags};
 use leasehold_hal::Timestamp;
 
-/// A native event without timing.
+/// A native event.
 #[derive(Debug)]
 pub struct EventState {
-    /// The driver's event.
-    pub native: NativeEvent,
+    pub(crate) native: NativeEvent,
+    flags: EventFlags,
+}
+
+impl EventState {
+    /// How it behaves.
+    #[must_use]
+    pub fn flags(&self) -> EventFlags {
+        self.flags
+    }
 }
 
 impl Tagged for EventState {
     type Tag = tags::Event;
 }
 
-/// Makes events without timing.
+/// Makes events.
 #[derive(Debug)]
 pub struct Events(pub Arc<Door>);
 
+/// The engine's marks.
+pub type Marks = SlotPool<Events>;
+
 impl Resource for Events {
     type Payload = EventState;
-    type Request<'a> = ();
+    type Request<'a> = EventFlags;
     const NAME: &'static str = "event";
 
-    fn create(&self, _: Handle<tags::Event>, (): &()) -> Result<EventState> {
-        let native = self.0.within(|ops| ops.event_create(EventFlags::default()))?;
-        Ok(EventState { native })
+    fn create(&self, _: Handle<tags::Event>, flags: &EventFlags) -> Result<EventState> {
+        let native = self.0.within(|ops| ops.event_create(*flags))?;
+        Ok(EventState { native, flags: *flags })
+    }
+
+    fn fits(&self, idle: &mut EventState, flags: &EventFlags) -> bool {
+        idle.flags == *flags
     }
 
     fn recycle(&self, _: &mut EventState) -> Fate {

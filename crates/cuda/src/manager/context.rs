@@ -16,37 +16,29 @@ use super::graph::GraphManager;
 use super::module::ModuleManager;
 use super::retired::Retired;
 use super::stream::StreamManager;
-use crate::driver::ops::DeviceProperties;
+use crate::allocator::{Memory, pinned_host};
 use crate::engine::core::Core;
 use crate::engine::door::Door;
+#[cfg(feature = "test-hooks")]
 use crate::engine::shared::Shared;
-use leasehold_alloc::AllocatorCell;
 use leasehold_core::sync::Arc;
-use leasehold_core::{Error, Fate, Handle, Lease, PoolConfig, PoolManager, PoolStats, Resource, Result, Tagged, tags};
+use leasehold_core::{
+    ContextHandle, Error, Fate, Handle, Lease, PoolConfig, PoolManager, PoolStats, Resource, Result, Tagged, tags,
+};
 use leasehold_hal::MemoryKind;
 use std::fmt;
 
-/// A device's memory, whichever context uses it: the cells that `allocator/` fills.
-pub(crate) struct Memory {
-    /// The primary context.
-    pub(crate) door: Arc<Door>,
-    pub(crate) shared: Arc<Shared>,
-    pub(crate) properties: DeviceProperties,
-    pub(crate) device: AllocatorCell,
-    pub(crate) pinned: AllocatorCell,
-}
-
-impl Memory {
-    /// What somebody holds of it.
-    pub(crate) fn outstanding(&self) -> Result<()> {
-        for (resource, cell) in [("buffer", &self.device), ("pinned buffer", &self.pinned)] {
-            let strong = cell.get().map_or(0, |a| a.stats().live);
-            if strong != 0 {
-                return Err(Error::LeasesOutstanding { resource, strong, weak: 0 });
-            }
-        }
-        Ok(())
-    }
+/// A device's memory over a driver of the test's.
+#[cfg(feature = "test-hooks")]
+pub(crate) fn memory_for_test(
+    ops: Arc<dyn crate::driver::ops::CudaSlowOps>,
+    device: leasehold_hal::DeviceId,
+) -> Result<Arc<Memory>> {
+    let ordinal = super::device::ordinal_of(device)?;
+    ops.init()?;
+    let properties = ops.device_properties(ordinal)?;
+    let shared = Arc::new(Shared::new(ops.clone(), crate::CudaConfig::default().inline(true)));
+    Ok(Arc::new(Memory::new(Arc::new(Door::primary(ops, ordinal)?), shared, properties)))
 }
 
 /// A context and what it owns.
@@ -57,6 +49,8 @@ pub struct ContextState {
     pub(crate) functions: FunctionManager,
     pub(crate) modules: ModuleManager,
     pub(crate) graphs: GraphManager,
+    buffers: BufferManager,
+    pinned: BufferManager,
     pub(crate) memory: Arc<Memory>,
     pub(crate) core: Arc<Core>,
     /// It is the device's primary one: it ends after the device's memory is given back.
@@ -71,14 +65,19 @@ impl ContextState {
     fn new(door: Arc<Door>, memory: Arc<Memory>, primary: bool) -> Result<Self> {
         let shared = memory.shared.clone();
         let range = door.within(|ops| ops.priority_range())?;
-        let core = Core::new(door, shared.clone(), memory.properties.clone())?;
+        let events = EventManager::new(door.clone())?;
+        let core = Core::new(door, shared.clone(), memory.properties.clone(), events.marks().clone())?;
+        let of = memory.clone();
+        core.set_pinned(Box::new(move || pinned_host::of(&of).cloned()));
         Ok(Self {
             streams: StreamManager::new(&core, range)?,
-            events: EventManager::new(&core)?,
+            events,
             gates: GateManager::new(shared)?,
             modules: ModuleManager::new(&core)?,
             functions: FunctionManager::new(&core)?,
             graphs: GraphManager::new(&core)?,
+            buffers: BufferManager::new(memory.clone(), MemoryKind::Device),
+            pinned: BufferManager::new(memory.clone(), MemoryKind::Pinned),
             memory,
             core,
             primary,
@@ -90,7 +89,7 @@ impl ContextState {
         &self.streams
     }
 
-    /// The time stamps.
+    /// The events and time stamps.
     pub fn events(&self) -> &EventManager {
         &self.events
     }
@@ -115,14 +114,13 @@ impl ContextState {
         &self.graphs
     }
 
-    /// The buffers of a kind of memory, as far as it is in use.
-    pub fn buffers(&self, kind: MemoryKind) -> Option<BufferManager<'_>> {
-        let cell = match kind {
-            MemoryKind::Device => &self.memory.device,
-            MemoryKind::Pinned => &self.memory.pinned,
-            _ => return None,
-        };
-        cell.get().map(BufferManager::new)
+    /// The buffers of a kind of memory. All contexts of a device share them.
+    ///
+    /// # Errors
+    /// `Unsupported` for a kind that there is not.
+    pub fn buffers(&self, kind: MemoryKind) -> Result<&BufferManager> {
+        self.memory.check(kind)?;
+        Ok(if kind == MemoryKind::Pinned { &self.pinned } else { &self.buffers })
     }
 
     /// The engine's part.
@@ -133,21 +131,24 @@ impl ContextState {
     /// The statistics of all pools.
     pub fn pools(&self, report: &mut dyn FnMut(&'static str, PoolStats)) {
         report("stream", self.streams.stats());
-        report("timestamp", self.events.stats());
+        report("event", self.events.stats());
+        report("timestamp", self.events.timestamp_stats());
         report("gate", self.gates.stats());
         report("pipeline", self.functions.stats());
         report("module", self.modules.stats());
         report("graph", self.graphs.stats());
-        report("mark", self.core.mark_stats());
+        report("mark", self.events.mark_stats());
     }
 
-    /// What somebody holds of this context beside itself, and what dropped streams have pending. Reads only.
+    /// What somebody holds of this context beside itself, and what streams that nobody holds have pending. Reads only.
     pub(crate) fn outstanding(&self) -> Result<()> {
         let mut first = None;
         self.pools(&mut |name, stats| {
             let strong = match name {
-                "stream" => stats.live + self.streams.pending(),
-                // Their own manager holds each of them once.
+                // Work goes on without its holder.
+                "stream" => self.streams.in_use().max(self.core.busy_streams()),
+                // Managers hold their own once.
+                "event" => self.events.in_use(),
                 "pipeline" => self.functions.in_use(),
                 // Held by functions and by streams, which are counted.
                 "module" | "mark" => return,
@@ -170,7 +171,7 @@ impl ContextState {
     pub(crate) fn is_over(&self) -> bool {
         self.streams.settle();
         // Streams of other contexts may still hold marks of this one.
-        self.retired_outstanding().is_ok() && self.core.mark_stats().live == 0
+        self.retired_outstanding().is_ok() && self.events.mark_stats().live == 0
     }
 
     /// Ends the managers, children first.
@@ -246,13 +247,42 @@ pub struct ContextManager {
     manager: PoolManager<Contexts, ()>,
     retired: Arc<Retired>,
     memory: Arc<Memory>,
+    #[cfg(feature = "test-hooks")]
+    for_test: bool,
 }
 
 impl ContextManager {
     pub(crate) fn new(memory: Arc<Memory>, retired: Arc<Retired>) -> Result<Self> {
         let manager = PoolManager::new();
         manager.configure(Contexts { retired: retired.clone() }, PoolConfig { block: 4, ..PoolConfig::default() })?;
-        Ok(Self { manager, retired, memory })
+        Ok(Self {
+            manager,
+            retired,
+            memory,
+            #[cfg(feature = "test-hooks")]
+            for_test: false,
+        })
+    }
+
+    /// A manager of a device's contexts over a driver of the test's.
+    ///
+    /// # Errors
+    /// `NotFound` for a device that there is not; the driver's.
+    #[cfg(feature = "test-hooks")]
+    #[doc(alias = "configureForTest")]
+    pub fn configure_for_test(
+        ops: Arc<dyn crate::driver::ops::CudaSlowOps>,
+        device: leasehold_hal::DeviceId,
+    ) -> Result<Self> {
+        let memory = memory_for_test(ops, device)?;
+        Ok(Self { for_test: true, ..Self::new(memory, Retired::new(true))? })
+    }
+
+    /// Whether it was [configured for a test](Self::configure_for_test).
+    #[cfg(feature = "test-hooks")]
+    #[doc(alias = "isConfiguredForTest")]
+    pub fn is_configured_for_test(&self) -> bool {
+        self.for_test
     }
 
     /// The primary context, made when first asked for.
@@ -261,6 +291,32 @@ impl ContextManager {
     /// `OutOfMemory`; the driver's.
     pub fn primary(&self) -> Result<Lease<ContextState>> {
         self.manager.get_or_create(&(), &Wanted::Primary(self.memory.clone()))
+    }
+
+    /// Makes the primary context unless it is alive, keeps it, and returns its handle.
+    ///
+    /// # Errors
+    /// As [`primary`](Self::primary).
+    #[doc(alias = "ensureAlive")]
+    pub fn ensure_alive(&self) -> Result<ContextHandle> {
+        self.primary().map(|context| context.handle())
+    }
+
+    /// A lease on the handle's context.
+    ///
+    /// # Errors
+    /// `StaleHandle`, `Occupied`.
+    #[doc(alias = "getState")]
+    pub fn get_state(&self, context: ContextHandle) -> Result<Lease<ContextState>> {
+        self.manager.lease(context)
+    }
+
+    /// Gives up the manager's own lease on the primary context; other holders (its device is one) are untouched. Never blocks.
+    ///
+    /// # Errors
+    /// `StaleHandle` for a context that the manager does not keep.
+    pub fn release(&self, context: ContextHandle) -> Result<()> {
+        self.manager.release(context)
     }
 
     /// A context of one's own, with streams and kernels of its own, and the device's memory. May block on the driver.
@@ -278,7 +334,7 @@ impl ContextManager {
     }
 
     /// Whether the handle's context is alive: one load.
-    pub fn is_alive(&self, context: Handle<tags::Context>) -> bool {
+    pub fn is_alive(&self, context: ContextHandle) -> bool {
         self.manager.is_alive(context)
     }
 
@@ -292,7 +348,9 @@ impl ContextManager {
     /// # Errors
     /// `LeasesOutstanding`; nothing has changed then.
     pub fn shutdown(&self) -> Result<()> {
-        self.manager.shutdown()
+        self.manager.shutdown()?;
+        self.retired.reclaim();
+        Ok(())
     }
 }
 

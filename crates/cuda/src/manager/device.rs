@@ -4,19 +4,30 @@
 //!
 //! This module must not know backings.
 
-use super::context::{ContextManager, ContextState, Memory};
+use super::context::{ContextManager, ContextState};
 use super::retired::Retired;
-use crate::driver::ops::DeviceProperties;
+use crate::allocator::Memory;
+use crate::config::CudaConfig;
+use crate::driver::ops::{CudaSlowOps, DeviceProperties};
 use crate::engine::door::Door;
 use crate::engine::shared::Shared;
 use crate::engine::stream::StreamCore;
-use leasehold_alloc::AllocatorCell;
+#[cfg(feature = "test-hooks")]
+use leasehold_core::sync::atomic::{AtomicBool, Ordering};
 use leasehold_core::sync::{Arc, OnceLock};
 use leasehold_core::{
-    DeviceHandle, Error, Fate, FixedSlotStore, Handle, Lease, PoolStats, Resource, Result, Tagged, tags,
+    DeviceHandle, Error, Fate, FixedSlotStore, Handle, Index, Lease, PoolStats, Resource, Result, Tagged, tags,
 };
-use leasehold_hal::{Caps, DeviceId, DeviceInfo, Limits, MemoryInfo};
+use leasehold_hal::{BackendKind, Caps, DeviceId, DeviceInfo, Limits, MemoryInfo};
 use std::fmt;
+
+/// The number of a device of this backend.
+pub(crate) fn ordinal_of(device: DeviceId) -> Result<u32> {
+    if device.backend == BackendKind::Cuda {
+        return Ok(device.ordinal);
+    }
+    Err(Error::NotFound(format!("{device}: this is the CUDA backend").into()))
+}
 
 /// The most devices that a driver is believed to have.
 const DEVICES_MAX: u32 = 1024;
@@ -47,13 +58,7 @@ impl DeviceState {
             .cloned()
             .ok_or_else(|| Error::NotFound(format!("device {ordinal}").into()))?;
         let door = Arc::new(Door::primary(shared.ops.clone(), ordinal)?);
-        let memory = Arc::new(Memory {
-            door,
-            shared: shared.clone(),
-            properties: properties.clone(),
-            device: AllocatorCell::default(),
-            pinned: AllocatorCell::default(),
-        });
+        let memory = Arc::new(Memory::new(door, shared.clone(), properties.clone()));
         let contexts = ContextManager::new(memory.clone(), devices.retired.clone())?;
         let primary = contexts.primary()?;
         let free = primary.core.door.within(|ops| ops.memory_info())?;
@@ -99,8 +104,12 @@ impl DeviceState {
         &self.memory.properties
     }
 
-    /// The number.
-    pub fn ordinal(&self) -> u32 {
+    /// Which one.
+    pub fn id(&self) -> DeviceId {
+        self.info.id
+    }
+
+    pub(crate) fn ordinal(&self) -> u32 {
         self.info.id.ordinal
     }
 
@@ -224,6 +233,8 @@ struct Known {
 #[derive(Default)]
 pub struct DeviceManager {
     known: OnceLock<Known>,
+    #[cfg(feature = "test-hooks")]
+    for_test: AtomicBool,
 }
 
 impl fmt::Debug for DeviceManager {
@@ -242,9 +253,11 @@ impl DeviceManager {
     /// Enumerates the devices. None is opened. Blocks on the driver.
     ///
     /// # Errors
-    /// `InvalidState` the second time; the driver's.
+    /// As [`CudaConfig::validate`]; `InvalidState` the second time; `Unavailable` for a driver that cannot be believed; the driver's.
     #[doc(alias = "initializeDevices")]
-    pub fn initialize_devices(&self, shared: Arc<Shared>) -> Result<()> {
+    pub fn initialize_devices(&self, ops: Arc<dyn CudaSlowOps>, config: CudaConfig) -> Result<()> {
+        config.validate()?;
+        let shared = Arc::new(Shared::new(ops, config));
         let ops = &shared.ops;
         let count = ops.device_count()?;
         if count > DEVICES_MAX {
@@ -267,6 +280,26 @@ impl DeviceManager {
         self.known
             .set(Known { store, shared, properties, peers, retired })
             .map_err(|_| Error::state("the device manager is configured already"))
+    }
+
+    /// Enumerates the devices of a driver of the test's.
+    ///
+    /// # Errors
+    /// As [`initialize_devices`](Self::initialize_devices).
+    #[cfg(feature = "test-hooks")]
+    #[doc(alias = "configureForTest")]
+    pub fn configure_for_test(&self, ops: Arc<dyn CudaSlowOps>) -> Result<()> {
+        ops.init()?;
+        self.initialize_devices(ops, CudaConfig::default())?;
+        self.for_test.store(true, Ordering::Release);
+        Ok(())
+    }
+
+    /// Whether it was [configured for a test](Self::configure_for_test).
+    #[cfg(feature = "test-hooks")]
+    #[doc(alias = "isConfiguredForTest")]
+    pub fn is_configured_for_test(&self) -> bool {
+        self.for_test.load(Ordering::Acquire)
     }
 
     fn known(&self) -> Result<&Known> {
@@ -298,18 +331,19 @@ impl DeviceManager {
     /// # Errors
     /// `NotFound`; `InvalidState` before [`initialize_devices`](Self::initialize_devices) and after a shutdown; the driver's.
     #[doc(alias = "ensureAlive")]
-    pub fn ensure_alive(&self, ordinal: u32) -> Result<DeviceHandle> {
-        self.known()?.store.ensure_alive(ordinal, &ordinal)
+    pub fn ensure_alive(&self, device: DeviceId) -> Result<DeviceHandle> {
+        self.open(device).map(|device| device.handle())
     }
 
     /// Opens the device unless it is open.
     ///
     /// # Errors
     /// As [`ensure_alive`](Self::ensure_alive).
-    pub fn open(&self, ordinal: u32) -> Result<Lease<DeviceState>> {
+    pub fn open(&self, device: DeviceId) -> Result<Lease<DeviceState>> {
         let known = self.known()?;
+        let ordinal = ordinal_of(device)?;
         known.retired.reclaim();
-        known.store.get(ordinal, &ordinal)
+        known.store.get(Index::new(ordinal), &ordinal)
     }
 
     /// The state of an open device.
@@ -349,7 +383,7 @@ impl DeviceManager {
         let Some(known) = self.known.get() else { return Ok(()) };
         for i in 0..known.store.len() {
             // Dropped before the store decides.
-            if let Some(device) = known.store.existing(i) {
+            if let Some(device) = known.store.existing(Index::new(i)) {
                 device.outstanding()?;
             }
         }
@@ -357,13 +391,19 @@ impl DeviceManager {
         known.retired.settling(|| known.store.shutdown())
     }
 
-    /// The streams that were dropped, of all devices, and have not ended.
-    pub(crate) fn dropped_streams(&self) -> Vec<Arc<StreamCore>> {
+    /// The streams of contexts whose streams nobody holds: their work is what was left behind.
+    pub(crate) fn left_behind(&self) -> Vec<Arc<StreamCore>> {
         let Some(known) = self.known.get() else { return Vec::new() };
-        let open = (0..known.store.len()).filter_map(|i| known.store.existing(i));
-        let mut dropped: Vec<_> = open.flat_map(|device| device.primary.streams.dropped()).collect();
-        known.retired.each(|context| dropped.append(&mut context.streams.dropped()));
-        dropped
+        let mut left = Vec::new();
+        let mut look = |context: &ContextState| {
+            if context.streams.in_use() == 0 {
+                left.append(&mut context.core.streams());
+            }
+        };
+        let open = (0..known.store.len()).filter_map(|i| known.store.existing(Index::new(i)));
+        open.for_each(|device| look(&device.primary));
+        known.retired.each(look);
+        left
     }
 }
 

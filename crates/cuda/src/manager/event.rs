@@ -1,47 +1,131 @@
-//! Time stamps: events with timing. Events without are marks, which the engine keeps for its waits.
+//! Events: created and destroyed here. Marks, which the engine records for its waits, events of a caller's, and time stamps,
+//! which are events with timing.
 //!
-//! This module must not know when stamps are written.
+//! This module must not know when events are recorded.
 
-use crate::driver::ops::NativeEvent;
-use crate::engine::core::Core;
+use crate::driver::ops::{EventFlags, NativeEvent};
 use crate::engine::door::Door;
-use crate::engine::events::Timestamps;
+use crate::engine::events::{EventState, Events, Marks, Timestamps};
 use leasehold_core::sync::Arc;
-use leasehold_core::{Error, Lease, PoolConfig, PoolManager, PoolStats, Result};
+use leasehold_core::{Error, EventHandle, Lease, PoolConfig, PoolManager, PoolStats, Result};
 use leasehold_hal::Timestamp;
 use std::time::Duration;
 
-/// Owns the time stamps of a context.
+/// Owns the events of a context.
 #[doc(alias = "CudaEventManager")]
 #[derive(Debug)]
 pub struct EventManager {
     door: Arc<Door>,
-    manager: PoolManager<Timestamps>,
+    events: PoolManager<Events, EventFlags>,
+    /// The engine takes its marks from here.
+    marks: Arc<Marks>,
+    timestamps: PoolManager<Timestamps>,
+    #[cfg(feature = "test-hooks")]
+    for_test: bool,
 }
 
 impl EventManager {
-    pub(crate) fn new(core: &Core) -> Result<Self> {
-        let manager = PoolManager::new();
-        manager.configure(Timestamps(core.door.clone()), PoolConfig::default())?;
-        Ok(Self { door: core.door.clone(), manager })
+    pub(crate) fn new(door: Arc<Door>) -> Result<Self> {
+        let events = PoolManager::new();
+        events.configure(Events(door.clone()), PoolConfig::default())?;
+        let marks = Marks::new(Events(door.clone()), PoolConfig { block: 64, ..PoolConfig::default() })?;
+        let timestamps = PoolManager::new();
+        timestamps.configure(Timestamps(door.clone()), PoolConfig::default())?;
+        Ok(Self {
+            door,
+            events,
+            marks: Arc::new(marks),
+            timestamps,
+            #[cfg(feature = "test-hooks")]
+            for_test: false,
+        })
+    }
+
+    /// A manager of events in a device's primary context over a driver of the test's.
+    ///
+    /// # Errors
+    /// The driver's.
+    #[cfg(feature = "test-hooks")]
+    #[doc(alias = "configureForTest")]
+    pub fn configure_for_test(
+        ops: Arc<dyn crate::driver::ops::CudaSlowOps>,
+        device: leasehold_hal::DeviceId,
+    ) -> Result<Self> {
+        let memory = super::context::memory_for_test(ops, device)?;
+        Ok(Self { for_test: true, ..Self::new(memory.door.clone())? })
+    }
+
+    /// Whether it was [configured for a test](Self::configure_for_test).
+    #[cfg(feature = "test-hooks")]
+    #[doc(alias = "isConfiguredForTest")]
+    pub fn is_configured_for_test(&self) -> bool {
+        self.for_test
+    }
+
+    /// Where the engine takes its marks from.
+    pub(crate) fn marks(&self) -> &Arc<Marks> {
+        &self.marks
+    }
+
+    /// An event that behaves so: an idle one, or a new one. May block on the driver when none is idle.
+    ///
+    /// # Errors
+    /// `OutOfMemory`; the driver's.
+    pub fn acquire(&self, flags: EventFlags) -> Result<Lease<EventState>> {
+        self.sound()?;
+        self.events.acquire(&flags)
+    }
+
+    /// The manager's own event that behaves so: made unless it is alive, and kept until it is [released](Self::release).
+    ///
+    /// # Errors
+    /// As [`acquire`](Self::acquire).
+    #[doc(alias = "ensureAlive")]
+    pub fn ensure_alive(&self, flags: EventFlags) -> Result<EventHandle> {
+        self.sound()?;
+        self.events.get_or_create(&flags, &flags).map(|event| event.handle())
+    }
+
+    /// A lease on the handle's event.
+    ///
+    /// # Errors
+    /// `StaleHandle`, `Occupied`.
+    #[doc(alias = "getState")]
+    pub fn get_state(&self, event: EventHandle) -> Result<Lease<EventState>> {
+        self.events.lease(event)
+    }
+
+    /// Whether the handle's event is alive: one load.
+    pub fn is_alive(&self, event: EventHandle) -> bool {
+        self.events.is_alive(event)
+    }
+
+    /// Gives up the manager's own lease on an event; other holders are untouched.
+    ///
+    /// # Errors
+    /// `StaleHandle` for an event that the manager does not keep.
+    pub fn release(&self, event: EventHandle) -> Result<()> {
+        self.events.release(event)
     }
 
     /// A time stamp that was not written. May block on the driver when none is idle.
     ///
     /// # Errors
     /// `OutOfMemory`; the driver's.
-    pub fn acquire(&self) -> Result<Lease<Timestamp>> {
-        if let Some(loss) = self.door.loss() {
-            return Err(loss);
-        }
-        self.manager.acquire(&())
+    pub fn timestamp(&self) -> Result<Lease<Timestamp>> {
+        self.sound()?;
+        self.timestamps.acquire(&())
+    }
+
+    fn sound(&self) -> Result<()> {
+        self.door.loss().map_or(Ok(()), Err)
     }
 
     /// The time between two stamps; zero when they were written in the other order.
     ///
     /// # Errors
     /// `InvalidState` for a stamp that was not written, or not yet; the driver's.
-    pub fn elapsed(&self, start: &Timestamp, end: &Timestamp) -> Result<Duration> {
+    pub(crate) fn elapsed(&self, start: &Timestamp, end: &Timestamp) -> Result<Duration> {
         if start.get().is_none() || end.get().is_none() {
             return Err(Error::state("a time stamp that was not written yet"));
         }
@@ -50,21 +134,44 @@ impl EventManager {
         Ok(Duration::from_nanos(u64::try_from(nanos).unwrap_or(0)))
     }
 
-    /// Gives idle time stamps back to the driver until `keep` are left; says how many went.
+    /// Gives idle events, marks and time stamps back to the driver until `keep` of each are left; says how many went.
     pub fn trim(&self, keep: u64) -> u64 {
-        self.manager.trim(keep)
+        self.events.trim(keep) + self.marks.trim(keep) + self.timestamps.trim(keep)
     }
 
-    /// What the pool did so far.
+    /// How many events somebody beside the manager holds.
+    pub(crate) fn in_use(&self) -> u64 {
+        self.events.in_use()
+    }
+
+    /// What the pool of events did so far.
     pub fn stats(&self) -> PoolStats {
-        self.manager.stats()
+        self.events.stats()
     }
 
-    /// Ends the manager.
+    /// What the pool of the engine's marks did so far.
+    pub fn mark_stats(&self) -> PoolStats {
+        self.marks.stats()
+    }
+
+    /// What the pool of time stamps did so far.
+    pub fn timestamp_stats(&self) -> PoolStats {
+        self.timestamps.stats()
+    }
+
+    /// Ends the manager. Marks end with the streams that hold them.
     ///
     /// # Errors
     /// `LeasesOutstanding`; nothing has changed then.
     pub fn shutdown(&self) -> Result<()> {
-        self.manager.shutdown()
+        for (resource, strong, stats) in
+            [("event", self.in_use(), self.stats()), ("timestamp", self.timestamp_stats().live, self.timestamp_stats())]
+        {
+            if strong != 0 || stats.weak != 0 {
+                return Err(Error::LeasesOutstanding { resource, strong, weak: stats.weak });
+            }
+        }
+        self.timestamps.shutdown()?;
+        self.events.shutdown()
     }
 }

@@ -5,7 +5,6 @@
 use super::device::DeviceManager;
 use crate::config::CudaConfig;
 use crate::driver::ops::CudaSlowOps;
-use crate::engine::shared::Shared;
 use leasehold_core::sync::Arc;
 use leasehold_core::sync::atomic::{AtomicBool, Ordering};
 use leasehold_core::{LifeCycle, Result};
@@ -63,7 +62,7 @@ impl CudaExecutionManager {
         config.validate()?;
         self.life.configure("CUDA execution manager", || {
             ops.init()?;
-            self.devices.initialize_devices(Arc::new(Shared::new(ops, config)))?;
+            self.devices.initialize_devices(ops, config)?;
             self.for_test.store(for_test, Ordering::Release);
             Ok(())
         })

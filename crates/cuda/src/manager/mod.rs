@@ -6,13 +6,13 @@
 //! | [`device`] | devices, each with a context manager | fixed slots, created lazily |
 //! | [`context`] | contexts, each with the managers below and the device's memory | keyed (the primary one), growable (owned ones) |
 //! | [`stream`] | streams | growable, recycled, retire list |
-//! | [`event`] | time stamps; marks live in the engine | growable, recycled |
+//! | [`event`] | events: a caller's, the engine's marks, time stamps | growable, recycled |
 //! | [`gate`] | timelines that the host signals | growable |
 //! | [`module`] | loaded images | keyed singletons |
 //! | [`function`] | functions of modules, as pipelines | keyed singletons |
 //! | [`graph`] | instantiated plans | growable |
 //! | `retired` | contexts that nobody leases, until nothing of them is held or pending | a list |
-//! | [`buffer`] | nothing: a view over the allocators' block tables | – |
+//! | [`buffer`] | buffers, in the allocators' block tables | growable, recycled |
 //!
 //! A context is made current before anything is made in it, and what was current is restored ([`Door`](crate::engine::door::Door)).
 //!

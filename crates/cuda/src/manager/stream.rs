@@ -9,7 +9,8 @@ use crate::engine::core::Core;
 use crate::engine::stream::StreamCore;
 use leasehold_core::sync::{Arc, Mutex};
 use leasehold_core::{
-    Error, Fate, Handle, Lease, Line, PoolConfig, PoolManager, PoolStats, Resource, Result, RetireList, Tagged, tags,
+    Error, Fate, Handle, Lease, Line, PoolConfig, PoolManager, PoolStats, Resource, Result, RetireList, StreamHandle,
+    Tagged, tags,
 };
 use std::fmt;
 
@@ -106,10 +107,13 @@ impl Resource for Streams {
 /// Owns the streams of a context.
 #[doc(alias = "CudaStreamManager")]
 pub struct StreamManager {
-    manager: PoolManager<Streams>,
+    manager: PoolManager<Streams, i32>,
     common: Arc<Common>,
+    core: Arc<Core>,
     /// Lowest and highest priority, in the driver's numbers.
     range: (i32, i32),
+    #[cfg(feature = "test-hooks")]
+    for_test: bool,
 }
 
 impl StreamManager {
@@ -121,7 +125,46 @@ impl StreamManager {
             Streams { core: core.clone(), common: common.clone(), limit },
             PoolConfig { block: 16, ..PoolConfig::default() },
         )?;
-        Ok(Self { manager, common, range })
+        Ok(Self {
+            manager,
+            common,
+            core: core.clone(),
+            range,
+            #[cfg(feature = "test-hooks")]
+            for_test: false,
+        })
+    }
+
+    /// A manager of streams in a device's primary context over a driver of the test's.
+    ///
+    /// # Errors
+    /// The driver's.
+    #[cfg(feature = "test-hooks")]
+    #[doc(alias = "configureForTest")]
+    pub fn configure_for_test(
+        ops: Arc<dyn crate::driver::ops::CudaSlowOps>,
+        device: leasehold_hal::DeviceId,
+    ) -> Result<Self> {
+        let memory = super::context::memory_for_test(ops, device)?;
+        let events = super::event::EventManager::new(memory.door.clone())?;
+        let range = memory.door.within(|ops| ops.priority_range())?;
+        let (door, shared) = (memory.door.clone(), memory.shared.clone());
+        let core = Core::new(door, shared, memory.properties.clone(), events.marks().clone())?;
+        Ok(Self { for_test: true, ..Self::new(&core, range)? })
+    }
+
+    /// Whether it was [configured for a test](Self::configure_for_test).
+    #[cfg(feature = "test-hooks")]
+    #[doc(alias = "isConfiguredForTest")]
+    pub fn is_configured_for_test(&self) -> bool {
+        self.for_test
+    }
+
+    /// A priority in the driver's numbers.
+    fn native(&self, priority: i32) -> i32 {
+        let (lowest, highest) = self.range;
+        // The driver counts the other way round.
+        priority.saturating_neg().clamp(highest.min(lowest), lowest.max(highest))
     }
 
     /// A stream: an idle one, or a new one. More urgent is greater; clamped to what the device has.
@@ -130,9 +173,26 @@ impl StreamManager {
     /// `OverBudget` beyond the limit of streams; `OutOfMemory`; the driver's.
     pub fn acquire(&self, priority: i32) -> Result<Lease<StreamState>> {
         self.collect();
-        let (lowest, highest) = self.range;
-        // The driver counts the other way round.
-        self.manager.acquire(&priority.saturating_neg().clamp(highest.min(lowest), lowest.max(highest)))
+        self.manager.acquire(&self.native(priority))
+    }
+
+    /// The manager's own stream of this priority: made unless it is alive, and kept until it is [released](Self::release).
+    ///
+    /// # Errors
+    /// As [`acquire`](Self::acquire).
+    #[doc(alias = "ensureAlive")]
+    pub fn ensure_alive(&self, priority: i32) -> Result<StreamHandle> {
+        self.collect();
+        let priority = self.native(priority);
+        self.manager.get_or_create(&priority, &priority).map(|stream| stream.handle())
+    }
+
+    /// Gives up the manager's own lease on a stream; other holders are untouched. Never blocks: work that is pending goes on.
+    ///
+    /// # Errors
+    /// `StaleHandle` for a stream that the manager does not keep.
+    pub fn release(&self, stream: StreamHandle) -> Result<()> {
+        self.manager.release(stream)
     }
 
     /// Whether the device has more than one priority.
@@ -150,12 +210,13 @@ impl StreamManager {
     ///
     /// # Errors
     /// `StaleHandle`, `Occupied`.
-    pub fn lease(&self, stream: Handle<tags::Stream>) -> Result<Lease<StreamState>> {
+    #[doc(alias = "getState")]
+    pub fn get_state(&self, stream: StreamHandle) -> Result<Lease<StreamState>> {
         self.manager.lease(stream)
     }
 
     /// Whether the handle's stream is alive: one load.
-    pub fn is_alive(&self, stream: Handle<tags::Stream>) -> bool {
+    pub fn is_alive(&self, stream: StreamHandle) -> bool {
         self.manager.is_alive(stream)
     }
 
@@ -171,26 +232,17 @@ impl StreamManager {
         self.common.retired.len()
     }
 
-    /// Publishes what dropped streams have done meanwhile. Asks the driver; waits for nothing.
+    /// Publishes what streams have done meanwhile. Asks the driver; waits for nothing.
     pub(crate) fn settle(&self) {
-        for stream in self.dropped() {
-            // What became of its work is nobody's concern any more.
+        for stream in self.core.streams() {
+            // What became of its work is nobody's concern here.
             let _ = stream.refresh();
         }
     }
 
-    /// The streams that were dropped and have not ended yet.
-    pub(crate) fn dropped(&self) -> Vec<Arc<StreamCore>> {
-        let mut dropped = Vec::new();
-        self.common.retired.each(|s| dropped.push(s.core.clone()));
-        dropped
-    }
-
-    /// How many dropped streams have work pending.
-    pub(crate) fn pending(&self) -> u64 {
-        let mut pending = 0;
-        self.common.retired.each(|s| pending += u64::from(!s.line().is_idle()));
-        pending
+    /// How many streams somebody beside the manager holds.
+    pub(crate) fn in_use(&self) -> u64 {
+        self.manager.in_use()
     }
 
     /// What the pool did so far.

@@ -42,15 +42,15 @@ fn a_manager_can_be_configured_for_a_test_once() {
     use leasehold_cuda::manager::execution::CudaExecutionManager;
     let manager = CudaExecutionManager::new();
     assert!(!manager.is_configured_for_test() && !manager.is_configured());
-    assert_eq!(manager.devices().open(0).map(drop).unwrap_err().kind(), "InvalidState");
+    assert_eq!(manager.devices().open(DeviceId::cuda(0)).map(drop).unwrap_err().kind(), "InvalidState");
     let driver = Arc::new(SimDriver::new(driver_config(41)).unwrap());
     manager.configure_for_test(driver.clone()).unwrap();
     assert!(manager.is_configured_for_test() && manager.is_configured());
     assert_eq!(manager.configure_for_test(driver.clone()).unwrap_err().kind(), "InvalidState");
     assert_eq!(manager.devices().device_count(), 2);
-    let handle = manager.devices().ensure_alive(1).unwrap();
+    let handle = manager.devices().ensure_alive(DeviceId::cuda(1)).unwrap();
     assert!(manager.devices().is_alive(handle));
-    assert_eq!(manager.devices().get_state(handle).unwrap().ordinal(), 1);
+    assert_eq!(manager.devices().get_state(handle).unwrap().id(), DeviceId::cuda(1));
     manager.devices().release(handle).unwrap();
     assert!(!manager.devices().is_alive(handle));
     manager.shutdown().unwrap();
@@ -124,7 +124,7 @@ fn memory_that_the_device_has_not_got_is_said_so() {
 #[test]
 fn an_owned_context_has_streams_of_its_own_and_shares_the_memory() {
     let bench = Bench::new(45);
-    let device = bench.backend.manager().devices().open(0).unwrap();
+    let device = bench.backend.manager().devices().open(DeviceId::cuda(0)).unwrap();
     let shown = bench.open(0);
     let a = stream(&shown);
     let x = buffer(&shown, &a, 4096);

@@ -4,6 +4,7 @@ mod common;
 mod faults;
 mod life;
 mod loss;
+mod managers;
 mod order;
 mod peers;
 #[cfg(feature = "planted-defects")]

@@ -3,7 +3,7 @@
 use crate::common::*;
 use leasehold_core::{Error, HostLine, Lease, Result};
 use leasehold_cuda::CudaConfig;
-use leasehold_hal::{Backend, Device, Gate, Op, Stream};
+use leasehold_hal::{Backend, Device, DeviceId, Gate, Op, Stream};
 use std::time::{Duration, Instant};
 
 /// Far more than a drop takes on a busy machine, and far less than anything that waits here.
@@ -151,7 +151,7 @@ fn what_outlives_its_device_keeps_it_and_its_drop_does_not_end_it() {
 fn a_stream_of_an_owned_context_that_nobody_leases_refuses_the_shutdown() {
     for config in [inline(), CudaConfig::default()] {
         let bench = Bench::with(driver_config(66), config);
-        let device = bench.backend.manager().devices().open(0).unwrap();
+        let device = bench.backend.manager().devices().open(DeviceId::cuda(0)).unwrap();
         let own = device.contexts().create_owned().unwrap();
         let held = own.streams().acquire(0).unwrap();
         drop((own, device));

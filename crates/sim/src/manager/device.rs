@@ -14,7 +14,7 @@ use crate::machine::{KernelCall, Machine, QueueId, SemaphoreId, Stepping};
 use leasehold_alloc::AllocatorCell;
 use leasehold_core::sync::{Arc, Mutex};
 use leasehold_core::{
-    DeviceHandle, Error, Fate, Fault, FixedSlotStore, Handle, Lease, Line, LineId, LineOwner, Point, PoolStats,
+    DeviceHandle, Error, Fate, Fault, FixedSlotStore, Handle, Index, Lease, Line, LineId, LineOwner, Point, PoolStats,
     Resource, Result, Tagged, tags,
 };
 use leasehold_hal::{BackendKind, Caps, DeviceId, DeviceInfo, Dispatch, HostCall, Limits, MemoryInfo};
@@ -382,8 +382,33 @@ impl DeviceManager {
     ///
     /// # Errors
     /// `NotFound`; `InvalidState` after a shutdown.
-    pub fn open(&self, ordinal: u32) -> Result<Lease<DeviceState>> {
-        self.store.get(ordinal, &ordinal)
+    pub fn open(&self, device: DeviceId) -> Result<Lease<DeviceState>> {
+        if device.backend != BackendKind::Sim {
+            return Err(Error::NotFound(format!("{device}: this is the simulated backend").into()));
+        }
+        self.store.get(Index::new(device.ordinal), &device.ordinal)
+    }
+
+    /// Opens the device unless it is open, and returns its handle.
+    ///
+    /// # Errors
+    /// As [`open`](Self::open).
+    #[doc(alias = "ensureAlive")]
+    pub fn ensure_alive(&self, device: DeviceId) -> Result<DeviceHandle> {
+        self.open(device).map(|device| device.handle())
+    }
+
+    /// Whether the handle's device is open: one load.
+    pub fn is_alive(&self, device: DeviceHandle) -> bool {
+        self.store.is_alive(device)
+    }
+
+    /// Gives up the manager's own lease; other holders are untouched.
+    ///
+    /// # Errors
+    /// `StaleHandle`.
+    pub fn release(&self, device: DeviceHandle) -> Result<()> {
+        self.store.release(device)
     }
 
     /// The state of an open device.
@@ -407,7 +432,7 @@ impl DeviceManager {
     pub fn shutdown(&self) -> Result<()> {
         for i in 0..self.store.len() {
             // Dropped before the store decides.
-            if let Some(device) = self.store.existing(i) {
+            if let Some(device) = self.store.existing(Index::new(i)) {
                 device.common.go_on();
                 device.outstanding()?;
             }
