@@ -44,7 +44,7 @@ impl StreamCore {
     pub(super) fn is_plain(&self, op: &Op<'_>) -> bool {
         match op {
             Op::Dispatch(_) | Op::Copy(_) | Op::Fill(_) | Op::Upload(_) | Op::Stamp(_) => true,
-            Op::Wait(p) => self.line().knows((*p).into()) || p.is_settled(),
+            Op::Wait(p) => self.is_own(*p) || p.is_settled(),
             Op::Download(d) => crate::encoder::lands_directly(&self.core, d),
             // SAFETY: graphs of a submission belong to this device (the submitter's promise), whose execs give their own address.
             Op::Graph(exec) => unsafe { crate::engine::program::Program::of(exec) }.is_plain(),
@@ -220,9 +220,15 @@ impl StreamCore {
         }
     }
 
+    /// Whether a point is this stream's own, and no failure that a former owner of its line left behind.
+    #[inline]
+    fn is_own(&self, point: Point) -> bool {
+        point.line_id() == self.line().id() && self.line().knows(point.into())
+    }
+
     /// How this stream can wait for a point.
     pub(in crate::engine) fn resolve(&self, point: Point) -> Result<Ready> {
-        if self.line().knows(point.into()) {
+        if self.is_own(point) {
             return Ok(Ready::Plain);
         }
         #[cfg(feature = "planted-defects")]
