@@ -82,13 +82,15 @@ fn kernels() -> KernelRegistry {
 
 /// Cases raise flags in pinned memory without a word to the machine, whose threads then sleep: it is told to look again now and then, as
 /// long as its driver is there.
-fn ring(machine: Machine, driver: Weak<SimDriver>) {
-    std::thread::spawn(move || {
+fn ring(machine: Machine, driver: Weak<SimDriver>) -> leasehold::Result<()> {
+    let watch = move || {
         while driver.strong_count() > 0 {
             machine.ring();
             std::thread::sleep(Duration::from_millis(20));
         }
-    });
+    };
+    let named = std::thread::Builder::new().name("bell".into());
+    named.spawn(watch).map(|_| ()).map_err(|e| leasehold_core::crew::refused(&e))
 }
 
 /// Makes the next calls of a kind fail.
@@ -125,7 +127,7 @@ impl SimulatedCuda {
     fn make(&self) -> leasehold::Result<(CudaBackend, Arc<SimDriver>)> {
         let config = CudaConfig::default().debug(self.aids);
         let made = simulated::cuda(simulated::machine(self.seed, kernels()), config)?;
-        ring(made.1.machine().clone(), Arc::downgrade(&made.1));
+        ring(made.1.machine().clone(), Arc::downgrade(&made.1))?;
         Ok(made)
     }
 }

@@ -8,6 +8,7 @@ mod commands;
 #[cfg(feature = "cuda")]
 mod factories;
 mod failure;
+mod host;
 mod system;
 mod table;
 
@@ -16,7 +17,7 @@ use clap::{Parser, Subcommand};
 use failure::Failure;
 use std::process::ExitCode;
 
-/// A device runtime for CPU, CUDA and Metal.
+/// A device runtime for CPU and CUDA.
 #[derive(Debug, Parser)]
 #[command(name = "leasehold", version, propagate_version = true)]
 struct Arguments {
@@ -39,6 +40,9 @@ enum Command {
 }
 
 fn main() -> ExitCode {
+    if host::output::closed() {
+        return Failure::new("standard output is closed; there is no place for a result").report();
+    }
     let arguments = match Arguments::try_parse() {
         Ok(arguments) => arguments,
         Err(e) if matches!(e.kind(), ErrorKind::DisplayHelp | ErrorKind::DisplayVersion) => {

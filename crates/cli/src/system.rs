@@ -54,7 +54,12 @@ impl System {
         }
         let made = make(request)?;
         let context = made.as_ref().map_or_else(Context::new, |m| Context::with_backends(vec![m.backend.clone()]));
+        let aids = request.memory.debug;
         let runtime = context.runtime(device).map_err(|e| {
+            if aids.any() && matches!(e, leasehold::Error::Unsupported(_)) {
+                let cure = "cuda devices have pass-through and quarantine, the CPU has all";
+                return Failure::misuse(format!("--memory-debug {aids}: {e}; {cure}"));
+            }
             let named = e.to_string().contains(&device.to_string());
             let failure = Failure::from(e);
             if named { failure } else { failure.at(device) }
@@ -109,6 +114,13 @@ fn make(request: &Request) -> Result<Option<Made>, Failure> {
 #[cfg(feature = "cuda")]
 fn make(request: &Request) -> Result<Option<Made>, Failure> {
     use leasehold_sim::{Machine, SimBackend};
+    if request.device.backend == BackendKind::Cuda && request.memory.debug.guard {
+        let (aids, device) = (request.memory.debug, request.device);
+        return Err(Failure::misuse(format!(
+            "--memory-debug {aids}: {device} cannot put a block between guard granules; \
+             cuda devices have pass-through and quarantine, the CPU has all"
+        )));
+    }
     let cuda =
         leasehold_cuda::CudaConfig::default().debug(request.memory.debug).trace_events(request.memory.trace_events);
     let (backend, machine): (Arc<dyn Backend>, _) = match (request.device.backend, request.sim) {

@@ -1,6 +1,10 @@
 //! Small tables for people.
 
+use leasehold_input::shown_within;
 use std::fmt;
+
+/// The most characters of a cell. Control characters in it, whose text may be a driver's or a file's, are escaped.
+const CELL: usize = 1000;
 
 /// Rows of cells; the first column is left-aligned, the others right-aligned, unless they are words.
 #[derive(Debug, Default)]
@@ -16,7 +20,8 @@ impl Table {
     }
 
     pub(crate) fn row<S: Into<String>>(&mut self, cells: impl IntoIterator<Item = S>) {
-        self.rows.push(cells.into_iter().map(Into::into).collect());
+        let shown = |cell: S| shown_within(&cell.into(), CELL).to_string();
+        self.rows.push(cells.into_iter().map(shown).collect());
     }
 }
 

@@ -12,7 +12,7 @@ use crate::case::{Case, Outcome, Stop, failed};
 use crate::factory::Factory;
 use crate::runner::{Filter, Suite, Variant, run_bounded};
 use std::fmt;
-use std::io::{BufRead, BufReader, Read, Write};
+use std::io::{self, BufRead, BufReader, Read, Write};
 use std::process::{Child, Command, ExitCode, Stdio};
 use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
@@ -40,7 +40,13 @@ impl Isolation {
             Ok(child) => child,
             Err(e) => return failed(format!("no process for the case: {e}")),
         };
-        let said = heard(&mut child, limit + GRACE);
+        let said = match heard(&mut child, limit + GRACE) {
+            Ok(said) => said,
+            Err(e) => {
+                ended(&mut child, Duration::ZERO);
+                return failed(format!("no thread to hear the case's process: {e}"));
+            }
+        };
         let status = ended(&mut child, if said.is_some() { GRACE } else { Duration::ZERO });
         match said {
             Some(Said::Outcome(outcome)) => outcome,
@@ -69,17 +75,18 @@ enum Said {
 }
 
 /// What the child says within the limit.
-fn heard(child: &mut Child, limit: Duration) -> Option<Said> {
+fn heard(child: &mut Child, limit: Duration) -> io::Result<Option<Said>> {
     let (tell, told) = mpsc::channel();
-    let (out, err) = (child.stdout.take()?, child.stderr.take()?);
+    let (Some(out), Some(err)) = (child.stdout.take(), child.stderr.take()) else { return Ok(None) };
     // Both read to their ends, so that the child is never held up; both end with the child, which is ended in time.
     let (tell_errors, errors) = mpsc::channel();
-    std::thread::spawn(move || {
+    let reader = std::thread::Builder::new;
+    reader().spawn(move || {
         let mut text = Vec::new();
         let _ = BufReader::new(err).read_to_end(&mut text);
         let _ = tell_errors.send(String::from_utf8_lossy(&text).into_owned());
-    });
-    std::thread::spawn(move || {
+    })?;
+    reader().spawn(move || {
         let mut answer = None;
         for line in BufReader::new(out).split(b'\n').map_while(Result::ok) {
             if let Some(outcome) = parse(&String::from_utf8_lossy(&line)) {
@@ -90,16 +97,17 @@ fn heard(child: &mut Child, limit: Duration) -> Option<Said> {
         if answer.is_none() {
             let _ = tell.send(None);
         }
-    });
-    match told.recv_timeout(limit).ok()? {
-        Some(outcome) => Some(Said::Outcome(outcome)),
-        None => {
+    })?;
+    Ok(match told.recv_timeout(limit) {
+        Err(_) => None,
+        Ok(Some(outcome)) => Some(Said::Outcome(outcome)),
+        Ok(None) => {
             let text = errors.recv_timeout(GRACE).unwrap_or_default();
             let tail: Vec<&str> = text.lines().rev().take(20).collect();
             let tail: String = tail.into_iter().rev().flat_map(|l| ["\n", l]).collect();
             Some(Said::Nothing(tail))
         }
-    }
+    })
 }
 
 /// Waits for the child's end, ends it when it takes longer, and says how it ended.

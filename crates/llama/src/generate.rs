@@ -1,8 +1,10 @@
 //! Text generation: a prompt in, tokens out, with the times that each took.
 
+use crate::config::Config;
 use crate::decoder::Decoder;
 use crate::model::Model;
 use leasehold::Result;
+use leasehold_operators::DType;
 use leasehold_operators::ops::Sampling;
 use std::time::{Duration, Instant};
 
@@ -47,6 +49,31 @@ pub struct Generation {
     pub driver_calls: u64,
     /// Blocks that the allocator lent during the steps.
     pub allocations: u64,
+}
+
+/// Bytes of memory that [`generate()`] takes beside the weights; from [`footprint`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Footprint {
+    /// On the host: the rotary table before it is uploaded, lists of ids and times.
+    pub host: u64,
+    /// On the device: KV caches, the rotary table, the ring of tokens. Activations, which do not grow with the text, are left out.
+    pub device: u64,
+}
+
+/// What a generation of so many tokens takes, as far as it grows with the text. Saturates.
+#[must_use]
+pub fn footprint(config: &Config, prompt: usize, tokens: usize, activations: DType) -> Footprint {
+    let (prompt, tokens) = (prompt as u64, tokens as u64);
+    let positions = prompt.saturating_add(tokens).saturating_sub(1);
+    // A sine and a cosine for each pair of a head.
+    let table = positions.saturating_mul(config.head_dim as u64).saturating_mul(4);
+    let position = (2 * config.num_hidden_layers * config.kv_width()) as u64 * activations.bytes() as u64;
+    // An id, a time, and about as much again for the text.
+    let token = (size_of::<u32>() + size_of::<Duration>() + 8) as u64;
+    Footprint {
+        host: table.saturating_add(tokens.saturating_mul(token)).saturating_add(prompt.saturating_mul(4)),
+        device: table.saturating_add(positions.saturating_mul(position)).saturating_add(tokens.saturating_mul(4)),
+    }
 }
 
 /// Generates. `on_token` is called with each new id, as soon as it is there; an error of its own ends the generation.

@@ -19,7 +19,7 @@ mod weights;
 
 pub use config::{Config, Rope, RopeScaling};
 pub use decoder::Decoder;
-pub use generate::{Generation, Mode, Request, generate};
+pub use generate::{Footprint, Generation, Mode, Request, footprint, generate};
 pub use leasehold_operators::{DType, ops::Sampling};
 pub use model::{Model, Progress};
 pub use tokenizer::{TextStream, Tokenizer};

@@ -14,7 +14,7 @@ fn main() {
             }
         }
     }
-    let report = leasehold_memory::bench::run(options);
+    let report = leasehold_memory::bench::run(options).expect("threads");
     if json {
         println!("{}", serde_json::to_string_pretty(&report).expect("plain data"));
     } else {

@@ -7,7 +7,8 @@ use std::ffi::c_void;
 use std::hint::black_box;
 use std::time::Instant;
 
-use leasehold_core::sync::{Arc, thread};
+use leasehold_core::sync::Arc;
+use leasehold_core::{Result, crew};
 use serde::Serialize;
 
 use crate::OpaqueTensor;
@@ -170,26 +171,20 @@ fn thread_time() -> f64 {
 }
 
 /// `threads` threads that each run `mixed(n)` at the same time: wall time, and mean processor time of a thread, in seconds.
-fn parallel<A: Abi + Send + 'static>(abi: &Arc<A>, threads: usize, n: usize) -> (f64, f64) {
-    let barrier = Arc::new(std::sync::Barrier::new(threads));
-    let handles: Vec<_> = (0..threads)
-        .map(|_| {
-            let (abi, barrier) = (Arc::clone(abi), Arc::clone(&barrier));
-            thread::spawn(move || {
-                mixed(&*abi, n / 10);
-                barrier.wait();
-                let (start, busy) = (Instant::now(), thread_time());
-                mixed(&*abi, n);
-                (start, Instant::now(), thread_time() - busy)
-            })
-        })
-        .collect();
-    // A panic in there has been reported by its thread already.
-    let times: Vec<_> = handles.into_iter().filter_map(|handle| handle.join().ok()).collect();
+fn parallel<A: Abi + Send + 'static>(abi: &Arc<A>, threads: usize, n: usize) -> Result<(f64, f64)> {
+    let barrier = std::sync::Barrier::new(threads);
+    let one = || {
+        mixed(&**abi, n / 10);
+        barrier.wait();
+        let (start, busy) = (Instant::now(), thread_time());
+        mixed(&**abi, n);
+        (start, Instant::now(), thread_time() - busy)
+    };
+    let times = crew::run((0..threads).map(|_| one))?;
     let busy: f64 = times.iter().map(|t| t.2).sum();
     let (first, last) = (times.iter().map(|t| t.0).min(), times.iter().map(|t| t.1).max());
     let wall = first.zip(last).map_or(f64::NAN, |(first, last)| (last - first).as_secs_f64());
-    (wall, busy / threads as f64)
+    Ok((wall, busy / threads as f64))
 }
 
 fn figure(name: &str, threads: usize, ours: f64, plain: f64, value: f64, unit: &str, goal: Option<f64>) -> Figure {
@@ -207,7 +202,10 @@ fn figure(name: &str, threads: usize, ours: f64, plain: f64, value: f64, unit: &
 }
 
 /// Runs the benchmark; some seconds with the default options.
-pub fn run(options: Options) -> Report {
+///
+/// # Errors
+/// `Unavailable` when the system gives too few threads.
+pub fn run(options: Options) -> Result<Report> {
     let processors = std::thread::available_parallelism().map_or(1, |n| n.get());
     let threads = if options.threads == 0 { processors.max(2) } else { options.threads };
     let plain = Arc::new(Plain::new(free_tensor, true));
@@ -255,22 +253,28 @@ pub fn run(options: Options) -> Report {
     let [a, b] = medians(options, [&mut |n| buffers(&*ours, n), &mut |n| buffers(&*plain, n)]);
     figures.push(figure("get_buffer, hit", 1, a, b, a, "ns", Some(5.0)));
 
-    figures.extend(scaling(options, &ours, &plain, processors, threads));
+    figures.extend(scaling(options, &ours, &plain, processors, threads)?);
     for mix in program::Mix::ALL {
         figures.push(mix_figure(options, mix, &ours, &plain));
     }
-    Report { version: env!("CARGO_PKG_VERSION").into(), optimised: !cfg!(debug_assertions), processors, figures }
+    Ok(Report { version: env!("CARGO_PKG_VERSION").into(), optimised: !cfg!(debug_assertions), processors, figures })
 }
 
 /// How much more `threads` threads do than one: at the same wall time, and at the same processor time. The first is what counts, but
 /// shares its processors with whatever else runs; the second shows what the threads cost each other.
-fn scaling(options: Options, ours: &Arc<Global>, plain: &Arc<Plain>, processors: usize, threads: usize) -> [Figure; 2] {
+fn scaling(
+    options: Options,
+    ours: &Arc<Global>,
+    plain: &Arc<Plain>,
+    processors: usize,
+    threads: usize,
+) -> Result<[Figure; 2]> {
     let n = options.operations.div_ceil(4);
     let (mut one, mut many, mut many_plain) = (Vec::new(), Vec::new(), Vec::new());
     for _ in 0..options.rounds.clamp(1, 7) {
-        one.push(parallel(ours, 1, n));
-        many.push(parallel(ours, threads, n));
-        many_plain.push(parallel(plain, threads, n / 10));
+        one.push(parallel(ours, 1, n)?);
+        many.push(parallel(ours, threads, n)?);
+        many_plain.push(parallel(plain, threads, n / 10)?);
     }
     // The best round: what else ran on the machine only ever adds.
     let best =
@@ -278,7 +282,7 @@ fn scaling(options: Options, ours: &Arc<Global>, plain: &Arc<Plain>, processors:
     // 7 of 8 threads' work, as far as there are processors: 1.8 on two.
     let usable = threads.min(processors);
     let goal = if usable >= 8 { 7.0 } else { 0.9 * usable as f64 };
-    [("wall", (|t| t.0) as fn(&(f64, f64)) -> f64), ("processor", |t| t.1)].map(|(clock, pick)| {
+    Ok([("wall", (|t| t.0) as fn(&(f64, f64)) -> f64), ("processor", |t| t.1)].map(|(clock, pick)| {
         let (one, many, plain) = (best(&one, pick), best(&many, pick), best(&many_plain, pick) * 10.0);
         let speedup = one * threads as f64 / many;
         let name = format!("speed-up over one thread, mixed turn, {clock} time");
@@ -287,7 +291,7 @@ fn scaling(options: Options, ours: &Arc<Global>, plain: &Arc<Plain>, processors:
         f.reference = Some(("one thread".into(), one * turn));
         f.at_least = true;
         f
-    })
+    }))
 }
 
 /// Executes a program of a mix over and over, `n` operations in all.

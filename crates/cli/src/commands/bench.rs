@@ -111,7 +111,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
                 }
                 None => leasehold_memory::bench::Options::default(),
             };
-            let report = leasehold_memory::bench::run(options);
+            let report = leasehold_memory::bench::run(options)?;
             if a.json {
                 return print_json(&report);
             }

@@ -7,6 +7,7 @@
 use crate::commands::run::parse_device;
 use crate::commands::{open, percentile, print_json};
 use crate::failure::Failure;
+use crate::host;
 use crate::table::Table;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use leasehold::{Buffer, DeviceId, Layout, Lease, Runtime, Stream};
@@ -122,7 +123,6 @@ struct Contender {
 }
 
 const DEVICE: u64 = 1 << 40;
-const HEAP: u64 = 1 << 35;
 
 fn fake() -> Box<FakeBacking> {
     Box::new(FakeBacking::new(DEVICE))
@@ -133,8 +133,8 @@ fn own(marks: bool) -> Result<Box<dyn Runs>, Failure> {
     Ok(Box::new(Ready(Own { allocator, marks })))
 }
 
-/// All of them; the device whose memory `Runtime::alloc` gives has so many bytes free.
-fn contenders(device_bytes: u64) -> Vec<Contender> {
+/// All of them; so many bytes are there for `Runtime::alloc`, and for heaps of this process.
+fn contenders(Room { device_bytes, heap_bytes }: Room) -> Vec<Contender> {
     let whole = Contender {
         name: "leasehold",
         kind: Kind::Own,
@@ -154,7 +154,7 @@ fn contenders(device_bytes: u64) -> Vec<Contender> {
             name: "system allocator",
             kind: Kind::Peer,
             make: |_| Ok(Box::new(Ready(Heap(std::alloc::System)))),
-            most_bytes: HEAP,
+            most_bytes: heap_bytes,
             ..whole
         },
         #[cfg(feature = "mimalloc")]
@@ -162,7 +162,7 @@ fn contenders(device_bytes: u64) -> Vec<Contender> {
             name: "mimalloc",
             kind: Kind::Peer,
             make: |_| Ok(Box::new(Ready(Heap(mimalloc::MiMalloc)))),
-            most_bytes: HEAP,
+            most_bytes: heap_bytes,
             ..whole
         },
         Contender {
@@ -188,9 +188,20 @@ fn contenders(device_bytes: u64) -> Vec<Contender> {
     ]
 }
 
-/// Half of the memory of a device that is free now.
-fn device_bytes(device: DeviceId) -> Result<u64, Failure> {
-    Ok(open(device, None)?.info().memory.free / 2)
+/// What workloads may have live.
+#[derive(Debug, Clone, Copy)]
+struct Room {
+    /// In the memory of the device.
+    device_bytes: u64,
+    /// In a heap of this process.
+    heap_bytes: u64,
+}
+
+impl Room {
+    /// Half of what is free now.
+    fn now(device: DeviceId) -> Result<Room, Failure> {
+        Ok(Room { device_bytes: open(device, None)?.info().memory.free / 2, heap_bytes: host::available()? / 2 })
+    }
 }
 
 /// The whole way: a runtime on a device.
@@ -295,12 +306,12 @@ pub(crate) fn run(a: &AllocArguments) -> Result<(), Failure> {
     if let Ok(style) = ProgressStyle::with_template("{bar:32} {pos}/{len} {msg}") {
         bar.set_style(style);
     }
-    let device_bytes = device_bytes(a.device)?;
+    let room = Room::now(a.device)?;
     let mut figures = Vec::new();
     for &n in &threads {
         for &(name, workload) in &workloads {
             bar.set_message(name);
-            cell(name, workload, n, a, device_bytes, &mut figures)?;
+            cell(name, workload, n, a, room, &mut figures)?;
             bar.inc(1);
         }
     }
@@ -345,12 +356,12 @@ fn cell(
     workload: Workload,
     threads: usize,
     a: &AllocArguments,
-    device_bytes: u64,
+    room: Room,
     out: &mut Vec<Figure>,
 ) -> Result<(), Failure> {
     let mut all = Vec::new();
     // The plain allocator comes last in the list and first in the table.
-    for contender in contenders(device_bytes).into_iter().rev() {
+    for contender in contenders(room).into_iter().rev() {
         let fit = contender.bears(workload, threads) && !too_slow(contender.name, workload, threads, out);
         let mut ready = if fit { Some((contender.make)(a.device)?) } else { None };
         let (mut pairs, mut samples) = (0, Vec::<Sample>::new());

@@ -86,12 +86,8 @@ fn crew<T, F: FnMut() -> bool>(
         }
         Ok(percentile(&times, 0.5))
     };
-    let times = std::thread::scope(|s| {
-        let crew: Vec<_> = (0..threads).map(|_| s.spawn(one)).collect();
-        crew.into_iter()
-            .map(|t| t.join().unwrap_or_else(|_| Err(leasehold::Error::InvalidState("a thread died".into()))))
-            .collect::<leasehold::Result<Vec<f64>>>()
-    })?;
+    let times =
+        leasehold_core::crew::run((0..threads).map(|_| one))?.into_iter().collect::<leasehold::Result<Vec<f64>>>()?;
     Ok(percentile(&times, 0.5))
 }
 

@@ -9,6 +9,7 @@ use crate::commands::print_json;
 #[cfg(feature = "cuda")]
 use crate::factories;
 use crate::failure::Failure;
+use crate::host;
 #[cfg(feature = "cuda")]
 use crate::system::{simulated, unaided};
 use crate::table::Table;
@@ -21,6 +22,7 @@ use leasehold_conformance::{
     CaseResult, ELSEWHERE, Expectation, Expectations, Factory, Filter, Home, Isolation, Progress, Report, Status,
     Suite, Tag, TestKernel, Wrap, answer, run_with,
 };
+use leasehold_input::{printable, shown};
 use serde::Serialize;
 use std::collections::BTreeMap;
 use std::io::Write;
@@ -169,7 +171,11 @@ fn quiet() {
     }));
 }
 
+/// Addresses that the cases take on the CPU, threads and all.
+const ADDRESSES: u64 = 1800 << 20;
+
 pub(crate) fn run(arguments: &Arguments) -> Result<ExitCode, Failure> {
+    host::needs_addresses("the suite", ADDRESSES)?;
     let aids = arguments.memory.aids()?;
     let factory = factory(arguments.device, arguments.sim, aids)?;
     let mut filter = Filter {
@@ -230,6 +236,7 @@ fn tried(factory: Arc<dyn Factory>, filter: &Filter) -> Report {
         }
         Progress::Over(result) => {
             if let Status::Failed(why) | Status::UnexpectedPass(why) = &result.status {
+                let why = printable(why);
                 bar.println(format!("{} {} [{}] failed: {why}", result.case, result.name, result.variant));
             }
         }
@@ -318,7 +325,8 @@ fn show(device: &str, report: &Report) -> Result<(), Failure> {
     write!(out, "{table}")?;
     writeln!(
         out,
-        "{device}: {} cases in {} runs: {passed} passed, {failed} failed, {skipped} skipped",
+        "{}: {} cases in {} runs: {passed} passed, {failed} failed, {skipped} skipped",
+        shown(device),
         cases.len(),
         report.results.len()
     )?;

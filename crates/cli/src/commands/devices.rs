@@ -4,6 +4,7 @@ use crate::commands::print_json;
 use crate::failure::Failure;
 use crate::table::{Table, bytes};
 use leasehold::{Context, DeviceInfo};
+use leasehold_input::{shown, shown_within};
 use serde::Serialize;
 use std::collections::BTreeMap;
 use std::io::Write;
@@ -81,10 +82,10 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     let mut out = std::io::stdout().lock();
     for backend in &report.backends {
         if let Some(reason) = &backend.reason {
-            writeln!(out, "{}: not available ({reason})", backend.backend)?;
+            writeln!(out, "{}: not available ({})", backend.backend, shown_within(reason, 1000))?;
         }
         for device in &backend.devices {
-            writeln!(out, "{}: {}", device.id, device.name)?;
+            writeln!(out, "{}: {}", device.id, shown(&device.name))?;
             let mut table = Table::words();
             table.row(["  units".to_owned(), device.units.to_string()]);
             table.row([

@@ -3,8 +3,9 @@
 use crate::failure::Failure;
 use leasehold_alloc::trace::Trace;
 use leasehold_alloc::{Allocator, DebugAids};
-use std::fs::File;
-use std::io::{BufWriter, Write};
+use std::env::VarError;
+use std::fs::{self, File};
+use std::io::{self, BufWriter, Write};
 use std::path::{Path, PathBuf};
 
 /// The environment variable that stands for `--memory-debug`.
@@ -26,6 +27,10 @@ impl AidsArguments {
             (Some(aids), _) => aids,
             (None, Ok(text)) if !text.is_empty() => {
                 text.parse().map_err(|e| Failure::misuse(format!("{VARIABLE}: {e}")))?
+            }
+            (None, Err(VarError::NotUnicode(text))) => {
+                let text = text.to_string_lossy();
+                return Err(Failure::misuse(format!("{VARIABLE}: `{text}` is no UTF-8; name debug aids, or unset it")));
             }
             _ => DebugAids::default(),
         })
@@ -59,6 +64,28 @@ pub(crate) struct Wishes {
 }
 
 impl MemoryArguments {
+    /// Whether the files can be written, asked before there is anything to write. Leaves nothing behind.
+    pub(crate) fn probe(&self) -> Result<(), Failure> {
+        if let (Some(trace), Some(snapshot)) = (&self.memory_trace, &self.memory_snapshot)
+            && place(trace) == place(snapshot)
+            && !other(trace)
+        {
+            let path = trace.display();
+            return Err(Failure::misuse(format!(
+                "{path} is given for --memory-trace and --memory-snapshot; name two files"
+            )));
+        }
+        for path in [&self.memory_trace, &self.memory_snapshot].into_iter().flatten() {
+            if other(path) {
+                let opened = File::options().write(true).open(path);
+                opened.map_err(|e| Failure::new(format!("{}: {e}", path.display())))?;
+            } else {
+                drop(Draft::begin(path)?);
+            }
+        }
+        Ok(())
+    }
+
     /// What the allocator must be made with, the environment included.
     pub(crate) fn wishes(&self) -> Result<Wishes, Failure> {
         let debug = self.aids.aids()?;
@@ -106,8 +133,62 @@ impl MemoryArguments {
     }
 }
 
+/// The file that a path leads to, through links.
+fn place(path: &Path) -> PathBuf {
+    let parent = path.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    let name = path.file_name().unwrap_or_default();
+    fs::canonicalize(path).unwrap_or_else(|_| fs::canonicalize(parent).unwrap_or_else(|_| parent.to_owned()).join(name))
+}
+
+/// Whether something is there that is no regular file: a device or a pipe is written to, not replaced.
+fn other(path: &Path) -> bool {
+    fs::metadata(path).is_ok_and(|m| !m.is_file() && !m.is_dir())
+}
+
+/// A file beside its place, until it is whole. Dropped before that, it goes.
+struct Draft {
+    beside: PathBuf,
+    place: PathBuf,
+}
+
+impl Draft {
+    fn begin(path: &Path) -> Result<(Draft, File), Failure> {
+        let cannot = |e: io::Error| Failure::new(format!("{}: {e}", path.display()));
+        let place = place(path);
+        if place.is_dir() {
+            return Err(cannot(io::ErrorKind::IsADirectory.into()));
+        }
+        let mut name = place.file_name().unwrap_or_default().to_owned();
+        name.push(format!(".{}.part", std::process::id()));
+        let beside = place.with_file_name(name);
+        let file = File::options().write(true).create_new(true).open(&beside).map_err(cannot)?;
+        Ok((Draft { beside, place }, file))
+    }
+
+    fn finish(self) -> io::Result<()> {
+        // What is dropped then is no longer there.
+        fs::rename(&self.beside, &self.place)
+    }
+}
+
+impl Drop for Draft {
+    fn drop(&mut self) {
+        // Who cannot remove it could not have made it.
+        let _ = fs::remove_file(&self.beside);
+    }
+}
+
+/// Writes a file whole or not at all.
 fn create(path: &Path, fill: impl FnOnce(&mut BufWriter<File>) -> leasehold::Result<()>) -> Result<(), Failure> {
-    let mut file = BufWriter::new(File::create(path).map_err(|e| Failure::new(format!("{}: {e}", path.display())))?);
+    let cannot = |e: io::Error| Failure::new(format!("{}: {e}", path.display()));
+    let (draft, file) = if other(path) {
+        (None, File::options().write(true).open(path).map_err(cannot)?)
+    } else {
+        let (draft, file) = Draft::begin(path)?;
+        (Some(draft), file)
+    };
+    let mut file = BufWriter::new(file);
     fill(&mut file).map_err(|e| Failure::from(e).at(path.display()))?;
-    file.flush().map_err(|e| Failure::new(format!("{}: {e}", path.display())))
+    file.flush().map_err(cannot)?;
+    draft.map_or(Ok(()), Draft::finish).map_err(cannot)
 }

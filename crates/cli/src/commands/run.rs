@@ -5,14 +5,19 @@ use crate::bundled;
 use crate::commands::memory::MemoryArguments;
 use crate::commands::{percentile, print_json};
 use crate::failure::Failure;
+use crate::host;
 use crate::system::{Request as Opening, System};
 use crate::table::{Table, bytes};
 use clap::ValueEnum;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use leasehold::{DeviceId, Runtime};
-use leasehold_llama::{Config, DType, Generation, Model, Request, Sampling, TextStream, Tokenizer, Weights, generate};
+use leasehold_input::{printable, shown_within};
+use leasehold_llama::{
+    Config, DType, Generation, Model, Request, Sampling, TextStream, Tokenizer, Weights, footprint, generate,
+};
 use serde::Serialize;
-use std::io::Write;
+use std::borrow::Cow;
+use std::io::{IsTerminal, Write};
 use std::path::{Path, PathBuf};
 
 /// What the bundled model is asked for when nobody says.
@@ -222,6 +227,12 @@ struct Printer<'a> {
     text: String,
 }
 
+/// Generated text as standard output gets it: to a terminal without control characters but newlines and tabs, which the model or its
+/// tokenizer may have from anybody; elsewhere as it is.
+fn for_output(text: &str) -> Cow<'_, str> {
+    if std::io::stdout().is_terminal() { Cow::Owned(printable(text)) } else { Cow::Borrowed(text) }
+}
+
 impl Printer<'_> {
     fn token(&mut self, id: u32) -> leasehold::Result<()> {
         let piece = match &mut self.stream {
@@ -235,11 +246,22 @@ impl Printer<'_> {
     fn emit(&mut self, piece: &str) {
         self.text.push_str(piece);
         if self.print {
+            let piece = &*for_output(piece);
             let mut out = std::io::stdout().lock();
             // Who closes the pipe has seen enough; the report that follows says so by its own error.
             let _ = out.write_all(piece.as_bytes()).and_then(|()| out.flush());
         }
     }
+}
+
+/// Refuses more tokens than the host has memory for: its own tables and lists, and where the device's memory is the host's, that too.
+fn fits(arguments: &Arguments, files: &Files, prompt: &[u32], runtime: &Runtime) -> Result<(), Failure> {
+    let need = footprint(&files.config, prompt.len(), arguments.tokens as usize, arguments.dtype.into());
+    // Lists of both modes, their report, and its text.
+    let host = need.host.saturating_mul(arguments.mode.list().len() as u64 + 1);
+    let shared = if runtime.raw_device().caps().host_visible { need.device } else { 0 };
+    let what = format!("{}: a run of {} tokens", files.name, arguments.tokens);
+    host::needs(&what, host.saturating_add(shared), "ask for fewer with --tokens")
 }
 
 pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
@@ -257,6 +279,8 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
         memory: wishes,
     })?;
     let runtime = system.runtime.clone();
+    arguments.memory.probe()?;
+    fits(arguments, &files, &prompt, &runtime)?;
     let model = load(&runtime, &files, arguments.dtype.into(), arguments.json).map_err(|e| e.at(&files.name))?;
 
     let stop_at: &[u32] = if arguments.stop_at_eos { &files.config.eos_token_ids } else { &[] };
@@ -272,7 +296,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
         if let (true, Some(tokenizer)) = (printer.print, &files.tokenizer) {
             let shown = tokenizer.decode(&prompt)?;
             let mut out = std::io::stdout().lock();
-            out.write_all(shown.as_bytes())?;
+            out.write_all(for_output(&shown).as_bytes())?;
             out.flush()?;
         }
         let request = Request {
@@ -344,7 +368,8 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
 fn print_table(report: &Report, runtime: &Runtime) -> Result<(), Failure> {
     let mut out = std::io::stdout().lock();
     writeln!(out, "\n")?;
-    writeln!(out, "{} on {} ({})", report.model, report.device, runtime.info().name)?;
+    let (model, name) = (shown_within(&report.model, 1000), &runtime.info().name);
+    writeln!(out, "{model} on {} ({})", report.device, shown_within(name, 200))?;
     let mut table = Table::default();
     table.row(["", "prefill", "decode", "token p50", "token p99"]);
     for (name, mode) in [("eager", &report.modes.eager), ("graph", &report.modes.graph)] {

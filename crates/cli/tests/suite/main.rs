@@ -2,7 +2,11 @@
 
 mod conformance;
 mod errors;
+#[cfg(target_os = "linux")]
+mod hostile;
 mod memory;
+#[cfg(target_os = "linux")]
+mod mutations;
 mod run;
 
 use std::path::PathBuf;

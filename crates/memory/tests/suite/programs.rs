@@ -102,7 +102,7 @@ fn a_slice_of_the_fuzzer() {
 
 #[test]
 fn the_benchmark_runs_and_is_serialisable() {
-    let report = bench::run(bench::Options::quick());
+    let report = bench::run(bench::Options::quick()).unwrap();
     assert!(report.figures.iter().all(|f| f.leasehold_ns > 0.0 && f.plain_ns > 0.0), "{report}");
     let json = serde_json::to_value(&report).unwrap();
     assert_eq!(json["figures"].as_array().unwrap().len(), report.figures.len());
