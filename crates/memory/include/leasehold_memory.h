@@ -5,12 +5,33 @@
  * Rules for all functions
  *  - None panics, throws, unwinds or aborts, whatever it is given. What is wrong is a no-op, counted by kind (TL_MISUSE_*) and
  *    kept per thread for tl_mem_last_error. A null pointer is a no-op and not a misuse, unless said otherwise.
+ *  - Without memory a call is a no-op too (TL_MISUSE_OUT_OF_MEMORY), also the first of a process or thread. A call that found no memory
+ *    to attach its thread is counted in tl_mem_stats only.
  *  - Any thread may call any function at any time, destructors and hooks included; not from signal handlers. Scopes and
  *    frames belong to the calling thread; objects, counts and the pool are common to all.
- *  - A thread attaches at its first call. When it ends, its open frames and scopes are closed, the outermost included. After
- *    that (in later thread-local destructors) acquire and release still work, everything else is a no-op.
  *  - No function blocks, except for short internal locks. Destructors and hooks run outside every lock, one after the other: what
  *    a destructor releases last is destroyed after it has returned.
+ *
+ * Destructors and hooks
+ *  - They return. An exception that leaves one ends the process, as it would in a C++ destructor that is noexcept: catch it inside. Neither
+ *    longjmp nor pthread_exit may leave one, since the thread would destroy nothing any more until its end: note that you want to
+ *    leave, return, and leave after the call that led here. Out of ordinary code longjmp is welcome: take tl_mem_mark before setjmp, and
+ *    tl_mem_unwind after it.
+ *
+ * Ends of threads and of the process
+ *  - A thread attaches at its first call. When it ends, its open frames and scopes are closed, the outermost included. At that time
+ *    its thread-local objects are gone, so nothing of the program's is called there: no scope hook, no describer, no destructor. Structs,
+ *    lh_vec_ptr and lh_tensor objects are freed. What wants a destructor of the program's waits for the next scope or frame that
+ *    any thread opens, or for tl_pool_trim, and is destroyed there. A thread that wants its own destructors to run calls tl_mem_close_thread.
+ *  - After that (in later destructors of pthread keys) acquire and release still work, everything else is a no-op.
+ *  - When the process exits, nothing is closed and nothing called. Call tl_mem_close_thread before, if it should be.
+ *
+ * Forks, coroutines, unloading
+ *  - A child of fork() may use everything; its only thread goes on in its scopes and frames. What scopes of the other threads held stays
+ *    alive in the child. Do not fork in a signal handler, a destructor or a hook.
+ *  - Scopes and frames know threads, not coroutines. A coroutine that switches away must have closed what it opened, or must be resumed
+ *    and have closed it before the function that was running when it opened it closes its own.
+ *  - dlclose does not unload the shared library. An own shared object that contains the static library is linked with -z nodelete.
  *
  * Environment, read once: TL_MEM_QUARANTINE_BYTES (default 67108864, 0: off), TL_MEM_POOL_BYTES (default 268435456),
  * TL_MEM_LOG (1 or stderr: a line per event to standard error; another value but 0: append to that file),
@@ -48,6 +69,11 @@ int64_t tl_mem_mark(void);
  * present position is a misuse. */
 void tl_mem_unwind(int64_t mark);
 
+/* Closes every frame and scope of the calling thread, its outermost scope's records included, hooks and destructors as ever. Call it
+ * before a thread returns that still holds something, and at the end of main. Inside a destructor or hook it is a misuse
+ * (TL_MISUSE_EXIT_SCOPE). */
+void tl_mem_close_thread(void);
+
 /* ---- function frames and slot buffers ---- */
 
 /* Opens a scope and a frame with num_slots slots (0 to 65536; otherwise a misuse, and a frame without slots). Call it from the body
@@ -77,8 +103,19 @@ void tl_mem_register_struct_sized(void *ptr, const char *name, int64_t size);
  * the tensor destructor. */
 void tl_mem_register_tensor(OpaqueTensor *ptr);
 
-/* A vector of pointers (lh_vec_ptr). Its last release releases every element once, then frees buffer and container. */
+/* A vector of pointers of this library's layout (lh_vec_ptr). Its last release releases every element once, then frees buffer and
+ * container. For others see tl_mem_register_container. */
 void tl_mem_register_vec_ptr(void *ptr);
+
+/* How a container of counted pointers is handled whose layout the library does not know: a Rust Vec, a std::vector<void *>. */
+typedef struct tl_vec_ops {
+    int64_t (*elements)(void *container, void ***data); /* stores where the elements are, returns how many */
+    void (*destroy)(void *container);                   /* after its elements were released */
+} tl_vec_ops;
+
+/* Such a container. Its last release releases every element once, then destroys it. *ops is read then: it must stay. NULL as ops: no
+ * effect. */
+void tl_mem_register_container(void *ptr, const tl_vec_ops *ops);
 
 /* An object with a destructor of its own, which is called once. */
 void tl_mem_register_custom(void *ptr, void (*destructor)(void *));
@@ -119,8 +156,8 @@ int32_t tl_ptr_release_bool(void *ptr);
 /* A tensor's key. */
 typedef struct tl_tensor_info {
     uint64_t num_elements;
-    uint8_t dtype_id;  /* TL_DTYPE_* */
-    uint8_t device_id; /* TL_DEVICE_* */
+    uint8_t dtype_id;  /* TL_DTYPE_*, or an id of your own: an element then counts as 8 bytes */
+    uint8_t device_id; /* TL_DEVICE_*, or an id of your own */
 } tl_tensor_info;
 
 enum { TL_DTYPE_F32 = 0, TL_DTYPE_F64 = 1, TL_DTYPE_I64 = 2, TL_DTYPE_U32 = 3, TL_DTYPE_U8 = 4, TL_DTYPE_F16 = 5, TL_DTYPE_BF16 = 6 };
@@ -129,7 +166,8 @@ enum { TL_DEVICE_CPU = 0, TL_DEVICE_CUDA = 1, TL_DEVICE_METAL = 2 };
 /* What destroys tensors (NULL: none; such tensors are lost, and a misuse is counted). Called once per tensor. */
 void tl_mem_set_tensor_destructor(void (*hook)(OpaqueTensor *));
 
-/* What tells the pool a tensor's key: fills in the struct and returns non-zero, or 0 for a tensor not to be pooled. */
+/* What tells the pool a tensor's key: fills in the struct and returns non-zero, or 0 for a tensor not to be pooled. While it runs, its
+ * tensor cannot be revived. */
 void tl_mem_set_tensor_describer(int32_t (*hook)(const OpaqueTensor *, tl_tensor_info *));
 
 /* What runs when a scope opens, and, with the value it returned, after the scope's records were released. Either NULL: none. */
@@ -170,7 +208,7 @@ enum {
     TL_MISUSE_KIND_MISMATCH = 10, /* An object was named as another kind than the one it has */
     TL_MISUSE_NOT_REGISTERED = 11, /* unregister or promote of an address without a record */
     TL_MISUSE_MARK = 12, /* unwind to a mark that does not enclose the present position */
-    TL_MISUSE_TENSOR_KEY = 13, /* An unknown dtype or device id, or a shape that is too large */
+    TL_MISUSE_TENSOR_KEY = 13, /* A dtype that the library cannot make, or a shape that is too large */
     TL_MISUSE_OUT_OF_MEMORY = 14, /* There was no memory for the request */
     TL_MISUSE_SCOPE_REPAIRED = 15, /* A scope that was left open and was closed by function_exit, by an outer exit_scope or after a destructor */
     TL_MISUSE_FRAME_REPAIRED = 16, /* A frame whose function returned without function_exit, closed on its behalf */

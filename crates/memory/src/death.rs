@@ -18,12 +18,13 @@ use leasehold_core::sync::atomic::Ordering::Relaxed;
 
 use crate::local::{Local, MOURNING};
 use crate::misuse::Misuse;
-use crate::pool::{OpaqueTensor, PoolOutcome, TensorKey};
+use crate::pool::{PoolOutcome, TensorKey};
+use crate::pools::Pools;
 use crate::shared::{CustomDestructor, TensorInfo};
 use crate::table::{Entry, HOST, Kind, State};
-use crate::vec_ptr::VecPtr;
+use crate::vec_ptr::{VecOps, VecPtr};
 
-/// Tensors that leave the quarantine in one turn of the pool's lock.
+/// Tensors that leave the quarantine in one turn of the lock of the thread's pool.
 const BATCH: usize = 16;
 /// Against the budget, a dead tensor of unknown size counts as this much.
 const UNKNOWN_BYTES: u64 = 4096;
@@ -38,13 +39,15 @@ pub(crate) struct Dead {
     flags: u8,
     /// A tensor that has been through the quarantine.
     settled: bool,
+    /// Left by a thread that has ended, and its scopes with it: there is none whose end it could wait for.
+    orphan: bool,
 }
 
 impl Dead {
     #[inline(always)]
     pub(crate) fn new(entry: &Entry) -> Self {
         let Entry { addr, generation, destructor, kind, flags, .. } = *entry;
-        Self { addr, generation, destructor, kind, flags, settled: false }
+        Self { addr, generation, destructor, kind, flags, settled: false, orphan: false }
     }
 }
 
@@ -76,7 +79,7 @@ impl Local {
 
     #[cold]
     #[inline(never)]
-    fn bury_slow(&self, dead: Dead) {
+    pub(crate) fn bury_slow(&self, dead: Dead) {
         if !self.dying.push(dead) {
             // Better lost than destroyed in the wrong order.
             self.misuse(Misuse::OutOfMemory, dead.addr, 0);
@@ -84,13 +87,30 @@ impl Local {
         self.work_off();
     }
 
-    fn work_off(&self) {
+    /// Whether destroying it calls what is the program's.
+    fn wants_program(dead: Dead) -> bool {
+        match dead.kind {
+            Kind::Untyped | Kind::Struct => false,
+            Kind::VecPtr => dead.destructor != 0,
+            Kind::Tensor => dead.flags & HOST == 0,
+            Kind::Custom => true,
+        }
+    }
+
+    pub(crate) fn work_off(&self) {
         if self.burying.replace(true) {
             return;
         }
         while let Some(dead) = self.dying.pop() {
+            if self.quiet.get() && Self::wants_program(dead) {
+                if !self.shared.add_orphan(Dead { orphan: true, ..dead }) {
+                    self.misuse(Misuse::OutOfMemory, dead.addr, 0);
+                }
+                continue;
+            }
             match dead.kind {
                 Kind::Untyped | Kind::Struct => self.bury(dead),
+                Kind::VecPtr if dead.destructor != 0 => self.destroy_container(dead),
                 Kind::VecPtr => self.destroy_vec(dead.addr),
                 Kind::Custom => {
                     // SAFETY: a `Custom` entry's destructor is a function of this type, from `register_custom`.
@@ -109,18 +129,41 @@ impl Local {
     fn destroy_vec(&self, addr: usize) {
         // SAFETY: whoever registered the vector promised that it is one; its count is zero, so it is ours.
         let VecPtr { data, len, .. } = unsafe { pointer::<VecPtr>(addr).read() };
-        if !data.is_null() {
-            for i in 0..usize::try_from(len).unwrap_or(0) {
-                // SAFETY: a vector has `len` elements at `data`.
-                let element = unsafe { data.add(i).read() };
-                // Its own destruction, if this was its last count, waits on the list: `burying` is set.
-                self.release(element.expose_provenance());
-            }
-        }
+        // SAFETY: a vector has `len` elements at `data`.
+        unsafe { self.release_elements(data, len) };
         // SAFETY: both blocks come from the C allocator, by the same promise; null is allowed.
         unsafe {
             libc::free(data.cast());
             libc::free(pointer(addr));
+        }
+    }
+
+    /// Destroys a container of pointers whose layout its owner knows.
+    fn destroy_container(&self, dead: Dead) {
+        // SAFETY: such an entry's destructor is the address of functions that stay, from `register_vec`.
+        let VecOps { elements, destroy } = unsafe { *pointer::<VecOps>(dead.destructor) };
+        let (mut data, mut len) = (ptr::null_mut(), 0);
+        // SAFETY: whoever registered the container promised that these functions are for it; its count is zero, so it is ours.
+        self.callback(|| len = unsafe { elements(pointer(dead.addr), &raw mut data) });
+        // SAFETY: `elements` says where how many are; nobody else has the container.
+        unsafe { self.release_elements(data, len) };
+        // SAFETY: its elements are released, and it is destroyed once.
+        self.callback(|| unsafe { destroy(pointer(dead.addr)) });
+    }
+
+    /// Releases each element once.
+    ///
+    /// # Safety
+    /// - There are `len` elements at `data`, or `data` is null, or `len` is not positive.
+    unsafe fn release_elements(&self, data: *mut *mut c_void, len: i64) {
+        if data.is_null() {
+            return;
+        }
+        for i in 0..usize::try_from(len).unwrap_or(0) {
+            // SAFETY: i < len, by the caller's promise.
+            let element = unsafe { data.add(i).read() };
+            // Its own destruction, if this was its last count, waits on the list: `burying` is set.
+            self.release(element.expose_provenance());
         }
     }
 
@@ -159,7 +202,7 @@ impl Local {
         let described = step(State::Described, State::Quarantined);
         debug_assert!(described, "nobody else touches a tensor that is being described");
         let budget = self.shared.quarantine_budget.load(Relaxed);
-        if budget == 0 || bytes > budget || !self.waiting.push(waiting) {
+        if dead.orphan || budget == 0 || bytes > budget || !self.waiting.push(waiting) {
             self.settle(&[waiting]);
             return;
         }
@@ -195,7 +238,7 @@ impl Local {
             self.shared.unquarantine(last.bytes);
             Some(last)
         };
-        // Several at a time, for one turn of the pool's lock.
+        // Several at a time, for one turn of the lock of the thread's pool.
         while let Some(first) = next() {
             let mut batch = [first; BATCH];
             let mut n = 1;
@@ -221,30 +264,26 @@ impl Local {
         for (w, ours) in waiting.iter().zip(&mut ours) {
             let mut shard = self.shared.table.lock(w.dead.addr, self.me);
             // Not if it was revived meanwhile.
-            *ours = shard.advance(w.dead.addr, w.dead.generation, State::Quarantined, State::Pooled).is_some();
+            let entry = shard.advance(w.dead.addr, w.dead.generation, State::Quarantined, State::Pooled);
+            *ours = entry.map(|e| e.newest = Pools::home(self.me) as u32).is_some();
         }
-        let mut evicted = Vec::new();
         if waiting.iter().zip(ours).any(|(w, ours)| ours && w.key.is_some()) {
-            self.shared.with_pool(|pool| {
-                for ((w, ours), refused) in waiting.iter().zip(ours).zip(&mut refused) {
-                    if let Some(key) = w.key.filter(|_| ours) {
-                        *refused = pool.release_key(pointer(w.dead.addr), key, &mut evicted) == PoolOutcome::Full;
-                    }
+            let mut home = self.shared.pools.lock(Pools::home(self.me), self.me);
+            for ((w, ours), refused) in waiting.iter().zip(ours).zip(&mut refused) {
+                if let Some(key) = w.key.filter(|_| ours) {
+                    *refused = home.put(pointer(w.dead.addr), key) == PoolOutcome::Full;
                 }
-            });
+            }
+            drop(home);
+            while let Some(tensor) = self.shared.pools.excess(self.me) {
+                self.discard(tensor.expose_provenance());
+            }
+            self.shared.note_pooled();
         }
-        self.evict(evicted);
         for ((w, ours), refused) in waiting.iter().zip(ours).zip(refused) {
             if ours && refused {
                 self.discard(w.dead.addr);
             }
-        }
-    }
-
-    /// Destroys tensors that the pool has given up.
-    pub(crate) fn evict(&self, evicted: Vec<*mut OpaqueTensor>) {
-        for tensor in evicted {
-            self.discard(tensor.expose_provenance());
         }
     }
 
@@ -282,9 +321,12 @@ impl Local {
 
     /// Destroys pooled tensors until at most `bytes` remain; returns the bytes freed.
     pub(crate) fn trim_pool(&self, bytes: u64) -> u64 {
-        let mut evicted = Vec::new();
-        let freed = self.shared.with_pool(|pool| pool.trim_into(bytes, &mut evicted));
-        self.evict(evicted);
+        let mut freed = 0;
+        while let Some((tensor, bytes)) = self.shared.pools.shrink(bytes, self.me) {
+            freed += bytes;
+            self.discard(tensor.expose_provenance());
+        }
+        self.adopt();
         freed
     }
 }

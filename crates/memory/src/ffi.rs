@@ -1,116 +1,30 @@
 //! The C ABI: `tl_*` of document 004, and the further symbols of the header `leasehold_memory.h`, which documents them.
 //!
-//! It translates between C types and one global manager, to which each thread attaches at its first call and from which it
+//! It translates between C types and the process's manager (`global.rs`), to which each thread attaches at its first call and from which it
 //! detaches when it ends. It must not decide anything.
 //!
 //! # Rules for all functions
-//! - None panics, unwinds or aborts; what is wrong is a counted no-op.
+//! - None panics, unwinds or aborts; what is wrong is a counted no-op, and so is what finds no memory.
 //! - Any thread may call any of them at any time, destructors and hooks included; not from signal handlers.
-//! - A thread that has detached (its thread-local destructors are running) may still acquire and release; the rest are no-ops.
+//! - A thread that has detached (destructors of its POSIX keys are running) may still acquire and release; the rest are no-ops.
 
 use std::ffi::{CStr, c_char, c_void};
 use std::fmt::Write;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::ptr;
 
 use leasehold_core::sync::atomic::Ordering::Relaxed;
-use leasehold_core::sync::{Arc, OnceLock};
 
 use crate::frame::Caller;
+use crate::global::{self, local, shared, with_or_briefly};
 use crate::local::Local;
-use crate::log::Log;
-use crate::misuse::Misuse;
+use crate::log::Cut;
+use crate::misuse::{LastError, Misuse};
 use crate::pool::{OpaqueTensor, TensorDestructor, TensorKey};
 use crate::record::{About, Released};
-use crate::shared::{Config, CustomDestructor, ScopeEnterHook, ScopeExitHook, Shared, TensorDescriber};
+use crate::shared::{CustomDestructor, ScopeEnterHook, ScopeExitHook, TensorDescriber};
 use crate::stats::Stats;
 use crate::table::Kind;
-use crate::tls;
-use crate::vec_ptr::VecPtr;
-
-fn global() -> &'static Arc<Shared> {
-    static GLOBAL: OnceLock<Arc<Shared>> = OnceLock::new();
-    GLOBAL.get_or_init(|| Arc::new(Shared::new(Config::from_env(), Log::from_env())))
-}
-
-/// What the thread's word (`tls.rs`) holds once the thread has detached; null before it attaches.
-const GONE: *const Local = ptr::without_provenance(1);
-
-thread_local! {
-    /// Detaches when the thread ends.
-    static AT_EXIT: AtExit = const { AtExit };
-}
-
-struct AtExit;
-
-impl Drop for AtExit {
-    fn drop(&mut self) {
-        let local = tls::get();
-        if local.addr() > GONE.addr() {
-            detach(local);
-        }
-    }
-}
-
-/// Closes everything (callbacks still find the attachment), then frees it.
-fn detach(local: *const Local) {
-    // SAFETY: the word held a pointer from `Box::into_raw`, which only this function frees, once.
-    unsafe {
-        (*local).detach();
-        tls::set(GONE);
-        drop(Box::from_raw(local.cast_mut()));
-    }
-}
-
-/// This thread's attachment, made at the first call.
-#[inline(always)]
-fn local() -> Option<&'static Local> {
-    let local = tls::get();
-    if local.addr() > GONE.addr() {
-        // SAFETY: see `detach`. Callers use the reference during one call; `detach` runs when none is in progress.
-        Some(unsafe { &*local })
-    } else {
-        attach(local)
-    }
-}
-
-#[cold]
-#[inline(never)]
-fn attach(state: *const Local) -> Option<&'static Local> {
-    if state == GONE {
-        return None;
-    }
-    let local = Box::into_raw(Box::new(Local::new(Arc::clone(global()))));
-    tls::set(local);
-    // Without the guard (the thread is ending already) the attachment stays until the process ends.
-    let _ = AT_EXIT.try_with(|_| ());
-    // SAFETY: just made.
-    Some(unsafe { &*local })
-}
-
-/// Runs `f` with this thread's attachment, or with one for just this call if the thread has detached.
-#[inline(always)]
-fn with_or_briefly<R>(f: impl FnOnce(&Local) -> R) -> R {
-    match local() {
-        Some(local) => f(local),
-        None => briefly(f),
-    }
-}
-
-#[cold]
-fn briefly<R>(f: impl FnOnce(&Local) -> R) -> R {
-    let local: *const Local = Box::into_raw(Box::new(Local::new(Arc::clone(global()))));
-    tls::set(local);
-    // SAFETY: just made; freed by `detach` below.
-    let result = f(unsafe { &*local });
-    detach(local);
-    result
-}
-
-/// For functions that allocate or format: a panic in there, which would be a defect, becomes `default`.
-fn guarded<R>(default: R, f: impl FnOnce() -> R) -> R {
-    catch_unwind(AssertUnwindSafe(f)).unwrap_or(default)
-}
+use crate::vec_ptr::{VecOps, VecPtr};
 
 // ---- scopes and frames. The three functions that can find a frame abandoned hand on where their caller stands (frame.rs).
 
@@ -201,6 +115,15 @@ pub extern "C" fn tl_mem_unwind(mark: i64) {
     }
 }
 
+/// Closes every frame and scope of this thread, the outermost one's content included, as the program would have to before its thread-local
+/// objects go. Within a destructor or hook: a misuse.
+#[unsafe(no_mangle)]
+pub extern "C" fn tl_mem_close_thread() {
+    if let Some(local) = local() {
+        local.close_all();
+    }
+}
+
 // ---- registration
 
 #[inline(always)]
@@ -228,7 +151,7 @@ pub unsafe extern "C" fn tl_mem_register_struct(ptr: *mut c_void) {
 pub unsafe extern "C" fn tl_mem_register_struct_named(ptr: *mut c_void, name: *const c_char) {
     if let Some(local) = local() {
         // SAFETY: by the caller's promise.
-        let name = unsafe { local.names.intern(name) };
+        let name = unsafe { local.intern(name) };
         local.register(ptr.expose_provenance(), About { name, ..About::kind(Kind::Struct) });
     }
 }
@@ -244,7 +167,7 @@ pub unsafe extern "C" fn tl_mem_register_struct_sized(ptr: *mut c_void, name: *c
             local.misuse(Misuse::Size, ptr.addr(), size);
         }
         // SAFETY: by the caller's promise.
-        let name = unsafe { local.names.intern(name) };
+        let name = unsafe { local.intern(name) };
         let size = u64::try_from(size).unwrap_or(0);
         local.register(ptr.expose_provenance(), About { name, size, ..About::kind(Kind::Struct) });
     }
@@ -266,6 +189,19 @@ pub unsafe extern "C" fn tl_mem_register_tensor(ptr: *mut OpaqueTensor) {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn tl_mem_register_vec_ptr(ptr: *mut c_void) {
     register(ptr, About::kind(Kind::VecPtr));
+}
+
+/// Registers a container of pointers that `ops` handles; null as `ops`: no effect.
+///
+/// # Safety
+/// - `ptr` is null or a container that the functions of `ops` may be called with, on whichever thread releases it last.
+/// - `ops` is null or points to functions that are never changed or moved.
+/// - Each element brings one count with it, or is null.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn tl_mem_register_container(ptr: *mut c_void, ops: *const VecOps) {
+    if !ops.is_null() {
+        register(ptr, About { destructor: ops.expose_provenance(), ..About::kind(Kind::VecPtr) });
+    }
 }
 
 /// Registers an object with its own destructor; null as destructor: no effect.
@@ -345,13 +281,15 @@ pub extern "C" fn tl_ptr_inc_ref(ptr: *mut c_void) {
 /// One count less; 1: the caller must free the object.
 #[unsafe(no_mangle)]
 pub extern "C" fn tl_ptr_dec_ref(ptr: *mut c_void) -> i32 {
-    with_or_briefly(|local| local.dec_ref(ptr.addr())).into()
+    with_or_briefly(|local| local.dec_ref(ptr.addr())).unwrap_or(false).into()
 }
 
 /// As [`tl_ptr_release`]; 1 if the object was found and released.
 #[unsafe(no_mangle)]
 pub extern "C" fn tl_ptr_release_bool(ptr: *mut c_void) -> i32 {
-    with_or_briefly(|local| matches!(local.release(ptr.addr()), Released::Counted | Released::Died)).into()
+    with_or_briefly(|local| matches!(local.release(ptr.addr()), Released::Counted | Released::Died))
+        .unwrap_or(false)
+        .into()
 }
 
 // ---- hooks and limits
@@ -362,7 +300,9 @@ pub extern "C" fn tl_ptr_release_bool(ptr: *mut c_void) -> i32 {
 /// - The function may be called with any tensor registered, on any thread.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn tl_mem_set_tensor_destructor(hook: Option<TensorDestructor>) {
-    global().set_tensor_destructor(hook);
+    if let Some(shared) = shared() {
+        shared.set_tensor_destructor(hook);
+    }
 }
 
 /// Sets what tells a tensor's key to the pool; null: none.
@@ -371,21 +311,25 @@ pub unsafe extern "C" fn tl_mem_set_tensor_destructor(hook: Option<TensorDestruc
 /// - The function may be called with any tensor registered, on any thread.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn tl_mem_set_tensor_describer(hook: Option<TensorDescriber>) {
-    global().set_tensor_describer(hook);
+    if let Some(shared) = shared() {
+        shared.set_tensor_describer(hook);
+    }
 }
 
 /// Sets what runs when a scope opens and closes; either null: none.
 #[unsafe(no_mangle)]
 pub extern "C" fn tl_mem_set_scope_hooks(enter: Option<ScopeEnterHook>, exit: Option<ScopeExitHook>) {
-    global().set_scope_hooks(enter.zip(exit));
+    if let Some(shared) = shared() {
+        shared.set_scope_hooks(enter.zip(exit));
+    }
 }
 
 /// Sets the quarantine's budget; 0 turns it off, a negative number is a counted misuse.
 #[unsafe(no_mangle)]
 pub extern "C" fn tl_mem_set_quarantine_bytes(bytes: i64) {
-    match (u64::try_from(bytes), local()) {
-        (Ok(bytes), _) => global().quarantine_budget.store(bytes, Relaxed),
-        (_, Some(local)) => local.misuse(Misuse::Size, 0, bytes),
+    match (u64::try_from(bytes), shared(), local()) {
+        (Ok(bytes), Some(shared), _) => shared.quarantine_budget.store(bytes, Relaxed),
+        (Err(_), _, Some(local)) => local.misuse(Misuse::Size, 0, bytes),
         _ => {}
     }
 }
@@ -398,7 +342,7 @@ pub extern "C" fn tl_mem_set_quarantine_bytes(bytes: i64) {
 pub unsafe extern "C" fn tl_mem_set_call_site(site: *const c_char) {
     if let Some(local) = local() {
         // SAFETY: by the caller's promise.
-        local.site.set(unsafe { local.names.intern(site) });
+        local.site.set(unsafe { local.intern(site) });
     }
 }
 
@@ -413,14 +357,14 @@ pub extern "C" fn tl_pool_acquire(num_elements: i64, dtype_id: u8, device_id: u8
         local.misuse(Misuse::TensorKey, 0, num_elements);
         return ptr::null_mut();
     };
-    global().pool_acquire(key, local.me).unwrap_or(ptr::null_mut())
+    local.shared.pool_acquire(key, local.me).unwrap_or(ptr::null_mut())
 }
 
 /// Destroys pooled tensors until at most `bytes` remain; returns the bytes freed.
 #[unsafe(no_mangle)]
 pub extern "C" fn tl_pool_trim(bytes: i64) -> i64 {
     let Some(local) = local() else { return 0 };
-    guarded(0, || local.trim_pool(u64::try_from(bytes).unwrap_or(0)) as i64)
+    local.trim_pool(u64::try_from(bytes).unwrap_or(0)) as i64
 }
 
 // ---- figures
@@ -428,19 +372,19 @@ pub extern "C" fn tl_pool_trim(bytes: i64) -> i64 {
 /// Tensors in the pool.
 #[unsafe(no_mangle)]
 pub extern "C" fn tl_get_pool_count() -> i64 {
-    global().with_pool(|pool| pool.total_count()) as i64
+    shared().map_or(0, |shared| shared.pools.tensors()) as i64
 }
 
 /// Live tensors with a count.
 #[unsafe(no_mangle)]
 pub extern "C" fn tl_get_refcount_count() -> i64 {
-    global().table.totals().tensors as i64
+    shared().map_or(0, |shared| shared.table.totals().tensors) as i64
 }
 
 /// Live objects with a count, of every kind.
 #[unsafe(no_mangle)]
 pub extern "C" fn tl_get_object_count() -> i64 {
-    global().table.totals().live as i64
+    shared().map_or(0, |shared| shared.table.totals().live) as i64
 }
 
 /// This thread's depth; 1 at rest, 0 when it has detached.
@@ -463,16 +407,15 @@ pub unsafe extern "C" fn tl_mem_stats(stats: *mut Stats) -> i32 {
     if size < 8 {
         return -1;
     }
-    guarded(-1, || {
-        if let Some(local) = local() {
-            local.report_live();
-        }
-        let now = Stats { size, ..global().published() };
-        let bytes = size.min(size_of::<Stats>() as u64) as usize;
-        // SAFETY: both have at least that many bytes, and `Stats` is plain numbers without padding.
-        unsafe { ptr::copy_nonoverlapping((&raw const now).cast::<u8>(), stats.cast::<u8>(), bytes) };
-        0
-    })
+    if let Some(local) = local() {
+        local.report_live();
+    }
+    let mut now = Stats { size, ..shared().map(|shared| shared.published()).unwrap_or_default() };
+    global::add_uncounted(&mut now.misuses);
+    let bytes = size.min(size_of::<Stats>() as u64) as usize;
+    // SAFETY: both have at least that many bytes, and `Stats` is plain numbers without padding.
+    unsafe { ptr::copy_nonoverlapping((&raw const now).cast::<u8>(), stats.cast::<u8>(), bytes) };
+    0
 }
 
 /// How often the calling thread has done this misuse (`TL_MISUSE_*`); -1 for an unknown kind.
@@ -482,20 +425,22 @@ pub extern "C" fn tl_mem_misuses(kind: i32) -> i64 {
     misuse.zip(local()).map_or(-1, |(misuse, local)| local.misuses(misuse) as i64)
 }
 
-/// Writes `text` to `buf` as a C string, cut to fit; returns its full length.
+/// Writes what `write` writes to `buf` as a C string, cut to fit; returns its full length. Nothing is allocated.
 ///
 /// # Safety
 /// - `buf` is null or has `len` writable bytes.
-unsafe fn hand_out(text: &str, buf: *mut c_char, len: usize) -> usize {
-    if !buf.is_null() && len > 0 {
-        let bytes = text.len().min(len - 1);
-        // SAFETY: `bytes` and the NUL fit into `len`.
-        unsafe {
-            ptr::copy_nonoverlapping(text.as_ptr(), buf.cast(), bytes);
-            buf.add(bytes).write(0);
-        }
+unsafe fn hand_out(buf: *mut c_char, len: usize, write: impl FnOnce(&mut Cut<'_>)) -> usize {
+    if buf.is_null() || len == 0 {
+        let mut measured = Cut::new(&mut []);
+        write(&mut measured);
+        return measured.length;
     }
-    text.len()
+    // SAFETY: by the caller's promise; what was there is overwritten before anybody reads it.
+    unsafe { buf.write_bytes(0, len) };
+    // SAFETY: `len` bytes that have just been written, of which the last stays 0.
+    let mut text = Cut::new(unsafe { std::slice::from_raw_parts_mut(buf.cast(), len - 1) });
+    write(&mut text);
+    text.length
 }
 
 /// Writes what this thread did wrong last; returns the length of the full text, 0 if there is none.
@@ -504,11 +449,19 @@ unsafe fn hand_out(text: &str, buf: *mut c_char, len: usize) -> usize {
 /// - `buf` is null or has `len` writable bytes.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn tl_mem_last_error(buf: *mut c_char, len: usize) -> usize {
-    let text = guarded(String::new(), || {
-        local().and_then(Local::last_error).map_or_else(String::new, |error| error.to_string())
-    });
+    let error = match local() {
+        Some(local) => local.last_error(),
+        None if global::gone() => None,
+        None => Some(LastError { misuse: Misuse::OutOfMemory, address: 0, value: 0 }),
+    };
+    let write = |text: &mut Cut<'_>| {
+        if let Some(error) = error {
+            // What does not fit is cut.
+            let _ = write!(text, "{error}");
+        }
+    };
     // SAFETY: by the caller's promise.
-    unsafe { hand_out(&text, buf, len) }
+    unsafe { hand_out(buf, len, write) }
 }
 
 /// Writes what is alive, one line per kind, name and call site; returns the length of the full text.
@@ -517,15 +470,15 @@ pub unsafe extern "C" fn tl_mem_last_error(buf: *mut c_char, len: usize) -> usiz
 /// - `buf` is null or has `len` writable bytes.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn tl_mem_leak_report(buf: *mut c_char, len: usize) -> usize {
-    let text = guarded(String::new(), || {
-        let mut text = String::new();
-        if let Some(local) = local() {
-            let _ = write!(text, "{}", local.leak_report());
+    let groups = local().map(|local| local.leak_groups().map_err(|_| local.misuse(Misuse::OutOfMemory, 0, 0)));
+    let write = |text: &mut Cut<'_>| {
+        for group in groups.into_iter().flatten().flatten() {
+            // What does not fit is cut.
+            let _ = group.write(text);
         }
-        text
-    });
+    };
     // SAFETY: by the caller's promise.
-    unsafe { hand_out(&text, buf, len) }
+    unsafe { hand_out(buf, len, write) }
 }
 
 /// The version of the library.
@@ -552,7 +505,7 @@ pub extern "C" fn lh_vec_ptr_create(capacity: i64) -> *mut VecPtr {
 /// - `vec` is null or a vector from [`lh_vec_ptr_create`] that nobody else uses during the call.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lh_vec_ptr_push(vec: *mut VecPtr, element: *mut c_void) -> i32 {
-    // SAFETY: by the caller's promise.
+    // SAFETY: not null, and a vector by the caller's promise.
     if vec.is_null() || !unsafe { VecPtr::push(vec, element) } {
         return 0;
     }
@@ -576,7 +529,7 @@ pub unsafe extern "C" fn lh_tensor_create(shape: *const i64, dims: i64, dtype_id
     };
     // SAFETY: by the caller's promise, checked for null above.
     let shape = if n == 0 { &[] } else { unsafe { std::slice::from_raw_parts(shape, n) } };
-    guarded(None, || local.create_tensor(shape, dtype_id)).unwrap_or(ptr::null_mut())
+    local.create_tensor(shape, dtype_id).unwrap_or(ptr::null_mut())
 }
 
 /// Number of dimensions; -1 for anything but a live tensor of this library.

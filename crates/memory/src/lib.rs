@@ -9,15 +9,20 @@
 //! |---|---|---|---|
 //! | object table | `table.rs`, `lock.rs` | address → kind, count, generation, back-link | know scopes, dereference objects |
 //! | one thread | `local.rs`, `record.rs`, `frame.rs`, `death.rs` | scopes, records, frames, slots, quarantine | touch another thread's |
-//! | shared state | `shared.rs` | pool, hooks, limits, totals | call out under a lock |
+//! | shared state | `shared.rs`, `pools.rs` | pool, hooks, limits, totals | call out under a lock |
+//! | the process's manager | `global.rs`, `tls.rs` | attachments of threads, their ends, forks | know what is called |
 //! | doors | `manager.rs`, `ffi.rs` | translation | decide anything |
 
-#[cfg(feature = "bench")]
+#[cfg(all(feature = "bench", not(loom)))]
 pub mod bench;
 mod death;
 mod env;
+#[cfg(not(loom))]
 pub mod ffi;
 mod frame;
+#[cfg(not(loom))]
+mod global;
+mod heap;
 mod local;
 mod lock;
 mod log;
@@ -25,6 +30,7 @@ mod manager;
 mod misuse;
 mod names;
 mod pool;
+mod pools;
 mod record;
 mod report;
 mod shared;
@@ -32,9 +38,10 @@ mod stack;
 mod stats;
 mod table;
 mod tensor;
+#[cfg(not(loom))]
 mod tls;
 mod vec_ptr;
-#[cfg(feature = "bench")]
+#[cfg(all(feature = "bench", not(loom)))]
 pub mod workload;
 
 pub use manager::MemoryManager;
@@ -44,4 +51,4 @@ pub use report::{LeakGroup, LeakReport};
 pub use shared::{Config, CustomDestructor, ScopeEnterHook, ScopeExitHook, TensorDescriber, TensorInfo};
 pub use stats::Stats;
 pub use table::Kind;
-pub use vec_ptr::VecPtr;
+pub use vec_ptr::{VecOps, VecPtr};

@@ -14,17 +14,18 @@
 //! oldest; the table's entry (or, for a second thread, `foreign`) points to the newest.
 
 use std::cell::{Cell, RefCell};
+use std::ffi::c_char;
 
-use leasehold_core::sync::Arc;
 use leasehold_core::sync::atomic::Ordering::Relaxed;
 
 use crate::death::{Dead, Waiting};
 use crate::frame::{Deferred, Frame, Slot};
+use crate::heap::{NoMemory, Owned};
 use crate::misuse::{LastError, Misuse};
 use crate::names::NameCache;
 use crate::pool::IntMap;
 use crate::record::Record;
-use crate::shared::{LOG, Published, ScopeExitHook, Shared, bump};
+use crate::shared::{HOOKS, LOG, ORPHANS, Published, ScopeExitHook, SharedRef, bump};
 use crate::stack::Stack;
 use crate::table::NIL;
 
@@ -53,7 +54,7 @@ pub(crate) struct Local {
     pub(crate) floor: Cell<u32>,
     /// This attachment's id.
     pub(crate) me: u32,
-    pub(crate) shared: Arc<Shared>,
+    pub(crate) shared: SharedRef,
     pub(crate) frames: Stack<Frame>,
     pub(crate) slots: Stack<Slot>,
     pub(crate) records: Stack<Record>,
@@ -73,15 +74,17 @@ pub(crate) struct Local {
     pub(crate) waiting: Stack<Waiting>,
     /// The waiting tensors before this one have left.
     pub(crate) waiting_from: Cell<u32>,
-    pub(crate) published: Arc<Published>,
+    /// The thread is ending: nothing of the program's is called any more.
+    pub(crate) quiet: Cell<bool>,
+    pub(crate) published: Owned<Published>,
     pub(crate) names: NameCache,
     last_error: Cell<Option<LastError>>,
 }
 
 impl Local {
     /// Attaches to `shared`, at depth 1.
-    pub(crate) fn new(shared: Arc<Shared>) -> Self {
-        let (me, published) = shared.join();
+    pub(crate) fn new(shared: SharedRef) -> Result<Self, NoMemory> {
+        let (me, published) = shared.join()?;
         let local = Self {
             marks: Stack::new(),
             floor: Cell::new(1),
@@ -103,13 +106,14 @@ impl Local {
             burying: Cell::new(false),
             waiting: Stack::new(),
             waiting_from: Cell::new(0),
+            quiet: Cell::new(false),
             published,
             names: NameCache::new(),
             last_error: Cell::new(None),
         };
         // Without memory for this first scope registrations are refused one by one, as out of memory.
         let _ = local.marks.push(Mark { head: NIL, flags: 0 });
-        local
+        Ok(local)
     }
 
     /// The current depth; 1 at rest.
@@ -140,6 +144,18 @@ impl Local {
         }
     }
 
+    /// The id of a name; none, and a misuse counted, without memory for a new one.
+    ///
+    /// # Safety
+    /// - As for [`NameCache::intern`].
+    pub(crate) unsafe fn intern(&self, name: *const c_char) -> u32 {
+        // SAFETY: by the caller's promise.
+        unsafe { self.names.intern(name) }.unwrap_or_else(|_| {
+            self.misuse(Misuse::OutOfMemory, name.addr(), 0);
+            crate::names::NONE
+        })
+    }
+
     pub(crate) fn last_error(&self) -> Option<LastError> {
         self.last_error.get()
     }
@@ -164,6 +180,7 @@ impl Local {
 
     #[cold]
     fn enter_scope_slow(&self) {
+        self.adopt();
         let mut flags = 0;
         if let Some((enter, exit)) = self.shared.scope_hooks() {
             let mut value = 0;
@@ -219,6 +236,7 @@ impl Local {
         if let Some(mark) = self.marks.last()
             && mark.flags & HOOKED != 0
             && let Some((exit, value)) = self.hooks.pop()
+            && !self.quiet.get()
         {
             self.callback(|| exit(value));
             // What the hook registered belongs to the scope that is closing.
@@ -326,25 +344,59 @@ impl Local {
         self.shared.add_live(self.net.replace(0).into(), self.highest.replace(0).into());
     }
 
-    /// Ends this attachment: every frame and scope closed, the outermost included, everything that waits let go. Nothing can be
-    /// registered afterwards.
-    pub(crate) fn detach(&self) {
-        if self.depth() == 0 {
+    /// Closes every frame and scope, the outermost one's content included, and lets everything go that waits. Within a destructor or hook: a
+    /// misuse, since those that it interrupted are still at work.
+    pub(crate) fn close_all(&self) {
+        if self.base_frames.get() > 0 || self.base_depth.get() > 1 || self.burying.get() {
+            self.misuse(Misuse::ExitScope, 0, i64::from(self.depth()));
             return;
-        }
-        self.floor.set(1);
-        self.base_depth.set(1);
-        self.base_frames.set(0);
-        if self.logs() {
-            self.log("thread_exit", 0, i64::from(self.depth()));
         }
         while self.frames.len() > 0 {
             self.close_frame();
         }
         self.close_to(1);
         self.empty_scope(1);
+        self.adopt();
+    }
+
+    /// Ends this attachment: everything is closed. Nothing can be registered afterwards.
+    pub(crate) fn detach(&self) {
+        if self.depth() == 0 {
+            return;
+        }
+        if self.logs() {
+            self.log("thread_exit", 0, i64::from(self.depth()));
+        }
+        // A destructor that never returned has left these behind.
+        self.burying.set(false);
+        self.floor.set(1);
+        self.base_depth.set(1);
+        self.base_frames.set(0);
+        while self.frames.len() > 0 {
+            self.close_frame();
+        }
+        self.close_to(1);
+        self.empty_scope(1);
+        self.work_off();
         self.marks.truncate(0);
         self.report_live();
+    }
+
+    /// Ends the attachment of a thread that is ending. The program's own thread-local objects may be gone, so that none of its hooks and
+    /// destructors is called: what wants them is left to the other threads.
+    #[cfg(not(loom))]
+    pub(crate) fn detach_quietly(&self) {
+        self.quiet.set(true);
+        self.detach();
+    }
+
+    /// Destroys what threads that have ended left behind.
+    pub(crate) fn adopt(&self) {
+        while self.shared.flags.load(Relaxed) & ORPHANS != 0
+            && let Some(dead) = self.shared.take_orphan()
+        {
+            self.bury_slow(dead);
+        }
     }
 }
 
@@ -352,6 +404,9 @@ impl Drop for Local {
     fn drop(&mut self) {
         self.detach();
         self.shared.table.renounce(self.me);
+        self.shared.pools.renounce(self.me);
         self.shared.leave(&self.published);
     }
 }
+
+const _: () = assert!(LOG | HOOKS | ORPHANS == 7);

@@ -16,11 +16,13 @@
 //! comes after it sees `SHARED` and takes `spin`. Where there is no heavy barrier the lock starts out `SHARED`; where the kernel has begun
 //! to refuse it, no lock is given to a thread any more. Loom has no asymmetric barriers: there both are sequentially consistent fences.
 
+use std::ops::{Deref, DerefMut};
+
 use leasehold_core::barrier;
 use leasehold_core::sync::atomic::{AtomicU32, Ordering::*};
-use leasehold_core::sync::spin_loop;
 #[cfg(not(loom))]
 use leasehold_core::sync::thread;
+use leasehold_core::sync::{UnsafeCell, spin_loop};
 
 /// No thread has taken the lock yet.
 const NOBODY: u32 = 0;
@@ -81,10 +83,7 @@ impl BiasedLock {
     /// Gives up the bias to `me`, if there is one: this thread will not come back. It must not hold the lock.
     pub(crate) fn renounce(&self, me: u32) {
         if self.owner.load(Relaxed) == me {
-            let mut spins = 0;
-            while self.spin.compare_exchange_weak(0, 1, Acquire, Relaxed).is_err() {
-                relax(&mut spins);
-            }
+            self.take_spin();
             if self.owner.load(Relaxed) == me {
                 self.owner.store(NOBODY, Relaxed);
             }
@@ -92,12 +91,41 @@ impl BiasedLock {
         }
     }
 
-    #[cold]
-    fn lock_slow(&self, me: u32) -> Held {
+    /// Before a fork by the thread `me`: keeps everybody else out. True if a bias was taken away: then a heavy barrier must follow, and
+    /// [`hold_end`](Self::hold_end). A lock that is biased to `me` stays so: `me` is not inside, and the others need `spin` to take it away.
+    pub(crate) fn hold(&self, me: u32) -> bool {
+        self.take_spin();
+        let owner = self.owner.load(Relaxed);
+        let biased = owner != NOBODY && owner != SHARED && owner != me;
+        if biased {
+            self.owner.store(SHARED, Relaxed);
+        }
+        biased
+    }
+
+    /// Waits for the thread to whom the lock was biased. Nobody is inside then.
+    pub(crate) fn hold_end(&self) {
+        let mut spins = 0;
+        while self.busy.load(Acquire) != 0 {
+            relax(&mut spins);
+        }
+    }
+
+    /// After the fork, in both processes.
+    pub(crate) fn let_go(&self) {
+        self.spin.store(0, Release);
+    }
+
+    fn take_spin(&self) {
         let mut spins = 0;
         while self.spin.compare_exchange_weak(0, 1, Acquire, Relaxed).is_err() {
             relax(&mut spins);
         }
+    }
+
+    #[cold]
+    fn lock_slow(&self, me: u32) -> Held {
+        self.take_spin();
         match self.owner.load(Relaxed) {
             SHARED => Held::Spin,
             NOBODY if !barrier::holds() => {
@@ -120,6 +148,73 @@ impl BiasedLock {
                 Held::Spin
             }
         }
+    }
+}
+
+/// A plain lock for what is rare and short. It allocates nothing, unlike one that puts threads to sleep, and a fork can hold it.
+#[derive(Debug)]
+pub(crate) struct SpinLock<T> {
+    taken: AtomicU32,
+    value: UnsafeCell<T>,
+}
+
+// SAFETY: the value is reached through a guard only, and there is one at a time.
+unsafe impl<T: Send> Sync for SpinLock<T> {}
+// SAFETY: the value may move with its lock.
+unsafe impl<T: Send> Send for SpinLock<T> {}
+
+impl<T> SpinLock<T> {
+    #[cfg(not(loom))]
+    pub(crate) const fn new(value: T) -> Self {
+        Self { taken: AtomicU32::new(0), value: UnsafeCell::new(value) }
+    }
+
+    #[cfg(loom)]
+    pub(crate) fn new(value: T) -> Self {
+        Self { taken: AtomicU32::new(0), value: UnsafeCell::new(value) }
+    }
+
+    pub(crate) fn lock(&self) -> SpinGuard<'_, T> {
+        self.hold();
+        SpinGuard(self)
+    }
+
+    /// Before a fork: keeps everybody out until [`let_go`](Self::let_go).
+    pub(crate) fn hold(&self) {
+        let mut spins = 0;
+        while self.taken.compare_exchange_weak(0, 1, Acquire, Relaxed).is_err() {
+            relax(&mut spins);
+        }
+    }
+
+    /// After the fork, in both processes.
+    pub(crate) fn let_go(&self) {
+        self.taken.store(0, Release);
+    }
+}
+
+/// A [`SpinLock`] that is taken.
+pub(crate) struct SpinGuard<'a, T>(&'a SpinLock<T>);
+
+impl<T> Deref for SpinGuard<'_, T> {
+    type Target = T;
+
+    fn deref(&self) -> &T {
+        // SAFETY: the lock is taken as long as this guard lives, and only a guard leads to the value.
+        unsafe { &*self.0.value.get() }
+    }
+}
+
+impl<T> DerefMut for SpinGuard<'_, T> {
+    fn deref_mut(&mut self) -> &mut T {
+        // SAFETY: the lock is taken, and `&mut self` makes this the only reference that the guard gives out.
+        unsafe { &mut *self.0.value.get() }
+    }
+}
+
+impl<T> Drop for SpinGuard<'_, T> {
+    fn drop(&mut self) {
+        self.0.let_go();
     }
 }
 

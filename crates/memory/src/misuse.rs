@@ -34,7 +34,7 @@ pub enum Misuse {
     NotRegistered = 11,
     /// `unwind` to a mark that does not enclose the present position.
     Mark = 12,
-    /// An unknown dtype or device id, or a shape that is too large.
+    /// A dtype that the library cannot make, or a shape that is too large.
     TensorKey = 13,
     /// There was no memory for the request.
     OutOfMemory = 14,
@@ -115,7 +115,7 @@ impl Misuse {
             Self::KindMismatch => "the object was registered as another kind; the first kind stays",
             Self::NotRegistered => "no scope of this thread holds a record of this address",
             Self::Mark => "unwind to a mark that does not enclose the present position; ignored",
-            Self::TensorKey => "unknown dtype or device id, or a shape that is too large",
+            Self::TensorKey => "a dtype that the library cannot make, or a shape that is too large",
             Self::OutOfMemory => "no memory for the request; nothing was changed",
             Self::ScopeRepaired => "a scope was left open and has been closed",
             Self::FrameRepaired => "a function returned without function_exit; its frame has been closed",

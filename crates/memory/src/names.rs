@@ -6,8 +6,11 @@
 use std::cell::Cell;
 use std::collections::HashMap;
 use std::ffi::c_char;
+use std::fmt;
 
-use leasehold_core::sync::{Mutex, OnceLock};
+use crate::heap::NoMemory;
+use crate::lock::SpinLock;
+use crate::pool::IntMap;
 
 /// Names longer than this are cut.
 pub(crate) const MAX_NAME: usize = 255;
@@ -18,37 +21,98 @@ const CACHE: usize = 64;
 /// No name.
 pub(crate) const NONE: u32 = 0;
 const OTHER: u32 = 1;
+/// The id of the first name that is kept.
+const FIRST: usize = 2;
 
-struct Interner {
-    ids: HashMap<&'static [u8], u32>,
+pub(crate) struct Interner {
+    ids: IntMap<&'static [u8], u32>,
     names: Vec<&'static [u8]>,
 }
 
-fn interner() -> &'static Mutex<Interner> {
-    static INTERNER: OnceLock<Mutex<Interner>> = OnceLock::new();
-    INTERNER.get_or_init(|| Mutex::new(Interner { ids: HashMap::new(), names: vec![b"", b"(other)"] }))
+impl Interner {
+    const fn new() -> Self {
+        Self { ids: HashMap::with_hasher(std::hash::BuildHasherDefault::new()), names: Vec::new() }
+    }
+}
+
+/// All names of the process, under their lock.
+#[cfg(not(loom))]
+pub(crate) fn interner() -> &'static SpinLock<Interner> {
+    static INTERNER: SpinLock<Interner> = SpinLock::new(Interner::new());
+    &INTERNER
+}
+
+/// Loom's atomics are not made in constants.
+#[cfg(loom)]
+pub(crate) fn interner() -> &'static SpinLock<Interner> {
+    static INTERNER: leasehold_core::sync::OnceLock<SpinLock<Interner>> = leasehold_core::sync::OnceLock::new();
+    INTERNER.get_or_init(|| SpinLock::new(Interner::new()))
 }
 
 /// The id of `name` (at most [`MAX_NAME`] bytes of it) and its permanent copy.
-fn intern(name: &[u8]) -> (u32, &'static [u8]) {
+fn intern(name: &[u8]) -> Result<(u32, &'static [u8]), NoMemory> {
     let mut all = interner().lock();
     if let Some((&kept, &id)) = all.ids.get_key_value(name) {
-        return (id, kept);
+        return Ok((id, kept));
     }
     if all.names.len() >= MAX_NAMES {
-        return (OTHER, b"(other)");
+        return Ok((OTHER, b"(other)"));
     }
-    let kept: &'static [u8] = Box::leak(name.into());
-    let id = all.names.len() as u32;
+    let mut copy = Vec::new();
+    copy.try_reserve_exact(name.len()).map_err(|_| NoMemory)?;
+    all.names.try_reserve(1).map_err(|_| NoMemory)?;
+    all.ids.try_reserve(1).map_err(|_| NoMemory)?;
+    copy.extend_from_slice(name);
+    let kept: &'static [u8] = copy.leak();
+    let id = (all.names.len() + FIRST) as u32;
     all.names.push(kept);
     all.ids.insert(kept, id);
-    (id, kept)
+    Ok((id, kept))
+}
+
+/// A name, displayed with what is not UTF-8 replaced.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct Name(&'static [u8]);
+
+impl Name {
+    pub(crate) fn is_empty(self) -> bool {
+        self.0.is_empty()
+    }
+}
+
+impl fmt::Display for Name {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for chunk in self.0.utf8_chunks() {
+            f.write_str(chunk.valid())?;
+            if !chunk.invalid().is_empty() {
+                f.write_str("\u{FFFD}")?;
+            }
+        }
+        Ok(())
+    }
+}
+
+impl fmt::Debug for Name {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("\"")?;
+        for chunk in self.0.utf8_chunks() {
+            write!(f, "{}", chunk.valid().escape_debug())?;
+            if !chunk.invalid().is_empty() {
+                f.write_str("\u{FFFD}")?;
+            }
+        }
+        f.write_str("\"")
+    }
 }
 
 /// The name with this id; empty for [`NONE`].
-pub(crate) fn name(id: u32) -> String {
-    let all = interner().lock();
-    all.names.get(id as usize).map_or_else(String::new, |n| String::from_utf8_lossy(n).into_owned())
+pub(crate) fn name(id: u32) -> Name {
+    let kept = |at: usize| interner().lock().names.get(at).copied();
+    Name(match id {
+        NONE => b"",
+        OTHER => b"(other)",
+        _ => kept(id as usize - FIRST).unwrap_or_default(),
+    })
 }
 
 #[derive(Clone, Copy)]
@@ -66,19 +130,19 @@ impl NameCache {
         Self([const { Cell::new(Seen { at: std::ptr::null(), name: b"", id: NONE }) }; CACHE])
     }
 
-    /// The id of the C string `at`; [`NONE`] for null or the empty string.
+    /// The id of the C string `at`; [`NONE`] for null or the empty string. Fails without memory for a new name.
     ///
     /// # Safety
     /// - `at` is null or points to bytes that end with a NUL, or to at least [`MAX_NAME`] readable bytes.
-    pub(crate) unsafe fn intern(&self, at: *const c_char) -> u32 {
+    pub(crate) unsafe fn intern(&self, at: *const c_char) -> Result<u32, NoMemory> {
         if at.is_null() {
-            return NONE;
+            return Ok(NONE);
         }
         let slot = &self.0[(at.addr() >> 2) % CACHE];
         let seen = slot.get();
         // SAFETY: the comparison stops at the first difference, so it reads no further than the string's end.
         if seen.at == at && unsafe { same(at, seen.name) } {
-            return seen.id;
+            return Ok(seen.id);
         }
         let mut copy = [0; MAX_NAME];
         let mut len = 0;
@@ -92,13 +156,13 @@ impl NameCache {
             len += 1;
         }
         if len == 0 {
-            return NONE;
+            return Ok(NONE);
         }
-        let (id, name) = intern(&copy[..len]);
+        let (id, name) = intern(&copy[..len])?;
         if id != OTHER {
             slot.set(Seen { at, name, id });
         }
-        id
+        Ok(id)
     }
 }
 
@@ -127,17 +191,17 @@ mod tests {
         let mut text = *b"Node\0";
         let intern = |t: &[u8]| {
             // SAFETY: the text ends with a NUL.
-            unsafe { cache.intern(t.as_ptr().cast()) }
+            unsafe { cache.intern(t.as_ptr().cast()) }.unwrap()
         };
         let node = intern(&text);
-        assert_eq!((name(node).as_str(), intern(&text)), ("Node", node));
+        assert_eq!((name(node).to_string().as_str(), intern(&text)), ("Node", node));
         text[0] = b'M';
-        assert_eq!(name(intern(&text)), "Mode");
+        assert_eq!(name(intern(&text)).to_string(), "Mode");
         text[2] = 0;
-        assert_eq!(name(intern(&text)), "Mo");
+        assert_eq!(name(intern(&text)).to_string(), "Mo");
         assert_eq!(intern(b"\0"), NONE);
         let long = [b'x'; MAX_NAME + 10];
         let id = intern(&long);
-        assert_eq!((name(id).len(), intern(&long)), (MAX_NAME, id));
+        assert_eq!((name(id).to_string().len(), intern(&long)), (MAX_NAME, id));
     }
 }

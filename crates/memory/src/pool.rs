@@ -93,31 +93,37 @@ impl DeviceKind {
     }
 }
 
-/// What makes two tensors interchangeable.
+/// What makes two tensors interchangeable. Ids beyond [`DType`] and [`DeviceKind`] are the caller's own and pool like any other.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
 pub struct TensorKey {
     /// Number of elements.
     pub num_elements: u64,
-    /// Their type.
-    pub dtype: DType,
-    /// Where they are.
-    pub device: DeviceKind,
+    /// The id of their type, see [`DType`].
+    pub dtype: u8,
+    /// The id of where they are, see [`DeviceKind`].
+    pub device: u8,
     /// Made by this crate: such a tensor is never handed to somebody who asks for a foreign one, nor the other way round.
     pub(crate) host: bool,
 }
 
+/// Bytes of an element whose type is the caller's own, against the pool's budget.
+const UNKNOWN_ELEMENT: u64 = 8;
+
 impl TensorKey {
-    /// The key for ids of the C ABI; `None` for an unknown id or a size beyond the address space.
-    pub fn from_ids(num_elements: u64, dtype_id: u8, device_id: u8) -> Option<Self> {
-        let dtype = DType::from_id(dtype_id)?;
-        let device = DeviceKind::from_id(device_id)?;
-        let bytes = num_elements.checked_mul(dtype.size())?;
-        (bytes <= isize::MAX as u64).then_some(Self { num_elements, dtype, device, host: false })
+    /// The key for ids of the C ABI; `None` for a size beyond the address space.
+    pub fn from_ids(num_elements: u64, dtype: u8, device: u8) -> Option<Self> {
+        let key = Self { num_elements, dtype, device, host: false };
+        let bytes = num_elements.checked_mul(key.element())?;
+        (bytes <= isize::MAX as u64).then_some(key)
     }
 
-    /// Bytes of the elements.
+    fn element(self) -> u64 {
+        DType::from_id(self.dtype).map_or(UNKNOWN_ELEMENT, DType::size)
+    }
+
+    /// Bytes of the elements; 8 for each where the type is the caller's own.
     pub fn bytes(self) -> u64 {
-        self.num_elements.saturating_mul(self.dtype.size())
+        self.num_elements.saturating_mul(self.element())
     }
 }
 
@@ -127,7 +133,7 @@ impl TensorKey {
 pub enum PoolOutcome {
     /// The pool owns it now.
     Pooled,
-    /// There is no place for it (or its ids are unknown); it still belongs to the caller.
+    /// There is no place for it, or no memory to note it; it still belongs to the caller.
     Full,
     /// The pool has it already, under this or another key; nothing changed.
     Duplicate,
@@ -200,7 +206,8 @@ pub struct TensorPool {
     oldest: usize,
     bytes: u64,
     limits: PoolLimits,
-    destructor: TensorDestructor,
+    /// `None`: what is registered for the process when a tensor is destroyed.
+    destructor: Option<TensorDestructor>,
 }
 
 // SAFETY: the pool owns its tensors and only stores their addresses; whoever releases a tensor promises that it may be
@@ -214,13 +221,18 @@ impl Default for TensorPool {
 }
 
 impl TensorPool {
-    /// An empty pool for tensors of this crate (`lh_tensor_*`), with the default limits.
+    /// An empty pool with the default limits. What destroys its tensors is the tensor destructor of the process
+    /// (`tl_mem_set_tensor_destructor`) at that time; without one they are lost, and a misuse is counted.
     pub fn new() -> Self {
-        Self::with_destructor(PoolLimits::default(), crate::tensor::destroy)
+        Self::with_limits(PoolLimits::default(), None)
     }
 
     /// An empty pool whose tensors `destructor` destroys.
     pub fn with_destructor(limits: PoolLimits, destructor: TensorDestructor) -> Self {
+        Self::with_limits(limits, Some(destructor))
+    }
+
+    pub(crate) fn with_limits(limits: PoolLimits, destructor: Option<TensorDestructor>) -> Self {
         Self {
             shelves: Vec::new(),
             vacant: Vec::new(),
@@ -234,7 +246,7 @@ impl TensorPool {
         }
     }
 
-    /// Takes out the tensor of this key that came in last. `None` if there is none, or an id is unknown.
+    /// Takes out the tensor of this key that came in last. `None` if there is none.
     pub fn acquire(&mut self, num_elements: usize, dtype_id: u8, device_id: u8) -> Option<*mut OpaqueTensor> {
         self.acquire_key(TensorKey::from_ids(num_elements as u64, dtype_id, device_id)?)
     }
@@ -281,71 +293,97 @@ impl TensorPool {
         device_id: u8,
     ) -> PoolOutcome {
         let Some(key) = TensorKey::from_ids(num_elements as u64, dtype_id, device_id) else { return PoolOutcome::Full };
-        let mut evicted = Vec::new();
-        let outcome = self.release_key(ptr, key, &mut evicted);
-        self.destroy(evicted);
+        let outcome = self.release_key(ptr, key);
+        while let Some((tensor, _)) = self.excess() {
+            self.destroy(tensor);
+        }
         outcome
     }
 
-    /// As [`release`](Self::release); what has to go is appended to `evicted` instead of being destroyed.
-    pub(crate) fn release_key(
-        &mut self,
-        ptr: *mut OpaqueTensor,
-        key: TensorKey,
-        evicted: &mut Vec<*mut OpaqueTensor>,
-    ) -> PoolOutcome {
+    /// As [`release`](Self::release), but nothing is destroyed: what has to go is what [`excess`](Self::excess) returns.
+    pub(crate) fn release_key(&mut self, ptr: *mut OpaqueTensor, key: TensorKey) -> PoolOutcome {
         if ptr.is_null() || key.bytes() > self.limits.bytes || self.limits.per_key == 0 || self.limits.keys == 0 {
             return PoolOutcome::Full;
         }
         if self.by_address.contains_key(&ptr.addr()) {
             return PoolOutcome::Duplicate;
         }
+        if self.by_address.try_reserve(1).is_err() {
+            return PoolOutcome::Full;
+        }
         let at = match self.by_key.get(&key) {
             Some(&at) => {
                 self.touch(at);
                 at
             }
-            None => self.add_shelf(key),
+            None => match self.add_shelf(key) {
+                Some(at) => at,
+                None => return PoolOutcome::Full,
+            },
         };
-        if self.shelves[at].tensors.len() >= self.limits.per_key {
+        let shelf = &mut self.shelves[at].tensors;
+        if shelf.len() >= self.limits.per_key || shelf.try_reserve(1).is_err() {
             return PoolOutcome::Full;
         }
-        self.shelves[at].tensors.push(ptr);
+        shelf.push(ptr);
         self.by_address.insert(ptr.addr(), at);
         self.bytes += key.bytes();
-        while self.by_key.len() > self.limits.keys {
-            self.remove_shelf(self.oldest, evicted);
-        }
-        self.shrink_to(self.limits.bytes, evicted);
         PoolOutcome::Pooled
     }
 
-    /// Takes out this very tensor; false if it is not here.
-    pub(crate) fn take(&mut self, ptr: *mut OpaqueTensor) -> bool {
-        let Some(at) = self.by_address.remove(&ptr.addr()) else { return false };
+    /// Takes out a tensor that exceeds the limits, of the key used longest ago; `None` if they are kept.
+    pub(crate) fn excess(&mut self) -> Option<(*mut OpaqueTensor, TensorKey)> {
+        while self.by_key.len() > self.limits.keys {
+            if let Some(tensor) = self.pop_oldest(true) {
+                return Some(tensor);
+            }
+        }
+        self.shrink(self.limits.bytes)
+    }
+
+    /// Takes out a tensor of the key used longest ago while there are more than `bytes`; 0: while there are any (those without elements
+    /// have no bytes).
+    pub(crate) fn shrink(&mut self, bytes: u64) -> Option<(*mut OpaqueTensor, TensorKey)> {
+        while self.oldest != NIL && (self.bytes > bytes || bytes == 0) {
+            if let Some(tensor) = self.pop_oldest(false) {
+                return Some(tensor);
+            }
+        }
+        None
+    }
+
+    /// Takes a tensor, its first or its last, off the key used longest ago, and forgets a key that has none any more.
+    fn pop_oldest(&mut self, first: bool) -> Option<(*mut OpaqueTensor, TensorKey)> {
+        let at = self.oldest;
+        let shelf = &mut self.shelves[at];
+        let key = shelf.key;
+        let tensor =
+            if first && !shelf.tensors.is_empty() { Some(shelf.tensors.remove(0)) } else { shelf.tensors.pop() };
+        if let Some(tensor) = tensor {
+            self.bytes -= key.bytes();
+            self.by_address.remove(&tensor.addr());
+        }
+        if self.shelves[at].tensors.is_empty() {
+            self.forget_shelf(at);
+        }
+        tensor.map(|tensor| (tensor, key))
+    }
+
+    /// Takes out this very tensor and returns its key; `None` if it is not here.
+    pub(crate) fn take(&mut self, ptr: *mut OpaqueTensor) -> Option<TensorKey> {
+        let at = self.by_address.remove(&ptr.addr())?;
         let shelf = &mut self.shelves[at];
         shelf.tensors.retain(|&t| t != ptr);
         self.bytes -= shelf.key.bytes();
-        true
+        Some(shelf.key)
     }
 
     /// Destroys tensors, those of the keys used longest ago first, until at most `bytes` remain; returns the bytes freed.
     pub fn trim(&mut self, bytes: u64) -> u64 {
-        let mut evicted = Vec::new();
-        let freed = self.trim_into(bytes, &mut evicted);
-        self.destroy(evicted);
-        freed
-    }
-
-    pub(crate) fn trim_into(&mut self, bytes: u64, evicted: &mut Vec<*mut OpaqueTensor>) -> u64 {
         let before = self.bytes;
-        if bytes == 0 {
-            // Tensors without elements have no bytes, but they go too.
-            while self.oldest != NIL {
-                self.remove_shelf(self.oldest, evicted);
-            }
+        while let Some((tensor, _)) = self.shrink(bytes) {
+            self.destroy(tensor);
         }
-        self.shrink_to(bytes, evicted);
         before - self.bytes
     }
 
@@ -379,24 +417,9 @@ impl TensorPool {
         self.limits = limits;
     }
 
-    fn shrink_to(&mut self, bytes: u64, evicted: &mut Vec<*mut OpaqueTensor>) {
-        while self.bytes > bytes && self.oldest != NIL {
-            let at = self.oldest;
-            let size = self.shelves[at].key.bytes();
-            while self.bytes > bytes
-                && let Some(tensor) = self.shelves[at].tensors.pop()
-            {
-                self.by_address.remove(&tensor.addr());
-                self.bytes -= size;
-                evicted.push(tensor);
-            }
-            if self.shelves[at].tensors.is_empty() {
-                self.remove_shelf(at, evicted);
-            }
-        }
-    }
-
-    fn add_shelf(&mut self, key: TensorKey) -> usize {
+    /// A place for a new key; `None` without memory.
+    fn add_shelf(&mut self, key: TensorKey) -> Option<usize> {
+        self.by_key.try_reserve(1).ok()?;
         let shelf = Shelf { key, tensors: Vec::new(), newer: NIL, older: NIL };
         let at = match self.vacant.pop() {
             Some(at) => {
@@ -404,24 +427,23 @@ impl TensorPool {
                 at
             }
             None => {
+                self.shelves.try_reserve(1).ok()?;
+                // Later every shelf may be vacant, when there is no memory to note it.
+                self.vacant.try_reserve(self.shelves.len() + 1).ok()?;
                 self.shelves.push(shelf);
                 self.shelves.len() - 1
             }
         };
         self.by_key.insert(key, at);
         self.link_newest(at);
-        at
+        Some(at)
     }
 
-    fn remove_shelf(&mut self, at: usize, evicted: &mut Vec<*mut OpaqueTensor>) {
+    /// Forgets a key without tensors.
+    fn forget_shelf(&mut self, at: usize) {
         self.unlink(at);
-        let key = self.shelves[at].key;
-        for tensor in std::mem::take(&mut self.shelves[at].tensors) {
-            self.by_address.remove(&tensor.addr());
-            self.bytes -= key.bytes();
-            evicted.push(tensor);
-        }
-        self.by_key.remove(&key);
+        self.by_key.remove(&self.shelves[at].key);
+        self.shelves[at].tensors = Vec::new();
         self.vacant.push(at);
     }
 
@@ -453,10 +475,15 @@ impl TensorPool {
         }
     }
 
-    fn destroy(&self, evicted: Vec<*mut OpaqueTensor>) {
-        for tensor in evicted {
+    fn destroy(&self, tensor: *mut OpaqueTensor) {
+        match self.destructor {
             // SAFETY: whoever released the tensor gave it up and allowed its destruction by this destructor.
-            unsafe { (self.destructor)(tensor) };
+            Some(destructor) => unsafe { destructor(tensor) },
+            // SAFETY: as above, of the process's destructor.
+            #[cfg(not(loom))]
+            None => unsafe { crate::global::destroy_tensor(tensor) },
+            #[cfg(loom)]
+            None => {}
         }
     }
 }

@@ -213,9 +213,10 @@ impl Local {
         let entry = shard.at(at);
         let addr = entry.addr;
         if entry.state != State::Live {
-            let state = entry.state;
+            // Where a pooled tensor is, `settle` has noted.
+            let (state, shelf) = (entry.state, entry.newest);
             drop(shard);
-            self.register_dead(addr, state, r);
+            self.register_dead(addr, state, shelf, r);
             return;
         }
         let mut mismatch = false;
@@ -250,14 +251,14 @@ impl Local {
 
     /// The object is a tensor whose count had reached zero: it lives again if nobody else has it by now.
     #[cold]
-    fn register_dead(&self, addr: usize, state: State, r: u32) {
+    fn register_dead(&self, addr: usize, state: State, shelf: u32, r: u32) {
         let ours = match state {
             State::Dying | State::Quarantined | State::Live => true,
             // Its death is being dealt with, by this thread's hook or by another's; that cannot be taken back.
             State::Described => false,
             State::Pooled => {
                 let tensor = std::ptr::with_exposed_provenance_mut::<OpaqueTensor>(addr);
-                self.shared.with_pool(|pool| pool.take(tensor))
+                self.shared.pools.take(tensor, shelf as usize, self.me)
             }
         };
         let mut shard = self.shared.table.lock(addr, self.me);

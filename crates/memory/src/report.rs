@@ -1,10 +1,11 @@
 //! The leak report: what is alive, by kind, name and call site.
 
-use std::collections::BTreeMap;
 use std::fmt;
 
+use crate::heap::NoMemory;
 use crate::local::Local;
-use crate::names;
+use crate::names::{self, Name};
+use crate::pool::IntMap;
 use crate::table::{Kind, State};
 
 /// Live objects that share kind, name and call site.
@@ -41,37 +42,95 @@ impl LeakReport {
 impl fmt::Display for LeakReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for g in &self.groups {
-            let (name, site) =
-                (if g.name.is_empty() { "-" } else { &g.name }, if g.site.is_empty() { "-" } else { &g.site });
-            let LeakGroup { kind, objects, bytes, counts, .. } = g;
-            writeln!(f, "{objects} x {kind:?} name={name} site={site} bytes={bytes} counts={counts}")?;
+            let LeakGroup { kind, objects, bytes, counts, .. } = *g;
+            write_line(f, kind, shown(&g.name), shown(&g.site), Sum { objects, bytes, counts })?;
         }
         Ok(())
     }
 }
 
+#[derive(Clone, Copy, Default)]
+struct Sum {
+    objects: u64,
+    bytes: u64,
+    counts: u64,
+}
+
+/// A group, before its names are copied.
+pub(crate) struct Group {
+    kind: Kind,
+    name: Name,
+    site: Name,
+    sum: Sum,
+}
+
+fn write_line(
+    f: &mut impl fmt::Write,
+    kind: Kind,
+    name: impl fmt::Display,
+    site: impl fmt::Display,
+    sum: Sum,
+) -> fmt::Result {
+    let Sum { objects, bytes, counts } = sum;
+    writeln!(f, "{objects} x {kind:?} name={name} site={site} bytes={bytes} counts={counts}")
+}
+
+/// A name, or what stands for none.
+fn shown(name: &str) -> &str {
+    if name.is_empty() { "-" } else { name }
+}
+
+impl Group {
+    /// The group's line.
+    pub(crate) fn write(&self, f: &mut impl fmt::Write) -> fmt::Result {
+        let (name, site) = (Shown(self.name), Shown(self.site));
+        write_line(f, self.kind, name, site, self.sum)
+    }
+}
+
+struct Shown(Name);
+
+impl fmt::Display for Shown {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.0.is_empty() { f.write_str("-") } else { self.0.fmt(f) }
+    }
+}
+
 impl Local {
-    pub(crate) fn leak_report(&self) -> LeakReport {
-        let mut groups = BTreeMap::new();
+    /// What is alive, the most frequent first.
+    pub(crate) fn leak_groups(&self) -> Result<Vec<Group>, NoMemory> {
+        let mut sums: IntMap<(u8, u32, u32), (Kind, Sum)> = IntMap::default();
         self.shared.table.for_each(self.me, |entry| {
             if entry.state == State::Live {
+                sums.try_reserve(1).map_err(|_| NoMemory)?;
                 let key = (entry.kind as u8, entry.name, entry.site);
-                let (_, objects, bytes, counts) = groups.entry(key).or_insert((entry.kind, 0u64, 0u64, 0u64));
-                *objects += 1;
-                *bytes = bytes.wrapping_add(entry.size);
-                *counts += u64::from(entry.count);
+                let (_, sum) = sums.entry(key).or_insert((entry.kind, Sum::default()));
+                sum.objects += 1;
+                sum.bytes = sum.bytes.wrapping_add(entry.size);
+                sum.counts += u64::from(entry.count);
             }
-        });
-        let group = |((_, name, site), (kind, objects, bytes, counts))| LeakGroup {
-            kind,
-            name: names::name(name),
-            site: names::name(site),
-            objects,
-            bytes,
-            counts,
+            Ok(())
+        })?;
+        let mut groups = Vec::new();
+        groups.try_reserve_exact(sums.len()).map_err(|_| NoMemory)?;
+        for ((_, name, site), (kind, sum)) in sums {
+            groups.push(Group { kind, name: names::name(name), site: names::name(site), sum });
+        }
+        // (A stable sort would allocate.)
+        let order = |g: &Group| (std::cmp::Reverse(g.sum.objects), g.name, g.kind as u8, g.site);
+        groups.sort_unstable_by_key(order);
+        Ok(groups)
+    }
+
+    pub(crate) fn leak_report(&self) -> LeakReport {
+        let group = |g: Group| LeakGroup {
+            kind: g.kind,
+            name: g.name.to_string(),
+            site: g.site.to_string(),
+            objects: g.sum.objects,
+            bytes: g.sum.bytes,
+            counts: g.sum.counts,
         };
-        let mut groups: Vec<_> = groups.into_iter().map(group).collect();
-        groups.sort_by(|a, b| b.objects.cmp(&a.objects).then_with(|| a.name.cmp(&b.name)));
-        LeakReport { groups }
+        LeakReport { groups: self.leak_groups().unwrap_or_default().into_iter().map(group).collect() }
     }
 }

@@ -5,15 +5,20 @@
 
 use std::ffi::c_void;
 use std::mem;
-use std::ptr;
+use std::ops::Deref;
+use std::ptr::{self, NonNull};
 
+use leasehold_core::sync::Arc;
 use leasehold_core::sync::atomic::{AtomicI64, AtomicPtr, AtomicU32, AtomicU64, Ordering::*};
-use leasehold_core::sync::{Arc, Mutex};
 
+use crate::death::Dead;
 use crate::env;
+use crate::heap::{NoMemory, Owned};
+use crate::lock::{SpinLock, may_bias};
 use crate::log::Log;
 use crate::misuse::MISUSE_COUNT;
-use crate::pool::{OpaqueTensor, PoolLimits, TensorDestructor, TensorKey, TensorPool};
+use crate::pool::{OpaqueTensor, PoolLimits, TensorDestructor, TensorKey};
+use crate::pools::Pools;
 use crate::table::{State, Table};
 
 /// Fills in a tensor's key (elements, dtype id, device id) and returns non-zero, or returns 0 for a tensor that is not to be
@@ -70,6 +75,8 @@ impl Config {
 pub(crate) const LOG: u32 = 1;
 /// `Shared::flags`: scope hooks are set.
 pub(crate) const HOOKS: u32 = 2;
+/// `Shared::flags`: threads that have ended left something to destroy.
+pub(crate) const ORPHANS: u32 = 4;
 
 /// What one thread publishes: written by that thread only (plain loads and stores), read by anybody.
 #[derive(Debug, Default)]
@@ -89,11 +96,38 @@ pub(crate) fn bump(figure: &AtomicU64, by: i64) -> u64 {
     now
 }
 
+/// Where a thread publishes. It stays there, and in the list, until the thread leaves under the list's lock.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+struct Place(NonNull<Published>);
+
+// SAFETY: what it points to is atomics, and is there as long as this is in the list.
+unsafe impl Send for Place {}
+
+impl Place {
+    fn read<R>(&self, read: impl FnOnce(&Published) -> R) -> R {
+        // SAFETY: it is in the list, whose lock the caller holds.
+        read(unsafe { self.0.as_ref() })
+    }
+}
+
 #[derive(Debug, Default)]
 struct Threads {
-    present: Vec<Arc<Published>>,
+    present: Vec<Place>,
     /// Misuses of threads that have ended.
     past: [u64; MISUSE_COUNT],
+    /// What threads that have ended left to others to destroy.
+    orphans: Vec<Dead>,
+}
+
+impl Threads {
+    fn leave(&mut self, place: Place) {
+        self.present.retain(|p| *p != place);
+        place.read(|p| {
+            for (past, now) in self.past.iter_mut().zip(&p.misuses) {
+                *past += now.load(Relaxed);
+            }
+        });
+    }
 }
 
 /// See the module's documentation.
@@ -101,7 +135,7 @@ struct Threads {
 pub(crate) struct Shared {
     pub(crate) flags: AtomicU32,
     pub(crate) table: Table,
-    pool: Mutex<TensorPool>,
+    pub(crate) pools: Pools,
     scope_enter: AtomicPtr<()>,
     scope_exit: AtomicPtr<()>,
     tensor_destructor: AtomicPtr<()>,
@@ -115,13 +149,20 @@ pub(crate) struct Shared {
     peak_live: AtomicI64,
     live_bytes: AtomicI64,
     peak_live_bytes: AtomicI64,
-    threads: Mutex<Threads>,
+    threads: SpinLock<Threads>,
     pub(crate) log: Option<Log>,
 }
 
 /// Ids of threads, process-wide, so that no two attachments ever share one.
 fn next_thread() -> u32 {
+    #[cfg(not(loom))]
+    static NEXT: AtomicU32 = AtomicU32::new(1);
+    #[cfg(not(loom))]
+    let next = &NEXT;
+    // Loom's atomics are not made in constants.
+    #[cfg(loom)]
     static NEXT: leasehold_core::sync::OnceLock<AtomicU32> = leasehold_core::sync::OnceLock::new();
+    #[cfg(loom)]
     let next = NEXT.get_or_init(|| AtomicU32::new(1));
     loop {
         let id = next.fetch_add(1, Relaxed);
@@ -131,12 +172,50 @@ fn next_thread() -> u32 {
     }
 }
 
+/// A manager's shared state: counted, or the process's, which never goes.
+#[derive(Debug)]
+pub(crate) struct SharedRef {
+    at: NonNull<Shared>,
+    _counted: Option<Arc<Shared>>,
+}
+
+// SAFETY: it is a shared reference to something that is `Sync`, and keeps that alive.
+unsafe impl Send for SharedRef {}
+
+impl SharedRef {
+    pub(crate) fn counted(shared: Arc<Shared>) -> Self {
+        Self { at: NonNull::from(&*shared), _counted: Some(shared) }
+    }
+
+    #[cfg(not(loom))]
+    pub(crate) fn global(shared: &'static Shared) -> Self {
+        Self { at: NonNull::from(shared), _counted: None }
+    }
+}
+
+impl Clone for SharedRef {
+    fn clone(&self) -> Self {
+        Self { at: self.at, _counted: self._counted.clone() }
+    }
+}
+
+impl Deref for SharedRef {
+    type Target = Shared;
+
+    #[inline(always)]
+    fn deref(&self) -> &Shared {
+        // SAFETY: what is counted is kept alive by the count beside it; what is not is the process's.
+        unsafe { self.at.as_ref() }
+    }
+}
+
 impl Shared {
-    pub(crate) fn new(config: Config, log: Option<Log>) -> Self {
-        Self {
+    pub(crate) fn new(config: Config, log: Option<Log>) -> Result<Self, NoMemory> {
+        let bias = may_bias();
+        Ok(Self {
             flags: AtomicU32::new(if log.is_some() { LOG } else { 0 }),
-            table: Table::new(),
-            pool: Mutex::new(TensorPool::with_destructor(config.pool, crate::tensor::destroy)),
+            table: Table::new(bias)?,
+            pools: Pools::new(config.pool, bias)?,
             scope_enter: AtomicPtr::new(ptr::null_mut()),
             scope_exit: AtomicPtr::new(ptr::null_mut()),
             tensor_destructor: AtomicPtr::new(ptr::null_mut()),
@@ -150,24 +229,44 @@ impl Shared {
             peak_live: AtomicI64::new(0),
             live_bytes: AtomicI64::new(0),
             peak_live_bytes: AtomicI64::new(0),
-            threads: Mutex::new(Threads::default()),
+            threads: SpinLock::new(Threads::default()),
             log,
-        }
+        })
     }
 
     /// A new thread (or a further attachment of one): its id and the place where it publishes.
-    pub(crate) fn join(&self) -> (u32, Arc<Published>) {
-        let published = Arc::new(Published::default());
-        self.threads.lock().present.push(Arc::clone(&published));
-        (next_thread(), published)
+    pub(crate) fn join(&self) -> Result<(u32, Owned<Published>), NoMemory> {
+        let published = Owned::new(Published::default())?;
+        let mut threads = self.threads.lock();
+        threads.present.try_reserve(1).map_err(|_| NoMemory)?;
+        threads.present.push(Place(published.address()));
+        Ok((next_thread(), published))
     }
 
-    pub(crate) fn leave(&self, published: &Arc<Published>) {
+    pub(crate) fn leave(&self, published: &Owned<Published>) {
+        self.threads.lock().leave(Place(published.address()));
+    }
+
+    /// Leaves something to be destroyed by another thread; false without memory.
+    pub(crate) fn add_orphan(&self, dead: Dead) -> bool {
         let mut threads = self.threads.lock();
-        threads.present.retain(|p| !Arc::ptr_eq(p, published));
-        for (past, now) in threads.past.iter_mut().zip(&published.misuses) {
-            *past += now.load(Relaxed);
+        let room = threads.orphans.try_reserve(1).is_ok();
+        if room {
+            threads.orphans.push(dead);
+            self.flags.fetch_or(ORPHANS, Relaxed);
         }
+        room
+    }
+
+    /// Takes what a thread that has ended has left.
+    pub(crate) fn take_orphan(&self) -> Option<Dead> {
+        let mut threads = self.threads.lock();
+        let dead = threads.orphans.pop();
+        if threads.orphans.is_empty() {
+            threads.orphans = Vec::new();
+            self.flags.fetch_and(!ORPHANS, Relaxed);
+        }
+        dead
     }
 
     /// Adds up what all threads publish.
@@ -175,15 +274,17 @@ impl Shared {
         let threads = self.threads.lock();
         let mut stats = crate::stats::Stats { misuses: threads.past, ..Default::default() };
         stats.threads = threads.present.len() as u64;
-        for p in &threads.present {
-            for (sum, n) in stats.misuses.iter_mut().zip(&p.misuses) {
-                *sum += n.load(Relaxed);
-            }
-            stats.slot_buffers += p.slot_buffers.load(Relaxed);
-            stats.slot_bytes += p.slot_bytes.load(Relaxed);
-            stats.deferred_buffers += p.deferred_buffers.load(Relaxed);
-            stats.deferred_bytes += p.deferred_bytes.load(Relaxed);
-            stats.peak_slot_bytes += p.peak_slot_bytes.load(Relaxed);
+        for place in &threads.present {
+            place.read(|p| {
+                for (sum, n) in stats.misuses.iter_mut().zip(&p.misuses) {
+                    *sum += n.load(Relaxed);
+                }
+                stats.slot_buffers += p.slot_buffers.load(Relaxed);
+                stats.slot_bytes += p.slot_bytes.load(Relaxed);
+                stats.deferred_buffers += p.deferred_buffers.load(Relaxed);
+                stats.deferred_bytes += p.deferred_bytes.load(Relaxed);
+                stats.peak_slot_bytes += p.peak_slot_bytes.load(Relaxed);
+            });
         }
         drop(threads);
         let totals = self.table.totals();
@@ -193,9 +294,8 @@ impl Shared {
         stats.quarantined_tensors = self.quarantined.load(Relaxed);
         stats.quarantined_bytes = self.quarantined_bytes.load(Relaxed);
         stats.peak_quarantined_bytes = self.peak_quarantined_bytes.load(Relaxed);
-        let pool = self.pool.lock();
-        stats.pooled_tensors = pool.total_count() as u64;
-        stats.pooled_bytes = pool.total_bytes();
+        stats.pooled_tensors = self.pools.tensors();
+        stats.pooled_bytes = self.pools.bytes();
         stats.peak_pooled_bytes = self.peak_pooled_bytes.load(Relaxed);
         stats
     }
@@ -225,20 +325,17 @@ impl Shared {
         self.quarantined_bytes.fetch_sub(bytes, Relaxed);
     }
 
-    /// Runs `f` on the pool under its lock; `f` must not call out.
-    pub(crate) fn with_pool<R>(&self, f: impl FnOnce(&mut TensorPool) -> R) -> R {
-        let mut pool = self.pool.lock();
-        let result = f(&mut pool);
-        let bytes = pool.total_bytes();
+    /// Something has been pooled.
+    pub(crate) fn note_pooled(&self) {
+        let bytes = self.pools.bytes();
         if bytes > self.peak_pooled_bytes.load(Relaxed) {
-            self.peak_pooled_bytes.store(bytes, Relaxed);
+            self.peak_pooled_bytes.fetch_max(bytes, Relaxed);
         }
-        result
     }
 
     /// Takes a tensor out of the pool for use; from then on the table does not know it.
     pub(crate) fn pool_acquire(&self, key: TensorKey, me: u32) -> Option<*mut OpaqueTensor> {
-        let tensor = self.with_pool(|pool| pool.acquire_key(key))?;
+        let tensor = self.pools.acquire(key, me)?;
         let mut shard = self.table.lock(tensor.addr(), me);
         if let Some(i) = shard.position(tensor.addr())
             && shard.at(i).state == State::Pooled
@@ -246,6 +343,39 @@ impl Shared {
             shard.remove_at(i);
         }
         Some(tensor)
+    }
+
+    // ---- forks. Everybody else is kept out of everything while the process forks, so that the child finds it whole.
+
+    /// Before a fork by the thread `me`.
+    #[cfg(not(loom))]
+    pub(crate) fn hold(&self, me: u32) {
+        let locks = || self.table.locks().chain(self.pools.locks());
+        // Every lock, whether or not a bias was taken away already.
+        if locks().fold(false, |any, lock| lock.hold(me) | any) {
+            leasehold_core::barrier::heavy();
+        }
+        locks().for_each(|lock| lock.hold_end());
+        crate::names::interner().hold();
+        self.threads.hold();
+    }
+
+    /// After a fork, in both processes.
+    #[cfg(not(loom))]
+    pub(crate) fn let_go(&self) {
+        self.table.locks().chain(self.pools.locks()).for_each(|lock| lock.let_go());
+        crate::names::interner().let_go();
+        self.threads.let_go();
+    }
+
+    /// In the child: the threads other than the one that publishes there are gone. What they held stays.
+    #[cfg(not(loom))]
+    pub(crate) fn only(&self, published: Option<NonNull<Published>>) {
+        let mut threads = self.threads.lock();
+        let strangers = |threads: &Threads| threads.present.iter().copied().find(|p| Some(p.0) != published);
+        while let Some(gone) = strangers(&threads) {
+            threads.leave(gone);
+        }
     }
 
     pub(crate) fn set_scope_hooks(&self, hooks: Option<(ScopeEnterHook, ScopeExitHook)>) {
@@ -294,14 +424,13 @@ impl Shared {
 }
 
 impl Drop for Shared {
-    /// Destroys what the pool still holds; every thread has left, so there is nobody to race with.
+    /// Destroys what the pool still holds; every thread has gone, so there is nobody to race with.
     fn drop(&mut self) {
-        let mut pooled = Vec::new();
-        self.with_pool(|pool| pool.trim_into(0, &mut pooled));
+        let me = next_thread();
         let hook = self.tensor_destructor();
-        for tensor in pooled {
+        while let Some((tensor, _)) = self.pools.shrink(0, me) {
             let host = {
-                let mut shard = self.table.lock(tensor.addr(), next_thread());
+                let mut shard = self.table.lock(tensor.addr(), me);
                 shard.find(tensor.addr()).is_some_and(|e| e.flags & crate::table::HOST != 0)
             };
             match hook {

@@ -18,7 +18,8 @@ use std::ptr;
 use leasehold_core::sync::UnsafeCell;
 use leasehold_core::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 
-use crate::lock::{BiasedLock, Held, may_bias};
+use crate::heap::{self, NoMemory};
+use crate::lock::{BiasedLock, Held};
 
 /// No record.
 pub(crate) const NIL: u32 = u32::MAX;
@@ -84,7 +85,7 @@ pub(crate) struct Entry {
     /// The destructor of a [`Kind::Custom`] object, as a number.
     pub(crate) destructor: usize,
     pub(crate) count: u32,
-    /// The newest record of thread `owner` for this object, or [`NIL`].
+    /// The newest record of thread `owner` for this object, or [`NIL`]. Of a pooled tensor: where it is pooled.
     pub(crate) newest: u32,
     /// The thread that `newest` belongs to, 0 for none.
     pub(crate) owner: u32,
@@ -163,10 +164,6 @@ unsafe impl Send for Table {}
 // SAFETY: as above.
 unsafe impl Sync for Table {}
 
-/// Memory for the table could not be had.
-#[derive(Debug)]
-pub(crate) struct NoMemory;
-
 /// Totals over all shards; exact when no other thread is at work.
 #[derive(Clone, Copy, Default, Debug)]
 pub(crate) struct Totals {
@@ -176,16 +173,21 @@ pub(crate) struct Totals {
 }
 
 impl Table {
-    pub(crate) fn new() -> Self {
-        let bias = may_bias();
-        let shard = |_| Shard {
+    /// An empty table; `bias`: what [`may_bias`](crate::lock::may_bias) says.
+    pub(crate) fn new(bias: bool) -> Result<Self, NoMemory> {
+        let shards = heap::slice(1 << SHARD_BITS, || Shard {
             lock: BiasedLock::new(bias),
             live: AtomicU32::new(0),
             tensors: AtomicU32::new(0),
             bytes: AtomicU64::new(0),
             slots: UnsafeCell::new(Slots { base: ptr::null_mut(), capacity: 0, len: 0, next_generation: 1 }),
-        };
-        Self { shards: (0..1 << SHARD_BITS).map(shard).collect() }
+        })?;
+        Ok(Self { shards })
+    }
+
+    /// The locks, for a fork.
+    pub(crate) fn locks(&self) -> impl Iterator<Item = &BiasedLock> {
+        self.shards.iter().map(|shard| &shard.lock)
     }
 
     /// Locks the shard of `addr` for the thread `me`.
@@ -212,24 +214,23 @@ impl Table {
     }
 
     /// Calls `f` with every entry, one shard at a time, without a lock held (each shard is copied first).
-    pub(crate) fn for_each(&self, me: u32, mut f: impl FnMut(&Entry)) {
+    pub(crate) fn for_each(&self, me: u32, mut f: impl FnMut(&Entry) -> Result<(), NoMemory>) -> Result<(), NoMemory> {
         let mut copy = Vec::new();
         for shard in &self.shards {
-            let held = shard.lock.lock(me);
-            shard.slots.with(|slots| {
-                // SAFETY: the shard's lock is held, and base points to `capacity` initialised slots.
-                let slots = unsafe { &*slots };
-                for i in 0..slots.capacity {
-                    // SAFETY: i < capacity.
-                    let entry = unsafe { *slots.base.add(i as usize) };
-                    if entry.addr != 0 {
-                        copy.push(entry);
-                    }
+            let mut guard = Guard { held: shard.lock.lock(me), shard };
+            let slots = guard.slots();
+            copy.try_reserve(slots.len as usize).map_err(|_| NoMemory)?;
+            for i in 0..slots.capacity {
+                // SAFETY: the shard's lock is held, base points to `capacity` initialised slots, and i < capacity.
+                let entry = unsafe { *slots.base.add(i as usize) };
+                if entry.addr != 0 {
+                    copy.push(entry);
                 }
-            });
-            shard.lock.unlock(held);
-            copy.drain(..).for_each(|entry| f(&entry));
+            }
+            drop(guard);
+            copy.drain(..).try_for_each(|entry| f(&entry))?;
         }
+        Ok(())
     }
 }
 

@@ -59,7 +59,8 @@ impl Local {
     /// `None`, and a misuse counted, for an impossible shape or id.
     pub(crate) fn create_tensor(&self, shape: &[i64], dtype_id: u8) -> Option<*mut OpaqueTensor> {
         let elements = shape.iter().try_fold(1u64, |n, &d| n.checked_mul(u64::try_from(d).ok()?));
-        let key = elements.and_then(|n| TensorKey::from_ids(n, dtype_id, DeviceKind::Cpu as u8));
+        // The library must know the size of what it makes.
+        let key = elements.and_then(|n| TensorKey::from_ids(n, DType::from_id(dtype_id)? as u8, DeviceKind::Cpu as u8));
         let Some((key, layout)) = key.and_then(|k| Some((k, layout(k)?))).filter(|_| shape.len() <= MAX_DIMS) else {
             self.misuse(Misuse::TensorKey, 0, i64::from(dtype_id));
             return None;
@@ -110,7 +111,7 @@ impl Local {
 
     /// The element type.
     pub(crate) fn tensor_dtype(&self, tensor: *const OpaqueTensor) -> Option<DType> {
-        self.host_tensor(tensor, |t| t.key.dtype)
+        self.host_tensor(tensor, |t| DType::from_id(t.key.dtype))?
     }
 
     /// Number of elements.

@@ -1,4 +1,4 @@
-//! The vector of pointers that compiled code and the manager share: its layout, and helpers for C programs.
+//! Vectors of pointers that compiled code and the manager share: the layout of this library's, and how others are told apart.
 //!
 //! The manager only reads it when its count has reached zero (`death.rs`). It must not know what the elements are.
 
@@ -21,6 +21,37 @@ pub struct VecPtr {
 }
 
 const _: () = assert!(size_of::<VecPtr>() == 24);
+
+/// How the manager handles a container of counted pointers whose layout it does not know: a Rust `Vec`, a `std::vector`.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub struct VecOps {
+    /// Stores where the elements are and returns how many there are. They stay there until `destroy` is called.
+    pub elements: unsafe extern "C" fn(container: *mut c_void, data: *mut *mut *mut c_void) -> i64,
+    /// Destroys the container, whose elements have been released.
+    pub destroy: unsafe extern "C" fn(container: *mut c_void),
+}
+
+/// The functions for a boxed `Vec<*mut c_void>` of this program.
+pub(crate) static RUST_VEC: VecOps = VecOps { elements: rust_elements, destroy: rust_destroy };
+
+/// # Safety
+/// - `container` comes from `Box::<Vec<*mut c_void>>::into_raw`, and nobody else uses it; `data` may be written.
+unsafe extern "C" fn rust_elements(container: *mut c_void, data: *mut *mut *mut c_void) -> i64 {
+    // SAFETY: by the caller's promise.
+    unsafe {
+        let vec = &mut *container.cast::<Vec<*mut c_void>>();
+        data.write(vec.as_mut_ptr());
+        vec.len() as i64
+    }
+}
+
+/// # Safety
+/// - As for [`rust_elements`]; the container is not used any more.
+unsafe extern "C" fn rust_destroy(container: *mut c_void) {
+    // SAFETY: by the caller's promise.
+    drop(unsafe { Box::from_raw(container.cast::<Vec<*mut c_void>>()) });
+}
 
 impl VecPtr {
     /// A new, unregistered vector with room for `capacity` elements; null when there is no memory or `capacity` is negative.

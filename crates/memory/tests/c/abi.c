@@ -27,6 +27,13 @@ static void free_tensor(OpaqueTensor *t) {
     free(t);
 }
 
+static int64_t own_elements(void *container, void ***data) {
+    *data = container;
+    return 3;
+}
+static void own_destroy(void *container) { ((int *)((void **)container + 3))[0] = 3; }
+static const tl_vec_ops own_ops = {own_elements, own_destroy};
+
 static uint64_t arena = 100;
 static uint64_t save_arena(void) { return arena; }
 static void restore_arena(uint64_t saved) { arena = saved; }
@@ -166,7 +173,27 @@ int main(void) {
     thrd_t thread[4];
     for (int i = 0; i < 4; i++) CHECK(thrd_create(&thread[i], worker, NULL) == thrd_success);
     for (int i = 0; i < 4; i++) thrd_join(thread[i], NULL);
-    CHECK(destroyed == 16 && tl_get_object_count() == 0);
+    CHECK(tl_get_object_count() == 0);
+    /* What has a destructor of the program's is left to the next scope that opens anywhere. */
+    CHECK(destroyed < 16);
+    tl_mem_enter_scope();
+    CHECK(destroyed == 16);
+    tl_mem_exit_scope();
+
+    /* unless the thread closes what it has open */
+    tl_mem_register_custom(malloc(16), on_destroy);
+    tl_mem_function_enter(1);
+    tl_mem_enter_scope();
+    tl_mem_close_thread();
+    CHECK(destroyed == 17 && tl_get_scope_depth() == 1 && tl_get_object_count() == 0);
+
+    /* containers of the program's own */
+    static struct { void *elements[3]; int freed; } own;
+    for (int i = 0; i < 3; i++) tl_mem_register_struct(own.elements[i] = malloc(8)), tl_mem_unregister(own.elements[i]);
+    tl_mem_enter_scope();
+    tl_mem_register_container(&own, &own_ops);
+    tl_mem_exit_scope();
+    CHECK(own.freed == 3 && tl_get_object_count() == 0);
 
     /* the compiler's bug: right with quarantine, wrong without (which shows that this can tell) */
     tl_mem_enter_scope();

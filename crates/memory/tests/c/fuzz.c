@@ -216,7 +216,7 @@ int main(int argc, char **argv) {
     for (int i = 0; i < width; i++) pthread_join(t[i], NULL);
     atomic_store(&quiet, 1);
     tl_mem_set_scope_hooks(NULL, NULL);
-    while (tl_get_scope_depth() > 1) tl_mem_exit_scope();
+    tl_mem_close_thread();
     tl_pool_trim(0);
     tl_mem_stats_t s = {.size = sizeof s};
     tl_mem_stats(&s);

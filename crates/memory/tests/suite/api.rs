@@ -39,7 +39,7 @@ fn add(m: &mut MemoryManager, number: usize) -> *mut c_void {
 }
 
 fn with_tensors() -> MemoryManager {
-    let mut m = MemoryManager::new();
+    let m = MemoryManager::new();
     // SAFETY: all tensors of these tests come from `object`.
     unsafe { m.set_tensor_destructor(Some(note_tensor)) };
     m
@@ -80,7 +80,7 @@ fn registering_again_counts_and_records_again() {
 
 #[test]
 fn the_first_kind_stays_and_an_untyped_entry_takes_one() {
-    let mut m = with_tensors();
+    let m = with_tensors();
     let o = object(1);
     m.acquire_ptr(o);
     assert_eq!(m.leak_report().groups[0].kind, Kind::Untyped);
@@ -100,7 +100,7 @@ fn the_first_kind_stays_and_an_untyped_entry_takes_one() {
 
 #[test]
 fn the_last_release_of_an_untyped_entry_frees_nothing() {
-    let mut m = MemoryManager::new();
+    let m = MemoryManager::new();
     let mut local = 5u64;
     let p = (&raw mut local).cast::<c_void>();
     m.acquire_ptr(p);
@@ -151,7 +151,7 @@ fn promote_moves_one_scope_out_and_keeps_the_order() {
 /// Regression of the plain design: a stale record freed the successor at the same address.
 #[test]
 fn a_record_of_a_dead_object_does_not_touch_its_successor() {
-    let mut m = MemoryManager::new();
+    let m = MemoryManager::new();
     m.enter_scope();
     m.enter_scope();
     thread_local!(static BLOCK: Cell<[u64; 2]> = const { Cell::new([0; 2]) });
@@ -176,7 +176,7 @@ fn a_record_of_a_dead_object_does_not_touch_its_successor() {
 #[test]
 fn a_tensor_released_twice_around_a_reuse_is_safe_only_with_quarantine() {
     for (bytes, survives) in [(64 << 20, true), (0, false)] {
-        let mut m = MemoryManager::new();
+        let m = MemoryManager::new();
         m.set_quarantine_bytes(bytes);
         m.enter_scope();
         let a = m.create_tensor(&[4], 0).unwrap();
@@ -192,7 +192,7 @@ fn a_tensor_released_twice_around_a_reuse_is_safe_only_with_quarantine() {
 
 #[test]
 fn a_dead_tensor_that_is_registered_again_in_time_is_revived() {
-    let mut m = with_tensors();
+    let m = with_tensors();
     m.enter_scope();
     let t = object(1);
     // SAFETY: a tensor of these tests.
@@ -214,7 +214,7 @@ fn a_dead_tensor_that_is_registered_again_in_time_is_revived() {
 
 #[test]
 fn the_quarantine_keeps_within_its_budget_and_lets_the_oldest_go_first() {
-    let mut m = with_tensors();
+    let m = with_tensors();
     m.set_quarantine_bytes(3 * 4096);
     m.enter_scope();
     for i in 0..5 {
@@ -259,7 +259,7 @@ fn frames_close_what_was_left_open_and_extra_exits_do_nothing() {
 /// Regression of the plain design: a slot that grew by one retained O(n²) bytes.
 #[test]
 fn a_slot_that_grows_by_one_retains_a_multiple_of_its_size() {
-    let mut m = MemoryManager::new();
+    let m = MemoryManager::new();
     m.function_enter(1);
     let first = m.get_buffer(0, 8).cast::<u64>();
     // SAFETY: the buffer has 8 bytes.
@@ -344,7 +344,7 @@ fn a_long_chain_of_destructors_needs_no_stack() {
 
 #[test]
 fn a_vector_that_holds_itself_is_reported_as_a_leak() {
-    let mut m = MemoryManager::new();
+    let m = MemoryManager::new();
     m.set_call_site(c"loop.tl:7");
     m.enter_scope();
     let vec = VecPtr::create(1);
@@ -368,7 +368,7 @@ fn a_vector_that_holds_itself_is_reported_as_a_leak() {
 
 #[test]
 fn leaks_are_reported_by_name_and_site() {
-    let mut m = MemoryManager::new();
+    let m = MemoryManager::new();
     let mut all = Vec::new();
     for (name, site, n) in [(c"Node", c"a.tl:1", 3), (c"Node", c"a.tl:2", 1), (c"List", c"a.tl:2", 2)] {
         m.set_call_site(site);
@@ -437,7 +437,7 @@ fn peaks_and_counts() {
 
 #[test]
 fn tensors_of_this_library_know_their_shape_and_reject_strangers() {
-    let mut m = MemoryManager::new();
+    let m = MemoryManager::new();
     let t = m.create_tensor(&[2, 3], 1).unwrap();
     let data = m.tensor_data(t).unwrap().cast::<f64>();
     assert_eq!(data.addr() % 64, 0);

@@ -226,6 +226,56 @@ fn a_sandbox_that_is_entered_late_corrupts_nothing() {
 }
 
 #[test]
+#[cfg(target_os = "linux")]
+fn children_of_a_process_with_busy_threads_are_usable() {
+    odd("fork", 1);
+}
+
+/// Without memory every call is without effect, and none ends the process.
+#[test]
+#[cfg(target_os = "linux")]
+fn no_memory_is_never_the_end() {
+    if sanitized() || !have("gcc") {
+        return;
+    }
+    let (allocator, program) = (scratch("oom.so"), build("oom.c", &["-ldl"]));
+    let source = root().join("tests/c/oom.c");
+    let mut gcc = Command::new("gcc");
+    gcc.args(["-shared", "-fPIC", "-O1", "-fno-builtin", "-DPRELOAD", "-ldl", "-o"]).arg(&allocator).arg(source);
+    succeed(&mut gcc);
+    succeed(run(&program).env("LD_PRELOAD", &allocator));
+    let _ = (std::fs::remove_file(program), std::fs::remove_file(allocator));
+}
+
+#[test]
+fn nothing_of_the_programs_is_called_when_a_thread_or_the_process_ends() {
+    if sanitized() || !have("g++") {
+        return;
+    }
+    for flags in [&[], ASAN] {
+        let program = build("exit.cpp", flags);
+        for word in ["return", "exit", "exit-in-thread", "thread", "close"] {
+            for bytes in ["0", "1000"] {
+                succeed(run(&program).arg(word).env("TL_MEM_QUARANTINE_BYTES", bytes));
+            }
+        }
+        let _ = std::fs::remove_file(program);
+    }
+}
+
+/// Loading and closing the library again and again costs nothing: it stays.
+#[test]
+#[cfg(target_os = "linux")]
+fn closing_the_library_loses_nothing() {
+    if sanitized() || !have("gcc") {
+        return;
+    }
+    let program = build("dl.c", &["-ldl"]);
+    succeed(run(&program).arg(library().join("libleasehold_memory.so")));
+    let _ = std::fs::remove_file(program);
+}
+
+#[test]
 fn ir_programs_run_against_the_shared_library() {
     if sanitized() {
         return;

@@ -30,11 +30,12 @@ fn last_in_first_out_by_key_and_duplicates_under_any_key() {
     assert_eq!(release(&mut pool, 3, 8, 0, 0), PoolOutcome::Full);
     assert_eq!(release(&mut pool, 1, 8, 0, 0), PoolOutcome::Duplicate);
     assert_eq!(release(&mut pool, 1, 9, 1, 2), PoolOutcome::Duplicate);
-    for (dtype, device) in [(7, 0), (0, 3), (255, 255)] {
-        assert_eq!(release(&mut pool, 5, 8, dtype, device), PoolOutcome::Full, "unknown ids are no key");
-        assert_eq!(pool.acquire(8, dtype, device), None);
+    for (dtype, device, bytes) in [(7, 0, 64), (0, 3, 32), (255, 255, 64)] {
+        assert_eq!(release(&mut pool, 5, 8, dtype, device), PoolOutcome::Pooled, "the caller's own ids are keys too");
+        assert_eq!((pool.acquire(8, 6, device), pool.total_bytes()), (None, 64 + bytes));
+        assert_eq!(pool.acquire(8, dtype, device), Some(tensor(5)));
     }
-    assert_eq!((pool.total_count(), pool.total_bytes(), pool.key_count()), (2, 64, 1));
+    assert_eq!((pool.total_count(), pool.total_bytes(), pool.key_count()), (2, 64, 4));
     assert_eq!(pool.acquire(8, 0, 1), None);
     assert_eq!(
         (pool.acquire(8, 0, 0), pool.acquire(8, 0, 0), pool.acquire(8, 0, 0)),
@@ -64,7 +65,7 @@ fn the_keys_used_longest_ago_go_first() {
 /// Regression of the plain design: the count was flat while memory grew by gigabytes.
 #[test]
 fn a_growing_cache_leaves_a_bounded_pool() {
-    let mut m = MemoryManager::new();
+    let m = MemoryManager::new();
     m.enter_scope();
     let mut cache = m.create_tensor(&[1], 0).unwrap();
     m.unregister(cache.cast());
@@ -95,7 +96,7 @@ fn a_described_tensor_comes_back_from_the_pool_and_a_strange_one_does_not() {
         unsafe { *info = TensorInfo { num_elements: 4, dtype_id: 0, device_id: 1 } };
         1
     }
-    let mut m = MemoryManager::new();
+    let m = MemoryManager::new();
     // SAFETY: both hooks leave the memory alone.
     unsafe {
         m.set_tensor_destructor(Some(gone));

@@ -1,0 +1,197 @@
+//! The manager's tensor pool: one [`TensorPool`] for each of some groups of threads, so that no call waits for another thread's.
+//!
+//! # Protocol
+//! A thread gives tensors to its own shard, by its number, and asks there first. Each shard has a [`BiasedLock`], which costs the only thread
+//! of a shard two plain stores. On a miss the other shards are asked, but only those that seem to have the key: every shard counts its tensors by
+//! a few bits of the key's hash, and anybody may read those counts without the lock. The limits of a key and of the number of keys hold for each
+//! shard, the limit of bytes for all together.
+//!
+//! It must not call out: who takes tensors out destroys them.
+
+use std::hash::{Hash, Hasher};
+
+use leasehold_core::sync::UnsafeCell;
+use leasehold_core::sync::atomic::{AtomicU16, AtomicU64, Ordering::Relaxed};
+
+use crate::heap::{self, NoMemory};
+use crate::lock::{BiasedLock, Held};
+use crate::pool::{IntHasher, OpaqueTensor, PoolLimits, PoolOutcome, TensorKey, TensorPool};
+
+/// Shards. A power of two.
+const SHARDS: usize = 16;
+/// Counts by hash of a shard.
+const HINTS: usize = 64;
+
+#[repr(align(128))]
+struct Shard {
+    lock: BiasedLock,
+    /// Written under the lock, read by anybody.
+    tensors: AtomicU64,
+    bytes: AtomicU64,
+    hints: [AtomicU16; HINTS],
+    pool: UnsafeCell<TensorPool>,
+}
+
+/// See the module's documentation.
+pub(crate) struct Pools {
+    shards: Box<[Shard]>,
+    limits: PoolLimits,
+}
+
+// SAFETY: the pools are used under their shards' locks only.
+unsafe impl Send for Pools {}
+// SAFETY: a shard's pool is reached through a guard, and there is one at a time.
+unsafe impl Sync for Pools {}
+
+fn hint(key: TensorKey) -> usize {
+    let mut hasher = IntHasher::default();
+    key.hash(&mut hasher);
+    hasher.finish() as usize % HINTS
+}
+
+/// A locked shard.
+pub(crate) struct Guard<'a> {
+    shard: &'a Shard,
+    held: Held,
+}
+
+impl Guard<'_> {
+    fn pool(&mut self) -> &mut TensorPool {
+        // SAFETY: the shard's lock is held as long as this guard lives, and `&mut self` makes the reference the only one.
+        unsafe { &mut *self.shard.pool.get() }
+    }
+
+    fn count(&self, key: TensorKey, step: u16) {
+        let hint = &self.shard.hints[hint(key)];
+        // Only who holds the lock writes.
+        hint.store(hint.load(Relaxed).wrapping_add(step), Relaxed);
+    }
+
+    /// Gives a tensor to the shard.
+    pub(crate) fn put(&mut self, tensor: *mut OpaqueTensor, key: TensorKey) -> PoolOutcome {
+        let outcome = self.pool().release_key(tensor, key);
+        if outcome == PoolOutcome::Pooled {
+            self.count(key, 1);
+        }
+        outcome
+    }
+
+    fn left(&self, key: Option<TensorKey>) {
+        if let Some(key) = key {
+            self.count(key, u16::MAX);
+        }
+    }
+}
+
+impl Drop for Guard<'_> {
+    fn drop(&mut self) {
+        let pool = self.pool();
+        let (tensors, bytes) = (pool.total_count() as u64, pool.total_bytes());
+        self.shard.tensors.store(tensors, Relaxed);
+        self.shard.bytes.store(bytes, Relaxed);
+        self.shard.lock.unlock(self.held);
+    }
+}
+
+impl Pools {
+    pub(crate) fn new(limits: PoolLimits, bias: bool) -> Result<Self, NoMemory> {
+        let shards = heap::slice(SHARDS, || Shard {
+            lock: BiasedLock::new(bias),
+            tensors: AtomicU64::new(0),
+            bytes: AtomicU64::new(0),
+            hints: std::array::from_fn(|_| AtomicU16::new(0)),
+            // Nothing is left in it when it is dropped.
+            pool: UnsafeCell::new(TensorPool::with_limits(limits, None)),
+        })?;
+        Ok(Self { shards, limits })
+    }
+
+    /// The shard of the thread `me`.
+    pub(crate) fn home(me: u32) -> usize {
+        me as usize % SHARDS
+    }
+
+    /// Locks a shard for the thread `me`.
+    pub(crate) fn lock(&self, shard: usize, me: u32) -> Guard<'_> {
+        let shard = &self.shards[shard % SHARDS];
+        Guard { held: shard.lock.lock(me), shard }
+    }
+
+    /// All shards, the thread's own first.
+    fn from_home(me: u32) -> impl Iterator<Item = usize> {
+        (0..SHARDS).map(move |i| (Self::home(me) + i) % SHARDS)
+    }
+
+    /// Takes out a tensor of this key: what this thread's shard got last, else another's.
+    pub(crate) fn acquire(&self, key: TensorKey, me: u32) -> Option<*mut OpaqueTensor> {
+        let hint = hint(key);
+        Self::from_home(me).filter(|&i| self.shards[i].hints[hint].load(Relaxed) != 0).find_map(|i| {
+            let mut shard = self.lock(i, me);
+            let tensor = shard.pool().acquire_key(key)?;
+            shard.left(Some(key));
+            Some(tensor)
+        })
+    }
+
+    /// Takes out this very tensor of that shard; false if it is not there.
+    pub(crate) fn take(&self, tensor: *mut OpaqueTensor, shard: usize, me: u32) -> bool {
+        let mut shard = self.lock(shard, me);
+        let key = shard.pool().take(tensor);
+        shard.left(key);
+        key.is_some()
+    }
+
+    /// Takes out a tensor that exceeds the limits, of the key that this thread's shard used longest ago; `None` if they are kept.
+    pub(crate) fn excess(&self, me: u32) -> Option<*mut OpaqueTensor> {
+        let mut home = self.lock(Self::home(me), me);
+        let over = home.pool().excess();
+        over.inspect(|over| home.left(Some(over.1))).map(|over| over.0).or_else(|| {
+            drop(home);
+            if self.bytes() > self.limits.bytes {
+                self.shrink(self.limits.bytes, me).map(|(tensor, _)| tensor)
+            } else {
+                None
+            }
+        })
+    }
+
+    /// Takes out a tensor, and says how many bytes it has, while there are more than `bytes`; 0: while there are any.
+    pub(crate) fn shrink(&self, bytes: u64, me: u32) -> Option<(*mut OpaqueTensor, u64)> {
+        if self.bytes() <= bytes && bytes != 0 {
+            return None;
+        }
+        Self::from_home(me).filter(|&i| self.shards[i].tensors.load(Relaxed) != 0).find_map(|i| {
+            let mut shard = self.lock(i, me);
+            // This shard's part of what has to go is all that it has.
+            let (tensor, key) = shard.pool().shrink(0)?;
+            shard.left(Some(key));
+            Some((tensor, key.bytes()))
+        })
+    }
+
+    /// Tensors in all shards. Exact when no other thread is at work.
+    pub(crate) fn tensors(&self) -> u64 {
+        self.shards.iter().map(|s| s.tensors.load(Relaxed)).sum()
+    }
+
+    /// Their bytes. Exact when no other thread is at work.
+    pub(crate) fn bytes(&self) -> u64 {
+        self.shards.iter().map(|s| s.bytes.load(Relaxed)).sum()
+    }
+
+    /// The thread `me` ends.
+    pub(crate) fn renounce(&self, me: u32) {
+        self.shards.iter().for_each(|shard| shard.lock.renounce(me));
+    }
+
+    /// The locks, for a fork.
+    pub(crate) fn locks(&self) -> impl Iterator<Item = &BiasedLock> {
+        self.shards.iter().map(|shard| &shard.lock)
+    }
+}
+
+impl std::fmt::Debug for Pools {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Pools").field("tensors", &self.tensors()).field("bytes", &self.bytes()).finish()
+    }
+}
