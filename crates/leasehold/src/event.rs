@@ -13,13 +13,18 @@ use leasehold_hal::{Device, DeviceId, Timestamp};
 pub struct EventFlags {
     /// Keeps a device time stamp, so that `elapsed` works. On by default.
     pub timing: bool,
+    /// A host thread that waits for the event sleeps at once and leaves its processor to others. Without it, the default, a waiting thread
+    /// may spin for some tenths of a millisecond first, which notices the event sooner. The same on every backend.
+    pub blocking_sync: bool,
 }
 
 impl EventFlags {
     /// With a time stamp.
-    pub const TIMING: EventFlags = EventFlags { timing: true };
+    pub const TIMING: EventFlags = EventFlags { timing: true, blocking_sync: false };
     /// Without one: cheaper to record and to wait for.
-    pub const DISABLE_TIMING: EventFlags = EventFlags { timing: false };
+    pub const DISABLE_TIMING: EventFlags = EventFlags { timing: false, blocking_sync: false };
+    /// With a time stamp, waited for asleep.
+    pub const BLOCKING_SYNC: EventFlags = EventFlags { timing: true, blocking_sync: true };
 }
 
 impl Default for EventFlags {
@@ -36,6 +41,7 @@ pub struct Event {
     /// How often it was recorded.
     pub(crate) serial: AtomicU32,
     pub(crate) time: Option<Lease<Timestamp>>,
+    pub(crate) blocking: bool,
     pub(crate) device: DeviceId,
     /// The runtime that made it: another one may be of the same device, in another context.
     pub(crate) runtime: u64,
@@ -46,6 +52,12 @@ impl Event {
     #[must_use]
     pub fn has_timing(&self) -> bool {
         self.time.is_some()
+    }
+
+    /// Whether a thread that waits for it sleeps at once.
+    #[must_use]
+    pub fn is_blocking_sync(&self) -> bool {
+        self.blocking
     }
 
     /// How often it was recorded since it was created.
@@ -100,6 +112,7 @@ impl Resource for Events {
             stamp: AtomicU64::new(0),
             serial: AtomicU32::new(0),
             time: if request.flags.timing { Some(request.device.timestamp()?) } else { None },
+            blocking: request.flags.blocking_sync,
             device: request.device.info().id,
             runtime: request.runtime,
         })
@@ -112,6 +125,7 @@ impl Resource for Events {
                 Err(_) => return false,
             }
         }
+        idle.blocking = request.flags.blocking_sync;
         true
     }
 

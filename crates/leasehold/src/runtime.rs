@@ -105,6 +105,15 @@ impl RuntimeInner {
         }
     }
 
+    /// As [`wait_point`](Self::wait_point), without a moment of spinning: the thread sleeps on the line, which whoever completes it wakes.
+    fn wait_asleep(&self, point: Point, timeout: Option<Duration>) -> Result<()> {
+        // Sees to it that the work is on its way, and that nobody waits for itself.
+        match self.wait_point(point, Some(Duration::ZERO)) {
+            Err(Error::Timeout(_)) => point.line().wait(point.value(), timeout),
+            over => over,
+        }
+    }
+
     /// Blocks until a point is over, whatever became of it.
     ///
     /// # Errors
@@ -187,6 +196,9 @@ impl Drop for RuntimeInner {
 }
 
 /// One device: memory, streams, events, kernels and graphs. Clones are the same runtime; `Send + Sync`.
+///
+/// Dropping the last clone never waits: work that is pending goes on while the process lives, and is lost when `main` returns first.
+/// [`close`](Self::close) waits for it.
 ///
 /// Made by [`Context::runtime`]. Construction makes the device the driver's current one for its own calls; it never touches the
 /// thread's current [`Context`].
@@ -341,7 +353,8 @@ impl Runtime {
         self.inner.device.synchronize(None)
     }
 
-    /// Waits until the device is idle, for an orderly end. The runtime itself ends with its last clone.
+    /// Waits until the device is idle, for an orderly end: what is pending when `main` returns is lost with the process, so a program calls
+    /// this last. The runtime itself ends with its last clone, which does not wait.
     ///
     /// # Errors
     /// `Timeout`; the first stream's cause; `Recording` on a thread that records on this device.
@@ -478,8 +491,8 @@ impl Runtime {
     }
 
     /// Copies host values to the device, on the default stream. The bytes are taken during the call, so that they may change or go
-    /// right after it: small ones are staged, large ones (or `asynchronous` false) are waited for.
-    /// [`ops::upload_owned`] hands over memory without either.
+    /// right after it. With `asynchronous` they are staged, however many they are, and the call does not wait for the stream; without it
+    /// the call waits for the copy. [`ops::upload_owned`] and [`ops::copy_pinned`] neither stage nor wait.
     ///
     /// # Errors
     /// As [`ops::upload`].
@@ -581,7 +594,7 @@ impl Runtime {
     pub fn synchronize_event_timeout(&self, event: &Event, timeout: Option<Duration>) -> Result<()> {
         recorder::refuse(&self.inner, "an event cannot be waited for while recording")?;
         let point = event.point()?;
-        self.inner.wait_point(point, timeout)
+        if event.blocking { self.inner.wait_asleep(point, timeout) } else { self.inner.wait_point(point, timeout) }
     }
 
     /// Ends an event. Dropping the lease does the same; this says so where a handle outlives it.
@@ -617,8 +630,8 @@ impl Runtime {
         }
         let no_timing = || Error::state("the event was created without timing");
         let (from, to) = (start.time.as_ref().ok_or_else(no_timing)?, end.time.as_ref().ok_or_else(no_timing)?);
-        self.inner.wait_point(start.point()?, None)?;
-        self.inner.wait_point(end.point()?, None)?;
+        self.synchronize_event(start)?;
+        self.synchronize_event(end)?;
         // SAFETY: both events bear this runtime's serial, so its device gave their stamps.
         unsafe { self.inner.device.elapsed(from, to) }
     }

@@ -11,7 +11,8 @@
 //! # Room
 //! A backend may block a submitter while its queue is full. Nobody may be blocked so while holding the turn: a host call on the same stream
 //! that submits would wait for the turn, and the queue for the host call. So callers pause *before* they take the turn, as soon as about
-//! 8,192 operations are pending (`StreamCore::turn`); host calls never pause.
+//! 8,192 operations are pending (`StreamCore::turn`); host calls never pause. A pause in which nothing completes ends with an error: the
+//! thread that pauses may be the one that the stream waits for.
 //!
 //! While a thread records, its calls on any stream of that device go to the recorder instead, and the stream is not touched.
 
@@ -28,6 +29,8 @@ use std::time::{Duration, Instant};
 
 /// Operations after which submitters see to it that the ones before are over.
 const SEGMENT: u32 = 4096;
+/// How long a submitter waits for room while nothing completes, unless the stream is told otherwise.
+const SUBMIT_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// What a stream keeps between calls so that a launch allocates nothing.
 pub(crate) struct Frame {
@@ -120,12 +123,15 @@ pub(crate) struct StreamCore {
     since: AtomicU32,
     /// What was submitted when `since` began. Written in the turn.
     mark: AtomicU64,
+    /// How long a submitter waits for room while nothing completes, in milliseconds.
+    patience: AtomicU64,
 }
 
 impl StreamCore {
     pub(crate) fn new(raw: Lease<dyn leasehold_hal::Stream>) -> Self {
         let line = raw.line();
-        Self { raw, line, seat: Seat::new(), since: AtomicU32::new(0), mark: AtomicU64::new(0) }
+        let patience = AtomicU64::new(SUBMIT_TIMEOUT.as_millis() as u64);
+        Self { raw, line, seat: Seat::new(), since: AtomicU32::new(0), mark: AtomicU64::new(0), patience }
     }
 
     /// The cold half of the stream's timeline.
@@ -193,9 +199,28 @@ impl StreamCore {
                 }
                 target
             };
-            // A failure is the business of the submission that follows.
-            gave_up = self.raw.wait_host(target, None).is_err();
+            let before = self.line.completed();
+            let patience = Duration::from_millis(self.patience.load(Ordering::Relaxed));
+            match self.raw.wait_host(target, Some(patience)) {
+                Err(Error::Timeout(_)) if self.line.completed() == before => return Err(self.stuck(patience)),
+                Ok(()) | Err(Error::Timeout(_)) => {}
+                // A failure is the business of the submission that follows.
+                Err(_) => gave_up = true,
+            }
         }
+    }
+
+    #[cold]
+    fn stuck(&self, patience: Duration) -> Error {
+        Error::Timeout(
+            format!(
+                "no room for another operation: {} are pending on {:?} and none completed within {patience:?}; what they wait for (a \
+                 gate, a host call) must not come from the thread that submits them. Nothing was submitted; the call may be repeated",
+                self.since.load(Ordering::Relaxed),
+                self.line
+            )
+            .into(),
+        )
     }
 
     /// Submits one operation after the frame's waits, and remembers what the stream knows from then on.
@@ -317,7 +342,15 @@ pub(crate) unsafe fn mark(operand: &Operand<'_>, p: Point) {
 /// Within a stream operations behave in order. Any thread may use it: calls and sessions of several threads take turns, and each
 /// waits for the one before it. While a thread has a [`KernelSession`](crate::KernelSession) open on the stream, its own other
 /// submissions there get `Occupied`, since they would wait for themselves. Dropping a stream with work pending loses nothing: the work
-/// completes. A call blocks only while about 8,192 operations are pending.
+/// completes, unless the process ends first: [`Runtime::close`] before `main` returns waits for it.
+///
+/// # Room
+/// A submission blocks while about 8,192 operations are pending. If none of them completes for 30 seconds
+/// ([`set_submit_timeout`](Self::set_submit_timeout)), it ends with [`Error::Timeout`] and nothing is submitted: the blocked thread may be
+/// the one that is to raise the [`Gate`](crate::Gate) that the stream waits for. A thread that submits more than that behind its own gate
+/// must raise the gate from another thread, or a recorded graph, which is one operation, must hold the work.
+///
+/// # Failures
 ///
 /// A failed operation poisons its stream: from then on every call returns that cause, and nothing more is run. Take another stream (or, for
 /// the default stream, drop all clones of the runtime and open it again) to go on. Buffers that the failed work wrote hand the failure to
@@ -376,6 +409,40 @@ impl Stream {
             self.core.line.see_off(value, deadline, || self.core.raw.refresh());
         }
         result
+    }
+
+    /// Calls `call` once, when all that was submitted so far is over: with `Ok` when it completed, with the cause when it failed. The
+    /// building block of futures and of queues of one's own: whatever happens to the stream, the call comes.
+    ///
+    /// It comes exactly once: also when the stream has failed or fails, when the device is lost, when the stream or the runtime is dropped
+    /// or closed first, while the calling thread records (with `Recording`; nothing is recorded), and on a device without host calls (with
+    /// `Unsupported`). Only the end of the process comes before it. After a failure it may come before the failed work is over:
+    /// [`synchronize`](Self::synchronize) says when that is.
+    ///
+    /// The call runs on the thread that runs the stream's host calls. After a failure it runs on whichever thread notices or gives up what
+    /// failed, possibly in [`ops::raise`](crate::ops::raise), [`ops::fail`](crate::ops::fail) or the drop of a gate; where nothing could be
+    /// submitted, on the calling thread before this returns. It must not block, and must not wait for a stream. It may submit work to sound
+    /// streams and raise gates. A panic poisons the stream, as in [`host_call`](crate::ops::host_call), unless it has failed already.
+    ///
+    /// ```
+    /// use leasehold::{Context, DeviceId};
+    /// # fn main() -> leasehold::Result<()> {
+    /// let runtime = Context::new().runtime(DeviceId::cpu(0))?;
+    /// let (tell, hear) = std::sync::mpsc::channel();
+    /// runtime.stream().on_complete(move |result| tell.send(result.is_ok()).unwrap_or_default());
+    /// assert_eq!(hear.recv(), Ok(true));
+    /// # Ok(())
+    /// # }
+    /// ```
+    #[doc(alias("addCompletedHandler", "cudaStreamAddCallback", "cudaLaunchHostFunc"))]
+    pub fn on_complete(&self, call: impl FnOnce(Result<()>) + Send + 'static) {
+        crate::ops::on_complete(self, call);
+    }
+
+    /// Sets how long a submission waits for room while none of the stream's work completes; 30 seconds at first. To the millisecond.
+    pub fn set_submit_timeout(&self, timeout: Duration) {
+        let millis = u64::try_from(timeout.as_millis()).unwrap_or(u64::MAX);
+        self.core.patience.store(millis, Ordering::Relaxed);
     }
 
     /// Makes sure that everything submitted is on its way to the device. Does not block.

@@ -2,6 +2,7 @@
 //!
 //! These modules must not know any backend.
 
+mod completions;
 mod devices;
 mod events;
 mod faults;
@@ -34,6 +35,7 @@ pub(crate) fn all() -> impl Iterator<Item = &'static Case> {
         peers::CASES,
         process::CASES,
         threads::CASES,
+        completions::CASES,
     ]
     .into_iter()
     .flatten()

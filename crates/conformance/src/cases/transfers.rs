@@ -28,6 +28,13 @@ pub(crate) const CASES: &[Case] = &[
         after_kernel,
     )
     .sanitizer(),
+    Case::runtime(
+        153,
+        "an asynchronous upload of any length takes its bytes and never waits",
+        &[Need::Gates],
+        uploads_never_wait,
+    )
+    .sanitizer(),
     Case::runtime(140, "an asynchronous copy from memory that is dropped at once", &[Need::Hold], dropped_source)
         .sanitizer(),
 ];
@@ -274,6 +281,36 @@ fn after_kernel(env: &Env) -> Outcome {
         hold.release_late(env)?;
         env.wait(&b, value)?;
         check!(env.read_u32(&b, &y)?.iter().all(|&v| v == round), "round {round}: the copy came before the kernel");
+    }
+    Ok(())
+}
+
+fn uploads_never_wait(env: &Env) -> Outcome {
+    let runtime = env.runtime()?;
+    for bytes in [65_536usize, 65_537, 1 << 20, 64 << 20] {
+        let pageable = vec![1u8; bytes];
+        let pinned = runtime.alloc_pinned(bytes as u64)?;
+        let (first, second) = (runtime.alloc(bytes as u64)?, runtime.alloc(bytes as u64)?);
+        ops::fill(runtime.stream(), first.view(), ops::Pattern::U8(9))?;
+        ops::fill(runtime.stream(), second.view(), ops::Pattern::U8(9))?;
+        // This very thread raises the gate afterwards: whoever waits for the stream hangs.
+        let gate = runtime.create_gate()?;
+        let go = gate.next();
+        ops::wait(runtime.stream(), go)?;
+        let mut source = pageable;
+        runtime.memcpy_h2d(first.view(), &source, true)?;
+        source.fill(0xee);
+        // SAFETY: nobody submits anything that uses the memory.
+        let mapped = unsafe { ops::map_write(&runtime, pinned.view()) }?;
+        mapped.fill(2);
+        runtime.memcpy_h2d(second.view(), mapped, true)?;
+        mapped.fill(0xee);
+        let third = runtime.upload(&source)?;
+        check!(!runtime.stream().query()?, "the stream of the uploads did not wait for its gate");
+        ops::raise(&gate, go.value())?;
+        for (buffer, expected) in [(&first, 1u8), (&second, 2), (&third, 0xee)] {
+            check!(runtime.download::<u8>(buffer)? == vec![expected; bytes], "{bytes} bytes that were not {expected}");
+        }
     }
     Ok(())
 }

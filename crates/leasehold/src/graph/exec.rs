@@ -132,9 +132,16 @@ impl Graph {
     /// # Errors
     /// The stream's cause when it is poisoned; `Suspended`; `Recording` on a thread that records on this device (graphs are not
     /// nested); `InvalidState` for an event that is waited for and was never recorded; the driver's own.
-    #[doc(alias = "execute")]
     pub fn launch(&self) -> Result<Point> {
         self.submit(&self.0.runtime.default)
+    }
+
+    /// The second design document's name for [`launch`](Self::launch), without the point.
+    ///
+    /// # Errors
+    /// As [`launch`](Self::launch).
+    pub fn execute(&self) -> Result<()> {
+        self.launch().map(drop)
     }
 
     /// Launches the graph on a stream of its device.

@@ -5,10 +5,11 @@
 use crate::graph::recorder;
 use crate::stream::Stream;
 use crate::view::Operand;
-use leasehold_core::sync::Mutex;
-use leasehold_core::{Error, Result};
+use leasehold_core::sync::{Arc, Mutex};
+use leasehold_core::{Error, Line, Result};
 use leasehold_hal::{Binding, ForeignCall, HostCall, Op};
 use std::cell::Cell;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 
 thread_local! {
     static DEPTH: Cell<u32> = const { Cell::new(0) };
@@ -37,6 +38,8 @@ impl Drop for Inside {
 
 /// Runs a function on the host, in stream order. It may submit more work, also to its own stream; it must not wait for its own stream. An
 /// error or a panic poisons the stream. While recording: every launch of the graph runs it, so it must be `Fn`.
+///
+/// A function behind a failure is dropped and never called: [`Stream::on_complete`] tells of failures too.
 ///
 /// The stream keeps the function until it has run (a graph, as long as the graph lives): one that holds a clone of its own [`Graph`](crate::Graph)
 /// or is kept by a graph while it holds the graph's runtime is a cycle that nothing ends.
@@ -75,6 +78,53 @@ pub fn host_call_once(
         Some(call) => call(),
         None => Ok(()),
     })
+}
+
+/// What waits for a stream's work, and hears of it once: by its call in stream order, or by its end without one.
+struct Completion<F: FnOnce(Result<()>)> {
+    line: &'static Line,
+    call: Mutex<Option<F>>,
+}
+
+impl<F: FnOnce(Result<()>)> Completion<F> {
+    fn tell(&self, result: Result<()>) {
+        // Not in the lock: the call may be anybody's.
+        let call = self.call.lock().take();
+        if let Some(call) = call {
+            let _inside = Inside::enter();
+            call(result);
+        }
+    }
+}
+
+impl<F: FnOnce(Result<()>)> Drop for Completion<F> {
+    fn drop(&mut self) {
+        if self.call.lock().is_none() {
+            return;
+        }
+        let ended = || Error::state("the stream ended before it came to this completion");
+        let cause = self.line.failure().map_or_else(ended, |(_, cause)| cause);
+        // Whoever drops it gives up what failed, and has more to do.
+        if catch_unwind(AssertUnwindSafe(|| self.tell(Err(cause)))).is_err() {
+            tracing::error!(line = ?self.line, "a completion panicked as it was told of a failure");
+        }
+    }
+}
+
+/// [`Stream::on_complete`].
+pub(crate) fn on_complete(stream: &Stream, call: impl FnOnce(Result<()>) + Send + 'static) {
+    let done = Arc::new(Completion { line: stream.core.line, call: Mutex::new(Some(call)) });
+    let in_order = done.clone();
+    let submitted = recorder::refuse(&stream.runtime, "a completion runs once and cannot be recorded; use host_call")
+        .and_then(|()| {
+            host_call(stream, "on_complete", move || {
+                in_order.tell(Ok(()));
+                Ok(())
+            })
+        });
+    if let Err(cause) = submitted {
+        done.tell(Err(cause));
+    }
 }
 
 /// Runs a library call that enqueues its own work on the native stream and touches only the operands. It is given the native stream, and

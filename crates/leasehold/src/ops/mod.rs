@@ -5,8 +5,10 @@
 mod borrow;
 pub(crate) mod call;
 mod gate;
+mod stage;
 
 pub(crate) use borrow::may_wait;
+pub(crate) use call::on_complete;
 pub use call::{foreign_call, host_call, host_call_once};
 pub use gate::{fail, raise};
 
@@ -21,9 +23,6 @@ use crate::view::{Operand, Slice};
 use leasehold_core::sync::Arc;
 use leasehold_core::{Error, Lease, Point, Result};
 use leasehold_hal::{Access, Copy2d, Download, Fill, Keep, Op, Upload};
-
-/// Host bytes up to this many are staged; more are copied while the call waits.
-const STAGED_MAX: usize = 64 << 10;
 
 /// Makes a runtime (and a stream, the default one for `None`) the thread's current context until the guard is dropped.
 ///
@@ -240,12 +239,16 @@ pub fn fill(stream: &Stream, dst: Slice<'_>, pattern: Pattern) -> Result<()> {
     unsafe { stream.pass(&op, &[writing(dst)]) }.map(drop)
 }
 
-/// Copies host values to the device. They are taken during the call: up to 64 KiB are staged; more, or with `asynchronous`
-/// false, are waited for. While recording they are kept by the graph, whose every launch copies them again.
+/// Copies host values to the device. They are taken during the call, so the caller may change or free them right after it.
+///
+/// With `asynchronous` the call copies them to staging memory, however many they are, and never waits for the stream: the staging
+/// memory is pinned where the device has pinned memory, and is free again once the copy is over. Without `asynchronous` the device
+/// copies them from where they lie, and the call waits for that and for all earlier work of the stream. [`upload_owned`] and
+/// [`copy_pinned`] neither stage nor wait. While recording the graph keeps the values, and its every launch copies them again.
 ///
 /// # Errors
-/// `InvalidArgument` when the lengths differ; the stream's cause; with `asynchronous` false also `Recording` while recording, and
-/// `InvalidState` in a host call of this stream, which would wait for itself.
+/// `InvalidArgument` when the lengths differ; `OutOfMemory` without staging memory; the stream's cause; with `asynchronous` false also
+/// `Recording` while recording, and `InvalidState` in a host call of this stream, which would wait for itself.
 pub fn upload<T: Pod>(stream: &Stream, dst: Slice<'_>, src: &[T], asynchronous: bool) -> Result<()> {
     let src = bytes(src);
     same_length(dst.len(), src.len() as u64)?;
@@ -256,8 +259,10 @@ pub fn upload<T: Pod>(stream: &Stream, dst: Slice<'_>, src: &[T], asynchronous: 
         recorder::refuse(&stream.runtime, "a copy cannot be waited for while recording; make it asynchronous")?;
     }
     let recording = recorder::is_active() && recorder::is_recording(&stream.runtime);
-    if recording || (asynchronous && (src.len() <= STAGED_MAX || call::inside())) {
-        return upload_owned(stream, dst, Arc::new(src.to_vec()));
+    if recording || asynchronous {
+        // The door says again what is wrong with the buffer; nothing is staged for what it would refuse.
+        stream.runtime.check_operands(&[writing(dst)])?;
+        return upload_owned(stream, dst, Arc::new(stage::Staged::take(stream, src, recording)?));
     }
     let op = Op::Upload(Upload {
         src: src.as_ptr(),

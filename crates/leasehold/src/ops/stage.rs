@@ -1,0 +1,68 @@
+//! Staging memory: where the bytes of an asynchronous upload lie until the device has copied them.
+
+use super::HostBytes;
+use crate::stream::{Stream, is_over};
+use leasehold_alloc::{Buffer, Layout, On};
+use leasehold_core::{Error, Lease, OutOfMemory, Result};
+use leasehold_hal::MemoryKind;
+
+/// Bytes up to this many lie in ordinary memory: a driver takes them from there at once.
+const SMALL: usize = 64 << 10;
+
+/// A copy of host bytes, kept by the submission that reads it.
+pub(super) enum Staged {
+    /// Ordinary memory.
+    Pageable(Vec<u8>),
+    /// Pinned memory: the driver copies from it without waiting for the stream.
+    Pinned(Lease<Buffer>),
+}
+
+impl Staged {
+    /// Copies bytes to staging memory. `long`: they are kept for long, which pinned memory is not for.
+    ///
+    /// # Errors
+    /// `OutOfMemory`; `DeviceLost`.
+    pub(super) fn take(stream: &Stream, bytes: &[u8], long: bool) -> Result<Self> {
+        if bytes.len() > SMALL && !long && stream.runtime.device.caps().pinned {
+            match Self::pinned(stream, bytes) {
+                Ok(Some(staged)) => return Ok(staged),
+                // Then ordinary memory serves: the copy comes later, and is right.
+                Ok(None) | Err(Error::OutOfMemory(_) | Error::OverBudget { .. }) => {}
+                Err(e) => return Err(e),
+            }
+        }
+        let mut copy = Vec::new();
+        copy.try_reserve_exact(bytes.len())
+            .map_err(|_| OutOfMemory::new("the host, to stage an upload", bytes.len() as u64))?;
+        copy.extend_from_slice(bytes);
+        Ok(Self::Pageable(copy))
+    }
+
+    /// In pinned memory that nobody uses any more; `None` when what the pool has at hand is still in use.
+    fn pinned(stream: &Stream, bytes: &[u8]) -> Result<Option<Self>> {
+        let pool = stream.runtime.device.memory(MemoryKind::Pinned)?;
+        let on = On { line: stream.core.line, timeline: stream.core.raw_timeline() };
+        let buffer = pool.alloc(Layout::new(bytes.len() as u64), on)?;
+        // What is free for the stream may be in use by work before: the host must not write it yet.
+        let mut over = buffer.write_stamp().point().is_none_or(is_over);
+        buffer.for_each_read(|s| over &= s.point().is_none_or(is_over));
+        if !over {
+            return Ok(None);
+        }
+        // SAFETY: pinned memory of at least as many bytes, which the host may write: the lease is new, and every earlier use is over.
+        unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), buffer.addr() as *mut u8, bytes.len()) };
+        Ok(Some(Self::Pinned(buffer)))
+    }
+}
+
+impl HostBytes for Staged {
+    fn bytes(&self) -> &[u8] {
+        match self {
+            Self::Pageable(bytes) => bytes,
+            // SAFETY: host memory of that many bytes, written by `pinned`. The lease keeps it, and nobody else has the lease.
+            Self::Pinned(buffer) => unsafe {
+                std::slice::from_raw_parts(buffer.addr() as *const u8, buffer.len() as usize)
+            },
+        }
+    }
+}
