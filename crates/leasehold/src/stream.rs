@@ -214,10 +214,11 @@ impl StreamCore {
     fn stuck(&self, patience: Duration) -> Error {
         Error::Timeout(
             format!(
-                "no room for another operation: {} are pending on {:?} and none completed within {patience:?}; what they wait for (a \
-                 gate, a host call) must not come from the thread that submits them. Nothing was submitted; the call may be repeated",
-                self.since.load(Ordering::Relaxed),
-                self.line
+                "no room for another operation: {} submissions are pending on {:?} and none completed within {patience:?}. What they \
+                 wait for (a gate, a host call) must not come from the thread that submits more of them. Nothing was submitted; the \
+                 call may be repeated",
+                self.line.submitted() - self.line.completed().min(self.line.submitted()),
+                self.line.id()
             )
             .into(),
         )

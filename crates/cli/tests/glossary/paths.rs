@@ -139,6 +139,7 @@ where
     let _ = leasehold::Current::allocator;
     let _ = leasehold::Error::kind;
     let _ = leasehold::Event::serial;
+    let _ = leasehold::Graph::execute;
     let _ = leasehold::Graph::launch;
     let _ = leasehold::Handle::<T>::generation;
     let _ = leasehold::KernelBase::prepare;

@@ -176,6 +176,7 @@ fn endless_submission(env: &Env) -> Outcome {
     check!(stream.failure().is_none(), "a submission without room poisoned the stream");
     // The call may be repeated, and the gate raised.
     check!(ops::fill(&stream, x.view(), Pattern::U32(0)).is_err(), "there is room again, and nothing was over");
+    stream.set_submit_timeout(env.patience());
     ops::raise(&gate, gate.next().value())?;
     ops::fill(&stream, x.view(), Pattern::U32(submitted))?;
     stream.synchronize_timeout(Some(env.patience()))?;

@@ -16,6 +16,7 @@ pub(crate) const CASES: &[Case] = &[
     Case::runtime(42, "an event dropped before it completes still releases who waits", &[Need::Hold], dropped_event)
         .sanitizer(),
     Case::runtime(43, "ten thousand events leave the pool small", &[], many_events),
+    Case::runtime(157, "a thread that waits asleep for an event is woken", &[Need::Hold, Need::HostCalls], asleep),
     Case::runtime(147, "elapsed time of an event without timing says so", &[], without_timing),
 ];
 
@@ -48,6 +49,45 @@ fn binds_to_earlier_record(env: &Env) -> Outcome {
     hold.release()?;
     env.reached(bound)?;
     check!(first.is_settled(), "the waiter ran before the first record");
+    Ok(())
+}
+
+fn asleep(env: &Env) -> Outcome {
+    let runtime = env.runtime()?;
+    let flags = EventFlags { timing: false, blocking_sync: true };
+    let (event, buffer) = (runtime.create_event_with_flags(flags)?, runtime.upload(&[0u8; 4096])?);
+    check!(event.is_blocking_sync(), "the flag is lost");
+    expect_error(runtime.synchronize_event(&event), "InvalidState", "waiting for what was never recorded")?;
+    for round in 0..20 {
+        let hold = env.hold_runtime(runtime.stream())?;
+        ops::fill(runtime.stream(), buffer.view(), Pattern::U8(round))?;
+        runtime.record_event(&event, None)?;
+        for timeout in [Duration::ZERO, Duration::from_millis(1)] {
+            expect_error(runtime.synchronize_event_timeout(&event, Some(timeout)), "Timeout", "waiting too briefly")?;
+        }
+        std::thread::scope(|s| -> Outcome {
+            let waiter = s.spawn(|| runtime.synchronize_event_timeout(&event, Some(env.patience())));
+            std::thread::sleep(Duration::from_millis(1));
+            hold.release()?;
+            Ok(waiter.join().map_err(|_| Stop::Failed("the waiting thread panicked".into()))??)
+        })?;
+        check!(runtime.query_event(&event)?, "an event that was waited for is not over");
+    }
+    // In a host call of the event's own stream it would wait for itself; and a failure wakes the sleeper.
+    let hold = env.hold_runtime(runtime.stream())?;
+    let (inner, late) = (runtime.clone(), runtime.create_event_with_flags(flags)?);
+    let to_wait_for = late.clone();
+    ops::host_call_once(runtime.stream(), "waits for itself", move || inner.synchronize_event(&to_wait_for))?;
+    runtime.record_event(&late, None)?;
+    hold.release()?;
+    check!(
+        runtime.synchronize_event_timeout(&late, Some(env.patience())).is_err(),
+        "a call that waits for itself is fine"
+    );
+    check!(runtime.stream().failure().is_some(), "the stream of a call that waits for itself is sound");
+    // A pooled event that is created again has its own flags.
+    drop((event, late));
+    check!(!runtime.create_event()?.is_blocking_sync(), "a flag of an event before");
     Ok(())
 }
 

@@ -156,9 +156,7 @@ impl StreamCore {
                 Outcome::Failed(cause) => {
                     drop(state);
                     self.progress(progressed);
-                    let value = job.value;
-                    drop_quietly(job);
-                    self.fail(value, cause);
+                    self.fail(job.value, cause, job);
                     return;
                 }
             }
@@ -414,8 +412,7 @@ impl StreamCore {
             }
             Some(cause) => {
                 drop(state);
-                drop_quietly(job);
-                self.fail(value, cause);
+                self.fail(value, cause, job);
             }
         }
         self.pump();
@@ -455,7 +452,7 @@ impl StreamCore {
 }
 
 /// Drops what may be anybody's; its destructor must not end the thread.
-fn drop_quietly<T>(it: T) {
+pub(super) fn drop_quietly<T>(it: T) {
     if catch_unwind(AssertUnwindSafe(|| drop(it))).is_err() {
         tracing::error!("something that an operation held panicked as it was given up");
     }

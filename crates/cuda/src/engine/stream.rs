@@ -26,7 +26,7 @@ mod complete;
 mod submit;
 
 use super::core::Core;
-use super::deferred::{Job, Turn};
+use super::deferred::{Job, Turn, drop_quietly};
 use super::events::EventState;
 use super::host::HostPart;
 use super::shared::Origin;
@@ -202,8 +202,11 @@ impl StreamCore {
     }
 
     /// Fails everything from `value` on.
-    pub(super) fn fail(&self, value: u64, cause: Error) {
+    ///
+    /// What the failed submission `held` is given up in between: it finds the cause, and is gone before the value is published.
+    pub(super) fn fail<T>(&self, value: u64, cause: Error, held: T) {
         self.owner.poison(value, cause);
+        drop_quietly(held);
         self.after_failure();
     }
 
@@ -215,7 +218,7 @@ impl StreamCore {
             state.foreign = false;
             std::mem::take(&mut state.deferred)
         };
-        drop(dropped);
+        drop_quietly(dropped);
         self.core.shared.wake(self.line().id(), u64::MAX);
         self.finish_failed();
         if !self.line().is_idle() {

@@ -17,7 +17,7 @@ use leasehold_core::{
     DeviceHandle, Error, Fate, Fault, FixedSlotStore, Handle, Index, Lease, Line, LineId, LineOwner, Point, PoolStats,
     Resource, Result, Tagged, tags,
 };
-use leasehold_hal::{BackendKind, Caps, DeviceId, DeviceInfo, Dispatch, HostCall, Limits, MemoryInfo};
+use leasehold_hal::{BackendKind, Caps, DeviceId, DeviceInfo, Dispatch, HostCall, Limits, MemoryInfo, OpList};
 use std::any::Any;
 use std::cell::Cell;
 use std::collections::BTreeMap;
@@ -125,11 +125,13 @@ impl Common {
         let _ = self.machine.queue_fail(queue, self.fault(name, queue, value, text));
     }
 
-    /// A submission is over: its value is published, after its failure if it has one.
-    pub(crate) fn publish(&self, queue: QueueId, owner: &LineOwner, value: u64) {
+    /// A submission is over: its value is published, after its failure if it has one. What it held is given up in between: it finds the
+    /// cause, and is gone before the value is published.
+    pub(crate) fn publish(&self, queue: QueueId, owner: &LineOwner, value: u64, held: OpList) {
         if let Ok(Some(failure)) = self.machine.queue_failure(queue) {
             owner.poison(value, failure.cause);
         }
+        drop(held);
         owner.complete(value);
         self.machine.ring();
     }

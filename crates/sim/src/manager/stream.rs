@@ -104,18 +104,19 @@ impl StreamState {
                 let cause = self.common.fault(&format!("foreign call {}", call.name), self.queue, value, e.to_string());
                 machine.queue_fail(self.queue, cause)?;
                 self.owner.advance()?;
-                self.common.publish(self.queue, &self.owner, value);
+                self.common.publish(self.queue, &self.owner, value, held);
                 return Ok(value);
             }
         }
         let mut last: Vec<Command> = rest.collect();
-        let (common, queue, owner) = (self.common.clone(), self.queue, self.owner.clone());
+        let (queue, owner) = (self.queue, self.owner.clone());
+        let mut held = Held { ops: held, common: self.common.clone(), published: false };
         last.push(Command::Signal(self.semaphore, value));
         last.push(Command::Host {
             name: "completion".into(),
             call: Box::new(move || {
-                drop(held);
-                common.publish(queue, &owner, value);
+                held.published = true;
+                held.common.publish(queue, &owner, value, std::mem::take(&mut held.ops));
             }),
             always: true,
         });
@@ -212,6 +213,22 @@ pub(crate) fn fill(f: &Fill) -> Result<FillCall> {
         )));
     }
     Ok(FillCall::linear(f.dst, f.bytes, f.pattern, f.width))
+}
+
+/// What a submission holds until it is over.
+struct Held {
+    ops: OpList,
+    common: Arc<Common>,
+    published: bool,
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        // A lost device calls nobody: what is given up then finds the loss in its line.
+        if !self.published {
+            self.common.notice_loss();
+        }
+    }
 }
 
 impl Tagged for StreamState {

@@ -113,7 +113,7 @@ impl StreamCore {
         self.owner.advance()?;
         self.issued.store(value, Ordering::Release);
         drop(state);
-        self.fail(value, self.fault(refusal.op, value, &refusal.error));
+        self.fail(value, self.fault(refusal.op, value, &refusal.error), ());
         Ok(value)
     }
 
