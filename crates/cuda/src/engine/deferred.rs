@@ -125,6 +125,10 @@ impl StreamCore {
             state.again = false;
             drop(state);
             let outcome = self.run(&mut job);
+            if let Outcome::Failed(cause) = &outcome {
+                // Before the turn is free: whoever takes it next must not run what comes after.
+                self.line().poison(job.value, cause.clone());
+            }
             state = self.state.lock();
             state.turn = Turn::Free;
             match outcome {
@@ -403,6 +407,10 @@ impl StreamCore {
             }
         };
         drop_quietly(found);
+        if let Some(cause) = &failed {
+            // As in `pump`: before the turn is free.
+            self.line().poison(value, cause.clone());
+        }
         let mut state = self.state.lock();
         state.turn = Turn::Free;
         match failed {
