@@ -127,7 +127,7 @@ impl StreamCore {
             let outcome = self.run(&mut job);
             if let Outcome::Failed(cause) = &outcome {
                 // Before the turn is free: whoever takes it next must not run what comes after.
-                self.line().poison(job.value, cause.clone());
+                self.owner.poison(job.value, cause.clone());
             }
             state = self.state.lock();
             state.turn = Turn::Free;
@@ -409,7 +409,7 @@ impl StreamCore {
         drop_quietly(found);
         if let Some(cause) = &failed {
             // As in `pump`: before the turn is free.
-            self.line().poison(value, cause.clone());
+            self.owner.poison(value, cause.clone());
         }
         let mut state = self.state.lock();
         state.turn = Turn::Free;
