@@ -76,8 +76,9 @@ void tl_mem_close_thread(void);
 
 /* ---- function frames and slot buffers ---- */
 
-/* Opens a scope and a frame with num_slots slots (0 to 65536; otherwise a misuse, and a frame without slots). Call it from the body
- * of the function itself: a frame whose function returned without tl_mem_function_exit is recognised by the stack. */
+/* Opens a scope and a frame with num_slots slots (0 to 65536; otherwise a misuse, and a frame without slots). A helper function may open
+ * a frame for its caller. A function that forgets tl_mem_function_exit is recognised by the stack when a function further out asks for its own
+ * slots or ends its own frame: it gets its own, and the forgotten frame is closed with it (TL_MISUSE_FRAME_REPAIRED). */
 void tl_mem_function_enter(int64_t num_slots);
 
 /* Closes the newest frame: every scope opened since (each one left open is counted), then its buffers. */

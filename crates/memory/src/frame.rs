@@ -3,13 +3,24 @@
 //! A frame opens a scope of its own, which only the frame's end closes. Its slots grow geometrically without copying;
 //! outgrown buffers stay readable until the frame ends.
 //!
-//! # A function that forgets `function_exit`
-//! Left alone, its frame would shift those of all its callers: their slots would be its slots. C callers therefore
-//! pass, unseen, where they stand: the stack pointer at the call and its return address. A frame is taken for abandoned if its stack
-//! pointer lies below the present caller's (its function has returned), and another frame further out was opened by a call from
-//! exactly the present stack pointer and from a different place in the code. Generated functions call the manager from their own
-//! bodies, where the stack pointer is always the same; a program that opens frames through one helper function has one
-//! return address for all of them, and nothing is ever concluded from it.
+//! # Frames whose function has returned
+//! C callers pass, unseen, where they stand: the stack pointer at the call and its return address. A frame that was opened further down the
+//! stack than the present caller stands belongs to a function that has returned. It has two possible reasons.
+//! - A helper function opened it for its caller, who uses it and closes it.
+//! - A function forgot `function_exit`. Left alone, its frame would shift those of all its callers: their slots would be its slots.
+//!
+//! They matter if a frame further out was opened from exactly the present stack pointer and from a different place in the code: it is the
+//! caller's own. (A program that opens all frames through one helper has one return address for all, and the newest frame is
+//! meant.) Then a frame is *forgotten* if its function used one of its slots, or if another frame from the same place was found forgotten. To
+//! `get_buffer` it also is if it does not have the slot.
+//! - `get_buffer` takes the newest frame that is not forgotten. A helper's frame becomes the caller's own by that.
+//! - `function_exit` closes the newest frame if it is not forgotten; otherwise all down to the caller's own.
+//! - `exit_scope` closes forgotten frames above a scope of the caller's.
+//!
+//! If a frame without such evidence was forgotten, `function_exit` has closed it in place of the caller's own, which is noted there. A
+//! later call by a function further out, or a new call of the same one, shows that the own frame is over too, and the forgetful place is
+//! remembered. Nothing is closed but by a function that closes something further out, so that what was registered since lives as long as in
+//! any other reading, and so does the frame of a coroutine on another stack.
 
 use std::ffi::c_void;
 use std::ptr;
@@ -49,7 +60,14 @@ pub(crate) struct Frame {
     pub(crate) depth: u32,
     /// The floor before it was opened.
     floor: u32,
+    /// Its function has used one of its slots.
+    used: bool,
+    /// Where a frame was opened that its function closed while this one was meant, unless it still closes this one too; 0 for none.
+    instead: usize,
 }
+
+/// Places that were found forgetful and are remembered.
+const FORGETFUL: u32 = 64;
 
 /// A slot's buffer.
 #[derive(Clone, Copy, Debug)]
@@ -71,6 +89,7 @@ impl Local {
         if self.logs() {
             self.log("function_enter", 0, slots);
         }
+        self.reenter(caller);
         let mut count = 0;
         if (0..=MAX_SLOTS).contains(&slots) {
             count = slots as u32;
@@ -89,7 +108,8 @@ impl Local {
         let depth = self.depth();
         let floor = self.floor.get();
         self.enter_scope();
-        let frame = Frame { caller, slot_base, slots: count, deferred_base: self.deferred.len(), depth, floor };
+        let deferred_base = self.deferred.len();
+        let frame = Frame { caller, slot_base, slots: count, deferred_base, depth, floor, used: false, instead: 0 };
         if self.depth() > depth && self.frames.push(frame) {
             self.floor.set(depth + 1);
         } else {
@@ -101,7 +121,6 @@ impl Local {
 
     /// Closes the frame of the calling function with every scope left open in it.
     pub(crate) fn function_exit(&self, sp: usize) {
-        self.repair_frames(sp);
         if self.frames.len() <= self.base_frames.get() {
             self.misuse(Misuse::FunctionExit, 0, i64::from(self.depth()));
             return;
@@ -109,6 +128,15 @@ impl Local {
         if self.logs() {
             self.log("function_exit", 0, 0);
         }
+        if let Some(own) = self.own_frame(sp) {
+            self.close_own(own);
+            return;
+        }
+        self.exit_newest();
+    }
+
+    /// Closes the newest frame as its function does.
+    fn exit_newest(&self) {
         if let Some(frame) = self.frames.last() {
             for depth in frame.depth + 1..self.depth() {
                 self.misuse(Misuse::ScopeRepaired, 0, i64::from(depth));
@@ -145,41 +173,112 @@ impl Local {
         }
     }
 
-    /// Closes frames whose functions have returned, going by where the caller stands. See the module's documentation.
+    // ---- frames whose function has returned: see the module's documentation
+
+    /// The frame that the function which stands at `sp` has opened itself, if newer ones are open whose functions have returned.
+    fn own_frame(&self, sp: usize) -> Option<u32> {
+        let newest = self.frames.last()?.caller.sp;
+        if newest >= sp || newest == 0 {
+            return None;
+        }
+        let mut at = self.frames.len();
+        let own = loop {
+            at = at.checked_sub(1).filter(|&at| at >= self.base_frames.get())?;
+            match self.frames.get(at)?.caller {
+                caller if caller.sp == sp => break caller,
+                caller if caller.sp != 0 && caller.sp < sp => {}
+                _ => return None,
+            }
+        };
+        let elsewhere = |i| self.frames.get(i).is_some_and(|f| f.caller.pc != own.pc);
+        (at + 1..self.frames.len()).all(elsewhere).then_some(at)
+    }
+
+    /// Whether the function of a frame that has returned forgot to close it.
+    fn forgotten(&self, at: u32) -> bool {
+        let Some(frame) = self.frames.get(at) else { return false };
+        if frame.instead != 0 {
+            self.remember(frame.instead);
+        }
+        frame.used
+            || frame.instead != 0
+            || (0..self.forgetful.len()).any(|i| self.forgetful.get(i) == Some(frame.caller.pc))
+    }
+
+    /// The place `pc` is forgetful.
+    fn remember(&self, pc: usize) {
+        let known = (0..self.forgetful.len()).any(|i| self.forgetful.get(i) == Some(pc));
+        if !known && self.forgetful.len() < FORGETFUL {
+            // Without memory it will be found out again.
+            let _ = self.forgetful.push(pc);
+        }
+    }
+
+    /// Closes the frames above frame `last`, which were forgotten.
+    fn close_forgotten(&self, last: u32) {
+        while self.frames.len() > last + 1 {
+            self.misuse(Misuse::FrameRepaired, 0, i64::from(self.frames.len()));
+            self.close_frame();
+        }
+    }
+
+    /// The function with frame `own` asks for a frame's end while newer ones are open.
+    #[cold]
+    fn close_own(&self, own: u32) {
+        if (own + 1..self.frames.len()).all(|i| self.forgotten(i)) {
+            self.close_forgotten(own);
+        } else if let Some(newest) = self.frames.last() {
+            self.frames.update(own, |frame| frame.instead = newest.caller.pc);
+        }
+        self.exit_newest();
+    }
+
+    /// A function opens a frame. If the newest is one of an earlier call of it, which took another frame's end for its own, that is over.
     #[inline(always)]
-    pub(crate) fn repair_frames(&self, sp: usize) {
-        if let Some(newest) = self.frames.last()
-            && newest.caller.sp < sp
-            && newest.caller.sp != 0
-        {
-            self.repair_frames_slow(sp);
+    fn reenter(&self, caller: Caller) {
+        let same = |frame: &Frame| frame.instead != 0 && frame.caller.sp == caller.sp && frame.caller.pc == caller.pc;
+        let newest = self.frames.len().wrapping_sub(1);
+        if self.frames.read(newest, same) == Some(true) {
+            self.reenter_slow(newest);
         }
     }
 
     #[cold]
-    fn repair_frames_slow(&self, sp: usize) {
-        let base = self.base_frames.get();
-        let mut own = self.frames.len();
-        let own_frame = loop {
-            if own <= base {
-                return;
-            }
-            own -= 1;
-            match self.frames.get(own) {
-                Some(frame) if frame.caller.sp == sp => break frame,
-                Some(frame) if frame.caller.sp != 0 && frame.caller.sp < sp => {}
-                _ => return,
-            }
-        };
-        let abandoned = own + 1..self.frames.len();
-        let elsewhere = |i| self.frames.get(i).is_some_and(|f| f.caller.pc != own_frame.caller.pc);
-        if !abandoned.clone().all(elsewhere) {
-            return;
-        }
-        for _ in abandoned {
-            self.misuse(Misuse::FrameRepaired, 0, i64::from(self.frames.len()));
+    fn reenter_slow(&self, newest: u32) {
+        let Some(frame) = self.frames.get(newest).filter(|_| newest >= self.base_frames.get()) else { return };
+        self.remember(frame.instead);
+        // What was registered since then must live on.
+        let empty = |i| self.marks.read(i, |mark| mark.head == NIL && mark.flags == 0) == Some(true);
+        if (frame.depth..self.depth()).all(empty) {
+            self.misuse(Misuse::FrameRepaired, 0, i64::from(newest));
             self.close_frame();
         }
+    }
+
+    /// Before the end of a scope that the function at `sp` has opened: closes what was forgotten above it.
+    pub(crate) fn uncover_scope(&self, sp: usize) {
+        let Some(own) = self.own_frame(sp) else { return };
+        let depth = |at| self.frames.get(at).map_or(0, |f: Frame| f.depth);
+        // The newest scope that is not a frame's own lies below the first of these.
+        let first = (own + 1..self.frames.len()).rev().find(|&at| depth(at) > depth(at - 1) + 1);
+        if let Some(first) = first
+            && (first..self.frames.len()).all(|at| self.forgotten(at))
+        {
+            self.close_forgotten(first - 1);
+        }
+    }
+
+    /// The frame that a request for a slot means.
+    fn meant(&self, slot: i64, sp: usize) -> Option<u32> {
+        let newest = self.frames.len().checked_sub(1).filter(|&at| at >= self.base_frames.get())?;
+        let Some(own) = self.own_frame(sp) else { return Some(newest) };
+        let has = |at| self.frames.get(at).is_some_and(|f| (slot as u64) < u64::from(f.slots));
+        let at = (own + 1..=newest).rev().find(|&at| has(at) && !self.forgotten(at)).unwrap_or(own);
+        if at == newest {
+            // A helper opened it for this function, whose own it is from now on.
+            self.frames.update(at, |frame| frame.caller.sp = sp);
+        }
+        Some(at)
     }
 
     /// A buffer of at least `min` bytes in a slot of the newest frame.
@@ -202,11 +301,10 @@ impl Local {
     #[cold]
     #[inline(never)]
     fn get_buffer_slow(&self, slot: i64, min: i64, sp: usize) -> *mut c_void {
-        self.repair_frames(sp);
         if self.logs() {
             self.log("get_buffer", slot as usize, min);
         }
-        let Some(frame) = self.frames.last().filter(|_| self.frames.len() > self.base_frames.get()) else {
+        let Some((meant, frame)) = self.meant(slot, sp).and_then(|at| Some((at, self.frames.get(at)?))) else {
             self.misuse(Misuse::NoFrame, 0, slot);
             return ptr::null_mut();
         };
@@ -217,6 +315,9 @@ impl Local {
         if !(0..=MAX_BYTES as i64).contains(&min) {
             self.misuse(Misuse::Size, 0, min);
             return ptr::null_mut();
+        }
+        if sp <= frame.caller.sp && sp != 0 {
+            self.frames.update(meant, |frame| frame.used = true);
         }
         let at = frame.slot_base + slot as u32;
         let Some(old) = self.slots.get(at) else { return ptr::null_mut() };

@@ -57,6 +57,8 @@ pub(crate) struct Local {
     pub(crate) shared: SharedRef,
     pub(crate) frames: Stack<Frame>,
     pub(crate) slots: Stack<Slot>,
+    /// Where frames were opened that were never closed, see `frame.rs`.
+    pub(crate) forgetful: Stack<usize>,
     pub(crate) records: Stack<Record>,
     pub(crate) free_record: Cell<u32>,
     pub(crate) site: Cell<u32>,
@@ -92,6 +94,7 @@ impl Local {
             shared,
             frames: Stack::new(),
             slots: Stack::new(),
+            forgetful: Stack::new(),
             records: Stack::new(),
             free_record: Cell::new(NIL),
             site: Cell::new(0),
@@ -217,7 +220,7 @@ impl Local {
     #[inline(never)]
     fn exit_scope_slow(&self, sp: usize) {
         if self.depth() <= self.floor.get() {
-            self.repair_frames(sp);
+            self.uncover_scope(sp);
         }
         if self.depth() <= self.floor.get() {
             self.misuse(Misuse::ExitScope, 0, i64::from(self.depth()));

@@ -85,6 +85,9 @@ impl VecPtr {
     pub unsafe fn push(vec: *mut Self, element: *mut c_void) -> bool {
         // SAFETY: by the caller's promise.
         let this = unsafe { &mut *vec };
+        if this.len < 0 {
+            return false;
+        }
         if this.len >= this.capacity {
             let capacity = this.capacity.max(2).saturating_mul(2);
             let Some(bytes) = usize::try_from(capacity).ok().and_then(|n| n.checked_mul(size_of::<*mut c_void>()))
@@ -98,7 +101,7 @@ impl VecPtr {
             }
             (this.data, this.capacity) = (data.cast(), capacity);
         }
-        // SAFETY: len < capacity.
+        // SAFETY: 0 <= len < capacity.
         unsafe { this.data.add(this.len as usize).write(element) };
         this.len += 1;
         true

@@ -111,11 +111,11 @@ int main(void) {
     strcpy(mine, "outer");
     forgets_function_exit();
     CHECK(tl_mem_get_buffer(1, 6) == mine && strcmp(mine, "outer") == 0);
-    CHECK(tl_mem_misuses(TL_MISUSE_FRAME_REPAIRED) == 1);
+    CHECK(tl_mem_misuses(TL_MISUSE_FRAME_REPAIRED) == 0 && tl_get_scope_depth() == 3);
     tl_mem_enter_scope();
     forgets_function_exit();
     tl_mem_exit_scope();
-    CHECK(tl_get_scope_depth() == 2);
+    CHECK(tl_get_scope_depth() == 3 && tl_mem_misuses(TL_MISUSE_FRAME_REPAIRED) == 1);
     forgets_function_exit();
     tl_mem_enter_scope();
     tl_mem_function_exit();

@@ -276,6 +276,18 @@ fn closing_the_library_loses_nothing() {
 }
 
 #[test]
+fn frames_belong_to_who_uses_them() {
+    if sanitized() || !have("gcc") {
+        return;
+    }
+    for flags in [&["-O0"][..], &["-O2"], &["-O1", "-fsanitize=address"]] {
+        let program = build("frames.c", flags);
+        succeed(&mut run(&program));
+        let _ = std::fs::remove_file(program);
+    }
+}
+
+#[test]
 fn ir_programs_run_against_the_shared_library() {
     if sanitized() {
         return;
