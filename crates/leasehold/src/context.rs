@@ -17,8 +17,23 @@ use std::time::Duration;
 
 struct Inner {
     backends: Vec<Arc<dyn Backend>>,
-    /// One cell per device: who makes a runtime holds the cell, never the map.
-    runtimes: Mutex<HashMap<DeviceId, Arc<Mutex<Weak<RuntimeInner>>>>>,
+    /// By device. Nothing is made, waited for or dropped under the lock.
+    runtimes: Mutex<HashMap<DeviceId, Arc<Place>>>,
+}
+
+/// Where a device's runtime is.
+#[derive(Default)]
+struct Place {
+    /// Held by who makes it.
+    making: Mutex<()>,
+    /// Locked for a look.
+    open: Mutex<Weak<RuntimeInner>>,
+}
+
+impl Place {
+    fn open(&self) -> Option<Arc<RuntimeInner>> {
+        self.open.lock().upgrade()
+    }
 }
 
 /// Owns the backends and one runtime per device. Clones are the same context.
@@ -107,9 +122,9 @@ impl Context {
     /// # Errors
     /// `NotFound` or `Unavailable` for a device or backend that is not there; the driver's own. A failure leaks nothing.
     pub fn runtime(&self, device: DeviceId) -> Result<Runtime> {
-        let cell = self.0.runtimes.lock().entry(device).or_default().clone();
-        let mut cell = cell.lock();
-        if let Some(inner) = cell.upgrade() {
+        let place = self.0.runtimes.lock().entry(device).or_default().clone();
+        let _making = place.making.lock();
+        if let Some(inner) = place.open() {
             return Ok(Runtime::from_inner(inner));
         }
         let Some(backend) = self.0.backends.iter().find(|b| b.kind() == device.backend) else {
@@ -121,16 +136,20 @@ impl Context {
         };
         let inner = Arc::new(RuntimeInner::open(self.clone(), &**backend, device)?);
         inner.supply_waiter();
-        *cell = Arc::downgrade(&inner);
+        *place.open.lock() = Arc::downgrade(&inner);
         Ok(Runtime::from_inner(inner))
+    }
+
+    /// The runtimes that are open.
+    pub(crate) fn open_runtimes(&self) -> impl Iterator<Item = Arc<RuntimeInner>> {
+        let places: Vec<_> = self.0.runtimes.lock().values().cloned().collect();
+        places.into_iter().filter_map(|p| p.open())
     }
 
     /// Who of the context's other runtimes advances the point's line waits for it; `None` when none does.
     pub(crate) fn wait_elsewhere(&self, point: Point, timeout: Option<Duration>) -> Option<Result<()>> {
-        // Copied: nothing is waited for or dropped under the lock.
-        let cells: Vec<_> = self.0.runtimes.lock().values().cloned().collect();
-        let runtimes = cells.iter().filter_map(|c| c.try_lock()?.upgrade());
-        runtimes.filter_map(|r| r.stream_of(point)).next().map(|s| s.raw.wait_host(point.value(), timeout))
+        let stream = self.open_runtimes().find_map(|r| r.stream_of(point))?;
+        Some(stream.raw.wait_host(point.value(), timeout))
     }
 
     /// Ends the backends' managers, one after the other.

@@ -37,6 +37,8 @@ pub(crate) struct RuntimeInner {
     /// Streams beside the default one, to find who advances a line.
     streams: Mutex<Vec<Weak<StreamCore>>>,
     warned_pageable: AtomicBool,
+    /// Devices of the same backend that were asked about, and whether copies between the two are the driver's.
+    peers: Mutex<Vec<(DeviceId, bool)>>,
     pub(crate) device: Lease<dyn Device>,
     /// Keeps the backends alive.
     context: Context,
@@ -59,6 +61,7 @@ impl RuntimeInner {
             bases: Mutex::new(Vec::new()),
             streams: Mutex::new(Vec::new()),
             warned_pageable: AtomicBool::new(false),
+            peers: Mutex::default(),
             device,
             context,
         })
@@ -160,7 +163,7 @@ impl RuntimeInner {
 
     #[cold]
     fn check_operand_slow(&self, operand: &Operand<'_>) -> Result<()> {
-        if self.device.memory(MemoryKind::Pinned).is_ok_and(|m| m.owns(operand.slice.lease)) {
+        if self.owns_pinned(operand.slice.lease) {
             return Ok(());
         }
         Err(Error::invalid(format!(
@@ -168,6 +171,70 @@ impl RuntimeInner {
             operand.slice.lease.len(),
             self.id
         )))
+    }
+
+    /// Whether the buffer is of this device's memory, or of its host memory.
+    #[inline]
+    pub(crate) fn owns(&self, buffer: &Lease<Buffer>) -> bool {
+        self.memory.owns(buffer) || self.owns_pinned(buffer)
+    }
+
+    #[cold]
+    fn owns_pinned(&self, buffer: &Lease<Buffer>) -> bool {
+        self.device.memory(MemoryKind::Pinned).is_ok_and(|m| m.owns(buffer))
+    }
+
+    /// Refuses a buffer that cannot be in the place of another one in a graph of this device.
+    ///
+    /// # Errors
+    /// `InvalidArgument` unless both are of this device, or both of one peer; `Unsupported` for memory of another backend, which the graph's host calls
+    /// copy from or to.
+    pub(crate) fn check_stand_in(&self, old: &Lease<Buffer>, new: &Lease<Buffer>) -> Result<()> {
+        if self.owns(old) {
+            return self.check_operands(&[new.read()]);
+        }
+        let other = self.owner_of(old)?;
+        if !(other.id.backend == self.id.backend && self.is_peer(&other)?) {
+            return Err(Error::Unsupported(
+                format!("the graph copies between {} and {}; record it anew with another buffer", self.id, other.id)
+                    .into(),
+            ));
+        }
+        if self.owns(new) { Ok(()) } else { other.check_operands(&[new.read()]) }
+    }
+
+    /// Whose buffer it is: a runtime of the same context.
+    ///
+    /// # Errors
+    /// `InvalidArgument` for a buffer of another context, or of a runtime that ended.
+    pub(crate) fn owner_of(&self, buffer: &Lease<Buffer>) -> Result<Arc<RuntimeInner>> {
+        self.context.open_runtimes().find(|r| r.owns(buffer)).ok_or_else(|| {
+            Error::invalid(format!(
+                "a buffer of {} bytes was allocated on no runtime that is open in the context of {}",
+                buffer.len(),
+                self.id
+            ))
+        })
+    }
+
+    /// Whether one operation copies between this device and another one of its backend. Asks for peer access the first time; a driver without it
+    /// still has a way.
+    ///
+    /// # Errors
+    /// The driver's own.
+    pub(crate) fn is_peer(&self, other: &RuntimeInner) -> Result<bool> {
+        let known = |peers: &[(DeviceId, bool)]| peers.iter().find(|p| p.0 == other.id).map(|p| p.1);
+        if let Some(known) = known(&self.peers.lock()) {
+            return Ok(known);
+        }
+        // Without the lock: it may block on the driver.
+        let direct = match self.device.peer_access(other.id) {
+            Ok(_) => true,
+            Err(Error::NotFound(_) | Error::Unsupported(_)) => false,
+            Err(e) => return Err(e),
+        };
+        self.peers.lock().push((other.id, direct));
+        Ok(direct)
     }
 
     /// Refuses memory that has no address yet.
@@ -510,10 +577,10 @@ impl Runtime {
         ops::download(&self.stream, dst, src)
     }
 
-    /// Copies within the device, on the default stream; waits for it when `asynchronous` is false.
+    /// Copies on the device, or between it and another one of its context, on the default stream; waits for it when `asynchronous` is false.
     ///
     /// # Errors
-    /// `InvalidArgument` when the lengths differ or the parts overlap; the stream's cause; with `asynchronous` false also `Recording` while
+    /// As [`ops::copy`]; with `asynchronous` false also `Recording` while
     /// recording, and `InvalidState` in a host call of the stream.
     #[doc(alias = "memcpyD2D")]
     pub fn memcpy_d2d(&self, dst: Slice<'_>, src: Slice<'_>, asynchronous: bool) -> Result<()> {

@@ -25,6 +25,7 @@ use leasehold_core::sync::{Arc, Mutex, MutexGuard};
 use leasehold_core::{Error, Lease, Line, Point, Result, Stamp, StreamHandle, Timeline};
 use leasehold_hal::Op;
 use std::fmt;
+use std::sync::Weak;
 use std::time::{Duration, Instant};
 
 /// Operations after which submitters see to it that the ones before are over.
@@ -125,13 +126,55 @@ pub(crate) struct StreamCore {
     mark: AtomicU64,
     /// How long a submitter waits for room while nothing completes, in milliseconds.
     patience: AtomicU64,
+    /// Streams of other devices that work for this one, used in its turn alone.
+    companions: Mutex<Vec<Companion>>,
+}
+
+/// A stream of another device that works for one of this device's: what it is given waits for nobody else's.
+struct Companion {
+    runtime: Weak<RuntimeInner>,
+    core: Arc<StreamCore>,
 }
 
 impl StreamCore {
     pub(crate) fn new(raw: Lease<dyn leasehold_hal::Stream>) -> Self {
         let line = raw.line();
         let patience = AtomicU64::new(SUBMIT_TIMEOUT.as_millis() as u64);
-        Self { raw, line, seat: Seat::new(), since: AtomicU32::new(0), mark: AtomicU64::new(0), patience }
+        Self {
+            raw,
+            line,
+            seat: Seat::new(),
+            since: AtomicU32::new(0),
+            mark: AtomicU64::new(0),
+            patience,
+            companions: Mutex::default(),
+        }
+    }
+
+    /// The stream of `other` that works for this one: made when first asked for, and again after it failed. May block on the driver.
+    ///
+    /// # Errors
+    /// As [`Runtime::create_stream`].
+    pub(crate) fn companion(&self, other: &Arc<RuntimeInner>) -> Result<Arc<StreamCore>> {
+        let sound = |c: &&Companion| {
+            std::ptr::eq(c.runtime.as_ptr(), Arc::as_ptr(other)) && !c.core.line.failed(c.core.line.submitted() + 1)
+        };
+        if let Some(found) = self.companions.lock().iter().find(sound) {
+            return Ok(found.core.clone());
+        }
+        let core = Runtime::from_inner(other.clone()).create_stream()?.core;
+        let mut companions = self.companions.lock();
+        // Another thread may have made one meanwhile: that one stays.
+        let core = companions.iter().find(sound).map_or(core, |c| c.core.clone());
+        let is_of_use =
+            |c: &Companion| c.runtime.strong_count() > 0 && !std::ptr::eq(c.runtime.as_ptr(), Arc::as_ptr(other));
+        let (stay, go): (Vec<_>, Vec<_>) = std::mem::take(&mut *companions).into_iter().partition(is_of_use);
+        *companions = stay;
+        companions.push(Companion { runtime: Arc::downgrade(other), core: core.clone() });
+        drop(companions);
+        // Not under the lock: a stream that ends may run what is left of it.
+        drop(go);
+        Ok(core)
     }
 
     /// The cold half of the stream's timeline.
@@ -495,6 +538,15 @@ impl Stream {
     /// - As [`leasehold_hal::Stream::submit`], except that `operands` (checked here) cover all device memory that `op` touches.
     pub(crate) unsafe fn pass(&self, op: &Op<'_>, operands: &[Operand<'_>]) -> Result<Option<Point>> {
         self.runtime.check_operands(operands)?;
+        // SAFETY: by the caller's contract; the operands are this device's.
+        unsafe { self.pass_checked(op, operands) }
+    }
+
+    /// As [`pass`](Self::pass), for operands that the caller has checked: they may be a peer's.
+    ///
+    /// # Safety
+    /// - As [`leasehold_hal::Stream::submit`], except that `operands` cover all device memory that `op` touches.
+    pub(crate) unsafe fn pass_checked(&self, op: &Op<'_>, operands: &[Operand<'_>]) -> Result<Option<Point>> {
         if recorder::is_active() {
             // SAFETY: by the caller's contract; the recorder runs nothing.
             if let Some(result) = unsafe { recorder::record(&self.runtime, op, operands) } {

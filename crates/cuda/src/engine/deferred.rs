@@ -22,6 +22,7 @@ use leasehold_core::{Error, Point, Result, VALUE_LIMIT};
 use leasehold_hal::{HostCall, Op, OpList};
 use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::time::Duration;
 
 /// Who is at it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -252,15 +253,21 @@ impl StreamCore {
         self.fault(op.name(), value, &error)
     }
 
-    /// Notes whether the operation that blocks waits for a line that nobody of ours advances.
+    /// Notes whether the operation that blocks waits for a line that nobody of ours advances, and has whoever does publish it: a
+    /// backend may go on only when it is asked.
     fn note_foreign(&self, op: &Op<'_>) {
         let foreign = |p: Point| {
             use super::shared::Origin;
-            match self.core.shared.origin(p.line_id()) {
+            let is = match self.core.shared.origin(p.line_id()) {
                 Some(Origin::Gate) => false,
                 Some(Origin::Stream(source)) => source.strong_count() == 0,
                 None => true,
+            };
+            if is {
+                // What it says shows in the line, at which the watcher looks again.
+                let _ = p.line().wait(p.value(), Some(Duration::ZERO));
             }
+            is
         };
         let is = match op {
             Op::Wait(p) => foreign(*p),

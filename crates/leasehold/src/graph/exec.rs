@@ -268,7 +268,7 @@ impl Graph {
             let Some(at) = state.outside.iter().position(|o| o.lease.same(old)) else {
                 return Err(Error::invalid("the graph does not use the buffer that is to be replaced"));
             };
-            inner.runtime.check_operands(&[new.read()])?;
+            inner.runtime.check_stand_in(old, new)?;
             inner.runtime.refuse_symbolic(&[new.read()])?;
             if new.len() < old.len() {
                 return Err(Error::invalid(format!(

@@ -2,6 +2,7 @@
 //!
 //! All of them go to the recording when the calling thread records on the stream's device.
 
+mod between;
 mod borrow;
 pub(crate) mod call;
 mod gate;
@@ -130,21 +131,49 @@ fn writing(slice: Slice<'_>) -> Operand<'_> {
     Operand { slice, access: if whole { Access::Write } else { Access::ReadWrite } }
 }
 
-/// Copies within the device.
+/// Copies on the device, or between the stream's device and another one of its context; either side
+/// may be host memory from [`Runtime::alloc_pinned`].
+///
+/// The copy has its place in the stream's order, wherever the other side lies: it begins after what the
+/// stream was given before and is over when the stream is. It also waits for what other streams do with
+/// both buffers, as every operation does. It never waits on the host.
+///
+/// Two devices of one backend are the driver's affair, which uses peer access where there is any.
+/// Between backends bytes go through pinned memory, at most 64 MiB at a time; the stream then keeps a
+/// stream of the other device until it is dropped. While recording, the other backend's part becomes host
+/// calls of the graph.
+///
+/// ```
+/// use leasehold::{Context, DeviceId, View, ops};
+/// # fn main() -> leasehold::Result<()> {
+/// let context = Context::new();
+/// let (one, two) = (context.runtime(DeviceId::cpu(0))?, context.runtime(DeviceId::cpu(0))?);
+/// let (x, y) = (one.upload(&[1u32, 2, 3])?, two.alloc(12)?);
+/// ops::copy(one.stream(), y.view(), x.view())?;
+/// one.sync_stream()?;
+/// assert_eq!(two.download::<u32>(&y)?, [1, 2, 3]);
+/// # Ok(())
+/// # }
+/// ```
 ///
 /// # Errors
-/// `InvalidArgument` when the lengths differ or the parts overlap; the stream's cause.
+/// `InvalidArgument` when the lengths differ, the parts overlap, neither side is of the stream's device,
+/// or a buffer is of another context; `OutOfMemory` for staging memory; `Unsupported` between backends
+/// that cannot wait for each other; the stream's cause. After an error of the other device a part may have
+/// been copied.
+#[doc(alias("cudaMemcpyPeerAsync", "vkCmdCopyBuffer"))]
 pub fn copy(stream: &Stream, dst: Slice<'_>, src: Slice<'_>) -> Result<()> {
     same_length(dst.len(), src.len())?;
     copy_2d(stream, dst, src.len(), src, src.len(), src.len(), 1)
 }
 
-/// Copies `rows` rows of `width` bytes, `src_pitch` and `dst_pitch` bytes from row to row.
+/// Copies `rows` rows of `width` bytes, `src_pitch` and `dst_pitch` bytes from row to row; between devices
+/// as [`copy`].
 ///
 /// Within one buffer the rows of the source may lie between those of the destination if both pitches are equal.
 ///
 /// # Errors
-/// `InvalidArgument` when a row is wider than a pitch, the rows do not lie in the parts, or source and destination overlap; the stream's cause.
+/// `InvalidArgument` when a row is wider than a pitch, the rows do not lie in the parts, or source and destination overlap; as [`copy`].
 pub fn copy_2d(
     stream: &Stream,
     dst: Slice<'_>,
@@ -176,7 +205,7 @@ pub fn copy_2d(
     if src.buffer().same(dst.buffer()) && from < to + extent(dst_pitch) && to < from + extent(src_pitch) && !beside {
         return Err(Error::invalid("source and destination of a copy overlap"));
     }
-    let op = Op::Copy(Copy2d {
+    let copy = Copy2d {
         src: src.addr(),
         src_native: src.buffer().native(),
         src_pitch,
@@ -185,9 +214,13 @@ pub fn copy_2d(
         dst_pitch,
         width,
         rows,
-    });
-    // SAFETY: both parts were checked to hold what is copied; they are the operands.
-    unsafe { stream.pass(&op, &[src.read(), writing(dst)]) }.map(drop)
+    };
+    let (from, to) = (src.read(), writing(dst));
+    if !(stream.runtime.owns(src.buffer()) && stream.runtime.owns(dst.buffer())) {
+        return between::copy(stream, &copy, to, from);
+    }
+    // SAFETY: both parts were checked to hold what is copied; they are the operands, of this device.
+    unsafe { stream.pass_checked(&Op::Copy(copy), &[from, to]) }.map(drop)
 }
 
 /// What a fill writes, again and again.
@@ -347,10 +380,11 @@ pub(crate) unsafe fn download_to(stream: &Stream, dst: *mut u8, src: Slice<'_>) 
     unsafe { borrow::pass(stream, &op, &[src.read()]) }
 }
 
-/// Copies between device memory and host memory from [`Runtime::alloc_pinned`], in either direction; never waits.
+/// Copies from or to host memory from [`Runtime::alloc_pinned`], in either direction or between two such
+/// buffers; never waits. As [`copy`], for callers who count on it that one side is host memory.
 ///
 /// # Errors
-/// `InvalidArgument` when the lengths differ, or unless exactly one of the two is host memory; the stream's cause.
+/// `InvalidArgument` when the lengths differ, or when neither is host memory of the stream's device; the stream's cause.
 pub fn copy_pinned(stream: &Stream, dst: Slice<'_>, src: Slice<'_>) -> Result<()> {
     same_length(dst.len(), src.len())?;
     if dst.is_empty() {
@@ -373,7 +407,8 @@ pub fn copy_pinned(stream: &Stream, dst: Slice<'_>, src: Slice<'_>) -> Result<()
             bytes: src.len(),
             keep: None,
         }),
-        _ => return Err(Error::invalid("one side of a pinned copy is host memory and the other is not")),
+        (true, true) => return copy(stream, dst, src),
+        (false, false) => return Err(Error::invalid("neither side of a pinned copy is host memory")),
     };
     // SAFETY: both are operands: their memory is not reused before the copy's point.
     unsafe { stream.pass(&op, &[src.read(), writing(dst)]) }.map(drop)
