@@ -1,11 +1,11 @@
 //! Copies in host memory that are fast for every pair of addresses.
 //!
 //! From 2 KiB to about a mebibyte the C library copies with string moves (`rep movsb`) where the
-//! processor says that they are fast. On some processors (AMD's Zen 3 and Zen 4) they are not if the
-//! destination lies less than 64 bytes after the source modulo a page: they move a byte at a time.
-//! The C library puts large blocks at 16 bytes after a page's start, and devices' blocks start with
-//! a page, so that an ordinary download meets exactly this. Such copies are made with vector
-//! registers here; all others are the C library's.
+//! processor says that they are fast. On some processors (AMD's Zen 3 and Zen 4) they are not if
+//! the destination lies less than 64 bytes after the source modulo a page: they move a byte at a
+//! time. The C library puts large blocks at 16 bytes after a page's start, and devices' blocks
+//! start with a page, so that an ordinary download meets exactly this. Such copies are made with
+//! vector registers here; all others are the C library's.
 //!
 //! This module must not know devices.
 
@@ -54,7 +54,8 @@ mod x86 {
     }
 
     /// # Safety
-    /// - As [`copy_bytes`](super::copy_bytes), for ranges that do not overlap, of 64 bytes at least.
+    /// - As [`copy_bytes`](super::copy_bytes), for ranges that do not overlap, of 64 bytes at
+    ///   least.
     pub(super) unsafe fn by_vectors(src: *const u8, dst: *mut u8, bytes: usize) {
         if std::arch::is_x86_feature_detected!("avx") {
             // SAFETY: the caller's; the processor has AVX.
@@ -77,8 +78,9 @@ mod x86 {
         let (first, last) = (load(0), load(bytes - WIDTH));
         // To the destination's next border; the first vector covers what lies before it.
         let mut at = WIDTH - dst as usize % WIDTH;
-        // SAFETY: `at` plus what is stored stays within `bytes`; the addresses of the aligned stores
-        // are the destination's borders; the two unaligned ones are its beginning and its end.
+        // SAFETY: `at` plus what is stored stays within `bytes`; the addresses of the aligned
+        // stores are the destination's borders; the two unaligned ones are its beginning and its
+        // end.
         unsafe {
             while at + 4 * WIDTH <= bytes {
                 let (a, b, c, d) = (load(at), load(at + WIDTH), load(at + 2 * WIDTH), load(at + 3 * WIDTH));
@@ -102,8 +104,9 @@ mod x86 {
     /// - As [`by_vectors`].
     pub(super) unsafe fn by_sse(src: *const u8, dst: *mut u8, bytes: usize) {
         const WIDTH: usize = 16;
-        // SAFETY: all addresses lie within the ranges: whole vectors from the beginning, then the one
-        // that ends with them. Every x86-64 processor has these instructions, which need no alignment.
+        // SAFETY: all addresses lie within the ranges: whole vectors from the beginning, then the
+        // one that ends with them. Every x86-64 processor has these instructions, which need no
+        // alignment.
         unsafe {
             let move_at = |at: usize| {
                 let vector = _mm_loadu_si128(src.add(at).cast::<__m128i>());

@@ -2,22 +2,22 @@
 //!
 //! | the devices | the way |
 //! |---|---|
-//! | of one backend | one operation on the caller's stream; the driver has a way between them, by peer access where there is any |
-//! | of two backends, the stream's device sees all host memory, and the other side is host memory | one operation on the caller's stream |
-//! | of two backends | staged: down on the source's device, up on the destination's, by way of pinned memory |
+//! | of one backend | one operation of the stream, by peer access or by the driver's own way |
+//! | a CPU's, and host memory of another backend | one operation of the stream |
+//! | of two backends | staged: down from the source, up to the destination, by pinned memory |
 //!
 //! # A staged copy
-//! The caller's stream works on its own device, a [companion](StreamCore::companion) on the other one.
-//! The companion begins after all that the stream was given before, and the stream goes on after the
-//! companion, so all of the copy has its place in the stream's order. It is cut into pieces. They go by
-//! two staging buffers in turns, so that one goes down while the one before goes up. Every piece is
-//! submitted by the call; streams wait for each other, and the host for neither.
+//! The caller's stream works on its own device, a [companion](StreamCore::companion) on the other
+//! one. The companion begins after all that the stream was given before, and the stream goes on
+//! after the companion, so all of the copy has its place in the stream's order. It is cut into
+//! pieces. They go by two staging buffers in turns, so that one goes down while the one before goes
+//! up. Every piece is submitted by the call; streams wait for each other, and the host for neither.
 //!
 //! A failure on either side reaches the caller's stream through its waits.
 //!
 //! # Recorded
-//! A graph is of one device, so the other device's part is a host call of the graph: it submits a piece
-//! to a stream of its own there and waits for it. Pieces follow one another.
+//! A graph is of one device, so the other device's part is a host call of the graph: it submits a
+//! piece to a stream of its own there and waits for it. Pieces follow one another.
 
 use crate::graph::recorder;
 use crate::runtime::{Runtime, RuntimeInner};
@@ -88,7 +88,8 @@ struct Way<'a> {
     host: (bool, bool),
 }
 
-/// A copy, of which one side at least is not the stream's device's. Not empty; its rows lie in their parts.
+/// A copy, of which one side at least is not the stream's device's. Not empty; its rows lie in
+/// their parts.
 pub(super) fn copy(stream: &Stream, copy: &Copy2d, to: Operand<'_>, from: Operand<'_>) -> Result<()> {
     let ours = &stream.runtime;
     let (src, dst) = (from.slice().buffer(), to.slice().buffer());
@@ -102,7 +103,8 @@ pub(super) fn copy(stream: &Stream, copy: &Copy2d, to: Operand<'_>, from: Operan
     let (mine, theirs) = if down { (src, dst) } else { (dst, src) };
     let other = ours.owner_of(theirs)?;
     if other.id().backend == ours.id().backend && ours.is_peer(&other)? {
-        // SAFETY: both sides were checked to hold what is copied; the driver knows the memory of both devices.
+        // SAFETY: both sides were checked to hold what is copied; the driver knows the memory of
+        // both devices.
         return unsafe { stream.pass_checked(&Op::Copy(*copy), &[from, to]) }.map(drop);
     }
     let host = (!ours.memory.owns(mine), !other.memory.owns(theirs));
@@ -121,7 +123,8 @@ pub(super) fn copy(stream: &Stream, copy: &Copy2d, to: Operand<'_>, from: Operan
     }
 }
 
-/// The runs of a piece between one side's memory and a staging buffer: down from the copy's source, or up to its destination.
+/// The runs of a piece between one side's memory and a staging buffer: down from the copy's source,
+/// or up to its destination.
 fn transfers<'a>(
     c: &'a Copy2d,
     piece: &'a [Run],
@@ -153,14 +156,16 @@ impl Way<'_> {
         &self.stream.runtime
     }
 
-    /// Copies from or to the other device's host memory as if it were this device's, which sees all of the host's.
+    /// Copies from or to the other device's host memory as if it were this device's, which sees all
+    /// of the host's.
     fn by_address(&self) -> Result<()> {
-        // SAFETY: both sides were checked to hold what is copied and are the operands; host memory has the host's addresses.
+        // SAFETY: both sides were checked to hold what is copied and are the operands; host memory
+        // has the host's addresses.
         unsafe { self.stream.pass_checked(&Op::Copy(*self.copy), &[self.from, self.to]) }.map(drop)
     }
 
-    /// Host memory that `first` writes first. Where one side is host memory its driver must know the staging memory too; else it is of
-    /// the device that has pinned memory, if one has.
+    /// Host memory that `first` writes first. Where one side is host memory its driver must know
+    /// the staging memory too; else it is of the device that has pinned memory, if one has.
     fn staging(&self, first: &StreamCore, bytes: u64) -> Result<Lease<Buffer>> {
         let pinned = |r: &RuntimeInner| r.device.caps().pinned;
         let of_other = self.host.1 || !self.host.0 && !pinned(self.ours()) && pinned(&self.other);
@@ -192,8 +197,6 @@ impl Way<'_> {
         if !own.line.is_idle() && !companion.line.knows(own.line.now().into()) {
             add_wait(if *down { &mut upper_waits } else { &mut lower_waits }, own.line.now());
         }
-        gather(lower.line, from, &mut lower_waits);
-        gather(upper.line, to, &mut upper_waits);
 
         let size = piece_bytes(copy.width * copy.rows);
         let pieces = pieces(copy, size);
@@ -206,30 +209,44 @@ impl Way<'_> {
             let slot = i % SLOTS;
             let buffer = &slots[slot];
             lower_waits.extend(free[slot]);
+            // Each time: other threads may use the buffers meanwhile.
+            gather(lower.line, from, &mut lower_waits);
+            gather(upper.line, to, &mut upper_waits);
             list.clear();
             list.extend(lower_waits.drain(..).map(Op::Wait));
             list.extend(transfers(copy, piece, buffer, true, host_below));
-            // SAFETY: the source was checked to hold what is copied. The allocators keep it and the staging memory until the
-            // points that they are marked with are over; whoever read the slot before is waited for.
+            // SAFETY: the source was checked to hold what is copied. The allocators keep it and the
+            // staging memory until the points that they are marked with are over; whoever read the
+            // slot before is waited for.
             let here = lower.line.at(unsafe { lower.raw.submit(&list) }?);
             lower.count(list.len());
-            mark(from, here);
-            buffer.mark_write(here);
+            // SAFETY: the submission waited for what was gathered above, or its line knows it; of
+            // the staging buffer for its last read, and its writes are this line's own. Both turns
+            // are held.
+            unsafe {
+                mark(from, here);
+                buffer.mark_write(here);
+            }
 
             list.clear();
             list.extend(upper_waits.drain(..).map(Op::Wait));
             list.push(Op::Wait(here));
             list.extend(transfers(copy, piece, buffer, false, host_above));
-            // SAFETY: the destination was checked and is kept as the source is; whoever writes the slot is waited for.
+            // SAFETY: the destination was checked and is kept as the source is; whoever writes the
+            // slot is waited for.
             let there = upper.line.at(unsafe { upper.raw.submit(&list) }?);
             upper.count(list.len());
-            buffer.mark_read(there);
-            mark(to, there);
+            // SAFETY: it waited for the write of the staging buffer, and for what was gathered of
+            // the destination, or its line knows it. Both turns are held.
+            unsafe {
+                buffer.mark_read(there);
+                mark(to, there);
+            }
             free[slot] = Some(there);
         }
         if *down {
-            // What the stream is given next comes after the copy, and its end says that the copy is over.
-            // SAFETY: a wait touches no memory.
+            // What the stream is given next comes after the copy, and its end says that the copy is
+            // over. SAFETY: a wait touches no memory.
             unsafe { own.raw.submit(&[Op::Wait(upper.line.now())]) }?;
             own.count(1);
         }
@@ -268,8 +285,8 @@ impl Way<'_> {
             let (lower, upper) = if *down { (&own[..], &host[..]) } else { (&host[..], &own[..]) };
             for (steps, operands) in [(lower, &writes), (upper, &reads)] {
                 for step in steps {
-                    // SAFETY: both sides were checked to hold what is copied. The graph keeps the operands and marks them at each
-                    // launch; the carrier keeps what it uses.
+                    // SAFETY: both sides were checked to hold what is copied. The graph keeps the
+                    // operands and marks them at each launch; the carrier keeps what it uses.
                     unsafe { stream.pass_checked(step, operands) }?;
                 }
             }
@@ -297,8 +314,8 @@ impl Carrier {
         // A stream of the launch's own: the failure of one is not that of the next.
         let stream = Runtime::from_inner(self.runtime.clone()).create_stream()?;
         let list: Vec<Op<'_>> = transfers(&self.copy, &self.piece, &self.staging, self.down, self.host).collect();
-        // SAFETY: both buffers are held here and marked below; the graph's launch has waited for all that used them before, and
-        // what uses them next waits for the launch.
+        // SAFETY: both buffers are held here and marked below; the graph's launch has waited for
+        // all that used them before, and what uses them next waits for the launch.
         let point = stream.core.line.at(unsafe { stream.core.raw.submit(&list) }?);
         // Beside the launch's own marks: should the wait fail, that may be over first.
         self.buffer.used_on(point);

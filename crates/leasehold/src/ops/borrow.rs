@@ -1,7 +1,7 @@
 //! Host memory that an operation borrows: a call returns only when nobody touches it any more.
 //!
-//! A failure, an impatient backend or a panic may end the wait early while the copy is still to come.
-//! None of them ends the loan: the stream is cancelled where that helps, and waited for.
+//! A failure, an impatient backend or a panic may end the wait early while the copy is still to
+//! come. None of them ends the loan: the stream is cancelled where that helps, and waited for.
 
 use super::call;
 use crate::stream::{Stream, is_over};
@@ -43,7 +43,8 @@ fn see_out(stream: &Stream, point: Point) -> Result<()> {
             Err(e) if !point.line().failed(point.value()) && !matches!(e, Error::DeviceLost { .. }) => {
                 stream.core.raw.cancel(e);
             }
-            // A failure is known before what failed is over, and the loss of a device before all streams are told.
+            // A failure is known before what failed is over, and the loss of a device before all
+            // streams are told.
             _ => {}
         }
         // What it says shows in the line.

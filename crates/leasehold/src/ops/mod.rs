@@ -146,12 +146,11 @@ fn writing(slice: Slice<'_>) -> Operand<'_> {
 /// ```
 /// use leasehold::{Context, DeviceId, View, ops};
 /// # fn main() -> leasehold::Result<()> {
-/// let context = Context::new();
-/// let (one, two) = (context.runtime(DeviceId::cpu(0))?, context.runtime(DeviceId::cpu(0))?);
-/// let (x, y) = (one.upload(&[1u32, 2, 3])?, two.alloc(12)?);
-/// ops::copy(one.stream(), y.view(), x.view())?;
-/// one.sync_stream()?;
-/// assert_eq!(two.download::<u32>(&y)?, [1, 2, 3]);
+/// // Of this context, perhaps `sim:0` and `cuda:1`: the call is the same.
+/// let runtime = Context::new().runtime(DeviceId::cpu(0))?;
+/// let (x, y) = (runtime.upload(&[1u32, 2, 3])?, runtime.alloc_pinned(8)?);
+/// ops::copy(runtime.stream(), y.view(), x.part(4, 8)?)?;
+/// assert_eq!(runtime.download::<u32>(&y)?, [2, 3]);
 /// # Ok(())
 /// # }
 /// ```
@@ -173,7 +172,8 @@ pub fn copy(stream: &Stream, dst: Slice<'_>, src: Slice<'_>) -> Result<()> {
 /// Within one buffer the rows of the source may lie between those of the destination if both pitches are equal.
 ///
 /// # Errors
-/// `InvalidArgument` when a row is wider than a pitch, the rows do not lie in the parts, or source and destination overlap; as [`copy`].
+/// `InvalidArgument` when a row is wider than a pitch, the rows do not lie in the parts, or source and
+/// destination overlap; as [`copy`].
 pub fn copy_2d(
     stream: &Stream,
     dst: Slice<'_>,
@@ -384,7 +384,8 @@ pub(crate) unsafe fn download_to(stream: &Stream, dst: *mut u8, src: Slice<'_>) 
 /// buffers; never waits. As [`copy`], for callers who count on it that one side is host memory.
 ///
 /// # Errors
-/// `InvalidArgument` when the lengths differ, or when neither is host memory of the stream's device; the stream's cause.
+/// `InvalidArgument` when the lengths differ, or when neither is host memory of the stream's device; the
+/// stream's cause.
 pub fn copy_pinned(stream: &Stream, dst: Slice<'_>, src: Slice<'_>) -> Result<()> {
     same_length(dst.len(), src.len())?;
     if dst.is_empty() {

@@ -1,5 +1,5 @@
-//! Copies between devices: of one backend and of two, eager and recorded, under the race detector where
-//! a device is simulated.
+//! Copies between devices: of one backend and of two, eager and recorded, under the race detector
+//! where a device is simulated.
 
 use crate::common::*;
 use leasehold::cpu::CpuBackend;
@@ -10,7 +10,8 @@ use leasehold_sim::{Machine, MachineConfig, SimBackend};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// A context with `cpu:0`, two simulated devices and two of the CUDA backend over a simulated driver.
+/// A context with `cpu:0`, two simulated devices and two of the CUDA backend over a simulated
+/// driver.
 struct World {
     context: Context,
     machines: [Machine; 2],
@@ -208,7 +209,7 @@ fn a_stream_that_is_held_back_holds_the_other_device_too() {
         for owner in [&a, &b] {
             let what = format!("{} to {} by {}", a.device(), b.device(), owner.device());
             let (x, y) = (a.upload(&[1u8; 70_000]).unwrap(), b.upload(&[2u8; 70_000]).unwrap());
-            (a.sync_device().unwrap(), b.sync_device().unwrap());
+            [&a, &b].iter().for_each(|r| r.sync_device().unwrap());
             let stream = owner.create_stream().unwrap();
             let held = hold(&stream);
             ops::copy(&stream, y.view(), x.view()).unwrap();
@@ -234,7 +235,7 @@ fn memory_that_is_dropped_in_flight_is_lent_to_nobody_before_the_copy_is_over() 
         for owner in [&a, &b] {
             let what = format!("{} to {} by {}", a.device(), b.device(), owner.device());
             let (x, y) = (a.upload(&vec![1u8; LEN as usize]).unwrap(), b.upload(&vec![2u8; LEN as usize]).unwrap());
-            (a.sync_device().unwrap(), b.sync_device().unwrap());
+            [&a, &b].iter().for_each(|r| r.sync_device().unwrap());
             let stream = owner.create_stream().unwrap();
             let held = hold(&stream);
             ops::copy(&stream, y.view(), x.view()).unwrap();
@@ -252,7 +253,7 @@ fn memory_that_is_dropped_in_flight_is_lent_to_nobody_before_the_copy_is_over() 
             let (in_a, in_b) = (fresh(&a, 3), fresh(&b, 4));
             in_a.iter().chain(&in_b).for_each(|(s, _)| s.synchronize_timeout(LONG).unwrap());
             open(held);
-            (a.sync_device().unwrap(), b.sync_device().unwrap());
+            [&a, &b].iter().for_each(|r| r.sync_device().unwrap());
             for (r, all, value) in [(&a, &in_a, 3), (&b, &in_b, 4)] {
                 assert!(all.iter().all(|(_, z)| bytes(r, z).iter().all(|&v| v == value)), "{what}: on {}", r.device());
             }

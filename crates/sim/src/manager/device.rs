@@ -39,8 +39,8 @@ pub(crate) struct Common {
     pub(crate) lines: Mutex<Vec<(&'static Line, Weak<LineOwner>)>>,
     /// The line of each queue.
     running: Mutex<BTreeMap<QueueId, &'static Line>>,
-    /// Points of other backends that streams wait for: somebody has to see to it that they are published.
-    foreign: Mutex<Vec<Point>>,
+    /// Points of other backends that streams wait for, of all devices of the backend: somebody has to see to it that they are published.
+    foreign: Arc<Mutex<Vec<Point>>>,
 }
 
 thread_local! {
@@ -178,7 +178,13 @@ impl Common {
         loop {
             if !self.ask_others() {
                 let left = deadline.map(|at| at.saturating_duration_since(Instant::now()));
-                return self.machine.wait_until(if timeout.is_some() { left } else { None }, over);
+                // Another thread may submit what waits for another backend.
+                let stop = || over() || !self.foreign.lock().is_empty();
+                self.machine.wait_until(if timeout.is_some() { left } else { None }, stop)?;
+                if over() {
+                    return Ok(());
+                }
+                continue;
             }
             let left = deadline.map_or(SLICE, |at| SLICE.min(at.saturating_duration_since(Instant::now())));
             let waited = self.machine.wait_until(Some(left), over);
@@ -242,7 +248,7 @@ impl DeviceState {
             semaphores: devices.semaphores.clone(),
             lines: Mutex::new(Vec::new()),
             running: Mutex::new(BTreeMap::new()),
-            foreign: Mutex::new(Vec::new()),
+            foreign: devices.foreign.clone(),
         });
         let mut caps = Caps::default();
         caps.pinned = true;
@@ -338,6 +344,7 @@ struct Devices {
     machine: Machine,
     streams: u32,
     semaphores: Arc<Mutex<BTreeMap<LineId, SemaphoreId>>>,
+    foreign: Arc<Mutex<Vec<Point>>>,
 }
 
 impl Resource for Devices {
@@ -366,7 +373,8 @@ impl DeviceManager {
             return Err(Error::invalid("a device without streams can do nothing"));
         }
         let count = machine.config().devices;
-        let devices = Devices { machine: machine.clone(), streams, semaphores: Arc::default() };
+        let devices =
+            Devices { machine: machine.clone(), streams, semaphores: Arc::default(), foreign: Arc::default() };
         Ok(Self { store: FixedSlotStore::new(devices, count)?, machine })
     }
 
