@@ -147,7 +147,9 @@ unsafe impl Device for DeviceState {
     }
 
     unsafe fn instantiate(&self, plan: Plan) -> Result<Lease<dyn GraphExec>> {
-        Ok(Lease::map(self.graphs.instantiate(plan)?, |g| g as &dyn GraphExec))
+        // SAFETY: the caller vouches for the plan, by the trait's contract.
+        let graph = unsafe { self.graphs.instantiate(plan) }?;
+        Ok(Lease::map(graph, |g| g as &dyn GraphExec))
     }
 
     fn gate(&self) -> Result<Lease<dyn Gate>> {
@@ -223,7 +225,8 @@ unsafe impl Timeline for StreamState {
         if on.is_settled() || own && line.knows(on.into()) {
             return Ok(());
         }
-        self.submit(&[Op::Wait(on)]).map(drop)
+        // SAFETY: a wait touches no memory.
+        unsafe { self.submit(&[Op::Wait(on)]) }.map(drop)
     }
 
     fn wait_host(&self, value: u64, timeout: Option<Duration>) -> Result<()> {
@@ -241,7 +244,8 @@ unsafe impl Timeline for StreamState {
 // SAFETY: a submission becomes commands of one queue in order, the completion behind them; waits are commands too.
 unsafe impl Stream for StreamState {
     unsafe fn submit(&self, ops: &[Op<'_>]) -> Result<u64> {
-        StreamState::submit(self, ops)
+        // SAFETY: the caller vouches for the operations, by the trait's contract.
+        unsafe { StreamState::submit(self, ops) }
     }
 
     /// All that was submitted is with the machine already.

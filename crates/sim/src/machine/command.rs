@@ -5,6 +5,7 @@
 use super::clock::Clock;
 use super::detect::Ancestors;
 use super::kernel::Kernel;
+use super::space::Reach;
 use super::{EventId, ExecId, QueueId, SemaphoreId};
 use leasehold_core::sync::{Arc, OnceLock};
 use leasehold_core::{Error, Result, Text};
@@ -66,7 +67,8 @@ impl KernelCall {
     }
 }
 
-/// A copy of `rows` rows of `width` bytes, each side with its pitch. Both sides may be memory of any device or of the host.
+/// A copy of `rows` rows of `width` bytes, each side with its pitch. Both sides may be memory of any device, or host memory that the
+/// machine allocated or registered; other host memory [is vouched for](Self::with_host).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Transfer {
     /// Where it reads.
@@ -81,13 +83,38 @@ pub struct Transfer {
     pub width: u64,
     /// Rows.
     pub rows: u64,
+    /// Somebody vouches for host memory that the machine does not know.
+    host: bool,
 }
 
 impl Transfer {
     /// A plain copy.
     #[must_use]
     pub fn linear(src: u64, dst: u64, bytes: u64) -> Self {
-        Self { src, src_pitch: bytes, dst, dst_pitch: bytes, width: bytes, rows: 1 }
+        Self::rows((src, bytes), (dst, bytes), bytes, 1)
+    }
+
+    /// A copy of rows; each side is an address and the bytes from one row to the next.
+    #[must_use]
+    pub fn rows(src: (u64, u64), dst: (u64, u64), width: u64, rows: u64) -> Self {
+        Self { src: src.0, src_pitch: src.1, dst: dst.0, dst_pitch: dst.1, width, rows, host: false }
+    }
+
+    /// As before, and either side may be pageable memory of the host. Without this such an address is illegal: the machine
+    /// cannot tell what is there.
+    ///
+    /// # Safety
+    /// - A range that is not the machine's memory is memory of this process that may be read (the source) or written (the
+    ///   destination), and nobody else uses it otherwise, until the copy is over or its queue has failed.
+    #[must_use]
+    pub unsafe fn with_host(mut self) -> Self {
+        self.host = true;
+        self
+    }
+
+    /// As whom it reaches for memory.
+    pub(crate) fn reach(&self) -> Reach {
+        if self.host { Reach::Anywhere } else { Reach::Engine }
     }
 
     /// Bytes that it moves.
@@ -99,7 +126,7 @@ impl Transfer {
     /// With rows that follow one another without a gap made into one.
     pub(crate) fn normal(self) -> Self {
         if self.rows > 1 && self.src_pitch == self.width && self.dst_pitch == self.width {
-            return Self::linear(self.src, self.dst, self.bytes());
+            return Self { host: self.host, ..Self::linear(self.src, self.dst, self.bytes()) };
         }
         self
     }

@@ -149,11 +149,15 @@ impl Machine {
         Ok(())
     }
 
-    /// Lets devices reach existing host memory. The caller keeps it until it is unregistered.
+    /// Lets devices reach existing host memory.
     ///
     /// # Errors
     /// `InvalidArgument`; `InvalidState` where a part of it is registered already; the fault plan's.
-    pub fn host_register(&self, addr: u64, bytes: u64) -> Result<()> {
+    ///
+    /// # Safety
+    /// - The range is memory of this process that may be read and written, and stays so until it is unregistered and no work
+    ///   uses it; nobody holds a reference to it while work does.
+    pub unsafe fn host_register(&self, addr: u64, bytes: u64) -> Result<()> {
         self.enter_host("host_register")?.space.host_register(addr, bytes)
     }
 
@@ -246,7 +250,7 @@ impl Machine {
         let state = self.lock();
         let from = state.space.resolve(Reach::Engine, addr, to.len() as u64, &mut Vec::new());
         let from = from.map_err(Error::invalid)?;
-        // SAFETY: as many bytes are mapped there, or are the host's own by the caller's word; the lock keeps the mapping.
+        // SAFETY: as many bytes of the machine's memory are mapped there; the lock keeps the mapping.
         unsafe { std::ptr::copy(from, to.as_mut_ptr(), to.len()) };
         Ok(())
     }
@@ -259,7 +263,7 @@ impl Machine {
         let state = self.lock();
         let to = state.space.resolve(Reach::Engine, addr, from.len() as u64, &mut Vec::new());
         let to = to.map_err(Error::invalid)?;
-        // SAFETY: as for `peek`.
+        // SAFETY: as many bytes of the machine's memory are mapped there; the lock keeps the mapping.
         unsafe { std::ptr::copy(from.as_ptr(), to, from.len()) };
         Ok(())
     }

@@ -154,8 +154,10 @@ pub(crate) struct Part {
 pub(crate) enum Reach {
     /// A kernel on this device.
     Kernel(u32),
-    /// A copy or fill, which goes anywhere that is mapped, the host's memory included.
+    /// A copy or fill, which goes anywhere that the machine's memory is.
     Engine,
+    /// A copy that somebody vouches for: the host's own memory too.
+    Anywhere,
 }
 
 /// What was freed.
@@ -570,8 +572,8 @@ impl Space {
     fn may_reach(&self, who: Reach, r: &Region) -> bool {
         match (who, r.kind) {
             // A mapping without access is reached by nobody.
-            (Reach::Engine, Kind::Mapping(_)) => r.access != 0,
-            (Reach::Engine, Kind::Allocation) => true,
+            (Reach::Engine | Reach::Anywhere, Kind::Mapping(_)) => r.access != 0,
+            (Reach::Engine | Reach::Anywhere, Kind::Allocation) => true,
             (Reach::Kernel(device), Kind::Mapping(_)) => r.access & (1 << device) != 0,
             (Reach::Kernel(device), Kind::Allocation) => self.peers[device as usize] & (1 << r.owner) != 0,
         }
@@ -580,7 +582,7 @@ impl Space {
     fn resolve_host(&self, who: Reach, addr: u64, bytes: u64, parts: &mut Vec<Part>) -> Result<*mut u8, String> {
         let range = self.host.range(..=addr).next_back().filter(|(at, h)| addr + bytes <= *at + h.bytes);
         let region = range.map_or(0, |(_, h)| h.id);
-        if region == 0 && who != Reach::Engine {
+        if region == 0 && who != Reach::Anywhere && bytes != 0 {
             return Err(format!("illegal address {addr:#x}: pageable host memory ({bytes} bytes)"));
         }
         if addr == 0 && bytes != 0 {

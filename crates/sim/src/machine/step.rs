@@ -681,10 +681,10 @@ impl State {
         }
         let (mut from, mut to) = (Vec::new(), Vec::new());
         for row in 0..c.rows {
-            let src = self.reach(place, Reach::Engine, c.src + row * c.src_pitch, c.width, &mut from)?;
-            let dst = self.reach(place, Reach::Engine, c.dst + row * c.dst_pitch, c.width, &mut to)?;
-            // SAFETY: both are mapped for so many bytes (checked just now, and the lock keeps it), or are the host's by the word of
-            // whoever enqueued the copy.
+            let src = self.reach(place, c.reach(), c.src + row * c.src_pitch, c.width, &mut from)?;
+            let dst = self.reach(place, c.reach(), c.dst + row * c.dst_pitch, c.width, &mut to)?;
+            // SAFETY: both are the machine's memory, mapped for so many bytes (checked just now, and the lock keeps it), or are the
+            // host's by the word of who called `with_host` on this transfer.
             unsafe { std::ptr::copy(src, dst, c.width as usize) };
             self.note_access(place, &from, Access::Read, Unwritten::Any);
             self.note_access(place, &to, Access::Write, Unwritten::Any);
@@ -698,7 +698,8 @@ impl State {
         let mut parts = Vec::new();
         for row in 0..if c.width == 0 { 0 } else { c.rows } {
             let dst = self.reach(place, Reach::Engine, c.dst + row * c.pitch, c.width, &mut parts)?;
-            // SAFETY: as for copies; nobody else looks at the bytes meanwhile.
+            // SAFETY: the machine's memory, mapped for so many bytes (checked just now, and the lock keeps it). References to it are
+            // made here only, under that lock; a host thread that looks at pinned memory meanwhile uses raw pointers.
             let bytes = unsafe { std::slice::from_raw_parts_mut(dst, c.width as usize) };
             if pattern[..unit].iter().all(|&b| b == pattern[0]) {
                 bytes.fill(pattern[0]);

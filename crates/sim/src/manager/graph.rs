@@ -97,10 +97,15 @@ impl Graphs {
         captured
     }
 
-    fn node(&self, op: &Op<'_>) -> Result<Node> {
+    /// An operation as a node.
+    ///
+    /// # Safety
+    /// - The host memory that it names may be used whenever the graph runs.
+    unsafe fn node(&self, op: &Op<'_>) -> Result<Node> {
         Ok(match *op {
             Op::Dispatch(d) => Node::Kernel(self.0.call(&d)?),
-            Op::Copy(_) | Op::Upload(_) | Op::Download(_) => Node::Copy(super::stream::transfer(op)?),
+            // SAFETY: the caller vouches for the plan's host memory.
+            Op::Copy(_) | Op::Upload(_) | Op::Download(_) => Node::Copy(unsafe { super::stream::transfer(op) }?),
             Op::Fill(f) => Node::Fill(super::stream::fill(&f)?),
             Op::Stamp(t) => Node::Record(crate::machine::EventId(t.native)),
             Op::Host(call) => {
@@ -132,7 +137,8 @@ impl Resource for Graphs {
         let template = Template(machine, machine.graph_create()?);
         let mut calls = Vec::with_capacity(plan.len());
         for (i, op) in plan.ops.iter().enumerate() {
-            let node = self.node(&op)?;
+            // SAFETY: plans come through `instantiate` alone, whose caller vouches for them.
+            let node = unsafe { self.node(&op) }?;
             let deps: Vec<NodeId> = plan.predecessors(i).iter().map(|&p| NodeId(p)).collect();
             let call = if let Node::Kernel(call) = &node { Some(call.clone()) } else { None };
             let child = if let Node::Child(graph) = node { Some(Template(machine, graph)) } else { None };
@@ -170,7 +176,10 @@ impl GraphManager {
     ///
     /// # Errors
     /// `InvalidArgument` for a plan whose nodes are in no order that respects its dependencies; `Unsupported` for waits and graphs in it; the machine's.
-    pub fn instantiate(&self, plan: Plan) -> Result<Lease<GraphState>> {
+    ///
+    /// # Safety
+    /// - As `hal::Device::instantiate`.
+    pub(crate) unsafe fn instantiate(&self, plan: Plan) -> Result<Lease<GraphState>> {
         self.manager.acquire(&Cell::new(Some(plan)))
     }
 

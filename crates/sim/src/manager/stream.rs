@@ -69,7 +69,10 @@ impl StreamState {
     ///
     /// # Errors
     /// See there.
-    pub(crate) fn submit(&self, ops: &[Op<'_>]) -> Result<u64> {
+    ///
+    /// # Safety
+    /// - As `hal::Stream::submit`.
+    pub(crate) unsafe fn submit(&self, ops: &[Op<'_>]) -> Result<u64> {
         let line = self.line();
         let _turn = self.turn.lock();
         self.common.notice_loss();
@@ -89,7 +92,8 @@ impl StreamState {
             if let Op::Foreign(call) = op {
                 calls.push((commands.len(), *call));
             } else {
-                commands.extend(self.command(op, value)?);
+                // SAFETY: an operation of this submission, for which the caller vouches.
+                commands.extend(unsafe { self.command(op, value) }?);
             }
             held.push(op);
         }
@@ -133,11 +137,15 @@ impl StreamState {
     }
 
     /// An operation as commands.
-    fn command(&self, op: &Op<'_>, value: u64) -> Result<Option<Command>> {
+    ///
+    /// # Safety
+    /// - The host memory that it names may be used until the submission is over.
+    unsafe fn command(&self, op: &Op<'_>, value: u64) -> Result<Option<Command>> {
         Ok(Some(match *op {
             Op::Wait(point) => return self.wait(point),
             Op::Dispatch(d) => Command::Kernel(self.common.call(&d)?),
-            Op::Copy(_) | Op::Upload(_) | Op::Download(_) => Command::Copy(transfer(op)?),
+            // SAFETY: the caller vouches for the operation's host memory.
+            Op::Copy(_) | Op::Upload(_) | Op::Download(_) => Command::Copy(unsafe { transfer(op) }?),
             Op::Fill(f) => Command::Fill(fill(&f)?),
             Op::Stamp(t) => Command::Record(EventId(t.native)),
             Op::Host(call) => {
@@ -177,13 +185,29 @@ impl StreamState {
 }
 
 /// A copy, upload or download as a transfer.
-pub(crate) fn transfer(op: &Op<'_>) -> Result<Transfer> {
+///
+/// # Safety
+/// - The host memory of an upload or download may be read or written until the transfer is over.
+pub(crate) unsafe fn transfer(op: &Op<'_>) -> Result<Transfer> {
     let c = match *op {
         Op::Copy(c) => c,
-        Op::Upload(u) => Copy2d::linear((u.src as u64, 0), (u.dst, 0), u.bytes),
-        Op::Download(d) => Copy2d::linear((d.src, 0), (d.dst as u64, 0), d.bytes),
+        Op::Upload(u) => {
+            let c = Copy2d::linear((u.src as u64, 0), (u.dst, 0), u.bytes);
+            // SAFETY: the caller vouches for the source; the machine checks the target.
+            return plain(&c).map(|t| unsafe { t.with_host() });
+        }
+        Op::Download(d) => {
+            let c = Copy2d::linear((d.src, 0), (d.dst as u64, 0), d.bytes);
+            // SAFETY: the caller vouches for the target; the machine checks the source.
+            return plain(&c).map(|t| unsafe { t.with_host() });
+        }
         _ => return Err(Error::invalid(format!("a {} is no copy", op.kind()))),
     };
+    plain(&c)
+}
+
+/// A copy between memory of the machine.
+fn plain(c: &Copy2d) -> Result<Transfer> {
     if c.rows == 1 && c.src.abs_diff(c.dst) < c.width {
         return Err(Error::invalid(format!(
             "copy of {} bytes from {:#x} to {:#x} overlaps itself",
@@ -194,14 +218,7 @@ pub(crate) fn transfer(op: &Op<'_>) -> Result<Transfer> {
     if c.rows <= 1 || c.width == 0 {
         return Ok(Transfer::linear(c.src, c.dst, c.width * c.rows.min(1)));
     }
-    Ok(Transfer {
-        src: c.src,
-        src_pitch: c.src_pitch,
-        dst: c.dst,
-        dst_pitch: c.dst_pitch,
-        width: c.width,
-        rows: c.rows,
-    })
+    Ok(Transfer::rows((c.src, c.src_pitch), (c.dst, c.dst_pitch), c.width, c.rows))
 }
 
 /// A fill as the machine has it.

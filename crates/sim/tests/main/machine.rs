@@ -40,7 +40,7 @@ fn fills_and_copies_with_pitches() {
     fill(&m, q, b, 256, 0xee);
     let part = FillCall { dst: a + 2, pitch: 16, width: 6, rows: 3, pattern: 0xbbaa, unit: 2 };
     m.enqueue(q, Command::Fill(part)).unwrap();
-    let c = Transfer { src: a, src_pitch: 16, dst: b + 1, dst_pitch: 10, width: 8, rows: 3 };
+    let c = Transfer::rows((a, 16), (b + 1, 10), 8, 3);
     m.enqueue(q, Command::Copy(c)).unwrap();
     m.queue_synchronize(q, None).unwrap();
     let mut expected = vec![0xee; 256];
@@ -162,9 +162,11 @@ fn pinned_and_registered_memory_has_one_address() {
     assert_eq!(unsafe { *(at as *const [u8; 4096]) }, [5; 4096]);
     let mut own = vec![1u8; 1000];
     let own_at = own.as_mut_ptr() as u64;
-    m.host_register(own_at, 1000).unwrap();
+    // SAFETY: the vector lives to the end, and is looked at while no command uses it.
+    unsafe { m.host_register(own_at, 1000) }.unwrap();
     assert!(m.is_pinned(own_at + 10, 990) && !m.is_pinned(own_at + 10, 991));
-    assert_eq!(m.host_register(own_at + 999, 8).unwrap_err().kind(), "InvalidState");
+    // SAFETY: refused, as a part of it is registered.
+    assert_eq!(unsafe { m.host_register(own_at + 999, 8) }.unwrap_err().kind(), "InvalidState");
     m.enqueue(q, Command::Kernel(launch(&m, "bump", &[(own_at, 1000)], &[1]))).unwrap();
     m.queue_synchronize(q, None).unwrap();
     m.host_unregister(own_at).unwrap();
@@ -600,4 +602,27 @@ fn eight_threads_share_a_machine() {
     assert_eq!(calls.load(Ordering::Relaxed), 400);
     assert!(m.memory_in_use().is_nothing());
     assert_eq!(m.take_reports(), []);
+}
+
+#[test]
+fn host_memory_that_nobody_vouches_for_is_an_illegal_address() {
+    let own = [7u8; 64];
+    // It ends the device, as on a real one.
+    let refused = |command: &dyn Fn(u64) -> Command| {
+        let m = machine(1);
+        let (q, at) = (m.queue_create(0).unwrap(), m.alloc(0, 64).unwrap());
+        m.enqueue(q, command(at)).unwrap();
+        let error = m.queue_synchronize(q, None).unwrap_err();
+        assert!(error.to_string().contains("illegal address"), "{error}");
+    };
+    // Memory of the process, and addresses where there is none: the machine cannot tell them apart.
+    for address in [own.as_ptr() as u64, 0xdead_beef_0000, 8] {
+        refused(&|at| Command::Copy(Transfer::linear(address, at, 64)));
+        refused(&|at| Command::Copy(Transfer::linear(at, address, 64)));
+        refused(&|_| Command::Fill(FillCall::linear(address, 8, 1, 1)));
+        let (m, mut bytes) = (machine(1), [0u8; 8]);
+        assert!(m.peek(address, &mut bytes).is_err() && m.poke(address, &bytes).is_err());
+        assert!(m.host_store(address & !7, 1).is_err());
+    }
+    assert_eq!(own, [7; 64]);
 }

@@ -75,8 +75,11 @@ fn fill(machine: &Machine, queue: QueueId, at: u64, bytes: u64, value: u8) {
     machine.enqueue(queue, Command::Fill(FillCall::linear(at, bytes, value.into(), 1))).unwrap();
 }
 
+/// A copy, perhaps from or to host memory, which tests keep until the queue is over or given up.
 fn copy(machine: &Machine, queue: QueueId, from: u64, to: u64, bytes: u64) {
-    machine.enqueue(queue, Command::Copy(Transfer::linear(from, to, bytes))).unwrap();
+    // SAFETY: as this function's description says.
+    let transfer = unsafe { Transfer::linear(from, to, bytes).with_host() };
+    machine.enqueue(queue, Command::Copy(transfer)).unwrap();
 }
 
 /// What is at an address now.

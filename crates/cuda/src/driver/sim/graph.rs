@@ -131,7 +131,8 @@ impl GraphOps for SimDriver {
         if copy.width == 0 || copy.rows == 0 {
             return Err(refuse(API, code::INVALID_VALUE));
         }
-        let (node, kind) = self.checked_copy(API, copy)?.node();
+        // SAFETY: the caller vouches for both ranges whenever the graph runs.
+        let (node, kind) = unsafe { self.checked_copy(API, copy) }?.node();
         self.add(API, graph, after, node, kind)
     }
 
@@ -265,7 +266,8 @@ impl GraphOps for SimDriver {
     unsafe fn exec_set_copy(&self, exec: NativeGraphExec, node: NativeNode, copy: &NativeCopy) -> Result<Updated> {
         const API: &str = "cuGraphExecMemcpyNodeSetParams";
         self.enter(API)?;
-        let transfer = match self.checked_copy(API, copy) {
+        // SAFETY: the caller vouches for both ranges whenever the graph runs.
+        let transfer = match unsafe { self.checked_copy(API, copy) } {
             Ok(Work::Copy(transfer, _)) if transfer.bytes() != 0 => transfer,
             Ok(_) => return Ok(Updated::Refused),
             Err(e) => return refused(Err(e)),

@@ -262,7 +262,8 @@ impl MemoryOps for SimDriver {
             let registered = code::HOST_MEMORY_ALREADY_REGISTERED;
             return Err(refuse(API, if range.registered { registered } else { code::INVALID_VALUE }));
         }
-        let answer = self.machine.host_register(addr, bytes);
+        // SAFETY: the caller vouches that the memory stays until it is unregistered.
+        let answer = unsafe { self.machine.host_register(addr, bytes) };
         if answer.is_ok() {
             tables.pinned.insert(addr, Pinned { context: scope.context, bytes, registered: true });
         }

@@ -116,15 +116,16 @@ impl SimDriver {
     }
 
     /// A copy, checked as the driver does when it is called.
-    pub(super) fn checked_copy(&self, api: &'static str, copy: &NativeCopy) -> Result<Work> {
-        let transfer = Transfer {
-            src: copy.src,
-            src_pitch: copy.src_pitch,
-            dst: copy.dst,
-            dst_pitch: copy.dst_pitch,
-            width: copy.width,
-            rows: copy.rows,
-        };
+    ///
+    /// # Safety
+    /// - The host's side, if it has one, may be read or written until the copy is over.
+    pub(super) unsafe fn checked_copy(&self, api: &'static str, copy: &NativeCopy) -> Result<Work> {
+        let (src, dst) = ((copy.src, copy.src_pitch), (copy.dst, copy.dst_pitch));
+        let mut transfer = Transfer::rows(src, dst, copy.width, copy.rows);
+        if copy.kind != CopyKind::DeviceToDevice {
+            // SAFETY: the caller vouches for the host's side.
+            transfer = unsafe { transfer.with_host() };
+        }
         if copy.width == 0 || copy.rows == 0 {
             return Ok(Work::Copy(transfer, copy.kind));
         }
@@ -172,14 +173,17 @@ impl SimDriver {
     }
 
     /// A copy from memory that is not pinned takes the bytes along: the caller may change them at once.
-    fn upload(&self, transfer: &Transfer) -> Work {
+    ///
+    /// # Safety
+    /// - The source may be read now.
+    unsafe fn upload(&self, transfer: &Transfer) -> Work {
         let mut bytes = Vec::with_capacity((transfer.width * transfer.rows) as usize);
         let mut bindings = Vec::new();
         for row in 0..transfer.rows {
             let from = transfer.src + row * transfer.src_pitch;
             // The host reads its memory here and now.
             self.machine.host_read(from, transfer.width);
-            // SAFETY: the caller of `copy` vouches for the source.
+            // SAFETY: the caller vouches for the source.
             bytes.extend_from_slice(unsafe { std::slice::from_raw_parts(from as *const u8, transfer.width as usize) });
             bindings.push(Binding {
                 addr: transfer.dst + row * transfer.dst_pitch,
@@ -328,7 +332,8 @@ impl StreamOps for SimDriver {
             _ => "cuMemcpy2DAsync",
         };
         let scope = self.enter(api)?;
-        let mut work = self.checked_copy(api, copy)?;
+        // SAFETY: the caller vouches for both ranges until the copy is over.
+        let mut work = unsafe { self.checked_copy(api, copy) }?;
         let mut waits = false;
         let captured = self.lock().capture_of(stream.0).is_some();
         if let Work::Copy(transfer, kind) = &work
@@ -338,7 +343,8 @@ impl StreamOps for SimDriver {
             let extent = |pitch: u64| (transfer.rows - 1) * pitch + transfer.width;
             match kind {
                 CopyKind::HostToDevice if !self.machine.is_pinned(transfer.src, extent(transfer.src_pitch)) => {
-                    work = self.upload(transfer);
+                    // SAFETY: the caller of `copy` vouches for the source.
+                    work = unsafe { self.upload(transfer) };
                 }
                 CopyKind::DeviceToHost => waits = !self.machine.is_pinned(transfer.dst, extent(transfer.dst_pitch)),
                 _ => {}
@@ -371,7 +377,8 @@ impl StreamOps for SimDriver {
             }
         }
         let copy = NativeCopy::linear(CopyKind::DeviceToDevice, dst.0, src.0, bytes);
-        let work = self.checked_copy(API, &copy)?;
+        // SAFETY: both sides are a device's memory (checked).
+        let work = unsafe { self.checked_copy(API, &copy) }?;
         self.give(API, scope, stream, work).map(drop)
     }
 
