@@ -1,4 +1,4 @@
-//! Leasehold: a device runtime for CPU, CUDA and Metal.
+//! Leasehold: a device runtime for CPU and CUDA.
 //!
 //! The layer between a tensor framework, an inference engine or a JIT compiler and the vendors' drivers. Managers own every
 //! device resource; everyone else holds a [`Lease`]. One API hides the differences between the backends.

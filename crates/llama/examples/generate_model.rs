@@ -109,7 +109,7 @@ fn convert(dir: &Path, from: &Path, dtype: Dtype) -> Result<()> {
         return Err(format!("from={}: the same directory would be overwritten while it is read", from.display()).into());
     }
     let weights = Weights::from_dir(from, &Config::from_dir(from)?)?;
-    let config = serde_json::from_slice(&fs::read(from.join("config.json"))?)?;
+    let config = serde_json::from_slice(&leasehold_input::read(&from.join("config.json"), 16 << 20)?)?;
     write_model(dir, config, dtype, |spec, put| {
         elements(weights.tensor(&spec.name)?, put);
         Ok(())

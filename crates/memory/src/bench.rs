@@ -208,6 +208,8 @@ fn figure(name: &str, threads: usize, ours: f64, plain: f64, value: f64, unit: &
 pub fn run(options: Options) -> Result<Report> {
     let processors = std::thread::available_parallelism().map_or(1, |n| n.get());
     let threads = if options.threads == 0 { processors.max(2) } else { options.threads };
+    // Whether there are so many is known before anything is measured, not after.
+    crew::run((0..threads).map(|_| || ()))?;
     let plain = Arc::new(Plain::new(free_tensor, true));
     let ours = Arc::new(Global);
     let mut figures = Vec::new();

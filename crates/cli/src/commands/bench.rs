@@ -3,7 +3,7 @@
 use crate::commands::bench_alloc::{self, AllocArguments};
 #[cfg(feature = "cuda")]
 use crate::commands::bench_cuda;
-use crate::commands::run::{Activations, Files, ModeReport, load, parse_device};
+use crate::commands::run::{Activations, Files, ModeReport, fits, load, parse_device};
 use crate::commands::{open, percentile, print_json};
 use crate::failure::Failure;
 use crate::table::Table;
@@ -221,6 +221,7 @@ fn median_report(all: &[ModeReport]) -> ModeReport {
 fn decode(a: &DecodeArguments) -> Result<(), Failure> {
     let files = Files::read(a.model.as_deref(), false)?;
     let runtime = open(a.device, a.common.threads.map(usize::from))?;
+    fits(&files, 2, a.tokens, a.dtype.into(), &runtime)?;
     let model = load(&runtime, &files, a.dtype.into(), a.common.json)?;
     // The first ids of the vocabulary are there in every model.
     let last = files.config.vocab_size.saturating_sub(1) as u32;

@@ -255,12 +255,12 @@ impl Printer<'_> {
 }
 
 /// Refuses more tokens than the host has memory for: its own tables and lists, and where the device's memory is the host's, that too.
-fn fits(arguments: &Arguments, files: &Files, prompt: &[u32], runtime: &Runtime) -> Result<(), Failure> {
-    let need = footprint(&files.config, prompt.len(), arguments.tokens as usize, arguments.dtype.into());
+pub(crate) fn fits(files: &Files, prompt: usize, tokens: u32, dtype: DType, runtime: &Runtime) -> Result<(), Failure> {
+    let need = footprint(&files.config, prompt, tokens as usize, dtype);
     // Lists of both modes, their report, and its text.
-    let host = need.host.saturating_mul(arguments.mode.list().len() as u64 + 1);
+    let host = need.host.saturating_mul(3);
     let shared = if runtime.raw_device().caps().host_visible { need.device } else { 0 };
-    let what = format!("{}: a run of {} tokens", files.name, arguments.tokens);
+    let what = format!("{}: a run of {tokens} tokens", files.name);
     host::needs(&what, host.saturating_add(shared), "ask for fewer with --tokens")
 }
 
@@ -280,7 +280,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     })?;
     let runtime = system.runtime.clone();
     arguments.memory.probe()?;
-    fits(arguments, &files, &prompt, &runtime)?;
+    fits(&files, prompt.len(), arguments.tokens, arguments.dtype.into(), &runtime)?;
     let model = load(&runtime, &files, arguments.dtype.into(), arguments.json).map_err(|e| e.at(&files.name))?;
 
     let stop_at: &[u32] = if arguments.stop_at_eos { &files.config.eos_token_ids } else { &[] };

@@ -48,7 +48,9 @@ fn a_replay_runs_on_devices_with_threads_and_by_peers() {
     let one = json(&["replay", &t, "--json"]);
     let two = json(&["replay", &t, "--json", "--threads", "2", "--policy", "fastest", "--lag", "100"]);
     assert_eq!(two["events"].as_u64(), one["events"].as_u64().map(|n| 2 * n));
-    assert_eq!(two["peak_requested"].as_u64(), one["peak_requested"].as_u64().map(|n| 2 * n));
+    // The copies need not have their peaks at the same time.
+    let (alone, both) = (one["peak_requested"].as_u64().unwrap(), two["peak_requested"].as_u64().unwrap());
+    assert!(both >= alone - alone / 4096 && both <= 2 * alone && two["ratio"].as_f64() >= Some(1.0), "{one} {two}");
     let torch = json(&["replay", &t, "--json", "--peer", "torch-like"]);
     let best = json(&["replay", &t, "--json", "--peer", "bestfit"]);
     for report in [&torch, &best] {
