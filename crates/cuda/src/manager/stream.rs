@@ -237,6 +237,10 @@ impl StreamManager {
         for stream in self.core.streams() {
             // What became of its work is nobody's concern here.
             let _ = stream.refresh();
+            if stream.line().is_idle() {
+                // Its context ends once nobody holds its marks.
+                stream.let_go();
+            }
         }
     }
 

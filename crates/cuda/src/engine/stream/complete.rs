@@ -145,18 +145,19 @@ impl StreamCore {
     /// Nobody holds the stream any more: its work goes on by itself. Whether it can be lent again at once.
     pub(crate) fn let_go(&self) -> bool {
         let line = self.line();
+        if !line.is_idle() {
+            self.pump();
+            if let Err(error) = self.want(line.submitted()) {
+                tracing::debug!(%error, stream = %self.name(), "the work of a dropped stream could not be signalled");
+            }
+            self.poll();
+            self.finish_failed();
+        }
         if line.is_idle() {
             // Nobody waits for what was marked, and the events may serve others.
             let marks = std::mem::take(&mut self.state.lock().marks);
             drop(marks);
-            return self.is_sound();
         }
-        self.pump();
-        if let Err(error) = self.want(line.submitted()) {
-            tracing::debug!(%error, stream = %self.name(), "the work of a dropped stream could not be signalled");
-        }
-        self.poll();
-        self.finish_failed();
         self.is_sound()
     }
 
