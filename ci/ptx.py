@@ -28,7 +28,7 @@ OPTIONS = [
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 # A folder may have a common.cuh, prepended to each of its sources.
-FOLDERS = [ROOT / "crates/operators/src/kernels/cuda", ROOT / "crates/conformance/src/kernels/cuda"]
+FOLDERS = [ROOT / f"crates/{crate}/src/kernels/cuda" for crate in ("operators", "conformance", "stress")]
 
 
 class Compiler:

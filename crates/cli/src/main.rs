@@ -1,4 +1,4 @@
-//! The `leasehold` command: devices, run, replay, bench, conformance.
+//! The `leasehold` command: devices, run, replay, bench, conformance, stress.
 //!
 //! Errors are one line on standard error that says what and where; the exit status is 2 for a command line that makes no sense and 1
 //! for everything that fails. Results go to standard output, progress to standard error.
@@ -37,6 +37,8 @@ enum Command {
     Bench(commands::bench::Arguments),
     /// Tries what every backend must do, on a device
     Conformance(commands::conformance::Arguments),
+    /// Runs random programs on a device, against a model
+    Stress(commands::stress::Arguments),
 }
 
 fn main() -> ExitCode {
@@ -61,6 +63,7 @@ fn main() -> ExitCode {
         Command::Conformance(a) => {
             return commands::conformance::run(&a).unwrap_or_else(|failure| failure.report());
         }
+        Command::Stress(a) => return commands::stress::run(&a).unwrap_or_else(|failure| failure.report()),
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,

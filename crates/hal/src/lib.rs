@@ -42,9 +42,7 @@ mod tests;
 pub use backend::{Backend, Device, Gate, GraphExec, NodePatch, Stream, StreamDesc};
 pub use id::{BackendKind, DeviceId};
 pub use info::{Caps, DeviceInfo, Limits, MemoryInfo, MemoryKind};
-pub use kernel::{
-    Access, Binding, CpuArgs, CpuFn, KernelCheck, KernelDesc, KernelSource, LaunchInfo, Overlap, Pipeline,
-};
+pub use kernel::{Access, Binding, CpuArgs, CpuFn, KernelDesc, KernelSource, Pipeline};
 /// The allocator core, which backends glue to their memory.
 pub use leasehold_alloc as alloc;
 pub use list::OpList;

@@ -9,6 +9,7 @@ pub(crate) mod devices;
 pub(crate) mod memory;
 pub(crate) mod replay;
 pub(crate) mod run;
+pub(crate) mod stress;
 
 use crate::failure::Failure;
 use crate::system::{Request, System};

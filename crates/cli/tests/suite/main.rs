@@ -8,6 +8,7 @@ mod memory;
 #[cfg(target_os = "linux")]
 mod mutations;
 mod run;
+mod stress;
 
 use std::path::PathBuf;
 use std::process::{Command, Output};

@@ -24,9 +24,7 @@ pub struct Bench {
 pub fn kernels() -> KernelRegistry {
     let registry = KernelRegistry::new();
     for kernel in TestKernel::ALL {
-        // SAFETY: the tests' launches have elements for each block.
-        let body = unsafe { KernelBody::cpu(kernel.function()) };
-        let spec = KernelSpec::new(kernel.bindings(), kernel.params(), body);
+        let spec = KernelSpec::new(kernel.bindings(), kernel.params(), KernelBody::cpu(kernel.function()));
         registry.register(kernel.name(), spec);
     }
     registry

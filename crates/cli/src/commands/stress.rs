@@ -1,0 +1,107 @@
+//! `leasehold stress`: random programs on a device, against a model.
+//!
+//! This module must not know what a program does.
+
+use crate::commands::print_json;
+use crate::failure::Failure;
+use indicatif::{ProgressBar, ProgressStyle};
+use leasehold::{Context, DeviceId};
+use leasehold_stress::{Options, Report, Target, stress};
+use std::io::Write;
+use std::process::ExitCode;
+use std::time::Duration;
+
+#[derive(Debug, clap::Args)]
+pub(crate) struct Arguments {
+    /// The device to try
+    #[arg(long, value_name = "ID", default_value = "cpu:0")]
+    device: DeviceId,
+    /// Tries the backend over the simulated device instead of the vendor's driver
+    #[arg(long)]
+    sim: bool,
+    /// The first seed: the same seed gives the same program
+    #[arg(long, value_name = "S", default_value_t = 0)]
+    seed: u64,
+    /// Programs, of this and the following seeds
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    seeds: u64,
+    /// Steps of each program
+    #[arg(long, value_name = "N", default_value_t = 10_000)]
+    ops: u32,
+    /// Threads of each program
+    #[arg(long, value_name = "T", default_value_t = 8, value_parser = clap::value_parser!(u8).range(1..=64))]
+    threads: u8,
+    /// Has calls of a simulated driver fail, come late or in another order
+    #[arg(long)]
+    faults: bool,
+    /// Seconds without progress after which a program hangs
+    #[arg(long, value_name = "SECONDS", default_value_t = 60)]
+    patience: u32,
+    /// Seconds in which a failing program is made smaller
+    #[arg(long, value_name = "SECONDS", default_value_t = 60)]
+    shrink: u32,
+    /// Prints one JSON object
+    #[arg(long)]
+    json: bool,
+}
+
+pub(crate) fn run(arguments: &Arguments) -> Result<ExitCode, Failure> {
+    let device = arguments.device;
+    let target = Target::new(device, arguments.sim).map_err(|e| Failure::misuse(format!("{device}: {e}")))?;
+    if arguments.faults && !target.simulated {
+        return Err(Failure::misuse(format!(
+            "--faults: nothing makes calls of {device} fail; sim:0 and cuda:0 --sim can"
+        )));
+    }
+    if !target.simulated {
+        Context::new().runtime(device).map_err(|e| Failure::from(e).at(device))?;
+    }
+    let mut options = Options::new(target);
+    options.seed = arguments.seed;
+    options.seeds = arguments.seeds;
+    options.ops = arguments.ops;
+    options.threads = arguments.threads;
+    options.faults = arguments.faults;
+    options.patience = Duration::from_secs(arguments.patience.into());
+    options.shrink = Duration::from_secs(arguments.shrink.into());
+    let report = tried(&options);
+    if arguments.json {
+        print_json(&report)?;
+    } else {
+        show(&report)?;
+    }
+    Ok(if report.failures.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+/// Runs the programs with a progress bar.
+fn tried(options: &Options) -> Report {
+    let bar = ProgressBar::new(options.seeds);
+    if let Ok(style) = ProgressStyle::with_template("{bar:32} {pos}/{len} {wide_msg}") {
+        bar.set_style(style);
+    }
+    let report = stress(options, |seed, failure| {
+        bar.inc(1);
+        if let Some(failure) = failure {
+            bar.println(format!("seed {seed} failed: {}", failure.what));
+        }
+    });
+    bar.finish_and_clear();
+    report
+}
+
+fn show(report: &Report) -> Result<(), Failure> {
+    let mut out = std::io::stdout().lock();
+    for failure in &report.failures {
+        writeln!(out, "seed {}: {}", failure.seed, failure.what)?;
+        failure.threads.iter().try_for_each(|thread| writeln!(out, "  {thread}"))?;
+        writeln!(out, "as a test of {} steps:\n\n{}", failure.steps, failure.test)?;
+    }
+    let Report { device, simulated, seeds, ops, threads, seconds, .. } = report;
+    let (over, rate) = (if *simulated { " (simulated)" } else { "" }, (*seeds as f64) * f64::from(*ops) / seconds);
+    let failed = report.failures.len();
+    writeln!(
+        out,
+        "{device}{over}: {seeds} seeds of {ops} steps on {threads} threads in {seconds:.1} s ({rate:.0} steps/s): {failed} failed"
+    )?;
+    Ok(())
+}

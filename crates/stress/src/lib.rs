@@ -1,0 +1,215 @@
+//! Random programs over the runtime's safe API, checked against a naive sequential model.
+//!
+//! # What a program does
+//! Streams and events (also in graphs), gates that are raised by the host and by host calls, buffers and parts of them, pinned memory, uploads of
+//! every kind, copies, rows, fills, launches alone and several in a session, host calls, graphs with branches and temporaries, their updates, suspended
+//! arenas, current contexts, second contexts, calls that must be refused; drops of all of it in any order by any thread. Scenes with objects of
+//! their own fail on purpose.
+//!
+//! # What is checked
+//! * Parts of buffers are read back at random times, and all buffers at the end: they hold what they hold when the steps run one after the other.
+//! * No call fails. Host calls ran as often as they must. An event that was waited for is over.
+//! * Nothing is left: no buffer of the allocator, whose tables are consistent; no lease, so that the backend shuts down; nothing of a simulated driver.
+//! * Nothing hangs: where no step ends for a while, the report says where each thread is.
+//! * On simulated devices the race detector reports nothing.
+//!
+//! With faults, calls of the simulated driver fail. Then steps may fail too, but what they say is complete is right, nothing is left and nothing
+//! hangs. Every fourth seed has commands that come late or in another order instead; there nothing may fail.
+//!
+//! # The model
+//! The runtime orders two operations on one buffer, of which one writes, by their submission, on whatever streams. So threads hand a buffer over when
+//! one of them writes it, and share it for reading; everything else they do at any time. Which steps come in order follows from the program, so the
+//! same seed gives the same program with the same contents, however the threads run.
+//!
+//! # How to reproduce
+//! `leasehold stress --seed S` with the same `--ops` and `--threads` runs the same program again. Orders between threads differ from run to run, but
+//! those of a simulated device follow from the seed as far as one thread uses it. The printed test needs this crate's [`prelude`] and nothing else
+//! beside the runtime.
+//!
+//! ```
+//! use leasehold_stress::{Options, Target, run};
+//! let mut options = Options::new(Target::new("cpu:0".parse()?, false)?);
+//! (options.ops, options.threads) = (200, 2);
+//! assert_eq!(run(&options, 1), Ok(()));
+//! # Ok::<(), leasehold::Error>(())
+//! ```
+//!
+//! This crate must not use anything of the runtime's but what every user of the crate `leasehold` has; the backends under it are made in one
+//! module.
+
+mod dice;
+mod generate;
+pub mod kernels;
+mod model;
+mod play;
+pub mod prelude;
+mod print;
+pub mod scenes;
+mod shrink;
+mod step;
+mod target;
+
+pub use play::Finding;
+pub use target::{Bench, Target};
+
+use generate::{Program, Taste};
+use leasehold::core::sync::Arc;
+use serde::Serialize;
+use std::sync::Once;
+use std::time::{Duration, Instant};
+
+/// What is run.
+#[derive(Debug, Clone)]
+#[non_exhaustive]
+pub struct Options {
+    /// The device.
+    pub target: Target,
+    /// The first seed.
+    pub seed: u64,
+    /// How many seeds.
+    pub seeds: u64,
+    /// Steps of each program.
+    pub ops: u32,
+    /// Its threads.
+    pub threads: u8,
+    /// Whether calls fail.
+    pub faults: bool,
+    /// How long nothing may go on before that is a finding.
+    pub patience: Duration,
+    /// How long a failing program is made smaller.
+    pub shrink: Duration,
+}
+
+impl Options {
+    /// One seed of 10,000 steps on 8 threads.
+    #[must_use]
+    pub fn new(target: Target) -> Self {
+        Self {
+            target,
+            seed: 0,
+            seeds: 1,
+            ops: 10_000,
+            threads: 8,
+            faults: false,
+            patience: Duration::from_secs(60),
+            shrink: Duration::from_secs(60),
+        }
+    }
+}
+
+/// A program that fails.
+#[derive(Debug, Clone, Serialize)]
+#[non_exhaustive]
+pub struct Failure {
+    /// Its seed.
+    pub seed: u64,
+    /// What is wrong.
+    pub what: String,
+    /// Whether nothing went on.
+    pub hang: bool,
+    /// Where each thread was.
+    pub threads: Vec<String>,
+    /// Steps of the smallest program found that fails.
+    pub steps: usize,
+    /// That program, as a Rust test.
+    pub test: String,
+}
+
+/// What a run found.
+#[derive(Debug, Clone, Serialize)]
+#[non_exhaustive]
+pub struct Report {
+    /// The device.
+    pub device: String,
+    /// Whether its driver is simulated.
+    pub simulated: bool,
+    /// Whether calls were made to fail.
+    pub faults: bool,
+    /// The first seed.
+    pub seed: u64,
+    /// Seeds that were run.
+    pub seeds: u64,
+    /// Steps of each.
+    pub ops: u32,
+    /// Threads of each.
+    pub threads: u8,
+    /// Seconds that it took.
+    pub seconds: f64,
+    /// The programs that fail.
+    pub failures: Vec<Failure>,
+}
+
+const TASTE: Taste = Taste { gates: true, graphs: true, host_calls: true, scenes: true };
+
+/// Runs the program of one seed.
+///
+/// # Errors
+/// What is found.
+pub fn run(options: &Options, seed: u64) -> Result<(), Finding> {
+    quiet();
+    let (_, plan) = generate::generate(seed, options.ops, options.threads, TASTE);
+    play::play(&options.target, seed, options.faults, Arc::new(plan), options.patience)
+}
+
+/// The program of a seed as a Rust test.
+#[must_use]
+pub fn program(options: &Options, seed: u64) -> String {
+    let (_, plan) = generate::generate(seed, options.ops, options.threads, TASTE);
+    print::print(&options.target, seed, options.faults, &plan, "as it is generated")
+}
+
+/// Runs all seeds, tells of each that is over, and makes the first failures small.
+pub fn stress(options: &Options, mut over: impl FnMut(u64, Option<&Failure>)) -> Report {
+    let start = Instant::now();
+    let mut failures: Vec<Failure> = Vec::new();
+    for seed in options.seed..options.seed.saturating_add(options.seeds) {
+        let failure = run(options, seed).err().map(|finding| {
+            // Threads that hang are in the way of what comes after them.
+            let few = failures.len() < SHRUNK;
+            failure(options, seed, finding, if few { options.shrink } else { Duration::ZERO })
+        });
+        over(seed, failure.as_ref());
+        failures.extend(failure);
+    }
+    let Options { target, seed, seeds, ops, threads, faults, .. } = *options;
+    let seconds = start.elapsed().as_secs_f64();
+    let device = target.device.to_string();
+    Report { device, simulated: target.simulated, faults, seed, seeds, ops, threads, seconds, failures }
+}
+
+/// Failures that are made small.
+const SHRUNK: usize = 3;
+
+fn failure(options: &Options, seed: u64, finding: Finding, within: Duration) -> Failure {
+    let (program, plan) = generate::generate(seed, options.ops, options.threads, TASTE);
+    // How often a program is tried before it counts as one that does not fail.
+    let patience = if finding.hang { options.patience.min(Duration::from_secs(3)) } else { options.patience };
+    let mut again = |program: &Program| {
+        (0..TRIES)
+            .any(|_| play::play(&options.target, seed, options.faults, Arc::new(program.plan()), patience).is_err())
+    };
+    let (plan, what) = if within.is_zero() {
+        (plan, finding.what.clone())
+    } else {
+        let small = shrink::shrink(&program, within, &mut again);
+        (small.plan(), finding.what.clone())
+    };
+    let test = print::print(&options.target, seed, options.faults, &plan, &what);
+    Failure { seed, what, hang: finding.hang, threads: finding.threads, steps: plan.steps.len(), test }
+}
+
+/// Runs of a smaller program, one of which must fail.
+const TRIES: u32 = 2;
+
+/// Host calls panic on purpose; nobody needs to read of it.
+fn quiet() {
+    static ONCE: Once = Once::new();
+    ONCE.call_once(|| {
+        let loud = std::panic::take_hook();
+        std::panic::set_hook(Box::new(move |info| {
+            if info.payload_as_str() != Some(scenes::ON_PURPOSE) {
+                loud(info);
+            }
+        }));
+    });
+}

@@ -1,0 +1,992 @@
+//! The naive sequential model: what every buffer holds after each step, and what a step must wait for.
+//!
+//! # What order the API guarantees
+//! The runtime orders two operations on one buffer, of which one writes, by the order in which they were submitted, on whatever streams.
+//! So the model runs the program's steps one after the other. Threads may run their steps at any time, except that two steps come in
+//! the program's order when they touch one buffer (and one of them writes) or one object (and one of them changes it).
+//!
+//! # What must not block
+//! A stream that waits for a gate is *held*, and so is everything that comes after its work. A step that blocks its thread is left out while
+//! what it waits for is held, and a step that makes a stream held comes in order with all others on the stream. So a program that ends
+//! when its steps run one after the other ends on any number of threads.
+//!
+//! This module must not know the runtime.
+
+use crate::kernels::Kernel;
+use crate::prelude::bytes;
+use crate::step::{Hand, Node, Op, PINNED, Read, Slot, Span, Step, TEMPS, Work};
+
+/// Gates that hold something, a bit each.
+type Held = u64;
+
+/// Steps after which threads that are two such lengths behind are waited for.
+const SKEW: u32 = 400;
+
+/// How many objects there may be at a time.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Shape {
+    pub(crate) threads: u8,
+    pub(crate) buffers: u8,
+    pub(crate) pinned: u8,
+    pub(crate) streams: u8,
+    pub(crate) events: u8,
+    pub(crate) gates: u8,
+    pub(crate) graphs: u8,
+}
+
+impl Shape {
+    pub(crate) fn new(threads: u8) -> Self {
+        let t = threads.clamp(1, 64);
+        Self {
+            threads: t,
+            buffers: (8 + 4 * t).min(PINNED),
+            pinned: (2 + t / 2).min(TEMPS - PINNED),
+            streams: (3 + t / 2).min(16),
+            events: 4 + t,
+            gates: 4,
+            graphs: 2 + t / 2,
+        }
+    }
+}
+
+/// A buffer's contents and who uses it.
+#[derive(Debug, Default)]
+struct Buf {
+    data: Vec<u8>,
+    /// Nothing was written to it yet.
+    raw: bool,
+    held_write: Held,
+    held_read: Held,
+    /// Slots and graphs that have it.
+    refs: u32,
+}
+
+#[derive(Debug)]
+struct Event {
+    timing: bool,
+    recorded: bool,
+    held: Held,
+    /// Tells it from others of the slot.
+    id: u32,
+}
+
+#[derive(Debug, Default)]
+struct Gate {
+    /// Something waits for it.
+    waited: bool,
+    /// A host call will raise it.
+    called: bool,
+}
+
+/// A node with what its slots named when it was recorded.
+#[derive(Debug, Clone)]
+struct Bound {
+    node: Node,
+    /// Buffers of `from`, then of `to`; `TEMP` and a number for temporaries.
+    uses: Vec<u32>,
+    event: u32,
+}
+
+const TEMP: u32 = 1 << 31;
+
+#[derive(Debug)]
+struct Graph {
+    nodes: Vec<Bound>,
+    temps: Vec<u32>,
+    held: Held,
+    suspended: bool,
+}
+
+#[derive(Debug, Default)]
+struct Stream {
+    held: Held,
+}
+
+/// Who used something last.
+#[derive(Debug, Default, Clone)]
+struct Track {
+    exclusive: Option<(u8, u32)>,
+    /// For each thread the steps since, the last one.
+    shared: Vec<(u8, u32)>,
+}
+
+/// A step that can run, with all that is known about it beforehand.
+#[derive(Debug, Clone)]
+pub(crate) struct Planned {
+    pub(crate) thread: u8,
+    pub(crate) step: Step,
+    /// Steps of other threads that must be over: for each thread, how many.
+    pub(crate) after: Vec<(u8, u32)>,
+    /// What is read back.
+    pub(crate) expect: Option<Box<[u8]>>,
+    /// Buffers whose contents it reads, by number.
+    pub(crate) reads: Vec<u32>,
+    /// Buffers that it writes, and whether nothing of what was there stays.
+    pub(crate) writes: Vec<(u32, bool)>,
+}
+
+/// What is left at the end: slots with their buffers' numbers and contents.
+pub(crate) type Remains = Vec<(Slot, u32, Box<[u8]>)>;
+
+/// The state after some steps.
+#[derive(Debug)]
+pub(crate) struct Model {
+    pub(crate) shape: Shape,
+    bufs: Vec<Buf>,
+    slots: Vec<Option<u32>>,
+    streams: Vec<Option<Stream>>,
+    events: Vec<Option<Event>>,
+    gates: Vec<Option<Gate>>,
+    graphs: Vec<Option<Graph>>,
+    /// For each thread its clones and how many streams it entered.
+    clones: Vec<Vec<u32>>,
+    entered: Vec<u32>,
+    tracks: Vec<Track>,
+    /// For each thread, how many steps of each other one are known to be over.
+    known: Vec<Vec<u32>>,
+    counts: Vec<u32>,
+    steps: u32,
+    /// The steps of each thread at the last two times that they were counted.
+    last: Vec<u32>,
+    floor: Vec<u32>,
+    event_ids: u32,
+    /// How often host calls count.
+    pub(crate) calls: u64,
+    shared: Vec<usize>,
+    exclusive: Vec<usize>,
+}
+
+impl Model {
+    pub(crate) fn new(shape: Shape) -> Self {
+        let t = usize::from(shape.threads);
+        let empty = |n: u8| usize::from(n);
+        let mut model = Self {
+            shape,
+            bufs: Vec::new(),
+            slots: vec![None; usize::from(PINNED) * 2],
+            streams: (0..empty(shape.streams)).map(|_| None).collect(),
+            events: (0..empty(shape.events)).map(|_| None).collect(),
+            gates: (0..empty(shape.gates)).map(|_| None).collect(),
+            graphs: (0..empty(shape.graphs)).map(|_| None).collect(),
+            clones: vec![Vec::new(); t],
+            entered: vec![0; t],
+            tracks: Vec::new(),
+            known: vec![vec![0; t]; t],
+            counts: vec![0; t],
+            steps: 0,
+            last: vec![0; t],
+            floor: vec![0; t],
+            event_ids: 0,
+            calls: 0,
+            shared: Vec::new(),
+            exclusive: Vec::new(),
+        };
+        // The default stream is always there.
+        model.streams[0] = Some(Stream::default());
+        model.tracks = vec![Track::default(); model.first_buffer()];
+        model
+    }
+
+    // ---- objects that steps come in order for -----------------------------------------------------------------------
+
+    fn on_stream(s: Slot) -> usize {
+        usize::from(s)
+    }
+    fn on_slot(&self, s: Slot) -> usize {
+        self.streams.len() + usize::from(s)
+    }
+    fn on_event(&self, s: Slot) -> usize {
+        self.streams.len() + self.slots.len() + usize::from(s)
+    }
+    fn on_gate(&self, s: Slot) -> usize {
+        self.on_event(0) + self.events.len() + usize::from(s)
+    }
+    fn on_graph(&self, s: Slot) -> usize {
+        self.on_gate(0) + self.gates.len() + usize::from(s)
+    }
+    /// Whether any stream is held.
+    fn on_holds(&self) -> usize {
+        self.on_graph(0) + self.graphs.len()
+    }
+    /// Streams that fail on purpose.
+    fn on_scenes(&self) -> usize {
+        self.on_holds() + 1
+    }
+    fn first_buffer(&self) -> usize {
+        self.on_scenes() + 1
+    }
+    fn on_buffer(&self, b: u32) -> usize {
+        self.first_buffer() + b as usize
+    }
+
+    // ---- what generators ask ----------------------------------------------------------------------------------------
+
+    /// Bytes of the buffer in a slot, and whether it was ever written.
+    pub(crate) fn buffer(&self, s: Slot) -> Option<(u32, bool)> {
+        let b = &self.bufs[(*self.slots.get(usize::from(s))?)? as usize];
+        Some((b.data.len() as u32, !b.raw))
+    }
+    pub(crate) fn has_stream(&self, s: Slot) -> bool {
+        self.streams.get(usize::from(s)).is_some_and(Option::is_some)
+    }
+    pub(crate) fn has_event(&self, s: Slot) -> bool {
+        self.events.get(usize::from(s)).is_some_and(Option::is_some)
+    }
+    pub(crate) fn has_gate(&self, s: Slot) -> bool {
+        self.gates.get(usize::from(s)).is_some_and(Option::is_some)
+    }
+    pub(crate) fn has_graph(&self, s: Slot) -> bool {
+        self.graphs.get(usize::from(s)).is_some_and(Option::is_some)
+    }
+    /// The launches of a graph, by node.
+    pub(crate) fn launches(&self, s: Slot) -> Vec<u32> {
+        let Some(Some(g)) = self.graphs.get(usize::from(s)) else { return Vec::new() };
+        (0..g.nodes.len() as u32)
+            .filter(|&i| matches!(&g.nodes[i as usize].node, Node::Work(Work { op: Op::Launch { kernel, .. }, .. }) if *kernel != Kernel::Gather))
+            .collect()
+    }
+    /// Slots whose buffers a graph uses.
+    pub(crate) fn outside(&self, s: Slot) -> Vec<Slot> {
+        let Some(Some(g)) = self.graphs.get(usize::from(s)) else { return Vec::new() };
+        let used = outside(g);
+        (0..PINNED).filter(|&s| self.slots[usize::from(s)].is_some_and(|b| used.iter().any(|u| u.0 == b))).collect()
+    }
+    pub(crate) fn is_suspended(&self, s: Slot) -> bool {
+        matches!(self.graphs.get(usize::from(s)), Some(Some(g)) if g.suspended)
+    }
+    pub(crate) fn is_waited(&self, gate: Slot) -> bool {
+        matches!(self.gates.get(usize::from(gate)), Some(Some(g)) if g.waited && !g.called)
+    }
+
+    /// Whether a graph can be recorded now.
+    pub(crate) fn can_record(&mut self, temps: &[u32], nodes: &[Node]) -> bool {
+        self.record(temps, nodes).is_some()
+    }
+
+    // ---- steps ------------------------------------------------------------------------------------------------------
+
+    /// Runs a step in the model. `None` when it has no meaning now, or might block for ever; then nothing has changed.
+    pub(crate) fn admit(&mut self, thread: u8, step: &Step) -> Option<Planned> {
+        self.shared.clear();
+        self.exclusive.clear();
+        let mut planned = Planned {
+            thread,
+            step: step.clone(),
+            after: Vec::new(),
+            expect: None,
+            reads: Vec::new(),
+            writes: Vec::new(),
+        };
+        self.apply(thread, step, &mut planned)?;
+        self.order(thread, &mut planned.after);
+        Some(planned)
+    }
+
+    /// The buffers that are left, all of them with contents.
+    pub(crate) fn remains(&self) -> Remains {
+        let all = (0..PINNED).filter_map(|s| Some((s, self.slots[usize::from(s)]?)));
+        all.filter(|&(_, b)| !self.bufs[b as usize].raw)
+            .map(|(s, b)| (s, b, self.bufs[b as usize].data.clone().into_boxed_slice()))
+            .collect()
+    }
+
+    /// How many buffers there ever were.
+    pub(crate) fn buffers(&self) -> usize {
+        self.bufs.len()
+    }
+
+    fn order(&mut self, thread: u8, after: &mut Vec<(u8, u32)>) {
+        let me = usize::from(thread);
+        let index = self.counts[me];
+        let mut need = |who: (u8, u32), known: &mut [u32]| {
+            let (t, count) = (usize::from(who.0), who.1 + 1);
+            if t != me && known[t] < count {
+                known[t] = count;
+                match after.iter_mut().find(|a| a.0 == who.0) {
+                    Some(a) => a.1 = count,
+                    None => after.push((who.0, count)),
+                }
+            }
+        };
+        let known = &mut self.known[me];
+        let most = self.shared.iter().chain(&self.exclusive).max().map_or(0, |m| m + 1);
+        if self.tracks.len() < most {
+            self.tracks.resize(most, Track::default());
+        }
+        for &r in &self.exclusive {
+            let track = &mut self.tracks[r];
+            track.exclusive.into_iter().chain(track.shared.drain(..)).for_each(|w| need(w, known));
+            track.exclusive = Some((thread, index));
+        }
+        for &r in &self.shared {
+            let track = &mut self.tracks[r];
+            if track.exclusive == Some((thread, index)) {
+                continue;
+            }
+            track.exclusive.into_iter().for_each(|w| need(w, known));
+            match track.shared.iter_mut().find(|s| s.0 == thread) {
+                Some(s) => s.1 = index,
+                None => track.shared.push((thread, index)),
+            }
+        }
+        // No thread runs far ahead of another.
+        if self.steps.is_multiple_of(SKEW) {
+            self.floor = std::mem::replace(&mut self.last, self.counts.clone());
+        }
+        self.steps += 1;
+        for (t, &count) in self.floor.iter().enumerate().filter(|(_, count)| **count > 0) {
+            need((t as u8, count - 1), known);
+        }
+        self.counts[me] += 1;
+    }
+
+    fn stream(&self, s: Slot) -> Option<Held> {
+        self.streams.get(usize::from(s))?.as_ref().map(|s| s.held)
+    }
+
+    /// A stream comes to wait for `held` as well.
+    fn hold(&mut self, s: Slot, held: Held) {
+        let on = Self::on_stream(s);
+        if let Some(Some(stream)) = self.streams.get_mut(usize::from(s)) {
+            if held & !stream.held == 0 {
+                self.shared.push(on);
+            } else {
+                self.exclusive.push(on);
+                self.exclusive.push(self.on_holds());
+                if let Some(Some(stream)) = self.streams.get_mut(usize::from(s)) {
+                    stream.held |= held;
+                }
+            }
+        }
+    }
+
+    fn new_buffer(&mut self, slot: Slot, data: Vec<u8>, raw: bool, held: Held) -> u32 {
+        let raw = raw && !data.is_empty();
+        self.bufs.push(Buf { data, raw, held_write: held, held_read: 0, refs: 1 });
+        let id = self.bufs.len() as u32 - 1;
+        self.slots[usize::from(slot)] = Some(id);
+        self.exclusive.push(self.on_slot(slot));
+        self.exclusive.push(self.on_buffer(id));
+        id
+    }
+
+    fn free_slot(&self, slot: Slot, pinned: bool) -> Option<()> {
+        let kind = if pinned { (PINNED..TEMPS).contains(&slot) } else { slot < PINNED };
+        (kind && self.slots[usize::from(slot)].is_none()).then_some(())
+    }
+
+    fn release(&mut self, b: u32) {
+        let buf = &mut self.bufs[b as usize];
+        buf.refs -= 1;
+        if buf.refs == 0 {
+            buf.data = Vec::new();
+        }
+    }
+
+    /// Drops a gate's bit everywhere. Who uses what was held comes after this step: else it would wait for the gate before its time, and
+    /// with it whoever comes before this step and may block.
+    fn lift(&mut self, gate: Slot) {
+        let bit = 1 << gate;
+        let (on_event, on_graph, on_buffer) = (self.on_event(0), self.on_graph(0), self.on_buffer(0));
+        let exclusive = &mut self.exclusive;
+        let mut lift = |held: &mut Held, on: usize| {
+            if *held & bit != 0 {
+                *held &= !bit;
+                exclusive.push(on);
+            }
+        };
+        for (i, s) in self.streams.iter_mut().enumerate() {
+            s.iter_mut().for_each(|s| lift(&mut s.held, i));
+        }
+        for (i, e) in self.events.iter_mut().enumerate() {
+            e.iter_mut().for_each(|e| lift(&mut e.held, on_event + i));
+        }
+        for (i, g) in self.graphs.iter_mut().enumerate() {
+            g.iter_mut().for_each(|g| lift(&mut g.held, on_graph + i));
+        }
+        for (i, b) in self.bufs.iter_mut().enumerate() {
+            lift(&mut b.held_write, on_buffer + i);
+            lift(&mut b.held_read, on_buffer + i);
+        }
+    }
+
+    /// Whether some thread may block for this: nothing of it is held.
+    fn may_wait(&self, held: Held) -> Option<()> {
+        (held == 0).then_some(())
+    }
+
+    fn apply(&mut self, thread: u8, step: &Step, planned: &mut Planned) -> Option<()> {
+        let me = usize::from(thread);
+        match *step {
+            Step::Stream(s, _) => {
+                let at = self.streams.get_mut(usize::from(s)).filter(|at| at.is_none())?;
+                *at = Some(Stream::default());
+                self.exclusive.push(Self::on_stream(s));
+            }
+            Step::DropStream(s) => {
+                // What a held stream does is still to come when it is gone.
+                self.stream(s).filter(|_| s != 0)?;
+                self.streams[usize::from(s)] = None;
+                self.exclusive.push(Self::on_stream(s));
+            }
+            Step::Alloc { slot, len, stream } => {
+                self.free_slot(slot, false)?;
+                let held = self.stream(stream)?;
+                self.shared.push(Self::on_stream(stream));
+                self.new_buffer(slot, vec![0; len as usize], true, held);
+            }
+            Step::New { slot, len, seed } => {
+                self.free_slot(slot, false)?;
+                let held = self.stream(0)?;
+                // Larger ones are waited for.
+                if len > 64 << 10 {
+                    self.may_wait(held)?;
+                }
+                self.shared.push(Self::on_stream(0));
+                let b = self.new_buffer(slot, bytes(seed, len as usize), false, held);
+                planned.writes.push((b, true));
+            }
+            Step::Pin { slot, len } => {
+                self.free_slot(slot, true)?;
+                let held = self.stream(0)?;
+                self.shared.push(Self::on_stream(0));
+                self.new_buffer(slot, vec![0; len as usize], true, held);
+            }
+            Step::Drop(slot) => {
+                let b = self.slots.get_mut(usize::from(slot))?.take()?;
+                self.exclusive.push(self.on_slot(slot));
+                self.release(b);
+            }
+            Step::Clone(slot) => {
+                let b = (*self.slots.get(usize::from(slot))?)?;
+                self.shared.push(self.on_slot(slot));
+                self.clones[me].push(b);
+            }
+            Step::Unclone => {
+                (!self.clones[me].is_empty()).then(|| self.clones[me].remove(0))?;
+            }
+            Step::Run(stream, ref work) => self.run(stream, std::slice::from_ref(work), planned)?,
+            Step::Session(stream, ref works) => {
+                if works.is_empty() || !works.iter().all(|w| matches!(w.op, Op::Launch { .. })) {
+                    return None;
+                }
+                self.run(stream, works, planned)?;
+            }
+            Step::Check(read, span) => {
+                let stream = match read {
+                    Read::On(s) => s,
+                    Read::New => 0,
+                };
+                if span.slot >= PINNED {
+                    return None;
+                }
+                let b = self.span(span)?;
+                let buf = &self.bufs[b as usize];
+                if buf.raw {
+                    return None;
+                }
+                self.may_wait(self.stream(stream)? | buf.held_write)?;
+                planned.expect = Some(buf.data[span.at as usize..][..span.len as usize].into());
+                planned.reads.push(b);
+                self.shared.push(Self::on_stream(stream));
+                self.shared.push(self.on_slot(span.slot));
+                self.shared.push(self.on_buffer(b));
+            }
+            Step::Sync(s) => {
+                self.may_wait(self.stream(s)?)?;
+                self.shared.push(Self::on_stream(s));
+            }
+            Step::Query(s) | Step::Flush(s) => {
+                self.stream(s)?;
+                self.shared.push(Self::on_stream(s));
+            }
+            Step::SyncDevice => {
+                if self.gates.iter().flatten().any(|g| g.waited) {
+                    return None;
+                }
+                self.shared.push(self.on_holds());
+                self.exclusive.push(self.on_scenes());
+            }
+            Step::Scene(_) => self.shared.push(self.on_scenes()),
+            Step::Enter(s) => {
+                self.stream(s).filter(|_| self.entered[me] < 8)?;
+                self.entered[me] += 1;
+                self.shared.push(Self::on_stream(s));
+            }
+            Step::Leave => {
+                self.entered[me] = self.entered[me].checked_sub(1)?;
+            }
+            Step::Call { stream, .. } => {
+                let held = self.stream(stream)?;
+                self.hold(stream, held);
+                self.calls += 1;
+            }
+            Step::Trim => {}
+            Step::Wrong(_, slot) => {
+                self.buffer(slot).filter(|b| slot < PINNED && b.0 >= 8 && b.1)?;
+                self.shared.push(self.on_slot(slot));
+                self.shared.push(Self::on_stream(0));
+            }
+            Step::Event { .. }
+            | Step::DropEvent(_)
+            | Step::Record { .. }
+            | Step::WaitEvent { .. }
+            | Step::WaitStream { .. }
+            | Step::QueryEvent(_)
+            | Step::SyncEvent(_)
+            | Step::Elapsed(..) => self.events(step)?,
+            Step::Gate(_) | Step::DropGate(_) | Step::Hold { .. } | Step::Raise(_) | Step::CallRaise { .. } => {
+                self.gate(step)?;
+            }
+            Step::Graph { .. }
+            | Step::DropGraph(_)
+            | Step::Launch { .. }
+            | Step::Params { .. }
+            | Step::Swap { .. }
+            | Step::Suspend { .. }
+            | Step::Resume(_) => self.graph(step, planned)?,
+        }
+        Some(())
+    }
+
+    /// The buffer of a part that lies in it.
+    fn span(&self, span: Span) -> Option<u32> {
+        let b = (*self.slots.get(usize::from(span.slot))?)?;
+        let len = self.bufs[b as usize].data.len() as u64;
+        (u64::from(span.at) + u64::from(span.len) <= len).then_some(b)
+    }
+
+    fn run(&mut self, stream: Slot, works: &[Work], planned: &mut Planned) -> Option<()> {
+        let mut need = self.stream(stream)?;
+        let mut uses = Vec::with_capacity(works.len());
+        let mut written: Vec<u32> = Vec::new();
+        for work in works {
+            let from = work.from.iter().map(|&s| self.span(s)).collect::<Option<Vec<_>>>()?;
+            let to = self.span(work.to)?;
+            if from.iter().any(|b| self.bufs[*b as usize].raw && !written.contains(b)) {
+                return None;
+            }
+            let len = self.bufs[to as usize].data.len() as u32;
+            if self.bufs[to as usize].raw && !written.contains(&to) && !whole(work, len) {
+                return None;
+            }
+            sensible(work, &from, to)?;
+            for &b in &from {
+                need |= self.bufs[b as usize].held_write;
+            }
+            need |= self.bufs[to as usize].held_write | self.bufs[to as usize].held_read;
+            written.push(to);
+            uses.push((from, to));
+        }
+        // These wait for the stream.
+        let waits = works.iter().any(|w| match w.op {
+            Op::Upload { hand: Hand::Synchronous, .. } => true,
+            Op::Upload { hand: Hand::Asynchronous, .. } => w.to.len > 64 << 10,
+            _ => false,
+        });
+        if waits {
+            self.may_wait(need)?;
+        }
+        self.hold(stream, need);
+        for (work, (from, to)) in works.iter().zip(uses) {
+            for (span, b) in work.from.iter().zip(&from) {
+                self.shared.push(self.on_slot(span.slot));
+                self.shared.push(self.on_buffer(*b));
+                self.bufs[*b as usize].held_read |= need;
+                planned.reads.push(*b);
+            }
+            self.shared.push(self.on_slot(work.to.slot));
+            self.exclusive.push(self.on_buffer(to));
+            let buf = &mut self.bufs[to as usize];
+            let all = whole(work, buf.data.len() as u32);
+            planned.writes.push((to, all));
+            buf.held_write = need;
+            buf.raw = false;
+            let inputs: Vec<Vec<u8>> =
+                work.from.iter().zip(&from).map(|(s, b)| part(&self.bufs[*b as usize].data, *s).to_vec()).collect();
+            compute(work, &inputs, &mut self.bufs[to as usize].data);
+        }
+        Some(())
+    }
+
+    fn events(&mut self, step: &Step) -> Option<()> {
+        match *step {
+            Step::Event { slot, timing } => {
+                let at = self.events.get_mut(usize::from(slot)).filter(|at| at.is_none())?;
+                self.event_ids += 1;
+                *at = Some(Event { timing, recorded: false, held: 0, id: self.event_ids });
+                self.exclusive.push(self.on_event(slot));
+            }
+            Step::DropEvent(slot) => {
+                self.events.get_mut(usize::from(slot))?.take()?;
+                self.exclusive.push(self.on_event(slot));
+            }
+            Step::Record { event, stream } => {
+                let held = self.stream(stream)?;
+                let e = self.events.get_mut(usize::from(event))?.as_mut()?;
+                (e.recorded, e.held) = (true, held);
+                self.hold(stream, held);
+                self.exclusive.push(self.on_event(event));
+            }
+            Step::WaitEvent { stream, event } => {
+                let held = self.event(event)? | self.stream(stream)?;
+                self.hold(stream, held);
+                self.shared.push(self.on_event(event));
+            }
+            Step::WaitStream { stream, on } => {
+                let held = self.stream(on)? | self.stream(stream)?;
+                self.shared.push(Self::on_stream(on));
+                self.hold(stream, held);
+            }
+            Step::QueryEvent(event) => {
+                self.event(event)?;
+                self.shared.push(self.on_event(event));
+            }
+            Step::SyncEvent(event) => {
+                self.may_wait(self.event(event)?)?;
+                self.shared.push(self.on_event(event));
+            }
+            Step::Elapsed(a, b) => {
+                for e in [a, b] {
+                    self.may_wait(self.event(e)?)?;
+                    self.events[usize::from(e)].as_ref().filter(|e| e.timing)?;
+                    self.shared.push(self.on_event(e));
+                }
+            }
+            _ => return None,
+        }
+        Some(())
+    }
+
+    /// What an event that was recorded is held by.
+    fn event(&self, event: Slot) -> Option<Held> {
+        self.events.get(usize::from(event))?.as_ref().filter(|e| e.recorded).map(|e| e.held)
+    }
+
+    fn gate(&mut self, step: &Step) -> Option<()> {
+        match *step {
+            Step::Gate(slot) => {
+                let at = self.gates.get_mut(usize::from(slot)).filter(|at| at.is_none())?;
+                *at = Some(Gate::default());
+                self.exclusive.push(self.on_gate(slot));
+            }
+            Step::DropGate(slot) => {
+                let at = self.gates.get_mut(usize::from(slot))?;
+                at.as_ref().filter(|g| !g.waited)?;
+                *at = None;
+                self.exclusive.push(self.on_gate(slot));
+            }
+            Step::Hold { stream, gate } => {
+                let held = self.stream(stream)?;
+                let g = self.gates.get_mut(usize::from(gate))?.as_mut().filter(|g| !g.called)?;
+                g.waited = true;
+                self.exclusive.push(self.on_gate(gate));
+                self.hold(stream, held | 1 << gate);
+            }
+            Step::Raise(gate) => {
+                let g = self.gates.get_mut(usize::from(gate))?.as_mut().filter(|g| g.waited && !g.called)?;
+                g.waited = false;
+                self.exclusive.push(self.on_gate(gate));
+                self.lift(gate);
+            }
+            Step::CallRaise { stream, gate } => {
+                // Only where nothing holds the call: the gate then is as good as raised, but for those who block.
+                let held = self.stream(stream)?;
+                let g = self.gates.get_mut(usize::from(gate))?.as_mut().filter(|g| g.waited && held == 0)?;
+                (g.waited, g.called) = (false, true);
+                self.exclusive.push(self.on_gate(gate));
+                self.shared.push(Self::on_stream(stream));
+                self.lift(gate);
+            }
+            _ => return None,
+        }
+        Some(())
+    }
+
+    fn graph(&mut self, step: &Step, planned: &mut Planned) -> Option<()> {
+        match *step {
+            Step::Graph { slot, ref temps, ref nodes } => {
+                self.graphs.get(usize::from(slot)).filter(|g| g.is_none())?;
+                let graph = self.record(temps, nodes)?;
+                for (b, _) in outside(&graph) {
+                    self.bufs[b as usize].refs += 1;
+                }
+                for span in nodes.iter().flat_map(spans).filter(|s| s.slot < PINNED) {
+                    self.shared.push(self.on_slot(span.slot));
+                }
+                self.shared.push(Self::on_stream(0));
+                self.exclusive.push(self.on_graph(slot));
+                self.graphs[usize::from(slot)] = Some(graph);
+            }
+            Step::DropGraph(slot) => {
+                let graph = self.graphs.get_mut(usize::from(slot))?.take()?;
+                outside(&graph).iter().for_each(|u| self.release(u.0));
+                self.exclusive.push(self.on_graph(slot));
+            }
+            Step::Launch { graph, stream } => self.launch(graph, stream, planned)?,
+            Step::Params { graph, node, words } => {
+                let g = self.graphs.get_mut(usize::from(graph))?.as_mut().filter(|g| g.held == 0)?;
+                match &mut g.nodes.get_mut(node as usize)?.node {
+                    Node::Work(Work { op: Op::Launch { kernel, words: now }, .. }) if *kernel != Kernel::Gather => {
+                        *now = words;
+                    }
+                    _ => return None,
+                }
+                self.exclusive.push(self.on_graph(graph));
+            }
+            Step::Swap { graph, old, new } => {
+                let (was, is) = ((*self.slots.get(usize::from(old))?)?, (*self.slots.get(usize::from(new))?)?);
+                if old >= PINNED || new >= PINNED || self.bufs[is as usize].raw {
+                    return None;
+                }
+                let g = self.graphs.get(usize::from(graph))?.as_ref().filter(|g| g.held == 0)?;
+                let used = outside(g);
+                let longer = self.bufs[is as usize].data.len() >= self.bufs[was as usize].data.len();
+                if !longer || !used.iter().any(|u| u.0 == was) || used.iter().any(|u| u.0 == is) {
+                    return None;
+                }
+                for b in self.graphs[usize::from(graph)].as_mut()?.nodes.iter_mut().flat_map(|n| &mut n.uses) {
+                    *b = if *b == was { is } else { *b };
+                }
+                self.bufs[is as usize].refs += 1;
+                self.release(was);
+                self.exclusive.push(self.on_graph(graph));
+                self.shared.push(self.on_slot(old));
+                self.shared.push(self.on_slot(new));
+            }
+            Step::Suspend { graph, stream } => {
+                self.stream(stream)?;
+                let g = self.graphs.get_mut(usize::from(graph))?.as_mut().filter(|g| g.held == 0 && !g.suspended)?;
+                g.suspended = true;
+                self.shared.push(Self::on_stream(stream));
+                self.exclusive.push(self.on_graph(graph));
+            }
+            Step::Resume(graph) => {
+                let g = self.graphs.get_mut(usize::from(graph))?.as_mut().filter(|g| g.suspended)?;
+                g.suspended = false;
+                self.exclusive.push(self.on_graph(graph));
+            }
+            _ => return None,
+        }
+        Some(())
+    }
+
+    fn record(&mut self, temps: &[u32], nodes: &[Node]) -> Option<Graph> {
+        let mut written = vec![false; temps.len()];
+        let mut bound = Vec::with_capacity(nodes.len());
+        for node in nodes {
+            let (mut uses, mut event) = (Vec::new(), 0);
+            match node {
+                Node::Work(work) => {
+                    for &span in work.from.iter().chain([&work.to]) {
+                        let place = if span.slot >= TEMPS {
+                            let t = usize::from(span.slot - TEMPS);
+                            let len = *temps.get(t)?;
+                            (u64::from(span.at) + u64::from(span.len) <= u64::from(len)).then_some(t as u32 | TEMP)?
+                        } else {
+                            let b = self.span(span).filter(|_| span.slot < PINNED)?;
+                            (!self.bufs[b as usize].raw).then_some(b)?
+                        };
+                        uses.push(place);
+                    }
+                    let (from, to) = uses.split_at(work.from.len());
+                    if from.iter().any(|&f| f & TEMP != 0 && !written[(f & !TEMP) as usize]) {
+                        return None;
+                    }
+                    if to[0] & TEMP != 0 {
+                        let t = (to[0] & !TEMP) as usize;
+                        if !written[t] && !whole(work, temps[t]) {
+                            return None;
+                        }
+                        written[t] = true;
+                    }
+                    sensible(work, from, to[0])?;
+                    if work.to.len == 0 || matches!(work.op, Op::Pinned | Op::Upload { hand: Hand::Synchronous, .. }) {
+                        return None;
+                    }
+                }
+                Node::Record(e) => {
+                    event = self.events.get(usize::from(*e))?.as_ref()?.id;
+                    self.shared.push(self.on_event(*e));
+                }
+                Node::Call => {}
+            }
+            bound.push(Bound { node: node.clone(), uses, event });
+        }
+        let held = self.stream(0)?;
+        Some(Graph { nodes: bound, temps: temps.to_vec(), held, suspended: false })
+    }
+
+    fn launch(&mut self, slot: Slot, stream: Slot, planned: &mut Planned) -> Option<()> {
+        let mut need = self.stream(stream)?;
+        let graph = self.graphs.get(usize::from(slot))?.as_ref().filter(|g| !g.suspended)?;
+        let used = outside(graph);
+        need |= graph.held;
+        for &(b, writes) in &used {
+            let buf = &self.bufs[b as usize];
+            need |= buf.held_write | if writes { buf.held_read } else { 0 };
+        }
+        let graph = self.graphs[usize::from(slot)].take()?;
+        self.hold(stream, need);
+        for &(b, writes) in &used {
+            let buf = &mut self.bufs[b as usize];
+            planned.reads.push(b);
+            if writes {
+                planned.writes.push((b, false));
+                buf.held_write = need;
+                self.exclusive.push(self.on_buffer(b));
+            } else {
+                buf.held_read |= need;
+                self.shared.push(self.on_buffer(b));
+            }
+        }
+        let mut temps: Vec<Vec<u8>> = graph.temps.iter().map(|&len| vec![0; len as usize]).collect();
+        for Bound { node, uses, event } in &graph.nodes {
+            match node {
+                Node::Call => self.calls += 1,
+                Node::Record(e) => {
+                    let on = self.on_event(*e);
+                    if let Some(Some(e)) = self.events.get_mut(usize::from(*e))
+                        && e.id == *event
+                    {
+                        (e.recorded, e.held) = (true, need);
+                        self.exclusive.push(on);
+                    }
+                }
+                Node::Work(work) => {
+                    let inputs: Vec<Vec<u8>> = work
+                        .from
+                        .iter()
+                        .zip(uses)
+                        .map(|(s, &u)| {
+                            let data =
+                                if u & TEMP != 0 { &temps[(u & !TEMP) as usize] } else { &self.bufs[u as usize].data };
+                            part(data, *s).to_vec()
+                        })
+                        .collect();
+                    let to = uses[work.from.len()];
+                    let data = if to & TEMP != 0 {
+                        &mut temps[(to & !TEMP) as usize]
+                    } else {
+                        &mut self.bufs[to as usize].data
+                    };
+                    compute(work, &inputs, data);
+                }
+            }
+        }
+        self.graphs[usize::from(slot)] = Some(Graph { held: need, ..graph });
+        self.exclusive.push(self.on_graph(slot));
+        Some(())
+    }
+}
+
+/// The buffers that a graph uses, and whether it writes them.
+fn outside(graph: &Graph) -> Vec<(u32, bool)> {
+    let mut all: Vec<(u32, bool)> = Vec::new();
+    for Bound { node, uses, .. } in &graph.nodes {
+        let Node::Work(work) = node else { continue };
+        for (i, &b) in uses.iter().enumerate().filter(|(_, b)| *b & TEMP == 0) {
+            let writes = i == work.from.len();
+            match all.iter_mut().find(|a| a.0 == b) {
+                Some(a) => a.1 |= writes,
+                None => all.push((b, writes)),
+            }
+        }
+    }
+    all
+}
+
+fn spans(node: &Node) -> Vec<Span> {
+    match node {
+        Node::Work(w) => w.from.iter().copied().chain([w.to]).collect(),
+        Node::Call | Node::Record(_) => Vec::new(),
+    }
+}
+
+fn part(data: &[u8], span: Span) -> &[u8] {
+    &data[span.at as usize..][..span.len as usize]
+}
+
+/// Whether work writes all of a buffer of `len` bytes and reads none of it.
+fn whole(work: &Work, len: u32) -> bool {
+    work.to.len == len
+        && match work.op {
+            Op::Copy2d { .. } | Op::Launch { kernel: Kernel::Mask, .. } => false,
+            _ => !work.from.iter().any(|f| f.slot == work.to.slot),
+        }
+}
+
+/// Whether the parts fit the operation. `from` and `to` are the buffers of the parts.
+fn sensible(work: &Work, from: &[u32], to: u32) -> Option<()> {
+    let len = work.to.len;
+    let apart =
+        work.from.iter().zip(from).all(|(f, b)| *b != to || f.at + f.len <= work.to.at || work.to.at + len <= f.at);
+    let words = |s: &Span| s.at.is_multiple_of(4) && s.len.is_multiple_of(4) && s.len > 0;
+    let fits = match work.op {
+        Op::Fill { width, .. } => {
+            from.is_empty()
+                && matches!(width, 1 | 2 | 4)
+                && work.to.at.is_multiple_of(width.into())
+                && len.is_multiple_of(width.into())
+        }
+        Op::Upload { .. } => from.is_empty(),
+        Op::Copy => from.len() == 1 && work.from[0].len == len,
+        Op::Pinned => {
+            let pinned = |s: Slot| (PINNED..TEMPS).contains(&s);
+            from.len() == 1 && work.from[0].len == len && pinned(work.to.slot) != pinned(work.from[0].slot)
+        }
+        Op::Copy2d { width, rows, from_pitch, to_pitch } => {
+            let extent = |pitch: u32| u64::from(rows.saturating_sub(1)) * u64::from(pitch) + u64::from(width);
+            from.len() == 1
+                && (1..=from_pitch.min(to_pitch)).contains(&width)
+                && rows > 0
+                && extent(from_pitch) <= work.from[0].len.into()
+                && extent(to_pitch) <= len.into()
+        }
+        Op::Launch { kernel, words: [first, _] } => {
+            let n = kernel.bindings().len();
+            let reads = if kernel == Kernel::Mask { 0 } else { n - 1 };
+            from.len() == reads
+                && words(&work.to)
+                && work.from.iter().all(words)
+                && match kernel {
+                    Kernel::Gather => work.from[1].len == len && first > 0 && first <= work.from[0].len / 4,
+                    _ => work.from.iter().all(|f| f.len == len),
+                }
+        }
+    };
+    let device = |s: &Span| s.slot < PINNED || s.slot >= TEMPS;
+    let placed = matches!(work.op, Op::Pinned) || (device(&work.to) && work.from.iter().all(device));
+    (apart && fits && placed).then_some(())
+}
+
+/// Does the work on bytes.
+fn compute(work: &Work, inputs: &[Vec<u8>], data: &mut [u8]) {
+    let to = &mut data[work.to.at as usize..][..work.to.len as usize];
+    let word = |bytes: &[u8], i: usize| bytes[i * 4..].first_chunk::<4>().map_or(0, |b| u32::from_le_bytes(*b));
+    match work.op {
+        Op::Fill { pattern, width } => {
+            let pattern = &pattern.to_le_bytes()[..usize::from(width)];
+            to.chunks_exact_mut(pattern.len()).for_each(|c| c.copy_from_slice(pattern));
+        }
+        Op::Upload { seed, .. } => to.copy_from_slice(&bytes(seed, to.len())),
+        Op::Copy | Op::Pinned => to.copy_from_slice(&inputs[0]),
+        Op::Copy2d { width, rows, from_pitch, to_pitch } => {
+            for row in 0..rows as usize {
+                let from = &inputs[0][row * from_pitch as usize..][..width as usize];
+                to[row * to_pitch as usize..][..width as usize].copy_from_slice(from);
+            }
+        }
+        Op::Launch { kernel, words: [first, second] } => {
+            for i in 0..to.len() / 4 {
+                let value = match kernel {
+                    Kernel::Add => word(&inputs[0], i).wrapping_add(word(&inputs[1], i)),
+                    Kernel::Mask => word(to, i) ^ first.wrapping_add((i as u32).wrapping_mul(second)),
+                    Kernel::Scale => word(&inputs[0], i).wrapping_mul(first).wrapping_add(second),
+                    Kernel::Gather => word(&inputs[0], (word(&inputs[1], i) % first) as usize),
+                };
+                to[i * 4..][..4].copy_from_slice(&value.to_le_bytes());
+            }
+        }
+    }
+}

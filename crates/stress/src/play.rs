@@ -1,0 +1,765 @@
+//! Runs a plan on the runtime: a thread for each of the program's, and a watch that nothing hangs.
+//!
+//! Threads wait for each other as the plan says, and nowhere else. When calls may fail, a buffer that a failed call was to write is not
+//! *trusted*: what it holds is compared again once it was overwritten as a whole.
+
+use crate::generate::Plan;
+use crate::kernels::{Kernel, Params};
+use crate::model::Planned;
+use crate::prelude::{Call, Place, bytes, launch, resume, suspend};
+use crate::scenes;
+use crate::step::{Hand, Node, Op, PINNED, Read, Slot, Span, Step, TEMPS, Work};
+use crate::target::{Bench, Target, Weather};
+use leasehold::core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use leasehold::core::sync::{Arc, Condvar, Mutex};
+use leasehold::graph::NodeId;
+use leasehold::hal::StreamDesc;
+use leasehold::{
+    Buffer, ContextGuard, Current, Error, Event, EventFlags, Gate, Graph, KernelBase, Layout, Lease, Operand, Result,
+    Runtime, Stream, Update, View, ops,
+};
+use std::collections::VecDeque;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::time::{Duration, Instant};
+
+/// What is wrong with a run.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Finding {
+    /// What, in words.
+    pub what: String,
+    /// Whether nothing went on.
+    pub hang: bool,
+    /// Where each thread was.
+    pub threads: Vec<String>,
+}
+
+/// Why a step fails.
+enum Trouble {
+    /// The runtime says so.
+    Error(Error),
+    /// The runtime is wrong.
+    Wrong(String),
+}
+
+impl From<Error> for Trouble {
+    fn from(e: Error) -> Self {
+        Trouble::Error(e)
+    }
+}
+
+fn wrong<T>(what: impl Into<String>) -> std::result::Result<T, Trouble> {
+    Err(Trouble::Wrong(what.into()))
+}
+
+type Outcome = std::result::Result<(), Trouble>;
+
+/// How far a thread is.
+#[derive(Default)]
+struct Progress {
+    done: AtomicU32,
+    sleepers: AtomicU32,
+    lock: Mutex<()>,
+    bell: Condvar,
+}
+
+impl Progress {
+    fn advance(&self, to: u32) {
+        self.done.store(to, Ordering::SeqCst);
+        if self.sleepers.load(Ordering::SeqCst) > 0 {
+            self.ring();
+        }
+    }
+
+    fn ring(&self) {
+        drop(self.lock.lock());
+        self.bell.notify_all();
+    }
+
+    /// Waits until so many steps are over. Gives `false` when the run is stopped first.
+    fn reach(&self, count: u32, stop: &AtomicBool) -> bool {
+        for _ in 0..20 {
+            if self.done.load(Ordering::SeqCst) >= count {
+                return true;
+            }
+            std::thread::yield_now();
+        }
+        self.sleepers.fetch_add(1, Ordering::SeqCst);
+        let mut guard = self.lock.lock();
+        while self.done.load(Ordering::SeqCst) < count && !stop.load(Ordering::SeqCst) {
+            self.bell.wait(&mut guard);
+        }
+        drop(guard);
+        self.sleepers.fetch_sub(1, Ordering::SeqCst);
+        self.done.load(Ordering::SeqCst) >= count
+    }
+}
+
+fn places<T>(n: usize) -> Vec<Place<T>> {
+    (0..n).map(|_| Place::new()).collect()
+}
+
+/// A gate, and the value that was waited for last.
+struct Raisable {
+    gate: Gate,
+    next: u64,
+}
+
+struct Recorded {
+    graph: Graph,
+    /// The names of its nodes, and how many elements they write.
+    nodes: Vec<(Option<NodeId>, u32)>,
+}
+
+/// Marks a step that is over.
+const OVER: u32 = 1 << 31;
+
+/// What the watch looks at. It holds nothing of the runtime's.
+struct Watch {
+    plan: Arc<Plan>,
+    progress: Vec<Progress>,
+    /// Which step of the plan each thread is at.
+    at: Vec<AtomicU32>,
+    stop: AtomicBool,
+    finding: Mutex<Option<Finding>>,
+    /// Steps of the end.
+    end: AtomicU32,
+}
+
+impl Watch {
+    fn find(&self, what: String, hang: bool) {
+        let mut finding = self.finding.lock();
+        if finding.is_none() {
+            let threads = self.at.iter().enumerate().map(|(t, at)| {
+                let at = at.load(Ordering::Relaxed);
+                match self.plan.steps.get((at & !OVER) as usize) {
+                    Some(p) if at & OVER == 0 => format!("thread {t} is in step {at}: {:?}", p.step),
+                    Some(_) => format!("thread {t} is through with step {}", at & !OVER),
+                    None => format!("thread {t} is through"),
+                }
+            });
+            *finding = Some(Finding { what, hang, threads: threads.collect() });
+        }
+        drop(finding);
+        self.stop.store(true, Ordering::SeqCst);
+        self.progress.iter().for_each(Progress::ring);
+    }
+
+    /// Steps that are over.
+    fn steps(&self) -> u32 {
+        self.progress.iter().map(|p| p.done.load(Ordering::Relaxed)).sum::<u32>() + self.end.load(Ordering::Relaxed)
+    }
+}
+
+/// Everything that the threads share.
+struct World {
+    watch: Arc<Watch>,
+    runtime: Runtime,
+    kernels: [KernelBase; Kernel::ALL.len()],
+    strict: bool,
+    streams: Vec<Place<Stream>>,
+    buffers: Vec<Place<Lease<Buffer>>>,
+    events: Vec<Place<Lease<Event>>>,
+    gates: Vec<Place<Raisable>>,
+    graphs: Vec<Place<Recorded>>,
+    /// By the buffers' numbers.
+    trusted: Vec<AtomicBool>,
+    calls: Arc<AtomicU64>,
+}
+
+/// What a thread keeps for itself.
+#[derive(Default)]
+struct Own {
+    clones: VecDeque<Option<Lease<Buffer>>>,
+    entered: Vec<Option<(ContextGuard, Stream)>>,
+}
+
+fn get<T: Clone>(places: &[Place<T>], slot: Slot) -> Option<T> {
+    places.get(usize::from(slot))?.get()
+}
+
+/// A slot is empty because a call failed before.
+const EMPTY: Trouble =
+    Trouble::Error(Error::TopologyChanged(leasehold::core::Text::Borrowed("an earlier step failed")));
+
+impl World {
+    fn stream(&self, slot: Slot) -> std::result::Result<Stream, Trouble> {
+        get(&self.streams, slot).ok_or(EMPTY)
+    }
+
+    fn buffer(&self, slot: Slot) -> std::result::Result<Lease<Buffer>, Trouble> {
+        get(&self.buffers, slot).ok_or(EMPTY)
+    }
+
+    fn event(&self, slot: Slot) -> std::result::Result<Lease<Event>, Trouble> {
+        get(&self.events, slot).ok_or(EMPTY)
+    }
+
+    fn graph(&self, slot: Slot) -> std::result::Result<Graph, Trouble> {
+        self.graphs[usize::from(slot)].lock().as_ref().map(|r| r.graph.clone()).ok_or(EMPTY)
+    }
+
+    /// Whether an error is one that calls may give when something fails under them.
+    fn excusable(&self, e: &Error) -> bool {
+        !self.strict
+            && !matches!(
+                e,
+                Error::InvalidArgument(_)
+                    | Error::StaleHandle { .. }
+                    | Error::Occupied { .. }
+                    | Error::Recording { .. }
+            )
+    }
+
+    /// Runs the steps of a thread.
+    fn thread(&self, me: usize) {
+        let mut own = Own::default();
+        let steps = self.watch.plan.steps.iter().enumerate().filter(|(_, p)| usize::from(p.thread) == me);
+        for (done, (index, planned)) in steps.enumerate() {
+            if !planned
+                .after
+                .iter()
+                .all(|&(t, count)| self.watch.progress[usize::from(t)].reach(count, &self.watch.stop))
+                || self.watch.stop.load(Ordering::SeqCst)
+            {
+                return;
+            }
+            self.watch.at[me].store(index as u32, Ordering::Relaxed);
+            let outcome = catch_unwind(AssertUnwindSafe(|| self.step(planned, &mut own)));
+            let result = outcome.unwrap_or_else(|_| wrong("a panic"));
+            self.judge(index, planned, result);
+            self.watch.at[me].store(index as u32 | OVER, Ordering::Relaxed);
+            self.watch.progress[me].advance(done as u32 + 1);
+        }
+        self.watch.at[me].store(u32::MAX, Ordering::Relaxed);
+    }
+
+    fn judge(&self, index: usize, planned: &Planned, result: Outcome) {
+        let trust = |b: u32, yes: bool| self.trusted[b as usize].store(yes, Ordering::Relaxed);
+        match result {
+            Ok(()) => {
+                let sound = planned.reads.iter().all(|b| self.trusted[*b as usize].load(Ordering::Relaxed));
+                for &(b, whole) in planned.writes.iter().filter(|_| !self.strict) {
+                    if !sound || whole {
+                        trust(b, sound);
+                    }
+                }
+            }
+            Err(Trouble::Error(e)) if self.excusable(&e) => {
+                planned.writes.iter().for_each(|w| trust(w.0, false));
+                self.replace(&planned.step);
+            }
+            Err(Trouble::Error(e)) => self.watch.find(format!("step {index}, {:?}: {e}", planned.step), false),
+            Err(Trouble::Wrong(what)) => self.watch.find(format!("step {index}, {:?}: {what}", planned.step), false),
+        }
+    }
+
+    /// Puts a healthy stream in the place of one that failed.
+    fn replace(&self, step: &Step) {
+        let (Step::Run(s, _)
+        | Step::Session(s, _)
+        | Step::Sync(s)
+        | Step::Query(s)
+        | Step::Check(Read::On(s), _)
+        | Step::Call { stream: s, .. }
+        | Step::Record { stream: s, .. }
+        | Step::WaitEvent { stream: s, .. }
+        | Step::Launch { stream: s, .. }) = step
+        else {
+            return;
+        };
+        let place = &self.streams[usize::from(*s)];
+        let failed = place.lock().take_if(|stream| stream.failure().is_some());
+        if let Some(failed) = failed {
+            let _ = failed.synchronize_timeout(Some(Duration::from_secs(5)));
+            drop(failed);
+            if let Ok(new) = self.runtime.create_stream() {
+                place.lock().get_or_insert(new);
+            }
+        }
+    }
+
+    fn step(&self, planned: &Planned, own: &mut Own) -> Outcome {
+        let runtime = &self.runtime;
+        match planned.step {
+            Step::Stream(s, priority) => {
+                let made = runtime.create_stream_with(&StreamDesc::priority(priority))?;
+                self.streams[usize::from(s)].put(made);
+            }
+            Step::DropStream(s) => drop(self.streams[usize::from(s)].take()),
+            Step::Alloc { slot, len, stream } => {
+                let made = runtime.alloc_on(&self.stream(stream)?, Layout::new(len.into()))?;
+                self.buffers[usize::from(slot)].put(made);
+            }
+            Step::New { slot, len, seed } => {
+                let made = runtime.upload(&bytes(seed, len as usize))?;
+                self.buffers[usize::from(slot)].put(made);
+            }
+            Step::Pin { slot, len } => {
+                let made = runtime.alloc_pinned(len.into())?;
+                self.buffers[usize::from(slot)].put(made);
+            }
+            Step::Drop(slot) => drop(self.buffers[usize::from(slot)].take()),
+            Step::Clone(slot) => own.clones.push_back(get(&self.buffers, slot)),
+            Step::Unclone => drop(own.clones.pop_front()),
+            Step::Run(stream, ref work) => {
+                let stream = self.stream(stream)?;
+                self.work(&stream, work, &|slot| self.buffer(slot))?;
+            }
+            Step::Session(stream, ref works) => self.session(&self.stream(stream)?, works)?,
+            Step::Check(read, span) => self.check(read, span, planned)?,
+            Step::Sync(s) => self.stream(s)?.synchronize()?,
+            Step::Query(s) => drop(self.stream(s)?.query()?),
+            Step::Flush(s) => self.stream(s)?.flush()?,
+            Step::SyncDevice => runtime.sync_device()?,
+            Step::Enter(s) => {
+                let entered = self.stream(s).and_then(|stream| {
+                    let guard = ops::set_context(runtime, Some(&stream))?;
+                    Ok((guard, stream))
+                });
+                match entered {
+                    Ok(entered) => own.entered.push(Some(entered)),
+                    Err(e) => {
+                        own.entered.push(None);
+                        return Err(e);
+                    }
+                }
+            }
+            Step::Leave => {
+                drop(own.entered.pop());
+                let last = own.entered.iter().rev().flatten().next();
+                match (last, Current::get()) {
+                    (None, Err(_)) => {}
+                    (Some((_, stream)), Ok(current)) if current.stream().same(stream) => {}
+                    (_, got) => return wrong(format!("the thread's current context is {got:?}")),
+                }
+            }
+            Step::Call { stream, once } => {
+                let (stream, calls) = (self.stream(stream)?, self.calls.clone());
+                let count = move || {
+                    calls.fetch_add(1, Ordering::SeqCst);
+                    Ok(())
+                };
+                let called = if once {
+                    ops::host_call_once(&stream, "count", count)
+                } else {
+                    ops::host_call(&stream, "count", count)
+                };
+                called?;
+            }
+            Step::Trim => drop(runtime.allocator().trim(0)?),
+            Step::Wrong(kind, slot) => {
+                let buffer = self.buffer(slot)?;
+                scenes::refused(runtime, &self.stream(0)?, &buffer, kind).or_else(wrong)?;
+            }
+            Step::Scene(scene) => {
+                scenes::play(runtime, &self.kernels, scene).or_else(|e| if self.strict { wrong(e) } else { Ok(()) })?
+            }
+            Step::Event { .. }
+            | Step::DropEvent(_)
+            | Step::Record { .. }
+            | Step::WaitEvent { .. }
+            | Step::WaitStream { .. }
+            | Step::QueryEvent(_)
+            | Step::SyncEvent(_)
+            | Step::Elapsed(..) => self.events(&planned.step)?,
+            Step::Gate(_) | Step::DropGate(_) | Step::Hold { .. } | Step::Raise(_) | Step::CallRaise { .. } => {
+                self.gate(&planned.step)?;
+            }
+            Step::Graph { slot, ref temps, ref nodes } => {
+                let recorded = self.record(temps, nodes)?;
+                self.graphs[usize::from(slot)].put(recorded);
+            }
+            Step::DropGraph(_)
+            | Step::Launch { .. }
+            | Step::Params { .. }
+            | Step::Swap { .. }
+            | Step::Suspend { .. }
+            | Step::Resume(_) => self.graph_step(&planned.step)?,
+        }
+        Ok(())
+    }
+
+    fn check(&self, read: Read, span: Span, planned: &Planned) -> Outcome {
+        let buffer = self.buffer(span.slot)?;
+        let part = buffer.part(span.at.into(), span.len.into())?;
+        let got = match read {
+            Read::New => self.runtime.download::<u8>(&part)?,
+            Read::On(s) => {
+                let mut got = vec![0xEE; span.len as usize];
+                ops::download(&self.stream(s)?, &mut got, part)?;
+                got
+            }
+        };
+        let (Some(expect), Some(&b)) = (&planned.expect, planned.reads.first()) else { return Ok(()) };
+        if self.strict || self.trusted[b as usize].load(Ordering::Relaxed) {
+            compare(&got, expect).or_else(wrong)?;
+        }
+        Ok(())
+    }
+
+    fn events(&self, step: &Step) -> Outcome {
+        let runtime = &self.runtime;
+        match *step {
+            Step::Event { slot, timing } => {
+                let made = runtime.create_event_with_flags(if timing {
+                    EventFlags::TIMING
+                } else {
+                    EventFlags::DISABLE_TIMING
+                })?;
+                self.events[usize::from(slot)].put(made);
+            }
+            Step::DropEvent(slot) => drop(self.events[usize::from(slot)].take()),
+            Step::Record { event, stream } => {
+                let recorded = self.event(event).and_then(|e| Ok(ops::signal(&self.stream(stream)?, &e)?));
+                // What was recorded before is not what the model means.
+                if recorded.is_err() && !self.strict {
+                    drop(self.events[usize::from(event)].take());
+                }
+                recorded?;
+            }
+            Step::WaitEvent { stream, event } => ops::wait_event(&self.stream(stream)?, &self.event(event)?)?,
+            Step::WaitStream { stream, on } => {
+                let now = self.stream(on)?.now();
+                ops::wait(&self.stream(stream)?, now)?;
+            }
+            Step::QueryEvent(event) => drop(runtime.query_event(&*self.event(event)?)?),
+            Step::SyncEvent(event) => {
+                let event = self.event(event)?;
+                runtime.synchronize_event(&event)?;
+                if !runtime.query_event(&event)? {
+                    return wrong("an event is not complete after it was waited for");
+                }
+            }
+            Step::Elapsed(a, b) => drop(runtime.elapsed(&*self.event(a)?, &*self.event(b)?)?),
+            _ => {}
+        }
+        Ok(())
+    }
+
+    fn gate(&self, step: &Step) -> Outcome {
+        match *step {
+            Step::Gate(slot) => {
+                let gate = self.runtime.create_gate()?;
+                let next = gate.value();
+                self.gates[usize::from(slot)].put(Raisable { gate, next });
+            }
+            Step::DropGate(slot) => drop(self.gates[usize::from(slot)].take()),
+            Step::Hold { stream, gate } => {
+                let stream = self.stream(stream)?;
+                let point = {
+                    let mut place = self.gates[usize::from(gate)].lock();
+                    let held = place.as_mut().ok_or(EMPTY)?;
+                    held.next += 1;
+                    held.gate.at(held.next)
+                };
+                ops::wait(&stream, point)?;
+            }
+            Step::Raise(gate) => {
+                let (gate, next) = self.next(gate)?;
+                // Nothing may have come to wait, where calls fail.
+                if next > gate.value() {
+                    ops::raise(&gate, next)?;
+                }
+            }
+            Step::CallRaise { stream, gate } => {
+                let (gate, next) = self.next(gate)?;
+                let call = {
+                    let gate = gate.clone();
+                    move || ops::raise(&gate, next)
+                };
+                let called = self.stream(stream).and_then(|s| Ok(ops::host_call_once(&s, "raise", call)?));
+                if called.is_err() && !self.strict && next > gate.value() {
+                    ops::raise(&gate, next)?;
+                }
+                called?;
+            }
+            _ => {}
+        }
+        Ok(())
+    }
+
+    fn next(&self, gate: Slot) -> std::result::Result<(Gate, u64), Trouble> {
+        let place = self.gates[usize::from(gate)].lock();
+        place.as_ref().map(|r| (r.gate.clone(), r.next)).ok_or(EMPTY)
+    }
+
+    fn record(&self, temps: &[u32], nodes: &[Node]) -> std::result::Result<Recorded, Trouble> {
+        let runtime = &self.runtime;
+        let mut names = Vec::with_capacity(nodes.len());
+        runtime.start_graph_recording()?;
+        let recorded = (|| -> Outcome {
+            let temps = temps.iter().map(|&len| runtime.alloc(len.into())).collect::<Result<Vec<_>>>()?;
+            let find = |slot: Slot| {
+                if slot >= TEMPS { Ok(temps[usize::from(slot - TEMPS)].clone()) } else { self.buffer(slot) }
+            };
+            for node in nodes {
+                let elements = if let Node::Work(work) = node { work.to.len / 4 } else { 0 };
+                names.push((ops::next_node(runtime), elements));
+                match node {
+                    Node::Work(work) => self.work(runtime.stream(), work, &find)?,
+                    Node::Call => {
+                        let calls = self.calls.clone();
+                        ops::host_call(runtime.stream(), "count", move || {
+                            calls.fetch_add(1, Ordering::SeqCst);
+                            Ok(())
+                        })?;
+                    }
+                    Node::Record(event) => ops::signal(runtime.stream(), &self.event(*event)?)?,
+                }
+            }
+            Ok(())
+        })();
+        match recorded {
+            Ok(()) => Ok(Recorded { graph: runtime.stop_graph_recording()?, nodes: names }),
+            Err(e) => {
+                runtime.abandon_graph_recording();
+                Err(e)
+            }
+        }
+    }
+
+    fn graph_step(&self, step: &Step) -> Outcome {
+        match *step {
+            Step::DropGraph(slot) => drop(self.graphs[usize::from(slot)].take()),
+            Step::Launch { graph, stream } => drop(self.graph(graph)?.launch_on(&self.stream(stream)?)?),
+            Step::Params { graph, node, words } => {
+                let (name, n) = {
+                    let place = self.graphs[usize::from(graph)].lock();
+                    place.as_ref().and_then(|r| r.nodes.get(node as usize).copied()).ok_or(EMPTY)?
+                };
+                let params: Params = [n, words[0], words[1]];
+                let Some(name) = name else { return wrong("a recorded node without a name") };
+                let updated = self.graph(graph)?.update(&Update::new().params(name, &params));
+                self.give_up(graph, updated.map(drop))?;
+            }
+            Step::Swap { graph, old, new } => {
+                let (old, new) = (self.buffer(old)?, self.buffer(new)?);
+                let updated = self.graph(graph)?.update(&Update::new().buffer(&old, &new));
+                self.give_up(graph, updated.map(drop))?;
+            }
+            Step::Suspend { graph, stream } => {
+                suspend(&self.graph(graph)?, &self.stream(stream)?)?;
+            }
+            Step::Resume(graph) => self.give_up(graph, resume(&self.graph(graph)?))?,
+            _ => {}
+        }
+        Ok(())
+    }
+
+    /// A graph that could not be changed is not what the model means.
+    fn give_up(&self, graph: Slot, result: Result<()>) -> Result<()> {
+        if result.is_err() && !self.strict {
+            drop(self.graphs[usize::from(graph)].take());
+        }
+        result
+    }
+
+    /// Does work on a stream.
+    fn work(
+        &self,
+        stream: &Stream,
+        work: &Work,
+        find: &dyn Fn(Slot) -> std::result::Result<Lease<Buffer>, Trouble>,
+    ) -> Outcome {
+        let leases = work.from.iter().map(|s| find(s.slot)).collect::<std::result::Result<Vec<_>, _>>()?;
+        let lease = find(work.to.slot)?;
+        let to = lease.part(work.to.at.into(), work.to.len.into())?;
+        let from = |i: usize| leases[i].part(work.from[i].at.into(), work.from[i].len.into());
+        match work.op {
+            Op::Fill { pattern, width } => {
+                let pattern = match width {
+                    1 => ops::Pattern::U8(pattern as u8),
+                    2 => ops::Pattern::U16(pattern as u16),
+                    _ => ops::Pattern::U32(pattern),
+                };
+                ops::fill(stream, to, pattern)?;
+            }
+            Op::Upload { seed, hand } => {
+                let bytes = bytes(seed, work.to.len as usize);
+                match hand {
+                    Hand::Asynchronous => ops::upload(stream, to, &bytes, true)?,
+                    Hand::Synchronous => ops::upload(stream, to, &bytes, false)?,
+                    Hand::Owned => ops::upload_owned(stream, to, Arc::new(bytes))?,
+                }
+            }
+            Op::Copy => ops::copy(stream, to, from(0)?)?,
+            Op::Copy2d { width, rows, from_pitch, to_pitch } => {
+                ops::copy_2d(stream, to, to_pitch.into(), from(0)?, from_pitch.into(), width.into(), rows.into())?
+            }
+            Op::Pinned => ops::copy_pinned(stream, to, from(0)?)?,
+            Op::Launch { .. } => {
+                let operands = operands(work, &lease, &leases)?;
+                launch(stream, &[self.call(work, &operands)])?;
+            }
+        }
+        Ok(())
+    }
+
+    fn call<'a>(&'a self, work: &Work, operands: &'a [Operand<'a>]) -> Call<'a> {
+        let (kernel, words) = match work.op {
+            Op::Launch { kernel, words } => (kernel, words),
+            _ => (Kernel::Mask, [0; 2]),
+        };
+        Call { kernel: &self.kernels[kernel as usize], operands, params: [work.to.len / 4, words[0], words[1]] }
+    }
+
+    fn session(&self, stream: &Stream, works: &[Work]) -> Outcome {
+        let mut leases = Vec::with_capacity(works.len());
+        for work in works {
+            let from = work.from.iter().map(|s| self.buffer(s.slot)).collect::<std::result::Result<Vec<_>, _>>()?;
+            leases.push((self.buffer(work.to.slot)?, from));
+        }
+        let mut staged = Vec::with_capacity(works.len());
+        for (work, (to, from)) in works.iter().zip(&leases) {
+            staged.push((work, operands(work, to, from)?));
+        }
+        let calls: Vec<_> = staged.iter().map(|(work, operands)| self.call(work, operands)).collect();
+        Ok(launch(stream, &calls)?)
+    }
+
+    /// What is left is compared, and everything is dropped.
+    fn finish(&self) -> std::result::Result<(), String> {
+        let said = |e: Error| if self.strict { Err(e.to_string()) } else { Ok(()) };
+        let step = || self.watch.end.fetch_add(1, Ordering::Relaxed);
+        for place in &self.gates {
+            step();
+            if let Some(Raisable { gate, next }) = place.take()
+                && next > gate.value()
+            {
+                let raised = ops::raise(&gate, next);
+                // A host call may be about to.
+                raised.or_else(|e| if matches!(e, Error::InvalidArgument(_)) { Ok(()) } else { said(e) })?;
+            }
+        }
+        for stream in self.streams.iter().filter_map(Place::get) {
+            step();
+            stream.synchronize().or_else(said)?;
+        }
+        for (slot, b, expect) in &self.watch.plan.remains {
+            step();
+            let Some(buffer) = get(&self.buffers, *slot) else { continue };
+            match self.runtime.download::<u8>(&buffer) {
+                Ok(got) if self.strict || self.trusted[*b as usize].load(Ordering::Relaxed) => {
+                    compare(&got, expect).map_err(|e| format!("at the end, buffer {slot}: {e}"))?;
+                }
+                Ok(_) => {}
+                Err(e) => said(e)?,
+            }
+        }
+        self.graphs.iter().for_each(|p| drop(p.take()));
+        self.runtime.sync_device().or_else(said)?;
+        let calls = self.calls.load(Ordering::SeqCst);
+        if calls != self.watch.plan.calls && self.strict {
+            return Err(format!("{calls} host calls ran, not {}", self.watch.plan.calls));
+        }
+        step();
+        self.events.iter().for_each(|p| drop(p.take()));
+        self.buffers.iter().for_each(|p| drop(p.take()));
+        self.streams.iter().for_each(|p| drop(p.take()));
+        step();
+        Ok(())
+    }
+}
+
+/// A launch's operands, with the roles that its kernel declares.
+fn operands<'a>(work: &Work, to: &'a Lease<Buffer>, from: &'a [Lease<Buffer>]) -> Result<Vec<Operand<'a>>> {
+    let mut operands = Vec::with_capacity(from.len() + 1);
+    for (span, lease) in work.from.iter().zip(from) {
+        operands.push(lease.part(span.at.into(), span.len.into())?.read());
+    }
+    let part = to.part(work.to.at.into(), work.to.len.into())?;
+    let role =
+        if matches!(work.op, Op::Launch { kernel: Kernel::Mask, .. }) { part.read_write() } else { part.write() };
+    operands.push(role);
+    Ok(operands)
+}
+
+fn compare(got: &[u8], expect: &[u8]) -> std::result::Result<(), String> {
+    if got == expect {
+        return Ok(());
+    }
+    if got.len() != expect.len() {
+        return Err(format!("{} bytes came back, not {}", got.len(), expect.len()));
+    }
+    let differ = got.iter().zip(expect).filter(|(g, e)| g != e).count();
+    let at = got.iter().zip(expect).position(|(g, e)| g != e).unwrap_or(0);
+    Err(format!("byte {at} is {:#04x} and not {:#04x}; {differ} of {} bytes differ", got[at], expect[at], got.len()))
+}
+
+/// Runs a plan on a target. `patience` is how long nothing may go on.
+pub(crate) fn play(
+    target: &Target,
+    seed: u64,
+    faults: bool,
+    plan: Arc<Plan>,
+    patience: Duration,
+) -> std::result::Result<(), Finding> {
+    let plain = |what: String| Finding { what, hang: false, threads: Vec::new() };
+    let bench = target.open(seed, faults).map_err(|e| plain(format!("the device cannot be opened: {e}")))?;
+    let runtime = bench.runtime().clone();
+    let threads = usize::from(plan.shape.threads);
+    let watch = Arc::new(Watch {
+        progress: (0..threads).map(|_| Progress::default()).collect(),
+        at: (0..threads).map(|_| AtomicU32::new(0)).collect(),
+        stop: AtomicBool::new(false),
+        finding: Mutex::new(None),
+        end: AtomicU32::new(0),
+        plan: plan.clone(),
+    });
+    let world = Arc::new(World {
+        streams: places(plan.shape.streams.into()),
+        buffers: places(usize::from(PINNED) * 2),
+        events: places(plan.shape.events.into()),
+        gates: places(plan.shape.gates.into()),
+        graphs: places(plan.shape.graphs.into()),
+        trusted: (0..plan.buffers).map(|_| AtomicBool::new(true)).collect(),
+        calls: Arc::default(),
+        strict: bench.weather != Weather::Foul,
+        kernels: bench.kernels().clone(),
+        runtime,
+        watch: watch.clone(),
+    });
+    world.streams[0].put(world.runtime.stream().clone());
+    let conductor = std::thread::spawn(move || conduct(world, bench));
+    let mut last = (0, Instant::now());
+    while !conductor.is_finished() {
+        std::thread::sleep(Duration::from_millis(1));
+        let now = watch.steps();
+        if now != last.0 {
+            last = (now, Instant::now());
+        } else if last.1.elapsed() > patience {
+            watch.find(format!("nothing went on for {patience:?}"), true);
+            // Its threads cannot be ended.
+            let finding = watch.finding.lock().clone();
+            return Err(finding.unwrap_or_else(|| plain("a hang".into())));
+        }
+    }
+    match conductor.join() {
+        Ok(Ok(())) => Ok(()),
+        Ok(Err(finding)) => Err(finding),
+        Err(_) => Err(plain("a panic at the end".into())),
+    }
+}
+
+fn conduct(world: Arc<World>, bench: Bench) -> std::result::Result<(), Finding> {
+    let threads: Vec<_> = (0..world.watch.progress.len())
+        .map(|me| {
+            let world = world.clone();
+            std::thread::spawn(move || world.thread(me))
+        })
+        .collect();
+    for (t, thread) in threads.into_iter().enumerate() {
+        if thread.join().is_err() {
+            world.watch.find(format!("a panic of thread {t}"), false);
+        }
+    }
+    bench.calm();
+    let finding = world.watch.finding.lock().take();
+    let ended = match finding {
+        Some(finding) => Err(finding),
+        None => world.finish().map_err(|what| Finding { what, hang: false, threads: Vec::new() }),
+    };
+    drop(world);
+    ended?;
+    bench.close().map_err(|what| Finding { what, hang: false, threads: Vec::new() })
+}

@@ -1,0 +1,200 @@
+//! What a printed test uses beside the runtime itself.
+
+pub use crate::kernels::{BLOCK, Kernel, Params};
+pub use crate::scenes::{self, Scene, Wrong};
+pub use crate::target::{Bench, Target};
+pub use leasehold::core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+pub use leasehold::core::sync::{Arc, Mutex, MutexGuard};
+pub use leasehold::graph::NodeId;
+pub use leasehold::hal::StreamDesc;
+pub use leasehold::hal::alloc::On;
+pub use leasehold::ops::{self, Pattern};
+pub use leasehold::{
+    Buffer, Current, Error, Event, EventFlags, Gate, Graph, KernelBase, Layout, Lease, Operand, Result, Runtime, Slice,
+    Stream, Update, View,
+};
+
+use crate::dice::Dice;
+use leasehold::KernelSession;
+use leasehold::kernel::{session_ops, session_sync_ops};
+use std::time::{Duration, Instant};
+
+/// The bytes that follow from a seed: what uploads write.
+#[must_use]
+pub fn bytes(seed: u32, len: usize) -> Vec<u8> {
+    let mut dice = Dice::new(u64::from(seed));
+    let mut bytes = Vec::with_capacity(len + 8);
+    while bytes.len() < len {
+        bytes.extend_from_slice(&dice.next().to_le_bytes());
+    }
+    bytes.truncate(len);
+    bytes
+}
+
+/// A number that tells bytes from others (FNV-1a).
+#[must_use]
+pub fn digest(bytes: &[u8]) -> u64 {
+    bytes.iter().fold(0xcbf2_9ce4_8422_2325, |hash, &b| (hash ^ u64::from(b)).wrapping_mul(0x0100_0000_01b3))
+}
+
+/// A place for something that several threads use, or nothing.
+#[derive(Debug)]
+pub struct Place<T>(Mutex<Option<T>>);
+
+impl<T> Default for Place<T> {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl<T> Place<T> {
+    /// With nothing.
+    #[must_use]
+    pub fn new() -> Self {
+        Self(Mutex::new(None))
+    }
+
+    /// So many of them.
+    #[must_use]
+    pub fn several(n: usize) -> Vec<Self> {
+        (0..n).map(|_| Self::new()).collect()
+    }
+
+    /// Puts something there.
+    pub fn put(&self, value: T) {
+        let old = self.lock().replace(value);
+        drop(old);
+    }
+
+    /// Takes it away.
+    pub fn take(&self) -> Option<T> {
+        self.lock().take()
+    }
+
+    /// What is there, under a lock.
+    pub fn lock(&self) -> MutexGuard<'_, Option<T>> {
+        self.0.lock()
+    }
+
+    /// A clone of what is there.
+    pub fn get(&self) -> Option<T>
+    where
+        T: Clone,
+    {
+        self.lock().clone()
+    }
+
+    /// A clone of what is there.
+    ///
+    /// # Panics
+    /// When nothing is.
+    pub fn the(&self) -> T
+    where
+        T: Clone,
+    {
+        self.get().expect("a place that was filled before")
+    }
+}
+
+/// A launch.
+#[derive(Debug, Clone, Copy)]
+pub struct Call<'a> {
+    /// The kernel.
+    pub kernel: &'a KernelBase,
+    /// Its operands.
+    pub operands: &'a [Operand<'a>],
+    /// The number of elements, and two words.
+    pub params: Params,
+}
+
+/// Launches kernels as one submission.
+///
+/// # Errors
+/// The session's.
+pub fn launch(stream: &Stream, calls: &[Call<'_>]) -> Result<()> {
+    let mut session = None;
+    for &Call { kernel, operands, params } in calls {
+        let begun = match session.take() {
+            None => KernelSession::begin(kernel, stream)?,
+            Some(session) => KernelSession::kernel(session, kernel)?,
+        };
+        let ready = session_sync_ops::wait(begun, operands)?;
+        let bound = session_ops::bind(ready, operands)?;
+        let set = session_ops::params(bound, &params)?;
+        let staged = session_ops::dispatch_1d(set, params[0].div_ceil(BLOCK), BLOCK)?;
+        session = Some(session_sync_ops::update_tokens(staged));
+    }
+    session.map_or(Ok(()), |s| s.finish().map(drop))
+}
+
+/// The bytes of a part.
+///
+/// # Errors
+/// The stream's.
+pub fn read(stream: &Stream, part: Slice<'_>) -> Result<Vec<u8>> {
+    let mut got = vec![0xEE; part.len() as usize];
+    ops::download(stream, &mut got, part)?;
+    Ok(got)
+}
+
+/// Steps that are over, by thread: how the threads of a printed test come in order.
+#[derive(Debug)]
+pub struct Order(Vec<AtomicU32>);
+
+impl Order {
+    /// Of so many threads.
+    #[must_use]
+    pub fn new(threads: usize) -> Self {
+        Self((0..threads).map(|_| AtomicU32::new(0)).collect())
+    }
+
+    /// Waits until a thread is through with so many steps.
+    ///
+    /// # Panics
+    /// When that takes a minute: it has failed, or hangs.
+    pub fn after(&self, thread: usize, steps: u32) {
+        let end = Instant::now() + Duration::from_secs(60);
+        while self.0[thread].load(Ordering::Acquire) < steps {
+            assert!(Instant::now() < end, "thread {thread} is not through with {steps} steps");
+            std::thread::yield_now();
+        }
+    }
+
+    /// A thread is through with a step.
+    pub fn done(&self, thread: usize) {
+        self.0[thread].fetch_add(1, Ordering::Release);
+    }
+}
+
+/// The name of the node that is recorded next.
+///
+/// # Errors
+/// `Recording` when the thread does not record.
+pub fn name(runtime: &Runtime) -> Result<NodeId> {
+    ops::next_node(runtime).ok_or_else(|| Error::recording("this thread does not record"))
+}
+
+/// Suspends a graph's memory, where the device can do that. Says whether it did.
+///
+/// # Errors
+/// The arena's; `InvalidState` when the suspended graph was launched.
+pub fn suspend(graph: &Graph, stream: &Stream) -> Result<bool> {
+    let raw = stream.raw();
+    match graph.arena().suspend(On { line: raw.line(), timeline: &**raw }, |_, _| Ok(())) {
+        Ok(_) if matches!(graph.launch_on(stream), Err(Error::Suspended(_))) => Ok(true),
+        Ok(_) => Err(Error::state("a suspended graph was launched")),
+        Err(Error::Unsupported(_)) => Ok(false),
+        Err(e) => Err(e),
+    }
+}
+
+/// Resumes a graph's memory if it is suspended.
+///
+/// # Errors
+/// The arena's.
+pub fn resume(graph: &Graph) -> Result<()> {
+    match graph.arena().resume(|_, _| Ok(())) {
+        Err(Error::InvalidState(_)) => Ok(()),
+        result => result,
+    }
+}

@@ -1,0 +1,295 @@
+//! Prints a program as a Rust test that uses the public API.
+
+use crate::generate::Plan;
+use crate::kernels::Kernel;
+use crate::model::Planned;
+use crate::prelude::digest;
+use crate::step::{Hand, Node, Op, PINNED, Read, Slot, Span, Step, TEMPS, Work};
+use crate::target::Target;
+use std::collections::BTreeMap;
+use std::fmt::{self, Write};
+
+/// The text of a test that does what the plan says, and fails as it does.
+pub(crate) fn print(target: &Target, seed: u64, faults: bool, plan: &Plan, why: &str) -> String {
+    let mut text = String::new();
+    // Writing to a string does not fail.
+    let _ = write(&mut text, target, seed, faults, plan, why);
+    text
+}
+
+fn write(to: &mut String, target: &Target, seed: u64, faults: bool, plan: &Plan, why: &str) -> fmt::Result {
+    let Target { device, simulated } = target;
+    let mut threads: BTreeMap<u8, Vec<&Planned>> = BTreeMap::new();
+    plan.steps.iter().for_each(|p| threads.entry(p.thread).or_default().push(p));
+    let rank = |t: u8| threads.keys().position(|k| *k == t).unwrap_or(0);
+    writeln!(to, "//! Seed {seed} on {device}: {}", why.replace('\n', " "))?;
+    writeln!(to, "\nuse leasehold_stress::prelude::*;\n")?;
+    writeln!(to, "#[test]\nfn seed_{seed}() -> Result<()> {{")?;
+    writeln!(to, "    let target = Target::new(\"{device}\".parse()?, {simulated})?;")?;
+    writeln!(to, "    let bench = target.open({seed}, {faults})?;")?;
+    writeln!(to, "    let (runtime, kernels) = (bench.runtime().clone(), bench.kernels().clone());")?;
+    let shape = plan.shape;
+    for (name, n, of) in [
+        ("s", shape.streams, "Stream"),
+        ("b", PINNED + shape.pinned, "Lease<Buffer>"),
+        ("e", shape.events, "Lease<Event>"),
+        ("g", shape.gates, "(Gate, u64)"),
+        ("graphs", shape.graphs, "(Graph, Vec<(NodeId, u32)>)"),
+    ] {
+        let n = last(plan, name).map_or(0, |l| usize::from(l) + 1).min(usize::from(n));
+        if n > 0 {
+            writeln!(to, "    let {name} = Place::<{of}>::several({n});")?;
+        }
+    }
+    if last(plan, "s").is_some() {
+        writeln!(to, "    s[0].put(runtime.stream().clone());")?;
+    }
+    let calls = plan.steps.iter().any(|p| match &p.step {
+        Step::Call { .. } => true,
+        Step::Graph { nodes, .. } => nodes.contains(&Node::Call),
+        _ => false,
+    });
+    if calls {
+        writeln!(to, "    let calls = Arc::new(AtomicU64::new(0));")?;
+    }
+    if threads.len() == 1 {
+        for steps in threads.values() {
+            own(to, "    ", steps)?;
+            steps.iter().try_for_each(|p| step(to, "    ", p))?;
+        }
+    } else if !threads.is_empty() {
+        writeln!(to, "    let order = Order::new({});", threads.len())?;
+        writeln!(to, "    std::thread::scope(|scope| {{")?;
+        for (t, steps) in &threads {
+            writeln!(to, "        scope.spawn(|| {{")?;
+            writeln!(to, "            let run = || -> Result<()> {{")?;
+            own(to, "                ", steps)?;
+            for p in steps {
+                for (on, count) in &p.after {
+                    writeln!(to, "                order.after({}, {count});", rank(*on))?;
+                }
+                step(to, "                ", p)?;
+                writeln!(to, "                order.done({});", rank(*t))?;
+            }
+            writeln!(to, "                Ok(())\n            }};")?;
+            writeln!(to, "            run().expect(\"thread {}\");\n        }});", rank(*t))?;
+        }
+        writeln!(to, "    }});")?;
+    }
+    finish(to, plan, calls)
+}
+
+/// The highest slot of a kind that is used.
+fn last(plan: &Plan, kind: &str) -> Option<Slot> {
+    let mut most = None;
+    let mut see = |k: &str, slot: Slot| {
+        if k == kind && slot < TEMPS {
+            most = most.max(Some(slot));
+        }
+    };
+    for p in &plan.steps {
+        let mut text = String::new();
+        let _ = step(&mut text, "", p);
+        for place in ["s", "b", "e", "g", "graphs"] {
+            for (at, _) in text.match_indices(&format!("{place}[")) {
+                let own = text[..at].chars().next_back().is_none_or(|c| !c.is_alphanumeric() && c != '_');
+                let number: String = text[at + place.len() + 1..].chars().take_while(char::is_ascii_digit).collect();
+                if own && let Ok(slot) = number.parse() {
+                    see(place, slot);
+                }
+            }
+        }
+    }
+    if kind == "s" && (most.is_none() && !plan.remains.is_empty()) { Some(0) } else { most }
+}
+
+/// What a thread keeps for itself.
+fn own(to: &mut String, pad: &str, steps: &[&Planned]) -> fmt::Result {
+    if steps.iter().any(|p| matches!(p.step, Step::Clone(_) | Step::Unclone)) {
+        writeln!(to, "{pad}let mut clones = Vec::new();")?;
+    }
+    if steps.iter().any(|p| matches!(p.step, Step::Enter(_) | Step::Leave)) {
+        writeln!(to, "{pad}let mut entered = Vec::new();")?;
+    }
+    Ok(())
+}
+
+fn finish(to: &mut String, plan: &Plan, calls: bool) -> fmt::Result {
+    if last(plan, "g").is_some() {
+        writeln!(to, "    for (gate, next) in g.iter().filter_map(Place::take) {{")?;
+        writeln!(to, "        let _ = ops::raise(&gate, next);\n    }}")?;
+    }
+    writeln!(to, "    runtime.sync_device()?;")?;
+    for (slot, _, bytes) in &plan.remains {
+        writeln!(to, "    assert_eq!(digest(&runtime.download::<u8>(&b[{slot}].the())?), {:#x});", digest(bytes))?;
+    }
+    if calls {
+        writeln!(to, "    assert_eq!(calls.load(Ordering::SeqCst), {});", plan.calls)?;
+    }
+    let places: Vec<&str> = ["s", "b", "e", "graphs"].into_iter().filter(|k| last(plan, k).is_some()).collect();
+    writeln!(to, "    drop(({}runtime, kernels));", places.iter().map(|p| format!("{p}, ")).collect::<String>())?;
+    writeln!(to, "    assert_eq!(bench.close(), Ok(()));\n    Ok(())\n}}")
+}
+
+fn part(span: &Span) -> String {
+    let place = if span.slot >= TEMPS { format!("t{}", span.slot - TEMPS) } else { format!("b[{}].the()", span.slot) };
+    format!("{place}.part({}, {})?", span.at, span.len)
+}
+
+/// One statement or more for a step.
+fn step(to: &mut String, pad: &str, planned: &Planned) -> fmt::Result {
+    let the = |s: &Slot| format!("&s[{s}].the()");
+    let line = match &planned.step {
+        Step::Stream(s, priority) => {
+            format!("s[{s}].put(runtime.create_stream_with(&StreamDesc::priority({priority}))?);")
+        }
+        Step::DropStream(s) => format!("drop(s[{s}].take());"),
+        Step::Alloc { slot, len, stream } => {
+            format!("b[{slot}].put(runtime.alloc_on({}, Layout::new({len}))?);", the(stream))
+        }
+        Step::New { slot, len, seed } => format!("b[{slot}].put(runtime.upload(&bytes({seed}, {len}))?);"),
+        Step::Pin { slot, len } => format!("b[{slot}].put(runtime.alloc_pinned({len})?);"),
+        Step::Drop(slot) => format!("drop(b[{slot}].take());"),
+        Step::Clone(slot) => format!("clones.push(b[{slot}].the());"),
+        Step::Unclone => "drop(clones.remove(0));".into(),
+        Step::Run(stream, w) => work(&the(stream), w),
+        Step::Session(stream, works) => {
+            let calls: String = works.iter().map(|w| call(w) + ", ").collect();
+            format!("launch({}, &[{}])?;", the(stream), calls.trim_end_matches(", "))
+        }
+        Step::Check(read, span) => {
+            let hash = digest(planned.expect.as_deref().unwrap_or_default());
+            match read {
+                Read::New => format!("assert_eq!(digest(&runtime.download::<u8>(&{})?), {hash:#x});", part(span)),
+                Read::On(s) => format!("assert_eq!(digest(&read({}, {})?), {hash:#x});", the(s), part(span)),
+            }
+        }
+        Step::Sync(s) => format!("s[{s}].the().synchronize()?;"),
+        Step::Query(s) => format!("s[{s}].the().query()?;"),
+        Step::Flush(s) => format!("s[{s}].the().flush()?;"),
+        Step::SyncDevice => "runtime.sync_device()?;".into(),
+        Step::Event { slot, timing } => {
+            let flags = if *timing { "TIMING" } else { "DISABLE_TIMING" };
+            format!("e[{slot}].put(runtime.create_event_with_flags(EventFlags::{flags})?);")
+        }
+        Step::DropEvent(slot) => format!("drop(e[{slot}].take());"),
+        Step::Record { event, stream } => format!("ops::signal({}, &e[{event}].the())?;", the(stream)),
+        Step::WaitEvent { stream, event } => format!("ops::wait_event({}, &e[{event}].the())?;", the(stream)),
+        Step::WaitStream { stream, on } => format!("ops::wait({}, s[{on}].the().now())?;", the(stream)),
+        Step::QueryEvent(event) => format!("runtime.query_event(&e[{event}].the())?;"),
+        Step::SyncEvent(event) => {
+            format!(
+                "runtime.synchronize_event(&e[{event}].the())?;\n{pad}assert!(runtime.query_event(&e[{event}].the())?);"
+            )
+        }
+        Step::Elapsed(a, b) => format!("runtime.elapsed(&e[{a}].the(), &e[{b}].the())?;"),
+        Step::Gate(slot) => {
+            format!(
+                "let gate = runtime.create_gate()?;\n{pad}let value = gate.value();\n{pad}g[{slot}].put((gate, value));"
+            )
+        }
+        Step::DropGate(slot) => format!("drop(g[{slot}].take());"),
+        Step::Hold { stream, gate } => format!(
+            "let (gate, value) = g[{gate}].the();\n{pad}ops::wait({}, gate.at(value + 1))?;\n{pad}g[{gate}].put((gate, value + 1));",
+            the(stream)
+        ),
+        Step::Raise(gate) => format!("let (gate, value) = g[{gate}].the();\n{pad}ops::raise(&gate, value)?;"),
+        Step::CallRaise { stream, gate } => format!(
+            "let (gate, value) = g[{gate}].the();\n{pad}ops::host_call_once({}, \"raise\", move || ops::raise(&gate, value))?;",
+            the(stream)
+        ),
+        Step::Call { stream, once } => {
+            let function = if *once { "host_call_once" } else { "host_call" };
+            format!(
+                "{}\n{pad}ops::{function}({}, \"count\", count)?;",
+                COUNT.replace('\n', &format!("\n{pad}")),
+                the(stream)
+            )
+        }
+        Step::Graph { slot, temps, nodes } => return graph(to, pad, *slot, temps, nodes),
+        Step::DropGraph(slot) => format!("drop(graphs[{slot}].take());"),
+        Step::Launch { graph, stream } => format!("graphs[{graph}].the().0.launch_on({})?;", the(stream)),
+        Step::Params { graph, node, words: [first, second] } => format!(
+            "let (graph, nodes) = graphs[{graph}].the();\n{pad}let (name, n) = nodes[{node}];\n{pad}let _ = graph.update(&Update::new().params(name, &[n, {first}, {second}]))?;"
+        ),
+        Step::Swap { graph, old, new } => {
+            format!("let _ = graphs[{graph}].the().0.update(&Update::new().buffer(&b[{old}].the(), &b[{new}].the()))?;")
+        }
+        Step::Suspend { graph, stream } => format!("suspend(&graphs[{graph}].the().0, {})?;", the(stream)),
+        Step::Resume(graph) => format!("resume(&graphs[{graph}].the().0)?;"),
+        Step::Enter(s) => format!("entered.push(ops::set_context(&runtime, Some({}))?);", the(s)),
+        Step::Leave => "drop(entered.pop());".into(),
+        Step::Trim => "runtime.allocator().trim(0)?;".into(),
+        Step::Wrong(wrong, slot) => {
+            format!("assert_eq!(scenes::refused(&runtime, &s[0].the(), &b[{slot}].the(), Wrong::{wrong:?}), Ok(()));")
+        }
+        Step::Scene(scene) => format!("assert_eq!(scenes::play(&runtime, &kernels, Scene::{scene:?}), Ok(()));"),
+    };
+    writeln!(to, "{pad}{line}")
+}
+
+const COUNT: &str =
+    "let count = { let calls = calls.clone(); move || { calls.fetch_add(1, Ordering::SeqCst); Ok(()) } };";
+
+fn graph(to: &mut String, pad: &str, slot: Slot, temps: &[u32], nodes: &[Node]) -> fmt::Result {
+    let (mutable, runtime) = (
+        if nodes.is_empty() { "" } else { "mut " },
+        if nodes.is_empty() && temps.is_empty() { "_" } else { "runtime" },
+    );
+    writeln!(to, "{pad}let {mutable}nodes = Vec::new();")?;
+    writeln!(to, "{pad}let graph = runtime.record_graph(|{runtime}| {{")?;
+    for (t, len) in temps.iter().enumerate() {
+        let spans = nodes.iter().filter_map(|n| if let Node::Work(w) = n { Some(w) } else { None });
+        let used =
+            spans.flat_map(|w| w.from.iter().chain([&w.to])).any(|s| usize::from(s.slot) == usize::from(TEMPS) + t);
+        writeln!(to, "{pad}    let {}t{t} = runtime.alloc({len})?;", if used { "" } else { "_" })?;
+    }
+    for node in nodes {
+        let elements = if let Node::Work(w) = node { w.to.len / 4 } else { 0 };
+        writeln!(to, "{pad}    nodes.push((name(runtime)?, {elements}u32));")?;
+        let stream = "runtime.stream()";
+        let line = match node {
+            Node::Work(w) => work(stream, w),
+            Node::Call => format!("{COUNT}\n{pad}    ops::host_call({stream}, \"count\", count)?;"),
+            Node::Record(e) => format!("ops::signal({stream}, &e[{e}].the())?;"),
+        };
+        writeln!(to, "{pad}    {line}")?;
+    }
+    writeln!(to, "{pad}    Ok(())\n{pad}}})?;")?;
+    writeln!(to, "{pad}graphs[{slot}].put((graph, nodes));")
+}
+
+fn work(stream: &str, work: &Work) -> String {
+    let to = part(&work.to);
+    match work.op {
+        Op::Fill { pattern, width } => {
+            format!("ops::fill({stream}, {to}, Pattern::U{}({pattern:#x}))?;", u32::from(width) * 8)
+        }
+        Op::Upload { seed, hand } => {
+            let bytes = format!("bytes({seed}, {})", work.to.len);
+            match hand {
+                Hand::Asynchronous => format!("ops::upload({stream}, {to}, &{bytes}, true)?;"),
+                Hand::Synchronous => format!("ops::upload({stream}, {to}, &{bytes}, false)?;"),
+                Hand::Owned => format!("ops::upload_owned({stream}, {to}, Arc::new({bytes}))?;"),
+            }
+        }
+        Op::Copy => format!("ops::copy({stream}, {to}, {})?;", part(&work.from[0])),
+        Op::Copy2d { width, rows, from_pitch, to_pitch } => format!(
+            "ops::copy_2d({stream}, {to}, {to_pitch}, {}, {from_pitch}, {width}, {rows})?;",
+            part(&work.from[0])
+        ),
+        Op::Pinned => format!("ops::copy_pinned({stream}, {to}, {})?;", part(&work.from[0])),
+        Op::Launch { .. } => format!("launch({stream}, &[{}])?;", call(work)),
+    }
+}
+
+fn call(work: &Work) -> String {
+    let Op::Launch { kernel, words: [first, second] } = work.op else { return String::new() };
+    let mut operands: Vec<String> = work.from.iter().map(|s| part(s) + ".read()").collect();
+    operands.push(part(&work.to) + if kernel == Kernel::Mask { ".read_write()" } else { ".write()" });
+    format!(
+        "Call {{ kernel: &kernels[Kernel::{kernel:?} as usize], operands: &[{}], params: [{}, {first}, {second}] }}",
+        operands.join(", "),
+        work.to.len / 4
+    )
+}

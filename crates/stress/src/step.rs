@@ -1,0 +1,281 @@
+//! Steps: what a program is made of.
+//!
+//! A step names its objects by slots, never by values that exist only while it runs. So any part of a program is a program: a step
+//! whose slots are empty is left out.
+
+use crate::kernels::Kernel;
+use crate::scenes::{Scene, Wrong};
+
+/// A place that holds an object or nothing. Buffers from [`PINNED`] on are pinned, from [`TEMPS`] on they are temporaries of a graph.
+pub type Slot = u8;
+
+/// The first slot of pinned buffers.
+pub const PINNED: Slot = 64;
+/// The first number of a graph's temporaries.
+pub const TEMPS: Slot = 128;
+
+/// A part of a buffer, in bytes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Span {
+    /// The buffer's slot.
+    pub slot: Slot,
+    /// Its first byte.
+    pub at: u32,
+    /// Bytes.
+    pub len: u32,
+}
+
+/// How an upload hands its bytes over.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Hand {
+    /// The call takes them and does not wait.
+    Asynchronous,
+    /// The call waits.
+    Synchronous,
+    /// The copy keeps them.
+    Owned,
+}
+
+/// What a piece of work does.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Op {
+    /// Writes a pattern of 1, 2 or 4 bytes.
+    Fill {
+        /// The pattern.
+        pattern: u32,
+        /// Its bytes.
+        width: u8,
+    },
+    /// Writes the bytes of a seed.
+    Upload {
+        /// The seed.
+        seed: u32,
+        /// How.
+        hand: Hand,
+    },
+    /// Copies on the device.
+    Copy,
+    /// Copies rows on the device.
+    Copy2d {
+        /// Bytes of a row.
+        width: u32,
+        /// Rows.
+        rows: u32,
+        /// Bytes from row to row of the source.
+        from_pitch: u32,
+        /// Bytes from row to row of the destination.
+        to_pitch: u32,
+    },
+    /// Copies between device memory and pinned memory.
+    Pinned,
+    /// Launches a kernel.
+    Launch {
+        /// Which.
+        kernel: Kernel,
+        /// The words after the number of elements.
+        words: [u32; 2],
+    },
+}
+
+/// A piece of work: one operation that writes one part.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Work {
+    /// What it does.
+    pub op: Op,
+    /// What it reads.
+    pub from: Vec<Span>,
+    /// What it writes.
+    pub to: Span,
+}
+
+/// A node of a graph.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Node {
+    /// Work on buffers and temporaries.
+    Work(Work),
+    /// A host call that counts.
+    Call,
+    /// Records an event.
+    Record(Slot),
+}
+
+/// How a part is read back.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Read {
+    /// On a stream, into memory that is there.
+    On(Slot),
+    /// By the runtime, on the default stream, into new memory.
+    New,
+}
+
+/// A step.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Step {
+    /// Creates a stream.
+    Stream(Slot, i32),
+    /// Drops it.
+    DropStream(Slot),
+    /// Allocates a buffer for first use on a stream.
+    Alloc {
+        /// Where it goes.
+        slot: Slot,
+        /// Bytes.
+        len: u32,
+        /// The stream.
+        stream: Slot,
+    },
+    /// Allocates a buffer and uploads the bytes of a seed.
+    New {
+        /// Where it goes.
+        slot: Slot,
+        /// Bytes.
+        len: u32,
+        /// The seed.
+        seed: u32,
+    },
+    /// Allocates pinned memory.
+    Pin {
+        /// Where it goes.
+        slot: Slot,
+        /// Bytes.
+        len: u32,
+    },
+    /// Drops a buffer.
+    Drop(Slot),
+    /// Clones a buffer's lease and keeps the clone on this thread.
+    Clone(Slot),
+    /// Drops the thread's oldest clone.
+    Unclone,
+    /// Does work on a stream.
+    Run(Slot, Work),
+    /// Launches several kernels as one submission.
+    Session(Slot, Vec<Work>),
+    /// Reads a part back and compares it.
+    Check(Read, Span),
+    /// Waits for a stream.
+    Sync(Slot),
+    /// Asks a stream.
+    Query(Slot),
+    /// Flushes a stream.
+    Flush(Slot),
+    /// Waits for the device.
+    SyncDevice,
+    /// Creates an event.
+    Event {
+        /// Where it goes.
+        slot: Slot,
+        /// Whether it keeps time.
+        timing: bool,
+    },
+    /// Drops it.
+    DropEvent(Slot),
+    /// Records an event on a stream.
+    Record {
+        /// The event.
+        event: Slot,
+        /// The stream.
+        stream: Slot,
+    },
+    /// A stream waits for an event.
+    WaitEvent {
+        /// The stream.
+        stream: Slot,
+        /// The event.
+        event: Slot,
+    },
+    /// A stream waits for all that another one was given.
+    WaitStream {
+        /// The stream that waits.
+        stream: Slot,
+        /// The other one.
+        on: Slot,
+    },
+    /// Asks an event.
+    QueryEvent(Slot),
+    /// Waits for an event, and then it must be over.
+    SyncEvent(Slot),
+    /// The time between two events.
+    Elapsed(Slot, Slot),
+    /// Creates a gate.
+    Gate(Slot),
+    /// Drops it.
+    DropGate(Slot),
+    /// A stream waits for the gate's next value.
+    Hold {
+        /// The stream.
+        stream: Slot,
+        /// The gate.
+        gate: Slot,
+    },
+    /// Raises a gate to all that was waited for.
+    Raise(Slot),
+    /// Raises it in a host call of a stream.
+    CallRaise {
+        /// The stream.
+        stream: Slot,
+        /// The gate.
+        gate: Slot,
+    },
+    /// A host call that counts.
+    Call {
+        /// The stream.
+        stream: Slot,
+        /// By the function for calls that run once.
+        once: bool,
+    },
+    /// Records a graph.
+    Graph {
+        /// Where it goes.
+        slot: Slot,
+        /// The temporaries' bytes.
+        temps: Vec<u32>,
+        /// The nodes.
+        nodes: Vec<Node>,
+    },
+    /// Drops it.
+    DropGraph(Slot),
+    /// Launches it on a stream.
+    Launch {
+        /// The graph.
+        graph: Slot,
+        /// The stream.
+        stream: Slot,
+    },
+    /// Gives a launch of it other words.
+    Params {
+        /// The graph.
+        graph: Slot,
+        /// The node.
+        node: u32,
+        /// The words.
+        words: [u32; 2],
+    },
+    /// Puts another buffer in the place of one that it uses.
+    Swap {
+        /// The graph.
+        graph: Slot,
+        /// The buffer that it uses.
+        old: Slot,
+        /// The other one.
+        new: Slot,
+    },
+    /// Suspends its arena.
+    Suspend {
+        /// The graph.
+        graph: Slot,
+        /// The stream that the memory is given back on.
+        stream: Slot,
+    },
+    /// Resumes it.
+    Resume(Slot),
+    /// Makes a stream the thread's current one.
+    Enter(Slot),
+    /// Goes back to the one before.
+    Leave,
+    /// Gives free memory back to the driver.
+    Trim,
+    /// A call that is refused, about a buffer.
+    Wrong(Wrong, Slot),
+    /// A scene.
+    Scene(Scene),
+}

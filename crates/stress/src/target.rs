@@ -1,0 +1,283 @@
+//! What programs run on: a fresh backend for each, and what it says at its end.
+//!
+//! This is the one module that names backends.
+
+use crate::dice::Dice;
+use crate::kernels::Kernel;
+use leasehold::core::sync::Arc;
+use leasehold::hal::Backend;
+use leasehold::kernel::KernelSource;
+use leasehold::{BackendKind, Context, DeviceId, Error, KernelBase, Result, Runtime};
+use std::time::{Duration, Instant};
+
+#[cfg(feature = "cuda")]
+use leasehold_cuda::driver::sim::{SimDriver, SimDriverConfig};
+#[cfg(feature = "cuda")]
+use leasehold_cuda::{CudaBackend, CudaConfig};
+#[cfg(feature = "cuda")]
+use leasehold_sim::{
+    FaultAction, FaultPlan, FaultRule, FaultScope, KernelBody, KernelRegistry, KernelSpec, Machine, MachineConfig,
+    ReportKind, SimBackend, When,
+};
+
+/// A device, and whether the driver under it is simulated.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Target {
+    /// The device.
+    pub device: DeviceId,
+    /// CUDA over the simulated driver.
+    pub simulated: bool,
+}
+
+/// What goes wrong in a program's driver.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Weather {
+    /// Nothing.
+    Fair,
+    /// Commands come late and in another order; nothing fails.
+    Late,
+    /// Calls fail, and so may steps.
+    Foul,
+}
+
+/// A backend in use.
+pub struct Bench {
+    context: Context,
+    runtime: Runtime,
+    kernels: [KernelBase; Kernel::ALL.len()],
+    pub(crate) weather: Weather,
+    #[cfg(feature = "cuda")]
+    machine: Option<Machine>,
+    #[cfg(feature = "cuda")]
+    driver: Option<Arc<SimDriver>>,
+}
+
+/// Bytes of a simulated device.
+#[cfg(feature = "cuda")]
+const MEMORY: u64 = 1 << 30;
+
+impl Target {
+    /// A device as it is named.
+    ///
+    /// # Errors
+    /// `InvalidArgument` for a simulated CPU; `Unsupported` for devices that this build cannot try.
+    pub fn new(device: DeviceId, simulated: bool) -> Result<Self> {
+        match (device.backend, simulated) {
+            (BackendKind::Cpu, true) => Err(Error::invalid("the CPU has no driver to simulate")),
+            (BackendKind::Cpu, false) => Ok(Self { device, simulated }),
+            #[cfg(feature = "cuda")]
+            (BackendKind::Cuda, _) => Ok(Self { device, simulated }),
+            #[cfg(feature = "cuda")]
+            (BackendKind::Sim, _) => Ok(Self { device, simulated: true }),
+            (other, _) => Err(Error::Unsupported(format!("this build cannot stress {other} devices").into())),
+        }
+    }
+
+    fn source(&self, kernel: Kernel) -> KernelSource<'static> {
+        match self.device.backend {
+            BackendKind::Cuda => KernelSource::Ptx(include_str!("kernels/cuda/ptx/stress_kernels.ptx").into()),
+            BackendKind::Cpu => KernelSource::Cpu(kernel.function()),
+            _ => KernelSource::Registered(kernel.name().into()),
+        }
+    }
+
+    /// The weather of a seed's program.
+    pub(crate) fn weather(&self, seed: u64, faults: bool) -> Weather {
+        match (faults, self.simulated, seed % 4) {
+            (false, ..) => Weather::Fair,
+            (true, true, 0) => Weather::Late,
+            (true, ..) => Weather::Foul,
+        }
+    }
+
+    /// A fresh backend with a runtime and the kernels made ready.
+    ///
+    /// # Errors
+    /// The driver's own.
+    pub fn open(&self, seed: u64, faults: bool) -> Result<Bench> {
+        let weather = self.weather(seed, faults);
+        #[cfg(feature = "cuda")]
+        let (mut machine, mut driver) = (None, None);
+        let backend: Arc<dyn Backend> = match self.device.backend {
+            #[cfg(feature = "cuda")]
+            BackendKind::Sim => {
+                let made = Machine::new(machine_config(seed).fault_scope(FaultScope::Queue))?;
+                machine = Some(made.clone());
+                Arc::new(SimBackend::over(made)?)
+            }
+            #[cfg(feature = "cuda")]
+            BackendKind::Cuda if self.simulated => {
+                let made = Arc::new(SimDriver::new(SimDriverConfig::new(machine_config(seed)))?);
+                machine = Some(made.machine().clone());
+                driver = Some(made.clone());
+                Arc::new(CudaBackend::with_ops(made, cuda_config())?)
+            }
+            #[cfg(feature = "cuda")]
+            BackendKind::Cuda => Arc::new(CudaBackend::with_config(cuda_config())),
+            _ => Arc::new(leasehold::cpu::CpuBackend::new()),
+        };
+        let context = Context::with_backends(vec![backend]);
+        let runtime = context.runtime(self.device)?;
+        let [add, mask, scale, gather] = Kernel::ALL;
+        let base = |k: Kernel| k.base(self.source(k));
+        let kernels = [base(add)?, base(mask)?, base(scale)?, base(gather)?];
+        kernels.iter().try_for_each(|k| k.prepare(&runtime))?;
+        #[cfg(feature = "cuda")]
+        if let Some(machine) = &machine {
+            machine.set_faults(plan(seed, weather, driver.is_some()));
+        }
+        Ok(Bench {
+            context,
+            runtime,
+            kernels,
+            weather,
+            #[cfg(feature = "cuda")]
+            machine,
+            #[cfg(feature = "cuda")]
+            driver,
+        })
+    }
+}
+
+/// The CUDA backend as programs use it.
+#[cfg(feature = "cuda")]
+fn cuda_config() -> CudaConfig {
+    CudaConfig::default()
+}
+
+#[cfg(feature = "cuda")]
+fn machine_config(seed: u64) -> MachineConfig {
+    let kernels = KernelRegistry::new();
+    for kernel in Kernel::ALL {
+        let spec = KernelSpec::new(
+            kernel.bindings(),
+            size_of::<crate::kernels::Params>() as u32,
+            KernelBody::cpu(kernel.function()),
+        );
+        kernels.register(kernel.name(), spec);
+    }
+    MachineConfig::seed(seed).devices(2, MEMORY).kernels(kernels)
+}
+
+/// Which calls are disturbed, by the weather.
+#[cfg(feature = "cuda")]
+fn plan(seed: u64, weather: Weather, cuda: bool) -> FaultPlan {
+    const CUDA: [&[&str]; 3] = [
+        &["cuMemCreate", "cuMemHostAlloc", "cuMemMap", "cuMemAddressReserve"],
+        &["cuLaunchKernel", "cuMemcpyHtoDAsync", "cuMemcpyDtoHAsync", "cuMemcpyDtoDAsync", "cuGraphLaunch"],
+        &["cuStreamCreateWithPriority", "cuEventCreate", "cuGraphInstantiate", "cuGraphCreate"],
+    ];
+    const SIM: [&[&str]; 3] = [
+        &["create", "host_alloc", "map", "reserve"],
+        &["submit", "enqueue"],
+        &["queue_create", "event_create", "instantiate", "graph_create"],
+    ];
+    let mut dice = Dice::new(seed ^ 0xFA17);
+    let rules = |calls: &[&str], p: f64, action: &FaultAction| {
+        calls.iter().map(|c| FaultRule::on(c, When::Probability(p), action.clone())).collect::<Vec<_>>()
+    };
+    let [memory, submissions, creations] = if cuda { CUDA } else { SIM };
+    let rules = match weather {
+        Weather::Fair => Vec::new(),
+        Weather::Late => {
+            let mut all = rules(submissions, 0.05, &FaultAction::Delay(1 + dice.below(40)));
+            all.extend(rules(submissions, 0.05, &FaultAction::Reorder));
+            all.extend(rules(submissions, 0.05, &FaultAction::LateCallback(1 + dice.below(40))));
+            all
+        }
+        Weather::Foul => match dice.below(8) {
+            0 | 1 => rules(memory, 0.3, &FaultAction::OutOfMemory),
+            2..5 => rules(submissions, 0.002, &FaultAction::Fail(999)),
+            5 | 6 => rules(creations, 0.05, &FaultAction::Fail(218)),
+            _ => vec![FaultRule::any(When::At(u64::from(500 + dice.below(20_000))), FaultAction::DeviceLost)],
+        },
+    };
+    rules.into_iter().fold(FaultPlan::none(), FaultPlan::with)
+}
+
+impl Bench {
+    /// The runtime.
+    #[must_use]
+    pub fn runtime(&self) -> &Runtime {
+        &self.runtime
+    }
+
+    /// The kernels, in the order of [`Kernel::ALL`].
+    #[must_use]
+    pub fn kernels(&self) -> &[KernelBase; Kernel::ALL.len()] {
+        &self.kernels
+    }
+
+    /// Nothing is disturbed any more.
+    pub(crate) fn calm(&self) {
+        #[cfg(feature = "cuda")]
+        if let Some(machine) = &self.machine {
+            machine.set_faults(FaultPlan::none());
+        }
+    }
+
+    /// Ends the runtime and the backend, and says what is left or was seen.
+    ///
+    /// # Errors
+    /// The findings.
+    pub fn close(self) -> std::result::Result<(), String> {
+        let lost = self.is_lost();
+        let runtime = self.runtime;
+        let mut findings = Vec::new();
+        {
+            if let Err(e) = runtime.sync_device()
+                && self.weather != Weather::Foul
+            {
+                findings.push(format!("the device ends with an error: {e}"));
+            }
+            let live = runtime.memory_stats().live;
+            if live != 0 {
+                findings.push(format!("{live} buffers live on after the last lease is gone"));
+            }
+            findings.extend(runtime.allocator().check().err());
+            let closed = runtime.close(Duration::from_secs(20));
+            if let Err(e) = closed
+                && self.weather != Weather::Foul
+            {
+                findings.push(format!("the runtime cannot be closed: {e}"));
+            }
+        }
+        drop(self.kernels);
+        // What a stream still kept is given up on threads of the backend.
+        let end = Instant::now() + Duration::from_secs(10);
+        let mut shut = self.context.shutdown();
+        while matches!(shut, Err(Error::LeasesOutstanding { .. })) && Instant::now() < end {
+            std::thread::sleep(Duration::from_millis(1));
+            shut = self.context.shutdown();
+        }
+        if let Err(e) = shut
+            && !lost
+        {
+            findings.push(format!("the backend cannot be shut down: {e}"));
+        }
+        #[cfg(feature = "cuda")]
+        {
+            if let Some(machine) = &self.machine {
+                let mut reports = machine.take_reports();
+                // Where a write failed, nobody wrote.
+                reports.retain(|r| self.weather != Weather::Foul || r.kind != ReportKind::NeverWritten);
+                findings.extend(reports.iter().take(4).map(|r| format!("the race detector: {r}")));
+            }
+            if let Some(driver) = &self.driver {
+                findings.extend(driver.take_leaks().into_iter().filter(|_| !lost).take(4));
+                if !lost && !driver.census().is_nothing() {
+                    findings.push(format!("left in the driver: {:?}", driver.census()));
+                }
+            }
+        }
+        if findings.is_empty() { Ok(()) } else { Err(findings.join("; ")) }
+    }
+
+    fn is_lost(&self) -> bool {
+        #[cfg(feature = "cuda")]
+        if let Some(machine) = &self.machine {
+            return (0..2).any(|d| machine.device_status(d).is_err());
+        }
+        false
+    }
+}
