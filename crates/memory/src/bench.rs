@@ -144,14 +144,14 @@ fn mixed(abi: &impl Abi, n: usize) {
     for _ in 0..n {
         abi.function_enter(1);
         black_box(abi.get_buffer(0, 48));
-        // SAFETY: as in `structs`.
+        // SAFETY: `malloc` has no conditions.
         let object = unsafe { libc::malloc(64) };
-        // SAFETY: as in `structs`.
+        // SAFETY: a fresh block of the C allocator that nobody else frees.
         unsafe { abi.register_struct(object) };
         for _ in 0..2 {
             abi.enter_scope();
             abi.acquire(object);
-            // SAFETY: as in `structs`.
+            // SAFETY: each is a fresh block of the C allocator that nobody else frees.
             unsafe { abi.register_struct(libc::malloc(64)) };
             abi.release(object);
             abi.exit_scope();
@@ -219,7 +219,7 @@ pub fn run(options: Options) -> Result<Report> {
 
     // SAFETY: two fresh blocks, one for each manager, which frees it in the end.
     let (object, other) = unsafe { (libc::malloc(64), libc::malloc(64)) };
-    // SAFETY: as above.
+    // SAFETY: each manager gets a block of its own, which only it frees.
     unsafe {
         ours.enter_scope();
         ours.register_struct(object);

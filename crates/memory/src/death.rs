@@ -169,38 +169,38 @@ impl Local {
 
     // ---- tensors
 
-    /// The key under which the pool would keep a tensor.
-    fn describe(&self, dead: Dead) -> Option<TensorKey> {
+    /// Takes a dying tensor into quarantine and returns the key under which the pool would keep it; `Err` if that life is over.
+    fn describe(&self, dead: Dead) -> Result<Option<TensorKey>, ()> {
+        let step = |from, to| {
+            let mut shard = self.shared.table.lock(dead.addr, self.me);
+            let entry = shard.advance(dead.addr, dead.generation, from, to).ok_or(())?;
+            // SAFETY: the flag says that `lh_tensor_create` made it. It is dying, so nothing destroys it while its shard is locked.
+            Ok((entry.flags & HOST != 0).then(|| unsafe { crate::tensor::key(pointer(dead.addr)) }))
+        };
         if dead.flags & HOST != 0 {
-            // SAFETY: the flag says that `lh_tensor_create` made it; it is `Described`, so nothing destroys it.
-            return Some(unsafe { crate::tensor::key(pointer(dead.addr)) });
+            return step(State::Dying, State::Quarantined);
         }
-        let describe = self.shared.tensor_describer()?;
+        let Some(describe) = self.shared.tensor_describer() else {
+            return step(State::Dying, State::Quarantined);
+        };
+        step(State::Dying, State::Described)?;
         let mut info = TensorInfo::default();
         let mut answer = 0;
         // SAFETY: the tensor is `Described`, so nothing destroys it; the hook fills in the struct it is given.
         self.callback(|| answer = unsafe { describe(pointer(dead.addr), &raw mut info) });
-        let key = (answer != 0).then(|| TensorKey::from_ids(info.num_elements, info.dtype_id, info.device_id))?;
-        if key.is_none() {
+        let key = (answer != 0).then(|| TensorKey::from_ids(info.num_elements, info.dtype_id, info.device_id));
+        if key == Some(None) {
             self.misuse(Misuse::TensorKey, dead.addr, i64::from(info.dtype_id));
         }
-        key
+        step(State::Described, State::Quarantined)?;
+        Ok(key.flatten())
     }
 
     /// Puts a tensor that has just died into quarantine.
     fn mourn(&self, dead: Dead) {
-        let step = |from, to| {
-            let mut shard = self.shared.table.lock(dead.addr, self.me);
-            shard.advance(dead.addr, dead.generation, from, to).is_some()
-        };
-        if !step(State::Dying, State::Described) {
-            return;
-        }
-        let key = self.describe(dead);
+        let Ok(key) = self.describe(dead) else { return };
         let bytes = key.map_or(UNKNOWN_BYTES, TensorKey::bytes);
         let waiting = Waiting { dead, key, bytes, depth: self.depth() };
-        let described = step(State::Described, State::Quarantined);
-        debug_assert!(described, "nobody else touches a tensor that is being described");
         let budget = self.shared.quarantine_budget.load(Relaxed);
         if dead.orphan || budget == 0 || bytes > budget || !self.waiting.push(waiting) {
             self.settle(&[waiting]);
@@ -274,11 +274,16 @@ impl Local {
                     *refused = home.put(pointer(w.dead.addr), key) == PoolOutcome::Full;
                 }
             }
+            let excess = home.has_excess();
             drop(home);
-            while let Some(tensor) = self.shared.pools.excess(self.me) {
-                self.discard(tensor.expose_provenance());
+            let mut bytes = self.shared.pools.bytes();
+            if excess || self.shared.pools.has_excess(bytes) {
+                while let Some(tensor) = self.shared.pools.excess(self.me) {
+                    self.discard(tensor.expose_provenance());
+                }
+                bytes = self.shared.pools.bytes();
             }
-            self.shared.note_pooled();
+            self.shared.note_pooled(bytes);
         }
         for ((w, ours), refused) in waiting.iter().zip(ours).zip(refused) {
             if ours && refused {

@@ -15,7 +15,7 @@ use std::ptr;
 use leasehold_core::sync::atomic::Ordering::Relaxed;
 
 use crate::frame::Caller;
-use crate::global::{self, local, shared, with_or_briefly};
+use crate::global::{self, local, present, shared, with_or_briefly};
 use crate::local::Local;
 use crate::log::Cut;
 use crate::misuse::{LastError, Misuse};
@@ -31,14 +31,25 @@ use crate::vec_ptr::{VecOps, VecPtr};
 /// Opens a scope.
 #[unsafe(no_mangle)]
 pub extern "C" fn tl_mem_enter_scope() {
+    match present() {
+        Some(local) => local.enter_scope(),
+        None => attached(Local::enter_scope),
+    }
+}
+
+/// A call that is its thread's first. (Apart from the others, so that those test for nothing else.)
+#[cold]
+#[inline(never)]
+fn attached(f: impl FnOnce(&Local)) {
     if let Some(local) = local() {
-        local.enter_scope();
+        f(local);
     }
 }
 
 extern "C" fn exit_scope_at(sp: usize) {
-    if let Some(local) = local() {
-        local.exit_scope(sp);
+    match present() {
+        Some(local) => local.exit_scope(sp),
+        None => attached(|local| local.exit_scope(sp)),
     }
 }
 

@@ -168,7 +168,7 @@ impl Local {
         {
             bump(&p.deferred_buffers, -1);
             bump(&p.deferred_bytes, -(old.capacity as i64));
-            // SAFETY: as above.
+            // SAFETY: outgrown buffers came from `malloc`, and stay until their frame is over, which it is.
             unsafe { libc::free(old.buffer) };
         }
     }
@@ -331,7 +331,7 @@ impl Local {
         let mut buffer = unsafe { libc::malloc(capacity as usize) };
         if buffer.is_null() {
             capacity = exact;
-            // SAFETY: as above.
+            // SAFETY: `malloc` has no conditions.
             buffer = unsafe { libc::malloc(capacity as usize) };
         }
         if buffer.is_null()

@@ -66,14 +66,16 @@ const GONE: *const Local = ptr::without_provenance(1);
 /// This thread's attachment, made at the first call. `None` once the thread has detached, and without memory (which is counted).
 #[inline(always)]
 pub(crate) fn local() -> Option<&'static Local> {
+    present().or_else(|| attach(tls::get()))
+}
+
+/// This thread's attachment, if it is there already.
+#[inline(always)]
+pub(crate) fn present() -> Option<&'static Local> {
     let local = tls::get();
-    if local.addr() > GONE.addr() {
-        // SAFETY: the word holds what `attach` made. Callers use the reference during one call; the thread detaches when none is
-        // in progress, and nobody else frees it.
-        Some(unsafe { &*local })
-    } else {
-        attach(local)
-    }
+    // SAFETY: the word holds what `attach` made. Callers use the reference during one call; the thread detaches when none is
+    // in progress, and nobody else frees it.
+    if local.addr() > GONE.addr() { Some(unsafe { &*local }) } else { None }
 }
 
 /// Whether this thread has detached.

@@ -47,6 +47,7 @@ pub(crate) const MOURNING: u32 = 2;
 const BATCH: i32 = 64;
 
 /// See the module's documentation.
+#[repr(C)]
 pub(crate) struct Local {
     // The fields of the empty enter and exit come first, so that they share a line.
     pub(crate) marks: Stack<Mark>,

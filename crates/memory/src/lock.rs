@@ -248,7 +248,7 @@ mod model {
 
     // SAFETY: the cell is used under the lock, which is what is to be shown.
     unsafe impl Sync for Guarded {}
-    // SAFETY: as above.
+    // SAFETY: what is in the cell may be used by any thread.
     unsafe impl Send for Guarded {}
 
     fn add(guarded: &Guarded, me: u32) -> Held {

@@ -152,7 +152,7 @@ impl MemoryManager {
     ///
     /// # Safety
     /// - `ptr` is null or a block of the C allocator that nobody else frees.
-    /// - It is not used after its last release.
+    /// - It is not used after its last release. Any code that knows its address can release it.
     #[doc(alias = "tl_mem_register_struct")]
     pub unsafe fn register_struct(&self, ptr: *mut c_void) {
         self.local.register(ptr.expose_provenance(), About::kind(Kind::Struct));

@@ -177,7 +177,7 @@ unsafe fn same(at: *const c_char, name: &[u8]) -> bool {
             return false;
         }
     }
-    // SAFETY: as above; at MAX_NAME bytes there is nothing more to read.
+    // SAFETY: no NUL was met so far, so by the caller's promise the next byte is readable; at MAX_NAME bytes none is read.
     name.len() == MAX_NAME || unsafe { at.add(name.len()).read() } == 0
 }
 

@@ -479,7 +479,7 @@ impl TensorPool {
         match self.destructor {
             // SAFETY: whoever released the tensor gave it up and allowed its destruction by this destructor.
             Some(destructor) => unsafe { destructor(tensor) },
-            // SAFETY: as above, of the process's destructor.
+            // SAFETY: whoever released the tensor gave it up and allowed its destruction by the process's destructor.
             #[cfg(not(loom))]
             None => unsafe { crate::global::destroy_tensor(tensor) },
             #[cfg(loom)]

@@ -8,14 +8,12 @@
 //!
 //! It must not call out: who takes tensors out destroys them.
 
-use std::hash::{Hash, Hasher};
-
 use leasehold_core::sync::UnsafeCell;
 use leasehold_core::sync::atomic::{AtomicU16, AtomicU64, Ordering::Relaxed};
 
 use crate::heap::{self, NoMemory};
 use crate::lock::{BiasedLock, Held};
-use crate::pool::{IntHasher, OpaqueTensor, PoolLimits, PoolOutcome, TensorKey, TensorPool};
+use crate::pool::{OpaqueTensor, PoolLimits, PoolOutcome, TensorKey, TensorPool};
 
 /// Shards. A power of two.
 const SHARDS: usize = 16;
@@ -43,10 +41,11 @@ unsafe impl Send for Pools {}
 // SAFETY: a shard's pool is reached through a guard, and there is one at a time.
 unsafe impl Sync for Pools {}
 
+/// A few bits of a key's hash (by multiplication, after Knuth).
 fn hint(key: TensorKey) -> usize {
-    let mut hasher = IntHasher::default();
-    key.hash(&mut hasher);
-    hasher.finish() as usize % HINTS
+    let ids = u64::from(key.dtype) | u64::from(key.device) << 8 | u64::from(key.host) << 16;
+    let mixed = (key.num_elements ^ ids << 40).wrapping_mul(0x9E37_79B9_7F4A_7C15);
+    (mixed >> (u64::BITS - HINTS.ilog2())) as usize
 }
 
 /// A locked shard.
@@ -65,6 +64,12 @@ impl Guard<'_> {
         let hint = &self.shard.hints[hint(key)];
         // Only who holds the lock writes.
         hint.store(hint.load(Relaxed).wrapping_add(step), Relaxed);
+    }
+
+    /// Whether the shard has more keys than it may.
+    pub(crate) fn has_excess(&mut self) -> bool {
+        let pool = self.pool();
+        pool.key_count() > pool.limits().keys
     }
 
     /// Gives a tensor to the shard.
@@ -120,6 +125,11 @@ impl Pools {
     /// All shards, the thread's own first.
     fn from_home(me: u32) -> impl Iterator<Item = usize> {
         (0..SHARDS).map(move |i| (Self::home(me) + i) % SHARDS)
+    }
+
+    /// Whether all shards together have more bytes than they may.
+    pub(crate) fn has_excess(&self, bytes: u64) -> bool {
+        bytes > self.limits.bytes
     }
 
     /// Takes out a tensor of this key: what this thread's shard got last, else another's.

@@ -325,9 +325,8 @@ impl Shared {
         self.quarantined_bytes.fetch_sub(bytes, Relaxed);
     }
 
-    /// Something has been pooled.
-    pub(crate) fn note_pooled(&self) {
-        let bytes = self.pools.bytes();
+    /// There are so many bytes in the pool.
+    pub(crate) fn note_pooled(&self, bytes: u64) {
         if bytes > self.peak_pooled_bytes.load(Relaxed) {
             self.peak_pooled_bytes.fetch_max(bytes, Relaxed);
         }

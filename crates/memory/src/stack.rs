@@ -80,7 +80,7 @@ impl<T: Copy> Stack<T> {
     /// Reads a part of the value at `index`, without copying the whole. `part` must not use this stack.
     #[inline(always)]
     pub(crate) fn read<R>(&self, index: u32, part: impl FnOnce(&T) -> R) -> Option<R> {
-        // SAFETY: as in `update`.
+        // SAFETY: the index is below len, and `part` does not use this stack, so nobody writes meanwhile.
         (index < self.len.get()).then(|| part(unsafe { &*self.base.get().add(index as usize) }))
     }
 

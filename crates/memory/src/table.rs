@@ -161,7 +161,7 @@ pub(crate) struct Table {
 
 // SAFETY: the raw slot pointers are owned by their shard and used under its lock only.
 unsafe impl Send for Table {}
-// SAFETY: as above.
+// SAFETY: a shard's lock lets one thread at a time to its slots.
 unsafe impl Sync for Table {}
 
 /// Totals over all shards; exact when no other thread is at work.

@@ -40,7 +40,7 @@ mod imp {
     }
 
     pub(super) fn set(word: usize) {
-        // SAFETY: as in `get`; only this thread uses its copy.
+        // SAFETY: writes this thread's copy of the word above, found as in `get`; no other thread uses it.
         unsafe {
             asm!(
                 "mov {0}, qword ptr [rip + leasehold_memory_attachment@GOTTPOFF]",

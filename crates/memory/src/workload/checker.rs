@@ -71,7 +71,7 @@ unsafe extern "C" fn destroy(object: *mut c_void) {
             arena.faults.push(format!("object {id} was destroyed twice"));
             return;
         }
-        // SAFETY: as above.
+        // SAFETY: the arena's blocks are this thread's, and stay until it ends.
         unsafe { block.write(Block { state: POISON, id, payload: [POISON; 6] }) };
         arena.destroyed.push(id);
         arena.free.push(block);

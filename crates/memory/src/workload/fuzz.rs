@@ -142,7 +142,7 @@ fn call(rng: &mut Rng) {
             if let Some(addr) = forgotten {
                 drop_count(addr);
             }
-            // SAFETY: as above; names are C strings or long enough.
+            // SAFETY: the block is fresh from `malloc`; names are C strings or long enough.
             unsafe {
                 match rng.below(3) {
                     0 => tl_mem_register_struct(fresh),
@@ -153,7 +153,7 @@ fn call(rng: &mut Rng) {
         }
         // SAFETY: destroying these objects does nothing, as often as it happens.
         30..34 => unsafe { tl_mem_register_tensor(object(rng).cast()) },
-        // SAFETY: as above.
+        // SAFETY: destroying these objects does nothing, as often as it happens.
         34..37 => unsafe { tl_mem_register_custom(object(rng), (!rng.one_in(9)).then_some(destroy)) },
         37 | 38 => {
             let vec = lh_vec_ptr_create(any_number(rng).min(100));
@@ -203,7 +203,7 @@ fn call(rng: &mut Rng) {
                 _ = unsafe { tl_mem_stats(if room { &raw mut stats } else { ptr::null_mut() }) };
             }
             3 => _ = tl_get_object_count() + tl_get_refcount_count() + tl_get_pool_count(),
-            // SAFETY: as above.
+            // SAFETY: the text has room for 64 bytes.
             _ => _ = unsafe { tl_mem_last_error(text.as_mut_ptr(), rng.below(64) as usize) },
         },
         56..59 => {

@@ -124,6 +124,14 @@ fn the_header_declares_what_the_library_exports() {
     }
 }
 
+/// Runs a program under valgrind, where tools are mandatory.
+fn check_memory(program: &Path, words: &[&str]) {
+    if std::env::var_os("LEASEHOLD_REQUIRE_TOOLS").is_some() && have("valgrind") {
+        let leaks = ["--leak-check=full", "--errors-for-leak-kinds=definite", "--show-leak-kinds=definite"];
+        succeed(Command::new("valgrind").args(["-q", "--error-exitcode=9"]).args(leaks).arg(program).args(words));
+    }
+}
+
 #[test]
 fn c_programs_run_against_the_shared_library() {
     if sanitized() || !have("gcc") {
@@ -136,9 +144,8 @@ fn c_programs_run_against_the_shared_library() {
         gcc.args(["-std=c11", level, "-Wall", "-Wextra", "-Werror", "-I"]).arg(root().join("include"));
         succeed(&mut gcc);
         succeed(&mut Command::new(&program));
-        if level == "-O2" && std::env::var_os("LEASEHOLD_REQUIRE_TOOLS").is_some() && have("valgrind") {
-            let leaks = ["--leak-check=full", "--errors-for-leak-kinds=definite", "--show-leak-kinds=definite"];
-            succeed(Command::new("valgrind").args(["-q", "--error-exitcode=9"]).args(leaks).arg(&program));
+        if level == "-O2" {
+            check_memory(&program, &[]);
         }
         let _ = std::fs::remove_file(program);
     }
@@ -283,6 +290,9 @@ fn frames_belong_to_who_uses_them() {
     for flags in [&["-O0"][..], &["-O2"], &["-O1", "-fsanitize=address"]] {
         let program = build("frames.c", flags);
         succeed(&mut run(&program));
+        if flags == ["-O2"] {
+            check_memory(&program, &[]);
+        }
         let _ = std::fs::remove_file(program);
     }
 }

@@ -178,3 +178,32 @@ proptest! {
         GONE.take();
     }
 }
+
+/// A pool that was made without a destructor destroys with the process's, and without one it loses its tensors and says so.
+#[test]
+fn a_pool_of_strange_tensors_uses_the_destructor_of_the_process() {
+    use leasehold_core::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+    use leasehold_memory::{Misuse, Stats, ffi};
+    static DESTROYED: AtomicUsize = AtomicUsize::new(0);
+    unsafe extern "C" fn destroy(tensor: *mut OpaqueTensor) {
+        DESTROYED.fetch_add(tensor.addr(), Relaxed);
+    }
+    fn lost() -> u64 {
+        let mut stats = Stats { size: size_of::<Stats>() as u64, ..Stats::default() };
+        // SAFETY: the struct has the size that it says.
+        unsafe { ffi::tl_mem_stats(&raw mut stats) };
+        stats.misuses[Misuse::NoDestructor as usize]
+    }
+    let mut pool = TensorPool::new();
+    assert_eq!(release(&mut pool, 64, 4, 9, 9), PoolOutcome::Pooled);
+    let before = lost();
+    pool.clear();
+    assert_eq!((lost() - before, pool.total_count()), (1, 0));
+    // SAFETY: `destroy` leaves the memory alone, and no other test of this process has tensors that are not the library's.
+    unsafe { ffi::tl_mem_set_tensor_destructor(Some(destroy)) };
+    assert_eq!(release(&mut pool, 128, 4, 9, 9), PoolOutcome::Pooled);
+    drop(pool);
+    assert_eq!(DESTROYED.load(Relaxed), 128);
+    // SAFETY: none is always allowed.
+    unsafe { ffi::tl_mem_set_tensor_destructor(None) };
+}
