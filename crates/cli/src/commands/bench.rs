@@ -1,6 +1,7 @@
 //! `leasehold bench`: measurements of the runtime. Programs that print figures, never tests that can fail for being slow.
 
 use crate::commands::bench_alloc::{self, AllocArguments};
+use crate::commands::bench_copy::{self, CopyArguments};
 #[cfg(feature = "cuda")]
 use crate::commands::bench_cuda;
 use crate::commands::run::{Activations, Files, ModeReport, fits, load, parse_device};
@@ -23,6 +24,8 @@ pub(crate) struct Arguments {
 enum What {
     /// The allocator beside its peers: workloads and replays
     Alloc(AllocArguments),
+    /// Downloads and uploads beside a plain copy, by size and by where the host's memory begins
+    Copy(CopyArguments),
     /// Handles and leases beside `Arc`
     Lease(JsonOnly),
     /// Enqueue, completion and wake-up of a CPU stream
@@ -91,6 +94,7 @@ const ROUNDS: usize = 101;
 pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     match &arguments.what {
         What::Alloc(a) => bench_alloc::run(a),
+        What::Copy(a) => bench_copy::run(a),
         What::Lease(a) => lease(a),
         What::Stream(a) => {
             let report = leasehold_cpu::bench::stream(a.threads.map(usize::from), ROUNDS)?;

@@ -221,3 +221,21 @@ fn the_allocators_benchmark_reports_every_peer() {
     assert_eq!(output.status.code(), Some(2));
     assert!(text.starts_with("leasehold: --workload tango: none of ping-pong 4 KiB, "), "{text}");
 }
+
+#[test]
+fn the_benchmark_of_copies_reports_every_size_and_offset() {
+    let report = json(&["bench", "copy", "--kib", "4,64", "--rounds", "2", "--threads", "1", "--json"]);
+    let figures = report["figures"].as_array().unwrap();
+    let places: Vec<_> =
+        figures.iter().map(|f| (f["bytes"].as_u64().unwrap(), f["offset"].as_u64().unwrap())).collect();
+    let expect = [4096, 65536].map(|bytes| [0, 1, 16, 32, 64, 128, 2048].map(|offset| (bytes, offset))).concat();
+    assert_eq!(places, expect);
+    for f in figures {
+        let all = ["download", "upload", "plain", "download_by_plain"].map(|name| f[name].as_f64().unwrap());
+        assert!(all.iter().all(|&v| v > 0.0), "{f}");
+    }
+    let fresh = report["fresh"].as_array().unwrap();
+    assert!(fresh.len() == 2 && fresh.iter().all(|f| f["new"].as_f64().unwrap() > 0.0), "{report}");
+    let output = call(&["bench", "copy", "--kib", "1", "--rounds", "1"]);
+    assert!(output.status.success() && String::from_utf8(output.stdout).unwrap().contains("copy_from_slice"));
+}
