@@ -18,6 +18,8 @@ pub(crate) const CASES: &[Case] = &[
     Case::hal(110, "a fault of one device leaves another usable", &[Need::Kernel(TestKernel::Trap)], bystander).fatal(),
     Case::hal(141, "what one device made is destroyed while another is current and on another thread", &[], elsewhere),
     Case::runtime(142, "memory of another device is copied or refused, and never mistaken", &[], mistaken),
+    Case::runtime(158, "copies between two devices of a context arrive in order, eager and replayed", &[], carried)
+        .sanitizer(),
     Case::runtime(146, "nothing but a choice of device changes the current one", &[], current_stays),
 ];
 
@@ -328,6 +330,66 @@ fn waits_across(env: &Env, here: &Runtime, there: &Runtime, other: &Other, [a, b
         Err(e) => return failed(format!("a wait for another device is {}: {e}", e.kind())),
     }
     check_eq!(there.download::<u8>(b)?, [3; 4096], "the other device's memory at the end");
+    Ok(())
+}
+
+/// Runtimes on the device under test and on another, in one context.
+fn neighbours(env: &Env) -> Outcome<([Runtime; 2], bool)> {
+    let other = env.other()?;
+    let mut backends = vec![env.backend().clone()];
+    if !other.same_backend {
+        backends.push(other.backend.clone());
+    }
+    let context = Context::with_backends(backends);
+    Ok(([context.runtime(env.id())?, context.runtime(other.device.info().id)?], other.same_backend))
+}
+
+fn carried(env: &Env) -> Outcome {
+    let ([here, there], same) = neighbours(env)?;
+    let waits = |r: &Runtime| r.raw_device().caps().waits_for_any_line;
+    if !(same || waits(&here) && waits(&there)) {
+        let (x, y) = (here.alloc(64)?, there.alloc(64)?);
+        return match ops::copy(here.stream(), y.view(), x.view()) {
+            Err(Error::Unsupported(_)) => Ok(()),
+            other => failed(format!("a copy to a device that cannot be waited for is {other:?}")),
+        };
+    }
+    for (from, to) in [(&here, &there), (&there, &here)] {
+        for on in [from, to] {
+            carried_on(env, from, to, on)?;
+        }
+    }
+    Ok(())
+}
+
+/// Copies from one device to the other on a stream of either: of several pieces, between what both devices do before and after.
+fn carried_on(env: &Env, from: &Runtime, to: &Runtime, on: &Runtime) -> Outcome {
+    const LEN: u64 = 2_500_001;
+    let what = format!("{} to {} on {}", from.device(), to.device(), on.device());
+    let bytes: Vec<u8> = (0..LEN).map(|i| (i % 251) as u8).collect();
+    let (x, y) = (from.upload(&bytes)?, to.alloc(LEN)?);
+    ops::fill(to.stream(), y.view(), Pattern::U8(1))?;
+    let stream = on.create_stream()?;
+    ops::copy(&stream, y.view(), x.view())?;
+    // These come after it, since it reads and writes what they write and read.
+    ops::fill(from.stream(), x.view(), Pattern::U8(2))?;
+    check!(to.download::<u8>(&y)? == bytes, "{what}: other bytes arrived");
+    // Up to the middle and no farther.
+    ops::copy(&stream, y.part(7, 1000)?, x.part(500, 1000)?)?;
+    stream.synchronize_timeout(Some(env.patience()))?;
+    let got = to.download::<u8>(&y)?;
+    check!(got[7..1007].iter().all(|&b| b == 2), "{what}: a part did not arrive once the stream was over");
+    check!(got[..7] == bytes[..7] && got[1007..] == bytes[1007..], "{what}: beside the part");
+    if !on.raw_device().caps().graphs {
+        return Ok(());
+    }
+    let graph = on.record_graph(|r| ops::copy(r.stream(), y.view(), x.view()))?;
+    for value in [3, 4] {
+        ops::fill(from.stream(), x.view(), Pattern::U8(value))?;
+        graph.launch_on(&stream)?;
+        let got = to.download::<u8>(&y)?;
+        check!(got.iter().all(|&b| b == value), "{what}: a replay brought {} and not {value}", got[0]);
+    }
     Ok(())
 }
 
