@@ -14,7 +14,7 @@ use crate::annex::Annexes;
 use crate::backing::{Backing, BackingCaps};
 use crate::bias::BiasedLock;
 use crate::budget::Budget;
-use crate::buffer::{Buffer, CLASSLESS, HostKind, WATCHED};
+use crate::buffer::{Buffer, CLASSLESS, HostKind, Row, WATCHED};
 use crate::config::{AllocStats, AllocatorConfig, Policy};
 use crate::front::Front;
 use crate::heap::{STRIDE, passed};
@@ -55,7 +55,7 @@ impl<'a> On<'a> {
 /// ends its turn. One that panics is not called again.
 pub type Reclaimer = Box<dyn Fn(u64) -> u64 + Send + Sync>;
 
-/// Blocks the host until a point is over, or for so long at most.
+/// Blocks the host until a point is over, or for so long at most. What it says is not believed: the point's line is asked.
 pub type PointWaiter = Arc<dyn Fn(Point, Option<Duration>) -> Result<()> + Send + Sync>;
 
 /// What the lock guards.
@@ -158,7 +158,7 @@ struct Keeper(NonNull<Inner>);
 
 // SAFETY: `Inner` is `Sync` by its parts (asserted below), and the keeper owns one count of it.
 unsafe impl Send for Keeper {}
-// SAFETY: as above.
+// SAFETY: a shared keeper gives `&Inner`, which is `Sync` by its parts (asserted below).
 unsafe impl Sync for Keeper {}
 
 const _: () = {
@@ -192,7 +192,7 @@ unsafe fn weak(hdr: NonNull<Header>, by: i32) {
     // SAFETY: the caller's lease or weak lease keeps the allocator alive.
     let inner = unsafe { inner_of(hdr) };
     if by > 0 {
-        // SAFETY: as above.
+        // SAFETY: alive, as the lease or weak lease that the caller has was counted.
         unsafe { inner.as_ref() }.refs.fetch_add(by.unsigned_abs().into(), Ordering::Relaxed);
     } else {
         // SAFETY: the weak lease gives its count up.
@@ -425,10 +425,12 @@ impl Allocator {
         list.sort_by_key(|r| r.0);
     }
 
-    /// Whether this allocator lent the buffer.
+    /// Whether this allocator lent the buffer, and the lease shows that buffer: a lease that was mapped to another one does not.
     #[inline]
     pub fn owns(&self, buffer: &Lease<Buffer>) -> bool {
-        std::ptr::eq(buffer.header().owner(), self.inner().owner_ptr())
+        let header = buffer.header();
+        std::ptr::eq(header.owner(), self.inner().owner_ptr())
+            && std::ptr::eq(Row::buffer_of(header), &raw const **buffer)
     }
 
     /// Whether two allocators are the same one.

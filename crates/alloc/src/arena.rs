@@ -219,8 +219,11 @@ pub struct LaunchGuard<'a> {
 }
 
 impl LaunchGuard<'_> {
-    /// The launch was submitted at `p`: the memory is in use until then. Only the submitter of `p`'s line may call it, in its turn.
-    pub fn launched(&self, p: Point) {
+    /// The launch was submitted at `p`: the memory is in use until then.
+    ///
+    /// # Safety
+    /// - `p` is the point of the graph's latest launch; the caller has that line's turn, so that launches are told in order.
+    pub unsafe fn launched(&self, p: Point) {
         let mut plan = self.arena.0.plan.lock();
         plan.last_launch = Some(p);
         if let Some(region) = &plan.region {
@@ -262,7 +265,10 @@ impl GraphArena {
 
     /// An arena for another graph that never runs at the same time as this one's: both use the same memory, as far as it reaches.
     /// Seal the largest first.
-    pub fn share(&self) -> GraphArena {
+    ///
+    /// # Safety
+    /// - No launch of a graph of either arena runs beside one of the other's, and no buffer of one is used while the other's runs.
+    pub unsafe fn share(&self) -> GraphArena {
         GraphArena::new(self.0.allocator.clone(), self.0.group.clone())
     }
 
@@ -326,7 +332,11 @@ impl GraphArena {
     /// # Errors
     /// `InvalidState` unless planning; `InvalidArgument` for a symbol of somebody else or a malformed lifetime; `OutOfMemory`: the arena
     /// is still planning and may be sealed again later.
-    pub fn prime(&self, lifetimes: &[Lifetime], on: On<'_>) -> Result<Bindings> {
+    ///
+    /// # Safety
+    /// - `lifetimes` are true: the list uses no symbol outside of its lifetimes, and later allocations that follow the plan are
+    ///   used as it says. Buffers whose lifetimes do not meet share memory.
+    pub unsafe fn prime(&self, lifetimes: &[Lifetime], on: On<'_>) -> Result<Bindings> {
         let (intervals, symbols, alive) = {
             let plan = self.0.plan.lock();
             if plan.state != ArenaState::Planning {
@@ -402,8 +412,12 @@ impl GraphArena {
     ///
     /// # Errors
     /// As [`prime`](Self::prime).
-    pub fn seal(&self, lifetimes: &[Lifetime], on: On<'_>) -> Result<Bindings> {
-        let bindings = self.prime(lifetimes, on)?;
+    ///
+    /// # Safety
+    /// - As [`prime`](Self::prime): the list uses no symbol outside of its lifetimes.
+    pub unsafe fn seal(&self, lifetimes: &[Lifetime], on: On<'_>) -> Result<Bindings> {
+        // SAFETY: the caller vouches for the lifetimes; a sealed arena allocates nothing more.
+        let bindings = unsafe { self.prime(lifetimes, on) }?;
         self.close()?;
         Ok(bindings)
     }

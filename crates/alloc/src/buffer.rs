@@ -17,8 +17,9 @@
 use crate::store::Spot;
 use leasehold_core::sync::Mutex;
 use leasehold_core::sync::atomic::{AtomicPtr, AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering};
-use leasehold_core::{Header, Line, LineId, Point, Stamp, Tagged, tags};
+use leasehold_core::{Header, HeaderView, Line, LineId, Point, Stamp, Tagged, tags};
 use std::fmt;
+use std::marker::PhantomPinned;
 
 /// What kind of host memory lies under a buffer, if any.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -76,6 +77,8 @@ pub struct Buffer {
     other_write: AtomicU64,
     other_read: AtomicU64,
     spill: AtomicPtr<Spill>,
+    /// A row's buffer stays in its row: nobody may swap two, not even who holds both alone.
+    _place: PhantomPinned,
 }
 
 type Spill = Mutex<Vec<Stamp>>;
@@ -375,6 +378,7 @@ impl Buffer {
             other_write: AtomicU64::new(0),
             other_read: AtomicU64::new(0),
             spill: AtomicPtr::new(std::ptr::null_mut()),
+            _place: PhantomPinned,
         }
     }
 
@@ -506,6 +510,12 @@ impl Row {
     pub(crate) fn annex(&self) -> Option<usize> {
         let slot = self.buffer.slot.load(Ordering::Relaxed);
         (FIRST_ANNEX..NO_SLOT).contains(&slot).then(|| usize::from(slot - FIRST_ANNEX))
+    }
+
+    /// Where the buffer of a row's header lies.
+    #[inline]
+    pub(crate) fn buffer_of(header: HeaderView<'_>) -> *const Buffer {
+        header.address().cast::<u8>().wrapping_add(std::mem::offset_of!(Row, buffer)).cast()
     }
 
     pub(crate) fn new(header: Header) -> Self {

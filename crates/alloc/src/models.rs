@@ -337,7 +337,8 @@ fn e_no_launch_on_memory_that_is_gone() {
         let symbol = lease.addr();
         drop(lease);
         let lifetime = crate::Lifetime { symbol, first: 0, last: 1, live_at_end: false };
-        let bound = arena.seal(&[lifetime], On::new(&stream)).expect("a plan");
+        // SAFETY: the backing is a fake, whose memory nobody uses.
+        let bound = unsafe { arena.seal(&[lifetime], On::new(&stream)) }.expect("a plan");
         let at = bound.resolve(symbol).expect("an address");
         let (there, memory, note) = (arena.clone(), fake.clone(), seen.clone());
         let launcher = thread::spawn(move || match there.launch() {

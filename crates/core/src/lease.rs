@@ -87,7 +87,7 @@ pub struct Header {
 
 // SAFETY: the owner outlives its headers' users by contract, is only read through the pointer, and `OwnerOps` is `Sync`.
 unsafe impl Send for Header {}
-// SAFETY: as above; everything else is atomic or immutable.
+// SAFETY: the owner is only read through the pointer, by holders of a count; everything else is atomic or immutable.
 unsafe impl Sync for Header {}
 
 #[cfg(not(loom))]
@@ -114,6 +114,12 @@ impl HeaderView<'_> {
     #[inline]
     pub fn generation(self) -> u32 {
         self.0.generation()
+    }
+
+    /// Where the control block lies, for its owner.
+    #[inline]
+    pub fn address(self) -> *const Header {
+        self.0
     }
 
     pub(crate) fn try_freeze(self) -> bool {
@@ -355,7 +361,7 @@ pub struct Lease<T: ?Sized> {
 
 // SAFETY: a lease hands out `&T` on any thread and may run the owner's `last` on any thread; owners hold `Send + Sync` payloads.
 unsafe impl<T: ?Sized + Send + Sync> Send for Lease<T> {}
-// SAFETY: as above.
+// SAFETY: a shared lease gives `&T` and can be cloned, which counts atomically.
 unsafe impl<T: ?Sized + Send + Sync> Sync for Lease<T> {}
 
 impl<T: ?Sized> Lease<T> {
@@ -383,11 +389,14 @@ impl<T: ?Sized> Lease<T> {
 
     /// Narrows or erases what the lease shows; the hold is the same one. For the rest of its life the resource cannot be held
     /// exclusively: somebody with `&mut` could pull away what the mapped lease shows.
+    ///
+    /// A mapped lease may show anything that lives as long as the resource, also a static: whoever must know that a value
+    /// is the resource's own looks at its address too (as an allocator's `owns` does).
     #[inline]
-    pub fn map<U: ?Sized>(this: Self, f: impl FnOnce(&T) -> &U) -> Lease<U> {
+    pub fn map<U: ?Sized + 'static>(this: Self, f: impl FnOnce(&T) -> &U) -> Lease<U> {
         this.word().mark(MAPPED);
-        // SAFETY: our count keeps the value alive, and with it what the value leads to, since no `&mut` to it can be had while
-        // this generation lives. If `f` panics `this` is dropped normally.
+        // SAFETY: our count keeps the value alive, and with it what the value leads to: no `&mut` to it can be had while this
+        // generation lives. `U` is `'static`, so nothing in it ends earlier. If `f` panics `this` is dropped normally.
         let val = NonNull::from(f(unsafe { this.val.as_ref() }));
         let this = ManuallyDrop::new(this);
         Lease { hdr: this.hdr, val }
@@ -502,7 +511,7 @@ pub struct AnyLease(NonNull<Header>);
 
 // SAFETY: owners hold `Send + Sync` payloads only, and an erased lease shows none of them.
 unsafe impl Send for AnyLease {}
-// SAFETY: as above.
+// SAFETY: a shared one can be cloned, which counts atomically, and says a name that is static.
 unsafe impl Sync for AnyLease {}
 
 impl AnyLease {
@@ -544,7 +553,7 @@ pub struct WeakLease<T: 'static> {
 
 // SAFETY: an upgrade may hand `&T` to any thread and drop the last lease there.
 unsafe impl<T: Send + Sync> Send for WeakLease<T> {}
-// SAFETY: as above.
+// SAFETY: a shared one can be cloned and upgraded, both of which count atomically.
 unsafe impl<T: Send + Sync> Sync for WeakLease<T> {}
 
 impl<T: 'static> WeakLease<T> {
@@ -599,6 +608,9 @@ impl<T: 'static> fmt::Debug for WeakLease<T> {
 }
 
 /// The sole hold on a resource, with `&mut` access.
+///
+/// `&mut` would let two payloads be swapped, perhaps of two pools. A payload whose place matters is therefore `!Unpin`
+/// (it has a [`PhantomPinned`](std::marker::PhantomPinned)), and its unique lease gives `&T` only.
 #[must_use = "a lease that is dropped at once gives its resource back"]
 pub struct UniqueLease<T: 'static> {
     hdr: NonNull<Header>,
@@ -644,14 +656,14 @@ impl<T: Tagged + 'static> UniqueLease<T> {
 impl<T: 'static> Deref for UniqueLease<T> {
     type Target = T;
     fn deref(&self) -> &T {
-        // SAFETY: sole holder.
+        // SAFETY: the unique lease's count keeps the payload alive, and nobody writes it but through this lease.
         unsafe { self.val.as_ref() }
     }
 }
 
-impl<T: 'static> DerefMut for UniqueLease<T> {
+impl<T: Unpin + 'static> DerefMut for UniqueLease<T> {
     fn deref_mut(&mut self) -> &mut T {
-        // SAFETY: sole holder, exclusively borrowed.
+        // SAFETY: the unique bit keeps every other holder away, the lease was never mapped, and it is exclusively borrowed.
         unsafe { self.val.as_mut() }
     }
 }

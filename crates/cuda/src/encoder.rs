@@ -230,7 +230,7 @@ impl<'a> Encoder<'a> {
             Op::Download(d) => self.download(d, ready),
             Op::Stamp(stamp) => {
                 stamp.clear();
-                self.took(self.ops.event_record(NativeEvent(stamp.native), self.stream))?;
+                self.took(self.ops.event_record(NativeEvent(stamp.native()), self.stream))?;
                 self.host.leave(self.value, Item::Stamp((*stamp).clone()));
                 Ok(())
             }

@@ -8,6 +8,7 @@ use leasehold_core::sync::atomic::{AtomicU64, Ordering};
 use leasehold_core::{Lease, Point, Result, Tagged, tags};
 use std::any::Any;
 use std::fmt;
+use std::marker::PhantomPinned;
 use std::sync::Arc;
 
 /// Keeps host memory (or anything else) alive until a point has passed.
@@ -206,16 +207,24 @@ impl fmt::Debug for ForeignCall {
 
 /// A device time stamp: written when the stream gets there.
 pub struct Timestamp {
-    /// The backend's object (a `CUevent`); 0 where the time itself is kept here.
-    pub native: u64,
+    native: u64,
     nanos: AtomicU64,
+    /// A pool's stamp stays that pool's.
+    _place: PhantomPinned,
 }
 
 impl Timestamp {
     /// A time stamp that was not written.
     #[must_use]
     pub fn new(native: u64) -> Self {
-        Self { native, nanos: AtomicU64::new(0) }
+        Self { native, nanos: AtomicU64::new(0), _place: PhantomPinned }
+    }
+
+    /// The backend's object (a `CUevent`); 0 where the time itself is kept here. Only unsafe calls look it up.
+    #[inline]
+    #[must_use]
+    pub fn native(&self) -> u64 {
+        self.native
     }
 
     /// Writes the time, in nanoseconds of the backend's own clock; never 0.

@@ -6,6 +6,7 @@
 use leasehold_core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use leasehold_core::{Error, Fate, Handle, Lease, Point, Resource, Result, Stamp, Tagged, tags};
 use leasehold_hal::{Device, DeviceId, Timestamp};
+use std::marker::PhantomPinned;
 
 /// How an event is made.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -45,6 +46,8 @@ pub struct Event {
     pub(crate) device: DeviceId,
     /// The runtime that made it: another one may be of the same device, in another context.
     pub(crate) runtime: u64,
+    /// A pool's event stays that pool's.
+    _place: PhantomPinned,
 }
 
 impl Event {
@@ -115,6 +118,7 @@ impl Resource for Events {
             blocking: request.flags.blocking_sync,
             device: request.device.info().id,
             runtime: request.runtime,
+            _place: PhantomPinned,
         })
     }
 

@@ -22,14 +22,18 @@ fn at(b: &Bench, state: ArenaState) -> GraphArena {
     let on = On::new(&b.stream);
     match state {
         ArenaState::Planning => {}
-        ArenaState::Primed => drop(arena.prime(&lifetimes, on).expect("primes")),
+        // SAFETY: the backing is a fake, whose memory nobody uses.
+        ArenaState::Primed => drop(unsafe { arena.prime(&lifetimes, on) }.expect("primes")),
         ArenaState::Recording => {
-            arena.prime(&lifetimes, on).expect("primes");
+            // SAFETY: the backing is a fake, whose memory nobody uses.
+            unsafe { arena.prime(&lifetimes, on) }.expect("primes");
             arena.record().expect("records");
         }
-        ArenaState::Sealed => drop(arena.seal(&lifetimes, on).expect("seals")),
+        // SAFETY: the backing is a fake, whose memory nobody uses.
+        ArenaState::Sealed => drop(unsafe { arena.seal(&lifetimes, on) }.expect("seals")),
         ArenaState::Suspended => {
-            arena.seal(&lifetimes, on).expect("seals");
+            // SAFETY: the backing is a fake, whose memory nobody uses.
+            unsafe { arena.seal(&lifetimes, on) }.expect("seals");
             arena.suspend(on, |_, _| Ok(())).expect("suspends");
         }
         ArenaState::Aborted => arena.abort().expect("aborts"),
@@ -45,7 +49,8 @@ fn every_illegal_edge_is_an_error_and_changes_nothing() {
     type Step = (&'static str, fn(&Bench, &GraphArena) -> Result<()>, &'static [ArenaState]);
     let steps: [Step; 8] = [
         ("alloc", |_, a| a.alloc(Layout::new(4 * MIB)).map(drop), &[Planning, Primed, Recording]),
-        ("prime", |b, a| a.prime(&[], On::new(&b.stream)).map(drop), &[Planning]),
+        // SAFETY: the backing is a fake, whose memory nobody uses.
+        ("prime", |b, a| unsafe { a.prime(&[], On::new(&b.stream)) }.map(drop), &[Planning]),
         ("record", |_, a| a.record(), &[Primed]),
         ("close", |_, a| a.close(), &[Primed, Recording]),
         ("abort", |_, a| a.abort(), &[Planning, Primed, Recording]),
@@ -79,7 +84,8 @@ fn disjoint_lifetimes_share_and_overlapping_ones_do_not() {
     assert!(held.iter().all(|x| x.is_symbolic() && x.addr() & SYMBOLIC != 0));
     drop(held);
     let lifetimes = [used(symbols[0], 0, 1), used(symbols[1], 1, 2), used(symbols[2], 2, 3)];
-    let bindings = arena.seal(&lifetimes, On::new(&b.stream)).expect("seals");
+    // SAFETY: the backing is a fake, whose memory nobody uses.
+    let bindings = unsafe { arena.seal(&lifetimes, On::new(&b.stream)) }.expect("seals");
     let addr: Vec<u64> = symbols.iter().map(|&s| bindings.resolve(s).expect("bound")).collect();
     assert_eq!(addr[0], addr[2]);
     assert!(addr[1].abs_diff(addr[0]) >= 4 * MIB);
@@ -97,7 +103,8 @@ fn an_output_outlives_its_graph() {
     let lifetimes = [used(out.addr(), 0, 0), used(temp.addr(), 1, 1)];
     let temp_symbol = temp.addr();
     drop(temp);
-    let bindings = arena.seal(&lifetimes, On::new(&b.stream)).expect("seals");
+    // SAFETY: the backing is a fake, whose memory nobody uses.
+    let bindings = unsafe { arena.seal(&lifetimes, On::new(&b.stream)) }.expect("seals");
     assert!(!out.is_symbolic() && b.fake.is_backed(out.addr(), 3 * MIB));
     let temp_addr = bindings.resolve(temp_symbol).expect("bound");
     assert!(temp_addr.abs_diff(out.addr()) >= 3 * MIB, "a held buffer is wanted after the list");
@@ -109,6 +116,27 @@ fn an_output_outlives_its_graph() {
     b.allocator.trim(0).expect("a trim");
     assert_eq!(b.allocator.stats().reserved, 0);
     assert_eq!(b.allocator.stats().in_graphs, 0);
+}
+
+/// Anybody may set how the host waits for a point; memory is given back by what the point's line says.
+#[test]
+fn a_suspension_believes_no_waiter() {
+    let b = Bench::new(64 * MIB);
+    let arena = at(&b, ArenaState::Sealed);
+    let other = VirtualStream::new().expect("a line");
+    let p = other.submit().expect("a value");
+    // SAFETY: the backing is a fake, whose memory nobody uses.
+    unsafe { arena.launch().expect("launches").launched(p) };
+    b.allocator.set_waiter(leasehold_core::sync::Arc::new(|_, _| Ok(())));
+    std::thread::scope(|s| {
+        s.spawn(|| {
+            std::thread::sleep(std::time::Duration::from_millis(20));
+            assert_eq!(arena.state(), ArenaState::Sealed, "the launch still runs");
+            other.complete(p.value());
+        });
+        arena.suspend(On::new(&b.stream), |_, _| Ok(())).expect("suspends");
+        assert!(p.is_settled());
+    });
 }
 
 #[test]
@@ -153,11 +181,13 @@ fn suspension_gives_memory_back_and_keeps_addresses() {
 
 /// An arena, sealed, of a group, with one temporary of `bytes`.
 fn shared(b: &Bench, with: &GraphArena, bytes: u64) -> GraphArena {
-    let arena = with.share();
+    // SAFETY: the backing is a fake, whose memory nobody uses.
+    let arena = unsafe { with.share() };
     let x = arena.alloc(Layout::new(bytes)).expect("symbolic");
     let lifetimes = [used(x.addr(), 0, 0)];
     drop(x);
-    arena.seal(&lifetimes, On::new(&b.stream)).expect("seals");
+    // SAFETY: the backing is a fake, whose memory nobody uses.
+    unsafe { arena.seal(&lifetimes, On::new(&b.stream)) }.expect("seals");
     arena
 }
 
@@ -175,7 +205,8 @@ fn memory_that_arenas_share_goes_with_the_last_that_is_suspended() {
     };
     assert_eq!(first.suspend(on, &mut save).expect("suspends"), 0, "the second one may still be launched");
     assert!(matches!(first.launch().map(drop), Err(Error::Suspended(_))));
-    second.launch().expect("launches").launched(b.stream.submit().expect("a value"));
+    // SAFETY: the backing is a fake, whose memory nobody uses.
+    unsafe { second.launch().expect("launches").launched(b.stream.submit().expect("a value")) };
     assert_eq!(b.allocator.stats().reserved, reserved);
     assert_eq!(second.suspend(on, &mut save).expect("suspends"), 4 * MIB);
     assert_eq!(saved, 2, "each has contents of its own");
@@ -207,7 +238,8 @@ fn an_arena_whose_buffers_are_held_is_not_suspended_but_its_sharers_are() {
     let on = On::new(&b.stream);
     let first = b.allocator.arena().expect("an arena");
     let out = first.alloc(Layout::new(4 * MIB)).expect("symbolic");
-    first.seal(&[used(out.addr(), 0, 0)], on).expect("seals");
+    // SAFETY: the backing is a fake, whose memory nobody uses.
+    unsafe { first.seal(&[used(out.addr(), 0, 0)], on) }.expect("seals");
     let second = shared(&b, &first, 3 * MIB);
     assert_eq!(second.suspend(on, |_, _| Ok(())).expect("suspends"), 0);
     assert!(matches!(first.suspend(on, |_, _| Ok(())), Err(Error::Unsupported(_))));
@@ -249,7 +281,8 @@ fn neighbours(b: &Bench) -> (GraphArena, GraphArena, Lease<Buffer>) {
         let x = arena.alloc(Layout::new(6 * MIB)).expect("symbolic");
         let lifetimes = [used(x.addr(), 0, 0)];
         drop(x);
-        arena.seal(&lifetimes, On::new(&b.stream)).expect("seals");
+        // SAFETY: the backing is a fake, whose memory nobody uses.
+        unsafe { arena.seal(&lifetimes, On::new(&b.stream)) }.expect("seals");
         arena
     };
     (make(b), make(b), hog)
@@ -370,10 +403,12 @@ fn a_plan_that_finds_no_memory_may_be_sealed_later() {
     let arena = b.allocator.arena().expect("an arena");
     let x = arena.alloc(Layout::new(30 * MIB)).expect("symbolic");
     let lifetimes = [used(x.addr(), 0, 1)];
-    assert!(matches!(arena.seal(&lifetimes, On::new(&b.stream)), Err(Error::OutOfMemory(_))));
+    // SAFETY: the backing is a fake, whose memory nobody uses.
+    assert!(matches!(unsafe { arena.seal(&lifetimes, On::new(&b.stream)) }, Err(Error::OutOfMemory(_))));
     assert_eq!(arena.state(), ArenaState::Planning);
     drop(hog);
-    arena.seal(&lifetimes, On::new(&b.stream)).expect("seals");
+    // SAFETY: the backing is a fake, whose memory nobody uses.
+    unsafe { arena.seal(&lifetimes, On::new(&b.stream)) }.expect("seals");
     assert!(!x.is_symbolic());
 }
 

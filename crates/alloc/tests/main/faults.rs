@@ -317,7 +317,8 @@ fn roll_back(b: &Bench, upto: u32) -> Result<()> {
     let used = [&out, &temp].map(|x| Lifetime { symbol: x.addr(), first: 0, last: 1, live_at_end: false });
     drop(temp);
     if upto > 0 {
-        arena.prime(&used, On::new(&b.stream))?;
+        // SAFETY: the backing is a fake, whose memory nobody uses.
+        unsafe { arena.prime(&used, On::new(&b.stream)) }?;
     }
     if upto > 1 {
         arena.record()?;
@@ -369,7 +370,8 @@ fn an_arena_may_fail_to_rest_and_to_come_back() {
                 let x = arena.alloc(Layout::new(12 * MIB)).expect("symbolic");
                 let used = Lifetime { symbol: x.addr(), first: 0, last: 0, live_at_end: false };
                 drop(x);
-                let bindings = arena.seal(&[used], On::new(&b.stream)).expect("seals");
+                // SAFETY: the backing is a fake, whose memory nobody uses.
+                let bindings = unsafe { arena.seal(&[used], On::new(&b.stream)) }.expect("seals");
                 let addr = bindings.resolve(used.symbol).expect("bound");
                 b.fake.fail(call, fault);
                 for _ in 0..3 {

@@ -15,7 +15,8 @@ fn graph(b: &Bench, bytes: u64) -> (leasehold_alloc::GraphArena, u64) {
     let symbol = t.addr();
     drop(t);
     let used = Lifetime { symbol, first: 0, last: 3, live_at_end: false };
-    let bindings = arena.seal(&[used], On::new(&b.stream)).expect("a sealed arena");
+    // SAFETY: the backing is a fake, whose memory nobody uses.
+    let bindings = unsafe { arena.seal(&[used], On::new(&b.stream)) }.expect("a sealed arena");
     let addr = bindings.resolve(symbol).expect("the temporary has an address");
     (arena, addr)
 }
@@ -120,14 +121,16 @@ fn pins_stop_trimming_not_sharing() {
     let first = b.allocator.arena().expect("an arena");
     let mut arenas = vec![first];
     for _ in 1..76 {
-        let next = arenas[0].share();
+        // SAFETY: the backing is a fake, whose memory nobody uses.
+        let next = unsafe { arenas[0].share() };
         arenas.push(next);
     }
     for (i, arena) in arenas.iter().enumerate() {
         let t = arena.alloc(Layout::new((76 - i as u64) * MIB)).expect("a symbolic buffer");
         let used = Lifetime { symbol: t.addr(), first: 0, last: 1, live_at_end: false };
         drop(t);
-        arena.seal(&[used], On::new(&b.stream)).expect("a sealed arena");
+        // SAFETY: the backing is a fake, whose memory nobody uses.
+        unsafe { arena.seal(&[used], On::new(&b.stream)) }.expect("a sealed arena");
     }
     assert!(b.allocator.stats().reserved <= 78 * MIB, "{:?}", b.allocator.stats());
     let largest = arenas.remove(0);

@@ -81,6 +81,6 @@ impl Resource for Timestamps {
     }
 
     fn destroy(&self, stamp: Timestamp) {
-        self.0.leave_behind(|ops| ops.event_destroy(NativeEvent(stamp.native)));
+        self.0.leave_behind(|ops| ops.event_destroy(NativeEvent(stamp.native())));
     }
 }

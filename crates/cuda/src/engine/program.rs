@@ -394,7 +394,7 @@ impl Building<'_> {
             }
             Op::Stamp(stamp) => {
                 segment.stamps.push(index);
-                door.within(|ops| ops.graph_add_event(graph, after, NativeEvent(stamp.native)))
+                door.within(|ops| ops.graph_add_event(graph, after, NativeEvent(stamp.native())))
             }
             Op::Graph(child) => {
                 // SAFETY: graphs of a plan belong to this device (the caller's promise).

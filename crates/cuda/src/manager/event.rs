@@ -129,7 +129,7 @@ impl EventManager {
         if start.get().is_none() || end.get().is_none() {
             return Err(Error::state("a time stamp that was not written yet"));
         }
-        let (start, end) = (NativeEvent(start.native), NativeEvent(end.native));
+        let (start, end) = (NativeEvent(start.native()), NativeEvent(end.native()));
         let nanos = self.door.within(|ops| ops.event_elapsed(start, end))?;
         Ok(Duration::from_nanos(u64::try_from(nanos).unwrap_or(0)))
     }

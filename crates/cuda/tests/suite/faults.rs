@@ -203,7 +203,8 @@ fn a_graph_that_cannot_be_made_gives_its_arena_back() {
                 if let Ok(value) = submit(&s, &[Op::Graph(&graph)]) {
                     // SAFETY: the point is that of a submission to this stream that uses the buffer, made in order.
                     unsafe { kept.mark_write(s.line().at(value)) };
-                    launch.launched(s.line().at(value));
+                    // SAFETY: the launch was submitted at this point just now, by this thread alone.
+                    unsafe { launch.launched(s.line().at(value)) };
                 }
             }
             drop(arena);
@@ -214,7 +215,8 @@ fn a_graph_that_cannot_be_made_gives_its_arena_back() {
             let arena = memory.arena().unwrap();
             let graph = record(&arena, on, &device, &kept).unwrap_or_else(|e| panic!("after {name} {k}: {e}"));
             let value = submit(&s, &[Op::Graph(&graph)]).unwrap();
-            arena.launch().unwrap().launched(s.line().at(value));
+            // SAFETY: the launch was submitted at this point just now, by this thread alone.
+            unsafe { arena.launch().unwrap().launched(s.line().at(value)) };
             // SAFETY: the point is that of a submission to this stream that uses the buffer, made in order.
             unsafe { kept.mark_write(s.line().at(value)) };
             assert!(read(&s, &kept).iter().all(|&b| b == 7), "after {name} {k}");
@@ -247,7 +249,8 @@ fn record(
 ) -> Result<leasehold_core::Lease<dyn leasehold_hal::GraphExec>> {
     let temp = arena.alloc(Layout::new(5 << 20))?;
     let used = leasehold_alloc::Lifetime { symbol: temp.addr(), first: 0, last: 1, live_at_end: false };
-    let bindings = arena.seal(&[used], on)?;
+    // SAFETY: the list uses each symbol within the lifetime that is named here.
+    let bindings = unsafe { arena.seal(&[used], on) }?;
     let mut ops = OpList::new();
     ops.push(&fill(&temp, 7));
     ops.push(&copy(&temp, out));

@@ -197,11 +197,11 @@ fn stamps_are_unwritten_until_their_submission_is_over() {
     // SAFETY: the stamps are of this backend.
     assert!(!unsafe { device.elapsed(&stamps[1], &stamps[2]) }.unwrap().is_zero());
     drop(graph);
-    let native = stamps[0].native;
+    let native = stamps[0].native();
     drop(stamps);
     let again: Vec<_> = (0..3).map(|_| device.timestamp().unwrap()).collect();
     assert!(
-        again.iter().any(|s| s.native == native) && again.iter().all(|s| s.get().is_none()),
+        again.iter().any(|s| s.native() == native) && again.iter().all(|s| s.get().is_none()),
         "recycled and unwritten"
     );
     drop((again, x, a, device));

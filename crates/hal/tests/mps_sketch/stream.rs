@@ -239,7 +239,7 @@ impl State {
             }
             Op::Stamp(stamp) => {
                 let none = || Error::state("Metal gave no encoder");
-                let encoder = self.between(e)?.computeCommandEncoderSampling(stamp.native).ok_or_else(none)?;
+                let encoder = self.between(e)?.computeCommandEncoderSampling(stamp.native()).ok_or_else(none)?;
                 encoder.endEncoding();
                 e.retained.stamps.push((*stamp).clone());
             }
@@ -342,7 +342,7 @@ fn complete(
                 // SAFETY: the staging buffer holds the bytes since the buffer completed; the submitter keeps the host end.
                 unsafe { std::ptr::copy_nonoverlapping(stage.addr() as *const u8, to.0, *bytes) };
             }
-            retained.stamps.iter().for_each(|s| s.set(1_000 * (s.native + 1)));
+            retained.stamps.iter().for_each(|s| s.set(1_000 * (s.native() + 1)));
         }
         Some(error) => {
             let fault = Fault::new("command buffer", format!("{:?}", owner.line()), *values.start(), error.clone());

@@ -197,7 +197,8 @@ impl Graph {
                 mark(&Operand { slice: lease.view(), access }, point);
             }
         }
-        guard.launched(point);
+        // SAFETY: the launch was submitted at this point just now, and the stream's turn and the graph's state are still held.
+        unsafe { guard.launched(point) };
         state.last = point.into();
         state.launches += 1;
         inner.events.iter().for_each(|e| e.set(point));

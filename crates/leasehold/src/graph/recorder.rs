@@ -209,7 +209,9 @@ pub(crate) fn stop(runtime: &Runtime) -> Result<Graph> {
         })
         .collect();
     let core = &runtime.inner.default;
-    let bindings = recording.arena.seal(&lifetimes, On { line: core.line, timeline: core.raw_timeline() })?;
+    let on = On { line: core.line, timeline: core.raw_timeline() };
+    // SAFETY: the recorder noted every operation that uses a symbol; from the first to the last is its lifetime.
+    let bindings = unsafe { recording.arena.seal(&lifetimes, on) }?;
     // The arena's memory may have been another's, whose last use on the default stream goes on.
     let born = core.line.now();
     recording.ops.rebind(|addr| {

@@ -7,6 +7,7 @@ mod compile_fail;
 mod contexts;
 mod errors;
 mod events;
+mod forged;
 mod gates;
 mod graph_updates;
 mod graphs;

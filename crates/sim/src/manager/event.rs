@@ -23,7 +23,7 @@ impl Resource for Timestamps {
     }
 
     fn recycle(&self, stamp: &mut Timestamp) -> Fate {
-        match self.machine.event_reset(EventId(stamp.native)) {
+        match self.machine.event_reset(EventId(stamp.native())) {
             Ok(()) => Fate::Keep,
             Err(_) => Fate::Destroy,
         }
@@ -31,7 +31,7 @@ impl Resource for Timestamps {
 
     fn destroy(&self, stamp: Timestamp) {
         // An event that is gone already is what is wanted.
-        let _ = self.machine.event_destroy(EventId(stamp.native));
+        let _ = self.machine.event_destroy(EventId(stamp.native()));
     }
 }
 
@@ -62,7 +62,7 @@ impl EventManager {
     /// `InvalidState` for a stamp that was not written.
     pub fn elapsed(&self, start: &Timestamp, end: &Timestamp) -> Result<Duration> {
         let time = |stamp: &Timestamp| {
-            let time = self.machine.event_time(EventId(stamp.native))?;
+            let time = self.machine.event_time(EventId(stamp.native()))?;
             time.ok_or_else(|| Error::state("a time stamp that was not written yet"))
         };
         let (from, to) = (time(start)?, time(end)?);

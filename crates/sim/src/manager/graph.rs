@@ -107,7 +107,7 @@ impl Graphs {
             // SAFETY: the caller vouches for the plan's host memory.
             Op::Copy(_) | Op::Upload(_) | Op::Download(_) => Node::Copy(unsafe { super::stream::transfer(op) }?),
             Op::Fill(f) => Node::Fill(super::stream::fill(&f)?),
-            Op::Stamp(t) => Node::Record(crate::machine::EventId(t.native)),
+            Op::Stamp(t) => Node::Record(crate::machine::EventId(t.native())),
             Op::Host(call) => {
                 let (common, call, name) = (self.0.clone(), call.clone(), op.name());
                 let what = name.clone();

@@ -147,7 +147,7 @@ impl StreamState {
             // SAFETY: the caller vouches for the operation's host memory.
             Op::Copy(_) | Op::Upload(_) | Op::Download(_) => Command::Copy(unsafe { transfer(op) }?),
             Op::Fill(f) => Command::Fill(fill(&f)?),
-            Op::Stamp(t) => Command::Record(EventId(t.native)),
+            Op::Stamp(t) => Command::Record(EventId(t.native())),
             Op::Host(call) => {
                 let (common, call, name, queue) = (self.common.clone(), call.clone(), op.name(), self.queue);
                 let what = name.clone();

@@ -1,0 +1,17 @@
+//! What safe code relies on is vouched for by who implements a backend.
+#![forbid(unsafe_code)]
+
+use leasehold::core::Timeline;
+use leasehold::hal::alloc::Backing;
+use leasehold::hal::{Backend, Device, GraphExec, Stream};
+
+struct Liar;
+
+impl Timeline for Liar {}
+impl Backing for Liar {}
+impl Backend for Liar {}
+impl Device for Liar {}
+impl Stream for Liar {}
+impl GraphExec for Liar {}
+
+fn main() {}

@@ -1,0 +1,21 @@
+//! What says when memory is free again is not for everybody to say.
+#![forbid(unsafe_code)]
+
+use leasehold::hal::alloc::{Allocator, Buffer, GraphArena, Lifetime, On};
+use leasehold::{Lease, Point, Result};
+
+fn old_points(buffer: &Lease<Buffer>, arena: &GraphArena, old: Point) -> Result<()> {
+    buffer.mark_write(old);
+    buffer.mark_read(old);
+    arena.launch()?.launched(old);
+    Ok(())
+}
+
+fn untrue_lifetimes(allocator: &Allocator, on: On<'_>, lifetimes: &[Lifetime]) -> Result<()> {
+    let arena = allocator.arena()?;
+    arena.prime(lifetimes, on)?;
+    arena.seal(lifetimes, on)?;
+    arena.share().seal(lifetimes, on).map(drop)
+}
+
+fn main() {}
