@@ -3,6 +3,7 @@
 #
 #   ci/asan.sh                     everything
 #   ci/asan.sh -p leasehold-core   one crate
+#   ci/asan.sh short               the crates that handle raw memory themselves, and a slice of the stress through all of them
 set -eu
 cd "$(dirname "$0")/.."
 host=$(rustc -vV | sed -n 's/^host: //p')
@@ -17,5 +18,9 @@ export LEASEHOLD_SANITIZED=1
 unset LEASEHOLD_REQUIRE_TOOLS
 CARGO_TARGET_DIR="${CARGO_TARGET_DIR:-target}/asan"
 export CARGO_TARGET_DIR
+if [ "${1:-}" = short ]; then
+    set --
+    for crate in core alloc hal cpu cuda leasehold memory stress; do set -- "$@" -p "leasehold-$crate"; done
+fi
 [ $# -gt 0 ] || set -- --workspace
 ci/test.sh --target "$host" --lib --bins --tests "$@"

@@ -28,7 +28,7 @@ use crate::mutant::with_defect;
 use crate::numbers::Numbers;
 use leasehold_core::sync::atomic::{AtomicU32, Ordering};
 use leasehold_core::sync::{Arc, UnsafeCell, thread};
-use leasehold_core::{Header, Line, LineId, Point, Result, Stamp, Timeline};
+use leasehold_core::{Header, Line, LineId, LineOwner, Point, Result, Stamp, Timeline};
 use std::collections::BTreeMap;
 use std::time::Duration;
 
