@@ -17,7 +17,15 @@ fn sizes(largest: u64) -> Vec<u64> {
     while base < largest {
         let mut size = base;
         while size > 0 {
-            let times = if size < 100 { 250 } else if size < 1000 { 50 } else if size < 10_000 { 10 } else { 1 };
+            let times = if size < 100 {
+                250
+            } else if size < 1000 {
+                50
+            } else if size < 10_000 {
+                10
+            } else {
+                1
+            };
             all.extend(std::iter::repeat_n(size, times));
             size /= 2;
         }
@@ -65,9 +73,8 @@ fn main() -> Result<()> {
     let sizes = sizes(largest);
     let (stop, operations) = (AtomicBool::new(false), AtomicU64::new(0));
     std::thread::scope(|s| -> Result<()> {
-        let all: Vec<_> = (0..threads)
-            .map(|_| s.spawn(|| work(&allocator, &sizes, slots as usize, &stop, &operations)))
-            .collect();
+        let all: Vec<_> =
+            (0..threads).map(|_| s.spawn(|| work(&allocator, &sizes, slots as usize, &stop, &operations))).collect();
         let begin = Instant::now();
         println!(
             "{:>8} {:>12} {:>9} {:>9} {:>9} {:>6} {:>10} {:>10} {:>10} {:>8}",
