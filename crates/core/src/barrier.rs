@@ -152,6 +152,73 @@ mod imp {
             assert!(visit_every_processor());
             assert_eq!(mask(), before);
         }
+
+        /// Forbids these system calls to the calling thread from now on; false if the system does not allow that.
+        fn forbid(calls: [libc::c_long; 2]) -> bool {
+            const LOAD: u16 = (libc::BPF_LD | libc::BPF_W | libc::BPF_ABS) as u16;
+            const EQUAL: u16 = (libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K) as u16;
+            const RETURN: u16 = (libc::BPF_RET | libc::BPF_K) as u16;
+            let step = |code, jt, k| libc::sock_filter { code, jt, jf: 0, k };
+            let mut filter = [
+                // The call's number comes first.
+                step(LOAD, 0, 0),
+                step(EQUAL, 2, calls[0] as u32),
+                step(EQUAL, 1, calls[1] as u32),
+                step(RETURN, 0, libc::SECCOMP_RET_ALLOW),
+                step(RETURN, 0, libc::SECCOMP_RET_ERRNO | libc::EPERM as u32),
+            ];
+            let program = libc::sock_fprog { len: filter.len() as u16, filter: filter.as_mut_ptr() };
+            // SAFETY: the program and its steps are there during the calls, which touch nothing else.
+            unsafe {
+                libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0
+                    && libc::prctl(libc::PR_SET_SECCOMP, libc::SECCOMP_MODE_FILTER, &raw const program) == 0
+            }
+        }
+
+        fn switches() -> i64 {
+            // SAFETY: plain numbers, of which zero is one.
+            let mut usage: libc::rusage = unsafe { std::mem::zeroed() };
+            // SAFETY: the kernel writes a struct of this type.
+            unsafe { libc::getrusage(libc::RUSAGE_THREAD, &raw mut usage) };
+            usage.ru_nvcsw + usage.ru_nivcsw
+        }
+
+        /// In a child in which the kernel refuses its barrier, and with `strict` the visits too: what was right of what is to be, as bits.
+        fn refused(strict: bool) -> i32 {
+            // SAFETY: the child makes system calls, loads and stores, and exits without running destructors.
+            let child = unsafe { libc::fork() };
+            if child == 0 {
+                let other = if strict { libc::SYS_sched_setaffinity } else { libc::SYS_membarrier };
+                if !forbid([libc::SYS_membarrier, other]) {
+                    // SAFETY: ends the child at once.
+                    unsafe { libc::_exit(64) };
+                }
+                let (start, before) = (std::time::Instant::now(), switches());
+                super::super::heavy();
+                let waited = if strict { start.elapsed() >= DRAIN } else { switches() > before };
+                let right = i32::from(available()) | i32::from(!holds()) << 1 | i32::from(waited) << 2;
+                // SAFETY: ends the child at once.
+                unsafe { libc::_exit(right) };
+            }
+            let mut status = 0;
+            // SAFETY: waits for the child made above.
+            assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
+            assert!(libc::WIFEXITED(status), "{status:x}");
+            libc::WEXITSTATUS(status)
+        }
+
+        #[test]
+        fn where_the_kernel_refuses_its_barrier_another_takes_its_place() {
+            if !available() {
+                eprintln!("skipped: the system has no membarrier");
+                return;
+            }
+            for strict in [false, true] {
+                let right = refused(strict);
+                let one = std::thread::available_parallelism().is_ok_and(|n| n.get() == 1);
+                assert!(right == 7 || right == 64 || one && right == 3, "strict {strict}: {right}");
+            }
+        }
     }
 }
 
