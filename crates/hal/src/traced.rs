@@ -14,6 +14,7 @@ use crate::wrapper::{Layer, Open, Wrapper};
 use leasehold_core::sync::Arc;
 use leasehold_core::{Lease, PoolStats, Result};
 use std::fmt;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::Instant;
 use tracing::Level;
 
@@ -89,10 +90,10 @@ impl Layer for Tracing {
         let start = Instant::now();
         let result = call();
         let us = micros(start);
-        match &result {
+        tell(|| match &result {
             Ok(_) => tracing::debug!(target: TARGET, call = what, %on, us, "ok"),
             Err(error) => tracing::debug!(target: TARGET, call = what, %on, us, %error, "failed"),
-        }
+        });
         result
     }
 
@@ -106,22 +107,33 @@ impl Layer for Tracing {
         let result = unsafe { inner.submit(ops) };
         let us = micros(start);
         let on = inner.line();
-        match &result {
-            Ok(value) => {
-                tracing::debug!(target: TARGET, call = "submit", ?on, ops = ops.len(), value, us, "ok");
+        tell(|| {
+            match &result {
+                Ok(value) => {
+                    tracing::debug!(target: TARGET, call = "submit", ?on, ops = ops.len(), value, us, "ok");
+                }
+                Err(error) => {
+                    tracing::debug!(target: TARGET, call = "submit", ?on, ops = ops.len(), us, %error, "failed");
+                }
             }
-            Err(error) => {
-                tracing::debug!(target: TARGET, call = "submit", ?on, ops = ops.len(), us, %error, "failed");
+            for (index, op) in ops.iter().enumerate() {
+                tracing::trace!(target: TARGET, on = ?on.id(), index, op = op.name(), "operation");
             }
-        }
-        for (index, op) in ops.iter().enumerate() {
-            tracing::trace!(target: TARGET, on = ?on.id(), index, op = op.name(), "operation");
-        }
+        });
         result
     }
 
     fn check_plan(_: &Open<Self>, _: &Plan) -> Result<()> {
         Ok(())
+    }
+}
+
+/// Has subscribers told what was done. A panic of one ends here: it must not come between what was
+/// submitted and those who have to know that it was, to keep memory for it.
+fn tell(event: impl FnOnce()) {
+    if let Err(panic) = catch_unwind(AssertUnwindSafe(event)) {
+        // Its destructor might panic too.
+        std::mem::forget(panic);
     }
 }
 

@@ -1,7 +1,7 @@
 //! Host memory that an operation borrows: a call returns only when nobody touches it any more.
 //!
-//! A failure, an impatient backend or a panic may end the wait early while the copy is still to
-//! come. None of them ends the loan: the stream is cancelled where that helps, and waited for.
+//! A failure or an impatient backend may end the wait early while the copy is still to come.
+//! Neither ends the loan: the stream is cancelled where that helps, and waited for.
 
 use super::call;
 use crate::stream::{Stream, is_over};
@@ -18,11 +18,9 @@ use std::time::Duration;
 ///
 /// # Safety
 /// - As [`Stream::pass`], for a stream that is not recorded. Host memory that `op` names is valid
-///   until this call returns or unwinds, and need not be any longer.
+///   until this call returns, and need not be any longer.
 pub(super) unsafe fn pass(stream: &Stream, op: &Op<'_>, operands: &[Operand<'_>]) -> Result<()> {
     may_wait(stream)?;
-    // Before the submission: who panics after it (a subscriber of traces) unwinds through this.
-    let _loan = Loan(stream);
     // SAFETY: the caller's; the host memory outlives the wait below, whatever becomes of it.
     match unsafe { stream.pass(op, operands)? } {
         Some(point) => see_out(stream, point),
@@ -51,18 +49,6 @@ fn see_out(stream: &Stream, point: Point) -> Result<()> {
         let _ = stream.core.raw.refresh();
         std::thread::sleep(nap);
         nap = (nap * 2).min(Duration::from_millis(1));
-    }
-}
-
-/// Waits for all that was submitted if its thread unwinds.
-struct Loan<'a>(&'a Stream);
-
-impl Drop for Loan<'_> {
-    fn drop(&mut self) {
-        if std::thread::panicking() {
-            // The panic goes on; what became of the work shows in the stream.
-            let _ = see_out(self.0, self.0.now());
-        }
     }
 }
 
