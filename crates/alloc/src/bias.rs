@@ -52,7 +52,7 @@ pub(crate) struct Turns {
 
 // SAFETY: the value is reached through a guard only, and there is one at a time (see the protocol).
 unsafe impl<T: Send> Send for BiasedLock<T> {}
-// SAFETY: as above.
+// SAFETY: a shared lock gives the value to one guard at a time, on the guard's thread (see the protocol).
 unsafe impl<T: Send> Sync for BiasedLock<T> {}
 
 /// The right to the value, however it was come by.
@@ -212,7 +212,7 @@ impl<T, W> Deref for Guard<'_, T, W> {
 impl<T, W> DerefMut for Guard<'_, T, W> {
     #[inline]
     fn deref_mut(&mut self) -> &mut T {
-        // SAFETY: as above.
+        // SAFETY: a guard has the value to itself, and is borrowed exclusively here.
         unsafe { &mut *self.lock.value.get() }
     }
 }

@@ -116,7 +116,7 @@ impl Depot {
             if kept != 0 && piles.refused < PATIENCE {
                 return false;
             }
-            // SAFETY: the caller's.
+            // SAFETY: the caller keeps the table of all rows in the bin alive.
             unsafe { piles.drain(left) };
             (piles.line, kept) = (line, 0);
             bin.kept.store(0, Ordering::Relaxed);
@@ -147,7 +147,7 @@ impl Depot {
             return None;
         }
         piles.refused = 0;
-        // SAFETY: the caller's.
+        // SAFETY: the caller keeps the table of all rows in the bin alive for `'a`.
         let (first, rows) = unsafe { piles.take_top(class) }?;
         if let Some(names) = piles.recent.iter().find(|r| ptr::eq(r[0], first)) {
             names.iter().take(rows.into()).for_each(|&row| fetch(row));
@@ -163,7 +163,7 @@ impl Depot {
     /// - The table whose rows were put here is alive.
     pub(crate) unsafe fn drain(&self, chain: &mut Chain) {
         for bin in self.bins.iter().filter(|b| b.kept.load(Ordering::Relaxed) != 0) {
-            // SAFETY: the caller's.
+            // SAFETY: the caller keeps the table of all rows in the depot alive.
             unsafe { bin.piles.lock().drain(chain) };
             bin.kept.store(0, Ordering::Relaxed);
         }
@@ -174,7 +174,7 @@ impl Piles {
     /// # Safety
     /// - The table whose rows these are is alive for `'a`.
     unsafe fn take_top<'a>(&mut self, class: usize) -> Option<(&'a Row, u16)> {
-        // SAFETY: the caller's.
+        // SAFETY: a top is null or a row that was pushed, whose table the caller keeps alive for `'a`.
         let first = unsafe { self.tops[class].as_ref() }?;
         let word = first.buffer.len() as usize;
         let rows = word & usize::from(MOST_ROWS);
@@ -189,11 +189,11 @@ impl Piles {
     #[cold]
     unsafe fn drain(&mut self, chain: &mut Chain) {
         for class in 0..CLASSES {
-            // SAFETY: the caller's.
+            // SAFETY: the caller keeps the table of these rows alive.
             while let Some((first, rows)) = unsafe { self.take_top(class) } {
                 let mut at = ptr::from_ref(first);
                 for _ in 0..rows {
-                    // SAFETY: as above; the links of a stack name rows.
+                    // SAFETY: the links of a stack name rows of the same table, which the caller keeps alive.
                     let Some(row) = (unsafe { at.as_ref() }) else { break };
                     at = link(row);
                     chain.push(row);
@@ -232,7 +232,7 @@ mod tests {
         let mut left = Chain::EMPTY;
         // SAFETY: the rows live as long as each test.
         let kept = unsafe { depot.push(line, CLASS, &of(rows), &mut left) };
-        // SAFETY: as above.
+        // SAFETY: what was left are rows of the same test.
         (kept, std::iter::from_fn(|| unsafe { left.pop() }).count())
     }
 
@@ -292,7 +292,7 @@ mod tests {
         // SAFETY: the rows live as long as the test.
         unsafe { depot.drain(&mut chain) };
         let mut found = Vec::new();
-        // SAFETY: as above.
+        // SAFETY: the chain has the test's own rows.
         while let Some(row) = unsafe { chain.pop() } {
             found.push(row.header.index());
         }

@@ -134,7 +134,7 @@ pub(crate) struct Shard {
 
 // SAFETY: the stacks are touched only inside (see the protocol); rows are `Sync` and outlive the front.
 unsafe impl Send for Shard {}
-// SAFETY: as above.
+// SAFETY: the stacks are entered by one thread at a time (see the protocol); all else is atomic.
 unsafe impl Sync for Shard {}
 
 /// Rows on their way to the core, linked through their headers.
@@ -152,7 +152,7 @@ impl Chain {
     /// # Safety
     /// - The table whose rows these are is alive for `'a`.
     pub(crate) unsafe fn pop<'a>(&mut self) -> Option<&'a Row> {
-        // SAFETY: the caller's.
+        // SAFETY: the chain is null or a row that was pushed, whose table the caller keeps alive for `'a`.
         let row = unsafe { self.0.as_ref() }?;
         self.0 = link(row);
         Some(row)
@@ -272,7 +272,7 @@ impl Front {
             // SAFETY: inside.
             let s = unsafe { &mut *s };
             let at = s.place(line)?;
-            // SAFETY: the caller's.
+            // SAFETY: the caller keeps the table of the rows in the stacks alive for `'a`.
             unsafe { s.stacks[at][class & (STACKS - 1)].pop() }
         });
         if mutated('f') {
@@ -360,7 +360,7 @@ impl Front {
         let mut left = Chain::EMPTY;
         let row = match row {
             None if !LARGE && self.depot.may_have(line) => {
-                // SAFETY: as above.
+                // SAFETY: the caller keeps the table of the rows in front and depot alive.
                 unsafe { shard.refill_slow(&self.depot, pocket, line, &mut left) }
             }
             row => row,
@@ -401,14 +401,14 @@ impl Front {
             let stack = &mut s.stacks[at][class];
             let bytes = u64::from(stack.bytes);
             while stack.len < stack.most && counter.bytes.load(Ordering::Relaxed) + bytes <= self.bytes[0] {
-                // SAFETY: the caller's.
+                // SAFETY: the caller keeps the table of the chain's rows alive.
                 let Some(row) = (unsafe { chain.pop() }) else { return };
                 stack.push(row);
                 counter.add(1, bytes);
             }
         });
         shard.leave(way);
-        // SAFETY: the caller's.
+        // SAFETY: what was displaced was kept here, so it is of the same table.
         while let Some(row) = unsafe { displaced.pop() } {
             chain.push(row);
         }
@@ -675,7 +675,7 @@ impl Shard {
                     return None;
                 }
             };
-            // SAFETY: the caller's.
+            // SAFETY: the depot has rows of the same table, which the caller keeps alive.
             let (first, rows) = unsafe { depot.pop(line, pocket.stack) }?;
             if s.lines[at] != line {
                 s.assign(at, line);

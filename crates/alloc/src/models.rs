@@ -45,7 +45,7 @@ mod parking {
     pub(super) struct Counts(pub(super) RefCell<BTreeMap<&'static str, u64>>);
     // SAFETY: loom runs all threads of a model on one, and `check` returns before the counts are read.
     unsafe impl Send for Counts {}
-    // SAFETY: as above.
+    // SAFETY: loom runs all threads of a model on one, so two never share it.
     unsafe impl Sync for Counts {}
 }
 
@@ -93,7 +93,7 @@ struct Pile {
 
 // SAFETY: a cell is touched by the holder of its row only, as loom checks.
 unsafe impl Send for Pile {}
-// SAFETY: as above.
+// SAFETY: a shared pile gives rows through its front, and a cell to the holder of its row only.
 unsafe impl Sync for Pile {}
 
 const CLASS: usize = 0;
@@ -134,7 +134,7 @@ impl Pile {
             self.touch(row);
             return Some(row);
         }
-        // SAFETY: as above.
+        // SAFETY: the rows live as long as the pile.
         match unsafe { self.front.take::<false>(thread, Pocket::small(CLASS), line(), SIZE) } {
             Took::Row(row, _) => {
                 self.touch(row);
@@ -223,7 +223,7 @@ fn b_the_cores_lock_admits_one() {
         other.join().unwrap();
         third.join().unwrap();
         let guard = lock.lock_as(1);
-        // SAFETY: as above.
+        // SAFETY: the guard has the value to itself.
         assert_eq!(guard.with(|n| unsafe { *n }), 9);
     });
 }

@@ -27,13 +27,13 @@ pub(crate) unsafe fn last(hdr: NonNull<Header>) {
     // SAFETY: the header is the first field of a row of our table, which is alive as long as one of its rows is out.
     let (row, inner) = unsafe { (hdr.cast::<Row>().as_ref(), inner_of(hdr)) };
     if row.buffer.flags() & UNKEPT != 0 {
-        // SAFETY: the caller's.
+        // SAFETY: the header's last count went, as the caller of `last` vouches; nothing was done with the row yet.
         return unsafe { last_unkept(hdr) };
     }
-    // SAFETY: as above.
+    // SAFETY: the row is out until `free_own` has put it back, so its allocator is alive.
     match unsafe { inner.as_ref() }.free_own(row) {
         Freed::Done => {}
-        // SAFETY: the caller's.
+        // SAFETY: `free_own` left the row with this thread, which is alone with it.
         how => unsafe { last_how(hdr, how) },
     }
 }
@@ -59,21 +59,21 @@ const UNKEPT: u32 = IMPORTED | ARENA | EMPTY | WATCHED | FOREIGN | CLASSLESS;
 /// - As [`last`].
 #[inline(never)]
 unsafe fn last_unkept(hdr: NonNull<Header>) {
-    // SAFETY: as in `last`.
+    // SAFETY: a header of our table lies first in its row, and the row is out, so table and allocator are alive.
     let (row, inner) = unsafe { (hdr.cast::<Row>().as_ref(), inner_of(hdr)) };
     let (flags, slot) = (row.buffer.flags(), row.buffer.slot.load(Ordering::Relaxed));
     if flags & UNKEPT != CLASSLESS || slot < FIRST_ANNEX {
-        // SAFETY: the caller's.
+        // SAFETY: the row's last count went, and nothing was done with it yet.
         unsafe { last_other(hdr) }
-    // SAFETY: as in `last`.
+    // SAFETY: the row is out, so its allocator is alive.
     } else if unsafe { inner.as_ref() }.may_keep(row, flags) {
-        // SAFETY: the caller's.
+        // SAFETY: the row's last count went, and nothing was done with it yet.
         unsafe { last_kept(hdr) }
     } else if slot != NO_SLOT {
-        // SAFETY: the caller's.
+        // SAFETY: the row's last count went, and nothing was done with it yet.
         unsafe { last_annexed(hdr, usize::from(slot - FIRST_ANNEX)) }
     } else {
-        // SAFETY: the caller's.
+        // SAFETY: the row's last count went, and nothing was done with it yet.
         unsafe { last_large(hdr) }
     }
 }
@@ -84,14 +84,14 @@ unsafe fn last_unkept(hdr: NonNull<Header>) {
 /// - As [`last`].
 #[inline(never)]
 unsafe fn last_kept(hdr: NonNull<Header>) {
-    // SAFETY: as in `last`.
+    // SAFETY: a header of our table lies first in its row, and the row is out, so table and allocator are alive.
     let (row, inner) = unsafe { (hdr.cast::<Row>().as_ref(), inner_of(hdr)) };
-    // SAFETY: as above.
+    // SAFETY: the row is out until `free_kept` has put it back, so its allocator is alive.
     match unsafe { inner.as_ref() }.free_kept(row) {
         Ok(0) => {}
         // SAFETY: an orphan counts the rows that are out; these came back.
         Ok(owed) => unsafe { release(inner, owed) },
-        // SAFETY: the caller's.
+        // SAFETY: `free_kept` left the row with this thread, which is alone with it.
         Err(how) => unsafe { last_how(hdr, how) },
     }
 }
@@ -102,14 +102,14 @@ unsafe fn last_kept(hdr: NonNull<Header>) {
 /// - As [`last`].
 #[inline(never)]
 unsafe fn last_large(hdr: NonNull<Header>) {
-    // SAFETY: as in `last`.
+    // SAFETY: a header of our table lies first in its row, and the row is out, so table and allocator are alive.
     let (row, inner) = unsafe { (hdr.cast::<Row>().as_ref(), inner_of(hdr)) };
-    // SAFETY: as above.
+    // SAFETY: the row is out until `free_own_large` has put it back, so its allocator is alive.
     match unsafe { inner.as_ref() }.free_own_large(row) {
         Some(false) => {}
         // SAFETY: an orphan counts the rows that are out; this one came back.
         Some(true) => unsafe { release(inner, 1) },
-        // SAFETY: the caller's.
+        // SAFETY: the row's last count went, and nothing was done with it yet.
         None => unsafe { last_other(hdr) },
     }
 }
@@ -117,7 +117,7 @@ unsafe fn last_large(hdr: NonNull<Header>) {
 /// # Safety
 /// - As [`last`].
 pub(crate) unsafe fn last_other(hdr: NonNull<Header>) {
-    // SAFETY: the caller's.
+    // SAFETY: the row's last count went, as the caller vouches, and nothing was done with it.
     unsafe { last_how(hdr, Freed::No) }
 }
 
@@ -125,9 +125,9 @@ pub(crate) unsafe fn last_other(hdr: NonNull<Header>) {
 /// - As [`last`].
 #[inline(never)]
 unsafe fn last_how(hdr: NonNull<Header>, how: Freed) {
-    // SAFETY: as in `last`.
+    // SAFETY: a header of our table lies first in its row, and the row is out, so table and allocator are alive.
     let (row, inner) = unsafe { (hdr.cast::<Row>().as_ref(), inner_of(hdr)) };
-    // SAFETY: as above.
+    // SAFETY: the row is out until `free` has put it back, so its allocator is alive.
     let owed = unsafe { inner.as_ref() }.free(row, how);
     if owed > 0 {
         // SAFETY: an orphan counts the rows that are out; these came back.
@@ -659,7 +659,7 @@ impl Inner {
             }
         }
         let mut core = self.core.lock();
-        // SAFETY: as above.
+        // SAFETY: the chain has rows of this allocator's own table.
         while let Some(row) = unsafe { chain.pop() } {
             core.store.give(row.spot(), row.buffer.own_stamp());
             self.table.put_renewed(&mut core.vacant, row);

@@ -61,7 +61,7 @@ impl Vacant {
     /// - The table whose rows these are is alive for `'a`.
     #[inline]
     unsafe fn unlink<'a>(&mut self, list: usize) -> Option<&'a Row> {
-        // SAFETY: the caller's.
+        // SAFETY: a head is null or a row that was linked, whose table the caller keeps alive for `'a`.
         let row = unsafe { self.heads[list].as_ref() }?;
         self.heads[list] = link(row);
         Some(row)
@@ -134,7 +134,7 @@ impl Table {
     #[cold]
     #[inline(never)]
     pub(crate) fn pick_any(&self, vacant: &mut Vacant) -> Option<&Row> {
-        // SAFETY: as above.
+        // SAFETY: the lists have rows of this table only, which is borrowed for as long as the row.
         (0..LISTS).find_map(|list| unsafe { vacant.unlink(list) })
     }
 

@@ -50,7 +50,7 @@ pub struct SlotPool<R: Resource>(NonNull<Inner<R>>);
 
 // SAFETY: `Inner` is only atomics, locks and `Send + Sync` payloads reached through counted leases.
 unsafe impl<R: Resource> Send for SlotPool<R> {}
-// SAFETY: as above.
+// SAFETY: a shared pool gives leases, which count atomically, and looks at atomics; its lists are lock-free or locked.
 unsafe impl<R: Resource> Sync for SlotPool<R> {}
 
 /// What the decision of a shutdown was.
@@ -132,7 +132,7 @@ impl<R: Resource> SlotPool<R> {
                 break slot;
             }
         };
-        // SAFETY: as in `acquire`.
+        // SAFETY: the slot was created by this call and is nobody's; `lend` counts the lease that is made of it.
         unsafe {
             let (hdr, val) = Self::lend(slot, false);
             Ok(Lease::from_raw(hdr, val))

@@ -21,12 +21,12 @@ use std::ptr::NonNull;
 pub(crate) unsafe fn last_annexed(hdr: NonNull<Header>, k: usize) {
     // SAFETY: the header is the first field of a row of our table, which is alive as long as one of its rows is out.
     let (row, inner) = unsafe { (hdr.cast::<Row>().as_ref(), inner_of(hdr)) };
-    // SAFETY: as above.
+    // SAFETY: the row is out until `free_own_annexed` has put it back, so its allocator is alive.
     match unsafe { inner.as_ref() }.free_own_annexed(row, k) {
         Some(0) => {}
         // SAFETY: an orphan counts the rows that are out; this one came back.
         Some(owed) => unsafe { release(inner, owed) },
-        // SAFETY: the caller's.
+        // SAFETY: `free_own_annexed` did nothing, so this thread is still alone with the row.
         None => unsafe { last_other(hdr) },
     }
 }

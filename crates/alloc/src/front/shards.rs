@@ -13,7 +13,7 @@ pub(super) struct Shards {
 
 // SAFETY: shards are `Sync` and owned by this.
 unsafe impl Send for Shards {}
-// SAFETY: as above.
+// SAFETY: a shared one gives `&Shard`, which is `Sync`.
 unsafe impl Sync for Shards {}
 
 impl Shards {

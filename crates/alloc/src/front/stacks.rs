@@ -90,7 +90,7 @@ impl Stack {
     /// - The rows that were pushed are alive for `'a`.
     #[inline(always)]
     pub(super) unsafe fn pop<'a>(&mut self) -> Option<(&'a Row, u64)> {
-        // SAFETY: the caller's.
+        // SAFETY: the head is null or a row that was pushed, which the caller keeps alive for `'a`.
         let row = unsafe { self.head.as_ref() }?;
         self.head = link(row);
         self.len -= 1;

@@ -65,7 +65,7 @@ fn who_quarrels_fetches_more_each_time_and_finds_it() {
     }
     assert!(matches!(take(&front, 2, line(2)), Took::Nothing(_)), "the other thread does not quarrel");
     let mut more = chain(&rows);
-    // SAFETY: as above.
+    // SAFETY: the rows live as long as the test.
     unsafe { front.stock(1, &mut more, CLASS, line(1)) };
     let (kept, bytes, hits, drift) = front.stats();
     assert_eq!((kept, bytes, hits, drift), (8, 8 * 4096, 1, 4000));
