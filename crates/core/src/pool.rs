@@ -443,7 +443,8 @@ impl<R: Resource> SlotPool<R> {
         own: impl IntoIterator<Item = &'a Lease<R::Payload>, IntoIter: Clone>,
     ) -> Result<Verdict> {
         let inner = self.inner();
-        let own = own.into_iter();
+        // A lease of another pool is nobody's own here, and its freeze is not ours to touch.
+        let own = own.into_iter().filter(|lease| std::ptr::eq(lease.header().owner(), self.0.as_ptr().cast()));
         let mut down = inner.lifecycle.lock();
         if *down {
             return Ok(Verdict::WasDown);

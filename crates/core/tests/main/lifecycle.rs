@@ -77,6 +77,22 @@ fn own_leases_do_not_count_and_nobody_gets_hold_of_them_afterwards() {
 }
 
 #[test]
+fn leases_of_another_pool_are_no_leases_of_ones_own() {
+    both(|config| {
+        let (mine, _) = pool(config.clone());
+        let (other, _) = pool(config);
+        let held = mine.acquire(&want(1)).unwrap();
+        let theirs = [other.acquire(&want(1)).unwrap()];
+        let handle = theirs[0].handle();
+        assert_eq!(outstanding(mine.shutdown_with(&theirs)), (1, 0));
+        drop(held);
+        mine.shutdown_with(&theirs).unwrap();
+        // Regression: another pool's lease stayed frozen, so looking it up never ended.
+        assert!(other.lease(handle).is_ok());
+    });
+}
+
+#[test]
 fn leases_may_outlive_the_pool() {
     both(|config| {
         let (pool, log) = pool(config);
