@@ -20,15 +20,15 @@
  *
  * Ends of threads and of the process
  *  - A thread attaches at its first call. When it ends, its open frames and scopes are closed, the outermost included. At that time
- *    its thread-local objects are gone, so nothing of the program's is called there: no scope hook, no describer, no destructor. Structs,
- *    lh_vec_ptr and lh_tensor objects are freed. What wants a destructor of the program's waits for the next scope or frame that
+ *    its thread-local objects are gone, so nothing of the program's is called there: no scope hook, no describer, no destructor. Structs and
+ *    lh_vec_ptr objects are freed, lh_tensor objects are pooled or freed. What wants a destructor of the program's waits for the next scope or frame that
  *    any thread opens, or for tl_pool_trim, and is destroyed there. A thread that wants its own destructors to run calls tl_mem_close_thread.
  *  - After that (in later destructors of pthread keys) acquire and release still work, everything else is a no-op.
  *  - When the process exits, nothing is closed and nothing called. Call tl_mem_close_thread before, if it should be.
  *
  * Forks, coroutines, unloading
  *  - A child of fork() may use everything; its only thread goes on in its scopes and frames. What scopes of the other threads held stays
- *    alive in the child. Do not fork in a signal handler, a destructor or a hook.
+ *    alive in the child. Do not fork in a signal handler.
  *  - Scopes and frames know threads, not coroutines. A coroutine that switches away must have closed what it opened, or must be resumed
  *    and have closed it before the function that was running when it opened it closes its own.
  *  - dlclose does not unload the shared library. An own shared object that contains the static library is linked with -z nodelete.

@@ -77,6 +77,8 @@ pub(crate) struct Local {
     pub(crate) waiting: Stack<Waiting>,
     /// The waiting tensors before this one have left.
     pub(crate) waiting_from: Cell<u32>,
+    /// A hook or destructor of the program's is running.
+    calling: Cell<bool>,
     /// The thread is ending: nothing of the program's is called any more.
     pub(crate) quiet: Cell<bool>,
     pub(crate) published: Owned<Published>,
@@ -110,6 +112,7 @@ impl Local {
             burying: Cell::new(false),
             waiting: Stack::new(),
             waiting_from: Cell::new(0),
+            calling: Cell::new(false),
             quiet: Cell::new(false),
             published,
             names: NameCache::new(),
@@ -276,6 +279,7 @@ impl Local {
         let floor = self.floor.replace(depth);
         let base_depth = self.base_depth.replace(depth);
         let base_frames = self.base_frames.replace(frames);
+        let calling = self.calling.replace(true);
         f();
         while self.frames.len() > frames {
             self.misuse(Misuse::FrameRepaired, 0, i64::from(self.frames.len()));
@@ -288,6 +292,7 @@ impl Local {
         self.floor.set(floor);
         self.base_depth.set(base_depth);
         self.base_frames.set(base_frames);
+        self.calling.set(calling);
     }
 
     // ---- marks
@@ -351,7 +356,7 @@ impl Local {
     /// Closes every frame and scope, the outermost one's content included, and lets everything go that waits. Within a destructor or hook: a
     /// misuse, since those that it interrupted are still at work.
     pub(crate) fn close_all(&self) {
-        if self.base_frames.get() > 0 || self.base_depth.get() > 1 || self.burying.get() {
+        if self.calling.get() {
             self.misuse(Misuse::ExitScope, 0, i64::from(self.depth()));
             return;
         }

@@ -16,6 +16,9 @@ static int failures;
 static int destroyed;
 static void on_destroy(void *p) {
     destroyed++;
+    int64_t misuses = tl_mem_misuses(TL_MISUSE_EXIT_SCOPE);
+    tl_mem_close_thread();
+    CHECK(tl_mem_misuses(TL_MISUSE_EXIT_SCOPE) == misuses + 1);
     /* A destructor may use the manager. */
     tl_mem_enter_scope();
     tl_mem_register_struct(malloc(8));

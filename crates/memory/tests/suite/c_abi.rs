@@ -297,6 +297,22 @@ fn frames_belong_to_who_uses_them() {
     }
 }
 
+/// An exception that leaves a destructor ends the process, as the header says: what it interrupted cannot go on.
+#[test]
+#[cfg(unix)]
+fn an_exception_out_of_a_destructor_ends_the_process() {
+    use std::os::unix::process::ExitStatusExt;
+    if sanitized() || !have("g++") {
+        return;
+    }
+    let program = build("throw.cpp", &[]);
+    let caught = run(&program).arg("inside").output().expect("the program starts");
+    assert!(caught.status.success(), "{caught:?}");
+    let thrown = run(&program).arg("out").output().expect("the program starts");
+    assert_eq!(thrown.status.signal(), Some(libc::SIGABRT), "{thrown:?}");
+    let _ = std::fs::remove_file(program);
+}
+
 #[test]
 fn ir_programs_run_against_the_shared_library() {
     if sanitized() {
