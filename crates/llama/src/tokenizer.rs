@@ -57,7 +57,7 @@ fn call<T>(origin: &str, what: &str, f: impl FnOnce() -> tokenizers::Result<T>) 
         Err(panic) => {
             let text =
                 panic.downcast_ref::<String>().map(String::as_str).or_else(|| panic.downcast_ref::<&str>().copied());
-            Err(failed(&format!("the library panicked: {}", text.unwrap_or("without a message"))))
+            Err(failed(&format!("its library failed: {}", text.unwrap_or("without a message"))))
         }
     }
 }

@@ -127,7 +127,7 @@ fn a_tokenizer_that_panics_is_a_line() {
         fs::write(&path, json.to_string()).unwrap();
         change(path, key, value);
         let output = bounded(&["run", "--tokens", "2", "--prompt", prompt, "--model", dir.path().to_str().unwrap()]);
-        has(&line(&output, 1), &["tokenizer.json: ", "the library panicked: "]);
+        has(&line(&output, 1), &["tokenizer.json: ", "its library failed: "]);
     }
 }
 

@@ -181,7 +181,7 @@ fn what_makes_the_library_panic_is_an_error() {
     let said = |e: Error, what: &str| {
         let text = e.to_string();
         assert!(
-            text.starts_with(&format!("invalid argument: tokenizer.json: {what}: the library panicked: ")),
+            text.starts_with(&format!("invalid argument: tokenizer.json: {what}: its library failed: ")),
             "{text}"
         );
     };
