@@ -115,6 +115,7 @@ use leasehold_memory::ffi::tl_mem_exit_scope as _;
 use leasehold_memory::ffi::tl_mem_function_enter as _;
 use leasehold_memory::ffi::tl_mem_function_exit as _;
 use leasehold_memory::ffi::tl_mem_get_buffer as _;
+use leasehold_memory::ffi::tl_mem_register_container as _;
 use leasehold_memory::ffi::tl_mem_register_ptr as _;
 use leasehold_memory::ffi::tl_mem_register_struct as _;
 use leasehold_memory::ffi::tl_mem_register_struct_named as _;
@@ -211,6 +212,7 @@ where
     let _ = leasehold_memory::MemoryManager::new;
     let _ = leasehold_memory::MemoryManager::register_struct;
     let _ = leasehold_memory::MemoryManager::register_tensor;
+    let _ = leasehold_memory::MemoryManager::register_vec;
     let _ = leasehold_memory::MemoryManager::register_vec_ptr;
     let _ = leasehold_memory::MemoryManager::release_ptr;
     let _ = leasehold_memory::MemoryManager::unregister;

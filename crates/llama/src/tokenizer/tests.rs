@@ -180,10 +180,7 @@ fn what_makes_the_library_panic_is_an_error() {
     };
     let said = |e: Error, what: &str| {
         let text = e.to_string();
-        assert!(
-            text.starts_with(&format!("invalid argument: tokenizer.json: {what}: its library failed: ")),
-            "{text}"
-        );
+        assert!(text.starts_with(&format!("invalid argument: tokenizer.json: {what}: its library failed: ")), "{text}");
     };
     let charsmap = json!({"type": "Precompiled", "precompiled_charsmap": "AAAA"});
     said(with("normalizer", charsmap).unwrap_err(), "no valid tokenizer");
