@@ -8,9 +8,9 @@
 //! * Kernels lie in an extension slot of the runtime, made when first asked for.
 
 use leasehold::graph::Encoder;
-use leasehold::kernel::{CpuArgs, KernelDesc, KernelSource};
+use leasehold::kernel::{CpuArgs, KernelCheck, KernelDesc, KernelSource};
 use leasehold::{
-    Access, Buffer, Context, Current, DeviceId, Error, GraphOperator, KernelBase, Lease, Operand, Pod, Result, Runtime,
+    Access, Buffer, Context, Current, DeviceId, Error, GraphOperator, KernelBase, Lease, Operand, Result, Runtime,
     Slice, Update, View, ops,
 };
 use std::ops::Add;
@@ -23,7 +23,7 @@ const TILE: usize = 1024;
 /// The part of the output that a tile computes.
 fn tile(args: &CpuArgs<'_>, output: usize) -> std::ops::Range<usize> {
     let (_, len) = args.pointer::<f32>(output);
-    let from = args.tile[0] as usize * TILE;
+    let from = args.tile()[0] as usize * TILE;
     from..len.min(from + TILE)
 }
 
@@ -56,13 +56,11 @@ struct Kernels {
 impl Kernels {
     fn of(runtime: &Runtime) -> Result<Arc<Self>> {
         let kernel = |name: &'static str, run, bindings: &[Access], params| {
-            KernelBase::new(KernelDesc {
-                name: name.into(),
-                entry: name.into(),
-                source: KernelSource::Cpu(run),
-                bindings: bindings.to_vec().into(),
-                params,
-            })
+            let source = KernelSource::Cpu(run);
+            let desc =
+                KernelDesc { params, ..KernelDesc::new(name, source, bindings, KernelCheck::grid_1d()).aligned(4) };
+            // SAFETY: both functions touch their bindings through slices, which check bounds, and a tile writes a part of its own.
+            unsafe { KernelBase::new(desc) }
         };
         runtime.extension(|_| {
             Ok(Self {
@@ -100,7 +98,7 @@ impl GraphOperator for Elementwise<'_> {
         let kernels = Kernels::of(encoder.runtime())?;
         let (kernel, params, out) = match self {
             Self::Add(_, _, out) => (&kernels.add, Vec::new(), out),
-            Self::Scale(_, by, out) => (&kernels.scale, by.as_bytes().to_vec(), out),
+            Self::Scale(_, by, out) => (&kernels.scale, by.to_ne_bytes().to_vec(), out),
         };
         let tiles = out.elements().div_ceil(TILE) as u32;
         encoder.launch(kernel, &self.accesses(), &params, [tiles, 1, 1], [1, 1, 1])

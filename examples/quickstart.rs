@@ -2,15 +2,15 @@
 //!
 //! `cargo run --release -p leasehold --example quickstart`
 
-use leasehold::kernel::{CpuArgs, KernelDesc, KernelSource, session_ops, session_sync_ops};
-use leasehold::{Access, Context, DeviceId, KernelBase, KernelSession, Operand, Result, Stream, View};
+use leasehold::kernel::{CpuArgs, KernelCheck, KernelDesc, KernelSource, session_ops, session_sync_ops};
+use leasehold::{Access, Context, DeviceId, Error, KernelBase, KernelSession, Operand, Result, Stream, View};
 
 /// Elements that one tile (a block of the grid) computes.
 const TILE: usize = 4096;
 
 /// `y += a * x`, one tile of it. Tiles run on all processors at once.
 unsafe fn axpy(args: &CpuArgs<'_>) {
-    let from = args.tile[0] as usize * TILE;
+    let from = args.tile()[0] as usize * TILE;
     // SAFETY: binding 0 is only read; each tile writes elements of its own of binding 1.
     let (x, y) = unsafe { (args.slice::<f32>(0), args.slice_mut::<f32>(1, from, TILE)) };
     let a: f32 = args.params();
@@ -41,13 +41,15 @@ fn main() -> Result<()> {
     let y = runtime.alloc(4 * n as u64)?;
     runtime.memcpy_d2d(y.view(), x.view(), true)?;
 
-    let kernel = KernelBase::new(KernelDesc {
-        name: "axpy".into(),
-        entry: "axpy".into(),
-        source: KernelSource::Cpu(axpy),
-        bindings: vec![Access::Read, Access::ReadWrite].into(),
-        params: size_of::<f32>() as u32,
-    })?;
+    // Launching is safe, since each launch is checked: whoever defines a kernel says which launches it can run.
+    let check = KernelCheck::new(|launch| match launch.grid {
+        [tiles, 1, 1] => (0..2).try_for_each(|i| launch.want(i, u64::from(tiles) * 4 * TILE as u64)),
+        _ => Err(Error::invalid("axpy takes a grid of one dimension")),
+    });
+    let roles = [Access::Read, Access::ReadWrite];
+    let desc = KernelDesc::new("axpy", KernelSource::Cpu(axpy), &roles, check).params_of::<f32>().aligned(4);
+    // SAFETY: the launches that the check accepts touch floats of the two bindings, each of y's in one tile.
+    let kernel = unsafe { KernelBase::new(desc) }?;
     let operands = [x.read(), y.read_write()];
     let tiles = (n / TILE) as u32;
 

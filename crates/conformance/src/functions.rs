@@ -4,14 +4,15 @@
 //! This module must not know a backend.
 
 use crate::factory::TestKernel;
+use leasehold::Error;
 use leasehold::core::sync::atomic::{AtomicU32, Ordering};
-use leasehold::hal::{Access, CpuArgs, CpuFn, KernelDesc, KernelSource};
+use leasehold::hal::{Access, CpuArgs, CpuFn, KernelCheck, KernelDesc, KernelSource};
 use std::time::{Duration, Instant};
 
 /// The elements that a tile serves.
 fn part(args: &CpuArgs<'_>, binding: usize) -> (usize, usize) {
     let len = args.pointer::<u32>(binding).1;
-    let from = (args.tile[0] * TestKernel::BLOCK) as usize;
+    let from = (args.tile()[0] * TestKernel::BLOCK) as usize;
     (from.min(len), (TestKernel::BLOCK as usize).min(len.saturating_sub(from)))
 }
 
@@ -128,11 +129,33 @@ impl TestKernel {
     #[must_use]
     pub fn with_source(self, source: KernelSource<'static>) -> KernelDesc<'static> {
         KernelDesc {
-            name: self.name().into(),
-            entry: self.name().into(),
-            source,
-            bindings: self.bindings().into(),
             params: self.params(),
+            ..KernelDesc::new(self.name(), source, self.bindings(), self.check()).aligned(4)
         }
+    }
+
+    /// Which launches the kernel takes: those whose blocks find their elements. [`OutOfBounds`](Self::OutOfBounds) is wrong on
+    /// purpose whatever it is given: a device ends it with a fault.
+    fn check(self) -> KernelCheck {
+        KernelCheck::new(move |launch| {
+            let [blocks, 1, 1] = launch.grid else { return Err(Error::invalid("a grid of one dimension")) };
+            match self {
+                TestKernel::Fill | TestKernel::Add => (0..launch.bindings())
+                    .try_for_each(|i| launch.want(i, u64::from(blocks) * u64::from(Self::BLOCK) * 4)),
+                TestKernel::SpinUntilFlag if blocks != 1 => Err(Error::invalid("one block looks at the flag")),
+                TestKernel::SpinUntilFlag => launch.want(0, 4).and_then(|()| launch.want(1, 4)),
+                TestKernel::Trap | TestKernel::OutOfBounds => Ok(()),
+            }
+        })
+    }
+
+    /// The kernel as a runtime launches it.
+    ///
+    /// # Errors
+    /// As [`KernelBase::new`](leasehold::KernelBase::new).
+    pub(crate) fn base(desc: KernelDesc<'static>) -> leasehold::Result<leasehold::KernelBase> {
+        // SAFETY: the descriptions are this module's, or have a source that no device runs; the check accepts launches whose blocks find
+        // their elements, and each element is one block's.
+        unsafe { leasehold::KernelBase::new(desc) }
     }
 }

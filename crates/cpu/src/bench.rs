@@ -16,11 +16,10 @@ use crate::manager::execution::CpuConfig;
 use leasehold_core::sync::{spin_loop, thread};
 use leasehold_core::{Lease, Result};
 use leasehold_hal::{
-    Access, Backend, Binding, CpuArgs, Device, DeviceId, Dispatch, KernelDesc, KernelSource, Op, OpList, Pipeline,
-    Plan, Stream, StreamDesc,
+    Access, Backend, Binding, CpuArgs, Device, DeviceId, Dispatch, KernelCheck, KernelDesc, KernelSource, Op, OpList,
+    Pipeline, Plan, Stream, StreamDesc,
 };
 use serde::Serialize;
-use std::borrow::Cow;
 use std::time::{Duration, Instant};
 
 /// What a stream costs.
@@ -64,13 +63,8 @@ pub struct GraphReport {
 unsafe fn nothing(_: &CpuArgs<'_>) {}
 
 fn no_op(device: &dyn Device) -> Result<Lease<Pipeline>> {
-    device.pipeline(&KernelDesc {
-        name: Cow::Borrowed("no-op"),
-        entry: Cow::Borrowed("nothing"),
-        source: KernelSource::Cpu(nothing),
-        bindings: Cow::Borrowed(&[Access::ReadWrite]),
-        params: 0,
-    })
+    let source = KernelSource::Cpu(nothing);
+    device.pipeline(&KernelDesc::new("no-op", source, &[Access::ReadWrite], KernelCheck::any()).entry("nothing"))
 }
 
 fn dispatch<'a>(pipeline: &'a Lease<Pipeline>, binding: &'a Binding) -> Op<'a> {

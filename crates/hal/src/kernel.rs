@@ -1,6 +1,12 @@
-//! Kernels as backends see them: sources, pipelines, bindings, and what a CPU kernel is given.
+//! Kernels as backends see them: sources, pipelines, bindings, what their launches must be like, and what a CPU kernel is given.
 //!
 //! This module must not know which kernels exist.
+
+mod args;
+mod check;
+
+pub use args::{CpuArgs, CpuFn};
+pub use check::{KernelCheck, LaunchInfo, Overlap};
 
 use leasehold_core::{Error, Result, Tagged, tags};
 use std::borrow::Cow;
@@ -50,87 +56,12 @@ pub struct Binding {
 
 const _: () = assert!(size_of::<Binding>() == 32);
 
-/// The entry of a CPU kernel: runs one tile (one block of the grid). Tiles of one dispatch run in any order and at the same
-/// time on several threads; a panic poisons the stream.
-///
-/// # Safety
-/// A caller supplies bindings that lie in memory valid for their accesses, and parameters of the size that the kernel declares.
-pub type CpuFn = unsafe fn(&CpuArgs<'_>);
-
-/// What one tile of a CPU kernel is given.
-#[derive(Debug, Clone, Copy)]
-pub struct CpuArgs<'a> {
-    /// Which tile.
-    pub tile: [u32; 3],
-    /// How many tiles.
-    pub grid: [u32; 3],
-    /// The block size that the dispatch asked for; a hint on the CPU.
-    pub block: [u32; 3],
-    /// The bindings.
-    pub bindings: &'a [Binding],
-    /// The parameters.
-    pub params: &'a [u8],
-    /// Scratch memory of this tile alone, uninitialised, aligned to 64; `shared_len` bytes.
-    pub shared: *mut u8,
-    /// Bytes of scratch memory.
-    pub shared_len: u32,
-}
-
-// SAFETY: `shared` belongs to the tile; the arguments are handed to the one thread that runs it.
-unsafe impl Send for CpuArgs<'_> {}
-// SAFETY: as above.
-unsafe impl Sync for CpuArgs<'_> {}
-
-impl<'a> CpuArgs<'a> {
-    /// Binding `i` as a slice to read.
-    ///
-    /// # Safety
-    /// - Binding `i` is read by this kernel, holds initialised `T`s, and no tile writes it meanwhile.
+impl Binding {
+    /// Whether both share a byte.
+    #[inline]
     #[must_use]
-    pub unsafe fn slice<T: Copy>(&self, i: usize) -> &'a [T] {
-        let b = &self.bindings[i];
-        if b.len == 0 {
-            return &[];
-        }
-        debug_assert!((b.addr as usize).is_multiple_of(align_of::<T>()));
-        // SAFETY: by the contract; the length is rounded down to whole elements.
-        unsafe { std::slice::from_raw_parts(b.addr as *const T, b.len as usize / size_of::<T>()) }
-    }
-
-    /// Binding `i` as a raw pointer to write, and the number of elements: several tiles share it, each writes its own part.
-    #[must_use]
-    pub fn pointer<T>(&self, i: usize) -> (*mut T, usize) {
-        let b = &self.bindings[i];
-        (b.addr as *mut T, b.len as usize / size_of::<T>())
-    }
-
-    /// Elements `from..from + count` of binding `i`, to write.
-    ///
-    /// # Safety
-    /// - Binding `i` is written by this kernel, and this tile alone touches these elements.
-    ///
-    /// # Panics
-    /// When the range does not lie in the binding; the stream is poisoned then.
-    #[must_use]
-    pub unsafe fn slice_mut<T: Copy>(&self, i: usize, from: usize, count: usize) -> &'a mut [T] {
-        let (at, len) = self.pointer::<T>(i);
-        assert!(from <= len && count <= len - from, "binding {i} has {len} elements, not {from}..{from}+{count}");
-        if count == 0 {
-            return &mut [];
-        }
-        // SAFETY: by the contract, within the binding.
-        unsafe { std::slice::from_raw_parts_mut(at.add(from), count) }
-    }
-
-    /// The parameters as a plain struct.
-    ///
-    /// # Panics
-    /// When the sizes differ; sessions check that before a launch.
-    #[must_use]
-    pub fn params<T: Copy>(&self) -> T {
-        assert_eq!(self.params.len(), size_of::<T>(), "parameters of another size");
-        // SAFETY: the bytes were made from a `T` by the session's typed setter, whose size is checked here.
-        unsafe { std::ptr::read_unaligned(self.params.as_ptr().cast()) }
+    pub fn overlaps(&self, other: &Binding) -> bool {
+        self.addr < other.addr.saturating_add(other.len) && other.addr < self.addr.saturating_add(self.len)
     }
 }
 
@@ -172,7 +103,24 @@ impl KernelSource<'_> {
     }
 }
 
-/// A kernel to be made ready.
+/// A kernel to be made ready: its code, and what its launches must be like.
+///
+/// ```
+/// use leasehold_hal::{Access, CpuArgs, KernelCheck, KernelDesc, KernelSource};
+///
+/// /// A tile sets 1,024 floats.
+/// unsafe fn fill(args: &CpuArgs<'_>) {
+///     // SAFETY: the kernel writes binding 0; the grid has one dimension, so each tile has elements of its own.
+///     unsafe { args.slice_mut::<f32>(0, args.tile()[0] as usize * 1024, 1024) }.fill(args.params());
+/// }
+///
+/// let check = KernelCheck::new(|launch| {
+///     let [tiles, 1, 1] = launch.grid else { return Err(leasehold_core::Error::invalid("a grid of one dimension")) };
+///     launch.want(0, u64::from(tiles) * 4096)
+/// });
+/// let desc = KernelDesc::new("fill", KernelSource::Cpu(fill), &[Access::Write], check).params_of::<f32>().aligned(4);
+/// desc.validate().unwrap();
+/// ```
 #[derive(Debug, Clone)]
 pub struct KernelDesc<'a> {
     /// The name in reports and, with the source's identity, the key of the pipeline.
@@ -185,17 +133,84 @@ pub struct KernelDesc<'a> {
     pub bindings: Cow<'a, [Access]>,
     /// Bytes of its parameters.
     pub params: u32,
+    /// Which launches may run.
+    pub check: KernelCheck,
+    /// The alignment of each binding in bytes, a power of two: nothing for 1 throughout, one number for all, or one for each.
+    pub alignment: Cow<'a, [u32]>,
+    /// Whether bindings may share memory of which something is written.
+    pub overlap: Overlap,
 }
 
-impl KernelDesc<'_> {
+impl<'a> KernelDesc<'a> {
+    /// A kernel whose entry has its name, without parameters, for bindings of any alignment that do not overlap.
+    pub fn new(
+        name: impl Into<Cow<'a, str>>,
+        source: KernelSource<'a>,
+        bindings: &[Access],
+        check: KernelCheck,
+    ) -> Self {
+        let name = name.into();
+        Self {
+            entry: name.clone(),
+            name,
+            source,
+            bindings: bindings.to_vec().into(),
+            params: 0,
+            check,
+            alignment: Cow::Borrowed(&[]),
+            overlap: Overlap::Refused,
+        }
+    }
+
+    /// With an entry of another name.
+    #[must_use]
+    pub fn entry(mut self, entry: impl Into<Cow<'a, str>>) -> Self {
+        self.entry = entry.into();
+        self
+    }
+
+    /// With parameters of the type `T`.
+    #[must_use]
+    pub fn params_of<T>(mut self) -> Self {
+        self.params = size_of::<T>() as u32;
+        self
+    }
+
+    /// With all bindings aligned to `bytes`.
+    #[must_use]
+    pub fn aligned(mut self, bytes: u32) -> Self {
+        self.alignment = vec![bytes].into();
+        self
+    }
+
+    /// With bindings that may overlap.
+    #[must_use]
+    pub fn overlapping(mut self, overlap: Overlap) -> Self {
+        self.overlap = overlap;
+        self
+    }
+
+    /// The alignment that binding `i` must have.
+    #[must_use]
+    pub fn alignment_of(&self, i: usize) -> u32 {
+        match &*self.alignment {
+            [all] => *all,
+            each => each.get(i).copied().unwrap_or(1),
+        }
+    }
+
     /// Checks the limits that are equal on every backend.
     ///
     /// # Errors
-    /// `InvalidArgument` for more than 30 bindings, more than 4,096 bytes of parameters, or an empty name.
+    /// `InvalidArgument` for more than 30 bindings, more than 4,096 bytes of parameters, an empty name or entry, or alignments that are no
+    /// powers of two or neither none, nor one, nor one for each binding.
     pub fn validate(&self) -> Result<()> {
         use crate::info::Limits;
         if self.name.is_empty() {
             return Err(Error::invalid("a kernel needs a name"));
+        }
+        if self.entry.is_empty() {
+            return Err(Error::invalid(format!("kernel {}: its entry has no name", self.name)));
         }
         if self.bindings.len() > Limits::BINDINGS as usize {
             return Err(Error::invalid(format!(
@@ -212,6 +227,17 @@ impl KernelDesc<'_> {
                 self.params,
                 Limits::PARAMS
             )));
+        }
+        if self.alignment.len() > 1 && self.alignment.len() != self.bindings.len() {
+            return Err(Error::invalid(format!(
+                "kernel {}: {} alignments for {} bindings",
+                self.name,
+                self.alignment.len(),
+                self.bindings.len()
+            )));
+        }
+        if let Some(odd) = self.alignment.iter().find(|a| !a.is_power_of_two()) {
+            return Err(Error::invalid(format!("kernel {}: an alignment of {odd} is no power of two", self.name)));
         }
         Ok(())
     }

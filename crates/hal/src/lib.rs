@@ -42,7 +42,9 @@ mod tests;
 pub use backend::{Backend, Device, Gate, GraphExec, NodePatch, Stream, StreamDesc};
 pub use id::{BackendKind, DeviceId};
 pub use info::{Caps, DeviceInfo, Limits, MemoryInfo, MemoryKind};
-pub use kernel::{Access, Binding, CpuArgs, CpuFn, KernelDesc, KernelSource, Pipeline};
+pub use kernel::{
+    Access, Binding, CpuArgs, CpuFn, KernelCheck, KernelDesc, KernelSource, LaunchInfo, Overlap, Pipeline,
+};
 /// The allocator core, which backends glue to their memory.
 pub use leasehold_alloc as alloc;
 pub use list::OpList;

@@ -8,7 +8,7 @@ use leasehold::core::{Fate, Handle, Line, LineOwner, PoolConfig, Resource, SlotP
 use leasehold::hal::{
     Caps, Device, GraphExec, Limits, MemoryInfo, NodePatch, Op, Pipeline, Plan, Stream, StreamDesc, Timestamp,
 };
-use leasehold::kernel::{KernelDesc, KernelSource, session_ops, session_sync_ops};
+use leasehold::kernel::{KernelCheck, KernelDesc, KernelSource, session_ops, session_sync_ops};
 use leasehold::{
     Access, Allocator, Backend, BackendKind, Context, DeviceId, DeviceInfo, Error, Graph, KernelBase, KernelSession,
     Lease, MemoryKind, Point, PoolStats, Result, Runtime, View,
@@ -203,13 +203,15 @@ impl Bench {
     fn new() -> Result<Self> {
         let context = Context::with_backends(vec![Arc::new(Idle(pool()?))]);
         let runtime = context.runtime(DeviceId::new(BackendKind::Null, 0))?;
-        let kernel = KernelBase::new(KernelDesc {
-            name: "k".into(),
-            entry: "k".into(),
-            source: KernelSource::Registered("k".into()),
-            bindings: vec![Access::Read, Access::Read, Access::Write].into(),
-            params: 16,
-        })?;
+        let roles = [Access::Read, Access::Read, Access::Write];
+        // What a kernel over rows asks: as many bytes of each operand as its parameters say.
+        let check = KernelCheck::new(|launch| {
+            let [rows, ..] = launch.params::<[u32; 4]>()?;
+            (0..3).try_for_each(|i| launch.want(i, u64::from(rows) * 4))
+        });
+        let desc = KernelDesc::new("k", KernelSource::Registered("k".into()), &roles, check).params_of::<[u32; 4]>();
+        // SAFETY: the device runs nothing.
+        let kernel = unsafe { KernelBase::new(desc.aligned(4)) }?;
         let operands = [runtime.alloc(4096)?, runtime.alloc(4096)?, runtime.alloc(4096)?];
         let graph = runtime.record_graph(|r| session(r, &kernel, &operands))?;
         Ok(Self { runtime, kernel, operands, graph })

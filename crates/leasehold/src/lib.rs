@@ -29,11 +29,13 @@ pub mod graph;
 pub mod kernel;
 #[doc(alias = "stream_ops")]
 pub mod ops;
-mod pod;
 pub mod runtime;
 pub mod stream;
 pub mod view;
 
+/// Plain data: what may be copied to and from a device byte by byte, and what parameters are made of. Derive `NoUninit` for what goes
+/// to the device, `AnyBitPattern` for what comes back and for parameters that a kernel reads, `Pod` for both.
+pub use bytemuck;
 pub use context::{BackendReport, Context, ContextGuard, Current};
 pub use event::{Event, EventFlags};
 pub use gate::Gate;
@@ -50,7 +52,6 @@ pub use leasehold_core::{
 /// The border to the backends, for those who write one.
 pub use leasehold_hal as hal;
 pub use leasehold_hal::{Access, Backend, BackendKind, DeviceId, DeviceInfo, MemoryKind};
-pub use pod::Pod;
 pub use runtime::Runtime;
 pub use stream::Stream;
 pub use view::{Operand, Slice, View};

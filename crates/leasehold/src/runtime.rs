@@ -11,9 +11,9 @@ use crate::gate::Gate;
 use crate::graph::{Graph, GraphOperator, recorder};
 use crate::kernel::base::BaseCell;
 use crate::ops::{self, call};
-use crate::pod::Pod;
 use crate::stream::{Stream, StreamCore, is_over};
 use crate::view::{Operand, Slice, View};
+use bytemuck::{AnyBitPattern, NoUninit, Pod};
 use leasehold_alloc::{AllocStats, Allocator, Buffer, HostKind, Layout, On};
 use leasehold_core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use leasehold_core::sync::{Arc, Mutex, RwLock};
@@ -498,7 +498,7 @@ impl Runtime {
     ///
     /// # Errors
     /// As [`alloc`](Self::alloc) and [`memcpy_h2d`](Self::memcpy_h2d).
-    pub fn upload<T: Pod>(&self, values: &[T]) -> Result<Lease<Buffer>> {
+    pub fn upload<T: NoUninit>(&self, values: &[T]) -> Result<Lease<Buffer>> {
         let buffer = self.alloc(size_of_val(values) as u64)?;
         self.memcpy_h2d(buffer.view(), values, true)?;
         Ok(buffer)
@@ -512,7 +512,7 @@ impl Runtime {
     /// # Errors
     /// `InvalidArgument` when the length is no multiple of the type's size; `OutOfMemory` on the host; as
     /// [`memcpy_d2h`](Self::memcpy_d2h).
-    pub fn download<T: Pod>(&self, from: &impl View) -> Result<Vec<T>> {
+    pub fn download<T: AnyBitPattern>(&self, from: &impl View) -> Result<Vec<T>> {
         let mut values = Vec::new();
         self.download_into(&mut values, from)?;
         Ok(values)
@@ -537,7 +537,7 @@ impl Runtime {
     ///
     /// # Errors
     /// As [`download`](Self::download).
-    pub fn download_into<T: Pod>(&self, into: &mut Vec<T>, from: &impl View) -> Result<()> {
+    pub fn download_into<T: AnyBitPattern>(&self, into: &mut Vec<T>, from: &impl View) -> Result<()> {
         let from = from.view();
         into.clear();
         let size = size_of::<T>() as u64;
@@ -549,7 +549,7 @@ impl Runtime {
         let count = usize::try_from(from.len().checked_div(size).unwrap_or(0)).map_err(|_| no_room())?;
         into.try_reserve_exact(count).map_err(|_| no_room())?;
         // SAFETY: there is room for as many bytes, which nobody else sees. Once they are written, which
-        // the call's success says, they are values: every pattern of bytes is one of a `Pod`.
+        // the call's success says, they are values: every pattern of bytes is one of an `AnyBitPattern`.
         unsafe {
             ops::download_to(&self.stream, into.as_mut_ptr().cast(), from)?;
             into.set_len(count);
@@ -564,7 +564,7 @@ impl Runtime {
     /// # Errors
     /// As [`ops::upload`].
     #[doc(alias = "memcpyH2D")]
-    pub fn memcpy_h2d<T: Pod>(&self, dst: Slice<'_>, src: &[T], asynchronous: bool) -> Result<()> {
+    pub fn memcpy_h2d<T: NoUninit>(&self, dst: Slice<'_>, src: &[T], asynchronous: bool) -> Result<()> {
         ops::upload(&self.stream, dst, src, asynchronous)
     }
 

@@ -4,7 +4,7 @@
 //! A test binary of its own, without the test harness, so that nothing else allocates meanwhile.
 
 use leasehold::core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
-use leasehold::kernel::{CpuArgs, KernelDesc, KernelSource, session_ops, session_sync_ops};
+use leasehold::kernel::{CpuArgs, KernelCheck, KernelDesc, KernelSource, session_ops, session_sync_ops};
 use leasehold::{Access, Context, DeviceId, KernelBase, KernelSession, Operand, Result, Stream, View, ops};
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::Arc;
@@ -37,7 +37,7 @@ static ALLOCATOR: Counting = Counting;
 
 unsafe fn increment(args: &CpuArgs<'_>) {
     // SAFETY: each tile has an element of its own.
-    let values = unsafe { args.slice_mut::<u32>(0, args.tile[0] as usize, 1) };
+    let values = unsafe { args.slice_mut::<u32>(0, args.tile()[0] as usize, 1) };
     let by: u32 = args.params();
     values[0] += by;
 }
@@ -75,13 +75,10 @@ fn threads_have_started() {
 
 fn main() -> Result<()> {
     let runtime = Context::new().runtime(DeviceId::cpu(0))?;
-    let kernel = KernelBase::new(KernelDesc {
-        name: "increment".into(),
-        entry: "increment".into(),
-        source: KernelSource::Cpu(increment),
-        bindings: vec![Access::ReadWrite].into(),
-        params: 4,
-    })?;
+    let source = KernelSource::Cpu(increment);
+    let desc = KernelDesc::new("increment", source, &[Access::ReadWrite], KernelCheck::grid_1d()).params_of::<u32>();
+    // SAFETY: a tile touches an element of its own, within bounds that are checked.
+    let kernel = unsafe { KernelBase::new(desc.aligned(4)) }?;
     let x = runtime.upload(&[0u32; 4])?;
     let y = runtime.upload(&[0u32; 4])?;
     let other = runtime.create_stream()?;

@@ -47,16 +47,11 @@ impl Step {
 
     fn run(&self) {
         for x in 0..self.grid[0] {
-            let tile = CpuArgs {
-                tile: [x, 0, 0],
-                grid: self.grid,
-                block: [1; 3],
-                bindings: &self.bindings,
-                params: &self.params,
-                shared: std::ptr::null_mut(),
-                shared_len: 0,
-            };
-            // SAFETY: `new` has checked the launch; the buffers outlive the steps and nobody else uses them.
+            let (shape, no_scratch) = ((self.grid, [1; 3]), (std::ptr::null_mut(), 0));
+            // SAFETY: the buffers outlive the steps, and nobody else uses them.
+            let mut tile = unsafe { CpuArgs::new(shape, &self.bindings, &self.params, no_scratch) };
+            tile.set_tile([x, 0, 0]);
+            // SAFETY: `new` has checked the launch.
             unsafe { (self.tile)(&tile) }
         }
     }

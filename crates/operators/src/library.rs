@@ -7,7 +7,7 @@ use crate::kernels::cpu::isa::Isa;
 use crate::kernels::cpu::tile::{KernelSpec, Launch, Refusal};
 use crate::kernels::cuda::CudaSpec;
 use crate::kernels::{Geometry, cuda};
-use leasehold::kernel::{KernelBase, KernelDesc, KernelSource, Registry};
+use leasehold::kernel::{KernelBase, KernelCheck, KernelDesc, KernelSource, LaunchInfo, Overlap, Registry};
 use leasehold::{Access, Buffer, Error, Lease, Result, Runtime};
 use std::borrow::Cow;
 use std::collections::HashMap;
@@ -35,13 +35,20 @@ pub const SIM: &str = "sim";
 pub fn register(registry: &Registry) -> Result<()> {
     for spec in KERNELS {
         for &(isa, entry) in spec.variants {
-            registry.register(&arch_of(isa), describe(spec, isa.name().into(), KernelSource::Cpu(entry)))?;
+            let desc = describe(spec, Division::Tiles, isa.name().into(), KernelSource::Cpu(entry));
+            // SAFETY: `Kernel::tile` takes every launch that the check accepts, on a machine of the level, which resolves the name.
+            unsafe { registry.register(&arch_of(isa), desc) }?;
         }
-        registry.register(SIM, describe(spec, spec.name.into(), KernelSource::Registered(spec.name.into())))?;
     }
-    for spec in cuda::KERNELS {
-        let ptx = KernelSource::Ptx(spec.module.ptx.into());
-        registry.register(CUDA, describe(signature(spec.name)?, spec.name.into(), ptx))?;
+    for cuda in cuda::KERNELS {
+        let (spec, blocks) = (signature(cuda.name)?, Division::Blocks(cuda));
+        let named = KernelSource::Registered(spec.name.into());
+        // SAFETY: the function of that name runs the CPU kernel over the tiles that the parameters ask for, and checks them again.
+        unsafe { registry.register(SIM, describe(spec, blocks, spec.name.into(), named)) }?;
+        let ptx = KernelSource::Ptx(cuda.module.ptx.into());
+        // SAFETY: the source takes every launch that the check accepts: it has the CPU kernel's operands, indexes them by the parameters
+        // alone within the sizes that the plan asks for, and checks what it reads from memory.
+        unsafe { registry.register(CUDA, describe(spec, blocks, spec.name.into(), ptx)) }?;
     }
     Ok(())
 }
@@ -50,9 +57,20 @@ fn signature(name: &str) -> Result<&'static KernelSpec> {
     KernelSpec::find(name).ok_or_else(|| Error::NotFound(format!("no operator kernel is named {name:?}").into()))
 }
 
-fn describe(spec: &'static KernelSpec, entry: Cow<'static, str>, source: KernelSource<'static>) -> KernelDesc<'static> {
+fn describe(
+    spec: &'static KernelSpec,
+    division: Division,
+    entry: Cow<'static, str>,
+    source: KernelSource<'static>,
+) -> KernelDesc<'static> {
     let bindings: Vec<Access> = spec.operands.iter().map(|o| o.access).collect();
-    KernelDesc { name: spec.name.into(), entry, source, bindings: bindings.into(), params: spec.params_bytes as u32 }
+    let check = KernelCheck::new(move |launch| division.accepts(spec, launch).map_err(Error::InvalidArgument));
+    KernelDesc {
+        entry,
+        params: spec.params_bytes as u32,
+        overlap: if spec.in_place { Overlap::InPlace } else { Overlap::Refused },
+        ..KernelDesc::new(spec.name, source, &bindings, check)
+    }
 }
 
 /// How a launch is divided: by tiles of the CPU, or by blocks of CUDA (whose geometry a simulated device is given too).
@@ -63,6 +81,30 @@ enum Division {
 }
 
 impl Division {
+    /// What a launch needs, and its shape.
+    fn plan(self, spec: &'static KernelSpec, params: &[u8]) -> std::result::Result<(Launch, Geometry), Refusal> {
+        let launch = spec.plan(params)?;
+        let geometry = match self {
+            Division::Tiles => Geometry { grid: launch.grid, block: [1; 3] },
+            Division::Blocks(cuda) => cuda.geometry(params)?,
+        };
+        Ok((launch, geometry))
+    }
+
+    /// Whether a launch is one that the kernel computes: of the shape that its parameters ask for, over operands that have what they
+    /// need.
+    fn accepts(self, spec: &'static KernelSpec, bound: &LaunchInfo<'_>) -> std::result::Result<(), Refusal> {
+        let (launch, geometry) = self.plan(spec, bound.params_bytes())?;
+        if (bound.grid, bound.block) != (geometry.grid, geometry.block) {
+            return Err(format!(
+                "a launch of {:?} blocks of {:?}; its parameters ask for {:?} of {:?}",
+                bound.grid, bound.block, geometry.grid, geometry.block
+            )
+            .into());
+        }
+        spec.check_bound(&launch, bound)
+    }
+
     /// Of kernel `name` on the first architecture of `archs` that the build has kernels for.
     fn of(name: &str, archs: &[String]) -> Option<Self> {
         archs.iter().find_map(|arch| match arch.as_str() {
@@ -82,7 +124,7 @@ pub struct Resolved {
 }
 
 impl Resolved {
-    /// The kernel's key and cache of pipelines.
+    /// The kernel's key and cache of pipelines. Any launch of it is checked against [`plan`](Self::plan).
     pub fn base(&self) -> &KernelBase {
         &self.base
     }
@@ -98,12 +140,7 @@ impl Resolved {
     /// # Errors
     /// The reason, where the parameters describe nothing that the kernel computes, or nothing that it can on this device.
     pub fn plan(&self, params: &[u8]) -> std::result::Result<(Launch, Geometry), Refusal> {
-        let launch = self.spec.plan(params)?;
-        let geometry = match self.division {
-            Division::Tiles => Geometry { grid: launch.grid, block: [1; 3] },
-            Division::Blocks(cuda) => cuda.geometry(params)?,
-        };
-        Ok((launch, geometry))
+        self.division.plan(self.spec, params)
     }
 }
 

@@ -27,13 +27,15 @@ pub fn simulate(registry: &KernelRegistry) -> Result<()> {
 }
 
 fn run(spec: &KernelSpec, cuda: &CudaSpec, launch: &Launch<'_>) -> Result<()> {
-    let geometry = cuda.geometry(launch.params).map_err(Error::InvalidArgument)?;
-    if (launch.grid, launch.block) != (geometry.grid, geometry.block) {
+    let geometry = cuda.geometry(launch.params_bytes()).map_err(Error::InvalidArgument)?;
+    if (launch.grid(), launch.block()) != (geometry.grid, geometry.block) {
         return Err(Error::invalid(format!(
             "kernel {} was launched with {:?} blocks of {:?} threads; its parameters ask for {geometry:?}",
-            spec.name, launch.grid, launch.block
+            spec.name,
+            launch.grid(),
+            launch.block()
         )));
     }
     // SAFETY: the machine has checked that the bindings lie in live memory and translated them for the time of the call; nobody else runs.
-    unsafe { spec.run(None, launch.params, launch.bindings) }.map_err(Error::InvalidArgument)
+    unsafe { spec.run(None, launch.params_bytes(), launch.bindings()) }.map_err(Error::InvalidArgument)
 }

@@ -21,5 +21,5 @@ pub use machine::{
     Command, DEVICE_BASE, EventId, ExecId, FaultAction, FaultPlan, FaultRule, FaultScope, FillCall, GRANULARITY,
     GraphId, HostFn, Kernel, KernelBody, KernelCall, KernelRegistry, KernelSpec, Launch, Machine, MachineConfig,
     MemoryUse, Node, NodeFn, NodeId, NodeUpdate, ObjectCounts, Operation, PieceId, PollFn, QueueFailure, QueueId, Ran,
-    ReadyFn, Report, ReportKind, RunFn, SemaphoreId, Stepping, Transfer, When, run_tiles,
+    ReadyFn, Report, ReportKind, RunFn, SemaphoreId, Stepping, Transfer, When,
 };

@@ -3,8 +3,8 @@
 //! Elements are `u32`, little-endian; a block serves 64 of them. Parameters are three words: the number of elements, and two that a kernel may
 //! use. This file names nothing but the runtime's public crate, so that a printed test can contain it.
 
-use leasehold::kernel::{Access, CpuArgs, CpuFn, KernelDesc, KernelSource};
-use leasehold::{KernelBase, Result};
+use leasehold::kernel::{Access, CpuArgs, CpuFn, KernelCheck, KernelDesc, KernelSource};
+use leasehold::{Error, KernelBase, Result};
 
 /// Elements of a block.
 pub const BLOCK: u32 = 64;
@@ -28,7 +28,7 @@ pub type Params = [u32; 3];
 /// The elements of a tile: from where, and how many.
 fn part(args: &CpuArgs<'_>) -> (usize, usize) {
     let n = args.params::<Params>()[0] as usize;
-    let from = (args.tile[0] * BLOCK) as usize;
+    let from = (args.tile()[0] * BLOCK) as usize;
     (from.min(n), (BLOCK as usize).min(n.saturating_sub(from)))
 }
 
@@ -110,12 +110,22 @@ impl Kernel {
     #[must_use]
     pub fn desc(self, source: KernelSource<'static>) -> KernelDesc<'static> {
         KernelDesc {
-            name: self.name().into(),
-            entry: self.name().into(),
-            source,
-            bindings: self.bindings().into(),
             params: size_of::<Params>() as u32,
+            ..KernelDesc::new(self.name(), source, self.bindings(), self.check()).aligned(4)
         }
+    }
+
+    /// Which launches the kernel takes: those whose elements, and values to gather, lie in the bindings.
+    fn check(self) -> KernelCheck {
+        KernelCheck::new(move |launch| {
+            let [_, 1, 1] = launch.grid else { return Err(Error::invalid("a grid of one dimension")) };
+            let [n, first, _] = launch.params::<Params>()?;
+            for i in 0..launch.bindings() {
+                let values = self == Kernel::Gather && i == 0;
+                launch.want(i, 4 * u64::from(if values { first.max(1) } else { n }))?;
+            }
+            Ok(())
+        })
     }
 
     /// The kernel with a source.
@@ -123,6 +133,8 @@ impl Kernel {
     /// # Errors
     /// None: the description is within the limits.
     pub fn base(self, source: KernelSource<'static>) -> Result<KernelBase> {
-        KernelBase::new(self.desc(source))
+        // SAFETY: each tile writes elements of its own below the number that the check asks for in every binding, and gathers from below
+        // the number of values that it asks for.
+        unsafe { KernelBase::new(self.desc(source)) }
     }
 }

@@ -152,7 +152,8 @@ fn machine_config(seed: u64) -> MachineConfig {
         let spec = KernelSpec::new(
             kernel.bindings(),
             size_of::<crate::kernels::Params>() as u32,
-            KernelBody::cpu(kernel.function()),
+            // SAFETY: the machine runs what the runtime launches, which asks the kernel's check.
+            unsafe { KernelBody::cpu(kernel.function()) },
         );
         kernels.register(kernel.name(), spec);
     }

@@ -3,7 +3,7 @@
 use crate::commands::{open, percentile, print_json};
 use crate::failure::Failure;
 use crate::table::Table;
-use leasehold::kernel::{KernelDesc, KernelSource, session_ops, session_sync_ops};
+use leasehold::kernel::{KernelCheck, KernelDesc, KernelSource, session_ops, session_sync_ops};
 use leasehold::{
     Access, BackendKind, Buffer, DeviceId, EventFlags, KernelBase, KernelSession, Layout, Lease, Runtime, Stream, View,
     ops,
@@ -178,13 +178,10 @@ struct Ours {
 impl Ours {
     fn new(ordinal: u32) -> Result<Self, Failure> {
         let runtime = open(DeviceId::new(BackendKind::Cuda, ordinal), None)?;
-        let kernel = KernelBase::new(KernelDesc {
-            name: "nothing".into(),
-            entry: "trace_nothing".into(),
-            source: KernelSource::Ptx(PTX.into()),
-            bindings: vec![Access::Read, Access::Read, Access::Write].into(),
-            params: 0,
-        })?;
+        let roles = [Access::Read, Access::Read, Access::Write];
+        let desc = KernelDesc::new("nothing", KernelSource::Ptx(PTX.into()), &roles, KernelCheck::any());
+        // SAFETY: the entry takes three addresses and touches none of them.
+        let kernel = unsafe { KernelBase::new(desc.entry("trace_nothing")) }?;
         let buffers = [runtime.alloc(4096)?, runtime.alloc(4096)?, runtime.alloc(4096)?];
         for buffer in &buffers {
             ops::fill(runtime.stream(), buffer.view(), ops::Pattern::U8(0))?;

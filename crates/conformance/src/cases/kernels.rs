@@ -238,7 +238,7 @@ fn large_grid(env: &Env) -> Outcome {
 }
 
 fn base(env: &Env, kernel: TestKernel) -> Outcome<KernelBase> {
-    Ok(KernelBase::new(env.desc(kernel)?)?)
+    Ok(TestKernel::base(env.desc(kernel)?)?)
 }
 
 fn failed_begin(env: &Env) -> Outcome {
@@ -249,7 +249,7 @@ fn failed_begin(env: &Env) -> Outcome {
         KernelSource::Ptx(_) => KernelSource::Msl("".into()),
         _ => KernelSource::Ptx("".into()),
     };
-    let (bad, good) = (KernelBase::new(desc)?, base(env, TestKernel::Fill)?);
+    let (bad, good) = (TestKernel::base(desc)?, base(env, TestKernel::Fill)?);
     let buffer = runtime.alloc(256)?;
     let before = runtime.stream().now();
     for _ in 0..10 {

@@ -6,7 +6,7 @@ use crate::env::Env;
 use crate::factory::TestKernel;
 use leasehold::graph::NodeId;
 use leasehold::ops::{self, Pattern};
-use leasehold::{Buffer, Error, Graph, KernelBase, Lease, Runtime, View};
+use leasehold::{Buffer, Error, Graph, Lease, Runtime, View};
 use std::time::Duration;
 
 const HELD: &[Need] = &[Need::Graphs, Need::Kernel(TestKernel::Fill), Need::Hold];
@@ -32,7 +32,7 @@ struct Filler {
 
 fn filler(env: &Env) -> Outcome<Filler> {
     let runtime = env.runtime()?;
-    let kernel = KernelBase::new(env.desc(TestKernel::Fill)?)?;
+    let kernel = TestKernel::base(env.desc(TestKernel::Fill)?)?;
     let buffer = runtime.upload(&[0u32; 256])?;
     let graph = runtime.record_graph(|rt| launch(rt, &kernel, &buffer, 7).map(drop))?;
     Ok(Filler { runtime, buffer, graph })
@@ -202,7 +202,7 @@ impl leasehold::GraphOperator for Broken<'_> {
 
 fn rolled_back(env: &Env) -> Outcome {
     let runtime = env.runtime()?;
-    let kernel = KernelBase::new(env.desc(TestKernel::Fill)?)?;
+    let kernel = TestKernel::base(env.desc(TestKernel::Fill)?)?;
     let (good, bad) = (runtime.upload(&[0u32; 64])?, runtime.upload(&[1u8; 64])?);
     let graph = runtime.record_graph(|rt| {
         launch(rt, &kernel, &good, 3)?;

@@ -6,7 +6,7 @@ use crate::env::{Env, bind};
 use crate::factory::TestKernel;
 use leasehold::hal::Access;
 use leasehold::ops::{self, Pattern};
-use leasehold::{KernelBase, Runtime, View};
+use leasehold::{Runtime, View};
 
 pub(crate) const CASES: &[Case] = &[
     Case::hal(
@@ -146,7 +146,7 @@ fn readers_then_writer(env: &Env) -> Outcome {
 fn one_stream(env: &Env) -> Outcome {
     let rounds = env.rounds(2_000) as u32;
     let runtime = env.runtime()?;
-    let kernel = KernelBase::new(env.desc(TestKernel::Fill)?)?;
+    let kernel = TestKernel::base(env.desc(TestKernel::Fill)?)?;
     for threads in [2u32, 4, 8] {
         let before = runtime.stream().now().value();
         let work = |thread: u32| -> Outcome {

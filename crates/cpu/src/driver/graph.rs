@@ -87,7 +87,10 @@ impl Program {
     }
 
     /// Runs it.
-    pub(crate) fn launch(&self, runner: &Runner<'_>) -> Result<(), Failure> {
+    ///
+    /// # Safety
+    /// - The addresses of all its operations are valid for their accesses until it returns.
+    pub(crate) unsafe fn launch(&self, runner: &Runner<'_>) -> Result<(), Failure> {
         let mut state: MutexGuard<'_, State> = self.state.lock();
         let State { plan, order, waves, before, launches } = &mut *state;
         *launches += 1;
@@ -97,12 +100,15 @@ impl Program {
             if waves.is_empty() || runner.pool.threads() == 1 || measure {
                 for (i, op) in plan.ops.iter().enumerate() {
                     at.set(i as u32);
-                    runner.operation(&op)?;
+                    // SAFETY: an operation of the launch, for which the caller vouches.
+                    unsafe { runner.operation(&op) }?;
                 }
                 return Ok(());
             }
             for wave in waves.iter() {
-                run_wave(plan, &order[wave.start as usize..wave.end as usize], before, runner, &at)?;
+                let nodes = &order[wave.start as usize..wave.end as usize];
+                // SAFETY: operations of the launch, for which the caller vouches.
+                unsafe { run_wave(plan, nodes, before, runner, &at) }?;
             }
             Ok(())
         }));
@@ -147,7 +153,10 @@ impl Program {
 }
 
 /// Runs nodes that do not wait for each other.
-fn run_wave(
+///
+/// # Safety
+/// - The addresses of their operations are valid for their accesses.
+unsafe fn run_wave(
     plan: &Plan,
     nodes: &[u32],
     before: &mut Vec<u64>,
@@ -158,7 +167,8 @@ fn run_wave(
         for &node in nodes {
             at.set(node);
             if let Some(op) = plan.ops.get(node as usize) {
-                runner.operation(&op)?;
+                // SAFETY: an operation of the launch, for which the caller vouches.
+                unsafe { runner.operation(&op) }?;
             }
         }
         Ok(())
@@ -169,7 +179,12 @@ fn run_wave(
     before.clear();
     let (mut tiles, mut nanos) = (0u64, 0u64);
     for &node in nodes {
-        let Some(work) = plan.ops.get(node as usize).and_then(|op| Work::of(&op)) else { return one_by_one() };
+        let Some(work) = plan.ops.get(node as usize).and_then(|op| {
+            // SAFETY: the plan's pipelines are of the device that instantiated it.
+            unsafe { Work::of(&op) }
+        }) else {
+            return one_by_one();
+        };
         let cost = work.nanos(runner.pool);
         if cost == 0 {
             // Not measured yet.
@@ -188,7 +203,10 @@ fn run_wave(
         while from < to {
             let end = before.get(i + 1).copied().unwrap_or(tiles).min(to);
             if end > from
-                && let Some(work) = plan.ops.get(nodes[i] as usize).and_then(|op| Work::of(&op))
+                && let Some(work) = plan.ops.get(nodes[i] as usize).and_then(|op| {
+                    // SAFETY: the plan's pipelines are of the device that instantiated it.
+                    unsafe { Work::of(&op) }
+                })
             {
                 let name = NameOnPanic { failed: &failed, node: nodes[i] };
                 // SAFETY: the launch's promise about addresses and accesses; each tile is claimed once.

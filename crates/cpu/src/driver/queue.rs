@@ -354,7 +354,8 @@ fn work(shared: &Shared) {
             let (to, value) = (mine.ends[i] as usize, first + i as u64);
             if !line.failed(value) {
                 RUNNING.set(Some((line.id(), value)));
-                Runner { pool, owner, value }.run(&mine.ops, from, to);
+                // SAFETY: the list holds what `submit` was given, whose caller vouches for it until the value is complete, below.
+                unsafe { Runner { pool, owner, value }.run(&mine.ops, from, to) };
                 RUNNING.set(None);
             }
             for index in from..to {
@@ -382,10 +383,16 @@ pub(crate) struct Runner<'a> {
 
 impl Runner<'_> {
     /// Runs operations `from..to`; the first failure poisons the line.
-    fn run(&self, ops: &OpList, from: usize, to: usize) {
+    ///
+    /// # Safety
+    /// - As [`operation`](Self::operation), for each of them.
+    unsafe fn run(&self, ops: &OpList, from: usize, to: usize) {
         for index in from..to {
             let Some(op) = ops.get(index) else { return };
-            let outcome = catch_unwind(AssertUnwindSafe(|| self.operation(&op)));
+            let outcome = catch_unwind(AssertUnwindSafe(|| {
+                // SAFETY: by the contract.
+                unsafe { self.operation(&op) }
+            }));
             let failure = match outcome {
                 Ok(Ok(())) => continue,
                 Ok(Err(Failure::Cause(error))) => error,
@@ -408,10 +415,14 @@ impl Runner<'_> {
     }
 
     /// Runs one operation. Panics of kernels and host calls pass through.
+    ///
+    /// # Safety
+    /// - As [`leasehold_hal::Stream::submit`]: the operation's addresses are valid for its accesses, its objects are of this device.
     #[inline]
-    pub(crate) fn operation(&self, op: &Op<'_>) -> Result<(), Failure> {
-        if let Some(work) = Work::of(op) {
-            // SAFETY: the submitter's promise about addresses and accesses.
+    pub(crate) unsafe fn operation(&self, op: &Op<'_>) -> Result<(), Failure> {
+        // SAFETY: a dispatch's pipeline is of this device, by the contract.
+        if let Some(work) = unsafe { Work::of(op) } {
+            // SAFETY: its addresses are valid, by the contract.
             return unsafe { work.execute(self.pool) }.map_err(Failure::Here);
         }
         match op {
@@ -423,9 +434,9 @@ impl Runner<'_> {
             Op::Host(call) => after_foreign_code(call.run()),
             Op::Foreign(call) => after_foreign_code(call.run(0)),
             Op::Graph(exec) => {
-                // SAFETY: graphs of a submission belong to this device (the submitter's promise), whose execs give their own address.
-                let program = unsafe { &*(exec.native() as *const Program) };
-                program.launch(self)
+                // SAFETY: the graph is of this device (the contract), whose execs give their own address, and the lease keeps it; who
+                // submits a graph vouches for its operations too.
+                unsafe { (*(exec.native() as *const Program)).launch(self) }
             }
             other => Err(Failure::Here(format!("a {} is not known here", other.kind()).into())),
         }

@@ -50,10 +50,14 @@ pub(crate) struct Pattern {
 
 impl<'a> Work<'a> {
     /// The operation as work; `None` for one that is not data-parallel.
+    ///
+    /// # Safety
+    /// - A dispatch's pipeline is of this backend.
     #[inline]
-    pub(crate) fn of(op: &Op<'a>) -> Option<Self> {
+    pub(crate) unsafe fn of(op: &Op<'a>) -> Option<Self> {
         Some(match *op {
-            Op::Dispatch(d) => Work::Kernel(Tiles::new(d)),
+            // SAFETY: by the contract.
+            Op::Dispatch(d) => Work::Kernel(unsafe { Tiles::new(d) }),
             Op::Copy(c) => Work::Copy(Rows::new(c.src, c.src_pitch, c.dst, c.dst_pitch, c.width, c.rows)),
             Op::Upload(u) => Work::Copy(Rows::new(u.src as u64, 0, u.dst, 0, u.bytes, 1)),
             Op::Download(d) => Work::Copy(Rows::new(d.src, 0, d.dst as u64, 0, d.bytes, 1)),
@@ -126,10 +130,12 @@ impl<'a> Work<'a> {
 }
 
 impl<'a> Tiles<'a> {
+    /// # Safety
+    /// - The pipeline is of this backend.
     #[inline]
-    fn new(dispatch: Dispatch<'a>) -> Self {
+    unsafe fn new(dispatch: Dispatch<'a>) -> Self {
         let native = dispatch.pipeline.native;
-        // SAFETY: a pipeline of this backend holds the address of a `CpuFn` (its manager made it from one).
+        // SAFETY: a pipeline of this backend (the contract) holds the address of a `CpuFn`: its manager made it from one.
         let run = unsafe { std::mem::transmute::<usize, CpuFn>(native as usize) };
         let [x, y, z] = dispatch.grid;
         let count = u64::from(x).saturating_mul(u64::from(y)).saturating_mul(u64::from(z));
@@ -143,29 +149,24 @@ impl<'a> Tiles<'a> {
         let d = &self.dispatch;
         let [gx, gy, _] = d.grid;
         with_scratch(d.shared, |shared| {
-            let mut args = CpuArgs {
-                tile: [0; 3],
-                grid: d.grid,
-                block: d.block,
-                bindings: d.bindings,
-                params: d.params,
-                shared,
-                shared_len: d.shared,
-            };
+            // SAFETY: the bindings are valid (this function's contract); `with_scratch` lends `shared` to these tiles alone.
+            let mut args = unsafe { CpuArgs::new((d.grid, d.block), d.bindings, d.params, (shared, d.shared)) };
+            let mut tile = [0; 3];
             if from != 0 {
                 let (x, y) = (u64::from(gx), u64::from(gy));
-                args.tile = [(from % x) as u32, (from / x % y) as u32, (from / x / y) as u32];
+                tile = [(from % x) as u32, (from / x % y) as u32, (from / x / y) as u32];
             }
             for _ in from..to {
-                // SAFETY: the caller's promise.
+                args.set_tile(tile);
+                // SAFETY: the bindings are valid for this kernel, and nobody else runs this tile (this function's contract).
                 unsafe { (self.run)(&args) };
-                args.tile[0] += 1;
-                if args.tile[0] == gx {
-                    args.tile[0] = 0;
-                    args.tile[1] += 1;
-                    if args.tile[1] == gy {
-                        args.tile[1] = 0;
-                        args.tile[2] = args.tile[2].wrapping_add(1);
+                tile[0] += 1;
+                if tile[0] == gx {
+                    tile[0] = 0;
+                    tile[1] += 1;
+                    if tile[1] == gy {
+                        tile[1] = 0;
+                        tile[2] = tile[2].wrapping_add(1);
                     }
                 }
             }

@@ -5,10 +5,9 @@ use leasehold_core::sync::atomic::{AtomicU64, Ordering};
 use leasehold_core::{Lease, Point, Result};
 use leasehold_cpu::{CpuBackend, CpuConfig};
 use leasehold_hal::{
-    Access, Backend, Binding, CpuArgs, CpuFn, Device, DeviceId, Dispatch, KernelDesc, KernelSource, MemoryKind, Op,
-    Pipeline, Stream, StreamDesc,
+    Access, Backend, Binding, CpuArgs, CpuFn, Device, DeviceId, Dispatch, KernelCheck, KernelDesc, KernelSource,
+    MemoryKind, Op, Pipeline, Stream, StreamDesc,
 };
-use std::borrow::Cow;
 use std::time::Duration;
 
 /// Long enough for any machine; a wait that takes so long is a hang.
@@ -47,13 +46,8 @@ impl Rig {
 }
 
 pub fn desc<'a>(name: &'a str, run: CpuFn, bindings: &'a [Access], params: u32) -> KernelDesc<'a> {
-    KernelDesc {
-        name: Cow::Borrowed(name),
-        entry: Cow::Borrowed("run"),
-        source: KernelSource::Cpu(run),
-        bindings: Cow::Borrowed(bindings),
-        params,
-    }
+    // Backends do not look at the check: who submits vouches.
+    KernelDesc { params, ..KernelDesc::new(name, KernelSource::Cpu(run), bindings, KernelCheck::any()).entry("run") }
 }
 
 /// Submits, and gives the point.
@@ -118,7 +112,7 @@ pub unsafe fn spin_until_flag(args: &CpuArgs<'_>) {
 /// # Safety
 /// - None.
 pub unsafe fn trap(args: &CpuArgs<'_>) {
-    assert!(args.tile[0] != args.params::<u32>(), "the trap in tile {}", args.tile[0]);
+    assert!(args.tile()[0] != args.params::<u32>(), "the trap in tile {}", args.tile()[0]);
 }
 
 /// Each tile writes a sum of many terms whose order matters to the last bit, through its scratch memory.
@@ -126,10 +120,10 @@ pub unsafe fn trap(args: &CpuArgs<'_>) {
 /// # Safety
 /// - Binding 0 holds one `f32` for each tile.
 pub unsafe fn sums(args: &CpuArgs<'_>) {
-    let i = args.tile[0] as usize;
-    assert_eq!(args.shared as usize % 64, 0, "scratch memory is aligned");
+    let i = args.tile()[0] as usize;
+    assert_eq!(args.shared().0 as usize % 64, 0, "scratch memory is aligned");
     // SAFETY: the dispatch asks for 1,024 bytes of scratch memory.
-    let scratch = unsafe { std::slice::from_raw_parts_mut(args.shared.cast::<f32>(), 256) };
+    let scratch = unsafe { std::slice::from_raw_parts_mut(args.shared().0.cast::<f32>(), 256) };
     for (k, s) in scratch.iter_mut().enumerate() {
         *s = (i as f32 + 1.0) / (k as f32 * 0.37 + 1.0);
     }

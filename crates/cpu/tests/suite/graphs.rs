@@ -46,7 +46,7 @@ fn lattice(rig: &Rig, cells: &[u64], layers: usize, width: usize) -> OpList {
     /// # Safety
     /// - Bindings 0 and 1 are read, 2 written, each one `u64`.
     unsafe fn mix(args: &leasehold_hal::CpuArgs<'_>) {
-        if args.tile != [0; 3] {
+        if args.tile() != [0; 3] {
             return;
         }
         // SAFETY: by the contract.

@@ -422,7 +422,7 @@ fn every_thread_has_the_same_floating_point_state() {
     unsafe fn tiny(args: &leasehold_hal::CpuArgs<'_>) {
         let product = std::hint::black_box(1e-30f32) * std::hint::black_box(1e-12f32);
         // SAFETY: by the contract.
-        unsafe { args.slice_mut::<f32>(0, args.tile[0] as usize, 1) }.fill(product);
+        unsafe { args.slice_mut::<f32>(0, args.tile()[0] as usize, 1) }.fill(product);
         thread::sleep(Duration::from_micros(200));
     }
     let rig = rig(3);

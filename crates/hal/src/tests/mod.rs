@@ -3,7 +3,7 @@
 mod hazards;
 mod lists;
 
-use crate::kernel::{Access, Binding, KernelDesc, KernelSource, Pipeline};
+use crate::kernel::{Access, Binding, KernelCheck, KernelDesc, KernelSource, Pipeline};
 use crate::{Backend, BackendKind, DeviceId, Limits, NullBackend};
 use leasehold_core::{Handle, Lease, PoolConfig, Resource, Result, SlotPool, tags};
 use std::borrow::Cow;
@@ -64,15 +64,26 @@ fn device_ids_are_read_as_they_are_written_and_nothing_else_is() {
 #[test]
 fn a_kernel_takes_30_bindings_and_4096_bytes_and_no_more() {
     let desc = |bindings: usize, params: u32| KernelDesc {
-        name: Cow::Borrowed("k"),
-        entry: Cow::Borrowed("k"),
-        source: KernelSource::Registered(Cow::Borrowed("k")),
-        bindings: Cow::Owned(vec![Access::Read; bindings]),
         params,
+        ..KernelDesc::new(
+            "k",
+            KernelSource::Registered(Cow::Borrowed("k")),
+            &vec![Access::Read; bindings],
+            KernelCheck::any(),
+        )
     };
     desc(0, 0).validate().unwrap();
     desc(Limits::BINDINGS as usize, Limits::PARAMS).validate().unwrap();
-    for bad in [desc(31, 0), desc(0, 4097), KernelDesc { name: Cow::Borrowed(""), ..desc(0, 0) }] {
+    desc(2, 0).aligned(16).validate().unwrap();
+    for bad in [
+        desc(31, 0),
+        desc(0, 4097),
+        KernelDesc { name: Cow::Borrowed(""), ..desc(0, 0) },
+        desc(0, 0).entry(""),
+        desc(2, 0).aligned(3),
+        desc(2, 0).aligned(0),
+        KernelDesc { alignment: vec![4, 4, 4].into(), ..desc(2, 0) },
+    ] {
         assert_eq!(bad.validate().unwrap_err().kind(), "InvalidArgument");
     }
 }

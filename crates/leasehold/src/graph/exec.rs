@@ -12,14 +12,15 @@
 use crate::event::Event;
 use crate::graph::optimise::{moved, redundant};
 use crate::graph::recorder::{self, Recording};
-use crate::pod::{Pod, bytes};
+use crate::kernel::rules::Rules;
 use crate::runtime::RuntimeInner;
 use crate::stream::{Stream, StreamCore, add_wait, gather, is_over, mark};
 use crate::view::{Operand, View};
+use bytemuck::NoUninit;
 use leasehold_alloc::{Buffer, GraphArena};
 use leasehold_core::sync::{Arc, Mutex, MutexGuard};
 use leasehold_core::{Error, Lease, Point, Result, Stamp, WeakLease};
-use leasehold_hal::{Access, GraphExec, NodePatch, Op, OpList, Plan};
+use leasehold_hal::{Access, GraphExec, LaunchInfo, NodePatch, Op, OpList, Plan};
 use std::fmt;
 
 /// A buffer that was there before the recording.
@@ -97,6 +98,8 @@ struct Inner {
     events: Vec<Lease<Event>>,
     waits: Vec<Lease<Event>>,
     points: Vec<Point>,
+    /// What is asked of the launches, by node of the recording.
+    rules: Vec<(u32, Arc<Rules>)>,
     state: Mutex<State>,
 }
 
@@ -114,7 +117,7 @@ fn plan_of(recorded: &OpList, redundant: &[bool]) -> Plan {
 
 impl Graph {
     pub(crate) fn build(recording: Recording, held: Vec<Held>, born: Point) -> Result<Self> {
-        let Recording { runtime, ops: recorded, arena, outside, events, waits, points, .. } = recording;
+        let Recording { runtime, ops: recorded, rules, arena, outside, events, waits, points, .. } = recording;
         let redundant = redundant(&recorded);
         let plan = plan_of(&recorded, &redundant);
         // SAFETY: the recorder took only pipelines, stamps and graphs of this runtime, and checked each operation as an eager one;
@@ -123,7 +126,7 @@ impl Graph {
         let mut outside: Vec<_> = outside.into_values().collect();
         outside.sort_by_key(|o| o.lease.handle());
         let state = State { exec, recorded, redundant, plan, outside, last: Stamp::NEVER, launches: 0 };
-        Ok(Self(Arc::new(Inner { runtime, arena, born, held, events, waits, points, state: Mutex::new(state) })))
+        Ok(Self(Arc::new(Inner { runtime, arena, born, held, events, waits, points, rules, state: Mutex::new(state) })))
     }
 
     /// Launches the graph on the default stream: one submission. Allocates nothing. Does not block, but as every call on a stream
@@ -256,7 +259,8 @@ impl Graph {
     ///
     /// # Errors
     /// `InvalidArgument` for a node that is no launch, another size of parameters, a grid beyond the device's limits, a buffer that the graph
-    /// does not use, or one that is too small or another device's; `Recording` on a thread that records on this device; `InvalidState` in a host
+    /// does not use, or one that is too small or another device's; what a kernel's check says of a launch as it is with the changes, and bindings
+    /// that overlap then; `Recording` on a thread that records on this device; `InvalidState` in a host
     /// call of the graph itself.
     pub fn update(&self, update: &Update<'_>) -> Result<Updated> {
         let inner = &*self.0;
@@ -299,6 +303,7 @@ impl Graph {
             recorded.patch(node.0 as usize, None, params.as_deref(), *grid)?;
             changed[node.0 as usize] = true;
         }
+        inner.check_launches(&recorded, &changed)?;
         let redundant = redundant(&recorded);
         let plan = plan_of(&recorded, &redundant);
         let same = redundant == state.redundant && plan.pred == state.plan.pred && plan.pred_at == state.plan.pred_at;
@@ -342,6 +347,23 @@ impl Graph {
 }
 
 impl Inner {
+    /// Asks the kernels about the launches that an update changed, as they are now.
+    fn check_launches(&self, recorded: &OpList, changed: &[bool]) -> Result<()> {
+        for (node, rules) in self.rules.iter().filter(|(node, _)| changed[*node as usize]) {
+            if let Some(Op::Dispatch(d)) = recorded.get(*node as usize) {
+                let shape = (d.grid, d.block, d.shared);
+                rules
+                    .check_bindings(d.bindings)
+                    .and_then(|()| rules.check_launch(&LaunchInfo::new(shape, d.params, d.bindings)))
+                    .map_err(|e| match e {
+                        Error::InvalidArgument(why) => Error::invalid(format!("node {node}: {why}")),
+                        other => other,
+                    })?;
+            }
+        }
+        Ok(())
+    }
+
     /// Buffers of the recording that somebody still holds.
     fn held(&self) -> impl Iterator<Item = (Lease<Buffer>, Access)> {
         self.held
@@ -411,8 +433,8 @@ impl<'a> Update<'a> {
     }
 
     /// New parameters of a launch, of the size that its kernel declares.
-    pub fn params<T: Pod>(mut self, node: NodeId, params: &T) -> Self {
-        self.nodes.push((node, Some(bytes(std::slice::from_ref(params)).to_vec()), None));
+    pub fn params<T: NoUninit>(mut self, node: NodeId, params: &T) -> Self {
+        self.nodes.push((node, Some(bytemuck::bytes_of(params).to_vec()), None));
         self
     }
 

@@ -12,6 +12,7 @@
 use crate::event::Event;
 use crate::graph::exec::{Graph, Held, Outside};
 use crate::graph::{Encoder, GraphOperator};
+use crate::kernel::rules::Rules;
 use crate::runtime::{Runtime, RuntimeInner};
 use crate::stream::{Seat, Turn};
 use crate::view::Operand;
@@ -29,6 +30,8 @@ pub(crate) struct Recording {
     id: u64,
     pub(crate) runtime: Arc<RuntimeInner>,
     pub(crate) ops: OpList,
+    /// What is asked of the launches among them, by node.
+    pub(crate) rules: Vec<(u32, Arc<Rules>)>,
     pub(crate) arena: GraphArena,
     seat: OwnSeat,
     /// The buffers allocated in it, by symbol.
@@ -150,6 +153,7 @@ pub(crate) fn start(runtime: &Runtime) -> Result<()> {
         id: NEXT.fetch_add(1, Ordering::Relaxed),
         runtime: inner.clone(),
         ops: OpList::new(),
+        rules: Vec::new(),
         arena: inner.memory.arena()?,
         seat: OwnSeat::take(),
         members: HashMap::new(),
@@ -320,6 +324,7 @@ pub(crate) fn record_many(
     runtime: &Arc<RuntimeInner>,
     id: u64,
     ops: &[Op<'_>],
+    rules: impl Iterator<Item = Arc<Rules>>,
     operands: &[Operand<'_>],
 ) -> Result<()> {
     with(runtime, |r| {
@@ -327,8 +332,9 @@ pub(crate) fn record_many(
             return Err(over());
         }
         let first = r.ops.len() as u32;
-        for op in ops {
-            r.ops.push(op);
+        for (op, rules) in std::iter::zip(ops, rules) {
+            let node = r.ops.push(op) as u32;
+            r.rules.push((node, rules));
         }
         let last = (r.ops.len() as u32).saturating_sub(1);
         for operand in operands {
@@ -467,12 +473,13 @@ impl Drop for OpenEncoding<'_> {
             r.points.truncate(undo.first().map_or(usize::MAX, |e| e.points));
             let events = r.events.split_off(events.min(r.events.len()));
             let waits = r.waits.split_off(waits.min(r.waits.len()));
-            (std::mem::take(&mut r.ops), to, leases, events, waits)
+            let rules = r.rules.split_off(r.rules.partition_point(|&(node, _)| (node as usize) < to));
+            (std::mem::take(&mut r.ops), to, (leases, events, waits, rules))
         });
         // Outside the borrow: what is dropped may be anybody's closure.
-        if let Some((mut ops, to, leases, events, waits)) = undone {
+        if let Some((mut ops, to, gone)) = undone {
             ops.truncate(to);
-            drop((leases, events, waits));
+            drop(gone);
             let meanwhile = with(self.runtime, |r| std::mem::replace(&mut r.ops, ops));
             drop(meanwhile);
         }

@@ -5,6 +5,7 @@
 //! finds its runtime's serial may use the lease as long as the runtime lives. Only the end of that runtime empties the cell, when
 //! nobody can borrow from it any more: whoever borrows holds a stream, which holds the runtime.
 
+use crate::kernel::rules::Rules;
 use crate::runtime::{Runtime, RuntimeInner};
 use leasehold_core::sync::atomic::{AtomicU64, Ordering};
 use leasehold_core::sync::{Arc, Mutex, OnceLock, UnsafeCell};
@@ -37,6 +38,7 @@ impl Block {
 pub(crate) struct BaseCell {
     /// One per device kind: the first whose source the device takes is used.
     descs: Vec<KernelDesc<'static>>,
+    rules: Arc<Rules>,
     first: Block,
     fill: Mutex<()>,
 }
@@ -87,6 +89,40 @@ impl BaseCell {
 }
 
 /// A kernel's key and its cache of pipelines, one per device. Clones are the same base.
+///
+/// Whoever makes one vouches for the kernel's code; whoever launches it need not: the runtime asks the kernel's
+/// [`check`](KernelDesc::check) before every launch, every recording and every update of a graph.
+///
+/// ```
+/// use leasehold::kernel::{CpuArgs, KernelCheck, KernelDesc, KernelSource};
+/// use leasehold::{Access, Context, DeviceId, Encoder, Error, KernelBase, View};
+///
+/// const TILE: usize = 256;
+///
+/// /// Doubles `TILE` floats.
+/// unsafe fn double(args: &CpuArgs<'_>) {
+///     // SAFETY: the check accepts grids of one dimension only, so each tile has elements of its own.
+///     let x = unsafe { args.slice_mut::<f32>(0, args.tile()[0] as usize * TILE, TILE) };
+///     x.iter_mut().for_each(|x| *x *= 2.0);
+/// }
+///
+/// # fn main() -> leasehold::Result<()> {
+/// let runtime = Context::new().runtime(DeviceId::cpu(0))?;
+/// let check = KernelCheck::new(|launch| match launch.grid {
+///     [tiles, 1, 1] => launch.want(0, u64::from(tiles) * TILE as u64 * 4),
+///     _ => Err(Error::invalid("a grid of one dimension")),
+/// });
+/// let desc = KernelDesc::new("double", KernelSource::Cpu(double), &[Access::ReadWrite], check).aligned(4);
+/// // SAFETY: a launch that the check accepts touches floats of binding 0 that exist, each in one tile.
+/// let kernel = unsafe { KernelBase::new(desc) }?;
+/// let x = runtime.upload(&[1.0f32; 512])?;
+/// let launch = |tiles| Encoder::new(&runtime, runtime.stream()).launch(&kernel, &[x.read_write()], &[], [tiles, 1, 1], [1; 3]);
+/// launch(2)?;
+/// assert!(launch(3).is_err(), "768 floats of 512");
+/// assert_eq!(runtime.download::<f32>(&x)?, [2.0; 512]);
+/// # Ok(())
+/// # }
+/// ```
 #[doc(alias("MpsKernelBase", "CudaKernelBase", "CpuKernelBase"))]
 #[derive(Clone)]
 pub struct KernelBase(Arc<BaseCell>);
@@ -95,27 +131,59 @@ impl KernelBase {
     /// A kernel with one source.
     ///
     /// # Errors
-    /// `InvalidArgument` for a description beyond the limits (30 bindings, 4,096 bytes of parameters).
-    pub fn new(desc: KernelDesc<'static>) -> Result<Self> {
-        Self::with_sources(vec![desc])
+    /// `InvalidArgument` for a description that [`KernelDesc::validate`] refuses: no name or entry, more than 30 bindings or 4,096 bytes
+    /// of parameters, alignments that are none.
+    ///
+    /// # Safety
+    /// The caller vouches for every launch that the description's [`check`](KernelDesc::check) accepts, and for every later launch
+    /// of a graph that such a launch was recorded into:
+    /// - The code touches no memory but its bindings, its parameters, its shared memory and what it knows to be valid besides. It
+    ///   reads bindings that are declared [`Read`](crate::Access::Read) or [`ReadWrite`](crate::Access::ReadWrite) only, and writes
+    ///   those that are declared [`Write`](crate::Access::Write) or `ReadWrite` only.
+    /// - That holds whatever the bindings' bytes are: a number that is read from memory is checked before it is used as an index.
+    ///   Bytes of a `Write` binding are not specified when the kernel begins.
+    /// - Tiles or blocks run in any order and at the same time. Two of them touch the same bytes only if both read them or both
+    ///   access them atomically.
+    /// - The code is of the kind that the source says, is called with the declared bindings and parameters in this order, and stays
+    ///   valid as long as the base and all that was recorded with it.
+    ///
+    /// The runtime vouches for the rest before it asks the check: bindings of the declared number, access and alignment, in live memory
+    /// of the device; none of which overlap beyond what [`KernelDesc::overlap`] allows; parameters of the declared size; a grid
+    /// and a block within the device's limits.
+    pub unsafe fn new(desc: KernelDesc<'static>) -> Result<Self> {
+        // SAFETY: by the caller's contract, which is the same for one source.
+        unsafe { Self::with_sources(vec![desc]) }
     }
 
     /// A kernel with a source for each of several backends; each device uses the first that it takes.
     ///
     /// # Errors
-    /// As [`new`](Self::new); `InvalidArgument` without any source, or when they declare different bindings or parameters.
-    pub fn with_sources(descs: Vec<KernelDesc<'static>>) -> Result<Self> {
+    /// As [`new`](Self::new); `InvalidArgument` without any source, or when they declare different bindings, parameters, alignments or
+    /// overlaps, or have checks that are not clones of one.
+    ///
+    /// # Safety
+    /// - As [`new`](Self::new), for each of the sources: they share one check.
+    pub unsafe fn with_sources(descs: Vec<KernelDesc<'static>>) -> Result<Self> {
         if descs.is_empty() {
             return Err(leasehold_core::Error::invalid("a kernel needs a source"));
         }
         descs.iter().try_for_each(KernelDesc::validate)?;
-        if let Some(other) = descs.iter().find(|d| d.bindings != descs[0].bindings || d.params != descs[0].params) {
+        let first = &descs[0];
+        let alike = |d: &KernelDesc<'_>| {
+            d.bindings == first.bindings
+                && d.params == first.params
+                && (0..d.bindings.len()).all(|i| d.alignment_of(i) == first.alignment_of(i))
+                && d.overlap == first.overlap
+                && d.check.same(&first.check)
+        };
+        if let Some(other) = descs.iter().find(|d| !alike(d)) {
             return Err(leasehold_core::Error::invalid(format!(
-                "the sources of kernel {} declare different bindings or parameters than {}",
-                other.name, descs[0].name
+                "the sources of kernel {} declare different bindings, parameters or checks than {}",
+                other.name, first.name
             )));
         }
-        Ok(Self(Arc::new(BaseCell { descs, first: Block::new(), fill: Mutex::new(()) })))
+        let rules = Arc::new(Rules::of(first));
+        Ok(Self(Arc::new(BaseCell { descs, rules, first: Block::new(), fill: Mutex::new(()) })))
     }
 
     /// The name.
@@ -130,6 +198,12 @@ impl KernelBase {
     /// As [`Device::pipeline`](leasehold_hal::Device::pipeline).
     pub fn prepare(&self, runtime: &Runtime) -> Result<()> {
         self.pipeline(&runtime.inner).map(drop)
+    }
+
+    /// What is asked of every launch.
+    #[inline]
+    pub(crate) fn rules(&self) -> &Arc<Rules> {
+        &self.0.rules
     }
 
     /// The pipeline on a runtime's device.

@@ -30,10 +30,14 @@ impl Registry {
     /// Registers the kernel `desc.name` for an architecture: `cpu`, `cpu/x86-64-v4`, `cuda/sm_90`.
     ///
     /// # Errors
-    /// `InvalidArgument` for a description beyond the limits, or when that name has a kernel of that architecture already.
-    pub fn register(&self, arch: &str, desc: KernelDesc<'static>) -> Result<()> {
+    /// As [`KernelBase::new`]; `InvalidArgument` when that name has a kernel of that architecture already.
+    ///
+    /// # Safety
+    /// - As [`KernelBase::new`], on the devices that run this architecture.
+    pub unsafe fn register(&self, arch: &str, desc: KernelDesc<'static>) -> Result<()> {
         let name = desc.name.to_string();
-        let base = KernelBase::new(desc)?;
+        // SAFETY: by the caller's contract.
+        let base = unsafe { KernelBase::new(desc) }?;
         let mut kernels = self.kernels.write();
         let variants = kernels.entry(name).or_default();
         if variants.iter().any(|(a, _)| a == arch) {

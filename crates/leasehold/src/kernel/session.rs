@@ -11,10 +11,12 @@
 
 use crate::graph::recorder;
 use crate::kernel::base::KernelBase;
+use crate::kernel::rules::Rules;
 use crate::stream::{Stream, Turn, mark};
 use crate::view::Operand;
+use leasehold_core::sync::Arc;
 use leasehold_core::{Error, Lease, Point, Result};
-use leasehold_hal::{Binding, Dispatch, Op, Pipeline};
+use leasehold_hal::{Binding, Dispatch, LaunchInfo, Op, Pipeline};
 use std::fmt;
 use std::marker::PhantomData;
 
@@ -41,6 +43,7 @@ pub struct Updated;
 #[derive(Clone, Copy)]
 struct Launch {
     pipeline: *const Lease<Pipeline>,
+    rules: *const Arc<Rules>,
     grid: [u32; 3],
     block: [u32; 3],
     shared: u32,
@@ -78,24 +81,20 @@ impl Staged {
 /// Launches on a stream, in the making.
 ///
 /// ```
-/// use leasehold::kernel::{CpuArgs, KernelDesc, KernelSource, session_ops as ops, session_sync_ops as sync};
+/// use leasehold::kernel::{CpuArgs, KernelCheck, KernelDesc, KernelSource, session_ops as ops, session_sync_ops as sync};
 /// use leasehold::{Access, Context, DeviceId, KernelBase, KernelSession, View};
 ///
 /// unsafe fn double(args: &CpuArgs<'_>) {
-///     // SAFETY: each tile has 4 values of its own.
-///     let values = unsafe { args.slice_mut::<f32>(0, args.tile[0] as usize * 4, 4) };
+///     // SAFETY: each tile has 4 values of its own: the grid has one dimension.
+///     let values = unsafe { args.slice_mut::<f32>(0, args.tile()[0] as usize * 4, 4) };
 ///     values.iter_mut().for_each(|v| *v *= 2.0);
 /// }
 ///
 /// # fn main() -> leasehold::Result<()> {
 /// let runtime = Context::new().runtime(DeviceId::cpu(0))?;
-/// let kernel = KernelBase::new(KernelDesc {
-///     name: "double".into(),
-///     entry: "double".into(),
-///     source: KernelSource::Cpu(double),
-///     bindings: vec![Access::ReadWrite].into(),
-///     params: 0,
-/// })?;
+/// let desc = KernelDesc::new("double", KernelSource::Cpu(double), &[Access::ReadWrite], KernelCheck::grid_1d());
+/// // SAFETY: it touches its binding alone, within bounds that `slice_mut` checks, and each tile a part of its own.
+/// let kernel = unsafe { KernelBase::new(desc.aligned(4)) }?;
 /// let x = runtime.upload(&[1.0f32; 8])?;
 /// let operands = [x.read_write()];
 /// let session = KernelSession::begin(&kernel, runtime.stream())?;
@@ -114,6 +113,7 @@ pub struct KernelSession<'s, State = Begun> {
     stream: &'s Stream,
     turn: Option<Turn<'s>>,
     kernel: &'s Lease<Pipeline>,
+    rules: &'s Arc<Rules>,
     _state: PhantomData<(State, *const ())>,
 }
 
@@ -161,7 +161,7 @@ impl<'s> KernelSession<'s, Begun> {
         let staged = &mut turn.frame().session;
         staged.clear();
         staged.recording = recording;
-        Ok(Self { stream, turn: Some(turn), kernel: pipeline, _state: PhantomData })
+        Ok(Self { stream, turn: Some(turn), kernel: pipeline, rules: kernel.rules(), _state: PhantomData })
     }
 }
 
@@ -178,7 +178,7 @@ impl<'s, State> KernelSession<'s, State> {
     #[inline]
     fn become_state<Next>(mut self) -> KernelSession<'s, Next> {
         let turn = self.turn.take();
-        KernelSession { stream: self.stream, turn, kernel: self.kernel, _state: PhantomData }
+        KernelSession { stream: self.stream, turn, kernel: self.kernel, rules: self.rules, _state: PhantomData }
     }
 
     /// The stream that the session is open on.
@@ -214,7 +214,7 @@ impl<'s, State> KernelSession<'s, State> {
 
     #[inline]
     pub(crate) fn stage_bindings(mut self, operands: &[Operand<'s>]) -> Result<KernelSession<'s, Bound>> {
-        let declared = &self.kernel.bindings;
+        let (declared, rules) = (&self.kernel.bindings, self.rules);
         if operands.len() != declared.len() {
             return Err(Error::invalid(format!(
                 "kernel {} takes {} bindings, not {}",
@@ -243,6 +243,7 @@ impl<'s, State> KernelSession<'s, State> {
             }
             staged.bindings.push(operand.binding());
         }
+        rules.check_bindings(&staged.bindings[staged.first_binding..])?;
         Ok(self.become_state())
     }
 
@@ -288,10 +289,13 @@ impl<'s, State> KernelSession<'s, State> {
                 limits.shared
             )));
         }
-        let pipeline = self.kernel;
+        let (pipeline, rules) = (self.kernel, self.rules);
         let staged = self.staged();
+        let (bindings, params) = (&staged.bindings[staged.first_binding..], &staged.params[staged.first_param..]);
+        rules.check_launch(&LaunchInfo::new((grid, block, shared), params, bindings))?;
         staged.launches.push(Launch {
             pipeline,
+            rules,
             grid,
             block,
             shared,
@@ -315,6 +319,7 @@ impl<'s> KernelSession<'s, Updated> {
     #[inline]
     pub fn kernel(mut self, kernel: &'s KernelBase) -> Result<KernelSession<'s, Begun>> {
         self.kernel = kernel.pipeline(&self.stream.runtime)?;
+        self.rules = kernel.rules();
         Ok(self.become_state())
     }
 
@@ -358,7 +363,9 @@ impl<'s> KernelSession<'s, Updated> {
             ops.push(op);
         }
         if recording != 0 {
-            let result = recorder::record_many(&self.stream.runtime, recording, ops, &staged.operands);
+            // SAFETY: bases are borrowed for the session's life, and the rules lie in them.
+            let rules = staged.launches.iter().map(|launch| unsafe { (*launch.rules).clone() });
+            let result = recorder::record_many(&self.stream.runtime, recording, ops, rules, &staged.operands);
             ops.clear();
             return result.map(|()| None);
         }

@@ -1,27 +1,31 @@
 //! What a session does to a launch: bind, set parameters, dispatch. New convenience for launches belongs here, not in the base.
 
 use crate::kernel::session::{Bound, Dispatched, KernelSession, Parametrised, Ready};
-use crate::pod::Pod;
 use crate::view::Operand;
+use bytemuck::NoUninit;
 use leasehold_core::Result;
 
 /// Binds the operands, in the order that the kernel declares, with the roles that it declares.
 ///
 /// # Errors
-/// `InvalidArgument` for another number of operands or another role; `InvalidState` for an operand that the session did not wait for.
+/// `InvalidArgument` for another number of operands or another role, for one that is not aligned as the kernel declares, and for two that
+/// overlap although the kernel does not declare that they may; `InvalidState` for an operand that the session did not wait for.
 #[inline]
 #[doc(alias = "MpsKernelSessionOps")]
 pub fn bind<'s>(session: KernelSession<'s, Ready>, operands: &[Operand<'s>]) -> Result<KernelSession<'s, Bound>> {
     session.stage_bindings(operands)
 }
 
-/// Sets the parameters from a plain struct of the size that the kernel declares.
+/// Sets the parameters from a plain struct of the size that the kernel declares; `()` is one of none.
 ///
 /// # Errors
 /// `InvalidArgument` for another size.
 #[inline]
-pub fn params<'s, T: Pod>(session: KernelSession<'s, Bound>, params: &T) -> Result<KernelSession<'s, Parametrised>> {
-    session.stage_params(crate::pod::bytes(std::slice::from_ref(params)))
+pub fn params<'s, T: NoUninit>(
+    session: KernelSession<'s, Bound>,
+    params: &T,
+) -> Result<KernelSession<'s, Parametrised>> {
+    session.stage_params(bytemuck::bytes_of(params))
 }
 
 /// Sets the parameters from bytes.
@@ -45,7 +49,7 @@ pub fn no_params(session: KernelSession<'_, Bound>) -> Result<KernelSession<'_, 
 /// Stages a launch of `blocks` blocks of `threads` threads.
 ///
 /// # Errors
-/// `InvalidArgument` beyond the device's limits.
+/// `InvalidArgument` beyond the device's limits; what the kernel's check says.
 #[inline]
 pub fn dispatch_1d(
     session: KernelSession<'_, Parametrised>,
@@ -58,7 +62,7 @@ pub fn dispatch_1d(
 /// Stages a launch of a grid of blocks.
 ///
 /// # Errors
-/// `InvalidArgument` beyond the device's limits.
+/// `InvalidArgument` beyond the device's limits; what the kernel's check says.
 #[inline]
 pub fn dispatch_3d(
     session: KernelSession<'_, Parametrised>,

@@ -17,10 +17,10 @@ use crate::context::ContextGuard;
 use crate::event::Event;
 use crate::graph::NodeId;
 use crate::graph::recorder;
-use crate::pod::{Pod, bytes, bytes_mut};
 use crate::runtime::Runtime;
 use crate::stream::Stream;
 use crate::view::{Operand, Slice};
+use bytemuck::{NoUninit, Pod};
 use leasehold_core::sync::Arc;
 use leasehold_core::{Error, Lease, Point, Result};
 use leasehold_hal::{Access, Copy2d, Download, Fill, Keep, Op, Upload};
@@ -282,8 +282,8 @@ pub fn fill(stream: &Stream, dst: Slice<'_>, pattern: Pattern) -> Result<()> {
 /// # Errors
 /// `InvalidArgument` when the lengths differ; `OutOfMemory` without staging memory; the stream's cause; with `asynchronous` false also
 /// `Recording` while recording, and `InvalidState` in a host call of this stream, which would wait for itself.
-pub fn upload<T: Pod>(stream: &Stream, dst: Slice<'_>, src: &[T], asynchronous: bool) -> Result<()> {
-    let src = bytes(src);
+pub fn upload<T: NoUninit>(stream: &Stream, dst: Slice<'_>, src: &[T], asynchronous: bool) -> Result<()> {
+    let src: &[u8] = bytemuck::cast_slice(src);
     same_length(dst.len(), src.len() as u64)?;
     if src.is_empty() {
         return Ok(());
@@ -320,9 +320,9 @@ impl HostBytes for Vec<u8> {
     }
 }
 
-impl<T: Pod> HostBytes for Box<[T]> {
+impl<T: NoUninit + Send + Sync> HostBytes for Box<[T]> {
     fn bytes(&self) -> &[u8] {
-        bytes(self)
+        bytemuck::cast_slice(self)
     }
 }
 
@@ -355,7 +355,7 @@ pub fn upload_owned<H: HostBytes>(stream: &Stream, dst: Slice<'_>, src: Arc<H>) 
 /// `InvalidArgument` when the lengths differ; the stream's cause; `Recording` while recording; `InvalidState` in a host call of this
 /// stream, which would wait for itself.
 pub fn download<T: Pod>(stream: &Stream, dst: &mut [T], src: Slice<'_>) -> Result<()> {
-    let dst = bytes_mut(dst);
+    let dst: &mut [u8] = bytemuck::cast_slice_mut(dst);
     same_length(dst.len() as u64, src.len())?;
     // SAFETY: the destination is as long, and borrowed for this call.
     unsafe { download_to(stream, dst.as_mut_ptr(), src) }

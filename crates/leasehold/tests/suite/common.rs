@@ -1,6 +1,6 @@
 //! A runtime, a few kernels, and bounded waits.
 
-use leasehold::kernel::{CpuArgs, CpuFn, KernelDesc, KernelSource, session_ops, session_sync_ops};
+use leasehold::kernel::{CpuArgs, CpuFn, KernelCheck, KernelDesc, KernelSource, session_ops, session_sync_ops};
 use leasehold::{Access, Context, DeviceId, Error, Gate, KernelBase, KernelSession, Operand, Point, Result};
 use leasehold::{Runtime, Stream};
 use std::sync::Arc;
@@ -24,24 +24,24 @@ pub fn runtime() -> Runtime {
 }
 
 pub fn kernel(name: &'static str, run: CpuFn, bindings: &[Access], params: u32) -> KernelBase {
-    KernelBase::new(desc(name, run, bindings, params)).expect("a kernel within the limits")
+    base(desc(name, run, bindings, params)).expect("a kernel within the limits")
 }
 
 pub fn desc(name: &'static str, run: CpuFn, bindings: &[Access], params: u32) -> KernelDesc<'static> {
-    KernelDesc {
-        name: name.into(),
-        entry: name.into(),
-        source: KernelSource::Cpu(run),
-        bindings: bindings.to_vec().into(),
-        params,
-    }
+    KernelDesc { params, ..KernelDesc::new(name, KernelSource::Cpu(run), bindings, KernelCheck::grid_1d()).aligned(4) }
+}
+
+/// The kernels of these tests reach their bindings through `slice` and `slice_mut`, which check bounds.
+pub fn base(desc: KernelDesc<'static>) -> Result<KernelBase> {
+    // SAFETY: they touch their bindings alone, as declared; the check accepts grids of one dimension, by which they divide.
+    unsafe { KernelBase::new(desc) }
 }
 
 /// Elements of a tile.
 pub const TILE: usize = 4;
 
 unsafe fn run_axpy(args: &CpuArgs<'_>) {
-    let from = args.tile[0] as usize * TILE;
+    let from = args.tile()[0] as usize * TILE;
     // SAFETY: each tile has `TILE` elements of its own; `x` is only read.
     let (x, y) = unsafe { (args.slice::<f32>(0), args.slice_mut::<f32>(1, from, TILE)) };
     let a: f32 = args.params();
@@ -54,7 +54,7 @@ pub fn axpy() -> KernelBase {
 }
 
 unsafe fn run_iota(args: &CpuArgs<'_>) {
-    let from = args.tile[0] as usize * TILE;
+    let from = args.tile()[0] as usize * TILE;
     // SAFETY: each tile has `TILE` elements of its own.
     let y = unsafe { args.slice_mut::<u32>(0, from, TILE) };
     let first: u32 = args.params();

@@ -148,16 +148,11 @@ pub fn run_scattered(level: Level, name: &str, params: &(impl Params + Sync), bi
     let (_, tile) = spec.resolve(Some(isa)).unwrap();
     let [nx, ny, nz] = launch.grid;
     let one = |i: u32| {
-        let args = CpuArgs {
-            tile: [i % nx, i / nx % ny, i / nx / ny],
-            grid: launch.grid,
-            block: [1; 3],
-            bindings,
-            params: params.as_bytes(),
-            shared: std::ptr::null_mut(),
-            shared_len: 0,
-        };
-        // SAFETY: checked; as in `run`, and tiles touch only what is theirs.
+        // SAFETY: the bindings are of tensors that the caller holds; there is no scratch memory.
+        let mut args =
+            unsafe { CpuArgs::new((launch.grid, [1; 3]), bindings, params.as_bytes(), (std::ptr::null_mut(), 0)) };
+        args.set_tile([i % nx, i / nx % ny, i / nx / ny]);
+        // SAFETY: parameters and bindings were checked above, and tiles touch only what is theirs.
         unsafe { tile(&args) }
     };
     let total = nx * ny * nz;

@@ -6,6 +6,7 @@
 //!
 //! This module must not know queues.
 
+use bytemuck::AnyBitPattern;
 use leasehold_core::sync::{Arc, RwLock};
 use leasehold_core::{Error, Result};
 use leasehold_hal::{Access, Binding, CpuArgs, CpuFn};
@@ -13,43 +14,78 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::task::Poll;
 
-/// What a kernel is given.
+/// What a kernel is given. Only the machine makes one.
 #[derive(Debug)]
 pub struct Launch<'a> {
-    /// The kernel's name.
-    pub name: &'a str,
-    /// The device that it runs on.
-    pub device: u32,
-    /// Blocks in each direction; none is zero.
-    pub grid: [u32; 3],
-    /// Threads of a block.
-    pub block: [u32; 3],
-    /// Bytes of shared memory of a block.
-    pub shared: u32,
-    /// The bindings, with addresses of the host that are valid until the kernel returns. Those of no bytes have address 0.
-    pub bindings: &'a [Binding],
-    /// The parameters.
-    pub params: &'a [u8],
+    pub(super) name: &'a str,
+    pub(super) device: u32,
+    pub(super) grid: [u32; 3],
+    pub(super) block: [u32; 3],
+    pub(super) shared: u32,
+    pub(super) bindings: &'a [Binding],
+    pub(super) params: &'a [u8],
 }
 
-impl Launch<'_> {
-    /// Elements of binding `i`, as a pointer to its first and their number.
+impl<'a> Launch<'a> {
+    /// The kernel's name.
+    #[must_use]
+    pub fn name(&self) -> &'a str {
+        self.name
+    }
+
+    /// The device that it runs on.
+    #[must_use]
+    pub fn device(&self) -> u32 {
+        self.device
+    }
+
+    /// Blocks in each direction; none is zero.
+    #[must_use]
+    pub fn grid(&self) -> [u32; 3] {
+        self.grid
+    }
+
+    /// Threads of a block.
+    #[must_use]
+    pub fn block(&self) -> [u32; 3] {
+        self.block
+    }
+
+    /// Bytes of shared memory of a block.
+    #[must_use]
+    pub fn shared(&self) -> u32 {
+        self.shared
+    }
+
+    /// The bindings, with addresses of the host that are valid until the kernel returns. Those of no bytes have address 0.
+    #[must_use]
+    pub fn bindings(&self) -> &'a [Binding] {
+        self.bindings
+    }
+
+    /// The parameters' bytes.
+    #[must_use]
+    pub fn params_bytes(&self) -> &'a [u8] {
+        self.params
+    }
+
+    /// Elements of binding `i`, as a pointer to its first and the number of whole ones.
     #[must_use]
     pub fn pointer<T>(&self, i: usize) -> (*mut T, usize) {
         let b = &self.bindings[i];
-        (b.addr as *mut T, b.len as usize / size_of::<T>())
+        (
+            std::ptr::with_exposed_provenance_mut(b.addr as usize),
+            (b.len as usize).checked_div(size_of::<T>()).unwrap_or(0),
+        )
     }
 
     /// The parameters as a plain struct.
     ///
     /// # Errors
     /// `InvalidArgument` for another number of bytes.
-    pub fn params<T: Copy>(&self) -> Result<T> {
-        if self.params.len() != size_of::<T>() {
-            return Err(Error::invalid(format!("{} bytes of parameters, want {}", self.params.len(), size_of::<T>())));
-        }
-        // SAFETY: as many bytes as a `T` has, made from one by whoever launched; read without alignment.
-        Ok(unsafe { std::ptr::read_unaligned(self.params.as_ptr().cast()) })
+    pub fn params<T: AnyBitPattern>(&self) -> Result<T> {
+        bytemuck::try_pod_read_unaligned(self.params)
+            .map_err(|_| Error::invalid(format!("{} bytes of parameters, want {}", self.params.len(), size_of::<T>())))
     }
 }
 
@@ -79,41 +115,37 @@ impl KernelBody {
     }
 
     /// A CPU kernel, run over all tiles of the launch's grid, one after the other.
+    ///
+    /// # Safety
+    /// - `f` is a kernel for every launch that the machine is given for this body: the machine checks that the bindings lie in live
+    ///   memory, their number, and the size of the parameters against the [`KernelSpec`], and nothing else.
     #[must_use]
-    pub fn cpu(f: CpuFn) -> Self {
-        Self::cpu_with_grid(f, |launch| Ok(launch.grid))
-    }
-
-    /// A CPU kernel, run over the tiles that `grid` computes from the launch: for kernels whose launches have another device's grid.
-    pub fn cpu_with_grid(f: CpuFn, grid: impl Fn(&Launch<'_>) -> Result<[u32; 3]> + Send + Sync + 'static) -> Self {
+    pub unsafe fn cpu(f: CpuFn) -> Self {
         Self::run(move |launch| {
-            run_tiles(f, launch, grid(launch)?, launch.shared);
+            // SAFETY: `f` takes every launch (this function's contract), and only the machine makes one.
+            unsafe { run_tiles(f, launch) };
             Ok(())
         })
     }
 }
 
-/// Runs a CPU kernel over all tiles of `grid`, with `shared` bytes of scratch memory.
-pub fn run_tiles(f: CpuFn, launch: &Launch<'_>, grid: [u32; 3], shared: u32) {
+/// Runs a CPU kernel over all tiles of a launch.
+///
+/// # Safety
+/// - `f` is a kernel for this launch.
+unsafe fn run_tiles(f: CpuFn, launch: &Launch<'_>) {
     #[repr(C, align(64))]
     #[derive(Clone, Copy)]
     struct Line([u8; 64]);
-    let mut scratch = vec![Line([0; 64]); (shared as usize).div_ceil(64)];
-    let mut args = CpuArgs {
-        tile: [0; 3],
-        grid,
-        block: launch.block,
-        bindings: launch.bindings,
-        params: launch.params,
-        shared: scratch.as_mut_ptr().cast(),
-        shared_len: shared,
-    };
-    for z in 0..grid[2] {
-        for y in 0..grid[1] {
-            for x in 0..grid[0] {
-                args.tile = [x, y, z];
-                // SAFETY: the machine has checked that the bindings lie in live memory, and their number and the parameters' size against
-                // what the kernel declares.
+    let mut scratch = vec![Line([0; 64]); (launch.shared as usize).div_ceil(64)];
+    let shared = (scratch.as_mut_ptr().cast(), launch.shared);
+    // SAFETY: the machine translated the bindings for the time of the call; the scratch memory is this call's own.
+    let mut args = unsafe { CpuArgs::new((launch.grid, launch.block), launch.bindings, launch.params, shared) };
+    for z in 0..launch.grid[2] {
+        for y in 0..launch.grid[1] {
+            for x in 0..launch.grid[0] {
+                args.set_tile([x, y, z]);
+                // SAFETY: a kernel for this launch, by the contract; tiles run one after the other.
                 unsafe { f(&args) };
             }
         }

@@ -33,7 +33,7 @@ pub use command::{Command, FillCall, HostFn, KernelCall, NodeFn, ReadyFn, Transf
 pub use detect::{Operation, Report, ReportKind};
 pub use fault::{FaultAction, FaultPlan, FaultRule, When};
 pub use graph::{ExecId, GraphId, Node, NodeId, NodeUpdate};
-pub use kernel::{Kernel, KernelBody, KernelRegistry, KernelSpec, Launch, PollFn, RunFn, run_tiles};
+pub use kernel::{Kernel, KernelBody, KernelRegistry, KernelSpec, Launch, PollFn, RunFn};
 pub use space::{DEVICE_BASE, GRANULARITY, MemoryUse, PieceId};
 
 use clock::Clock;

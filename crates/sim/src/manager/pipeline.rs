@@ -122,7 +122,9 @@ impl PipelineManager {
                 Ok((Source::Registered(name.as_ref().into()), kernel))
             }
             &KernelSource::Cpu(function) => {
-                let spec = KernelSpec::new(&desc.bindings, desc.params, KernelBody::cpu(function));
+                // SAFETY: who submits a launch of the pipeline vouches that the function takes it (`Stream::submit`).
+                let body = unsafe { KernelBody::cpu(function) };
+                let spec = KernelSpec::new(&desc.bindings, desc.params, body);
                 let kernel = Arc::new(Kernel { name: desc.name.as_ref().into(), spec });
                 Ok((Source::Function(function as usize), kernel))
             }

@@ -5,8 +5,8 @@ use leasehold_alloc::{Buffer, Layout, On};
 use leasehold_core::sync::Arc;
 use leasehold_core::{Error, Lease, Result};
 use leasehold_hal::{
-    Access, Backend, Copy2d, Device, DeviceId, Dispatch, Download, Fill, ForeignCall, HostCall, Keep, KernelDesc,
-    KernelSource, MemoryKind, Op, OpList, Pipeline, Plan, Stream, StreamDesc,
+    Access, Backend, Copy2d, Device, DeviceId, Dispatch, Download, Fill, ForeignCall, HostCall, Keep, KernelCheck,
+    KernelDesc, KernelSource, MemoryKind, Op, OpList, Pipeline, Plan, Stream, StreamDesc,
 };
 use leasehold_sim::{
     Command, FaultAction, FaultPlan, FaultRule, FaultScope, FillCall, Machine, QueueId, Ran, Report, ReportKind,
@@ -41,13 +41,8 @@ fn copy(from: &Lease<Buffer>, to: &Lease<Buffer>) -> Op<'static> {
 }
 
 fn bump(device: &dyn Device) -> Result<Lease<Pipeline>> {
-    device.pipeline(&KernelDesc {
-        name: "bump".into(),
-        entry: "bump".into(),
-        source: KernelSource::Registered("bump".into()),
-        bindings: vec![Access::ReadWrite].into(),
-        params: 1,
-    })
+    let source = KernelSource::Registered("bump".into());
+    device.pipeline(&KernelDesc::new("bump", source, &[Access::ReadWrite], KernelCheck::any()).params_of::<u8>())
 }
 
 fn read(stream: &Lease<dyn Stream>, buffer: &Lease<Buffer>) -> Result<Vec<u8>> {
@@ -271,11 +266,8 @@ fn a_kernel_that_nobody_registered_is_not_found() {
     let b = backend(5);
     let device = open(&b).unwrap();
     let desc = |name: &'static str, params| KernelDesc {
-        name: name.into(),
-        entry: name.into(),
-        source: KernelSource::Registered(name.into()),
-        bindings: vec![Access::ReadWrite].into(),
         params,
+        ..KernelDesc::new(name, KernelSource::Registered(name.into()), &[Access::ReadWrite], KernelCheck::any())
     };
     assert_eq!(device.pipeline(&desc("nobody", 1)).unwrap_err().kind(), "NotFound");
     assert_eq!(device.pipeline(&desc("bump", 2)).unwrap_err().kind(), "InvalidArgument");

@@ -518,14 +518,19 @@ fn a_submission_is_all_or_nothing() {
 #[test]
 fn a_cpu_kernel_runs_over_all_tiles() {
     unsafe fn number(args: &leasehold_hal::CpuArgs<'_>) {
-        let [gx, gy, _] = args.grid;
-        let i = args.tile[0] + gx * (args.tile[1] + gy * args.tile[2]);
-        assert_eq!((args.shared_len, (args.shared as usize) % 64), (100, 0));
+        let [gx, gy, _] = args.grid();
+        let i = args.tile()[0] + gx * (args.tile()[1] + gy * args.tile()[2]);
+        assert_eq!((args.shared().1, (args.shared().0 as usize) % 64), (100, 0));
         // SAFETY: each tile has an element of its own.
         unsafe { args.slice_mut::<u32>(0, i as usize, 1) }.fill(i + args.params::<u32>());
     }
     let m = machine(19);
-    let spec = leasehold_sim::KernelSpec::new(&[leasehold_hal::Access::Write], 4, KernelBody::cpu(number));
+    let spec = leasehold_sim::KernelSpec::new(
+        &[leasehold_hal::Access::Write],
+        4,
+        // SAFETY: the one launch below has an element for each of its tiles.
+        unsafe { KernelBody::cpu(number) },
+    );
     m.kernels().register("number", spec);
     let (q, at) = (m.queue_create(0).unwrap(), m.alloc(0, 96).unwrap());
     let mut call = launch(&m, "number", &[(at, 96)], &7u32.to_le_bytes()).grid([2, 3, 4]);

@@ -194,7 +194,7 @@ impl SimDriver {
         }
         let width = transfer.width as usize;
         let body = KernelBody::run(move |launch| {
-            for (i, row) in launch.params.chunks_exact(width).enumerate() {
+            for (i, row) in launch.params_bytes().chunks_exact(width).enumerate() {
                 let (to, len) = launch.pointer::<u8>(i);
                 debug_assert_eq!(len, width);
                 // SAFETY: the machine has checked the binding, which has the row's length.

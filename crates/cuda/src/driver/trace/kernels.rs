@@ -100,7 +100,7 @@ pub fn register(kernels: &leasehold_sim::KernelRegistry) {
     }
 
     fn add(launch: &Launch<'_>) -> Result<()> {
-        let threads = u64::from(launch.grid[0]) * u64::from(launch.block[0]);
+        let threads = u64::from(launch.grid()[0]) * u64::from(launch.block()[0]);
         let count = (u64::from(launch.params::<u32>()?).min(threads)) as usize;
         let (a, b, out) = (words(launch, 0), words(launch, 1), words(launch, 2));
         for i in 0..count {
@@ -122,7 +122,7 @@ pub fn register(kernels: &leasehold_sim::KernelRegistry) {
 
     fn shared(launch: &Launch<'_>) -> Result<()> {
         let count = launch.params::<u32>()?;
-        if count * 4 > launch.shared {
+        if count.checked_mul(4).is_none_or(|bytes| bytes > launch.shared()) {
             return Err(fault("trace_shared", code::ILLEGAL_ADDRESS));
         }
         words(launch, 0)[0] = (0..count).sum();
@@ -148,7 +148,7 @@ pub fn register(kernels: &leasehold_sim::KernelRegistry) {
         one,
         0,
         body(|launch| {
-            let threads = launch.block[0] as usize;
+            let threads = launch.block()[0] as usize;
             (0_u32..).zip(words(launch, 0)).take(threads).for_each(|(i, out)| *out = i);
             Ok(())
         }),

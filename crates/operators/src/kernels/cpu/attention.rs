@@ -16,7 +16,7 @@ use super::rope::{MAX_HEAD_DIM, extent, head_shape, position, rotary_shape, rota
 use super::row;
 use super::simd::{Simd, Task};
 use super::tile::{
-    Extent, Kernel, Launch, Operand, Refusal, accepted, dtype, params, positive, ptr, read, update, write,
+    Extent, Kernel, Launch, Operand, Refusal, accepted, dtype, params, positive, ptr, read, times, update, write,
 };
 
 /// Positions of a block: a multiple of any vector's lanes.
@@ -301,7 +301,7 @@ fn shape(p: &AttentionParams) -> Result<([usize; 3], Extent, Extent, Extent), Re
     let cut = Cut::of(p);
     let x = dtype("the queries", p.x)?.bytes();
     let grid = [p.heads as usize / cut.heads, m.div_ceil(cut.rows), 1];
-    let cache = (kv * positions, dtype("the caches", p.cache)?.bytes());
+    let cache = (times(kv, positions)?, dtype("the caches", p.cache)?.bytes());
     Ok((grid, (extent(m, wide, p.ldq)?, x), cache, (extent(m, wide, p.ldo)?, x)))
 }
 
@@ -332,9 +332,9 @@ impl Kernel for Attention {
     unsafe fn tile<S: Simd>(s: S, p: &AttentionParams, t: &CpuArgs<'_>) {
         let cut = Cut::of(p);
         let (dim, elem) = (p.head_dim as usize, accepted(p.x));
-        let head = t.tile[0] as usize * cut.heads;
+        let head = t.tile()[0] as usize * cut.heads;
         let kv = head / (p.heads / p.kv_heads) as usize;
-        let first = t.tile[1] as usize * cut.rows;
+        let first = t.tile()[1] as usize * cut.rows;
         let rows = cut.rows.min(p.m as usize - first);
         let mut state = state();
         let mut lens = [0; QUERIES];
@@ -392,7 +392,7 @@ impl Kernel for DecodeAttention {
     #[inline(always)]
     unsafe fn tile<S: Simd>(s: S, p: &AttentionParams, t: &CpuArgs<'_>) {
         let (dim, elem, stored) = (p.head_dim as usize, accepted(p.x), accepted(p.cache));
-        let (kv, group) = (t.tile[0] as usize, (p.heads / p.kv_heads) as usize);
+        let (kv, group) = (t.tile()[0] as usize, (p.heads / p.kv_heads) as usize);
         let (head, rotary) = (kv * group, p.rotary as usize);
         let mut state = state();
         // SAFETY: `plan` asked for the row, the table and the caches; this tile alone touches this head of the caches.

@@ -63,11 +63,11 @@ params! {
     }
 }
 
-/// `y = a + b`; `y` may be one of them.
+/// `y = a + b`; `y` may be one of them, laid out alike.
 pub struct Add;
-/// `y = a · b`; `y` may be one of them.
+/// `y = a · b`; `y` may be one of them, laid out alike.
 pub struct Mul;
-/// `y = silu(a) · b`; `y` may be one of them.
+/// `y = silu(a) · b`; `y` may be one of them, laid out alike.
 pub struct SiluMul;
 /// `y = x` in another element type, rounded to nearest even.
 pub struct Cast;
@@ -96,7 +96,7 @@ fn shape(p: &ElementwiseParams, operands: usize) -> Result<([usize; 3], [Extent;
 /// The pieces of a tile, of at most [`CHUNK`] elements: (row, first element, elements).
 fn pieces(p: &ElementwiseParams, t: &CpuArgs<'_>) -> impl Iterator<Item = (usize, usize, usize)> {
     let (_, down) = cut(p.k as usize);
-    let (first, from) = (t.tile[1] as usize * down, t.tile[0] as usize * TILE);
+    let (first, from) = (t.tile()[1] as usize * down, t.tile()[0] as usize * TILE);
     let to = (from + TILE).min(p.k as usize);
     let rows = first..(first + down).min(p.rows as usize);
     rows.flat_map(move |r| (from..to).step_by(CHUNK).map(move |at| (r, at, CHUNK.min(to - at))))
@@ -163,10 +163,12 @@ macro_rules! binary_kernel {
             const NAME: &'static str = $name;
             const OPERANDS: &'static [Operand] = &[read("a"), read("b"), write("y")];
             type Params = ElementwiseParams;
+            const IN_PLACE: bool = true;
 
             fn plan(p: &ElementwiseParams) -> Result<Launch, Refusal> {
                 let (grid, extents) = shape(p, 3)?;
-                Launch::new(grid, &extents)
+                let alike = |i: usize| p.x == p.y && p.ld[i] == p.ld[2];
+                Ok(Launch::new(grid, &extents)?.or_in_place(0, alike(0)).or_in_place(1, alike(1)))
             }
 
             #[inline(always)]
@@ -228,7 +230,7 @@ impl Kernel for Fill {
 
     #[inline(always)]
     unsafe fn tile<S: Simd>(_: S, p: &FillParams, t: &CpuArgs<'_>) {
-        let first = t.tile[0] as usize * BYTES;
+        let first = t.tile()[0] as usize * BYTES;
         let n = BYTES.min(p.len() as usize - first);
         let pattern = p.pattern.to_le_bytes();
         // SAFETY: `plan` asked for `len` bytes; a tile begins at a multiple of the pattern.
@@ -263,7 +265,7 @@ impl Kernel for Copy2d {
     #[inline(always)]
     unsafe fn tile<S: Simd>(_: S, p: &CopyParams, t: &CpuArgs<'_>) {
         let (_, down) = copy_cut(p.bytes as usize);
-        let (first, at) = (t.tile[1] as usize * down, t.tile[0] as usize * BYTES);
+        let (first, at) = (t.tile()[1] as usize * down, t.tile()[0] as usize * BYTES);
         let n = BYTES.min(p.bytes as usize - at);
         for r in first..(first + down).min(p.rows as usize) {
             // SAFETY: `plan` asked for the rows; the ranges do not overlap.

@@ -53,7 +53,7 @@ impl Kernel for Embedding {
         const CHUNK: usize = 256;
         let (k, elem) = (p.k as usize, accepted(p.y));
         let step = rows_per_tile(k);
-        let first = t.tile[0] as usize * step;
+        let first = t.tile()[0] as usize * step;
         let mut buffer = std::mem::MaybeUninit::<[f32; CHUNK]>::uninit();
         let buffer = buffer.as_mut_ptr().cast::<f32>();
         for m in first..(first + step).min(p.m as usize) {

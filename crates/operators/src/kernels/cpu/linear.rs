@@ -93,7 +93,7 @@ pub fn streams(w: DType, m: usize) -> bool {
 /// How many rows of weights, of `row_bytes` each, a tile of few rows takes: a thirty-second of all `rows`, but at least 16 KiB and
 /// at most 128 KiB, and a multiple of four.
 fn rows_per_tile(row_bytes: usize, rows: usize) -> usize {
-    let target = (row_bytes * rows / 32).clamp(16 << 10, 128 << 10);
+    let target = (row_bytes.saturating_mul(rows) / 32).clamp(16 << 10, 128 << 10);
     (target / row_bytes).next_multiple_of(4).max(4)
 }
 
@@ -463,7 +463,7 @@ unsafe fn project<S: Simd, const G: usize>(
     operands: impl Fn(usize, usize) -> (usize, usize),
 ) {
     let cut = Cut::of(p, G);
-    let (matrix, first, rows) = cut.locate(p, t.tile[0]);
+    let (matrix, first, rows) = cut.locate(p, t.tile()[0]);
     let input = Input { p, x: ptr(t, 0), norm: ptr(t, 1) };
     let mut w = [std::ptr::null(); G];
     let mut outputs = [const { Output { y: std::ptr::null_mut(), ldy: 0, bias: None, add: false } }; G];
@@ -473,7 +473,7 @@ unsafe fn project<S: Simd, const G: usize>(
         let bias = (p.flags & BIAS != 0).then(|| ptr::<u8>(t, weight + 1).cast_const());
         outputs[g] = Output { y: ptr(t, y), ldy: p.ldy[matrix] as usize, bias, add };
     }
-    let m0 = if cut.few { None } else { Some(t.tile[1] as usize * MB) };
+    let m0 = if cut.few { None } else { Some(t.tile()[1] as usize * MB) };
     s.run(Outputs { input: &input, w, outputs: &outputs, first, rows, m0 });
 }
 

@@ -78,7 +78,7 @@ unsafe fn normalise<S: Simd>(s: S, p: &NormParams, x: *const u8, weight: *const 
 #[inline(always)]
 fn rows_of(p: &NormParams, t: &CpuArgs<'_>) -> std::ops::Range<usize> {
     let step = rows_per_tile(p.k as usize);
-    let first = t.tile[0] as usize * step;
+    let first = t.tile()[0] as usize * step;
     first..(first + step).min(p.rows as usize)
 }
 

@@ -12,7 +12,7 @@ use leasehold_hal::kernel::CpuArgs;
 use super::elem::{DType, load_at, store_at};
 use super::row;
 use super::simd::{Simd, Task};
-use super::tile::{Kernel, Launch, Operand, Refusal, accepted, dtype, params, positive, ptr, read, update};
+use super::tile::{Kernel, Launch, Operand, Refusal, accepted, dtype, params, positive, ptr, read, times, update};
 
 /// The widest head.
 pub const MAX_HEAD_DIM: usize = 256;
@@ -174,7 +174,7 @@ fn width(p: &RopeParams) -> usize {
 #[inline(always)]
 fn rows_of(p: &RopeParams, t: &CpuArgs<'_>) -> std::ops::Range<usize> {
     let step = rows_per_tile(width(p));
-    let first = t.tile[0] as usize * step;
+    let first = t.tile()[0] as usize * step;
     first..(first + step).min(p.m as usize)
 }
 
@@ -253,7 +253,7 @@ impl Kernel for CacheAppend {
             [m.div_ceil(rows_per_tile(width(p))), 1, 1],
             &[
                 (extent(m, wide, p.ld[0])?, dtype("the rows", p.x)?.bytes()),
-                (wide * positions, dtype("the cache", p.cache)?.bytes()),
+                (times(wide, positions)?, dtype("the cache", p.cache)?.bytes()),
                 (1, 4),
             ],
         )
@@ -291,7 +291,7 @@ impl Kernel for RopeAppend {
         let rotary = rotary_shape(p.rotary, p.head_dim)?;
         let (q, kv) = (head_shape(p.heads, p.head_dim)?, head_shape(p.kv_heads, p.head_dim)?);
         let x = dtype("the rows", p.x)?.bytes();
-        let cache = (kv * positions, dtype("the caches", p.cache)?.bytes());
+        let cache = (times(kv, positions)?, dtype("the caches", p.cache)?.bytes());
         Launch::new(
             [m.div_ceil(rows_per_tile(width(p))), 1, 1],
             &[

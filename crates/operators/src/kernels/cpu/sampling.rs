@@ -307,7 +307,7 @@ impl Kernel for Softmax {
     #[inline(always)]
     unsafe fn tile<S: Simd>(s: S, p: &RowParams, t: &CpuArgs<'_>) {
         const CHUNK: usize = 256;
-        let (r, n, out) = (t.tile[0] as usize, p.n as usize, accepted(p.y));
+        let (r, n, out) = (t.tile()[0] as usize, p.n as usize, accepted(p.y));
         let mut buffer = std::mem::MaybeUninit::<[f32; CHUNK]>::uninit();
         let buffer = buffer.as_mut_ptr().cast::<f32>();
         // SAFETY: `plan` asked for the rows; a chunk has at most CHUNK elements.
@@ -353,7 +353,7 @@ impl Kernel for Argmax {
 
     #[inline(always)]
     unsafe fn tile<S: Simd>(s: S, p: &RowParams, t: &CpuArgs<'_>) {
-        let (r, elem) = (t.tile[0] as usize, accepted(p.x));
+        let (r, elem) = (t.tile()[0] as usize, accepted(p.x));
         // SAFETY: `plan` asked for the rows and for an id each.
         unsafe {
             let x = ptr::<u8>(t, 0).add(r * p.ldx as usize * elem.bytes());

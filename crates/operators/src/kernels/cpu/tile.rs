@@ -4,15 +4,17 @@
 //! So a result is the same to the bit for any number of threads, for eager and replayed execution. A kernel allocates nothing;
 //! its scratch is on the stack (at most [`STACK_BYTES`]).
 //!
-//! [`KernelSpec::plan`] refuses everything that would make a tile touch memory outside its operands; a tile itself checks only
-//! what comes from device memory (positions, token ids).
+//! [`KernelSpec::plan`] refuses parameters that describe nothing, and says what a launch needs; [`KernelSpec::check_bound`] refuses operands
+//! that have less. The library makes both the check of each kernel, which the runtime asks before every launch. So a tile itself checks
+//! only what comes from device memory (positions, token ids).
 //!
 //! This module must not know any particular kernel, nor the runtime above the traits.
 
 use std::borrow::Cow;
 use std::marker::PhantomData;
 
-use leasehold_hal::kernel::{Access, Binding, CpuArgs, CpuFn};
+use bytemuck::Pod;
+use leasehold_hal::kernel::{Access, Binding, CpuArgs, CpuFn, LaunchInfo};
 
 use super::elem::DType;
 use super::isa::Isa;
@@ -54,7 +56,7 @@ pub(crate) const fn update(name: &'static str) -> Operand {
 /// The address of operand `i` as a pointer.
 #[inline(always)]
 pub(crate) fn ptr<T>(args: &CpuArgs<'_>, i: usize) -> *mut T {
-    std::ptr::with_exposed_provenance_mut(args.bindings[i].addr as usize)
+    std::ptr::with_exposed_provenance_mut(args.bindings()[i].addr as usize)
 }
 
 /// No memory: what is bound for an operand that the parameters leave out.
@@ -90,12 +92,14 @@ pub struct Launch {
     pub bytes: [u64; MAX_OPERANDS],
     /// Alignment that each operand must have, likewise; 0 and 1 ask nothing.
     pub align: [u8; MAX_OPERANDS],
+    /// Operands that may be the very same memory as the last one, a bit for each: then an element is read and written in one place.
+    pub in_place: u16,
 }
 
 impl Launch {
     /// A launch of `grid` tiles whose operands take so many elements of so many bytes.
     pub(crate) fn new(grid: [usize; 3], operands: &[Extent]) -> Result<Self, Refusal> {
-        let mut launch = Self { grid: [0; 3], bytes: [0; MAX_OPERANDS], align: [1; MAX_OPERANDS] };
+        let mut launch = Self { grid: [0; 3], bytes: [0; MAX_OPERANDS], align: [1; MAX_OPERANDS], in_place: 0 };
         for (to, from) in launch.grid.iter_mut().zip(grid) {
             *to = u32::try_from(from).map_err(|_| Refusal::from("more than 2^32 tiles"))?;
         }
@@ -105,13 +109,21 @@ impl Launch {
         }
         Ok(launch)
     }
+
+    /// The same, where operand `i` may be the last one if `alike` says that both are laid out alike.
+    pub(crate) fn or_in_place(mut self, i: usize, alike: bool) -> Self {
+        self.in_place |= u16::from(alike) << i;
+        self
+    }
 }
 
-/// Parameters of a kernel: plain words without padding, any bits of which are a value.
-///
-/// # Safety
-/// - The type is `repr(C)`, has no padding and no bit pattern that is not a value of it.
-pub unsafe trait Params: Copy + 'static {
+/// `a · b` elements.
+pub(crate) fn times(a: usize, b: usize) -> Result<usize, Refusal> {
+    a.checked_mul(b).ok_or_else(|| "an operand of more than 2^64 elements".into())
+}
+
+/// Parameters of a kernel: plain words, with what kernels in other languages must declare alike.
+pub trait Params: Pod {
     /// The type's name.
     const NAME: &'static str;
     /// The fields in order, each as it is declared: `n: [u32; 3]`. Kernels in other languages declare the same.
@@ -119,27 +131,23 @@ pub unsafe trait Params: Copy + 'static {
 
     /// The bytes that a launch carries.
     fn as_bytes(&self) -> &[u8] {
-        // SAFETY: the type has no padding, so each of its bytes is initialised.
-        unsafe { std::slice::from_raw_parts(std::ptr::from_ref(self).cast(), size_of::<Self>()) }
+        bytemuck::bytes_of(self)
     }
 
     /// The parameters that `bytes` carry; `None` if there are more or fewer than there should be.
     fn from_bytes(bytes: &[u8]) -> Option<Self> {
-        // SAFETY: the length is checked, any bits are a value, and the read asks no alignment.
-        (bytes.len() == size_of::<Self>()).then(|| unsafe { bytes.as_ptr().cast::<Self>().read_unaligned() })
+        bytemuck::try_pod_read_unaligned(bytes).ok()
     }
 }
 
-/// Declares a structure of 32-bit words and checks that nothing lies between them.
+/// Declares a structure of 32-bit words.
 macro_rules! params {
     ($(#[$meta:meta])* pub struct $name:ident { $($(#[$fmeta:meta])* pub $field:ident: $ty:ty,)* }) => {
         $(#[$meta])*
-        #[derive(Debug, Clone, Copy, PartialEq, Default)]
+        #[derive(Debug, Clone, Copy, PartialEq, Default, bytemuck::Pod, bytemuck::Zeroable)]
         #[repr(C)]
         pub struct $name { $($(#[$fmeta])* pub $field: $ty,)* }
-        const _: () = assert!(size_of::<$name>() == 0 $(+ size_of::<$ty>())* && align_of::<$name>() == 4);
-        // SAFETY: fields are 32-bit integers, floats and arrays of them; the assertion above excludes padding.
-        unsafe impl $crate::kernels::cpu::tile::Params for $name {
+        impl $crate::kernels::cpu::tile::Params for $name {
             const NAME: &'static str = stringify!($name);
             const FIELDS: &'static [&'static str] = &[$(concat!(stringify!($field), ": ", stringify!($ty))),*];
         }
@@ -155,6 +163,8 @@ pub trait Kernel: 'static {
     const OPERANDS: &'static [Operand];
     /// Its parameters.
     type Params: Params;
+    /// Whether its last operand may be one of the others, where [`Launch::in_place`] has it.
+    const IN_PLACE: bool = false;
 
     /// Checks the parameters and says what a launch needs.
     ///
@@ -166,8 +176,8 @@ pub trait Kernel: 'static {
     ///
     /// # Safety
     /// - `plan(p)` is `Ok`, and `t` is a tile of its grid.
-    /// - The operands have the bytes and the alignment that it asks for and are accessible as the signature says; nobody else
-    ///   writes what the tile reads or touches what it writes.
+    /// - The operands have the bytes and the alignment that it asks for and are accessible as the signature says; one that is written
+    ///   overlaps no other but as `plan(p)` allows; nobody else writes what the tile reads or touches what it writes.
     unsafe fn tile<S: Simd>(s: S, p: &Self::Params, t: &CpuArgs<'_>);
 }
 
@@ -180,6 +190,8 @@ pub struct KernelSpec {
     pub operands: &'static [Operand],
     /// Bytes of the parameters.
     pub params_bytes: usize,
+    /// Whether the last operand may be one of the others.
+    pub in_place: bool,
     /// The levels that the binary has it for, the most specific first.
     pub variants: &'static [(Isa, CpuFn)],
     plan: fn(&[u8]) -> Result<Launch, Refusal>,
@@ -200,6 +212,7 @@ impl KernelSpec {
             name: K::NAME,
             operands: K::OPERANDS,
             params_bytes: size_of::<K::Params>(),
+            in_place: K::IN_PLACE,
             variants: Variants::<K>::ALL,
             plan: plan::<K>,
         }
@@ -213,18 +226,34 @@ impl KernelSpec {
         (self.plan)(params)
     }
 
-    /// Whether `bindings` satisfy a launch: their number, sizes and alignment.
+    /// Whether `bindings` satisfy a launch: their number, sizes, alignment and overlap.
     ///
     /// # Errors
     /// The reason, naming the kernel and the operand.
     pub fn check(&self, launch: &Launch, bindings: &[Binding]) -> Result<(), Refusal> {
-        if bindings.len() != self.operands.len() {
-            return Err(self.wrong_count(bindings.len()));
+        self.check_bound(launch, &LaunchInfo::new((launch.grid, [1; 3], 0), &[], bindings))
+    }
+
+    /// As [`check`](Self::check), of what a launch binds.
+    ///
+    /// # Errors
+    /// As [`check`](Self::check).
+    pub fn check_bound(&self, launch: &Launch, bound: &LaunchInfo<'_>) -> Result<(), Refusal> {
+        if bound.bindings() != self.operands.len() {
+            return Err(self.wrong_count(bound.bindings()));
         }
-        for (i, (operand, binding)) in self.operands.iter().zip(bindings).enumerate() {
-            let aligned = launch.bytes[i] == 0 || binding.addr.is_multiple_of(u64::from(launch.align[i].max(1)));
-            if binding.len < launch.bytes[i] || !aligned {
-                return Err(self.wrong_operand(operand, launch.bytes[i], launch.align[i], binding));
+        let last = self.operands.len() - 1;
+        for (i, operand) in self.operands.iter().enumerate() {
+            let aligned = launch.bytes[i] == 0 || bound.is_aligned(i, launch.align[i].into());
+            if bound.len(i) < launch.bytes[i] || !aligned {
+                return Err(self.wrong_operand(operand, launch.bytes[i], launch.align[i], bound.len(i)));
+            }
+            for (j, other) in self.operands[..i].iter().enumerate() {
+                let written = operand.access.writes() || other.access.writes();
+                let in_place = i == last && launch.in_place >> j & 1 == 1 && bound.same(i, j);
+                if written && bound.overlap(i, j) && !in_place {
+                    return Err(self.overlapping(other, operand));
+                }
             }
         }
         Ok(())
@@ -249,20 +278,14 @@ impl KernelSpec {
         self.check(&launch, bindings)?;
         let (_, tile) = self.resolve(isa).ok_or("this machine does not run that level")?;
         let [nx, ny, nz] = launch.grid;
-        let args = CpuArgs {
-            tile: [0; 3],
-            grid: launch.grid,
-            block: [1; 3],
-            bindings,
-            params,
-            shared: std::ptr::null_mut(),
-            shared_len: 0,
-        };
+        // SAFETY: the caller vouches for the ranges; there is no scratch memory.
+        let mut args = unsafe { CpuArgs::new((launch.grid, [1; 3]), bindings, params, (std::ptr::null_mut(), 0)) };
         for z in 0..nz {
             for y in 0..ny {
                 for x in 0..nx {
-                    // SAFETY: checked above, and the caller vouches for the ranges.
-                    unsafe { tile(&CpuArgs { tile: [x, y, z], ..args }) }
+                    args.set_tile([x, y, z]);
+                    // SAFETY: parameters, lengths and overlap were checked above, and the caller vouches for the ranges.
+                    unsafe { tile(&args) }
                 }
             }
         }
@@ -275,12 +298,17 @@ impl KernelSpec {
     }
 
     #[cold]
-    fn wrong_operand(&self, operand: &Operand, bytes: u64, align: u8, binding: &Binding) -> Refusal {
+    fn wrong_operand(&self, operand: &Operand, bytes: u64, align: u8, bound: u64) -> Refusal {
         format!(
-            "operand {} of kernel {} needs {bytes} bytes aligned to {align}, {} at {:#x} are bound",
-            operand.name, self.name, binding.len, binding.addr
+            "operand {} of kernel {} needs {bytes} bytes aligned to {align}; {bound} bytes are bound",
+            operand.name, self.name
         )
         .into()
+    }
+
+    #[cold]
+    fn overlapping(&self, a: &Operand, b: &Operand) -> Refusal {
+        format!("operands {} and {} of kernel {} overlap", a.name, b.name, self.name).into()
     }
 }
 
@@ -312,7 +340,7 @@ impl<K: Kernel> Task for OneTile<'_, K> {
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
         // Of the right size: `plan` has read them. Were they not, the tile would do nothing.
-        if let Some(params) = K::Params::from_bytes(self.0.params) {
+        if let Some(params) = K::Params::from_bytes(self.0.params_bytes()) {
             // SAFETY: `entry`'s caller vouches for the launch and the tile.
             unsafe { K::tile(s, &params, self.0) }
         }

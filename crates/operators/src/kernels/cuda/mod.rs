@@ -7,7 +7,7 @@
 //! | `ptx/*.ptx` | what `ci/ptx.sh` makes of them; CI compares the two |
 //!
 //! A CUDA kernel has the name, the operands and the parameters of the CPU kernel ([`KernelSpec`](super::cpu::tile::KernelSpec)), whose
-//! checks stand before every launch; here is only how many blocks of how many threads a launch has. Shared memory is declared in the
+//! checks stand before every launch; here is only how many blocks of how many threads a launch has, and what is too large for 32-bit indices. Shared memory is declared in the
 //! sources, within what every device has for a block. Sums are f32, nothing is atomic, and an element is computed in one order: a
 //! result depends on the parameters alone.
 //!
@@ -186,6 +186,7 @@ fn pieces(rows: u32, wide: u64) -> Result<Geometry, Refusal> {
 /// A product: a warp for each output of few rows, a tile for each block of many.
 fn product(p: &LinearParams) -> Result<Geometry, Refusal> {
     width(p.k.into())?;
+    p.n.iter().try_for_each(|&n| width(n.into()))?;
     if p.m as usize <= FEW {
         let warps = THREADS / WARP;
         let outputs: u64 = p.n.iter().map(|&n| u64::from(n)).sum();

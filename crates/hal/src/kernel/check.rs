@@ -1,0 +1,173 @@
+//! What a kernel asks of its launches: a check by its author, the alignment of its bindings, and which of them may overlap.
+//!
+//! This module must not know when launches are checked.
+
+use super::Binding;
+use bytemuck::AnyBitPattern;
+use leasehold_core::{Error, Result};
+use std::fmt;
+use std::sync::Arc;
+
+/// A launch, as a kernel's check sees it.
+#[derive(Debug, Clone, Copy)]
+pub struct LaunchInfo<'a> {
+    /// Blocks in each direction; none is zero.
+    pub grid: [u32; 3],
+    /// Threads of a block in each direction.
+    pub block: [u32; 3],
+    /// Bytes of shared memory of a block.
+    pub shared: u32,
+    params: &'a [u8],
+    bindings: &'a [Binding],
+}
+
+impl<'a> LaunchInfo<'a> {
+    /// A launch of these blocks with these parameters and bindings.
+    #[must_use]
+    pub fn new((grid, block, shared): ([u32; 3], [u32; 3], u32), params: &'a [u8], bindings: &'a [Binding]) -> Self {
+        Self { grid, block, shared, params, bindings }
+    }
+
+    /// The parameters' bytes, as many as the kernel declares.
+    #[must_use]
+    pub fn params_bytes(&self) -> &'a [u8] {
+        self.params
+    }
+
+    /// The parameters as a plain struct.
+    ///
+    /// # Errors
+    /// `InvalidArgument` when the sizes differ.
+    pub fn params<T: AnyBitPattern>(&self) -> Result<T> {
+        bytemuck::try_pod_read_unaligned(self.params).map_err(|_| {
+            Error::invalid(format!("{} bytes of parameters are no {} bytes", self.params.len(), size_of::<T>()))
+        })
+    }
+
+    /// How many bindings there are: as many as the kernel declares.
+    #[must_use]
+    pub fn bindings(&self) -> usize {
+        self.bindings.len()
+    }
+
+    /// Bytes of binding `i`; 0 where there is none.
+    #[must_use]
+    pub fn len(&self, i: usize) -> u64 {
+        self.bindings.get(i).map_or(0, |b| b.len)
+    }
+
+    /// Whether binding `i` begins at a multiple of `to` bytes. Empty bindings do, whatever is asked.
+    #[must_use]
+    pub fn is_aligned(&self, i: usize, to: u64) -> bool {
+        self.bindings.get(i).is_none_or(|b| b.len == 0 || b.addr.is_multiple_of(to.max(1)))
+    }
+
+    /// Whether the bindings `i` and `j` share a byte. Without [`Overlap::InPlace`] or [`Overlap::Any`] only two that are read do.
+    #[must_use]
+    pub fn overlap(&self, i: usize, j: usize) -> bool {
+        match (self.bindings.get(i), self.bindings.get(j)) {
+            (Some(a), Some(b)) => a.overlaps(b),
+            _ => false,
+        }
+    }
+
+    /// Whether the bindings `i` and `j` are the very same bytes.
+    #[must_use]
+    pub fn same(&self, i: usize, j: usize) -> bool {
+        match (self.bindings.get(i), self.bindings.get(j)) {
+            (Some(a), Some(b)) => (a.addr, a.len) == (b.addr, b.len),
+            _ => false,
+        }
+    }
+
+    /// Refuses a binding of less than `bytes` bytes.
+    ///
+    /// # Errors
+    /// `InvalidArgument`, which names the binding.
+    pub fn want(&self, i: usize, bytes: u64) -> Result<()> {
+        if self.len(i) < bytes {
+            return Err(Error::invalid(format!("binding {i} has {} bytes, and the launch needs {bytes}", self.len(i))));
+        }
+        Ok(())
+    }
+}
+
+/// The function of a check.
+type CheckFn = dyn Fn(&LaunchInfo<'_>) -> Result<()> + Send + Sync;
+
+/// Decides which launches of a kernel may run. Clones are the same check.
+///
+/// The runtime asks it before each launch, each recording and each update of a graph, but not for a grid with a zero in it, which
+/// runs nothing. It sees parameters, grid, block and the lengths of the bindings. Number, access and alignment of the bindings,
+/// overlap, the size of the parameters and the device's limits were checked before.
+///
+/// ```
+/// use leasehold_hal::{KernelCheck, LaunchInfo};
+/// // A tile writes 1,024 floats of binding 0.
+/// let check = KernelCheck::new(|launch| launch.want(0, u64::from(launch.grid[0]) * 4096));
+/// assert!(check.run(&LaunchInfo::new(([1; 3], [1; 3], 0), &[], &[])).is_err());
+/// ```
+#[derive(Clone)]
+pub struct KernelCheck(Option<Arc<CheckFn>>);
+
+impl KernelCheck {
+    /// A check of one's own; it may capture what it needs.
+    pub fn new(check: impl Fn(&LaunchInfo<'_>) -> Result<()> + Send + Sync + 'static) -> Self {
+        Self(Some(Arc::new(check)))
+    }
+
+    /// Accepts every launch: the kernel is safe with any parameters, any grid and bindings of any length.
+    #[must_use]
+    pub const fn any() -> Self {
+        Self(None)
+    }
+
+    /// Accepts every launch whose grid is `[x, 1, 1]`: for kernels that cut their work by the first index of a tile alone.
+    #[must_use]
+    pub fn grid_1d() -> Self {
+        Self::new(|launch| match launch.grid {
+            [_, 1, 1] => Ok(()),
+            grid => Err(Error::invalid(format!("a grid of {grid:?}; the kernel takes one of one dimension"))),
+        })
+    }
+
+    /// Asks about a launch.
+    ///
+    /// # Errors
+    /// What the check answers: `InvalidArgument`, as a rule.
+    #[inline]
+    pub fn run(&self, launch: &LaunchInfo<'_>) -> Result<()> {
+        match &self.0 {
+            None => Ok(()),
+            Some(check) => check(launch),
+        }
+    }
+
+    /// Whether both are the same check: clones of one, or both [`any`](Self::any).
+    #[must_use]
+    pub fn same(&self, other: &Self) -> bool {
+        match (&self.0, &other.0) {
+            (None, None) => true,
+            (Some(a), Some(b)) => Arc::ptr_eq(a, b),
+            _ => false,
+        }
+    }
+}
+
+impl fmt::Debug for KernelCheck {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(if self.0.is_some() { "KernelCheck(a function)" } else { "KernelCheck(any)" })
+    }
+}
+
+/// Which bindings of a launch, one of them written, may share memory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+pub enum Overlap {
+    /// None may.
+    #[default]
+    Refused,
+    /// Two may be the very same bytes, for kernels that also work in place; none may overlap in part.
+    InPlace,
+    /// Any may, in any way.
+    Any,
+}
