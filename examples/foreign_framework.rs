@@ -15,6 +15,7 @@ use leasehold::{
 };
 use std::ops::Add;
 use std::sync::Arc;
+use std::time::Duration;
 
 // ---- kernels ------------------------------------------------------------------------------------------------------------
 
@@ -244,5 +245,6 @@ fn main() -> Result<()> {
         println!("updated ({updated:?}): {:?}", out.to_vec()?);
         assert_eq!(out.to_vec()?, [25.5; 12]);
     }
-    Ok(())
+    // Nothing waits for work that is pending when `main` returns; this does.
+    runtime.close(Duration::from_secs(10))
 }

@@ -4,6 +4,7 @@
 
 use leasehold::kernel::{CpuArgs, KernelCheck, KernelDesc, KernelSource, session_ops, session_sync_ops};
 use leasehold::{Access, Context, DeviceId, Error, KernelBase, KernelSession, Operand, Result, Stream, View};
+use std::time::Duration;
 
 /// Elements that one tile (a block of the grid) computes.
 const TILE: usize = 4096;
@@ -85,5 +86,6 @@ fn main() -> Result<()> {
     let got = runtime.download::<f32>(&y)?;
     assert!(got.iter().all(|&y| y == expect), "{} instead of {expect}", got[0]);
     println!("y = {expect}");
-    Ok(())
+    // Nothing waits for work that is pending when `main` returns; this does.
+    runtime.close(Duration::from_secs(10))
 }

@@ -2,8 +2,8 @@
 //!
 //! # Protocol
 //! A growth first takes a ticket (one compare-and-swap that never passes the limit), then makes the driver call without any lock, then
-//! keeps the ticket or gives it back. So at every instant `committed` bounds what is really taken, and never exceeds the limit that
-//! was in force when its tickets were taken. Lowering the limit below what is committed stops growth; it takes nothing away.
+//! keeps the ticket or gives it back. So at every instant `committed` bounds what is really taken, which is `reserved`, and never exceeds
+//! the limit that was in force when its tickets were taken. Lowering the limit below what is committed stops growth; it takes nothing away.
 
 use crate::mutant::mutated;
 use leasehold_core::sync::atomic::{AtomicU64, Ordering};
@@ -12,13 +12,20 @@ use leasehold_core::sync::atomic::{AtomicU64, Ordering};
 #[derive(Debug)]
 pub(crate) struct Budget {
     committed: AtomicU64,
+    /// Of it, what the driver gave.
+    reserved: AtomicU64,
     limit: AtomicU64,
     peak: AtomicU64,
 }
 
 impl Budget {
     pub(crate) fn new(limit: u64) -> Self {
-        Self { committed: AtomicU64::new(0), limit: AtomicU64::new(limit), peak: AtomicU64::new(0) }
+        Self {
+            committed: AtomicU64::new(0),
+            reserved: AtomicU64::new(0),
+            limit: AtomicU64::new(limit),
+            peak: AtomicU64::new(0),
+        }
     }
 
     /// Takes a ticket for `bytes`. `false`: it would pass the limit; nothing was taken.
@@ -35,19 +42,34 @@ impl Budget {
                 return true;
             }
             match self.committed.compare_exchange_weak(now, then, Ordering::AcqRel, Ordering::Relaxed) {
-                Ok(_) => {
-                    self.peak.fetch_max(then, Ordering::Relaxed);
-                    return true;
-                }
+                Ok(_) => return true,
                 Err(other) => now = other,
             }
         }
     }
 
-    /// Gives a ticket back, after the memory went back to the driver or never came.
+    /// The memory of a ticket came.
+    pub(crate) fn keep(&self, bytes: u64) {
+        let now = self.reserved.fetch_add(bytes, Ordering::AcqRel) + bytes;
+        self.peak.fetch_max(now, Ordering::Relaxed);
+    }
+
+    /// Gives a ticket back whose memory never came.
     pub(crate) fn undo(&self, bytes: u64) {
         let before = self.committed.fetch_sub(bytes, Ordering::AcqRel);
         debug_assert!(before >= bytes);
+    }
+
+    /// Gives a ticket back after its memory went back to the driver.
+    pub(crate) fn give_back(&self, bytes: u64) {
+        let before = self.reserved.fetch_sub(bytes, Ordering::AcqRel);
+        debug_assert!(before >= bytes);
+        self.undo(bytes);
+    }
+
+    /// Bytes that the driver gave and has not got back.
+    pub(crate) fn reserved(&self) -> u64 {
+        self.reserved.load(Ordering::Acquire)
     }
 
     /// Bytes that could still be taken.
@@ -64,7 +86,7 @@ impl Budget {
     }
 
     pub(crate) fn reset_peak(&self) {
-        self.peak.store(self.committed(), Ordering::Relaxed);
+        self.peak.store(self.reserved(), Ordering::Relaxed);
     }
 
     pub(crate) fn limit(&self) -> u64 {

@@ -102,7 +102,12 @@ impl Inner {
         let lent = if let Some(e) = self.lost.get() {
             Err(e.clone())
         } else if layout.size > limit {
-            Err(Error::OverBudget { requested: layout.size, used: self.budget.committed(), limit })
+            Err(Error::OverBudget {
+                unit: leasehold_core::Budgeted::Bytes,
+                requested: layout.size,
+                used: self.budget.committed(),
+                limit,
+            })
         } else {
             self.climb(need, layout, on, &mut trail)
         };
@@ -520,6 +525,7 @@ impl Inner {
             // SAFETY: at no address in particular.
             match unsafe { self.backing.commit(None, bytes) } {
                 Ok(chunk) => {
+                    self.budget.keep(chunk.bytes);
                     self.counters.growths.fetch_add(1, Ordering::Relaxed);
                     let mut core = self.core.lock();
                     if let Err(e) = core.store.heap.add_span(chunk.addr, chunk.bytes, chunk.native, false) {
@@ -551,7 +557,7 @@ impl Inner {
         match unsafe { self.backing.decommit(chunk) } {
             Ok(()) => {
                 if undo {
-                    self.budget.undo(chunk.bytes);
+                    self.budget.give_back(chunk.bytes);
                 }
                 true
             }
@@ -664,7 +670,12 @@ impl Inner {
         };
         let Some(mut plan) = plan else {
             let (used, limit) = (self.budget.committed(), self.budget.limit());
-            return Err(Error::OverBudget { requested: block.len(), used, limit });
+            return Err(Error::OverBudget {
+                unit: leasehold_core::Budgeted::Bytes,
+                requested: block.len(),
+                used,
+                limit,
+            });
         };
         let result = plan.run(&*self.backing);
         self.core.lock().store.heap.finish_resume(plan, &self.budget);

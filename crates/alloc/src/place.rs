@@ -496,6 +496,7 @@ impl Heap {
             }
         }
         budget.undo(unused);
+        budget.keep(plan.ticket - unused);
         for &node in &plan.robbed {
             self.settle_by_residency(node, READY, Stamp::NEVER);
         }
@@ -701,6 +702,7 @@ impl Heap {
     /// Brings a resumption back: the node stays lent, with or without its memory.
     pub(crate) fn finish_resume(&mut self, plan: Plan, budget: &Budget) {
         let mut whole = true;
+        let mut unused = 0;
         for s in &plan.steps {
             self.res.pieces[s.piece as usize].handle = s.handle;
             whole &= s.end == End::Mapped;
@@ -708,7 +710,7 @@ impl Heap {
                 End::Mapped => self.res.set_mapped(s.piece, s.at, Place::Mapped),
                 End::Untouched => {
                     self.res.drop_piece(s.piece);
-                    budget.undo(s.bytes);
+                    unused += s.bytes;
                 }
                 End::LostAtTarget => {
                     self.res.set_mapped(s.piece, s.at, Place::Lost);
@@ -717,6 +719,8 @@ impl Heap {
                 _ => self.res.put_cached(s.piece),
             }
         }
+        budget.undo(unused);
+        budget.keep(plan.ticket - unused);
         if whole && self.nodes[plan.target].state == State::Suspended {
             self.nodes.unhold(self.parts(plan.target));
             self.nodes[plan.target].state = State::Used;
@@ -739,7 +743,7 @@ impl Heap {
                         self.res.set_unmapped(from, granules);
                     }
                     if destroyed {
-                        budget.undo(s.bytes);
+                        budget.give_back(s.bytes);
                         freed += s.bytes;
                     } else {
                         self.res.quarantined += s.bytes;

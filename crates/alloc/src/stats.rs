@@ -95,7 +95,7 @@ impl Inner {
             live: (u64::from(core.vacant.live) + annexes.rows).saturating_sub(core.imported + rows),
             live_bytes: live,
             live_peak: c.live_peak.load(Ordering::Relaxed).max(live),
-            reserved: self.budget.committed(),
+            reserved: self.budget.reserved(),
             reserved_peak: self.budget.peak(),
             imported: core.imported,
             imported_bytes: core.imported_bytes,

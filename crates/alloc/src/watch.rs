@@ -297,7 +297,12 @@ impl Inner {
         let limit = self.budget.limit();
         if whole.size > limit {
             self.counters.failed.fetch_add(1, Ordering::Relaxed);
-            return Err(Error::OverBudget { requested: whole.size, used: self.budget.committed(), limit });
+            return Err(Error::OverBudget {
+                unit: leasehold_core::Budgeted::Bytes,
+                requested: whole.size,
+                used: self.budget.committed(),
+                limit,
+            });
         }
         let mut notes: Vec<Text> = Vec::new();
         let mut refused = false;
@@ -354,8 +359,12 @@ impl Inner {
 
     /// Address, backed range and source of a block straight from the backing.
     fn take_direct(&self, watch: &Watch, whole: Layout) -> Result<(u64, Chunk, Source)> {
-        let over =
-            |bytes| Error::OverBudget { requested: bytes, used: self.budget.committed(), limit: self.budget.limit() };
+        let over = |bytes| Error::OverBudget {
+            unit: leasehold_core::Budgeted::Bytes,
+            requested: bytes,
+            used: self.budget.committed(),
+            limit: self.budget.limit(),
+        };
         if !watch.aids.guard {
             if !self.budget.take(whole.size) {
                 return Err(over(whole.size));
@@ -369,6 +378,7 @@ impl Inner {
                 unsafe { self.backing.exact_free(chunk, whole.align.max(crate::layout::MIN_ALIGN)) }?;
                 return Err(over(chunk.bytes));
             }
+            self.budget.keep(chunk.bytes);
             let align = whole.align.max(crate::layout::MIN_ALIGN);
             return Ok((chunk.addr, chunk, Source::Exact { chunk, align }));
         }
@@ -392,6 +402,7 @@ impl Inner {
             // SAFETY: reserved just now, and the commitment in it failed.
             unsafe { self.backing.release(base, span) };
         })?;
+        self.budget.keep(bytes);
         let align = whole.align.max(crate::layout::MIN_ALIGN);
         let addr = (base + bytes - whole.size) & !(align - 1);
         Ok((addr, chunk, Source::Guarded { base, bytes, span }))
@@ -494,7 +505,7 @@ impl Inner {
             Source::Store(spot) => self.core.lock().store.give(spot, Stamp::NEVER),
             // SAFETY: the side names the chunk and alignment that `exact` gave; it left the table, so it is given back once.
             Source::Exact { chunk, align } => match unsafe { self.backing.exact_free(chunk, align) } {
-                Ok(()) => self.budget.undo(chunk.bytes),
+                Ok(()) => self.budget.give_back(chunk.bytes),
                 Err(_) => self.core.lock().store.heap.res.quarantined += chunk.bytes,
             },
             // SAFETY: the side's own reservation; what was committed in it was given back when the block was freed.

@@ -59,12 +59,14 @@ pub enum Error {
     /// The device, the host or a table has no room.
     #[error("out of memory: {0}")]
     OutOfMemory(Box<OutOfMemory>),
-    /// The request does not fit the budget that the caller set.
-    #[error("over budget: {requested} bytes requested, {used} of {limit} in use")]
+    /// The request does not fit a budget: of bytes, which the caller set, or of a pool's resources.
+    #[error("over budget: {requested} {unit} requested, {used} of {limit} in use; {cure}", cure = unit.cure())]
     OverBudget {
-        /// Bytes asked for.
+        /// What is counted.
+        unit: Budgeted,
+        /// How many were asked for.
         requested: u64,
-        /// Bytes in use.
+        /// How many are in use.
         used: u64,
         /// The budget.
         limit: u64,
@@ -115,6 +117,38 @@ pub enum Error {
         /// The code's name.
         name: Box<str>,
     },
+}
+
+/// What a budget counts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Budgeted {
+    /// Bytes of memory.
+    Bytes,
+    /// Streams of a device.
+    Streams,
+    /// Resources of a pool.
+    Resources,
+}
+
+impl Budgeted {
+    fn cure(self) -> &'static str {
+        match self {
+            Self::Bytes => "free some, or raise the budget",
+            Self::Streams => "drop some (each is free again once its work is over), or let threads share one",
+            Self::Resources => "drop some, or make the pool larger",
+        }
+    }
+}
+
+impl fmt::Display for Budgeted {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Bytes => "bytes",
+            Self::Streams => "streams",
+            Self::Resources => "resources of the pool",
+        })
+    }
 }
 
 /// Why there was no memory, and where it is.

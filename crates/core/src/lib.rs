@@ -32,7 +32,7 @@ pub mod sync;
 pub mod timeline;
 
 pub use copy::copy_bytes;
-pub use error::{Error, Fault, OutOfMemory, Result, Text};
+pub use error::{Budgeted, Error, Fault, OutOfMemory, Result, Text};
 #[cfg(not(loom))]
 pub use fork::Birth;
 pub use handle::{

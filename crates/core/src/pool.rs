@@ -309,7 +309,12 @@ impl<R: Resource> SlotPool<R> {
                 yield_now();
             }
         }
-        Err(Error::OverBudget { requested: 1, used: u64::from(max), limit: u64::from(max) })
+        Err(Error::OverBudget {
+            unit: crate::Budgeted::Resources,
+            requested: 1,
+            used: u64::from(max),
+            limit: u64::from(max),
+        })
     }
 
     fn destroy_one_idle(&self) -> bool {

@@ -85,6 +85,38 @@ impl DeviceId {
     }
 }
 
+impl DeviceId {
+    /// Reads what [`Display`](fmt::Display) writes, for a device of one of these backends. The ordinal may be left out.
+    ///
+    /// ```
+    /// use leasehold_hal::{BackendKind, DeviceId};
+    /// let id = DeviceId::new(BackendKind::Other("mydev"), 3);
+    /// assert_eq!(DeviceId::parse_among("mydev:3", &[BackendKind::Cpu, BackendKind::Other("mydev")])?, id);
+    /// # Ok::<(), leasehold_core::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// `InvalidArgument` for a backend that is not among them, or an ordinal that is no number.
+    pub fn parse_among(s: &str, backends: &[BackendKind]) -> Result<Self> {
+        // A name may contain colons: what is written in full goes before what leaves the ordinal out.
+        if let Some((name, ordinal)) = s.rsplit_once(':')
+            && let Some(&backend) = backends.iter().find(|b| b.name() == name)
+        {
+            // Digits only: `parse` alone would take a sign.
+            let digits = ordinal.bytes().all(|b| b.is_ascii_digit());
+            let number = ordinal.parse().ok().filter(|_| digits);
+            let ordinal =
+                number.ok_or_else(|| Error::invalid(format!("device {s:?}: {ordinal:?} is not a device number")))?;
+            return Ok(Self { backend, ordinal });
+        }
+        if let Some(&backend) = backends.iter().find(|b| b.name() == s) {
+            return Ok(Self { backend, ordinal: 0 });
+        }
+        let names: Vec<_> = backends.iter().map(|b| format!("{b}:0")).collect();
+        Err(Error::invalid(format!("device {s:?}: unknown backend; write one of {}", names.join(", "))))
+    }
+}
+
 impl fmt::Display for DeviceId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}:{}", self.backend, self.ordinal)
@@ -100,28 +132,10 @@ impl fmt::Debug for DeviceId {
 impl FromStr for DeviceId {
     type Err = Error;
 
-    /// `cpu:0`, `cuda:1`, …; the ordinal may be left out (`cpu` is `cpu:0`).
+    /// `cpu:0`, `cuda:1`, …; the ordinal may be left out (`cpu` is `cpu:0`). A backend of somebody else's has a name that only the
+    /// context knows which it was registered with: [`parse_among`](DeviceId::parse_among) takes such names.
     fn from_str(s: &str) -> Result<Self> {
-        let (name, ordinal) = s.split_once(':').unwrap_or((s, "0"));
-        let backend = match name {
-            "cpu" => BackendKind::Cpu,
-            "cuda" => BackendKind::Cuda,
-            "mps" => BackendKind::Mps,
-            "sim" => BackendKind::Sim,
-            "null" => BackendKind::Null,
-            _ => {
-                return Err(Error::invalid(format!(
-                    "device {s:?}: unknown backend {name:?}; write cpu:0, cuda:0, mps:0, sim:0 or null:0"
-                )));
-            }
-        };
-        // Digits only: `parse` alone would take a sign.
-        let digits = ordinal.bytes().all(|b| b.is_ascii_digit());
-        let ordinal = ordinal
-            .parse()
-            .ok()
-            .filter(|_| digits)
-            .ok_or_else(|| Error::invalid(format!("device {s:?}: {ordinal:?} is not a device number")))?;
-        Ok(Self { backend, ordinal })
+        use BackendKind::{Cpu, Cuda, Mps, Null, Sim};
+        Self::parse_among(s, &[Cpu, Cuda, Mps, Sim, Null])
     }
 }

@@ -37,6 +37,9 @@ impl Place {
 }
 
 /// Owns the backends and one runtime per device. Clones are the same context.
+///
+/// Neither the end of a context nor that of `main` waits for work that is pending: [`Runtime::close`] and
+/// [`Stream::synchronize`] do.
 #[doc(alias = "ContextImpl")]
 #[derive(Clone)]
 pub struct Context(Arc<Inner>);
@@ -115,6 +118,18 @@ impl Context {
     #[must_use]
     pub fn devices(&self) -> Vec<DeviceInfo> {
         self.0.backends.iter().filter_map(|b| b.devices().ok()).flatten().collect()
+    }
+
+    /// The device that a name means here: `cpu:0`, `cuda`, and the names of backends of somebody else's that this context was made with
+    /// ([`BackendKind::Other`]). What a [`DeviceId`] of the context prints is read as that device again. Says nothing about whether the device
+    /// is there.
+    ///
+    /// # Errors
+    /// `InvalidArgument` for another backend, or an ordinal that is no number.
+    pub fn device_id(&self, name: &str) -> Result<DeviceId> {
+        let own = self.0.backends.iter().map(|b| b.kind());
+        let known = [BackendKind::Cpu, BackendKind::Cuda, BackendKind::Mps, BackendKind::Sim, BackendKind::Null];
+        DeviceId::parse_among(name, &own.chain(known).collect::<Vec<_>>())
     }
 
     /// The runtime of a device: one per device, made when first asked for, shared by all who ask. May block on the driver.

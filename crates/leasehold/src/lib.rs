@@ -17,8 +17,10 @@
 //! ```
 //!
 //! * [`Context`] owns the runtimes; [`Runtime`] is one device: memory, streams, events, kernels, graphs.
-//! * [`ops`] is the only public door for waits, signals, copies, fills and host calls.
+//! * [`ops`] has waits, signals, copies, fills and host calls.
 //! * [`kernel`] launches kernels of one's own; [`graph`] records, plans and replays.
+//!
+//! Nothing waits for work that is pending when `main` returns: a program ends with [`Runtime::close`].
 //!
 //! This crate must not own native objects; those live in the backends' managers.
 

@@ -237,13 +237,22 @@ impl RuntimeInner {
         Ok(direct)
     }
 
+    /// The error for a size that the device could not even have if all of its memory were free.
+    #[cold]
+    pub(crate) fn too_large(&self, bytes: u64) -> Option<Error> {
+        let total = self.device.info().memory.total;
+        (total != 0 && bytes > total).then(|| {
+            Error::invalid(format!("a buffer of {bytes} bytes on {}, which has {total} bytes in all", self.id))
+        })
+    }
+
     /// Refuses memory that has no address yet.
     #[inline]
     pub(crate) fn refuse_symbolic(&self, operands: &[Operand<'_>]) -> Result<()> {
         if operands.iter().any(|o| o.slice.lease.is_symbolic()) {
             return Err(Error::recording(
-                "a buffer that was allocated while recording has no address until the recording stops, \
-                 and belongs to the recording's thread",
+                "a buffer that was allocated while recording gets its address when the recording stops, and until then belongs to \
+                 the recording's thread; if that recording was given up or failed, it never has one",
             ));
         }
         Ok(())
@@ -440,7 +449,7 @@ impl Runtime {
     /// records, the buffer belongs to the recording and has no address until it stops. Blocks on the driver only when the pool must grow.
     ///
     /// # Errors
-    /// `OutOfMemory` with a report; `OverBudget`; `InvalidArgument` for sizes that no device has.
+    /// `OutOfMemory` with a report; `OverBudget`; `InvalidArgument` for more bytes than the device has in all.
     #[doc(alias = "allocateMemory")]
     #[inline]
     pub fn alloc(&self, bytes: u64) -> Result<Lease<Buffer>> {
@@ -462,7 +471,10 @@ impl Runtime {
             return Err(Error::invalid(format!("{stream:?} is not a stream of {}", self.inner.id)));
         }
         let core = &*stream.core;
-        self.inner.memory.alloc(layout, On { line: core.line, timeline: core.raw_timeline() })
+        match self.inner.memory.alloc(layout, On { line: core.line, timeline: core.raw_timeline() }) {
+            Ok(buffer) => Ok(buffer),
+            Err(e) => Err(self.inner.too_large(layout.size).unwrap_or(e)),
+        }
     }
 
     /// `bytes` of host memory for fast copies. [`Buffer::host_kind`] says what it is: pinned, or pageable on a backend without

@@ -507,3 +507,21 @@ fn a_block_from_a_magazine_has_no_tag() {
     }
     assert!(allocator.stats().magazine_hits > 0);
 }
+
+#[test]
+fn the_peak_of_what_is_reserved_counts_no_memory_that_the_driver_refused() {
+    for fake in [FakeBacking::segments(64 << 20), FakeBacking::new(64 << 20)] {
+        let allocator = Allocator::new(Box::new(fake), AllocatorConfig::default()).unwrap();
+        let stream = VirtualStream::new().unwrap();
+        let mut live = Vec::new();
+        while let Ok(block) = allocator.alloc(Layout::new(3 << 20), On::new(&stream)) {
+            live.push(block);
+        }
+        let stats = allocator.stats();
+        assert!(stats.reserved_peak <= 64 << 20, "{} of {} bytes", stats.reserved_peak, 64 << 20);
+        assert_eq!(stats.reserved_peak, stats.reserved);
+        drop(live);
+        allocator.trim(0).unwrap();
+        assert_eq!((allocator.stats().reserved, allocator.stats().reserved_peak), (0, stats.reserved_peak));
+    }
+}

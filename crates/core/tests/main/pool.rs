@@ -57,7 +57,7 @@ fn max_live_bounds_what_exists_and_idle_ones_make_room() {
         let a = pool.acquire(&want(1)).unwrap();
         let b = pool.acquire(&want(1)).unwrap();
         let error = pool.acquire(&want(1)).unwrap_err();
-        assert!(matches!(error, Error::OverBudget { requested: 1, used: 2, limit: 2 }), "{error}");
+        assert!(matches!(error, Error::OverBudget { requested: 1, used: 2, limit: 2, .. }), "{error}");
         assert_eq!(kind(pool.acquire_unique(&want(1))), "OverBudget");
         drop(a);
         let c = pool.acquire(&want(1000)).expect("the idle one is too small and makes room");

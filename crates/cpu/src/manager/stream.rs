@@ -92,7 +92,12 @@ impl Resource for Streams {
         }
         let used = self.common.lines.lock().len() as u64;
         if used >= u64::from(self.limit) {
-            return Err(Error::OverBudget { requested: 1, used, limit: u64::from(self.limit) });
+            return Err(Error::OverBudget {
+                unit: leasehold_core::Budgeted::Streams,
+                requested: 1,
+                used,
+                limit: u64::from(self.limit),
+            });
         }
         let stream = StreamState { queue: Queue::new(self.pool.clone())?, waits: self.waits.clone() };
         self.common.lines.lock().push(stream.line());

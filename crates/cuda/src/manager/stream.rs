@@ -81,7 +81,12 @@ impl Resource for Streams {
             let mut count = self.common.count.lock();
             if *count >= self.limit {
                 let used = u64::from(*count);
-                return Err(Error::OverBudget { requested: 1, used, limit: u64::from(self.limit) });
+                return Err(Error::OverBudget {
+                    unit: leasehold_core::Budgeted::Streams,
+                    requested: 1,
+                    used,
+                    limit: u64::from(self.limit),
+                });
             }
             *count += 1;
         }

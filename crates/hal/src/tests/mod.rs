@@ -100,3 +100,23 @@ fn the_null_backend_has_nothing_and_says_so() {
     null.shutdown().unwrap();
     null.pools(&mut |name, _| panic!("the null backend has no pool {name}"));
 }
+
+proptest::proptest! {
+    /// Names of backends of somebody else's may be anything, colons and digits included.
+    #[test]
+    fn device_ids_of_any_backend_are_read_as_they_are_written(
+        names in proptest::collection::vec("[a-z0-9:]{0,6}|\\PC{0,4}", 1..4),
+        which in 0..4usize,
+        ordinal in proptest::prelude::any::<u32>(),
+    ) {
+        // A kind's name is static: a few bytes stay for each case.
+        let mut kinds = vec![BackendKind::Cpu, BackendKind::Cuda];
+        for name in names {
+            if kinds.iter().all(|k| k.name() != name) {
+                kinds.push(BackendKind::Other(Box::leak(name.into_boxed_str())));
+            }
+        }
+        let id = DeviceId::new(kinds[which % kinds.len()], ordinal);
+        proptest::prop_assert_eq!(DeviceId::parse_among(&id.to_string(), &kinds).unwrap(), id);
+    }
+}

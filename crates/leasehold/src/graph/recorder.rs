@@ -229,6 +229,10 @@ pub(crate) fn stop(runtime: &Runtime) -> Result<Graph> {
 
 pub(crate) fn alloc(runtime: &Arc<RuntimeInner>, layout: Layout) -> Option<Result<Lease<Buffer>>> {
     with(runtime, |r| {
+        // Here already: when the recording stops, nobody knows any more who asked for it.
+        if let Some(e) = runtime.too_large(layout.size) {
+            return Err(e);
+        }
         let lease = r.arena.alloc(layout)?;
         let handle = lease.handle();
         r.members.insert(lease.addr(), Member { handle, usage: Usage::default() });

@@ -1,4 +1,4 @@
-//! Signals of the host's: the only public door for gates.
+//! Signals of the host's, for gates.
 
 use crate::gate::Gate;
 use leasehold_core::{Error, Result};

@@ -1,4 +1,7 @@
-//! Operations: the only public door for waits, signals, copies, fills, host calls, and the thread's current context.
+//! Operations: waits, signals, copies, fills, host calls, and the thread's current context.
+//!
+//! An operation is ordered after the earlier uses of its operands, on whatever stream they were. What goes past this module to the backend
+//! ([`Stream::raw`], [`Stream::native`], [`Runtime::raw_device`]) is ordered by whoever does it, and leaves no mark on buffers.
 //!
 //! All of them go to the recording when the calling thread records on the stream's device.
 

@@ -1,7 +1,9 @@
 //! The thread's current context, its guards, and the process's default.
 
 use crate::common::*;
-use leasehold::{Context, Current, DeviceId, ops};
+use leasehold::hal::Device;
+use leasehold::{Backend, BackendKind, Context, Current, DeviceId, DeviceInfo, ops};
+use std::sync::Arc;
 
 #[test]
 fn a_guard_sets_the_context_and_restores_the_former_one() {
@@ -83,4 +85,57 @@ fn every_backend_is_reported_with_its_reason() {
         }
     }
     assert!(!Context::with_backends(Vec::new()).backends().iter().any(|r| r.devices.is_ok()));
+}
+
+/// The CPU under another name.
+struct Mine(leasehold::cpu::CpuBackend);
+
+// SAFETY: all is the CPU backend's own.
+unsafe impl Backend for Mine {
+    fn kind(&self) -> BackendKind {
+        BackendKind::Other("mydev")
+    }
+    fn devices(&self) -> leasehold::Result<Vec<DeviceInfo>> {
+        let mut devices = self.0.devices()?;
+        devices.iter_mut().for_each(|d| d.id.backend = self.kind());
+        Ok(devices)
+    }
+    fn open(&self, device: DeviceId) -> leasehold::Result<leasehold::Lease<dyn Device>> {
+        self.0.open(DeviceId::cpu(device.ordinal))
+    }
+    fn shutdown(&self) -> leasehold::Result<()> {
+        self.0.shutdown()
+    }
+}
+
+#[test]
+fn a_context_reads_the_names_of_its_backends() {
+    let context = Context::with_backends(vec![Arc::new(Mine(leasehold::cpu::CpuBackend::new()))]);
+    let id = DeviceId::new(BackendKind::Other("mydev"), 0);
+    assert_eq!(context.device_id(&id.to_string()).unwrap(), id);
+    assert_eq!(context.device_id("mydev").unwrap(), id);
+    assert_eq!(context.device_id("cpu:1").unwrap(), DeviceId::cpu(1));
+    assert_eq!(context.runtime(context.device_id("mydev:0").unwrap()).unwrap().device(), id);
+    let error = context.device_id("yours:0").unwrap_err().to_string();
+    assert!(error.contains("mydev:0") && error.contains("cuda:0"), "{error}");
+    assert_eq!(kind("mydev:0".parse::<DeviceId>()), "InvalidArgument", "nobody else knows the name");
+}
+
+#[test]
+fn the_stream_that_is_too_many_says_what_there_are_too_many_of() {
+    let runtime = runtime();
+    let limit = runtime.raw_device().limits().streams;
+    let mut streams = Vec::new();
+    let error = loop {
+        match runtime.create_stream() {
+            Ok(stream) => streams.push(stream),
+            Err(e) => break e,
+        }
+    };
+    assert_eq!(error.kind(), "OverBudget");
+    let text = error.to_string();
+    assert!(text.contains("1 streams requested") && text.contains(&format!("of {limit} in use")), "{text}");
+    assert!(text.contains("drop some") && !text.contains("bytes"), "{text}");
+    drop(streams);
+    runtime.create_stream().unwrap();
 }

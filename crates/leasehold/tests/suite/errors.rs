@@ -136,8 +136,14 @@ fn a_stream_does_not_wait_for_itself() {
 #[test]
 fn asking_for_too_much_is_refused_and_nothing_is_lost() {
     let runtime = runtime();
-    assert_eq!(kind(runtime.alloc(u64::MAX)), "OutOfMemory");
-    assert_eq!(kind(runtime.alloc(1 << 59)), "OutOfMemory");
+    for bytes in [u64::MAX, 1 << 63, (1 << 60) + 1, 1 << 59, 1 << 50, runtime.info().memory.total + 1] {
+        assert_eq!(kind(runtime.alloc(bytes)), "InvalidArgument", "{bytes} bytes");
+        assert_eq!(
+            kind(runtime.record_graph(|r| r.alloc(bytes).map(drop))),
+            "InvalidArgument",
+            "{bytes} bytes, recorded"
+        );
+    }
     let error = runtime.alloc(1 << 59).unwrap_err().to_string();
     assert!(error.contains("cpu") || error.contains("bytes"), "{error}");
     let x = runtime.upload(&[3u8; 100]).unwrap();

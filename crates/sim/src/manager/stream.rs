@@ -294,7 +294,12 @@ impl Resource for Streams {
         }
         let used = self.common.lines.lock().len() as u64;
         if used >= u64::from(self.limit) {
-            return Err(Error::OverBudget { requested: 1, used, limit: u64::from(self.limit) });
+            return Err(Error::OverBudget {
+                unit: leasehold_core::Budgeted::Streams,
+                requested: 1,
+                used,
+                limit: u64::from(self.limit),
+            });
         }
         let stream = StreamState::new(self.common.clone())?;
         self.common.lines.lock().push((stream.line(), Arc::downgrade(&stream.owner)));
