@@ -161,7 +161,14 @@ fn pinned_memory_is_copied_in_both_directions_without_waiting() {
     open(held);
     // SAFETY: nobody writes it any more.
     assert_eq!(unsafe { ops::map_read(&runtime, back.view()) }.unwrap(), [0x5a; 256]);
-    assert_eq!(kind(ops::copy_pinned(runtime.stream(), back.view(), there.view())), "InvalidArgument");
+    // Between two of the host's, in stream order.
+    ops::fill(runtime.stream(), there.view(), ops::Pattern::U8(3)).unwrap();
+    ops::copy_pinned(runtime.stream(), back.view(), there.view()).unwrap();
+    ops::fill(runtime.stream(), there.view(), ops::Pattern::U8(4)).unwrap();
+    // SAFETY: as before.
+    assert_eq!(unsafe { ops::map_read(&runtime, back.view()) }.unwrap(), [3; 256]);
+    let y = runtime.alloc(256).unwrap();
+    assert_eq!(kind(ops::copy_pinned(runtime.stream(), y.view(), x.view())), "InvalidArgument");
     assert_eq!(kind(ops::copy_pinned(runtime.stream(), x.part(0, 1).unwrap(), there.view())), "InvalidArgument");
 }
 
