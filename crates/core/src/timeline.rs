@@ -567,6 +567,14 @@ impl LineOwner {
         Self { line: Box::leak(Box::new(Line::new(1))), base: 0 }
     }
 
+    /// The next owner of a failed line, for models.
+    #[cfg(loom)]
+    #[doc(hidden)]
+    pub fn lend_again(&self) -> Self {
+        self.line.begin_anew();
+        Self { line: self.line, base: self.line.submitted() }
+    }
+
     /// The line, to look at and to wait for.
     #[inline]
     pub fn line(&self) -> &'static Line {

@@ -102,3 +102,26 @@ fn what_failed_never_looks_settled() {
         assert!(!line.is_settled(1) && line.check(1).is_err());
     });
 }
+
+/// A failed line gets its next owner while somebody looks at an old point: it never looks settled, and the new work never failed.
+#[test]
+fn an_old_failure_beside_the_next_owner() {
+    explore("an_old_failure_beside_the_next_owner", 5, &["before", "after"], |seen| {
+        let owner = LineOwner::for_model();
+        let line = owner.line();
+        ok(owner.advance());
+        owner.poison(1, Error::state("told to"));
+        owner.complete(1);
+        let theirs = move || {
+            let next = owner.lend_again();
+            let value = ok(next.advance());
+            next.complete(value);
+            assert!(line.is_settled(value) && line.failure().is_none());
+        };
+        side_by_side(theirs, || {
+            seen.note(if line.submitted() == 1 { "before" } else { "after" });
+            assert!(!line.is_settled(1) && line.check(1).is_err() && line.failed(1));
+        });
+        assert!(!line.is_settled(1) && line.is_settled(line.submitted()));
+    });
+}
