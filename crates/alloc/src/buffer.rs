@@ -15,6 +15,7 @@
 //! over; a point that it does not know (two streams that race, which is the caller's defect) is kept until the memory is reused.
 
 use crate::store::Spot;
+use leasehold_core::defects::{Defect, planted};
 use leasehold_core::sync::Mutex;
 use leasehold_core::sync::atomic::{AtomicPtr, AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering};
 use leasehold_core::{Header, HeaderView, Line, LineId, Point, Stamp, Tagged, tags};
@@ -257,7 +258,7 @@ impl Buffer {
     pub unsafe fn mark_read(&self, p: Point) {
         if p.line_id() == self.home_line() {
             self.own_read.store(Stamp::from(p).to_bits(), STORE);
-        } else {
+        } else if !planted(Defect::ReadUnmarked) {
             self.used_on(p);
         }
     }

@@ -19,6 +19,8 @@ pub mod bench;
 mod copy;
 #[cfg(not(loom))]
 pub mod crew;
+#[doc(hidden)]
+pub mod defects;
 pub mod error;
 #[cfg(not(loom))]
 pub mod fork;

@@ -37,6 +37,7 @@
 //!
 //! This module must not know streams or devices.
 
+use crate::defects::{Defect, planted};
 use crate::error::{Error, OutOfMemory, Result};
 use crate::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
 use crate::sync::{CachePadded, Condvar, Mutex, OnceLock};
@@ -361,7 +362,7 @@ impl Line {
             return stamp.value() < self.first_failed.load(Ordering::Relaxed) || self.knows_own_slow(stamp.value());
         }
         let k = Stamp(self.known[usize::from(stamp.line_id().0) % KNOWN].load(Ordering::Relaxed));
-        k.line_id() == stamp.line_id() && k.value() >= stamp.value()
+        k.line_id() == stamp.line_id() && (k.value() >= stamp.value() || planted(Defect::KnowsTooMuch))
     }
 
     #[cold]

@@ -8,6 +8,7 @@
 //! This module must not know what a node is.
 
 use crate::kernel::Access;
+use leasehold_core::defects::{Defect, planted};
 use std::collections::BTreeMap;
 
 #[derive(Debug, Clone, Default)]
@@ -106,6 +107,7 @@ impl Tracker {
             }
             if let Some(w) = segment.write
                 && w != node
+                && !planted(Defect::ReadBeforeWrite)
             {
                 dep(w);
             }

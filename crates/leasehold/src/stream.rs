@@ -20,6 +20,7 @@ use crate::graph::recorder;
 use crate::ops::call;
 use crate::runtime::{Runtime, RuntimeInner};
 use crate::view::Operand;
+use leasehold_core::defects::{Defect, planted};
 use leasehold_core::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use leasehold_core::sync::{Arc, Mutex, MutexGuard};
 use leasehold_core::{Error, Lease, Line, Point, Result, Stamp, StreamHandle, Timeline};
@@ -345,7 +346,7 @@ pub(crate) fn gather(line: &Line, operand: &Operand<'_>, waits: &mut Vec<Point>)
         }
     };
     need(buffer.write_stamp(), operand.access.reads() || operand.is_part());
-    if operand.access.writes() {
+    if operand.access.writes() && !planted(Defect::WriteBeforeRead) {
         buffer.for_each_read(|s| need(s, false));
     }
 }

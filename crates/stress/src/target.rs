@@ -10,6 +10,8 @@ use leasehold::kernel::KernelSource;
 use leasehold::{BackendKind, Context, DeviceId, Error, KernelBase, Result, Runtime};
 use std::time::{Duration, Instant};
 
+#[cfg(feature = "planted-defects")]
+use leasehold::core::defects;
 #[cfg(feature = "cuda")]
 use leasehold_cuda::driver::sim::{SimDriver, SimDriverConfig};
 #[cfg(feature = "cuda")]
@@ -142,6 +144,12 @@ impl Target {
 /// The CUDA backend as programs use it.
 #[cfg(feature = "cuda")]
 fn cuda_config() -> CudaConfig {
+    #[cfg(feature = "planted-defects")]
+    if let Some(defect) =
+        leasehold_cuda::defects::Defect::ALL.into_iter().find(|d| defects::named() == Some(&format!("{d:?}")))
+    {
+        return CudaConfig::default().defect(defect);
+    }
     CudaConfig::default()
 }
 

@@ -26,6 +26,7 @@ use super::graph::Program;
 use super::pool::{TilePool, enter_device_thread, on_device_thread};
 use super::work::Work;
 use super::{current_cpu, now_nanos};
+use leasehold_core::defects::{Defect, planted};
 use leasehold_core::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use leasehold_core::sync::thread::{self, JoinHandle};
 use leasehold_core::sync::{Arc, CachePadded, Condvar, Mutex, MutexGuard};
@@ -444,6 +445,9 @@ impl Runner<'_> {
 
     /// Stands still until the point is settled.
     fn wait(&self, point: Point) -> Result<()> {
+        if planted(Defect::WaitSkipped) {
+            return Ok(());
+        }
         let line = point.line();
         let over = || !matches!(line.check(point.value()), Ok(false));
         if !over() && !self.pool.spin_until(u32::MAX, over) {

@@ -18,6 +18,7 @@ use crate::stream::{Stream, StreamCore, add_wait, gather, is_over, mark};
 use crate::view::{Operand, View};
 use bytemuck::NoUninit;
 use leasehold_alloc::{Buffer, GraphArena};
+use leasehold_core::defects::{Defect, planted};
 use leasehold_core::sync::{Arc, Mutex, MutexGuard};
 use leasehold_core::{Error, Lease, Point, Result, Stamp, WeakLease};
 use leasehold_hal::{Access, GraphExec, LaunchInfo, NodePatch, Op, OpList, Plan};
@@ -287,7 +288,7 @@ impl Graph {
         let ranges: Vec<_> = std::iter::zip(&state.outside, &swaps)
             .filter_map(|(o, new)| new.map(|new| (o.lease.addr(), o.lease.len(), new.addr(), new.native())))
             .collect();
-        if !ranges.is_empty() {
+        if !ranges.is_empty() && !planted(Defect::OldBuffers) {
             recorded = moved(recorded, &ranges, &mut changed);
         }
         let limits = inner.runtime.device.limits();

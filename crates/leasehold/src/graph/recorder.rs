@@ -17,6 +17,7 @@ use crate::runtime::{Runtime, RuntimeInner};
 use crate::stream::{Seat, Turn};
 use crate::view::Operand;
 use leasehold_alloc::{Buffer, GraphArena, Layout, Lifetime, On};
+use leasehold_core::defects::{Defect, planted};
 use leasehold_core::sync::atomic::{AtomicU64, Ordering};
 use leasehold_core::sync::{Arc, Mutex};
 use leasehold_core::{BufferHandle, Error, Lease, Point, Result};
@@ -284,7 +285,7 @@ impl Recording {
                     if let Some(e) = encoding {
                         e.journal.push(Undo::Outside(handle, Some(false)));
                     }
-                    outside.writes = true;
+                    outside.writes = !planted(Defect::WriteUnrecorded);
                 }
             }
             None => {

@@ -24,6 +24,7 @@ use crate::runtime::Runtime;
 use crate::stream::Stream;
 use crate::view::{Operand, Slice};
 use bytemuck::{NoUninit, Pod};
+use leasehold_core::defects::{Defect, planted};
 use leasehold_core::sync::Arc;
 use leasehold_core::{Error, Lease, Point, Result};
 use leasehold_hal::{Access, Copy2d, Download, Fill, Keep, Op, Upload};
@@ -214,7 +215,7 @@ pub fn copy_2d(
         src_pitch,
         dst: dst.addr(),
         dst_native: dst.buffer().native(),
-        dst_pitch,
+        dst_pitch: if planted(Defect::SmallerPitch) { dst_pitch.min(src_pitch) } else { dst_pitch },
         width,
         rows,
     };

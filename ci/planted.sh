@@ -1,0 +1,60 @@
+#!/bin/sh
+# Plants mistakes in the crates, one at a time, and has `leasehold stress` look for them: each must be found within 50 seeds, and without one
+# nothing may be found. The feature `planted-defects` is built here alone, and LEASEHOLD_DEFECT names the mistake.
+#
+#   ci/planted.sh            all
+#   ci/planted.sh PassedEarly MissingWait
+set -eu
+cd "$(dirname "$0")/.."
+target=${CARGO_TARGET_DIR:-target}
+cargo build --quiet -p leasehold-cli --features planted-defects
+# Under a name of its own: nobody takes it for the command.
+leasehold="$target/debug/leasehold-planted"
+cp "$target/debug/leasehold" "$leasehold"
+failed=0
+# A crash is a finding too, and so is a run that never ends.
+hunt() { # DEFECT DEVICE [--sim]
+    defect=$1
+    shift
+    # The simulated driver is slow.
+    case $1 in cuda*) ops=400 ;; *) ops=1500 ;; esac
+    seed=0
+    while [ "$seed" -lt 50 ]; do
+        if ! LEASEHOLD_DEFECT=$defect RUST_BACKTRACE=0 timeout 120 "$leasehold" stress --device "$@" --seed "$seed" --seeds 1 --ops "$ops" \
+            --threads 4 --patience 10 --shrink 0 --json >/dev/null 2>&1; then
+            echo "$defect: seed $seed on $*"
+            return
+        fi
+        seed=$((seed + 1))
+    done
+    echo "$defect: not found by 50 seeds on $*" >&2
+    failed=1
+}
+wanted=$*
+plant() { # DEFECT DEVICE [--sim]
+    case " $wanted " in
+        "  " | *" $1 "*) hunt "$@" ;;
+    esac
+}
+if [ -z "$wanted" ]; then
+    for device in cpu:0 sim:0 'cuda:0 --sim'; do
+        # shellcheck disable=SC2086
+        "$leasehold" stress --device $device --seeds 3 --ops 400 --threads 4 --patience 60 --shrink 0 || failed=1
+    done
+fi
+plant KnowsTooMuch sim:0
+plant LeaseForgotten cpu:0
+plant PassedEarly sim:0
+plant ReadUnmarked sim:0
+plant ReadBeforeWrite sim:0
+plant WriteBeforeRead sim:0
+plant WriteUnrecorded sim:0
+plant OldBuffers cpu:0
+plant SmallerPitch cpu:0
+plant WaitSkipped cpu:0
+plant RowLeftOut sim:0
+for defect in MissingWait StaleMark ReuseBeforeCompletion StaleGraphAddress KeepDroppedEarly EarlyPublication DeferredOutOfOrder \
+    EventRecycledEarly MissingEdge WordBeforeWork; do
+    plant "$defect" cuda:0 --sim
+done
+exit "$failed"

@@ -1,0 +1,78 @@
+//! Mistakes that can be planted in the crates, so that `leasehold stress` shows that it would find them. Never in a build that ships: without the
+//! feature `planted-defects` every question is answered with `false` while compiling.
+//!
+//! With it, the variable `LEASEHOLD_DEFECT` names the one mistake of a process. This module must not know how they are found.
+
+/// A mistake, and the crate that makes it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Defect {
+    /// `core`: a line that knows any value of another line believes to know all of them.
+    KnowsTooMuch,
+    /// `core`: now and then a lease that is dropped keeps its count.
+    LeaseForgotten,
+    /// `alloc`: freed memory counts as ready while its last use goes on.
+    PassedEarly,
+    /// `alloc`: reads on streams that a buffer was not allocated for are not noted.
+    ReadUnmarked,
+    /// `hal`: a node of a graph that reads does not wait for the one that wrote.
+    ReadBeforeWrite,
+    /// `leasehold`: a write does not wait for the reads since the last one.
+    WriteBeforeRead,
+    /// `leasehold`: a graph that reads a buffer and then writes it is taken to read it alone.
+    WriteUnrecorded,
+    /// `leasehold`: an update leaves the old buffers in the nodes.
+    OldBuffers,
+    /// `leasehold`: a copy of rows takes the smaller pitch for both sides.
+    SmallerPitch,
+    /// `cpu`: a queue does not wait for other queues.
+    WaitSkipped,
+    /// `sim`: a copy leaves out its last row.
+    RowLeftOut,
+}
+
+impl Defect {
+    /// All of them.
+    pub const ALL: [Defect; 11] = [
+        Defect::KnowsTooMuch,
+        Defect::LeaseForgotten,
+        Defect::PassedEarly,
+        Defect::ReadUnmarked,
+        Defect::ReadBeforeWrite,
+        Defect::WriteBeforeRead,
+        Defect::WriteUnrecorded,
+        Defect::OldBuffers,
+        Defect::SmallerPitch,
+        Defect::WaitSkipped,
+        Defect::RowLeftOut,
+    ];
+}
+
+/// Whether this mistake is made.
+#[cfg(not(feature = "planted-defects"))]
+#[inline(always)]
+#[must_use]
+pub const fn planted(_: Defect) -> bool {
+    false
+}
+
+#[cfg(feature = "planted-defects")]
+pub use on::*;
+
+#[cfg(feature = "planted-defects")]
+mod on {
+    use super::Defect;
+    use std::sync::OnceLock;
+
+    /// The variable's value.
+    pub fn named() -> Option<&'static str> {
+        static NAMED: OnceLock<Option<String>> = OnceLock::new();
+        NAMED.get_or_init(|| std::env::var("LEASEHOLD_DEFECT").ok()).as_deref()
+    }
+
+    /// Whether this mistake is made.
+    #[must_use]
+    pub fn planted(defect: Defect) -> bool {
+        static WHICH: OnceLock<Option<Defect>> = OnceLock::new();
+        *WHICH.get_or_init(|| Defect::ALL.into_iter().find(|d| named() == Some(&format!("{d:?}")))) == Some(defect)
+    }
+}
