@@ -16,6 +16,8 @@ pub struct Holding {
     pub len: u64,
     /// The native object that spans it, or 0.
     pub native: u64,
+    /// Its tag, by which reports and snapshots name it.
+    pub tag: u32,
 }
 
 impl Allocator {
@@ -36,6 +38,7 @@ impl Allocator {
                 addr: at,
                 len,
                 native: r.buffer.native(),
+                tag: r.buffer.tag(),
             })
         };
         fits(hint).or_else(|| {

@@ -434,8 +434,13 @@ impl<'a> Update<'a> {
     }
 
     /// New parameters of a launch, of the size that its kernel declares.
-    pub fn params<T: NoUninit>(mut self, node: NodeId, params: &T) -> Self {
-        self.nodes.push((node, Some(bytemuck::bytes_of(params).to_vec()), None));
+    pub fn params<T: NoUninit>(self, node: NodeId, params: &T) -> Self {
+        self.params_bytes(node, bytemuck::bytes_of(params))
+    }
+
+    /// New parameters of a launch as bytes, as many as its kernel declares.
+    pub fn params_bytes(mut self, node: NodeId, params: &[u8]) -> Self {
+        self.nodes.push((node, Some(params.to_vec()), None));
         self
     }
 

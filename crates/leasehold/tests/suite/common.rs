@@ -31,9 +31,9 @@ pub fn desc(name: &'static str, run: CpuFn, bindings: &[Access], params: u32) ->
     KernelDesc { params, ..KernelDesc::new(name, KernelSource::Cpu(run), bindings, KernelCheck::grid_1d()).aligned(4) }
 }
 
-/// The kernels of these tests reach their bindings through `slice` and `slice_mut`, which check bounds.
+/// The kernels of these tests reach their bindings through `slice` and `slice_mut`, which check bounds, or have a check of their own.
 pub fn base(desc: KernelDesc<'static>) -> Result<KernelBase> {
-    // SAFETY: they touch their bindings alone, as declared; the check accepts grids of one dimension, by which they divide.
+    // SAFETY: they touch their bindings alone, as declared; most divide by the grid's one dimension, which is all that the check accepts.
     unsafe { KernelBase::new(desc) }
 }
 

@@ -1,10 +1,13 @@
 //! Bases, sessions and the registry.
 
 use crate::common::*;
-use leasehold::core::sync::atomic::{AtomicBool, Ordering};
-use leasehold::graph::NodeId;
-use leasehold::kernel::{CpuArgs, KernelDesc, KernelSource, Registry, session_ops, session_sync_ops};
+use leasehold::core::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use leasehold::graph::{NodeId, Updated};
+use leasehold::kernel::{
+    CpuArgs, KernelCheck, KernelDesc, KernelSource, Overlap, Registry, session_ops, session_sync_ops,
+};
 use leasehold::{Access, DeviceId, KernelBase, KernelSession, Operand, Update, View, ops};
+use std::sync::Arc;
 use std::time::Duration;
 
 fn ones() -> [u8; 4] {
@@ -374,4 +377,137 @@ fn a_graph_is_launched_by_many_threads_on_one_stream_and_updated_meanwhile() {
         }
     });
     assert_eq!(runtime.download::<f32>(&y).unwrap(), [1600.0; 4]);
+}
+
+/// A kernel of two words and two bindings whose check wants `rows` floats of each, and counts how often it is asked.
+fn checked(asked: &Arc<AtomicU32>) -> KernelDesc<'static> {
+    unsafe fn scale(args: &CpuArgs<'_>) {
+        let [rows, by]: [u32; 2] = args.params();
+        let ((x, _), (y, _)) = (args.pointer::<f32>(0), args.pointer::<f32>(1));
+        if args.tile() == [0; 3] {
+            // SAFETY: one tile alone touches anything, and both bindings have so many rows, as the check sees to.
+            (0..rows as usize).for_each(|i| unsafe { y.add(i).write(x.add(i).read() * by as f32) });
+        }
+    }
+    let asked = asked.clone();
+    let check = KernelCheck::new(move |launch| {
+        asked.fetch_add(1, Ordering::Relaxed);
+        let [rows, _] = launch.params::<[u32; 2]>()?;
+        (0..2).try_for_each(|i| launch.want(i, u64::from(rows) * 4))
+    });
+    KernelDesc::new("scale", KernelSource::Cpu(scale), &[Access::Read, Access::Write], check)
+        .params_of::<[u32; 2]>()
+        .aligned(4)
+}
+
+fn words(rows: u32, by: u32) -> Vec<u8> {
+    [rows, by].iter().flat_map(|w| w.to_ne_bytes()).collect()
+}
+
+#[test]
+fn every_launch_recording_and_update_asks_the_kernel() {
+    let (runtime, asked) = (runtime(), Arc::new(AtomicU32::new(0)));
+    let kernel = base(checked(&asked)).unwrap();
+    let x = runtime.upload(&[2.0f32; 16]).unwrap();
+    let y = runtime.upload(&[0.0f32; 16]).unwrap();
+    let operands = [x.read(), y.write()];
+    let count = || asked.swap(0, Ordering::Relaxed);
+    launch(runtime.stream(), &kernel, &operands, &words(16, 3), 1).unwrap();
+    assert_eq!(count(), 1);
+    let refused = launch(runtime.stream(), &kernel, &operands, &words(17, 3), 1).unwrap_err();
+    assert_eq!((count(), refused.kind()), (1, "InvalidArgument"));
+    assert!(refused.to_string().contains("kernel scale: binding 0 has 64 bytes"), "{refused}");
+    // A grid with a zero runs nothing.
+    launch(runtime.stream(), &kernel, &operands, &words(17, 3), 0).unwrap();
+    assert_eq!(count(), 0);
+    let record = |rows| runtime.record_graph(|r| launch(r.stream(), &kernel, &operands, &words(rows, 5), 1).map(drop));
+    assert_eq!(kind(record(17)), "InvalidArgument");
+    let graph = record(16).unwrap();
+    assert_eq!(count(), 2);
+    let node = NodeId::new(0);
+    assert_eq!(kind(graph.update(&Update::new().params(node, &[1u32 << 20, 7]))), "InvalidArgument");
+    assert_eq!(graph.update(&Update::new().params(node, &[8u32, 7])).unwrap(), Updated::InPlace);
+    assert_eq!(count(), 2);
+    graph.launch().unwrap();
+    let got = runtime.download::<f32>(&y).unwrap();
+    assert_eq!((got[7], got[8]), (14.0, 6.0), "what was refused has changed nothing");
+    // The bindings of now count: a longer one has room for what the old one had not.
+    let (x2, y2) = (runtime.upload(&[1.0f32; 32]).unwrap(), runtime.upload(&[0.0f32; 32]).unwrap());
+    let longer = |rows: u32| graph.update(&Update::new().buffer(&x, &x2).buffer(&y, &y2).params(node, &[rows, 1]));
+    assert_eq!(kind(longer(33)), "InvalidArgument");
+    assert!(longer(16).is_ok());
+    runtime.sync_stream().expect("nothing poisoned the stream");
+}
+
+#[test]
+fn operands_that_overlap_are_refused_unless_the_kernel_says_that_they_may() {
+    let (runtime, asked) = (runtime(), Arc::new(AtomicU32::new(0)));
+    let of = |overlap| base(checked(&asked).overlapping(overlap)).unwrap();
+    let (refused, in_place, any) = (of(Overlap::Refused), of(Overlap::InPlace), of(Overlap::Any));
+    let x = runtime.upload(&[1.0f32; 64]).unwrap();
+    let run = |kernel: &KernelBase, a: (u64, u64), b: (u64, u64)| {
+        let operands = [x.part(a.0, a.1).unwrap().read(), x.part(b.0, b.1).unwrap().write()];
+        launch(runtime.stream(), kernel, &operands, &words(1, 1), 1)
+    };
+    let (same, part, beside) = (((0, 64), (0, 64)), ((0, 64), (60, 64)), ((0, 64), (64, 64)));
+    let error = run(&refused, same.0, same.1).unwrap_err();
+    assert!(error.to_string().contains("binding 0 (Read) and binding 1 (Write) overlap"), "{error}");
+    let all = |kernel: &KernelBase| [same, part, beside].map(|(a, b)| run(kernel, a, b).is_ok());
+    assert_eq!(all(&refused), [false, false, true]);
+    assert_eq!(all(&in_place), [true, false, true]);
+    assert_eq!(all(&any), [true, true, true]);
+    let recorded = runtime.record_graph(|_| run(&refused, part.0, part.1).map(drop));
+    assert_eq!(kind(recorded), "InvalidArgument");
+    let temporary = runtime.record_graph(|r| {
+        let t = r.alloc(256)?;
+        launch(r.stream(), &refused, &[t.read(), t.write()], &words(1, 1), 1).map(drop)
+    });
+    assert_eq!(kind(temporary), "InvalidArgument");
+    let y = runtime.upload(&[0.0f32; 64]).unwrap();
+    let graph = runtime
+        .record_graph(|r| launch(r.stream(), &refused, &[x.read(), y.write()], &words(1, 1), 1).map(drop))
+        .unwrap();
+    assert_eq!(kind(graph.update(&Update::new().buffer(&y, &x))), "InvalidArgument");
+    runtime.sync_stream().unwrap();
+}
+
+#[test]
+fn a_misaligned_binding_is_refused_when_it_is_bound() {
+    let (runtime, asked) = (runtime(), Arc::new(AtomicU32::new(0)));
+    let kernel = base(checked(&asked)).unwrap();
+    let (x, y) = (runtime.upload(&[0u8; 64]).unwrap(), runtime.upload(&[0u8; 64]).unwrap());
+    let odd = y.part(2, 32).unwrap();
+    let error = launch(runtime.stream(), &kernel, &[x.read(), odd.write()], &words(1, 1), 1).unwrap_err();
+    assert_eq!(error.kind(), "InvalidArgument");
+    let text = error.to_string();
+    assert!(text.contains("kernel scale: binding 1 at") && text.contains("not aligned to 4 bytes"), "{text}");
+    launch(runtime.stream(), &kernel, &[x.read(), y.write()], &words(1, 1), 1).expect("the stream is as it was");
+    runtime.sync_stream().unwrap();
+}
+
+#[test]
+fn a_kernel_without_an_entry_or_with_checks_that_differ_is_refused() {
+    let asked = Arc::new(AtomicU32::new(0));
+    assert_eq!(kind(base(checked(&asked).entry(""))), "InvalidArgument");
+    let (a, b) = (checked(&asked), checked(&asked));
+    assert_eq!(kind(sources(vec![a.clone(), b])), "InvalidArgument");
+    assert!(sources(vec![a.clone(), a.clone().entry("other")]).is_ok(), "clones of one check");
+    assert_eq!(kind(sources(vec![a.clone(), a.clone().aligned(8)])), "InvalidArgument");
+    assert_eq!(kind(sources(vec![a.clone(), a.overlapping(Overlap::Any)])), "InvalidArgument");
+}
+
+#[test]
+fn plain_data_of_any_crate_goes_to_the_device_and_back() {
+    #[derive(Clone, Copy, PartialEq, Debug, leasehold::bytemuck::Pod, leasehold::bytemuck::Zeroable)]
+    #[bytemuck(crate = "leasehold::bytemuck")]
+    #[repr(C)]
+    struct Pair(u32, f32);
+    let runtime = runtime();
+    let pairs = [Pair(1, 0.5), Pair(2, -1.0)];
+    assert_eq!(runtime.download::<Pair>(&runtime.upload(&pairs).unwrap()).unwrap(), pairs);
+    let kernel = kernel("nothing", |_| {}, &[], 0);
+    let session = KernelSession::begin(&kernel, runtime.stream()).unwrap();
+    let session = session_sync_ops::wait(session, &[]).unwrap();
+    let session = session_ops::params(session_ops::bind(session, &[]).unwrap(), &()).unwrap();
+    session_sync_ops::update_tokens(session_ops::dispatch_1d(session, 1, 1).unwrap()).finish().unwrap();
 }

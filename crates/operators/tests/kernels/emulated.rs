@@ -124,12 +124,17 @@ pub fn available() -> bool {
 /// Launches a kernel as the CUDA backend does: the operands' addresses, then the parameters, in one buffer. `reverse` runs blocks and
 /// threads from the last to the first.
 pub fn run(name: &str, params: &impl Params, bindings: &[Binding], reverse: bool) {
+    assert!(run_words(name, params.as_bytes(), bindings, reverse), "parameters beyond what CUDA launches");
+}
+
+/// As [`run`], with parameters as a launch carries them. Says whether a launch has a geometry.
+pub fn run_words(name: &str, params: &[u8], bindings: &[Binding], reverse: bool) -> bool {
     let spec = KernelSpec::find(name).expect("a kernel of that name");
-    let launch = spec.plan(params.as_bytes()).expect("parameters that the kernel takes");
+    let launch = spec.plan(params).expect("parameters that the kernel takes");
     spec.check(&launch, bindings).expect("operands that the kernel takes");
-    let geometry = CudaSpec::find(name).expect("a CUDA kernel").geometry(params.as_bytes()).expect("a geometry");
+    let Ok(geometry) = CudaSpec::find(name).expect("a CUDA kernel").geometry(params) else { return false };
     let mut arguments: Vec<u8> = bindings.iter().flat_map(|b| b.addr.to_le_bytes()).collect();
-    arguments.extend(params.as_bytes());
+    arguments.extend(params);
     let name = CString::new(name).expect("a name without zeros");
     let entry = emulator().expect("an emulation").0.lock();
     // SAFETY: the bindings are checked against what the launch needs, as the caller of every other level's tiles has it; the emulator
@@ -145,4 +150,5 @@ pub fn run(name: &str, params: &impl Params, bindings: &[Binding], reverse: bool
         )
     };
     assert_eq!(status, 0, "the emulator does not know the kernel");
+    true
 }

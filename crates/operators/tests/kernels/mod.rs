@@ -2,7 +2,7 @@
 
 mod attention;
 mod elementwise;
-mod emulated;
+pub mod emulated;
 mod launch;
 mod linear;
 mod norm;

@@ -17,6 +17,7 @@
 //! This module must not know how commands run.
 
 use super::clock::Clock;
+use leasehold_alloc::Allocator;
 use leasehold_core::sync::{Arc, OnceLock};
 use leasehold_hal::Access;
 use std::collections::{BTreeMap, BTreeSet};
@@ -34,7 +35,10 @@ pub struct Operation {
     pub name: Arc<str>,
     /// The queue's number; `None` for the host.
     pub queue: Option<u64>,
-    /// Its index among what was enqueued on the queue; for the host a count of its accesses.
+    /// The queue's name, if it was given one ([`Machine::queue_set_name`](super::Machine::queue_set_name)).
+    pub stream: Option<Arc<str>>,
+    /// Its index among what was enqueued on the queue; of a backend's stream the submission, counted from 1 since the stream was made; for
+    /// the host a count of its accesses.
     pub index: u64,
     /// The node, of a graph that was launched.
     pub node: Option<u32>,
@@ -42,14 +46,23 @@ pub struct Operation {
 
 impl fmt::Display for Operation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}", self.name)?;
-        match self.queue {
-            Some(queue) => write!(f, " (queue {queue}, submission {}", self.index)?,
-            None => write!(f, " (host, access {}", self.index)?,
-        }
+        write!(f, "{} (", self.name)?;
+        self.place(f)?;
+        write!(f, ", {} {}", if self.queue.is_some() { "submission" } else { "access" }, self.index)?;
         match self.node {
             Some(node) => write!(f, ", node {node})"),
             None => f.write_str(")"),
+        }
+    }
+}
+
+impl Operation {
+    /// Where it ran, for people.
+    fn place(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match (&self.stream, self.queue) {
+            (Some(stream), _) => f.write_str(stream),
+            (None, Some(queue)) => write!(f, "queue {queue}"),
+            (None, None) => f.write_str("host"),
         }
     }
 }
@@ -73,6 +86,8 @@ pub enum ReportKind {
     NeverWritten,
     /// Host memory that was freed or unregistered while a copy was pending.
     HostGone,
+    /// A kernel wrote memory that it declares to read only.
+    WroteReadOnly,
 }
 
 /// A defect of whoever uses the machine.
@@ -89,22 +104,53 @@ pub struct Report {
     pub addr: u64,
     /// Bytes.
     pub bytes: u64,
+    /// The binding of a kernel's that the address lies in, and the offset from its first byte; for what is found in one.
+    pub binding: Option<(usize, u64)>,
+}
+
+impl Report {
+    /// The report with the buffer that the address lies in now, if one of `memory` does: its length, its tag, and the offset.
+    #[must_use]
+    pub fn describe(&self, memory: &Allocator) -> String {
+        match memory.holding(self.addr, self.bytes.min(1), 0) {
+            Some(at) => {
+                format!("{self} (byte {} of a buffer of {} bytes with tag {})", self.addr - at.addr, at.len, at.tag)
+            }
+            None => self.to_string(),
+        }
+    }
 }
 
 impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Report { kind, first, second, addr, bytes } = self;
+        let Report { kind, first, second, addr, bytes, binding } = self;
         let what = match kind {
             ReportKind::Unordered => "unordered accesses",
             ReportKind::UseAfterFree => "use after free",
             ReportKind::NeverWritten => "read of memory that nobody wrote",
             ReportKind::HostGone => "host memory gone while a copy was pending",
+            ReportKind::WroteReadOnly => "write to memory that is declared to be read",
         };
         write!(f, "{what}: {bytes} bytes at {addr:#x}: ")?;
         match first {
-            Some(first) => write!(f, "{first} and {second}"),
-            None => write!(f, "{second}"),
+            Some(first) => write!(f, "{first} and {second}")?,
+            None => write!(f, "{second}")?,
         }
+        if let Some((binding, offset)) = binding {
+            write!(f, ", binding {binding} at byte {offset}")?;
+        }
+        if let (ReportKind::Unordered, Some(first)) = (kind, first) {
+            return match (first.node, second.node) {
+                (Some(a), Some(b)) if first.queue == second.queue => write!(f, "; node {b} does not wait for node {a}"),
+                _ => {
+                    f.write_str("; no wait of ")?;
+                    second.place(f)?;
+                    f.write_str(" for ")?;
+                    first.place(f)
+                }
+            };
+        }
+        Ok(())
     }
 }
 
@@ -183,6 +229,7 @@ impl Actor<'_> {
         Operation {
             name: self.name.clone(),
             queue: self.queue,
+            stream: None,
             index: self.index,
             node: self.node.map(|(_, node, _)| node),
         }
@@ -238,6 +285,8 @@ pub(crate) struct Detector {
     reports: Vec<Report>,
     told: BTreeSet<Told>,
     compact_at: usize,
+    /// The names of queues, and what their indices are counted from.
+    names: BTreeMap<u64, (Arc<str>, u64)>,
 }
 
 impl Detector {
@@ -245,9 +294,38 @@ impl Detector {
         Self { on, compact_at: 4096, ..Self::default() }
     }
 
-    pub(crate) fn take_reports(&mut self) -> Vec<Report> {
+    /// The reports, with the names that queues were given. Those that `lives` denies are forgotten.
+    pub(crate) fn take_reports(&mut self, lives: impl Fn(u64) -> bool) -> Vec<Report> {
         self.told.clear();
-        std::mem::take(&mut self.reports)
+        let mut reports = std::mem::take(&mut self.reports);
+        let named = |o: &mut Operation| {
+            if let Some((name, first)) = o.queue.and_then(|q| self.names.get(&q)) {
+                o.stream = Some(name.clone());
+                o.index = o.index.saturating_sub(*first);
+            }
+        };
+        for report in &mut reports {
+            report.first.as_mut().map(named);
+            named(&mut report.second);
+        }
+        self.names.retain(|&queue, _| lives(queue));
+        reports
+    }
+
+    /// Names a queue, whose indices begin behind `first`.
+    pub(crate) fn name(&mut self, queue: u64, name: Arc<str>, first: u64) {
+        if self.on {
+            self.names.insert(queue, (name, first));
+        }
+    }
+
+    /// Reports that a kernel wrote what it declares to read.
+    pub(crate) fn wrote(&mut self, second: Operation, binding: (usize, u64), addr: u64, bytes: u64) {
+        let before = self.reports.len();
+        self.report(ReportKind::WroteReadOnly, None, second, addr, bytes);
+        if let Some(report) = self.reports.get_mut(before) {
+            report.binding = Some(binding);
+        }
     }
 
     pub(crate) fn report(
@@ -263,7 +341,7 @@ impl Detector {
         }
         let key = (kind, first.as_ref().map(|o| (o.queue, o.index)), second.queue, second.index);
         if self.told.insert(key) {
-            self.reports.push(Report { kind, first, second, addr, bytes });
+            self.reports.push(Report { kind, first, second, addr, bytes, binding: None });
         }
     }
 

@@ -88,8 +88,13 @@ impl Machine {
     pub fn queue_fail(&self, queue: QueueId, cause: Error) -> Result<()> {
         let mut state = self.lock();
         let index = state.queue(queue)?.over;
-        let operation =
-            super::Operation { name: "queue failed by the host".into(), queue: Some(queue.0), index, node: None };
+        let operation = super::Operation {
+            name: "queue failed by the host".into(),
+            queue: Some(queue.0),
+            stream: None,
+            index,
+            node: None,
+        };
         state.fail(queue, QueueFailure { operation, cause });
         Ok(())
     }
@@ -132,12 +137,24 @@ impl Machine {
         result
     }
 
-    /// Names a queue in faults: `sim:0 line3` instead of `queue 3`.
+    /// Names a queue in faults and reports: `sim:0 stream 3` instead of `queue 3`.
     ///
     /// # Errors
     /// `NotFound`.
     pub fn queue_set_name(&self, queue: QueueId, name: &str) -> Result<()> {
-        self.lock().queue(queue)?.name = name.into();
+        self.queue_set_name_from(queue, name, 0)
+    }
+
+    /// The same for a queue whose commands are enqueued under indices that begin behind `first`
+    /// ([`submit_as`](Self::submit_as)): reports count from there.
+    ///
+    /// # Errors
+    /// `NotFound`.
+    pub fn queue_set_name_from(&self, queue: QueueId, name: &str, first: u64) -> Result<()> {
+        let mut state = self.lock();
+        let name: Arc<str> = name.into();
+        state.queue(queue)?.name = name.clone();
+        state.detector.name(queue.0, name, first);
         Ok(())
     }
 

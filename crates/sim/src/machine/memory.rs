@@ -290,7 +290,7 @@ impl State {
             return;
         }
         self.host_accesses += 1;
-        let second = Operation { name: by.into(), queue: None, index: self.host_accesses, node: None };
+        let second = Operation { name: by.into(), queue: None, stream: None, index: self.host_accesses, node: None };
         let mut first = Vec::new();
         if accesses {
             first = self.detector.unknown(&self.host, gone.key, gone.bytes);
@@ -306,6 +306,7 @@ impl State {
                     first.push(Operation {
                         name: entry.action.name(),
                         queue: Some(id.0),
+                        stream: None,
                         index: entry.index,
                         node: None,
                     });

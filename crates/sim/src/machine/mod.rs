@@ -550,7 +550,9 @@ impl Machine {
     /// What the race detector found since the last call, at most 1,024 reports.
     #[must_use]
     pub fn take_reports(&self) -> Vec<Report> {
-        self.lock().detector.take_reports()
+        let mut state = self.lock();
+        let State { detector, queues, .. } = &mut *state;
+        detector.take_reports(|queue| queues.contains_key(&QueueId(queue)))
     }
 
     /// What ran since the last call, where [`MachineConfig::trace`] is on.

@@ -89,7 +89,7 @@ impl Place {
     /// The operation, with the node's number in its own graph.
     fn operation(&self) -> Operation {
         let node = self.node.map(|n| n.2);
-        Operation { name: self.name.clone(), queue: Some(self.queue.0), index: self.index, node }
+        Operation { name: self.name.clone(), queue: Some(self.queue.0), stream: None, index: self.index, node }
     }
 }
 
@@ -249,17 +249,22 @@ impl State {
     }
 
     /// What heads wait for, for people; `None` for one that does not.
-    pub(super) fn waits_for(&self, id: QueueId, q: &Queue) -> Option<String> {
+    pub(super) fn waits_for(&self, q: &Queue) -> Option<String> {
         let head = q.entries.front()?;
         let what = match &head.action {
-            Action::WaitValue { addr, value } => format!("{value} at {addr:#x}, now {:?}", self.word(*addr)),
-            Action::WaitSemaphore(s, value) => {
-                format!("{value} of {s:?}, now {:?}", self.semaphores.get(s).map(|s| s.value))
+            Action::WaitValue { addr, value } => {
+                let now =
+                    self.word(*addr).map_or_else(|| "which is not mapped".to_owned(), |w| format!("which is {w}"));
+                format!("the word at {addr:#x}, {now}, to reach {value}")
             }
+            Action::WaitSemaphore(s, value) => match self.semaphores.get(s) {
+                Some(at) => format!("semaphore {} to go from {} to {value}", s.0, at.value),
+                None => format!("semaphore {}, which is gone, to reach {value}", s.0),
+            },
             Action::Graph(g) => format!("{} nodes of a graph", g.left),
             other => other.name().to_string(),
         };
-        Some(format!("{id:?}, submission {}: {what}", head.index))
+        Some(format!("{}, submission {}, waits for {what}", q.name, head.index))
     }
 
     /// Runs the head of a queue.
@@ -457,7 +462,7 @@ impl State {
             }
             _ => self.over(id),
         }
-        let operation = Operation { name, queue: Some(id.0), index, node: label };
+        let operation = Operation { name, queue: Some(id.0), stream: None, index, node: label };
         self.ran(operation.clone(), nanos);
         if let Some(text) = panic {
             let cause = self.fault(&operation, format!("panicked: {text}"));
@@ -650,6 +655,7 @@ impl State {
             bindings.push(Binding { addr: at, ..*b });
             all.push((parts, b.access));
         }
+        let watched = self.watch(&call, &bindings, &all);
         let launch = Launch {
             name: &call.kernel.name,
             device: place.device,
@@ -663,6 +669,7 @@ impl State {
             KernelBody::Run(f) => f(&launch).map(Poll::Ready),
             KernelBody::Poll(f) => f(&launch),
         }));
+        self.compare(place, &call, &bindings, watched);
         match ran {
             Ok(Ok(Poll::Pending)) => return Outcome::Pending(Action::Kernel(call)),
             Ok(Ok(Poll::Ready(()))) => {}
@@ -674,6 +681,48 @@ impl State {
         }
         let bytes: u64 = call.bindings.iter().map(|b| b.len).sum();
         Outcome::Done(KERNEL_NANOS + blocks + bytes / 64 + self.rng.below(64) as u64)
+    }
+
+    /// What a kernel reads, as it is before it runs, by binding; what it only writes is poisoned, so that a kernel which reads it
+    /// shows. Nothing of kernels that wait for others meanwhile, of host memory, or of bindings that overlap one that is written.
+    fn watch(&self, call: &KernelCall, bindings: &[Binding], parts: &[(Vec<Part>, Access)]) -> Vec<(usize, Vec<u8>)> {
+        let mut read = Vec::new();
+        if !self.detector.on || matches!(call.kernel.spec.body, KernelBody::Poll(_)) {
+            return read;
+        }
+        for (i, b) in bindings.iter().enumerate().filter(|(_, b)| b.len != 0 && b.access != Access::ReadWrite) {
+            let own = parts[i].0.iter().all(|p| p.key >= STORE);
+            let shared = |(j, other): (usize, &Binding)| {
+                j != i && (b.access.writes() || other.access.writes()) && b.overlaps(other)
+            };
+            if !own || bindings.iter().enumerate().any(shared) {
+                continue;
+            }
+            let (at, len) = (std::ptr::with_exposed_provenance_mut::<u8>(b.addr as usize), b.len as usize);
+            // SAFETY: the binding was resolved to so many mapped bytes just now, which the lock keeps; queues run one at a time.
+            unsafe {
+                if b.access == Access::Read {
+                    read.push((i, std::slice::from_raw_parts(at, len).to_vec()));
+                } else {
+                    at.write_bytes(POISON, len);
+                }
+            }
+        }
+        read
+    }
+
+    /// Reports what a kernel has written although it declares to read it.
+    fn compare(&mut self, place: &Place, call: &KernelCall, bindings: &[Binding], watched: Vec<(usize, Vec<u8>)>) {
+        for (i, before) in watched {
+            let at = std::ptr::with_exposed_provenance::<u8>(bindings[i].addr as usize);
+            // SAFETY: the bytes that `watch` has read, under the same lock.
+            let now = unsafe { std::slice::from_raw_parts(at, before.len()) };
+            let differs = |(a, b): (&u8, &u8)| a != b;
+            let Some(from) = std::iter::zip(now, &before).position(differs) else { continue };
+            let to = std::iter::zip(now, &before).rposition(differs).map_or(from, |last| last + 1);
+            let addr = call.bindings[i].addr + from as u64;
+            self.detector.wrote(place.operation(), (i, from as u64), addr, (to - from) as u64);
+        }
     }
 
     fn copy(&mut self, place: &Place, c: Transfer) -> Result<(), String> {
@@ -765,7 +814,7 @@ impl State {
         for (id, q) in &self.queues {
             for entry in q.entries.iter().filter(|e| e.regions.iter().any(|r| r.1 == gone.region)) {
                 let name = entry.action.name();
-                first.push(Operation { name, queue: Some(id.0), index: entry.index, node: None });
+                first.push(Operation { name, queue: Some(id.0), stream: None, index: entry.index, node: None });
             }
         }
         for operation in first {
@@ -797,6 +846,9 @@ fn result(result: Result<(), String>, nanos: u64) -> Outcome {
         Err(e) => Outcome::Fault(e),
     }
 }
+
+/// What memory that a kernel is about to write holds before it runs: NaN in every type of floats, −1 in integers.
+const POISON: u8 = 0xff;
 
 /// Virtual nanoseconds of an operation's beginning.
 const KERNEL_NANOS: u64 = 2_000;

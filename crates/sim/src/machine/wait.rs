@@ -307,7 +307,7 @@ impl State {
 
     /// Who waits for what, for people.
     fn waiting(&self) -> String {
-        let all: Vec<String> = self.queues.iter().filter_map(|(&id, q)| self.waits_for(id, q)).collect();
+        let all: Vec<String> = self.queues.values().filter_map(|q| self.waits_for(q)).collect();
         if all.is_empty() { "nothing is pending".to_owned() } else { all.join("; ") }
     }
 }

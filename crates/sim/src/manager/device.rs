@@ -12,6 +12,7 @@ use super::pipeline::{Kernels, PipelineManager};
 use super::stream::StreamManager;
 use crate::machine::{KernelCall, Machine, QueueId, SemaphoreId, Stepping};
 use leasehold_alloc::AllocatorCell;
+use leasehold_core::sync::atomic::AtomicU64;
 use leasehold_core::sync::{Arc, Mutex};
 use leasehold_core::{
     DeviceHandle, Error, Fate, Fault, FixedSlotStore, Handle, Index, Lease, Line, LineId, LineOwner, Point, PoolStats,
@@ -37,6 +38,8 @@ pub(crate) struct Common {
     semaphores: Arc<Mutex<BTreeMap<LineId, SemaphoreId>>>,
     /// Lines of all streams that exist, the retired ones too. The streams, and the work that they were given, own them.
     pub(crate) lines: Mutex<Vec<(&'static Line, Weak<LineOwner>)>>,
+    /// Streams made so far, by which they are named.
+    pub(crate) made: AtomicU64,
     /// The line of each queue.
     running: Mutex<BTreeMap<QueueId, &'static Line>>,
     /// Points of other backends that streams wait for, of all devices of the backend: somebody has to see to it that they are published.
@@ -247,6 +250,7 @@ impl DeviceState {
             kernels: Kernels::default(),
             semaphores: devices.semaphores.clone(),
             lines: Mutex::new(Vec::new()),
+            made: AtomicU64::new(0),
             running: Mutex::new(BTreeMap::new()),
             foreign: devices.foreign.clone(),
         });

@@ -11,6 +11,7 @@
 
 use super::device::Common;
 use crate::machine::{Command, EventId, ExecId, FillCall, QueueId, SemaphoreId, Transfer};
+use leasehold_core::sync::atomic::Ordering;
 use leasehold_core::sync::{Arc, Mutex};
 use leasehold_core::{
     Error, Fate, Handle, Lease, Line, LineOwner, Point, PoolConfig, PoolManager, PoolStats, Resource, Result,
@@ -41,7 +42,9 @@ impl StreamState {
         };
         let line = owner.line();
         common.enter(queue, line);
-        common.machine.queue_set_name(queue, &format!("{} {:?}", common.name, line.id()))?;
+        let name = format!("{} stream {}", common.name, common.made.fetch_add(1, Ordering::Relaxed));
+        // A line's values go on where its last stream left them.
+        common.machine.queue_set_name_from(queue, &name, line.submitted())?;
         let publisher = common.clone();
         owner.set_publisher(Some(Arc::new(move |value, timeout| {
             // What stays open shows in the line, which the caller looks at.

@@ -1,8 +1,10 @@
 //! The race detector: each defect, planted, is found; without it nothing is.
 
-use crate::{config, copy, fill, launch, machine};
+use crate::{config, copy, fill, launch, machine, peek};
+use leasehold_hal::Access;
 use leasehold_sim::{
-    Command, FillCall, GRANULARITY, Machine, MachineConfig, Node, NodeId, QueueId, Report, ReportKind, Stepping,
+    Command, FillCall, GRANULARITY, KernelBody, KernelSpec, Machine, MachineConfig, Node, NodeId, QueueId, Report,
+    ReportKind, Stepping,
 };
 
 const N: u64 = 256;
@@ -376,4 +378,70 @@ fn what_it_remembers_stays_bounded() {
     let segments: usize = text.split("segments: ").nth(1).unwrap().split(',').next().unwrap().parse().unwrap();
     assert!(segments < 40_000, "{segments} segments");
     assert_eq!(m.take_reports(), []);
+}
+
+/// A machine with kernels that do not do what they declare, and memory of 64 bytes of 7.
+fn liar() -> (Machine, QueueId, u64) {
+    let m = machine(77);
+    let store = KernelBody::run(|launch| {
+        let (at, n) = launch.pointer::<u8>(0);
+        // SAFETY: the machine checked the binding.
+        unsafe { at.add(n / 2).write_bytes(9, 3) };
+        Ok(())
+    });
+    m.kernels().register("stores", KernelSpec::new(&[Access::Read], 0, store));
+    let bump = KernelBody::run(|launch| {
+        let (at, n) = launch.pointer::<u8>(0);
+        // SAFETY: the machine checked the binding.
+        (0..n).for_each(|i| unsafe { *at.add(i) = (*at.add(i)).wrapping_add(1) });
+        Ok(())
+    });
+    m.kernels().register("accumulates", KernelSpec::new(&[Access::Write], 0, bump));
+    let (q, at) = (m.queue_create(0).unwrap(), m.alloc(0, N).unwrap());
+    fill(&m, q, at, N, 7);
+    (m, q, at)
+}
+
+fn run_on(m: &Machine, q: QueueId, kernel: &str, at: u64, params: &[u8]) {
+    m.enqueue(q, Command::Kernel(launch(m, kernel, &[(at, N)], params))).unwrap();
+    m.queue_synchronize(q, None).unwrap();
+}
+
+#[test]
+fn a_kernel_that_writes_what_it_declares_to_read_is_reported() {
+    let (m, q, at) = liar();
+    m.queue_set_name(q, "copies").unwrap();
+    run_on(&m, q, "stores", at, &[]);
+    let report = only(m.take_reports(), ReportKind::WroteReadOnly);
+    assert_eq!((report.binding, report.addr, report.bytes), (Some((0, N / 2)), at + N / 2, 3));
+    let text = report.to_string();
+    assert!(text.contains("dispatch stores (copies, submission ") && text.contains("binding 0 at byte"), "{text}");
+}
+
+#[test]
+fn a_kernel_that_reads_what_it_declares_to_write_finds_poison() {
+    let (m, q, at) = liar();
+    run_on(&m, q, "accumulates", at, &[]);
+    assert_eq!(peek(&m, at, N as usize), [0; N as usize], "one more than the poison, not than what was there");
+    // Declared as it is, it finds what was there.
+    fill(&m, q, at, N, 7);
+    run_on(&m, q, "bump", at, &[1]);
+    assert_eq!(peek(&m, at, N as usize), [8; N as usize]);
+}
+
+#[test]
+fn a_report_names_the_queues_and_the_wait_that_is_missing() {
+    let found = (0..20).any(|seed| {
+        let (m, a, b, at) = two(seed);
+        m.queue_set_name(a, "producer").unwrap();
+        m.queue_set_name_from(b, "consumer", 100).unwrap();
+        m.submit_as(b, 101, vec![Command::Empty]).unwrap();
+        fill(&m, a, at, N, 1);
+        m.submit_as(b, 102, vec![Command::Fill(FillCall::linear(at, N, 2, 1))]).unwrap();
+        m.device_synchronize(0, None).unwrap();
+        let text = only(m.take_reports(), ReportKind::Unordered).to_string();
+        assert!(text.contains("(consumer, submission 2)") && text.contains("(producer, submission"), "{text}");
+        text.ends_with("; no wait of consumer for producer")
+    });
+    assert!(found, "the consumer never came second");
 }
