@@ -281,6 +281,8 @@ type Told = (ReportKind, Option<(Option<u64>, u64)>, Option<u64>, u64);
 #[derive(Default)]
 pub(crate) struct Detector {
     pub(crate) on: bool,
+    /// What memory that a kernel is about to write is filled with.
+    pub(crate) poison: Option<u8>,
     segments: BTreeMap<u64, Segment>,
     reports: Vec<Report>,
     told: BTreeSet<Told>,
@@ -290,8 +292,8 @@ pub(crate) struct Detector {
 }
 
 impl Detector {
-    pub(crate) fn new(on: bool) -> Self {
-        Self { on, compact_at: 4096, ..Self::default() }
+    pub(crate) fn new(on: bool, poison: Option<u8>) -> Self {
+        Self { on, poison, compact_at: 4096, ..Self::default() }
     }
 
     /// The reports, with the names that queues were given. Those that `lives` denies are forgotten.

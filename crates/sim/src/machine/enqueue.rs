@@ -137,24 +137,24 @@ impl Machine {
         result
     }
 
-    /// Names a queue in faults and reports: `sim:0 stream 3` instead of `queue 3`.
+    /// Names a queue in faults and reports: `copies` instead of `queue 3`.
     ///
     /// # Errors
     /// `NotFound`.
     pub fn queue_set_name(&self, queue: QueueId, name: &str) -> Result<()> {
-        self.queue_set_name_from(queue, name, 0)
+        self.lock().queue(queue)?.name = name.into();
+        self.queue_report_as(queue, name, 0)
     }
 
-    /// The same for a queue whose commands are enqueued under indices that begin behind `first`
+    /// Names a queue in reports alone, whose commands are enqueued under indices that begin behind `first`
     /// ([`submit_as`](Self::submit_as)): reports count from there.
     ///
     /// # Errors
     /// `NotFound`.
-    pub fn queue_set_name_from(&self, queue: QueueId, name: &str, first: u64) -> Result<()> {
+    pub fn queue_report_as(&self, queue: QueueId, name: &str, first: u64) -> Result<()> {
         let mut state = self.lock();
-        let name: Arc<str> = name.into();
-        state.queue(queue)?.name = name.clone();
-        state.detector.name(queue.0, name, first);
+        state.queue(queue)?;
+        state.detector.name(queue.0, name.into(), first);
         Ok(())
     }
 

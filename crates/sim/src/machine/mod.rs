@@ -106,7 +106,9 @@ pub struct MachineConfig {
     pub count_calls: bool,
     /// Whether the race detector is on.
     pub detect: bool,
-    /// What new memory of devices is filled with, instead of zeros: whoever reads what nobody wrote then notices.
+    /// What new memory of devices is filled with, instead of zeros: whoever reads what nobody wrote then notices. With the race detector
+    /// on, also what a kernel declares to write, before it runs: a kernel that reads it notices, and so does a caller that counts on bytes
+    /// which the kernel leaves out.
     pub poison: Option<u8>,
     /// Whether commands that ran are remembered for [`Machine::take_trace`].
     pub trace: bool,
@@ -409,7 +411,7 @@ impl Machine {
             faults: Faults::new(config.faults.clone()),
             disturb: None,
             space: Space::new(config.devices, config.memory, config.pinned, config.poison)?,
-            detector: Detector::new(config.detect),
+            detector: Detector::new(config.detect, config.poison),
             queues: BTreeMap::new(),
             agents: Vec::new(),
             next_agent: 1,

@@ -44,7 +44,8 @@ impl StreamState {
         common.enter(queue, line);
         let name = format!("{} stream {}", common.name, common.made.fetch_add(1, Ordering::Relaxed));
         // A line's values go on where its last stream left them.
-        common.machine.queue_set_name_from(queue, &name, line.submitted())?;
+        common.machine.queue_set_name(queue, &format!("{} {:?}", common.name, line.id()))?;
+        common.machine.queue_report_as(queue, &name, line.submitted())?;
         let publisher = common.clone();
         owner.set_publisher(Some(Arc::new(move |value, timeout| {
             // What stays open shows in the line, which the caller looks at.

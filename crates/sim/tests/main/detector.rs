@@ -382,7 +382,7 @@ fn what_it_remembers_stays_bounded() {
 
 /// A machine with kernels that do not do what they declare, and memory of 64 bytes of 7.
 fn liar() -> (Machine, QueueId, u64) {
-    let m = machine(77);
+    let m = Machine::new(config(77).poison(0xff)).unwrap();
     let store = KernelBody::run(|launch| {
         let (at, n) = launch.pointer::<u8>(0);
         // SAFETY: the machine checked the binding.
@@ -434,7 +434,7 @@ fn a_report_names_the_queues_and_the_wait_that_is_missing() {
     let found = (0..20).any(|seed| {
         let (m, a, b, at) = two(seed);
         m.queue_set_name(a, "producer").unwrap();
-        m.queue_set_name_from(b, "consumer", 100).unwrap();
+        m.queue_report_as(b, "consumer", 100).unwrap();
         m.submit_as(b, 101, vec![Command::Empty]).unwrap();
         fill(&m, a, at, N, 1);
         m.submit_as(b, 102, vec![Command::Fill(FillCall::linear(at, N, 2, 1))]).unwrap();
