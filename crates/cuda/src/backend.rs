@@ -174,7 +174,8 @@ impl DeviceState {
         }
         let core = self.primary().core();
         if let Some(other) = shared.primary(peer) {
-            core.door.within(|ops| ops.enable_peer(other.door.native()))?;
+            // SAFETY: the other door holds its context, and is held here.
+            core.door.within(|ops| unsafe { ops.enable_peer(other.door.native()) })?;
         } else {
             return Err(Error::state(format!("{}: open it first", DeviceId::cuda(peer))));
         }
@@ -182,7 +183,9 @@ impl DeviceState {
         let mut who = shared.guests(peer);
         who.insert(0, peer);
         let opened = mapped.iter().try_for_each(|&(addr, bytes)| {
-            match core.door.within(|ops| ops.set_access(addr, bytes, &who)) {
+            // SAFETY: a piece that its device's table says is mapped; one that was unmapped
+            // meanwhile is refused by the driver.
+            match core.door.within(|ops| unsafe { ops.set_access(addr, bytes, &who) }) {
                 // Given back meanwhile.
                 Err(Error::Driver { .. }) if !shared.has_piece(peer, addr) => Ok(()),
                 other => other,
@@ -239,11 +242,14 @@ unsafe impl Device for DeviceState {
     }
 
     unsafe fn elapsed(&self, start: &Timestamp, end: &Timestamp) -> Result<Duration> {
-        self.primary().events().elapsed(start, end)
+        // SAFETY: the caller vouches that both stamps are leased from this device, by the trait's contract.
+        unsafe { self.primary().events().elapsed(start, end) }
     }
 
     unsafe fn instantiate(&self, plan: Plan) -> Result<Lease<dyn GraphExec>> {
-        Ok(Lease::map(self.primary().graphs().instantiate(plan)?, |g| g as &dyn GraphExec))
+        // SAFETY: the caller vouches for the plan, by the trait's contract.
+        let graph = unsafe { self.primary().graphs().instantiate(plan) }?;
+        Ok(Lease::map(graph, |g| g as &dyn GraphExec))
     }
 
     fn gate(&self) -> Result<Lease<dyn Gate>> {

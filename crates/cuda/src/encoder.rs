@@ -202,20 +202,25 @@ impl<'a> Encoder<'a> {
     }
 
     /// One operation.
+    ///
+    /// # Safety
+    /// - The memory that it names may be used until its submission is over.
     #[inline]
-    pub(crate) fn encode(&mut self, op: &Op<'_>, ready: Ready) -> Result<()> {
+    pub(crate) unsafe fn encode(&mut self, op: &Op<'_>, ready: Ready) -> Result<()> {
         match op {
-            Op::Dispatch(d) => self.dispatch(d),
-            Op::Copy(c) => self.copy(c),
+            // SAFETY: the caller vouches for the bindings' memory.
+            Op::Dispatch(d) => unsafe { self.dispatch(d) },
+            // SAFETY: the caller vouches for both ranges.
+            Op::Copy(c) => unsafe { self.copy(c) },
             Op::Fill(f) if f.bytes == 0 => Ok(()),
             Op::Fill(f) => {
-                // SAFETY: the submitter's promise about memory.
+                // SAFETY: the caller vouches for the range until the submission is over.
                 self.took(unsafe { self.ops.fill(self.stream, &native_fill(f)) })
             }
             Op::Upload(u) => {
                 if u.bytes != 0 {
                     let copy = NativeCopy::linear(CopyKind::HostToDevice, u.dst, u.src as u64, u.bytes);
-                    // SAFETY: as above.
+                    // SAFETY: the caller vouches for source and target until the submission is over.
                     self.took(unsafe { self.ops.copy(self.stream, &copy) })?;
                 }
                 if let Some(keep) = u.keep {
@@ -227,16 +232,20 @@ impl<'a> Encoder<'a> {
                 }
                 Ok(())
             }
-            Op::Download(d) => self.download(d, ready),
+            // SAFETY: the caller vouches for source and destination.
+            Op::Download(d) => unsafe { self.download(d, ready) },
             Op::Stamp(stamp) => {
                 stamp.clear();
-                self.took(self.ops.event_record(NativeEvent(stamp.native()), self.stream))?;
+                // SAFETY: a time stamp of this context, which the submission's promise keeps alive;
+                // the stream is this one's own.
+                self.took(unsafe { self.ops.event_record(NativeEvent(stamp.native()), self.stream) })?;
                 self.host.leave(self.value, Item::Stamp((*stamp).clone()));
                 Ok(())
             }
             Op::Wait(_) => match ready {
                 Ready::Event(event, passed) => {
-                    self.took(self.ops.stream_wait_event(self.stream, event.native))?;
+                    // SAFETY: the mark is leased, and the stream is this one's own.
+                    self.took(unsafe { self.ops.stream_wait_event(self.stream, event.native) })?;
                     self.host.leave(self.value, passed);
                     Ok(())
                 }
@@ -246,7 +255,8 @@ impl<'a> Encoder<'a> {
                 // SAFETY: graphs of a submission belong to this device (the submitter's promise), whose execs give their own address.
                 let program = unsafe { Program::of(exec) };
                 if !program.is_empty() {
-                    self.took(program.launch(0, self.ops, self.stream))?;
+                    // SAFETY: the caller vouches for the graph's memory; the item below keeps the graph.
+                    self.took(unsafe { program.launch(0, self.ops, self.stream) })?;
                     self.host.leave(self.value, Item::Graph { exec: (*exec).clone(), segment: 0 });
                 }
                 Ok(())
@@ -261,28 +271,33 @@ impl<'a> Encoder<'a> {
         result
     }
 
+    /// # Safety
+    /// - As [`encode`](Self::encode).
     #[inline]
-    fn dispatch(&mut self, d: &Dispatch<'_>) -> Result<()> {
+    unsafe fn dispatch(&mut self, d: &Dispatch<'_>) -> Result<()> {
         if d.grid.contains(&0) {
             return Ok(());
         }
         let mut arguments = Arguments::new();
         let args = arguments.fill(d)?;
-        // SAFETY: the submitter's promise; numbers and sizes were checked against the pipeline, and those against the function.
+        // SAFETY: the caller vouches for the bindings' memory; numbers and sizes were checked against the pipeline, and those
+        // against the function.
         self.took(unsafe { self.ops.launch(self.stream, &launch(d, args)) })
     }
 
-    fn copy(&mut self, c: &Copy2d) -> Result<()> {
+    /// # Safety
+    /// - As [`encode`](Self::encode).
+    unsafe fn copy(&mut self, c: &Copy2d) -> Result<()> {
         if c.width == 0 || c.rows == 0 {
             return Ok(());
         }
         match route(self.core, c)? {
-            // SAFETY: the submitter's promise about memory.
+            // SAFETY: the caller vouches for both ranges until the submission is over.
             Route::Direct(copy) => self.took(unsafe { self.ops.copy(self.stream, &copy) }),
             Route::Rows(kind) => {
                 for row in 0..c.rows {
                     let (to, from) = (c.dst + row * c.dst_pitch, c.src + row * c.src_pitch);
-                    // SAFETY: as above.
+                    // SAFETY: a row of ranges that the caller vouches for.
                     self.took(unsafe { self.ops.copy(self.stream, &NativeCopy::linear(kind, to, from, c.width)) })?;
                 }
                 Ok(())
@@ -290,7 +305,7 @@ impl<'a> Encoder<'a> {
             Route::Peer(dst, src) => {
                 for row in 0..c.rows {
                     let (to, from) = (c.dst + row * c.dst_pitch, c.src + row * c.src_pitch);
-                    // SAFETY: as above; the contexts are those of the addresses' devices.
+                    // SAFETY: a row of ranges that the caller vouches for; the contexts are those of the addresses' devices.
                     self.took(unsafe { self.ops.copy_peer(self.stream, (to, dst), (from, src), c.width) })?;
                 }
                 Ok(())
@@ -298,7 +313,9 @@ impl<'a> Encoder<'a> {
         }
     }
 
-    fn download(&mut self, d: &Download<'_>, ready: Ready) -> Result<()> {
+    /// # Safety
+    /// - As [`encode`](Self::encode).
+    unsafe fn download(&mut self, d: &Download<'_>, ready: Ready) -> Result<()> {
         let keep = d.keep.cloned();
         if d.bytes == 0 {
             return Ok(());
@@ -306,13 +323,13 @@ impl<'a> Encoder<'a> {
         match ready {
             Ready::Staging(staging) => {
                 let copy = NativeCopy::linear(CopyKind::DeviceToHost, staging.addr(), d.src, d.bytes);
-                // SAFETY: the submitter's promise about device memory; the staging memory is kept by the item.
+                // SAFETY: the caller vouches for the device memory; the item keeps the staging memory.
                 self.took(unsafe { self.ops.copy(self.stream, &copy) })?;
                 self.host.leave(self.value, Item::Land { staging, dst: HostAddress(d.dst), bytes: d.bytes, keep });
             }
             _ => {
                 let copy = NativeCopy::linear(CopyKind::DeviceToHost, d.dst as u64, d.src, d.bytes);
-                // SAFETY: as above; the destination is pinned and the submitter's.
+                // SAFETY: the caller vouches for the device memory and for the destination, which is pinned.
                 self.took(unsafe { self.ops.copy(self.stream, &copy) })?;
                 if let Some(keep) = keep {
                     self.host.leave(self.value, Item::Keep(keep));

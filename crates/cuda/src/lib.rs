@@ -7,15 +7,15 @@
 //!
 //! This crate must not hold operators, and nothing but the registration of backends may name it.
 
-pub mod allocator;
+pub(crate) mod allocator;
 pub mod backend;
 pub mod config;
-pub mod conv;
+pub(crate) mod conv;
 #[cfg(feature = "planted-defects")]
 pub mod defects;
 pub mod driver;
 mod encoder;
-pub mod engine;
+pub(crate) mod engine;
 pub mod manager;
 
 pub use backend::CudaBackend;

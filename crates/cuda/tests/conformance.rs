@@ -181,7 +181,9 @@ impl Factory for Simulated {
         let current = driver.current().ok().filter(|c| !c.is_null())?;
         (0..2).find_map(|ordinal| {
             let primary = driver.primary_retain(ordinal).ok()?;
-            driver.primary_release(ordinal).ok()?;
+            // SAFETY: the simulated driver looks every handle and address up, and refuses what it
+            // does not know.
+            unsafe { driver.primary_release(ordinal) }.ok()?;
             (primary == current).then(|| DeviceId::cuda(ordinal))
         })
     }
@@ -191,13 +193,21 @@ impl Factory for Simulated {
         Some(ForeignCall::new("forks", Vec::new(), move |stream| {
             let (stream, event) = (NativeStream(stream), driver.event_create(EventFlags::default())?);
             let beside = driver.stream_create(0)?;
-            driver.event_record(event, stream)?;
-            let forked = driver.stream_wait_event(beside, event).and_then(|()| {
+            // SAFETY: the simulated driver looks every handle and address up, and refuses what it
+            // does not know.
+            unsafe { driver.event_record(event, stream) }?;
+            // SAFETY: the simulated driver looks every handle and address up, and refuses what it
+            // does not know.
+            let forked = unsafe { driver.stream_wait_event(beside, event) }.and_then(|()| {
                 // SAFETY: nothing is filled.
                 unsafe { driver.fill(beside, &NativeFill { dst: 0, value: 0, width: 1, count: 0 }) }
             });
-            driver.stream_destroy(beside)?;
-            driver.event_destroy(event)?;
+            // SAFETY: the simulated driver looks every handle and address up, and refuses what it
+            // does not know.
+            unsafe { driver.stream_destroy(beside) }?;
+            // SAFETY: the simulated driver looks every handle and address up, and refuses what it
+            // does not know.
+            unsafe { driver.event_destroy(event) }?;
             forked
         }))
     }

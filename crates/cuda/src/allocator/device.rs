@@ -82,12 +82,6 @@ impl DeviceBacking {
         Ok(Self { door, shared, source, granule, physical, stream: Mutex::new(None), calls: AtomicU64::new(0) })
     }
 
-    /// Where its memory comes from.
-    #[must_use]
-    pub fn source(&self) -> MemorySource {
-        self.source
-    }
-
     fn calls(&self, n: u64) {
         self.calls.fetch_add(n, Ordering::Relaxed);
     }
@@ -106,7 +100,8 @@ impl DeviceBacking {
         let result = calls(stream);
         let extra = self.stream.lock().replace(stream);
         if let Some(extra) = extra {
-            self.door.leave_behind(|ops| ops.stream_destroy(extra));
+            // SAFETY: the pool's own stream, taken out of its place: nobody else has it.
+            self.door.leave_behind(|ops| unsafe { ops.stream_destroy(extra) });
         }
         result
     }
@@ -141,10 +136,14 @@ unsafe impl Backing for DeviceBacking {
         let addr = match self.source {
             MemorySource::Pool => self.with_stream(|stream| {
                 self.door.within(|ops| {
-                    let addr = ops.alloc_async(bytes, stream)?;
+                    // SAFETY: the pool's own stream, which is this call's alone meanwhile.
+                    let addr = unsafe { ops.alloc_async(bytes, stream) }?;
                     // Other streams may use it from now on.
-                    if let Err(e) = ops.stream_synchronize(stream) {
-                        let _ = ops.free_async(addr, stream);
+                    // SAFETY: the pool's own stream, which is this call's alone meanwhile.
+                    if let Err(e) = unsafe { ops.stream_synchronize(stream) } {
+                        // SAFETY: the memory came from this pool; the allocator gives it back once,
+                        // when no work uses it.
+                        let _ = unsafe { ops.free_async(addr, stream) };
                         return Err(e);
                     }
                     Ok(addr)
@@ -161,11 +160,16 @@ unsafe impl Backing for DeviceBacking {
         match self.source {
             MemorySource::Pool => self.with_stream(|stream| {
                 self.door.give_back(|ops| {
-                    ops.free_async(chunk.addr, stream)?;
-                    ops.stream_synchronize(stream)
+                    // SAFETY: the memory came from this pool; the allocator gives it back once,
+                    // when no work uses it.
+                    unsafe { ops.free_async(chunk.addr, stream) }?;
+                    // SAFETY: the pool's own stream, which is this call's alone meanwhile.
+                    unsafe { ops.stream_synchronize(stream) }
                 })
             })?,
-            _ => self.door.give_back(|ops| ops.free(chunk.addr))?,
+            // SAFETY: the memory came from `alloc`; the allocator gives it back once, when no work
+            // uses it.
+            _ => self.door.give_back(|ops| unsafe { ops.free(chunk.addr) })?,
         }
         self.shared.remove_range(chunk.addr);
         Ok(())
@@ -174,7 +178,9 @@ unsafe impl Backing for DeviceBacking {
     unsafe fn release(&self, addr: u64, bytes: u64) {
         self.calls(1);
         self.shared.remove_range(addr);
-        self.door.leave_behind(|ops| ops.address_free(addr, bytes));
+        // SAFETY: the reservation is this backing's; the allocator gives it back once, with nothing
+        // mapped in it.
+        self.door.leave_behind(|ops| unsafe { ops.address_free(addr, bytes) });
     }
 
     fn create(&self, bytes: u64) -> Result<u64> {
@@ -184,12 +190,14 @@ unsafe impl Backing for DeviceBacking {
 
     unsafe fn destroy(&self, handle: u64, _: u64) -> Result<()> {
         self.calls(1);
-        self.door.give_back(|ops| ops.memory_release(NativeMemory(handle)))
+        // SAFETY: the handle came from `create`; the allocator gives it back once.
+        self.door.give_back(|ops| unsafe { ops.memory_release(NativeMemory(handle)) })
     }
 
     unsafe fn map(&self, at: u64, handle: u64, bytes: u64) -> Result<()> {
         self.calls(1);
-        self.door.within(|ops| ops.map(at, bytes, NativeMemory(handle)))?;
+        // SAFETY: the allocator maps handles of this backing into reservations of this backing.
+        self.door.within(|ops| unsafe { ops.map(at, bytes, NativeMemory(handle)) })?;
         self.shared.mapped(self.door.ordinal(), at, bytes);
         Ok(())
     }
@@ -198,12 +206,15 @@ unsafe impl Backing for DeviceBacking {
         self.calls(1);
         let mut who = self.shared.guests(self.door.ordinal());
         who.insert(0, self.door.ordinal());
-        self.door.within(|ops| ops.set_access(at, bytes, &who))
+        // SAFETY: the range was mapped by this backing (the allocator's promise).
+        self.door.within(|ops| unsafe { ops.set_access(at, bytes, &who) })
     }
 
     unsafe fn unmap(&self, at: u64, bytes: u64) -> Result<()> {
         self.calls(1);
-        self.door.give_back(|ops| ops.unmap(at, bytes))?;
+        // SAFETY: the range was mapped by this backing, and no work uses it any more (the
+        // allocator's promise).
+        self.door.give_back(|ops| unsafe { ops.unmap(at, bytes) })?;
         self.shared.unmapped(self.door.ordinal(), at);
         Ok(())
     }
@@ -216,7 +227,9 @@ unsafe impl Backing for DeviceBacking {
             if addr.is_multiple_of(align.max(1)) {
                 return Ok(addr);
             }
-            ops.free(addr)?;
+            // SAFETY: the memory came from `alloc`; the allocator gives it back once, when no work
+            // uses it.
+            unsafe { ops.free(addr) }?;
             Err(Error::Unsupported(format!("an alignment of {align}: the driver gave {addr:#x}").into()))
         })?;
         self.shared.add_range(addr, bytes, self.place());
@@ -225,7 +238,9 @@ unsafe impl Backing for DeviceBacking {
 
     unsafe fn exact_free(&self, chunk: Chunk, _: u64) -> Result<()> {
         self.calls(1);
-        self.door.give_back(|ops| ops.free(chunk.addr))?;
+        // SAFETY: the memory came from `alloc`; the allocator gives it back once, when no work uses
+        // it.
+        self.door.give_back(|ops| unsafe { ops.free(chunk.addr) })?;
         self.shared.remove_range(chunk.addr);
         Ok(())
     }
@@ -238,7 +253,8 @@ unsafe impl Backing for DeviceBacking {
 impl Drop for DeviceBacking {
     fn drop(&mut self) {
         if let Some(stream) = self.stream.get_mut().take() {
-            self.door.leave_behind(|ops| ops.stream_destroy(stream));
+            // SAFETY: the pool's own stream, taken out of its place: nobody else has it.
+            self.door.leave_behind(|ops| unsafe { ops.stream_destroy(stream) });
         }
     }
 }

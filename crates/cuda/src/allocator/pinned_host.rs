@@ -66,7 +66,9 @@ unsafe impl Backing for PinnedBacking {
     unsafe fn decommit(&self, chunk: Chunk) -> Result<()> {
         self.calls.fetch_add(1, Ordering::Relaxed);
         self.shared.remove_range(chunk.addr);
-        let freed = self.door.give_back(|ops| ops.host_free(chunk.addr));
+        // SAFETY: the segment came from `host_alloc`; the allocator gives it back once, when nobody
+        // uses it.
+        let freed = self.door.give_back(|ops| unsafe { ops.host_free(chunk.addr) });
         if freed.is_err() {
             self.shared.add_range(chunk.addr, chunk.bytes, Place::Pinned);
         }

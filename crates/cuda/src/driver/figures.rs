@@ -11,6 +11,7 @@ use super::ops::{
     NativeGraphExec, NativeModule, NativeStream,
 };
 use super::trace::kernels::{Arguments, PTX};
+use super::vouched::Vouched;
 use leasehold_core::{Error, Result};
 use leasehold_hal::Access;
 use std::time::Instant;
@@ -86,7 +87,7 @@ impl Figure {
 
 /// A driver with what the loops need: a stream, an event, a kernel with three buffers, pinned and device memory.
 pub struct RawLoop<'a> {
-    ops: &'a dyn CudaSlowOps,
+    ops: Vouched<'a>,
     ordinal: u32,
     before: NativeContext,
     stream: NativeStream,
@@ -107,6 +108,8 @@ impl<'a> RawLoop<'a> {
     /// # Errors
     /// The driver's.
     pub fn new(ops: &'a dyn CudaSlowOps, ordinal: u32) -> Result<Self> {
+        // SAFETY: the loops use what is made here, which lives as long as they do, and are over before the drop gives it back.
+        let ops = unsafe { Vouched::new(ops) };
         let before = ops.current()?;
         ops.set_current(ops.primary_retain(ordinal)?)?;
         let module = ops.module_load(PTX.as_bytes())?;

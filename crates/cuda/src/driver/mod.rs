@@ -3,6 +3,7 @@
 //! | module | what |
 //! |---|---|
 //! | [`ops`] | [`CudaSlowOps`](ops::CudaSlowOps), the one door |
+//! | [`vouched`] | the same for a program that vouches for all its handles as a whole |
 //! | [`real`] | the vendor's driver, loaded at run time |
 //! | `sim` (feature `sim`) | the vendor's rules over a simulated machine |
 //! | `trace` (feature `traces`) | small programs that show what a driver does, and kernels for them |
@@ -24,6 +25,7 @@ pub mod real;
 pub mod sim;
 #[cfg(feature = "traces")]
 pub mod trace;
+pub mod vouched;
 
 use leasehold_core::{Birth, Error, Result};
 

@@ -9,7 +9,8 @@
 //! * **Threads.** Any thread, several at once. Calls on one stream are made under that stream's submission lock.
 //! * **Order of arguments.** As in the driver's API.
 //!
-//! Handles are plain words: they own nothing, and the managers make sure that they are destroyed once.
+//! Handles are plain words: they own nothing, anybody can make one up, and the managers make sure that they are destroyed once. So every
+//! method that takes a handle or an address is unsafe, and says what its caller vouches for.
 //!
 //! This module must not know managers.
 
@@ -286,25 +287,42 @@ pub trait ContextOps {
     fn primary_retain(&self, ordinal: u32) -> Result<NativeContext>;
 
     /// Gives one count back: `cuDevicePrimaryCtxRelease`. The last one ends the context and may block.
-    fn primary_release(&self, ordinal: u32) -> Result<()>;
+    ///
+    /// # Safety
+    /// - The count came from [`primary_retain`](Self::primary_retain), once; after the last one
+    ///   nothing that was made in the context is used.
+    unsafe fn primary_release(&self, ordinal: u32) -> Result<()>;
 
     /// A context of one's own, not current afterwards: `cuCtxCreate`, `cuCtxPopCurrent`. May block.
     fn context_create(&self, ordinal: u32) -> Result<NativeContext>;
 
     /// Ends an owned context: `cuCtxDestroy`. Waits for its work.
-    fn context_destroy(&self, context: NativeContext) -> Result<()>;
+    ///
+    /// # Safety
+    /// - `context` came from [`context_create`](Self::context_create), once; nothing that was made
+    ///   in it is used any more.
+    unsafe fn context_destroy(&self, context: NativeContext) -> Result<()>;
 
     /// The context that is current on this thread, or null: `cuCtxGetCurrent`. Does not block.
     fn current(&self) -> Result<NativeContext>;
 
     /// Makes a context (or, with null, none) current on this thread: `cuCtxSetCurrent`. Does not block.
-    fn set_current(&self, context: NativeContext) -> Result<()>;
+    ///
+    /// # Safety
+    /// - `context` is null, or a context of this driver that was not given back.
+    unsafe fn set_current(&self, context: NativeContext) -> Result<()>;
 
     /// Lets the current context reach memory of `peer`: `cuCtxEnablePeerAccess`. Already enabled (704) is `Ok`. May block.
-    fn enable_peer(&self, peer: NativeContext) -> Result<()>;
+    ///
+    /// # Safety
+    /// - `peer` is a context of this driver that was not given back.
+    unsafe fn enable_peer(&self, peer: NativeContext) -> Result<()>;
 
     /// Takes that back: `cuCtxDisablePeerAccess`. Not enabled (705) is `Ok`. May block.
-    fn disable_peer(&self, peer: NativeContext) -> Result<()>;
+    ///
+    /// # Safety
+    /// - `peer` is a context of this driver that was not given back.
+    unsafe fn disable_peer(&self, peer: NativeContext) -> Result<()>;
 
     /// Waits for all work of the current context: `cuCtxSynchronize`.
     fn context_synchronize(&self) -> Result<()>;
@@ -322,13 +340,23 @@ pub trait MemoryOps {
     fn alloc(&self, bytes: u64) -> Result<u64>;
 
     /// Gives it back: `cuMemFree`. Waits for the device.
-    fn free(&self, addr: u64) -> Result<()>;
+    ///
+    /// # Safety
+    /// - `addr` came from [`alloc`](Self::alloc), once, and no work uses the memory any more.
+    unsafe fn free(&self, addr: u64) -> Result<()>;
 
     /// Memory in stream order from the device's default pool: `cuMemAllocAsync`. Does not block.
-    fn alloc_async(&self, bytes: u64, stream: NativeStream) -> Result<u64>;
+    ///
+    /// # Safety
+    /// - `stream` is a stream of this driver that was not given up.
+    unsafe fn alloc_async(&self, bytes: u64, stream: NativeStream) -> Result<u64>;
 
     /// Gives it back in stream order: `cuMemFreeAsync`. Does not block.
-    fn free_async(&self, addr: u64, stream: NativeStream) -> Result<()>;
+    ///
+    /// # Safety
+    /// - `addr` came from [`alloc_async`](Self::alloc_async), once; only earlier work of this
+    ///   stream, or work that it waits for, uses the memory. `stream` was not given up.
+    unsafe fn free_async(&self, addr: u64, stream: NativeStream) -> Result<()>;
 
     /// How many bytes of the device's default pool stay when nobody uses them: `cuDeviceGetDefaultMemPool`, `cuMemPoolSetAttribute`. Does not block.
     fn pool_set_threshold(&self, ordinal: u32, bytes: u64) -> Result<()>;
@@ -343,28 +371,48 @@ pub trait MemoryOps {
     fn address_reserve(&self, bytes: u64, align: u64) -> Result<u64>;
 
     /// Gives addresses back: `cuMemAddressFree`. Nothing is mapped there. Does not block.
-    fn address_free(&self, addr: u64, bytes: u64) -> Result<()>;
+    ///
+    /// # Safety
+    /// - The range came from [`address_reserve`](Self::address_reserve), once, and is used by
+    ///   nobody any more.
+    unsafe fn address_free(&self, addr: u64, bytes: u64) -> Result<()>;
 
     /// Physical memory of a device: `cuMemCreate`. May block.
     fn memory_create(&self, ordinal: u32, bytes: u64) -> Result<NativeMemory>;
 
     /// Gives it back: `cuMemRelease`. The memory goes when its last mapping goes. May block.
-    fn memory_release(&self, memory: NativeMemory) -> Result<()>;
+    ///
+    /// # Safety
+    /// - `memory` came from [`memory_create`](Self::memory_create), once.
+    unsafe fn memory_release(&self, memory: NativeMemory) -> Result<()>;
 
     /// Maps a piece: `cuMemMap`. Nobody may touch it before [`set_access`](Self::set_access). Does not block.
-    fn map(&self, addr: u64, bytes: u64, memory: NativeMemory) -> Result<()>;
+    ///
+    /// # Safety
+    /// - The range lies in a reservation that is the caller's, and `memory` was not given back.
+    unsafe fn map(&self, addr: u64, bytes: u64, memory: NativeMemory) -> Result<()>;
 
     /// Unmaps a range of whole pieces: `cuMemUnmap`. No work uses it. May wait for the device.
-    fn unmap(&self, addr: u64, bytes: u64) -> Result<()>;
+    ///
+    /// # Safety
+    /// - The range was mapped by the caller, and no work uses it any more.
+    unsafe fn unmap(&self, addr: u64, bytes: u64) -> Result<()>;
 
     /// Lets these devices read and write the mapped range: `cuMemSetAccess`. May block.
-    fn set_access(&self, addr: u64, bytes: u64, ordinals: &[u32]) -> Result<()>;
+    ///
+    /// # Safety
+    /// - The range was mapped by the caller.
+    unsafe fn set_access(&self, addr: u64, bytes: u64, ordinals: &[u32]) -> Result<()>;
 
     /// Pinned host memory, reachable from every device at the same address: `cuMemHostAlloc` with PORTABLE and DEVICEMAP. May block.
     fn host_alloc(&self, bytes: u64, flags: HostFlags) -> Result<u64>;
 
     /// Gives it back: `cuMemFreeHost`. May wait for the device.
-    fn host_free(&self, addr: u64) -> Result<()>;
+    ///
+    /// # Safety
+    /// - `addr` came from [`host_alloc`](Self::host_alloc), once; neither work nor the host uses
+    ///   the memory any more.
+    unsafe fn host_free(&self, addr: u64) -> Result<()>;
 
     /// Pins memory that somebody else allocated: `cuMemHostRegister` with PORTABLE and DEVICEMAP. May block. Registered twice (712) is an error.
     ///
@@ -373,7 +421,10 @@ pub trait MemoryOps {
     unsafe fn host_register(&self, addr: u64, bytes: u64) -> Result<()>;
 
     /// Takes that back: `cuMemHostUnregister`. May wait for the device.
-    fn host_unregister(&self, addr: u64) -> Result<()>;
+    ///
+    /// # Safety
+    /// - `addr` was registered by the caller, and no work uses the memory any more.
+    unsafe fn host_unregister(&self, addr: u64) -> Result<()>;
 
     /// Reads a completion word in pinned memory: no driver call, one load with acquire order. The simulated driver steps first.
     ///
@@ -399,26 +450,50 @@ pub trait StreamOps {
     fn stream_create(&self, priority: i32) -> Result<NativeStream>;
 
     /// Gives a stream up; its work runs to the end: `cuStreamDestroy`. Does not block.
-    fn stream_destroy(&self, stream: NativeStream) -> Result<()>;
+    ///
+    /// # Safety
+    /// - `stream` came from [`stream_create`](Self::stream_create), once, and is not used any
+    ///   more.
+    unsafe fn stream_destroy(&self, stream: NativeStream) -> Result<()>;
 
     /// Whether all its work is over: `cuStreamQuery`. Does not block. Reports asynchronous failures.
-    fn stream_query(&self, stream: NativeStream) -> Result<Progress>;
+    ///
+    /// # Safety
+    /// - `stream` is a stream of this driver that was not given up.
+    unsafe fn stream_query(&self, stream: NativeStream) -> Result<Progress>;
 
     /// Waits for all its work: `cuStreamSynchronize`.
-    fn stream_synchronize(&self, stream: NativeStream) -> Result<()>;
+    ///
+    /// # Safety
+    /// - `stream` is a stream of this driver that was not given up.
+    unsafe fn stream_synchronize(&self, stream: NativeStream) -> Result<()>;
 
     /// Later work waits for the event's last record: `cuStreamWaitEvent`.
-    fn stream_wait_event(&self, stream: NativeStream, event: NativeEvent) -> Result<()>;
+    ///
+    /// # Safety
+    /// - `stream` and `event` are this driver's and were not given up.
+    unsafe fn stream_wait_event(&self, stream: NativeStream, event: NativeEvent) -> Result<()>;
 
     /// Writes a word when the stream gets there, after all earlier work, visible to the host: `cuStreamWriteValue64`.
-    fn stream_write_word(&self, stream: NativeStream, addr: u64, value: u64) -> Result<()>;
+    ///
+    /// # Safety
+    /// - `stream` was not given up; the word is aligned device or pinned memory that lives until
+    ///   it is written, and nobody reads it as anything but an atomic word.
+    unsafe fn stream_write_word(&self, stream: NativeStream, addr: u64, value: u64) -> Result<()>;
 
     /// Later work waits until the word is at least `value`: `cuStreamWaitValue64`.
-    fn stream_wait_word(&self, stream: NativeStream, addr: u64, value: u64) -> Result<()>;
+    ///
+    /// # Safety
+    /// - `stream` was not given up; the word is aligned device or pinned memory that lives until
+    ///   the wait is over.
+    unsafe fn stream_wait_word(&self, stream: NativeStream, addr: u64, value: u64) -> Result<()>;
 
     /// Calls a host function when the stream gets there; later work waits for its return: `cuLaunchHostFunc`. A context that failed calls
     /// none any more; what the function held is leaked then. Not while the stream is captured: a node could call it twice.
-    fn host_function(&self, stream: NativeStream, call: HostFunction) -> Result<()>;
+    ///
+    /// # Safety
+    /// - `stream` is a stream of this driver that was not given up.
+    unsafe fn host_function(&self, stream: NativeStream, call: HostFunction) -> Result<()>;
 
     /// A launch: `cuLaunchKernel` with an argument buffer.
     ///
@@ -457,22 +532,37 @@ pub trait EventOps {
     fn event_create(&self, flags: EventFlags) -> Result<NativeEvent>;
 
     /// Gives it up: `cuEventDestroy`. Does not block, also while it is pending.
-    fn event_destroy(&self, event: NativeEvent) -> Result<()>;
+    ///
+    /// # Safety
+    /// - `event` came from [`event_create`](Self::event_create), once, and is not used any more.
+    unsafe fn event_destroy(&self, event: NativeEvent) -> Result<()>;
 
     /// Marks what the stream was given so far: `cuEventRecord`. Does not block.
-    fn event_record(&self, event: NativeEvent, stream: NativeStream) -> Result<()>;
+    ///
+    /// # Safety
+    /// - `event` and `stream` are this driver's and were not given up.
+    unsafe fn event_record(&self, event: NativeEvent, stream: NativeStream) -> Result<()>;
 
     /// Whether the last record is over; complete if there was none: `cuEventQuery`. Does not block.
-    fn event_query(&self, event: NativeEvent) -> Result<Progress>;
+    ///
+    /// # Safety
+    /// - `event` is an event of this driver that was not given up.
+    unsafe fn event_query(&self, event: NativeEvent) -> Result<Progress>;
 
     /// Waits for the last record: `cuEventSynchronize`.
-    fn event_synchronize(&self, event: NativeEvent) -> Result<()>;
+    ///
+    /// # Safety
+    /// - `event` is an event of this driver that was not given up.
+    unsafe fn event_synchronize(&self, event: NativeEvent) -> Result<()>;
 
     /// Nanoseconds between two records that are over, at the driver's resolution (about 0.5 µs): `cuEventElapsedTime`. Does not block.
     ///
     /// # Errors
     /// `InvalidState` when one is pending; the driver's 400 for events that were never recorded, keep no time or are of two contexts.
-    fn event_elapsed(&self, start: NativeEvent, end: NativeEvent) -> Result<i64>;
+    ///
+    /// # Safety
+    /// - Both events are this driver's and were not given up.
+    unsafe fn event_elapsed(&self, start: NativeEvent, end: NativeEvent) -> Result<i64>;
 }
 
 /// Modules and functions.
@@ -484,19 +574,32 @@ pub trait ModuleOps {
     fn module_load(&self, image: &[u8]) -> Result<NativeModule>;
 
     /// Gives it up: `cuModuleUnload`. May wait for the device.
-    fn module_unload(&self, module: NativeModule) -> Result<()>;
+    ///
+    /// # Safety
+    /// - `module` came from [`module_load`](Self::module_load), once; no work runs its functions,
+    ///   and nobody will launch them.
+    unsafe fn module_unload(&self, module: NativeModule) -> Result<()>;
 
     /// A function of it, loaded at once (`CUDA_MODULE_LOADING` does not matter): `cuModuleGetFunction`, `cuFuncLoad`. May block.
     ///
     /// # Errors
     /// `NotFound`, naming the function.
-    fn module_function(&self, module: NativeModule, name: &str) -> Result<NativeFunction>;
+    ///
+    /// # Safety
+    /// - `module` is a module of this driver that was not given up.
+    unsafe fn module_function(&self, module: NativeModule, name: &str) -> Result<NativeFunction>;
 
     /// What it needs: `cuFuncGetAttribute` (six), `cuFuncGetParamInfo`. Does not block.
-    fn function_info(&self, function: NativeFunction) -> Result<FunctionInfo>;
+    ///
+    /// # Safety
+    /// - `function` is a function of a module that was not given up.
+    unsafe fn function_info(&self, function: NativeFunction) -> Result<FunctionInfo>;
 
     /// Lets its launches ask for this many bytes of dynamic shared memory: `cuFuncSetAttribute`. Does not block.
-    fn function_allow_shared(&self, function: NativeFunction, bytes: u32) -> Result<()>;
+    ///
+    /// # Safety
+    /// - `function` is a function of a module that was not given up.
+    unsafe fn function_allow_shared(&self, function: NativeFunction, bytes: u32) -> Result<()>;
 }
 
 /// Graphs. Building one is not thread-safe per graph; the graph manager owns each alone.
@@ -505,7 +608,10 @@ pub trait GraphOps {
     fn graph_create(&self) -> Result<NativeGraph>;
 
     /// Gives it up: `cuGraphDestroy`. Executables made of it live on. Does not block.
-    fn graph_destroy(&self, graph: NativeGraph) -> Result<()>;
+    ///
+    /// # Safety
+    /// - `graph` is this driver's and was not given up; nobody else uses it at the same time.
+    unsafe fn graph_destroy(&self, graph: NativeGraph) -> Result<()>;
 
     /// A kernel: `cuGraphAddKernelNode`.
     ///
@@ -531,13 +637,34 @@ pub trait GraphOps {
     unsafe fn graph_add_fill(&self, graph: NativeGraph, after: &[NativeNode], fill: &NativeFill) -> Result<NativeNode>;
 
     /// Another graph, copied in: `cuGraphAddChildGraphNode`.
-    fn graph_add_child(&self, graph: NativeGraph, after: &[NativeNode], child: NativeGraph) -> Result<NativeNode>;
+    ///
+    /// # Safety
+    /// - `graph`, `child` and the nodes are this driver's and were not given up.
+    unsafe fn graph_add_child(
+        &self,
+        graph: NativeGraph,
+        after: &[NativeNode],
+        child: NativeGraph,
+    ) -> Result<NativeNode>;
 
     /// Records an event: `cuGraphAddEventRecordNode`.
-    fn graph_add_event(&self, graph: NativeGraph, after: &[NativeNode], event: NativeEvent) -> Result<NativeNode>;
+    ///
+    /// # Safety
+    /// - `graph`, `event` and the nodes are this driver's; the event is not given up while the
+    ///   graph, or what is made of it, may run.
+    unsafe fn graph_add_event(
+        &self,
+        graph: NativeGraph,
+        after: &[NativeNode],
+        event: NativeEvent,
+    ) -> Result<NativeNode>;
 
     /// A host function that may run many times: `cuGraphAddHostNode`. It must not call the driver and must not wait.
-    fn graph_add_host(
+    ///
+    /// # Safety
+    /// - `graph` and the nodes are this driver's and were not given up; nobody else uses them at
+    ///   the same time.
+    unsafe fn graph_add_host(
         &self,
         graph: NativeGraph,
         after: &[NativeNode],
@@ -545,19 +672,36 @@ pub trait GraphOps {
     ) -> Result<NativeNode>;
 
     /// Nothing, to join what comes before: `cuGraphAddEmptyNode`.
-    fn graph_add_empty(&self, graph: NativeGraph, after: &[NativeNode]) -> Result<NativeNode>;
+    ///
+    /// # Safety
+    /// - `graph` and the nodes are this driver's and were not given up; nobody else uses them at
+    ///   the same time.
+    unsafe fn graph_add_empty(&self, graph: NativeGraph, after: &[NativeNode]) -> Result<NativeNode>;
 
     /// How many nodes: `cuGraphGetNodes`.
-    fn graph_nodes(&self, graph: NativeGraph) -> Result<usize>;
+    ///
+    /// # Safety
+    /// - `graph` is this driver's and was not given up; nobody else uses it at the same time.
+    unsafe fn graph_nodes(&self, graph: NativeGraph) -> Result<usize>;
 
     /// Makes it executable: `cuGraphInstantiate`. May allocate; may block.
-    fn graph_instantiate(&self, graph: NativeGraph) -> Result<NativeGraphExec>;
+    ///
+    /// # Safety
+    /// - `graph` is this driver's and was not given up; nobody else uses it at the same time.
+    unsafe fn graph_instantiate(&self, graph: NativeGraph) -> Result<NativeGraphExec>;
 
     /// Gives an executable up: `cuGraphExecDestroy`. Runs in flight end undisturbed. Does not block.
-    fn exec_destroy(&self, exec: NativeGraphExec) -> Result<()>;
+    ///
+    /// # Safety
+    /// - `exec` came from [`graph_instantiate`](Self::graph_instantiate), once, and is not used
+    ///   any more.
+    unsafe fn exec_destroy(&self, exec: NativeGraphExec) -> Result<()>;
 
     /// Brings its resources to the device, so that launches allocate nothing: `cuGraphUpload`. Does not block.
-    fn exec_upload(&self, exec: NativeGraphExec, stream: NativeStream) -> Result<()>;
+    ///
+    /// # Safety
+    /// - `exec` and `stream` are this driver's and were not given up.
+    unsafe fn exec_upload(&self, exec: NativeGraphExec, stream: NativeStream) -> Result<()>;
 
     /// Runs it: `cuGraphLaunch`. Runs of one executable follow one another. Does not block.
     ///
@@ -585,23 +729,37 @@ pub trait GraphOps {
 
     /// Begins to take what this stream is given into a graph, in this thread's mode: `cuStreamBeginCapture` with THREAD_LOCAL. For calls of
     /// foreign libraries only.
-    fn capture_begin(&self, stream: NativeStream) -> Result<()>;
+    ///
+    /// # Safety
+    /// - `stream` is a stream of this driver that was not given up.
+    unsafe fn capture_begin(&self, stream: NativeStream) -> Result<()>;
 
     /// Ends it, also after a failure: `cuStreamEndCapture`.
     ///
     /// # Errors
     /// The driver's 900–908; the stream is usable again.
-    fn capture_end(&self, stream: NativeStream) -> Result<NativeGraph>;
+    ///
+    /// # Safety
+    /// - `stream` is a stream of this driver that was not given up.
+    unsafe fn capture_end(&self, stream: NativeStream) -> Result<NativeGraph>;
 
     /// Whether the stream is being captured: `cuStreamIsCapturing`. Does not block.
-    fn is_capturing(&self, stream: NativeStream) -> Result<bool>;
+    ///
+    /// # Safety
+    /// - `stream` is a stream of this driver that was not given up.
+    unsafe fn is_capturing(&self, stream: NativeStream) -> Result<bool>;
 }
 
 /// Everything that managers, allocators, streams and graphs need of the driver.
 ///
 /// What it costs to go through it is one virtual call: the driver's own calls take from 0.1 µs (`cuCtxGetCurrent`) over 2 µs (a launch) to
 /// milliseconds.
-pub trait CudaSlowOps:
+///
+/// # Safety
+/// - What an implementation says that it did is so: memory that it gives is there, is of the size that was asked for and is nobody
+///   else's until it is given back; work that it says is over touches nothing any more; a word of a stream is written after
+///   the work before it. The backend lends memory to safe code on its word.
+pub unsafe trait CudaSlowOps:
     DeviceOps + ContextOps + MemoryOps + StreamOps + EventOps + ModuleOps + GraphOps + Send + Sync + 'static
 {
     /// How many calls to the driver were made so far through this object.

@@ -332,7 +332,7 @@ impl ContextOps for RealDriver {
         Ok(NativeContext(context as u64))
     }
 
-    fn primary_release(&self, ordinal: u32) -> Result<()> {
+    unsafe fn primary_release(&self, ordinal: u32) -> Result<()> {
         let device = self.device(ordinal)?;
         let released = drive!(self, cuDevicePrimaryCtxRelease_v2(device));
         let (mut flags, mut active) = (0, 0);
@@ -361,7 +361,7 @@ impl ContextOps for RealDriver {
         belief::object("cuCtxCreate", context).map(NativeContext)
     }
 
-    fn context_destroy(&self, context: NativeContext) -> Result<()> {
+    unsafe fn context_destroy(&self, context: NativeContext) -> Result<()> {
         let destroyed = drive!(self, cuCtxDestroy_v2(context.0 as CUcontext));
         self.lost.lock().causes.remove(&context.0);
         destroyed
@@ -373,11 +373,11 @@ impl ContextOps for RealDriver {
         Ok(NativeContext(context as u64))
     }
 
-    fn set_current(&self, context: NativeContext) -> Result<()> {
+    unsafe fn set_current(&self, context: NativeContext) -> Result<()> {
         drive!(self, cuCtxSetCurrent(context.0 as CUcontext))
     }
 
-    fn enable_peer(&self, peer: NativeContext) -> Result<()> {
+    unsafe fn enable_peer(&self, peer: NativeContext) -> Result<()> {
         // SAFETY: the driver checks the context.
         match self.code(|f| unsafe { (f.cuCtxEnablePeerAccess)(peer.0 as CUcontext, 0) })? {
             0 | code::PEER_ACCESS_ALREADY_ENABLED => Ok(()),
@@ -385,7 +385,7 @@ impl ContextOps for RealDriver {
         }
     }
 
-    fn disable_peer(&self, peer: NativeContext) -> Result<()> {
+    unsafe fn disable_peer(&self, peer: NativeContext) -> Result<()> {
         // SAFETY: the driver checks the context.
         match self.code(|f| unsafe { (f.cuCtxDisablePeerAccess)(peer.0 as CUcontext) })? {
             0 | code::PEER_ACCESS_NOT_ENABLED => Ok(()),
@@ -404,7 +404,8 @@ impl ContextOps for RealDriver {
     }
 }
 
-impl CudaSlowOps for RealDriver {
+// SAFETY: each method makes the vendor's call that its documentation names, and believes no answer that cannot be (`belief`).
+unsafe impl CudaSlowOps for RealDriver {
     fn driver_calls(&self) -> u64 {
         self.calls.load(Ordering::Relaxed)
     }

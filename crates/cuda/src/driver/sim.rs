@@ -429,7 +429,7 @@ impl ContextOps for SimDriver {
         Ok(NativeContext(context))
     }
 
-    fn primary_release(&self, ordinal: u32) -> Result<()> {
+    unsafe fn primary_release(&self, ordinal: u32) -> Result<()> {
         let told = self.enter_plain("cuDevicePrimaryCtxRelease", ordinal);
         if matches!(told, Err(Error::InvalidState(_))) {
             return told;
@@ -458,7 +458,7 @@ impl ContextOps for SimDriver {
         Ok(NativeContext(self.lock().new_context(ordinal)))
     }
 
-    fn context_destroy(&self, context: NativeContext) -> Result<()> {
+    unsafe fn context_destroy(&self, context: NativeContext) -> Result<()> {
         let told = self.enter_plain("cuCtxDestroy", 0);
         if matches!(told, Err(Error::InvalidState(_))) {
             return told;
@@ -487,7 +487,7 @@ impl ContextOps for SimDriver {
         Ok(NativeContext(self.lock().current.get(&thread::current().id()).copied().unwrap_or(0)))
     }
 
-    fn set_current(&self, context: NativeContext) -> Result<()> {
+    unsafe fn set_current(&self, context: NativeContext) -> Result<()> {
         self.enter_plain("cuCtxSetCurrent", 0)?;
         let mut tables = self.lock();
         let thread = thread::current().id();
@@ -501,7 +501,7 @@ impl ContextOps for SimDriver {
         Ok(())
     }
 
-    fn enable_peer(&self, peer: NativeContext) -> Result<()> {
+    unsafe fn enable_peer(&self, peer: NativeContext) -> Result<()> {
         const API: &str = "cuCtxEnablePeerAccess";
         let scope = self.enter(API)?;
         let mut tables = self.lock();
@@ -520,7 +520,7 @@ impl ContextOps for SimDriver {
         Ok(())
     }
 
-    fn disable_peer(&self, peer: NativeContext) -> Result<()> {
+    unsafe fn disable_peer(&self, peer: NativeContext) -> Result<()> {
         const API: &str = "cuCtxDisablePeerAccess";
         let scope = self.enter(API)?;
         let mut tables = self.lock();
@@ -546,7 +546,9 @@ impl ContextOps for SimDriver {
     }
 }
 
-impl CudaSlowOps for SimDriver {
+// SAFETY: memory is the machine's, which maps it for as long as it is lent; work is over once the machine has run it, and words are
+// commands of the machine's queues, which run in order.
+unsafe impl CudaSlowOps for SimDriver {
     fn driver_calls(&self) -> u64 {
         self.calls.load(Ordering::Relaxed)
     }

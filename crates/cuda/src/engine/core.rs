@@ -134,8 +134,11 @@ impl Core {
     /// Brings a graph's resources to the device.
     pub(crate) fn upload(&self, exec: NativeGraphExec) -> Result<()> {
         self.on_utility(|ops, stream| {
-            ops.exec_upload(exec, stream)?;
-            ops.stream_synchronize(stream)
+            // SAFETY: the caller's executable lives, and nobody else has the utility stream
+            // meanwhile.
+            unsafe { ops.exec_upload(exec, stream) }?;
+            // SAFETY: nobody else has the utility stream meanwhile.
+            unsafe { ops.stream_synchronize(stream) }
         })
     }
 
@@ -153,7 +156,8 @@ impl Core {
         let result = self.door.within(|ops| calls(ops, stream));
         let extra = self.utility.lock().replace(stream);
         if let Some(extra) = extra {
-            self.door.leave_behind(|ops| ops.stream_destroy(extra));
+            // SAFETY: the utility stream, taken out of its place: nobody else has it.
+            self.door.leave_behind(|ops| unsafe { ops.stream_destroy(extra) });
         }
         result
     }
@@ -180,7 +184,8 @@ impl Drop for Core {
     fn drop(&mut self) {
         self.watch.close();
         if let Some(stream) = self.utility.get_mut().take() {
-            self.door.leave_behind(|ops| ops.stream_destroy(stream));
+            // SAFETY: the utility stream, taken out of its place: nobody else has it.
+            self.door.leave_behind(|ops| unsafe { ops.stream_destroy(stream) });
         }
     }
 }

@@ -233,8 +233,9 @@ impl StreamCore {
                         continue;
                     }
                     let mut state = self.state.lock();
-                    let given =
-                        self.issue(&mut state, job.value, std::iter::once((job.next, &op)), &mut prepared, true);
+                    let ops = std::iter::once((job.next, &op));
+                    // SAFETY: an operation of a submission that is not over, for which its submitter vouched.
+                    let given = unsafe { self.issue(&mut state, job.value, ops, &mut prepared, true) };
                     drop(state);
                     if let Err(refusal) = given {
                         return Outcome::Failed(self.failure(&op, job.value, refusal.error));
@@ -295,7 +296,8 @@ impl StreamCore {
                         set.store(true, Ordering::Release);
                         waker.wake();
                     });
-                    self.core.door.within(|ops| ops.host_function(self.native(), call))?;
+                    // SAFETY: the stream is this one's own and lives until the drop.
+                    self.core.door.within(|ops| unsafe { ops.host_function(self.native(), call) })?;
                     state.fence = Some(flag);
                 }
                 return Ok(Next::Blocked);
@@ -354,19 +356,23 @@ impl StreamCore {
         if let Some(Step::Copy(copy)) = step {
             let op = Op::Copy(copy);
             let ops = std::iter::once((0, &op));
-            return self.issue(&mut state, job.value, ops, &mut Prepared::default(), true).map_err(|r| r.error);
+            // SAFETY: a node of a plan whose maker vouched for it whenever the graph runs.
+            let given = unsafe { self.issue(&mut state, job.value, ops, &mut Prepared::default(), true) };
+            return given.map_err(|r| r.error);
         }
         let entry = self.core.door.enter()?;
         state.dirty = true;
         match step {
             Some(Step::Run(segment)) => {
-                program.launch(segment, &*entry, self.native())?;
+                // SAFETY: the submission, which is not over, keeps the graph and the memory of its nodes.
+                unsafe { program.launch(segment, &*entry, self.native()) }?;
                 self.host.leave(job.value, super::host::Item::Graph { exec: exec.clone(), segment });
                 Ok(())
             }
             _ => match ready {
                 Ready::Event(event, passed) => {
-                    entry.stream_wait_event(self.native(), event.native)?;
+                    // SAFETY: the mark is leased, and the stream is this one's own.
+                    unsafe { entry.stream_wait_event(self.native(), event.native) }?;
                     self.host.leave(job.value, passed);
                     Ok(())
                 }

@@ -92,7 +92,8 @@ impl Door {
         if current == self.native {
             return Ok(Entry { ops: &*self.ops, former: None });
         }
-        self.ops.set_current(self.native).map_err(|e| self.note(e))?;
+        // SAFETY: the door holds its context until it is dropped.
+        unsafe { self.ops.set_current(self.native) }.map_err(|e| self.note(e))?;
         Ok(Entry { ops: &*self.ops, former: Some(current) })
     }
 
@@ -171,8 +172,15 @@ impl Door {
 
 impl Drop for Door {
     fn drop(&mut self) {
-        let result =
-            if self.owned { self.ops.context_destroy(self.native) } else { self.ops.primary_release(self.ordinal) };
+        let result = if self.owned {
+            // SAFETY: made by `context_create` for this door, and this is the last who uses it: all that was made in it
+            // holds the door.
+            unsafe { self.ops.context_destroy(self.native) }
+        } else {
+            // SAFETY: counted once when the door was made, and this is the last who uses it: all that was made in it holds
+            // the door.
+            unsafe { self.ops.primary_release(self.ordinal) }
+        };
         if let Err(error) = result
             && self.lost.get().is_none()
         {
@@ -209,9 +217,9 @@ impl Deref for Entry<'_> {
 impl Drop for Entry<'_> {
     #[inline]
     fn drop(&mut self) {
-        if let Some(former) = self.former
-            && let Err(error) = self.ops.set_current(former)
-        {
+        let Some(former) = self.former else { return };
+        // SAFETY: it was current on this thread a moment ago, by somebody who keeps it; the driver refuses one that is gone.
+        if let Err(error) = unsafe { self.ops.set_current(former) } {
             tracing::debug!(%error, "the former context could not be restored");
         }
     }

@@ -56,7 +56,8 @@ impl Resource for Events {
     }
 
     fn destroy(&self, event: EventState) {
-        self.0.leave_behind(|ops| ops.event_destroy(event.native));
+        // SAFETY: the event was made for this payload, whose last lease is gone.
+        self.0.leave_behind(|ops| unsafe { ops.event_destroy(event.native) });
     }
 }
 
@@ -81,6 +82,7 @@ impl Resource for Timestamps {
     }
 
     fn destroy(&self, stamp: Timestamp) {
-        self.0.leave_behind(|ops| ops.event_destroy(NativeEvent(stamp.native())));
+        // SAFETY: the event was made for this payload, whose last lease is gone.
+        self.0.leave_behind(|ops| unsafe { ops.event_destroy(NativeEvent(stamp.native())) });
     }
 }

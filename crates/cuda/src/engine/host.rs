@@ -29,7 +29,7 @@ pub struct HostAddress(pub *mut u8);
 // SAFETY: who submitted promised that the memory stays valid and untouched until the value completes; only the one thread that carries
 // out the item writes to it.
 unsafe impl Send for HostAddress {}
-// SAFETY: as above.
+// SAFETY: a shared reference to it only copies the address.
 unsafe impl Sync for HostAddress {}
 
 /// Something to be done or given up before a value is published.
@@ -128,7 +128,9 @@ impl Item {
         match self {
             Item::Land { staging, dst, bytes, keep } => {
                 if sound {
-                    land(&staging, dst, bytes, ops);
+                    // SAFETY: the device is done with the copy; the submitter vouches for the destination until the value,
+                    // which is published after this, is over.
+                    unsafe { land(&staging, dst, bytes, ops) };
                 }
                 drop(keep);
             }
@@ -154,10 +156,13 @@ impl Item {
 }
 
 /// Copies bytes from pinned memory to where they go.
-pub(crate) fn land(staging: &Lease<Buffer>, dst: HostAddress, bytes: u64, ops: &dyn CudaSlowOps) {
+///
+/// # Safety
+/// - `staging` is pinned memory of at least so many bytes, which the device has written and is done with.
+/// - `dst` may be written, and nobody else uses it meanwhile.
+pub(crate) unsafe fn land(staging: &Lease<Buffer>, dst: HostAddress, bytes: u64, ops: &dyn CudaSlowOps) {
     ops.host_access(staging.addr(), bytes, false);
-    // SAFETY: the staging memory is pinned host memory of at least that many bytes which the device has written and nobody else uses; the
-    // destination is the submitter's promise.
+    // SAFETY: the caller vouches for both sides, which are `bytes` long.
     unsafe { landing::copy(staging.addr() as *const u8, dst.0, bytes as usize) };
 }
 

@@ -92,10 +92,12 @@ impl Drop for Building<'_> {
 fn give_back(door: &Door, segments: &mut Vec<Segment>) {
     for segment in segments.drain(..) {
         if !segment.exec.is_null() {
-            door.leave_behind(|ops| ops.exec_destroy(segment.exec));
+            // SAFETY: the executable is this segment's, and nobody uses the segment any more.
+            door.leave_behind(|ops| unsafe { ops.exec_destroy(segment.exec) });
         }
         if !segment.graph.is_null() {
-            door.leave_behind(|ops| ops.graph_destroy(segment.graph));
+            // SAFETY: the graph was made here and is given up once.
+            door.leave_behind(|ops| unsafe { ops.graph_destroy(segment.graph) });
         }
     }
 }
@@ -206,8 +208,11 @@ impl Program {
     }
 
     /// Launches a segment. The context is current.
-    pub(crate) fn launch(&self, segment: u32, ops: &dyn CudaSlowOps, stream: NativeStream) -> Result<()> {
-        // SAFETY: whoever submits a graph keeps its memory alive (the submitter's promise); what the graph owns, the item keeps.
+    ///
+    /// # Safety
+    /// - The graph, and the memory that its nodes touch, live until the launch is over.
+    pub(crate) unsafe fn launch(&self, segment: u32, ops: &dyn CudaSlowOps, stream: NativeStream) -> Result<()> {
+        // SAFETY: the caller keeps the graph, and so this executable, and vouches for the memory of its nodes.
         unsafe { ops.exec_launch(self.segments[segment as usize].exec, stream) }
     }
 
@@ -215,7 +220,9 @@ impl Program {
     pub(crate) fn landed(&self, segment: u32, ops: &dyn CudaSlowOps) {
         let Some(segment) = self.segments.get(segment as usize) else { return };
         for landing in &segment.landings {
-            land(&landing.staging, landing.dst, landing.bytes, ops);
+            // SAFETY: the segment ran, so its bytes are in the staging memory; the plan's maker vouches for the destination
+            // whenever the graph runs, and a stream's items are carried out by one thread.
+            unsafe { land(&landing.staging, landing.dst, landing.bytes, ops) };
         }
         if !segment.stamps.is_empty() {
             let plan = self.plan.lock();
@@ -343,7 +350,8 @@ impl Building<'_> {
             }
             nodes.push(node);
         }
-        let exec = core.door.within(|ops| ops.graph_instantiate(graph))?;
+        // SAFETY: the graph was made here and is nobody else's.
+        let exec = core.door.within(|ops| unsafe { ops.graph_instantiate(graph) })?;
         if let Some(segment) = self.segments.last_mut() {
             segment.exec = exec;
         }
@@ -355,7 +363,8 @@ impl Building<'_> {
         let core = self.core;
         let Some(segment) = self.segments.last_mut() else { return Err(Error::state("no segment is being built")) };
         let door = &core.door;
-        let empty = || door.within(|ops| ops.graph_add_empty(graph, after));
+        // SAFETY: the graph and its nodes were made here and are nobody else's.
+        let empty = || door.within(|ops| unsafe { ops.graph_add_empty(graph, after) });
         // SAFETY (all of the calls below): whoever launches the graph keeps its memory alive (the submitter's promise); host memory of its
         // uploads and landings is kept by the plan and the segment.
         match op {
@@ -394,7 +403,9 @@ impl Building<'_> {
             }
             Op::Stamp(stamp) => {
                 segment.stamps.push(index);
-                door.within(|ops| ops.graph_add_event(graph, after, NativeEvent(stamp.native())))
+                // SAFETY: the graph was made here; the plan keeps the time stamp as long as the
+                // graph may run.
+                door.within(|ops| unsafe { ops.graph_add_event(graph, after, NativeEvent(stamp.native())) })
             }
             Op::Graph(child) => {
                 // SAFETY: graphs of a plan belong to this device (the caller's promise).
@@ -403,7 +414,8 @@ impl Building<'_> {
                     [] => empty(),
                     [Part::Run(run)] => {
                         let native = program.segments[*run as usize].graph;
-                        let node = door.within(|ops| ops.graph_add_child(graph, after, native))?;
+                        // SAFETY: both graphs were made here and are nobody else's.
+                        let node = door.within(|ops| unsafe { ops.graph_add_child(graph, after, native) })?;
                         segment.children.push((*child).clone());
                         Ok(node)
                     }
@@ -412,8 +424,10 @@ impl Building<'_> {
             }
             Op::Foreign(call) => {
                 let captured = capture(core, call)?;
-                let node = door.within(|ops| ops.graph_add_child(graph, after, captured));
-                door.leave_behind(|ops| ops.graph_destroy(captured));
+                // SAFETY: both graphs were made here and are nobody else's.
+                let node = door.within(|ops| unsafe { ops.graph_add_child(graph, after, captured) });
+                // SAFETY: the graph was made here and is given up once.
+                door.leave_behind(|ops| unsafe { ops.graph_destroy(captured) });
                 node
             }
             other => Err(Error::Unsupported(format!("a {} in a graph", other.kind()).into())),
@@ -442,10 +456,12 @@ fn staged(core: &Core, segment: &mut Segment, d: &Download<'_>) -> Result<u64> {
 /// What a library enqueues, as a graph.
 fn capture(core: &Core, call: &leasehold_hal::ForeignCall) -> Result<NativeGraph> {
     core.on_utility(|ops, stream| {
-        ops.capture_begin(stream)?;
+        // SAFETY: nobody else has the utility stream meanwhile.
+        unsafe { ops.capture_begin(stream) }?;
         let called = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| call.run(stream.0)));
         // Always: a stream that is being captured is of no use to anybody.
-        let graph = ops.capture_end(stream);
+        // SAFETY: nobody else has the utility stream meanwhile.
+        let graph = unsafe { ops.capture_end(stream) };
         let named = |e: &Error| Error::recording(format!("foreign call {} cannot be captured: {e}", call.name));
         match (called, graph) {
             (Ok(Ok(())), Ok(graph)) => Ok(graph),
@@ -453,7 +469,8 @@ fn capture(core: &Core, call: &leasehold_hal::ForeignCall) -> Result<NativeGraph
             (Ok(Ok(())), Err(e)) => Err(named(&e)),
             (outcome, graph) => {
                 if let Ok(graph) = graph {
-                    let _ = ops.graph_destroy(graph);
+                    // SAFETY: the graph was made here and is given up once.
+                    let _ = unsafe { ops.graph_destroy(graph) };
                 }
                 match outcome {
                     Ok(Err(e)) => Err(named(&e)),

@@ -183,12 +183,6 @@ impl StreamCore {
         self.priority
     }
 
-    /// The context that it belongs to.
-    #[must_use]
-    pub fn core(&self) -> &Arc<Core> {
-        &self.core
-    }
-
     /// Whether it can be lent again.
     #[must_use]
     pub fn is_sound(&self) -> bool {
@@ -288,16 +282,19 @@ impl Drop for StreamCore {
             self.owner
                 .poison(line.completed() + 1, Error::state("the backend ended while the stream's work was held back"));
             drop(jobs);
-            self.core.door.leave_behind(|ops| ops.stream_synchronize(self.native));
+            // SAFETY: the stream is this one's own and is given up below only.
+            self.core.door.leave_behind(|ops| unsafe { ops.stream_synchronize(self.native) });
             let end = line.submitted();
             let _ = self.host.carry_out(line, end, end, self.core.door.ops());
             self.owner.complete(end);
         }
         if self.core.door.loss().is_none() && self.reached() < self.signalled.load(Ordering::Acquire) {
             // All is over, but the signal of it may still be on its way to the word, which somebody else gets next.
-            self.core.door.leave_behind(|ops| ops.stream_synchronize(self.native));
+            // SAFETY: the stream is this one's own and is given up below only.
+            self.core.door.leave_behind(|ops| unsafe { ops.stream_synchronize(self.native) });
         }
-        self.core.door.leave_behind(|ops| ops.stream_destroy(self.native));
+        // SAFETY: made by `stream_create` for this stream, and given up here only.
+        self.core.door.leave_behind(|ops| unsafe { ops.stream_destroy(self.native) });
     }
 }
 

@@ -17,6 +17,7 @@ use super::module::ModuleManager;
 use super::retired::Retired;
 use super::stream::StreamManager;
 use crate::allocator::{Memory, pinned_host};
+use crate::driver::ops::NativeContext;
 use crate::engine::core::Core;
 use crate::engine::door::Door;
 #[cfg(feature = "test-hooks")]
@@ -123,8 +124,13 @@ impl ContextState {
         Ok(if kind == MemoryKind::Pinned { &self.pinned } else { &self.buffers })
     }
 
+    /// The driver's context, for reports.
+    pub fn native(&self) -> NativeContext {
+        self.core.door.native()
+    }
+
     /// The engine's part.
-    pub fn core(&self) -> &Arc<Core> {
+    pub(crate) fn core(&self) -> &Arc<Core> {
         &self.core
     }
 

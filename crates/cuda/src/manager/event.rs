@@ -125,12 +125,17 @@ impl EventManager {
     ///
     /// # Errors
     /// `InvalidState` for a stamp that was not written, or not yet; the driver's.
-    pub(crate) fn elapsed(&self, start: &Timestamp, end: &Timestamp) -> Result<Duration> {
+    ///
+    /// # Safety
+    /// - Both stamps are of this manager, and their leases are held.
+    pub(crate) unsafe fn elapsed(&self, start: &Timestamp, end: &Timestamp) -> Result<Duration> {
         if start.get().is_none() || end.get().is_none() {
             return Err(Error::state("a time stamp that was not written yet"));
         }
         let (start, end) = (NativeEvent(start.native()), NativeEvent(end.native()));
-        let nanos = self.door.within(|ops| ops.event_elapsed(start, end))?;
+        // SAFETY: both stamps are of this device and leased (the caller's promise by the trait's
+        // contract).
+        let nanos = self.door.within(|ops| unsafe { ops.event_elapsed(start, end) })?;
         Ok(Duration::from_nanos(u64::try_from(nanos).unwrap_or(0)))
     }
 

@@ -51,14 +51,17 @@ impl Resource for Functions {
         let module = wanted.modules.get_or_create(wanted.image, &desc.name)?;
         let door = &self.core.door;
         let (function, info) = door.within(|ops| {
-            let function = ops.module_function(module.native, &desc.entry)?;
-            Ok((function, ops.function_info(function)?))
+            // SAFETY: the module is leased.
+            let function = unsafe { ops.module_function(module.native, &desc.entry) }?;
+            // SAFETY: the function is of a module that is leased.
+            Ok((function, unsafe { ops.function_info(function) }?))
         })?;
         check_function(&desc.name, desc.bindings.len(), desc.params, &info)?;
         let device = self.core.properties();
         let dynamic = device.shared_optin.saturating_sub(info.shared);
         if dynamic > device.shared.saturating_sub(info.shared) {
-            door.within(|ops| ops.function_allow_shared(function, dynamic))?;
+            // SAFETY: the function is of a module that is leased.
+            door.within(|ops| unsafe { ops.function_allow_shared(function, dynamic) })?;
         }
         self.core.shared.name_function(function.0, &desc.name);
         let pipeline = Pipeline {

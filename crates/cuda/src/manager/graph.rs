@@ -62,7 +62,10 @@ impl GraphManager {
     ///
     /// # Errors
     /// As [`Program::new`].
-    pub fn instantiate(&self, plan: Plan) -> Result<Lease<GraphState>> {
+    ///
+    /// # Safety
+    /// - As `hal::Device::instantiate`.
+    pub(crate) unsafe fn instantiate(&self, plan: Plan) -> Result<Lease<GraphState>> {
         self.manager.acquire(&Cell::new(Some(plan))).map_err(|e| self.core.settle(e))
     }
 

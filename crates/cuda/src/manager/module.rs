@@ -79,7 +79,9 @@ impl Resource for Modules {
 
     /// Modules end when their manager does, with nothing running: the driver has nothing to wait for.
     fn destroy(&self, module: ModuleState) {
-        self.door.leave_behind(|ops| ops.module_unload(module.native));
+        // SAFETY: the module was made for this payload, whose last lease is gone; functions hold
+        // one.
+        self.door.leave_behind(|ops| unsafe { ops.module_unload(module.native) });
     }
 }
 

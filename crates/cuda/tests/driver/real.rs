@@ -147,7 +147,8 @@ fn made_nothing(null: bool) {
         other => panic!("believed: {other:?}"),
     };
     refused(driver.alloc(4096).map(drop));
-    refused(driver.alloc_async(4096, STREAM).map(drop));
+    // SAFETY: the library under test looks at no handle that it is given.
+    refused(unsafe { driver.alloc_async(4096, STREAM) }.map(drop));
     refused(driver.address_reserve(2 << 20, 2 << 20).map(drop));
     refused(driver.host_alloc(4096, leasehold_cuda::driver::ops::HostFlags::default()).map(drop));
     refused(driver.granularity(0).map(drop));
@@ -157,10 +158,13 @@ fn made_nothing(null: bool) {
         refused(driver.stream_create(0).map(drop));
         refused(driver.event_create(leasehold_cuda::driver::ops::EventFlags::default()).map(drop));
         refused(driver.graph_create().map(drop));
-        refused(driver.graph_instantiate(NativeGraph(1)).map(drop));
-        refused(driver.graph_add_empty(NativeGraph(1), &[]).map(drop));
+        // SAFETY: the library under test looks at no handle that it is given.
+        refused(unsafe { driver.graph_instantiate(NativeGraph(1)) }.map(drop));
+        // SAFETY: the library under test looks at no handle that it is given.
+        refused(unsafe { driver.graph_add_empty(NativeGraph(1), &[]) }.map(drop));
         let module = driver.module_load(b".version 8.0").unwrap();
-        refused(driver.module_function(module, "f").map(drop));
+        // SAFETY: the library under test looks at no handle that it is given.
+        refused(unsafe { driver.module_function(module, "f") }.map(drop));
     }
 }
 
@@ -194,21 +198,28 @@ fn starts() {
     assert_eq!(properties.numa_node, None);
     assert!(matches!(driver.device_properties(2), Err(Error::Driver { code: 101, api: "cuDeviceGet", .. })));
     // 704 is no error.
-    driver.enable_peer(NativeContext(1)).unwrap();
-    assert_eq!(driver.stream_query(STREAM).unwrap(), Progress::Pending);
-    assert_eq!(driver.event_query(NativeEvent(1)).unwrap(), Progress::Pending);
-    assert!(matches!(driver.event_elapsed(NativeEvent(1), NativeEvent(2)), Err(Error::InvalidState(_))));
+    // SAFETY: the library under test looks at no handle that it is given.
+    unsafe { driver.enable_peer(NativeContext(1)) }.unwrap();
+    // SAFETY: the library under test looks at no handle that it is given.
+    assert_eq!(unsafe { driver.stream_query(STREAM) }.unwrap(), Progress::Pending);
+    // SAFETY: the library under test looks at no handle that it is given.
+    assert_eq!(unsafe { driver.event_query(NativeEvent(1)) }.unwrap(), Progress::Pending);
+    // SAFETY: the library under test looks at no handle that it is given.
+    assert!(matches!(unsafe { driver.event_elapsed(NativeEvent(1), NativeEvent(2)) }, Err(Error::InvalidState(_))));
     assert!(!driver.context_create(0).unwrap().is_null());
 }
 
 fn older() {
     let driver = started();
     assert!(!driver.context_create(0).unwrap().is_null());
-    assert_eq!(driver.function_info(NativeFunction(1)).unwrap().params, None);
-    let elapsed = driver.event_elapsed(NativeEvent(1), NativeEvent(2));
+    // SAFETY: the library under test looks at no handle that it is given.
+    assert_eq!(unsafe { driver.function_info(NativeFunction(1)) }.unwrap().params, None);
+    // SAFETY: the library under test looks at no handle that it is given.
+    let elapsed = unsafe { driver.event_elapsed(NativeEvent(1), NativeEvent(2)) };
     assert!(matches!(elapsed, Err(Error::Driver { code: 400, .. })), "{elapsed:?}");
     let module = driver.module_load(b".version 8.0").unwrap();
-    assert!(driver.module_function(module, "f").is_ok());
+    // SAFETY: the library under test looks at no handle that it is given.
+    assert!(unsafe { driver.module_function(module, "f") }.is_ok());
 }
 
 fn errors() {
@@ -228,27 +239,33 @@ fn errors() {
 fn lost() {
     let driver = started();
     let (here, there) = (driver.primary_retain(0).unwrap(), driver.primary_retain(1).unwrap());
-    driver.set_current(here).unwrap();
+    // SAFETY: the library under test looks at no handle that it is given.
+    unsafe { driver.set_current(here) }.unwrap();
     let cause = |result: leasehold_core::Result<()>| match result {
         Err(Error::DeviceLost { cause }) => cause,
         other => panic!("not lost: {other:?}"),
     };
-    let first = cause(driver.stream_synchronize(NativeStream(0xdead)));
+    // SAFETY: the library under test looks at no handle that it is given.
+    let first = cause(unsafe { driver.stream_synchronize(NativeStream(0xdead)) });
     assert!(first.contains("cuStreamSynchronize") && first.contains("CUDA_ERROR_ILLEGAL_ADDRESS (700)"), "{first}");
     // The driver says 719 from now on; the first cause is told.
     assert_eq!(first, cause(driver.alloc(64).map(drop)));
     assert_eq!(first, cause(driver.stream_create(0).map(drop)));
     // Another context is not concerned.
-    driver.set_current(there).unwrap();
+    // SAFETY: the library under test looks at no handle that it is given.
+    unsafe { driver.set_current(there) }.unwrap();
     assert!(driver.alloc(64).is_ok());
     assert!(matches!(driver.alloc(0), Err(Error::Driver { code: 1, .. })));
     // As on an H200, a call without a context tells of it too; what fails there for another reason says its own.
-    driver.set_current(NativeContext::NULL).unwrap();
+    // SAFETY: the library under test looks at no handle that it is given.
+    unsafe { driver.set_current(NativeContext::NULL) }.unwrap();
     assert!(cause(driver.alloc(79).map(drop)).contains("(700)"));
     assert!(matches!(driver.alloc(0), Err(Error::Driver { code: 1, .. })));
     // Released and not active any more: a new one begins anew.
-    driver.set_current(here).unwrap();
-    driver.primary_release(0).unwrap();
+    // SAFETY: the library under test looks at no handle that it is given.
+    unsafe { driver.set_current(here) }.unwrap();
+    // SAFETY: the library under test looks at no handle that it is given.
+    unsafe { driver.primary_release(0) }.unwrap();
     driver.primary_retain(0).unwrap();
     let second = cause(driver.stream_create(0).map(drop));
     assert!(second.contains("(719)"), "{second}");
@@ -307,28 +324,33 @@ fn host_functions() {
     let driver = started();
     let (held, order) = (Arc::new(()), Arc::new(Mutex::new(Vec::new())));
     let (inside, log) = (held.clone(), order.clone());
-    driver.host_function(STREAM, Box::new(move || log.lock().push(Arc::strong_count(&inside)))).unwrap();
+    // SAFETY: the library under test looks at no handle that it is given.
+    unsafe { driver.host_function(STREAM, Box::new(move || log.lock().push(Arc::strong_count(&inside)))) }.unwrap();
     assert_eq!(*order.lock(), [2]);
     assert_eq!(Arc::strong_count(&held), 1);
     // Refused: ours again, and dropped.
     let inside = held.clone();
-    let refused = driver.host_function(NativeStream::NULL, Box::new(move || drop(inside)));
+    // SAFETY: the library under test looks at no handle that it is given.
+    let refused = unsafe { driver.host_function(NativeStream::NULL, Box::new(move || drop(inside))) };
     assert!(matches!(refused, Err(Error::Driver { code: 400, .. })));
     assert_eq!(Arc::strong_count(&held), 1);
-    driver.host_function(STREAM, Box::new(|| panic!("this panic stops at the driver's border"))).unwrap();
+    // SAFETY: the library under test looks at no handle that it is given.
+    unsafe { driver.host_function(STREAM, Box::new(|| panic!("this panic stops at the driver's border"))) }.unwrap();
     // A node runs at each launch, and goes with the executable.
     let (runs, inside) = (Arc::new(AtomicU32::new(0)), held.clone());
     let count = runs.clone();
     let call = move || {
         count.fetch_add(Arc::strong_count(&inside) as u32, Ordering::Relaxed);
     };
-    driver.graph_add_host(NativeGraph(1), &[], Arc::new(call)).unwrap();
+    // SAFETY: the library under test looks at no handle that it is given.
+    unsafe { driver.graph_add_host(NativeGraph(1), &[], Arc::new(call)) }.unwrap();
     for _ in 0..3 {
         // SAFETY: nothing but the host node runs.
         unsafe { driver.exec_launch(NativeGraphExec(1), STREAM).unwrap() };
     }
     assert_eq!(runs.load(Ordering::Relaxed), 6);
-    driver.exec_destroy(NativeGraphExec(1)).unwrap();
+    // SAFETY: the library under test looks at no handle that it is given.
+    unsafe { driver.exec_destroy(NativeGraphExec(1)) }.unwrap();
     assert_eq!(Arc::strong_count(&held), 1);
 }
 
@@ -339,9 +361,12 @@ fn modules() {
     assert!(matches!(driver.module_load(b""), Err(Error::Compile { .. })));
     // Text without a zero at its end gets one.
     let module = driver.module_load(b".version 8.0").unwrap();
-    let function = driver.module_function(module, "f").unwrap();
-    assert!(matches!(driver.module_function(module, "a\0b"), Err(Error::NotFound(_))));
-    let info = driver.function_info(function).unwrap();
+    // SAFETY: the library under test looks at no handle that it is given.
+    let function = unsafe { driver.module_function(module, "f") }.unwrap();
+    // SAFETY: the library under test looks at no handle that it is given.
+    assert!(matches!(unsafe { driver.module_function(module, "a\0b") }, Err(Error::NotFound(_))));
+    // SAFETY: the library under test looks at no handle that it is given.
+    let info = unsafe { driver.function_info(function) }.unwrap();
     assert_eq!((info.block_threads, info.registers, info.binary), (100, 104, 106));
     assert_eq!(info.params, Some(vec![(0, 8), (8, 4)]));
     let _: &dyn CudaSlowOps = &driver;

@@ -129,7 +129,7 @@ fn an_owned_context_has_streams_of_its_own_and_shares_the_memory() {
     let a = stream(&shown);
     let x = buffer(&shown, &a, 4096);
     let context = device.contexts().create_owned().unwrap();
-    assert_ne!(context.core().door.native(), device.primary().core().door.native());
+    assert_ne!(context.native(), device.primary().native());
     let own = Lease::map(context.streams().acquire(0).unwrap(), |s| s as &dyn leasehold_hal::Stream);
     let filled = a.line().at(submit(&a, &[fill(&x, 3)]).unwrap());
     // Across contexts, in order.
@@ -215,7 +215,9 @@ fn a_foreign_context_is_restored_after_every_call() {
     let device = bench.open(0);
     let foreign = bench.driver.context_create(1).unwrap();
     for current in [foreign, NativeContext::NULL] {
-        bench.driver.set_current(current).unwrap();
+        // SAFETY: the simulated driver looks every handle and address up, and refuses what it does
+        // not know.
+        unsafe { bench.driver.set_current(current) }.unwrap();
         let a = stream(&device);
         let x = buffer(&device, &a, 1 << 22);
         submit(&a, &[fill(&x, 1)]).unwrap();
@@ -224,7 +226,9 @@ fn a_foreign_context_is_restored_after_every_call() {
         device.memory(MemoryKind::Device).unwrap().trim(0).unwrap();
         assert_eq!(bench.driver.current().unwrap(), current);
     }
-    bench.driver.context_destroy(foreign).unwrap();
+    // SAFETY: the simulated driver looks every handle and address up, and refuses what it does not
+    // know.
+    unsafe { bench.driver.context_destroy(foreign) }.unwrap();
     drop(device);
     bench.close();
 }

@@ -79,12 +79,20 @@ fn access_that_somebody_else_enabled_is_no_error() {
     // Another library in this process, with the primary contexts that all share.
     let ops: &dyn CudaSlowOps = &*bench.driver;
     let (first, second) = (ops.primary_retain(0).unwrap(), ops.primary_retain(1).unwrap());
-    ops.set_current(first).unwrap();
-    ops.enable_peer(second).unwrap();
+    // SAFETY: the simulated driver looks every handle and address up, and refuses what it does not
+    // know.
+    unsafe { ops.set_current(first) }.unwrap();
+    // SAFETY: the simulated driver looks every handle and address up, and refuses what it does not
+    // know.
+    unsafe { ops.enable_peer(second) }.unwrap();
     assert!(zero.peer_access(DeviceId::cuda(1)).unwrap());
     assert_eq!(ops.current().unwrap(), first, "what was current still is");
-    ops.primary_release(0).unwrap();
-    ops.primary_release(1).unwrap();
+    // SAFETY: the simulated driver looks every handle and address up, and refuses what it does not
+    // know.
+    unsafe { ops.primary_release(0) }.unwrap();
+    // SAFETY: the simulated driver looks every handle and address up, and refuses what it does not
+    // know.
+    unsafe { ops.primary_release(1) }.unwrap();
     drop((zero, one));
     bench.close();
 }

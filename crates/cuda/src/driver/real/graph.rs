@@ -139,7 +139,7 @@ impl GraphOps for RealDriver {
         belief::object("cuGraphCreate", graph).map(NativeGraph)
     }
 
-    fn graph_destroy(&self, graph: NativeGraph) -> Result<()> {
+    unsafe fn graph_destroy(&self, graph: NativeGraph) -> Result<()> {
         drive!(self, cuGraphDestroy(graph.0 as CUgraph))
     }
 
@@ -182,7 +182,12 @@ impl GraphOps for RealDriver {
         Self::added(made, node)
     }
 
-    fn graph_add_child(&self, graph: NativeGraph, after: &[NativeNode], child: NativeGraph) -> Result<NativeNode> {
+    unsafe fn graph_add_child(
+        &self,
+        graph: NativeGraph,
+        after: &[NativeNode],
+        child: NativeGraph,
+    ) -> Result<NativeNode> {
         if graph == child {
             // The driver (580.159) recurses until its stack is over.
             let name = conv::name_or_number(code::INVALID_VALUE);
@@ -195,7 +200,12 @@ impl GraphOps for RealDriver {
         Self::added(made, node)
     }
 
-    fn graph_add_event(&self, graph: NativeGraph, after: &[NativeNode], event: NativeEvent) -> Result<NativeNode> {
+    unsafe fn graph_add_event(
+        &self,
+        graph: NativeGraph,
+        after: &[NativeNode],
+        event: NativeEvent,
+    ) -> Result<NativeNode> {
         let (graph, event) = (graph.0 as CUgraph, event.0 as CUevent);
         let mut node: CUgraphNode = ptr::null_mut();
         let made =
@@ -203,7 +213,7 @@ impl GraphOps for RealDriver {
         Self::added(made, node)
     }
 
-    fn graph_add_host(&self, graph: NativeGraph, after: &[NativeNode], call: HostNode) -> Result<NativeNode> {
+    unsafe fn graph_add_host(&self, graph: NativeGraph, after: &[NativeNode], call: HostNode) -> Result<NativeNode> {
         let graph = graph.0 as CUgraph;
         let data = Box::into_raw(Box::new(call)).cast::<c_void>();
         let mut object: CUuserObject = ptr::null_mut();
@@ -226,30 +236,30 @@ impl GraphOps for RealDriver {
         Self::added(made, node)
     }
 
-    fn graph_add_empty(&self, graph: NativeGraph, after: &[NativeNode]) -> Result<NativeNode> {
+    unsafe fn graph_add_empty(&self, graph: NativeGraph, after: &[NativeNode]) -> Result<NativeNode> {
         let mut node: CUgraphNode = ptr::null_mut();
         let graph = graph.0 as CUgraph;
         let made = drive!(self, cuGraphAddEmptyNode(&raw mut node, graph, dependencies(after), after.len()));
         Self::added(made, node)
     }
 
-    fn graph_nodes(&self, graph: NativeGraph) -> Result<usize> {
+    unsafe fn graph_nodes(&self, graph: NativeGraph) -> Result<usize> {
         let mut nodes = 0_usize;
         drive!(self, cuGraphGetNodes(graph.0 as CUgraph, ptr::null_mut(), &raw mut nodes))?;
         Ok(nodes)
     }
 
-    fn graph_instantiate(&self, graph: NativeGraph) -> Result<NativeGraphExec> {
+    unsafe fn graph_instantiate(&self, graph: NativeGraph) -> Result<NativeGraphExec> {
         let mut exec: CUgraphExec = ptr::null_mut();
         drive!(self, cuGraphInstantiateWithFlags(&raw mut exec, graph.0 as CUgraph, 0))?;
         belief::object("cuGraphInstantiate", exec).map(NativeGraphExec)
     }
 
-    fn exec_destroy(&self, exec: NativeGraphExec) -> Result<()> {
+    unsafe fn exec_destroy(&self, exec: NativeGraphExec) -> Result<()> {
         drive!(self, cuGraphExecDestroy(exec.0 as CUgraphExec))
     }
 
-    fn exec_upload(&self, exec: NativeGraphExec, stream: NativeStream) -> Result<()> {
+    unsafe fn exec_upload(&self, exec: NativeGraphExec, stream: NativeStream) -> Result<()> {
         drive!(self, cuGraphUpload(exec.0 as CUgraphExec, stream.0 as CUstream))
     }
 
@@ -287,18 +297,18 @@ impl GraphOps for RealDriver {
         self.updated("cuGraphExecMemsetNodeSetParams", code)
     }
 
-    fn capture_begin(&self, stream: NativeStream) -> Result<()> {
+    unsafe fn capture_begin(&self, stream: NativeStream) -> Result<()> {
         let mode = CaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
         drive!(self, cuStreamBeginCapture_v2(stream.0 as CUstream, mode))
     }
 
-    fn capture_end(&self, stream: NativeStream) -> Result<NativeGraph> {
+    unsafe fn capture_end(&self, stream: NativeStream) -> Result<NativeGraph> {
         let mut graph: CUgraph = ptr::null_mut();
         drive!(self, cuStreamEndCapture(stream.0 as CUstream, &raw mut graph))?;
         belief::object("cuStreamEndCapture", graph).map(NativeGraph)
     }
 
-    fn is_capturing(&self, stream: NativeStream) -> Result<bool> {
+    unsafe fn is_capturing(&self, stream: NativeStream) -> Result<bool> {
         // A plain number: the enum must not hold a value that the bindings do not know.
         let mut status = 0_u32;
         drive!(self, cuStreamIsCapturing(stream.0 as CUstream, (&raw mut status).cast()))?;

@@ -58,17 +58,17 @@ impl MemoryOps for RealDriver {
         belief::address("cuMemAlloc", addr, bytes, 256)
     }
 
-    fn free(&self, addr: u64) -> Result<()> {
+    unsafe fn free(&self, addr: u64) -> Result<()> {
         drive!(self, cuMemFree_v2(addr))
     }
 
-    fn alloc_async(&self, bytes: u64, stream: NativeStream) -> Result<u64> {
+    unsafe fn alloc_async(&self, bytes: u64, stream: NativeStream) -> Result<u64> {
         let mut addr: CUdeviceptr = 0;
         drive!(self, for bytes, cuMemAllocAsync(&raw mut addr, bytes as usize, stream.0 as CUstream))?;
         belief::address("cuMemAllocAsync", addr, bytes, 256)
     }
 
-    fn free_async(&self, addr: u64, stream: NativeStream) -> Result<()> {
+    unsafe fn free_async(&self, addr: u64, stream: NativeStream) -> Result<()> {
         drive!(self, cuMemFreeAsync(addr, stream.0 as CUstream))
     }
 
@@ -110,7 +110,7 @@ impl MemoryOps for RealDriver {
         belief::address("cuMemAddressReserve", addr, bytes, align)
     }
 
-    fn address_free(&self, addr: u64, bytes: u64) -> Result<()> {
+    unsafe fn address_free(&self, addr: u64, bytes: u64) -> Result<()> {
         drive!(self, cuMemAddressFree(addr, bytes as usize))
     }
 
@@ -121,19 +121,19 @@ impl MemoryOps for RealDriver {
         Ok(NativeMemory(memory))
     }
 
-    fn memory_release(&self, memory: NativeMemory) -> Result<()> {
+    unsafe fn memory_release(&self, memory: NativeMemory) -> Result<()> {
         drive!(self, cuMemRelease(memory.0))
     }
 
-    fn map(&self, addr: u64, bytes: u64, memory: NativeMemory) -> Result<()> {
+    unsafe fn map(&self, addr: u64, bytes: u64, memory: NativeMemory) -> Result<()> {
         drive!(self, for bytes, cuMemMap(addr, bytes as usize, 0, memory.0, 0))
     }
 
-    fn unmap(&self, addr: u64, bytes: u64) -> Result<()> {
+    unsafe fn unmap(&self, addr: u64, bytes: u64) -> Result<()> {
         drive!(self, cuMemUnmap(addr, bytes as usize))
     }
 
-    fn set_access(&self, addr: u64, bytes: u64, ordinals: &[u32]) -> Result<()> {
+    unsafe fn set_access(&self, addr: u64, bytes: u64, ordinals: &[u32]) -> Result<()> {
         let access: Vec<CUmemAccessDesc> = ordinals
             .iter()
             .map(|&ordinal| CUmemAccessDesc {
@@ -150,7 +150,7 @@ impl MemoryOps for RealDriver {
         belief::address("cuMemHostAlloc", addr as u64, bytes, 256)
     }
 
-    fn host_free(&self, addr: u64) -> Result<()> {
+    unsafe fn host_free(&self, addr: u64) -> Result<()> {
         drive!(self, cuMemFreeHost(addr as *mut c_void))
     }
 
@@ -158,7 +158,7 @@ impl MemoryOps for RealDriver {
         drive!(self, for bytes, cuMemHostRegister_v2(addr as *mut c_void, bytes as usize, conv::REGISTER_FLAGS))
     }
 
-    fn host_unregister(&self, addr: u64) -> Result<()> {
+    unsafe fn host_unregister(&self, addr: u64) -> Result<()> {
         drive!(self, cuMemHostUnregister(addr as *mut c_void))
     }
 

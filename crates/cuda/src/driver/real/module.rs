@@ -99,11 +99,11 @@ impl ModuleOps for RealDriver {
         }
     }
 
-    fn module_unload(&self, module: NativeModule) -> Result<()> {
+    unsafe fn module_unload(&self, module: NativeModule) -> Result<()> {
         drive!(self, cuModuleUnload(module.0 as CUmodule))
     }
 
-    fn module_function(&self, module: NativeModule, name: &str) -> Result<NativeFunction> {
+    unsafe fn module_function(&self, module: NativeModule, name: &str) -> Result<NativeFunction> {
         let missing = || Error::NotFound(format!("the module has no function {name}").into());
         let text = CString::new(name).map_err(|_| missing())?;
         let mut function: CUfunction = ptr::null_mut();
@@ -126,7 +126,7 @@ impl ModuleOps for RealDriver {
         Ok(NativeFunction(function as u64))
     }
 
-    fn function_info(&self, function: NativeFunction) -> Result<FunctionInfo> {
+    unsafe fn function_info(&self, function: NativeFunction) -> Result<FunctionInfo> {
         Ok(FunctionInfo {
             block_threads: self.function_attribute(function, Attribute::CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK)?,
             registers: self.function_attribute(function, Attribute::CU_FUNC_ATTRIBUTE_NUM_REGS)?,
@@ -137,7 +137,7 @@ impl ModuleOps for RealDriver {
         })
     }
 
-    fn function_allow_shared(&self, function: NativeFunction, bytes: u32) -> Result<()> {
+    unsafe fn function_allow_shared(&self, function: NativeFunction, bytes: u32) -> Result<()> {
         let attribute = Attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
         drive!(self, cuFuncSetAttribute(function.0 as CUfunction, attribute, bytes as c_int))
     }

@@ -108,33 +108,33 @@ impl StreamOps for RealDriver {
         belief::object("cuStreamCreateWithPriority", stream).map(NativeStream)
     }
 
-    fn stream_destroy(&self, stream: NativeStream) -> Result<()> {
+    unsafe fn stream_destroy(&self, stream: NativeStream) -> Result<()> {
         drive!(self, cuStreamDestroy_v2(stream.0 as CUstream))
     }
 
-    fn stream_query(&self, stream: NativeStream) -> Result<Progress> {
+    unsafe fn stream_query(&self, stream: NativeStream) -> Result<Progress> {
         // SAFETY: the caller's stream.
         let code = self.code(|f| unsafe { (f.cuStreamQuery)(stream.0 as CUstream) })?;
         self.progress("cuStreamQuery", code)
     }
 
-    fn stream_synchronize(&self, stream: NativeStream) -> Result<()> {
+    unsafe fn stream_synchronize(&self, stream: NativeStream) -> Result<()> {
         drive!(self, cuStreamSynchronize(stream.0 as CUstream))
     }
 
-    fn stream_wait_event(&self, stream: NativeStream, event: NativeEvent) -> Result<()> {
+    unsafe fn stream_wait_event(&self, stream: NativeStream, event: NativeEvent) -> Result<()> {
         drive!(self, cuStreamWaitEvent(stream.0 as CUstream, event.0 as CUevent, 0))
     }
 
-    fn stream_write_word(&self, stream: NativeStream, addr: u64, value: u64) -> Result<()> {
+    unsafe fn stream_write_word(&self, stream: NativeStream, addr: u64, value: u64) -> Result<()> {
         drive!(self, cuStreamWriteValue64_v2(stream.0 as CUstream, addr, value, WRITE_DEFAULT))
     }
 
-    fn stream_wait_word(&self, stream: NativeStream, addr: u64, value: u64) -> Result<()> {
+    unsafe fn stream_wait_word(&self, stream: NativeStream, addr: u64, value: u64) -> Result<()> {
         drive!(self, cuStreamWaitValue64_v2(stream.0 as CUstream, addr, value, WAIT_GEQ))
     }
 
-    fn host_function(&self, stream: NativeStream, call: HostFunction) -> Result<()> {
+    unsafe fn host_function(&self, stream: NativeStream, call: HostFunction) -> Result<()> {
         let data = Box::into_raw(Box::new(call));
         let accepted = drive!(self, cuLaunchHostFunc(stream.0 as CUstream, Some(run_once), data.cast()));
         if accepted.is_err() {
@@ -201,25 +201,25 @@ impl EventOps for RealDriver {
         belief::object("cuEventCreate", event).map(NativeEvent)
     }
 
-    fn event_destroy(&self, event: NativeEvent) -> Result<()> {
+    unsafe fn event_destroy(&self, event: NativeEvent) -> Result<()> {
         drive!(self, cuEventDestroy_v2(event.0 as CUevent))
     }
 
-    fn event_record(&self, event: NativeEvent, stream: NativeStream) -> Result<()> {
+    unsafe fn event_record(&self, event: NativeEvent, stream: NativeStream) -> Result<()> {
         drive!(self, cuEventRecord(event.0 as CUevent, stream.0 as CUstream))
     }
 
-    fn event_query(&self, event: NativeEvent) -> Result<Progress> {
+    unsafe fn event_query(&self, event: NativeEvent) -> Result<Progress> {
         // SAFETY: the caller's event.
         let code = self.code(|f| unsafe { (f.cuEventQuery)(event.0 as CUevent) })?;
         self.progress("cuEventQuery", code)
     }
 
-    fn event_synchronize(&self, event: NativeEvent) -> Result<()> {
+    unsafe fn event_synchronize(&self, event: NativeEvent) -> Result<()> {
         drive!(self, cuEventSynchronize(event.0 as CUevent))
     }
 
-    fn event_elapsed(&self, start: NativeEvent, end: NativeEvent) -> Result<i64> {
+    unsafe fn event_elapsed(&self, start: NativeEvent, end: NativeEvent) -> Result<i64> {
         let mut milliseconds = 0_f32;
         let code = self.code(|f| match (f.cuEventElapsedTime_v2, f.cuEventElapsedTime) {
             // SAFETY: the pointer is to a local; the caller's events.

@@ -103,7 +103,7 @@ impl GraphOps for SimDriver {
         Ok(NativeGraph(handle))
     }
 
-    fn graph_destroy(&self, graph: NativeGraph) -> Result<()> {
+    unsafe fn graph_destroy(&self, graph: NativeGraph) -> Result<()> {
         const API: &str = "cuGraphDestroy";
         let (scope, told) = self.enter_despite_loss(API)?;
         let mut tables = self.lock();
@@ -146,7 +146,12 @@ impl GraphOps for SimDriver {
         self.add(API, graph, after, node, kind)
     }
 
-    fn graph_add_child(&self, graph: NativeGraph, after: &[NativeNode], child: NativeGraph) -> Result<NativeNode> {
+    unsafe fn graph_add_child(
+        &self,
+        graph: NativeGraph,
+        after: &[NativeNode],
+        child: NativeGraph,
+    ) -> Result<NativeNode> {
         const API: &str = "cuGraphAddChildGraphNode";
         self.enter(API)?;
         if graph == child {
@@ -156,7 +161,12 @@ impl GraphOps for SimDriver {
         self.add(API, graph, after, Node::Child(child), NodeKind::Other)
     }
 
-    fn graph_add_event(&self, graph: NativeGraph, after: &[NativeNode], event: NativeEvent) -> Result<NativeNode> {
+    unsafe fn graph_add_event(
+        &self,
+        graph: NativeGraph,
+        after: &[NativeNode],
+        event: NativeEvent,
+    ) -> Result<NativeNode> {
         const API: &str = "cuGraphAddEventRecordNode";
         self.enter(API)?;
         let event = self.lock().events.get(&event.0).map(|e| e.id);
@@ -164,7 +174,7 @@ impl GraphOps for SimDriver {
         self.add(API, graph, after, Node::Record(event), NodeKind::Other)
     }
 
-    fn graph_add_host(
+    unsafe fn graph_add_host(
         &self,
         graph: NativeGraph,
         after: &[NativeNode],
@@ -176,19 +186,19 @@ impl GraphOps for SimDriver {
         self.add(API, graph, after, Node::Host { name: "host node".into(), call }, NodeKind::Other)
     }
 
-    fn graph_add_empty(&self, graph: NativeGraph, after: &[NativeNode]) -> Result<NativeNode> {
+    unsafe fn graph_add_empty(&self, graph: NativeGraph, after: &[NativeNode]) -> Result<NativeNode> {
         const API: &str = "cuGraphAddEmptyNode";
         self.enter(API)?;
         self.add(API, graph, after, Node::Empty, NodeKind::Other)
     }
 
-    fn graph_nodes(&self, graph: NativeGraph) -> Result<usize> {
+    unsafe fn graph_nodes(&self, graph: NativeGraph) -> Result<usize> {
         const API: &str = "cuGraphGetNodes";
         self.enter(API)?;
         Ok(self.lock().graph(API, graph)?.nodes.len())
     }
 
-    fn graph_instantiate(&self, graph: NativeGraph) -> Result<NativeGraphExec> {
+    unsafe fn graph_instantiate(&self, graph: NativeGraph) -> Result<NativeGraphExec> {
         const API: &str = "cuGraphInstantiate";
         let scope = self.enter(API)?;
         let (id, nodes) = {
@@ -211,7 +221,7 @@ impl GraphOps for SimDriver {
         Ok(NativeGraphExec(handle))
     }
 
-    fn exec_destroy(&self, exec: NativeGraphExec) -> Result<()> {
+    unsafe fn exec_destroy(&self, exec: NativeGraphExec) -> Result<()> {
         const API: &str = "cuGraphExecDestroy";
         let (scope, told) = self.enter_despite_loss(API)?;
         let gone = self.lock().execs.remove(&exec.0).ok_or_else(|| refuse(API, code::INVALID_VALUE))?;
@@ -224,7 +234,7 @@ impl GraphOps for SimDriver {
         told.and(ended.and(event).map_err(|e| self.told(API, scope.device, 0, e)))
     }
 
-    fn exec_upload(&self, exec: NativeGraphExec, stream: NativeStream) -> Result<()> {
+    unsafe fn exec_upload(&self, exec: NativeGraphExec, stream: NativeStream) -> Result<()> {
         const API: &str = "cuGraphUpload";
         let scope = self.enter(API)?;
         let mut tables = self.lock();
@@ -289,7 +299,7 @@ impl GraphOps for SimDriver {
         self.change(API, exec, node, |_, kind| kind == NodeKind::Fill, NodeUpdate::Fill(fill))
     }
 
-    fn capture_begin(&self, stream: NativeStream) -> Result<()> {
+    unsafe fn capture_begin(&self, stream: NativeStream) -> Result<()> {
         const API: &str = "cuStreamBeginCapture";
         let scope = self.enter(API)?;
         let mut tables = self.lock();
@@ -299,7 +309,7 @@ impl GraphOps for SimDriver {
         begun.map_err(|e| self.told(API, scope.device, 0, e))
     }
 
-    fn capture_end(&self, stream: NativeStream) -> Result<NativeGraph> {
+    unsafe fn capture_end(&self, stream: NativeStream) -> Result<NativeGraph> {
         const API: &str = "cuStreamEndCapture";
         let (scope, told) = self.enter_teardown(API)?;
         let mut tables = self.lock();
@@ -317,7 +327,7 @@ impl GraphOps for SimDriver {
         }
     }
 
-    fn is_capturing(&self, stream: NativeStream) -> Result<bool> {
+    unsafe fn is_capturing(&self, stream: NativeStream) -> Result<bool> {
         const API: &str = "cuStreamIsCapturing";
         let scope = self.enter(API)?;
         let tables = self.lock();

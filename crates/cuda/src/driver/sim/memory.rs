@@ -63,7 +63,7 @@ impl MemoryOps for SimDriver {
         Ok(addr)
     }
 
-    fn free(&self, addr: u64) -> Result<()> {
+    unsafe fn free(&self, addr: u64) -> Result<()> {
         const API: &str = "cuMemFree";
         let (scope, told) = self.enter_teardown(API)?;
         let allocation = {
@@ -80,7 +80,7 @@ impl MemoryOps for SimDriver {
         told.and(self.answer(API, scope, 0, self.machine.free(addr)))
     }
 
-    fn alloc_async(&self, bytes: u64, stream: NativeStream) -> Result<u64> {
+    unsafe fn alloc_async(&self, bytes: u64, stream: NativeStream) -> Result<u64> {
         const API: &str = "cuMemAllocAsync";
         let scope = self.enter(API)?;
         self.needs_pools(API)?;
@@ -100,7 +100,7 @@ impl MemoryOps for SimDriver {
         Ok(addr)
     }
 
-    fn free_async(&self, addr: u64, stream: NativeStream) -> Result<()> {
+    unsafe fn free_async(&self, addr: u64, stream: NativeStream) -> Result<()> {
         const API: &str = "cuMemFreeAsync";
         let (scope, told) = self.enter_teardown(API)?;
         self.needs_pools(API)?;
@@ -148,7 +148,7 @@ impl MemoryOps for SimDriver {
         Ok(addr)
     }
 
-    fn address_free(&self, addr: u64, bytes: u64) -> Result<()> {
+    unsafe fn address_free(&self, addr: u64, bytes: u64) -> Result<()> {
         const API: &str = "cuMemAddressFree";
         let (scope, told) = self.enter_teardown(API)?;
         self.needs_vmm(API)?;
@@ -176,14 +176,14 @@ impl MemoryOps for SimDriver {
         Ok(NativeMemory(handle))
     }
 
-    fn memory_release(&self, memory: NativeMemory) -> Result<()> {
+    unsafe fn memory_release(&self, memory: NativeMemory) -> Result<()> {
         const API: &str = "cuMemRelease";
         let (scope, told) = self.enter_teardown(API)?;
         let piece = self.lock().pieces.remove(&memory.0).ok_or_else(|| refuse(API, code::INVALID_VALUE))?;
         told.and(self.answer(API, scope, 0, self.machine.destroy(piece.id)))
     }
 
-    fn map(&self, addr: u64, bytes: u64, memory: NativeMemory) -> Result<()> {
+    unsafe fn map(&self, addr: u64, bytes: u64, memory: NativeMemory) -> Result<()> {
         const API: &str = "cuMemMap";
         let scope = self.enter(API)?;
         let tables = self.lock();
@@ -197,7 +197,7 @@ impl MemoryOps for SimDriver {
         Ok(())
     }
 
-    fn unmap(&self, addr: u64, bytes: u64) -> Result<()> {
+    unsafe fn unmap(&self, addr: u64, bytes: u64) -> Result<()> {
         const API: &str = "cuMemUnmap";
         let (scope, told) = self.enter_teardown(API)?;
         let unmapped = self.machine.unmap(addr, bytes);
@@ -207,7 +207,7 @@ impl MemoryOps for SimDriver {
         told.and(self.answer(API, scope, 0, unmapped))
     }
 
-    fn set_access(&self, addr: u64, bytes: u64, ordinals: &[u32]) -> Result<()> {
+    unsafe fn set_access(&self, addr: u64, bytes: u64, ordinals: &[u32]) -> Result<()> {
         const API: &str = "cuMemSetAccess";
         let scope = self.enter(API)?;
         if ordinals.iter().any(|&ordinal| ordinal >= self.config.machine.devices) {
@@ -233,7 +233,7 @@ impl MemoryOps for SimDriver {
         Ok(addr)
     }
 
-    fn host_free(&self, addr: u64) -> Result<()> {
+    unsafe fn host_free(&self, addr: u64) -> Result<()> {
         const API: &str = "cuMemFreeHost";
         let (scope, told) = self.enter_teardown(API)?;
         {
@@ -271,7 +271,7 @@ impl MemoryOps for SimDriver {
         self.answer(API, scope, bytes, answer)
     }
 
-    fn host_unregister(&self, addr: u64) -> Result<()> {
+    unsafe fn host_unregister(&self, addr: u64) -> Result<()> {
         const API: &str = "cuMemHostUnregister";
         let (scope, told) = self.enter_teardown(API)?;
         {

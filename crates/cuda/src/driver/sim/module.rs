@@ -179,7 +179,7 @@ impl ModuleOps for SimDriver {
         Ok(NativeModule(handle))
     }
 
-    fn module_unload(&self, module: NativeModule) -> Result<()> {
+    unsafe fn module_unload(&self, module: NativeModule) -> Result<()> {
         const API: &str = "cuModuleUnload";
         let (scope, told) = self.enter_teardown(API)?;
         let mut tables = self.lock();
@@ -193,7 +193,7 @@ impl ModuleOps for SimDriver {
         told
     }
 
-    fn module_function(&self, module: NativeModule, name: &str) -> Result<NativeFunction> {
+    unsafe fn module_function(&self, module: NativeModule, name: &str) -> Result<NativeFunction> {
         const API: &str = "cuModuleGetFunction";
         let scope = self.enter(API)?;
         let mut tables = self.lock();
@@ -223,7 +223,7 @@ impl ModuleOps for SimDriver {
         Ok(NativeFunction(handle))
     }
 
-    fn function_info(&self, function: NativeFunction) -> Result<FunctionInfo> {
+    unsafe fn function_info(&self, function: NativeFunction) -> Result<FunctionInfo> {
         const API: &str = "cuFuncGetAttribute";
         self.enter(API)?;
         let tables = self.lock();
@@ -242,7 +242,7 @@ impl ModuleOps for SimDriver {
         })
     }
 
-    fn function_allow_shared(&self, function: NativeFunction, bytes: u32) -> Result<()> {
+    unsafe fn function_allow_shared(&self, function: NativeFunction, bytes: u32) -> Result<()> {
         const API: &str = "cuFuncSetAttribute";
         self.enter(API)?;
         let mut tables = self.lock();

@@ -231,7 +231,7 @@ impl StreamOps for SimDriver {
         Ok(NativeStream(handle))
     }
 
-    fn stream_destroy(&self, stream: NativeStream) -> Result<()> {
+    unsafe fn stream_destroy(&self, stream: NativeStream) -> Result<()> {
         const API: &str = "cuStreamDestroy";
         let (scope, told) = self.enter_teardown(API)?;
         let mut tables = self.lock();
@@ -243,7 +243,7 @@ impl StreamOps for SimDriver {
         told.and(gone.map_err(|e| self.told(API, scope.device, 0, e)))
     }
 
-    fn stream_query(&self, stream: NativeStream) -> Result<Progress> {
+    unsafe fn stream_query(&self, stream: NativeStream) -> Result<Progress> {
         const API: &str = "cuStreamQuery";
         let scope = self.enter(API)?;
         let stream = {
@@ -260,7 +260,7 @@ impl StreamOps for SimDriver {
         }
     }
 
-    fn stream_synchronize(&self, stream: NativeStream) -> Result<()> {
+    unsafe fn stream_synchronize(&self, stream: NativeStream) -> Result<()> {
         const API: &str = "cuStreamSynchronize";
         let scope = self.enter(API)?;
         let stream = {
@@ -273,7 +273,7 @@ impl StreamOps for SimDriver {
         self.machine.queue_synchronize(stream.queue, None).map_err(|e| self.told(API, scope.device, 0, e))
     }
 
-    fn stream_wait_event(&self, stream: NativeStream, event: NativeEvent) -> Result<()> {
+    unsafe fn stream_wait_event(&self, stream: NativeStream, event: NativeEvent) -> Result<()> {
         const API: &str = "cuStreamWaitEvent";
         let scope = self.enter(API)?;
         let mut tables = self.lock();
@@ -289,21 +289,21 @@ impl StreamOps for SimDriver {
         given.map_err(|e| self.told(API, scope.device, 0, e))
     }
 
-    fn stream_write_word(&self, stream: NativeStream, addr: u64, value: u64) -> Result<()> {
+    unsafe fn stream_write_word(&self, stream: NativeStream, addr: u64, value: u64) -> Result<()> {
         const API: &str = "cuStreamWriteValue64";
         let scope = self.enter(API)?;
         self.word_address(API, addr)?;
         self.give(API, scope, stream, Work::Write { addr, value }).map(drop)
     }
 
-    fn stream_wait_word(&self, stream: NativeStream, addr: u64, value: u64) -> Result<()> {
+    unsafe fn stream_wait_word(&self, stream: NativeStream, addr: u64, value: u64) -> Result<()> {
         const API: &str = "cuStreamWaitValue64";
         let scope = self.enter(API)?;
         self.word_address(API, addr)?;
         self.give(API, scope, stream, Work::Wait { addr, value }).map(drop)
     }
 
-    fn host_function(&self, stream: NativeStream, call: HostFunction) -> Result<()> {
+    unsafe fn host_function(&self, stream: NativeStream, call: HostFunction) -> Result<()> {
         const API: &str = "cuLaunchHostFunc";
         let scope = self.enter(API)?;
         let mut tables = self.lock();
@@ -406,7 +406,7 @@ impl EventOps for SimDriver {
         Ok(NativeEvent(handle))
     }
 
-    fn event_destroy(&self, event: NativeEvent) -> Result<()> {
+    unsafe fn event_destroy(&self, event: NativeEvent) -> Result<()> {
         const API: &str = "cuEventDestroy";
         let (scope, told) = self.enter_teardown(API)?;
         let mut tables = self.lock();
@@ -417,7 +417,7 @@ impl EventOps for SimDriver {
         told.and(gone.map_err(|e| self.told(API, scope.device, 0, e)))
     }
 
-    fn event_record(&self, event: NativeEvent, stream: NativeStream) -> Result<()> {
+    unsafe fn event_record(&self, event: NativeEvent, stream: NativeStream) -> Result<()> {
         const API: &str = "cuEventRecord";
         let scope = self.enter(API)?;
         let mut tables = self.lock();
@@ -445,7 +445,7 @@ impl EventOps for SimDriver {
         given.map_err(|e| self.told(API, scope.device, 0, e))
     }
 
-    fn event_query(&self, event: NativeEvent) -> Result<Progress> {
+    unsafe fn event_query(&self, event: NativeEvent) -> Result<Progress> {
         const API: &str = "cuEventQuery";
         let scope = self.enter(API)?;
         let found = {
@@ -467,7 +467,7 @@ impl EventOps for SimDriver {
         }
     }
 
-    fn event_synchronize(&self, event: NativeEvent) -> Result<()> {
+    unsafe fn event_synchronize(&self, event: NativeEvent) -> Result<()> {
         const API: &str = "cuEventSynchronize";
         let scope = self.enter(API)?;
         let found = {
@@ -483,7 +483,7 @@ impl EventOps for SimDriver {
         waited.map_err(|e| self.told(API, scope.device, 0, e))
     }
 
-    fn event_elapsed(&self, start: NativeEvent, end: NativeEvent) -> Result<i64> {
+    unsafe fn event_elapsed(&self, start: NativeEvent, end: NativeEvent) -> Result<i64> {
         const API: &str = "cuEventElapsedTime";
         self.enter(API)?;
         let (start, end) = {

@@ -190,8 +190,10 @@ fn call_in_a_host_function(t: &mut Trace<'_>) -> Result<()> {
         Box::new(move || {
             let mut answers = inside.lock();
             answers.push(("ask for the version", driver.driver_version().map(drop)));
-            answers.push(("make a context current", driver.set_current(context)));
-            answers.push(("query the stream", driver.stream_query(stream).map(drop)));
+            // SAFETY: the scenario's context, which lives until the scenario is over.
+            answers.push(("make a context current", unsafe { driver.set_current(context) }));
+            // SAFETY: the scenario's stream, which lives until the scenario is over.
+            answers.push(("query the stream", unsafe { driver.stream_query(stream) }.map(drop)));
             answers.push(("alloc", driver.alloc(256).map(drop)));
         }),
     )?;

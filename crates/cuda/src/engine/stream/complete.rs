@@ -20,11 +20,14 @@ impl StreamCore {
         }
         match &self.word {
             Some(word) => {
-                self.core.door.within(|ops| ops.stream_write_word(self.native, word.addr(), issued))?;
+                // SAFETY: the stream and its word are this one's own; the drop waits for the last
+                // write.
+                self.core.door.within(|ops| unsafe { ops.stream_write_word(self.native, word.addr(), issued) })?;
             }
             None => {
                 let event = self.core.mark()?;
-                self.core.door.within(|ops| ops.event_record(event.native, self.native))?;
+                // SAFETY: the event is leased, and the stream is this one's own.
+                self.core.door.within(|ops| unsafe { ops.event_record(event.native, self.native) })?;
                 state.signals.push_back((issued, event));
             }
         }
@@ -52,7 +55,8 @@ impl StreamCore {
         }
         let mut state = self.state.lock();
         while let Some((value, event)) = state.signals.front() {
-            match self.core.door.within(|ops| ops.event_query(event.native)) {
+            // SAFETY: the event is leased.
+            match self.core.door.within(|ops| unsafe { ops.event_query(event.native) }) {
                 Ok(Progress::Complete) => {
                     self.seen.fetch_max(*value, Ordering::AcqRel);
                     state.signals.pop_front();
@@ -102,7 +106,8 @@ impl StreamCore {
 
     /// Whether the driver is done with all that it was given.
     pub(in crate::engine) fn query(&self) -> Result<bool> {
-        let progress = self.core.door.within(|ops| ops.stream_query(self.native));
+        // SAFETY: the stream is this one's own and lives until the drop.
+        let progress = self.core.door.within(|ops| unsafe { ops.stream_query(self.native) });
         Ok(progress? == Progress::Complete)
     }
 

@@ -29,14 +29,16 @@ impl StreamCore {
             plain &= self.is_plain(op);
         }
         if !plain {
-            return self.submit_slow(ops);
+            // SAFETY: the caller vouches for the operations.
+            return unsafe { self.submit_slow(ops) };
         }
         let state = self.state.lock();
         self.healthy()?;
         if state.is_busy() {
             return self.defer(state, ops);
         }
-        self.submit_now(state, ops, &mut Prepared::default(), ops.len())
+        // SAFETY: the caller vouches for the operations, which need nothing prepared.
+        unsafe { self.submit_now(state, ops, &mut Prepared::default(), ops.len()) }
     }
 
     /// Whether an operation is given to the driver without preparation.
@@ -67,8 +69,11 @@ impl StreamCore {
     }
 
     /// Submits to a stream that holds nothing back: `ops[..cut]` to the driver, the rest is held back.
+    ///
+    /// # Safety
+    /// - As [`submit`](Self::submit): memory of the operations may be used until the submission is over.
     #[inline]
-    pub(super) fn submit_now(
+    pub(super) unsafe fn submit_now(
         &self,
         mut state: MutexGuard<'_, State>,
         ops: &[Op<'_>],
@@ -80,10 +85,14 @@ impl StreamCore {
         if let Some(word) = &self.word
             && self.core.shared.config.has(crate::defects::Defect::WordBeforeWork)
         {
-            self.core.door.within(|ops| ops.stream_write_word(self.native, word.addr(), value))?;
+            // SAFETY: the stream and its word are this one's own; the drop waits for the last
+            // write.
+            self.core.door.within(|ops| unsafe { ops.stream_write_word(self.native, word.addr(), value) })?;
             self.signalled.store(value, Ordering::Release);
         }
-        if let Err(refusal) = self.issue(&mut state, value, ops[..cut].iter().enumerate(), prepared, false) {
+        // SAFETY: the caller vouches for the operations.
+        let given = unsafe { self.issue(&mut state, value, ops[..cut].iter().enumerate(), prepared, false) };
+        if let Err(refusal) = given {
             return self.refused(state, value, refusal);
         }
         self.owner.advance()?;
@@ -125,8 +134,12 @@ impl StreamCore {
         }
     }
 
+    /// Submits operations of which some must be prepared.
+    ///
+    /// # Safety
+    /// - As [`submit`](Self::submit): memory of the operations may be used until the submission is over.
     #[cold]
-    pub(super) fn submit_slow(&self, ops: &[Op<'_>]) -> Result<u64> {
+    pub(super) unsafe fn submit_slow(&self, ops: &[Op<'_>]) -> Result<u64> {
         {
             let state = self.state.lock();
             self.healthy()?;
@@ -159,7 +172,8 @@ impl StreamCore {
         if state.is_busy() {
             return self.defer(state, ops);
         }
-        let value = self.submit_now(state, ops, &mut prepared, cut)?;
+        // SAFETY: the caller vouches for the operations.
+        let value = unsafe { self.submit_now(state, ops, &mut prepared, cut) }?;
         ops[..cut].iter().for_each(|op| {
             if let Op::Wait(p) = op {
                 self.owner.learn(*p);
@@ -172,7 +186,10 @@ impl StreamCore {
     }
 
     /// Gives operations to the driver, in the lock. `part`: operations of the same submission were given before.
-    pub(in crate::engine) fn issue<'o, 'r>(
+    ///
+    /// # Safety
+    /// - As [`submit`](Self::submit): memory of the operations may be used until the submission is over.
+    pub(in crate::engine) unsafe fn issue<'o, 'r>(
         &self,
         state: &mut State,
         value: u64,
@@ -190,7 +207,8 @@ impl StreamCore {
             Ok(entry) => {
                 for (i, op) in ops {
                     let mut encoder = Encoder::new(&self.core, &*entry, self.native, value, &self.host, &mut accepted);
-                    if let Err(error) = encoder.encode(op, prepared.take(i)) {
+                    // SAFETY: an operation that the caller vouches for.
+                    if let Err(error) = unsafe { encoder.encode(op, prepared.take(i)) } {
                         failed = Some((error, op.name()));
                         break;
                     }
@@ -249,7 +267,8 @@ impl StreamCore {
                     if let Some((event, _)) = &mark
                         && self.core.shared.config.has(crate::defects::Defect::EventRecycledEarly)
                     {
-                        self.core.door.within(|ops| ops.event_record(event.native, self.native))?;
+                        // SAFETY: the event is leased, and the stream is this one's own.
+                        self.core.door.within(|ops| unsafe { ops.event_record(event.native, self.native) })?;
                     }
                     Ok(mark.map_or(Ready::Blocked, |(event, value)| {
                         Ready::Event(event, Item::Passed { source: source.me.clone(), value })
@@ -286,7 +305,8 @@ impl StreamCore {
         if let Some(event) = find(&state) {
             return Ok(Some(event));
         }
-        let recorded = self.core.door.within(|ops| ops.event_record(event.native, self.native));
+        // SAFETY: the event is leased, and the stream is this one's own.
+        let recorded = self.core.door.within(|ops| unsafe { ops.event_record(event.native, self.native) });
         if let Err(e) = recorded {
             drop(state);
             return Err(self.core.settle(e));
