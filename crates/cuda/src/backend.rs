@@ -14,9 +14,10 @@ use leasehold_alloc::{Allocator, Backing};
 use leasehold_core::sync::{Arc, Mutex, OnceLock};
 use leasehold_core::{Error, Lease, Line, Point, PoolStats, Result, Timeline};
 use leasehold_hal::{
-    Backend, BackendKind, Caps, Device, DeviceId, DeviceInfo, Gate, GraphExec, KernelDesc, Limits, MemoryInfo,
+    Backend, BackendKind, Caps, Device, DeviceId, DeviceInfo, Former, Gate, GraphExec, KernelDesc, Limits, MemoryInfo,
     MemoryKind, NodePatch, Op, Pipeline, Plan, Stream, StreamDesc, Timestamp,
 };
+use std::any::Any;
 use std::fmt;
 use std::time::{Duration, Instant};
 
@@ -217,6 +218,21 @@ unsafe impl Device for DeviceState {
 
     fn make_current(&self) -> Result<()> {
         self.primary().core().door.make_current()
+    }
+
+    fn current(&self) -> Result<Former> {
+        let ops = self.shared().ops.clone();
+        let former = ops.current()?;
+        Ok(Former::new(move || {
+            // SAFETY: it was current on this thread, by somebody who keeps it; the driver refuses one that is gone.
+            if let Err(error) = unsafe { ops.set_current(former) } {
+                tracing::debug!(%error, "the former context could not be restored");
+            }
+        }))
+    }
+
+    fn state(&self) -> Option<&(dyn Any + Send + Sync)> {
+        Some(self)
     }
 
     fn memory(&self, kind: MemoryKind) -> Result<&Allocator> {

@@ -102,6 +102,31 @@ impl StreamDesc {
     }
 }
 
+/// What a driver had current on a thread. It belongs to that thread; dropped without [`restore`](Self::restore) it changes nothing.
+#[derive(Default)]
+pub struct Former(Option<Box<dyn FnOnce()>>);
+
+impl Former {
+    /// Puts back by this call.
+    #[must_use]
+    pub fn new(restore: impl FnOnce() + 'static) -> Self {
+        Self(Some(Box::new(restore)))
+    }
+
+    /// Puts it back. What goes wrong shows with the next call on the driver.
+    pub fn restore(self) {
+        if let Some(restore) = self.0 {
+            restore();
+        }
+    }
+}
+
+impl fmt::Debug for Former {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(if self.0.is_some() { "Former" } else { "Former(nothing)" })
+    }
+}
+
 /// A device that was opened.
 ///
 /// # Safety
@@ -133,6 +158,19 @@ pub unsafe trait Device: Any + Send + Sync {
     /// # Errors
     /// `DeviceLost`; the driver's own.
     fn make_current(&self) -> Result<()>;
+
+    /// What the driver has current on this thread now, to be put back later. Nothing where the driver has no such notion. Does not block.
+    ///
+    /// # Errors
+    /// `DeviceLost`; the driver's own.
+    fn current(&self) -> Result<Former> {
+        Ok(Former::default())
+    }
+
+    /// The backend's own state of the device, for a caller that knows its type: the device itself, or what a wrapper wraps.
+    fn state(&self) -> Option<&(dyn Any + Send + Sync)> {
+        None
+    }
 
     /// The allocator of a kind of memory: the same one every time. Fetched once; calls on it are direct. The first call may block on the
     /// driver.

@@ -39,7 +39,7 @@ mod wrapper;
 #[cfg(test)]
 mod tests;
 
-pub use backend::{Backend, Device, Gate, GraphExec, NodePatch, Stream, StreamDesc};
+pub use backend::{Backend, Device, Former, Gate, GraphExec, NodePatch, Stream, StreamDesc};
 pub use id::{BackendKind, DeviceId};
 pub use info::{Caps, DeviceInfo, Limits, MemoryInfo, MemoryKind};
 pub use kernel::{

@@ -11,7 +11,7 @@
 //!
 //! This module must not know what a layer looks for.
 
-use crate::backend::{Backend, Device, Gate, GraphExec, NodePatch, Stream, StreamDesc};
+use crate::backend::{Backend, Device, Former, Gate, GraphExec, NodePatch, Stream, StreamDesc};
 use crate::id::{BackendKind, DeviceId};
 use crate::info::{Caps, DeviceInfo, Limits, MemoryInfo, MemoryKind};
 use crate::kernel::{KernelDesc, Pipeline};
@@ -23,6 +23,7 @@ use leasehold_core::{
     DeviceHandle, Error, Fate, Handle, Lease, Line, Point, PoolConfig, PoolManager, PoolStats, Resource, Result,
     SlotPool, Tagged, Timeline, tags,
 };
+use std::any::Any;
 use std::fmt;
 use std::time::Duration;
 
@@ -312,6 +313,14 @@ unsafe impl<L: Layer> Device for WrappedDevice<L> {
 
     fn make_current(&self) -> Result<()> {
         self.around("make_current", |d| d.make_current())
+    }
+
+    fn current(&self) -> Result<Former> {
+        self.around("current", |d| d.current())
+    }
+
+    fn state(&self) -> Option<&(dyn Any + Send + Sync)> {
+        self.inner().state()
     }
 
     fn memory(&self, kind: MemoryKind) -> Result<&Allocator> {

@@ -8,7 +8,7 @@ use crate::stream::Stream;
 use leasehold_alloc::Allocator;
 use leasehold_core::sync::{Arc, Mutex, RwLock};
 use leasehold_core::{Error, Point, Result};
-use leasehold_hal::{Backend, BackendKind, Device, DeviceId, DeviceInfo};
+use leasehold_hal::{Backend, BackendKind, Device, DeviceId, DeviceInfo, Former};
 use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
 use std::fmt;
@@ -114,6 +114,12 @@ impl Context {
         reports
     }
 
+    /// The backend of this kind, if the context has it.
+    #[must_use]
+    pub fn backend(&self, kind: BackendKind) -> Option<Arc<dyn Backend>> {
+        self.0.backends.iter().find(|b| b.kind() == kind).cloned()
+    }
+
     /// The devices that are there.
     #[must_use]
     pub fn devices(&self) -> Vec<DeviceInfo> {
@@ -193,6 +199,8 @@ thread_local! {
     /// The contexts that the thread's guards set, by guard, the current one last.
     static CURRENT: RefCell<Vec<(u64, Current)>> = const { RefCell::new(Vec::new()) };
     static NEXT_GUARD: Cell<u64> = const { Cell::new(0) };
+    /// What each driver had current before the thread's first guard of a device of it.
+    static BEFORE: RefCell<Vec<(Context, BackendKind, Former)>> = const { RefCell::new(Vec::new()) };
 }
 
 static PROCESS_DEFAULT: RwLock<Option<Current>> = RwLock::new(None);
@@ -249,11 +257,49 @@ impl Current {
     pub fn allocator(&self) -> &Allocator {
         self.runtime.allocator()
     }
+
+    /// The backend that the device is of.
+    #[must_use]
+    pub fn backend(&self) -> Option<Arc<dyn Backend>> {
+        self.runtime.context().backend(self.runtime.device().backend)
+    }
+
+    /// Whether both are of one driver.
+    fn shares_driver(&self, other: &Current) -> bool {
+        self.runtime.device().backend == other.runtime.device().backend
+            && self.runtime.context().same(other.runtime.context())
+    }
 }
 
-/// Restores the thread's former context when dropped.
+/// The managers of a runtime's device, by the backend that it is of. A device that is wrapped shows what it wraps.
+impl Runtime {
+    /// The device's state on the CPU backend, and through it the managers; `None` on another backend.
+    ///
+    /// ```
+    /// use leasehold::{Context, DeviceId};
+    /// let runtime = Context::new().runtime(DeviceId::cpu(0))?;
+    /// let device = runtime.cpu().expect("it is of the CPU backend");
+    /// assert!(device.streams().stats().live >= 1, "the default stream");
+    /// # Ok::<(), leasehold::Error>(())
+    /// ```
+    #[cfg(feature = "cpu")]
+    #[must_use]
+    pub fn cpu(&self) -> Option<&leasehold_cpu::manager::device::DeviceState> {
+        self.raw_device().state()?.downcast_ref()
+    }
+
+    /// The device's state on the CUDA backend, and through it the managers; `None` on another backend.
+    #[cfg(feature = "cuda")]
+    #[must_use]
+    pub fn cuda(&self) -> Option<&leasehold_cuda::manager::device::DeviceState> {
+        self.raw_device().state()?.downcast_ref()
+    }
+}
+
+/// Restores the thread's former context when dropped, the driver's notion of it too.
 ///
-/// Guards may be dropped in any order: the current context is that of the latest guard that is left.
+/// Guards may be dropped in any order: the current context is that of the latest guard that is left. When the last guard of a driver's devices
+/// goes, the driver has current again what it had before the first.
 #[derive(Debug)]
 #[must_use = "the former context is restored at once when the guard is dropped"]
 pub struct ContextGuard {
@@ -265,11 +311,17 @@ pub struct ContextGuard {
 impl ContextGuard {
     pub(crate) fn enter(runtime: &Runtime, stream: &Stream) -> Result<Self> {
         let new = Current { runtime: runtime.clone(), stream: stream.clone() };
-        runtime.raw_device().make_current()?;
+        let ending = |_| Error::state("this thread is ending; it has no current context any more");
+        let first = CURRENT.try_with(|c| !c.borrow().iter().any(|c| c.1.shares_driver(&new))).map_err(ending)?;
+        let device = runtime.raw_device();
+        let before = if first { Some(device.current()?) } else { None };
+        device.make_current()?;
+        if let Some(before) = before {
+            let entry = (runtime.context().clone(), runtime.device().backend, before);
+            BEFORE.try_with(|b| b.borrow_mut().push(entry)).map_err(ending)?;
+        }
         let id = NEXT_GUARD.replace(NEXT_GUARD.get() + 1);
-        CURRENT
-            .try_with(|c| c.borrow_mut().push((id, new)))
-            .map_err(|_| Error::state("this thread is ending; it has no current context any more"))?;
+        CURRENT.try_with(|c| c.borrow_mut().push((id, new))).map_err(ending)?;
         Ok(Self { id, _thread: std::marker::PhantomData })
     }
 }
@@ -279,15 +331,30 @@ impl Drop for ContextGuard {
         let ours = CURRENT.try_with(|c| {
             let mut all = c.borrow_mut();
             let at = all.iter().position(|c| c.0 == self.id)?;
-            let was_current = at + 1 == all.len();
-            let ours = all.remove(at);
-            Some((ours, all.last().filter(|_| was_current).map(|c| c.1.clone())))
+            let ours = all.remove(at).1;
+            // Of the same driver: the latest that is left, and whether it was ours that counted.
+            let left = all.iter().rposition(|c| c.1.shares_driver(&ours));
+            let latest = left.map(|left| (all[left].1.clone(), left < at));
+            Some((ours, latest))
         });
-        if let Ok(Some((_, Some(former)))) = &ours {
-            // The driver's notion follows; where that fails the next call on the device reports it.
-            let _ = former.runtime.raw_device().make_current();
+        let Ok(Some((ours, latest))) = ours else { return };
+        // The driver's notion follows; where that fails the next call on the device reports it.
+        match &latest {
+            Some((former, true)) => drop(former.runtime.raw_device().make_current()),
+            Some((_, false)) => {}
+            None => {
+                let before = BEFORE.try_with(|b| {
+                    let mut all = b.borrow_mut();
+                    let (context, kind) = (ours.runtime.context(), ours.runtime.device().backend);
+                    let at = all.iter().position(|(c, k, _)| *k == kind && c.same(context))?;
+                    Some(all.remove(at))
+                });
+                if let Ok(Some((_, _, before))) = before {
+                    before.restore();
+                }
+            }
         }
-        // Without the borrow: it may be the runtime's last.
-        drop(ours);
+        // Without the borrows: it may be the runtime's last.
+        drop((ours, latest));
     }
 }

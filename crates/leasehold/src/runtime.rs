@@ -316,6 +316,12 @@ impl Runtime {
         self.inner.id
     }
 
+    /// The context that it was opened in.
+    #[must_use]
+    pub fn context(&self) -> &Context {
+        &self.inner.context
+    }
+
     /// The device's handle.
     #[must_use]
     pub fn device_handle(&self) -> DeviceHandle {

@@ -14,6 +14,7 @@ use leasehold_hal::{
     Backend, BackendKind, Caps, Device, DeviceId, DeviceInfo, Gate, GraphExec, KernelDesc, Limits, MemoryInfo,
     MemoryKind, NodePatch, Op, Pipeline, Plan, Stream, StreamDesc, Timestamp,
 };
+use std::any::Any;
 use std::time::{Duration, Instant};
 
 /// Streams of a device at a time.
@@ -119,6 +120,10 @@ unsafe impl Device for DeviceState {
 
     fn make_current(&self) -> Result<()> {
         self.machine().device_status(self.info().id.ordinal)
+    }
+
+    fn state(&self) -> Option<&(dyn Any + Send + Sync)> {
+        Some(self)
     }
 
     fn memory(&self, kind: MemoryKind) -> Result<&Allocator> {

@@ -139,3 +139,78 @@ fn the_stream_that_is_too_many_says_what_there_are_too_many_of() {
     drop(streams);
     runtime.create_stream().unwrap();
 }
+
+/// A context with two simulated CUDA devices and the CPU, and the driver under them.
+fn with_cuda() -> (Context, std::sync::Arc<leasehold_cuda::driver::sim::SimDriver>) {
+    use leasehold_cuda::driver::sim::{SimDriver, SimDriverConfig};
+    let machine = leasehold_sim::MachineConfig::seed(1).devices(2, 1 << 28);
+    let driver = std::sync::Arc::new(SimDriver::new(SimDriverConfig::new(machine)).unwrap());
+    let config = leasehold_cuda::CudaConfig::default().inline(true);
+    let cuda = leasehold_cuda::CudaBackend::with_ops(driver.clone(), config).unwrap();
+    let checked = leasehold::hal::Validated::new(cuda).unwrap();
+    let cpu = leasehold::cpu::CpuBackend::new();
+    (Context::with_backends(vec![std::sync::Arc::new(checked), std::sync::Arc::new(cpu)]), driver)
+}
+
+#[test]
+fn the_last_guard_restores_what_the_driver_had_current() {
+    use leasehold_cuda::driver::ops::{ContextOps, NativeContext};
+    let (context, driver) = with_cuda();
+    let (a, b) = (context.runtime(DeviceId::cuda(0)).unwrap(), context.runtime(DeviceId::cuda(1)).unwrap());
+    let cpu = context.runtime(DeviceId::cpu(0)).unwrap();
+    let foreign = driver.context_create(0).unwrap();
+    let natives = [&a, &b].map(|r| r.cuda().unwrap().primary().native());
+    let current = || driver.current().unwrap();
+    for before in [NativeContext::NULL, foreign] {
+        // SAFETY: no context, or one that lives until the end of the test.
+        unsafe { driver.set_current(before) }.unwrap();
+        // In order, with another driver's device between.
+        let first = ops::set_context(&a, None).unwrap();
+        let between = ops::set_context(&cpu, None).unwrap();
+        let second = ops::set_context(&b, None).unwrap();
+        assert_eq!(current(), natives[1]);
+        drop(second);
+        assert_eq!(current(), natives[0], "the latest guard of this driver that is left");
+        drop(between);
+        assert_eq!(current(), natives[0]);
+        drop(first);
+        assert_eq!(current(), before);
+        // The outermost first: what it found is kept for the last one.
+        let first = ops::set_context(&a, None).unwrap();
+        let second = ops::set_context(&b, None).unwrap();
+        drop(first);
+        assert_eq!(current(), natives[1]);
+        let third = ops::set_context(&cpu, None).unwrap();
+        drop(second);
+        assert_eq!(current(), before, "no guard of this driver is left");
+        drop(third);
+        assert_eq!(current(), before);
+    }
+    // SAFETY: none is current, then what is current; nothing was made in the foreign one.
+    unsafe {
+        driver.set_current(NativeContext::NULL).unwrap();
+        driver.context_destroy(foreign).unwrap();
+    }
+    drop((a, b, cpu));
+    context.shutdown().unwrap();
+}
+
+#[test]
+fn the_current_context_reaches_its_backend_and_managers() {
+    let (context, _driver) = with_cuda();
+    let runtime = context.runtime(DeviceId::cuda(1)).unwrap();
+    let guard = ops::set_context(&runtime, None).unwrap();
+    let now = Current::get().unwrap();
+    assert_eq!(now.backend().unwrap().kind(), leasehold::BackendKind::Cuda);
+    assert!(now.runtime().context().same(&context));
+    // Through the wrapper too.
+    let device = now.runtime().cuda().unwrap();
+    assert_eq!(device.id(), DeviceId::cuda(1));
+    assert!(device.primary().streams().stats().live >= 1 && now.runtime().cpu().is_none());
+    drop((guard, now));
+    let cpu = context.runtime(DeviceId::cpu(0)).unwrap();
+    assert!(cpu.cuda().is_none() && cpu.cpu().unwrap().streams().stats().live >= 1);
+    assert!(context.backend(leasehold::BackendKind::Sim).is_none());
+    drop((runtime, cpu));
+    context.shutdown().unwrap();
+}
