@@ -227,7 +227,7 @@ fn healthy(line: &Line) -> Result<()> {
 unsafe impl Stream for StreamState {
     #[inline]
     unsafe fn submit(&self, ops: &[Op<'_>]) -> Result<u64> {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller vouches for the operations, by the trait's contract.
         unsafe { self.queue.submit(ops, |point| self.waits().note(point)) }
     }
 

@@ -340,7 +340,7 @@ unsafe impl Timeline for StreamState {
 unsafe impl Stream for StreamState {
     #[inline]
     unsafe fn submit(&self, ops: &[Op<'_>]) -> Result<u64> {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller vouches for the operations, by the trait's contract.
         unsafe { self.core.submit(ops) }
     }
 

@@ -147,7 +147,8 @@ pub(crate) unsafe fn decommit(at: u64, bytes: u64) -> Result<()> {
     let now = unsafe { libc::mmap(address, bytes as usize, libc::PROT_NONE, RESERVE_FLAGS | libc::MAP_FIXED, -1, 0) };
     if now == libc::MAP_FAILED {
         // No entry left for a mapping: give at least the pages back.
-        // SAFETY: as above; what is read there later is zero.
+        // SAFETY: the range is a mapping of this module, and nobody uses its bytes; what is read
+        // there later is zero.
         return check("madvise", unsafe { libc::madvise(address, bytes as usize, libc::MADV_DONTNEED) });
     }
     Ok(())

@@ -91,7 +91,7 @@ impl<'a> Work<'a> {
     /// - The operation's addresses are valid for it, and nobody else runs the same tiles.
     #[inline]
     pub(crate) unsafe fn run(&self, from: u64, to: u64) {
-        // SAFETY: the caller's promise, for each kind.
+        // SAFETY: the operation's memory is valid until it is over (the contract of this function), whatever its kind.
         unsafe {
             match self {
                 Work::Kernel(t) => t.run(from, to),
@@ -112,7 +112,8 @@ impl<'a> Work<'a> {
     pub(crate) unsafe fn execute(&self, pool: &TilePool) -> Result<(), Box<str>> {
         let tiles = self.tiles();
         if tiles == 1 || pool.threads() == 1 {
-            // SAFETY: the caller's promise. A panic passes through to whoever guards the submission.
+            // SAFETY: the caller vouches for the operation's memory until it is over. A panic
+            // passes through to whoever guards the submission.
             unsafe { self.run(0, tiles) };
             return Ok(());
         }
@@ -120,7 +121,8 @@ impl<'a> Work<'a> {
             return Ok(());
         }
         let nanos = self.nanos(pool);
-        // SAFETY: the caller's promise; the pool runs each tile once.
+        // SAFETY: the caller vouches for the operation's memory until it is over; the pool runs
+        // each tile once.
         let sample = pool.run(tiles, nanos, &|from, to| unsafe { self.run(from, to) })?;
         if let Work::Kernel(t) = self {
             pool.advice().note_cost(t.native, sample.nanos, sample.tiles);
@@ -199,7 +201,7 @@ impl Rows {
         if self.width == 0 {
             return;
         }
-        // SAFETY: the caller's promise; pieces lie within their rows. The copies tolerate overlap within a piece.
+        // SAFETY: source and destination are valid for all rows (the contract), and pieces lie within their rows. The copies tolerate overlap within a piece.
         unsafe {
             if self.pieces == 0 {
                 let rows = from * self.rows_per_piece..(to * self.rows_per_piece).min(self.rows);

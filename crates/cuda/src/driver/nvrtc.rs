@@ -115,7 +115,7 @@ impl Compiler {
             code => return Err(failed("nvrtcVersion", code)),
         }
         let mut count = 0;
-        // SAFETY: as above.
+        // SAFETY: the pointer is to a local.
         match unsafe { (functions.nvrtcGetNumSupportedArchs)(&raw mut count) } {
             0 => {}
             code => return Err(failed("nvrtcGetNumSupportedArchs", code)),

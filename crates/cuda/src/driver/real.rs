@@ -352,7 +352,7 @@ impl ContextOps for RealDriver {
         self.call("cuCtxCreate", 0, |f| match (f.cuCtxCreate_v4, f.cuCtxCreate_v2) {
             // SAFETY: the pointer is to a local; no parameters, no flags.
             (Some(create), _) => unsafe { create(&raw mut context, ptr::null_mut(), 0, device) },
-            // SAFETY: as above.
+            // SAFETY: the pointer is to a local; no flags.
             (None, Some(create)) => unsafe { create(&raw mut context, 0, device) },
             (None, None) => code::NOT_SUPPORTED,
         })?;

@@ -31,7 +31,8 @@ unsafe impl Send for Part {}
 /// # Safety
 /// - `src` is readable and `dst` writable for `bytes`, both by any thread; they do not overlap, and nobody else uses them meanwhile.
 pub(crate) unsafe fn copy(src: *const u8, dst: *mut u8, bytes: usize) {
-    // SAFETY: the caller's.
+    // SAFETY: both sides are `bytes` long and nobody else uses the destination (the contract of
+    // this function).
     unsafe { copy_by((bytes / SHARE).min(threads()).max(1), src, dst, bytes) };
 }
 
@@ -42,7 +43,7 @@ pub(crate) unsafe fn copy(src: *const u8, dst: *mut u8, bytes: usize) {
 unsafe fn copy_by(threads: usize, src: *const u8, dst: *mut u8, bytes: usize) {
     let whole = Part { src, dst, bytes };
     if threads == 1 {
-        // SAFETY: the caller's.
+        // SAFETY: the whole range is what the caller vouches for.
         return unsafe { whole.copy() };
     }
     let each = (bytes / threads).next_multiple_of(4096);
@@ -50,14 +51,16 @@ unsafe fn copy_by(threads: usize, src: *const u8, dst: *mut u8, bytes: usize) {
         for at in (each..bytes).step_by(each) {
             // SAFETY: within both ranges.
             let part = unsafe { Part { src: src.add(at), dst: dst.add(at), bytes: each.min(bytes - at) } };
-            // SAFETY: the caller's; parts do not overlap.
+            // SAFETY: a part of the ranges that the caller vouches for; parts do not overlap.
             let run = move || unsafe { Part::copy(part) };
             if thread::Builder::new().name("leasehold landing".into()).spawn_scoped(scope, run).is_err() {
-                // SAFETY: as above; no thread has it.
+                // SAFETY: a part of the ranges that the caller vouches for, which no thread has
+                // taken.
                 unsafe { part.copy() };
             }
         }
-        // SAFETY: as above.
+        // SAFETY: the first part of the ranges that the caller vouches for; the others begin behind
+        // it.
         unsafe { Part { bytes: each, ..whole }.copy() };
     });
 }
@@ -75,10 +78,10 @@ impl Part {
         let Part { src, dst, bytes } = self;
         #[cfg(target_arch = "x86_64")]
         if bytes >= PAST_CACHES {
-            // SAFETY: the caller's.
+            // SAFETY: both sides are `bytes` long (the contract of this function).
             return unsafe { past_caches(src, dst, bytes) };
         }
-        // SAFETY: the caller's.
+        // SAFETY: both sides are `bytes` long (the contract of this function).
         unsafe { leasehold_core::copy_bytes(src, dst, bytes) };
     }
 }

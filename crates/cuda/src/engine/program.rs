@@ -373,7 +373,7 @@ impl Building<'_> {
             Op::Copy(c) if c.width == 0 || c.rows == 0 => empty(),
             Op::Copy(c) => match encoder::route(core, c)? {
                 Route::Direct(copy) => door.within(|ops| {
-                    // SAFETY: as above.
+                    // SAFETY: the plan's maker vouches for the node's memory whenever the graph runs.
                     unsafe { ops.graph_add_copy(graph, after, &copy) }
                 }),
                 // Split off before; only peer access that was taken back meanwhile leads here.
@@ -381,14 +381,14 @@ impl Building<'_> {
             },
             Op::Fill(f) if f.bytes == 0 => empty(),
             Op::Fill(f) => door.within(|ops| {
-                // SAFETY: as above.
+                // SAFETY: the plan's maker vouches for the node's memory whenever the graph runs.
                 unsafe { ops.graph_add_fill(graph, after, &encoder::native_fill(f)) }
             }),
             Op::Upload(u) if u.bytes == 0 => empty(),
             Op::Upload(u) => {
                 let copy = NativeCopy::linear(CopyKind::HostToDevice, u.dst, u.src as u64, u.bytes);
                 door.within(|ops| {
-                    // SAFETY: as above.
+                    // SAFETY: the plan's maker vouches for the node's memory whenever the graph runs.
                     unsafe { ops.graph_add_copy(graph, after, &copy) }
                 })
             }
@@ -397,7 +397,7 @@ impl Building<'_> {
                 let dst = if encoder::lands_directly(core, d) { d.dst as u64 } else { staged(core, segment, d)? };
                 let copy = NativeCopy::linear(CopyKind::DeviceToHost, dst, d.src, d.bytes);
                 door.within(|ops| {
-                    // SAFETY: as above.
+                    // SAFETY: the plan's maker vouches for the node's memory whenever the graph runs.
                     unsafe { ops.graph_add_copy(graph, after, &copy) }
                 })
             }

@@ -138,7 +138,7 @@ impl Window {
     /// `Driver`: the system's; nothing has changed then.
     pub(crate) fn unmap(&self, at: u64, bytes: u64) -> Result<()> {
         let flags = RESERVE_FLAGS | libc::MAP_FIXED;
-        // SAFETY: as above.
+        // SAFETY: the range lies in this window, which is this store's own; nobody uses its bytes.
         let now = unsafe { libc::mmap(self.host(at).cast(), bytes as usize, libc::PROT_NONE, flags, -1, 0) };
         if now == libc::MAP_FAILED { Err(failed("mmap")) } else { Ok(()) }
     }

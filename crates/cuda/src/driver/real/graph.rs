@@ -281,7 +281,8 @@ impl GraphOps for RealDriver {
         let params = copy_node(copy);
         let context = self.current_raw();
         let (exec, node) = (exec.0 as CUgraphExec, node.0 as CUgraphNode);
-        // SAFETY: as above.
+        // SAFETY: executable and node are what the caller vouches for; the driver copies the
+        // parameters before it returns.
         let code =
             self.code(|f| unsafe { (f.cuGraphExecMemcpyNodeSetParams)(exec, node, &raw const params, context) })?;
         self.updated("cuGraphExecMemcpyNodeSetParams", code)
@@ -291,7 +292,8 @@ impl GraphOps for RealDriver {
         let params = fill_node(fill);
         let context = self.current_raw();
         let (exec, node) = (exec.0 as CUgraphExec, node.0 as CUgraphNode);
-        // SAFETY: as above.
+        // SAFETY: executable and node are what the caller vouches for; the driver copies the
+        // parameters before it returns.
         let code =
             self.code(|f| unsafe { (f.cuGraphExecMemsetNodeSetParams)(exec, node, &raw const params, context) })?;
         self.updated("cuGraphExecMemsetNodeSetParams", code)

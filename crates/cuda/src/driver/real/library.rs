@@ -58,12 +58,14 @@ macro_rules! functions {
                             .map_err(|_| missing(stringify!($name)))?,
                     )*
                     $(
-                        // SAFETY: as above.
+                        // SAFETY: the driver's symbol of this name has this signature, where it has
+                        // the symbol.
                         $opt: unsafe { library.get(concat!(stringify!($opt), "\0").as_bytes()) }.ok().map(|f| *f),
                     )*
                     $(
-                        // SAFETY: as above; the signature is the header's. The bindings for 13.0 lack the older
-                        // functions, and give `cuGetErrorName` an enum that cannot hold every code.
+                        // SAFETY: the driver's symbol of this name has the signature of the header.
+                        // The bindings for 13.0 lack the older functions, and give `cuGetErrorName`
+                        // an enum that cannot hold every code.
                         $old: unsafe { library.get(concat!(stringify!($old), "\0").as_bytes()) }.ok().map(|f| *f),
                     )*
                 })

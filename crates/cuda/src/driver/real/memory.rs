@@ -170,7 +170,7 @@ impl MemoryOps for RealDriver {
 
     #[inline]
     unsafe fn store_word(&self, addr: u64, value: u64) {
-        // SAFETY: as above.
+        // SAFETY: by the contract an aligned word that lives and that no work writes.
         unsafe { AtomicU64::from_ptr(addr as *mut u64) }.store(value, Ordering::Release);
     }
 }

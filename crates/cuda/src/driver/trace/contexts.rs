@@ -141,12 +141,13 @@ fn peers(t: &mut Trace<'_>) -> Result<()> {
     t.tell("copy from the peer", copied);
     t.say_data("data", stream, mine, 4)?;
     let copy = super::NativeCopy::linear(super::CopyKind::DeviceToDevice, far, mine, 8);
-    // SAFETY: as above.
+    // SAFETY: both ranges live until the wait in the next line.
     t.tell("a plain copy to the peer", unsafe { ops.copy(stream, &copy) });
     t.tell("wait", t.sync(stream));
     t.tell("disable", ops.disable_peer(there));
     t.tell("disable again", ops.disable_peer(there));
-    // SAFETY: as above.
+    // SAFETY: both ranges live until the wait in the next line, and lie in the memory of the
+    // contexts that are named.
     t.tell("copy from a peer that is not enabled", unsafe { ops.copy_peer(stream, (mine, here), (far, there), 16) });
     t.tell("wait", t.sync(stream));
     let event = t.event()?;

@@ -22,7 +22,7 @@ impl Trace<'_> {
     }
 
     fn fill(&self, stream: NativeStream, dst: u64, value: u32, width: u8, count: u64) -> Result<()> {
-        // SAFETY: as above.
+        // SAFETY: the range lives until the scenario has waited for the stream.
         unsafe { self.ops.fill(stream, &NativeFill { dst, value, width, count }) }
     }
 }

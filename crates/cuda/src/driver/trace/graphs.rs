@@ -37,12 +37,14 @@ impl Trace<'_> {
     }
 
     fn add_copy(&self, graph: NativeGraph, after: &[NativeNode], copy: NativeCopy) -> Result<NativeNode> {
-        // SAFETY: as above.
+        // SAFETY: scenarios keep the memory of their nodes until the last run of the graph was
+        // waited for.
         unsafe { self.ops.graph_add_copy(graph, after, &copy) }
     }
 
     fn add_kernel(&self, graph: NativeGraph, after: &[NativeNode], launch: &Launch<'_>) -> Result<NativeNode> {
-        // SAFETY: as above.
+        // SAFETY: scenarios keep the memory of their nodes until the last run of the graph was
+        // waited for.
         unsafe { self.ops.graph_add_kernel(graph, after, launch) }
     }
 
@@ -58,22 +60,26 @@ impl Trace<'_> {
     }
 
     pub(super) fn run_graph(&self, exec: NativeGraphExec, stream: NativeStream) -> Result<()> {
-        // SAFETY: as above.
+        // SAFETY: scenarios keep the memory of their nodes until the last run of the graph was
+        // waited for.
         unsafe { self.ops.exec_launch(exec, stream) }
     }
 
     fn set_fill(&self, exec: NativeGraphExec, node: NativeNode, fill: &NativeFill) -> Result<Updated> {
-        // SAFETY: as above.
+        // SAFETY: scenarios keep the memory of their nodes until the last run of the graph was
+        // waited for.
         unsafe { self.ops.exec_set_fill(exec, node, fill) }
     }
 
     fn set_copy(&self, exec: NativeGraphExec, node: NativeNode, copy: &NativeCopy) -> Result<Updated> {
-        // SAFETY: as above.
+        // SAFETY: scenarios keep the memory of their nodes until the last run of the graph was
+        // waited for.
         unsafe { self.ops.exec_set_copy(exec, node, copy) }
     }
 
     fn set_kernel(&self, exec: NativeGraphExec, node: NativeNode, launch: &Launch<'_>) -> Result<Updated> {
-        // SAFETY: as above.
+        // SAFETY: scenarios keep the memory of their nodes until the last run of the graph was
+        // waited for.
         unsafe { self.ops.exec_set_kernel(exec, node, launch) }
     }
 }

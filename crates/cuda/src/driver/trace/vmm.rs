@@ -134,7 +134,7 @@ fn mapped_without_access(t: &mut Trace<'_>) -> Result<()> {
     t.tell("fill", unsafe { ops.fill(stream, &NativeFill { dst: at, value: 8, width: 4, count: 2 }) });
     t.tell("wait", t.sync(stream));
     let down = NativeCopy::linear(CopyKind::DeviceToHost, t.word_at(8), at, 8);
-    // SAFETY: as above.
+    // SAFETY: both ranges live until the wait in the next line.
     t.tell("copy", unsafe { ops.copy(stream, &down) });
     t.tell("wait", t.sync(stream));
     t.tell("unmap", ops.unmap(at, granularity));
