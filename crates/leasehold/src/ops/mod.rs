@@ -312,25 +312,60 @@ pub fn upload<T: NoUninit>(stream: &Stream, dst: Slice<'_>, src: &[T], asynchron
     unsafe { borrow::pass(stream, &op, &[writing(dst)]) }
 }
 
-/// Host memory that an asynchronous copy keeps alive by itself.
-pub trait HostBytes: Send + Sync + 'static {
+/// Host memory that an asynchronous copy keeps alive by itself: vectors, boxed, shared and `'static` slices of plain data.
+///
+/// # Safety
+/// - While the value lives, [`bytes`](Self::bytes) is always the same memory, wherever the value is moved. The memory is valid for
+///   reads on any thread.
+/// - All of its bytes are initialised, and nobody writes them while the value is shared.
+pub unsafe trait HostBytes: Send + Sync + 'static {
     /// The bytes; the same address for the life of the value.
     fn bytes(&self) -> &[u8];
 }
 
-impl HostBytes for Vec<u8> {
+// SAFETY: the elements lie on the heap. Whoever writes them, or makes them move, needs the vector's `&mut`. They have no padding and
+// no interior mutability.
+unsafe impl<T: NoUninit + Send + Sync> HostBytes for Vec<T> {
     fn bytes(&self) -> &[u8] {
-        self
+        bytemuck::cast_slice(self)
     }
 }
 
-impl<T: NoUninit + Send + Sync> HostBytes for Box<[T]> {
+// SAFETY: the elements lie on the heap. Whoever writes them needs the box's `&mut`. They have no padding and no interior mutability.
+unsafe impl<T: NoUninit + Send + Sync> HostBytes for Box<[T]> {
+    fn bytes(&self) -> &[u8] {
+        bytemuck::cast_slice(self)
+    }
+}
+
+// SAFETY: the count, which the value is one of, keeps the elements where they are, and nobody has `&mut` to them while it is
+// shared. They have no padding and no interior mutability.
+unsafe impl<T: NoUninit + Send + Sync> HostBytes for Arc<[T]> {
+    fn bytes(&self) -> &[u8] {
+        bytemuck::cast_slice(self)
+    }
+}
+
+// SAFETY: a shared borrow for the rest of the process: the elements neither move nor change. They have no padding and no interior
+// mutability.
+unsafe impl<T: NoUninit + Send + Sync> HostBytes for &'static [T] {
     fn bytes(&self) -> &[u8] {
         bytemuck::cast_slice(self)
     }
 }
 
 /// Copies host memory that the copy itself keeps alive; never waits.
+///
+/// ```
+/// use leasehold::{Context, DeviceId, View, ops};
+/// # fn main() -> leasehold::Result<()> {
+/// let runtime = Context::new().runtime(DeviceId::cpu(0))?;
+/// let x = runtime.alloc(12)?;
+/// ops::upload_owned(runtime.stream(), x.view(), vec![1.0f32, 2.0, 3.0].into())?;
+/// assert_eq!(runtime.download::<f32>(&x)?, [1.0, 2.0, 3.0]);
+/// # Ok(())
+/// # }
+/// ```
 ///
 /// # Errors
 /// `InvalidArgument` when the lengths differ; the stream's cause.
@@ -349,7 +384,7 @@ pub fn upload_owned<H: HostBytes>(stream: &Stream, dst: Slice<'_>, src: Arc<H>) 
         bytes: len,
         keep: Some(&keep),
     });
-    // SAFETY: the submission (or the recording) keeps the memory, whose address does not change.
+    // SAFETY: the submission (or the recording) keeps the value, and so the memory where it is and as it is: `HostBytes` vouches for that.
     unsafe { stream.pass(&op, &[writing(dst)]) }.map(drop)
 }
 

@@ -55,7 +55,9 @@ impl Staged {
     }
 }
 
-impl HostBytes for Staged {
+// SAFETY: both kinds own their memory, which was written before the value was made, and write it no more. A move of the value moves
+// neither the vector's elements nor the buffer.
+unsafe impl HostBytes for Staged {
     fn bytes(&self) -> &[u8] {
         match self {
             Self::Pageable(bytes) => bytes,

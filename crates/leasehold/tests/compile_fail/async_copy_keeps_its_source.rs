@@ -5,7 +5,8 @@ use std::sync::Arc;
 
 struct Borrowed<'a>(&'a [u8]);
 
-impl ops::HostBytes for Borrowed<'_> {
+// SAFETY: none; the bytes go with the function that borrows them.
+unsafe impl ops::HostBytes for Borrowed<'_> {
     fn bytes(&self) -> &[u8] {
         self.0
     }
@@ -14,6 +15,7 @@ impl ops::HostBytes for Borrowed<'_> {
 fn dangle(stream: &Stream, to: &Lease<Buffer>) {
     let local = vec![0u8; 16];
     ops::upload_owned(stream, to.view(), Arc::new(Borrowed(&local))).unwrap();
+    ops::upload_owned(stream, to.view(), Arc::new(&local[..])).unwrap();
 }
 
 fn main() {}

@@ -141,6 +141,7 @@ fn the_stream_that_is_too_many_says_what_there_are_too_many_of() {
 }
 
 /// A context with two simulated CUDA devices and the CPU, and the driver under them.
+#[cfg(feature = "cuda")]
 fn with_cuda() -> (Context, std::sync::Arc<leasehold_cuda::driver::sim::SimDriver>) {
     use leasehold_cuda::driver::sim::{SimDriver, SimDriverConfig};
     let machine = leasehold_sim::MachineConfig::seed(1).devices(2, 1 << 28);
@@ -152,6 +153,7 @@ fn with_cuda() -> (Context, std::sync::Arc<leasehold_cuda::driver::sim::SimDrive
     (Context::with_backends(vec![std::sync::Arc::new(checked), std::sync::Arc::new(cpu)]), driver)
 }
 
+#[cfg(feature = "cuda")]
 #[test]
 fn the_last_guard_restores_what_the_driver_had_current() {
     use leasehold_cuda::driver::ops::{ContextOps, NativeContext};
@@ -195,6 +197,7 @@ fn the_last_guard_restores_what_the_driver_had_current() {
     context.shutdown().unwrap();
 }
 
+#[cfg(feature = "cuda")]
 #[test]
 fn the_current_context_reaches_its_backend_and_managers() {
     let (context, _driver) = with_cuda();

@@ -146,6 +146,10 @@ fn memory_that_is_handed_over_is_kept_until_it_was_copied() {
     let values: Arc<Box<[f32]>> = Arc::new(vec![1.5f32; 10].into());
     ops::upload_owned(runtime.stream(), x.part(0, 40).unwrap(), values).unwrap();
     assert_eq!(runtime.download::<f32>(&x.part(0, 40).unwrap()).unwrap(), [1.5; 10]);
+    let shared: Arc<[u16]> = Arc::from([7u16; 4]);
+    ops::upload_owned(runtime.stream(), x.part(0, 8).unwrap(), Arc::new(shared)).unwrap();
+    ops::upload_owned(runtime.stream(), x.part(8, 4).unwrap(), Arc::new(&[1u8, 2, 3, 4][..])).unwrap();
+    assert_eq!(runtime.download::<u8>(&x.part(0, 12).unwrap()).unwrap(), [7, 0, 7, 0, 7, 0, 7, 0, 1, 2, 3, 4]);
 }
 
 #[test]
