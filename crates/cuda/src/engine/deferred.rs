@@ -305,9 +305,8 @@ impl StreamCore {
             state.dirty = false;
         }
         drop(state);
-        let line = self.line();
         let issued = self.issued.load(Ordering::Acquire);
-        match self.host.carry_out(line, value, issued, self.core.door.ops()) {
+        match self.host.carry_out(&self.owner, value, issued, self.core.door.ops()) {
             Some(publish) => {
                 self.owner.complete(publish);
                 self.state.lock().fence = None;

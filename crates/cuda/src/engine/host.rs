@@ -5,6 +5,10 @@
 //! with a value carries out the items up to it and only then publishes the value. One thread at a time carries out; another that comes
 //! meanwhile leaves its target and goes. Items run without the lock: destructors may be anybody's.
 //!
+//! Before an item waits for another stream's publication, the values before the item's own are published. Every wait of a stream is for
+//! values from before it, so two streams that have waited for each other, or a thread that comes back to the stream it carries out, never
+//! wait for each other here.
+//!
 //! This module must not know how completion is learned of.
 
 use super::landing;
@@ -14,7 +18,7 @@ use crate::driver::ops::CudaSlowOps;
 use leasehold_alloc::Buffer;
 use leasehold_core::sync::Mutex;
 use leasehold_core::sync::atomic::{AtomicUsize, Ordering};
-use leasehold_core::{Lease, Line};
+use leasehold_core::{Lease, LineOwner};
 use leasehold_hal::op::Keep;
 use leasehold_hal::{GraphExec, Timestamp};
 use std::collections::VecDeque;
@@ -97,10 +101,11 @@ impl HostPart {
 
     /// Carries out what is left up to `target`, and says up to which value the line may be published: `publish`, or what others who came
     /// meanwhile know. `None` when another thread is at it: it goes as far, and publishes.
-    pub fn carry_out(&self, line: &'static Line, target: u64, publish: u64, ops: &dyn CudaSlowOps) -> Option<u64> {
+    pub fn carry_out(&self, owner: &LineOwner, target: u64, publish: u64, ops: &dyn CudaSlowOps) -> Option<u64> {
         if self.is_empty() {
             return Some(publish);
         }
+        let line = owner.line();
         let mut queue = self.queue.lock();
         queue.target = queue.target.max(target);
         queue.publish = queue.publish.max(publish);
@@ -111,6 +116,9 @@ impl HostPart {
         while queue.items.front().is_some_and(|(value, _)| *value <= queue.target) {
             let Some((value, item)) = queue.items.pop_front() else { break };
             drop(queue);
+            if matches!(item, Item::Passed { .. }) && line.completed() < value - 1 {
+                owner.complete(value - 1);
+            }
             // What is given up may be anybody's; its destructor must not end this thread.
             if catch_unwind(AssertUnwindSafe(|| item.carry_out(!line.failed(value), ops))).is_err() {
                 tracing::error!(?line, value, "something that was kept alive panicked as it was given up");

@@ -234,7 +234,7 @@ impl StreamCore {
         if over || self.core.door.loss().is_some() {
             let end = line.submitted();
             // Also of a submission that was lost half way, and so has no value.
-            if let Some(publish) = self.host.carry_out(line, VALUE_LIMIT, end, self.core.door.ops()) {
+            if let Some(publish) = self.host.carry_out(&self.owner, VALUE_LIMIT, end, self.core.door.ops()) {
                 self.owner.complete(publish);
             }
         }
@@ -285,7 +285,7 @@ impl Drop for StreamCore {
             // SAFETY: the stream is this one's own and is given up below only.
             self.core.door.leave_behind(|ops| unsafe { ops.stream_synchronize(self.native) });
             let end = line.submitted();
-            let _ = self.host.carry_out(line, end, end, self.core.door.ops());
+            let _ = self.host.carry_out(&self.owner, end, end, self.core.door.ops());
             self.owner.complete(end);
         }
         if self.core.door.loss().is_none() && self.reached() < self.signalled.load(Ordering::Acquire) {

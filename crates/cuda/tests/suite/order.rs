@@ -4,9 +4,9 @@ use crate::common::*;
 use leasehold_conformance::TestKernel;
 use leasehold_core::sync::atomic::{AtomicU32, Ordering};
 use leasehold_core::sync::{Arc, Mutex};
-use leasehold_core::{Error, LineOwner};
+use leasehold_core::{Error, LineOwner, Point};
 use leasehold_cuda::{CompletionSource, CudaConfig};
-use leasehold_hal::{Access, Copy2d, HostCall, Keep, Op, OpList, Plan};
+use leasehold_hal::{Access, Copy2d, HostCall, Keep, Op, OpList, Plan, Upload};
 use std::time::Duration;
 
 #[test]
@@ -39,6 +39,38 @@ fn nothing_behind_a_gate_reaches_the_driver_and_then_all_of_it_in_order() {
     assert_eq!(read(&a, &x), [11; 64]);
     assert_eq!(read(&a, &y), [99; 64]);
     drop((x, y, a, b, gate, device));
+    bench.close();
+}
+
+/// Notes, as it is dropped, whether a point was settled.
+struct Observer(Point, Arc<Mutex<Option<bool>>>);
+
+impl Drop for Observer {
+    fn drop(&mut self) {
+        *self.1.lock() = Some(self.0.is_settled());
+    }
+}
+
+#[test]
+fn streams_that_wait_for_each_other_in_turn_publish_each_what_the_other_relies_on() {
+    let bench = Bench::new(3);
+    let device = bench.open(0);
+    let (a, b) = (stream(&device), stream(&device));
+    let (x, y) = (buffer(&device, &a, 64), buffer(&device, &b, 64));
+    let first = submit(&a, &[fill(&x, 1)]).unwrap();
+    let first = a.line().at(first);
+    let settled = Arc::new(Mutex::new(None));
+    let host = Host::new(vec![7; 64]);
+    let keep: Keep = Arc::new((Observer(first, settled.clone()), host.keep.clone()));
+    let Op::Upload(upload) = host.up(&y) else { panic!("not an upload") };
+    let second = submit(&b, &[Op::Wait(first), Op::Upload(Upload { keep: Some(&keep), ..upload })]).unwrap();
+    drop(keep);
+    let third = submit(&a, &[Op::Wait(b.line().at(second)), copy(&y, &x)]).unwrap();
+    // The end of the first stream publishes the second's, which relies on what the first stream did before.
+    wait(&a, third).unwrap();
+    assert_eq!(*settled.lock(), Some(true));
+    assert_eq!(read(&a, &x), [7; 64]);
+    drop((x, y, a, b, device));
     bench.close();
 }
 

@@ -86,7 +86,7 @@ impl StreamCore {
             }
             thread::yield_now();
         }
-        if let Some(publish) = self.host.carry_out(line, value, value, self.core.door.ops()) {
+        if let Some(publish) = self.host.carry_out(&self.owner, value, value, self.core.door.ops()) {
             self.owner.complete(publish);
         }
         line.completed() > before
@@ -96,7 +96,7 @@ impl StreamCore {
     pub(in crate::engine) fn passed(&self, value: u64) {
         let line = self.line();
         self.publish(value);
-        // Another thread may be at it: not for long, unless something that it gives up waits for us.
+        // Another thread may be at it: not for long, unless a destructor that it runs waits for us.
         let mut turns = 0;
         while line.completed() < value && turns < PASSING {
             turns += 1;
