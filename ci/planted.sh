@@ -16,11 +16,9 @@ failed=0
 hunt() { # DEFECT DEVICE [--sim]
     defect=$1
     shift
-    # The simulated driver is slow.
-    case $1 in cuda*) ops=400 ;; *) ops=1500 ;; esac
     seed=0
     while [ "$seed" -lt 50 ]; do
-        if ! LEASEHOLD_DEFECT=$defect RUST_BACKTRACE=0 timeout 120 "$leasehold" stress --device "$@" --seed "$seed" --seeds 1 --ops "$ops" \
+        if ! LEASEHOLD_DEFECT=$defect RUST_BACKTRACE=0 timeout 120 "$leasehold" stress --device "$@" --seed "$seed" --seeds 1 --ops 1500 \
             --threads 4 --patience 10 --shrink 0 --json >/dev/null 2>&1; then
             echo "$defect: seed $seed on $*"
             return

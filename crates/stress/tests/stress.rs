@@ -40,7 +40,7 @@ fn programs_on_a_simulated_device_do_what_the_model_says() {
 #[test]
 fn programs_on_simulated_cuda_do_what_the_model_says() {
     let mut options = options("cuda:0", true);
-    options.ops = 500;
+    options.ops = 1_500;
     clean(&options, 0..4);
 }
 

@@ -5,9 +5,9 @@
 //! with a value carries out the items up to it and only then publishes the value. One thread at a time carries out; another that comes
 //! meanwhile leaves its target and goes. Items run without the lock: destructors may be anybody's.
 //!
-//! Before an item waits for another stream's publication, the values before the item's own are published. Every wait of a stream is for
-//! values from before it, so two streams that have waited for each other, or a thread that comes back to the stream it carries out, never
-//! wait for each other here.
+//! Before an item waits for another stream's publication, the values below the item's own are published.
+//! A stream only ever waits for values from before its wait. So no two streams, and no thread that comes
+//! back to the stream it carries out, wait for each other here.
 //!
 //! This module must not know how completion is learned of.
 
