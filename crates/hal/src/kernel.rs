@@ -11,6 +11,7 @@ pub use check::{KernelCheck, LaunchInfo, Overlap};
 use leasehold_core::{Error, Result, Tagged, tags};
 use std::borrow::Cow;
 use std::fmt;
+use std::marker::PhantomPinned;
 
 /// What an operation does with memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -256,6 +257,23 @@ pub struct Pipeline {
     pub params: u32,
     /// The most threads of a block.
     pub block_threads: u32,
+    /// A manager's pipeline stays that manager's.
+    _place: PhantomPinned,
+}
+
+impl Pipeline {
+    /// The pipeline of a kernel: its name, bindings and parameters are those that it was described with.
+    #[must_use]
+    pub fn new(desc: &KernelDesc<'_>, native: u64, block_threads: u32) -> Self {
+        Self {
+            native,
+            name: desc.name.as_ref().into(),
+            bindings: desc.bindings.as_ref().into(),
+            params: desc.params,
+            block_threads,
+            _place: PhantomPinned,
+        }
+    }
 }
 
 impl Tagged for Pipeline {

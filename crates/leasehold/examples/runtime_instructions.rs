@@ -134,15 +134,7 @@ unsafe impl Device for IdleDevice {
         Ok(Lease::map(self.streams.acquire(&(&make as _))?, |s| s as &dyn Stream))
     }
     fn pipeline(&self, desc: &KernelDesc<'_>) -> Result<Lease<Pipeline>> {
-        let make = || {
-            Ok(Pipeline {
-                native: 0,
-                name: desc.name.as_ref().into(),
-                bindings: desc.bindings.as_ref().into(),
-                params: desc.params,
-                block_threads: 1024,
-            })
-        };
+        let make = || Ok(Pipeline::new(desc, 0, 1024));
         self.pipelines.acquire(&(&make as _))
     }
     fn timestamp(&self) -> Result<Lease<Timestamp>> {

@@ -25,6 +25,7 @@ use leasehold_core::{
 };
 use leasehold_hal::{BackendKind, Caps, DeviceId, DeviceInfo, Limits, MemoryKind};
 use std::fmt;
+use std::marker::PhantomPinned;
 
 /// A device that was opened: what it is, and the managers of what it has.
 pub struct DeviceState {
@@ -43,6 +44,8 @@ pub struct DeviceState {
     pub(crate) pinned_memory: AllocatorCell,
     /// Bytes that both kinds of memory have committed: they share the machine's.
     pub(crate) committed: Arc<AtomicU64>,
+    /// Its manager's: nobody swaps it with another one.
+    _place: PhantomPinned,
 }
 
 impl Tagged for DeviceState {
@@ -70,6 +73,7 @@ impl DeviceState {
         limits.streams = config.streams;
         limits.buffer = topology.memory.max(1);
         Ok(Self {
+            _place: PhantomPinned,
             streams: StreamManager::new(pool.clone(), waits.clone(), config.streams)?,
             events: EventManager::new()?,
             gates: GateManager::new(waits)?,

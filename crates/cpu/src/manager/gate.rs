@@ -11,6 +11,7 @@ use leasehold_core::{
     Tagged, tags,
 };
 use std::fmt;
+use std::marker::PhantomPinned;
 
 /// Which values of which lines are waited for although nobody has submitted them yet.
 #[derive(Default)]
@@ -44,6 +45,8 @@ impl GateWaits {
 /// A gate.
 pub struct GateState {
     signals: HostLine,
+    /// Its manager's: nobody swaps it with another one.
+    _place: PhantomPinned,
 }
 
 impl GateState {
@@ -82,7 +85,7 @@ impl Resource for Gates {
     const NAME: &'static str = "gate";
 
     fn create(&self, _: Handle<tags::Gate>, (): &()) -> Result<GateState> {
-        Ok(GateState { signals: HostLine::take()? })
+        Ok(GateState { signals: HostLine::take()?, _place: PhantomPinned })
     }
 
     fn recycle(&self, gate: &mut GateState) -> Fate {

@@ -7,11 +7,14 @@ use leasehold_core::{Error, Fate, Handle, Lease, PoolConfig, PoolManager, PoolSt
 use leasehold_hal::Plan;
 use std::cell::Cell;
 use std::fmt;
+use std::marker::PhantomPinned;
 
 /// An instantiated plan.
 #[doc(alias = "Graph")]
 pub struct GraphState {
     pub(crate) program: Box<Program>,
+    /// Its manager's: nobody swaps it with another one.
+    _place: PhantomPinned,
 }
 
 impl Tagged for GraphState {
@@ -33,7 +36,7 @@ impl Resource for Graphs {
 
     fn create(&self, _: Handle<tags::Graph>, plan: &Cell<Option<Plan>>) -> Result<GraphState> {
         let plan = plan.take().ok_or_else(|| Error::state("a plan is instantiated once"))?;
-        Ok(GraphState { program: Box::new(Program::new(plan)?) })
+        Ok(GraphState { program: Box::new(Program::new(plan)?), _place: PhantomPinned })
     }
 
     fn recycle(&self, _: &mut GraphState) -> Fate {

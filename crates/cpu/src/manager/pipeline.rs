@@ -20,13 +20,7 @@ impl Resource for Pipelines {
     const NAME: &'static str = "pipeline";
 
     fn create(&self, _: Handle<tags::Pipeline>, (desc, function): &(&KernelDesc<'_>, usize)) -> Result<Pipeline> {
-        Ok(Pipeline {
-            native: *function as u64,
-            name: desc.name.as_ref().into(),
-            bindings: desc.bindings.as_ref().into(),
-            params: desc.params,
-            block_threads: 1024,
-        })
+        Ok(Pipeline::new(desc, *function as u64, 1024))
     }
 
     fn recycle(&self, _: &mut Pipeline) -> Fate {

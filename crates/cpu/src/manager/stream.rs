@@ -14,11 +14,14 @@ use leasehold_core::{
     VALUE_LIMIT, tags,
 };
 use std::fmt;
+use std::marker::PhantomPinned;
 
 /// A stream: its queue.
 pub struct StreamState {
     pub(crate) queue: Queue,
     waits: Arc<GateWaits>,
+    /// Its manager's: nobody swaps it with another one.
+    _place: PhantomPinned,
 }
 
 impl StreamState {
@@ -99,7 +102,8 @@ impl Resource for Streams {
                 limit: u64::from(self.limit),
             });
         }
-        let stream = StreamState { queue: Queue::new(self.pool.clone())?, waits: self.waits.clone() };
+        let stream =
+            StreamState { queue: Queue::new(self.pool.clone())?, waits: self.waits.clone(), _place: PhantomPinned };
         self.common.lines.lock().push(stream.line());
         Ok(stream)
     }

@@ -10,12 +10,15 @@ use crate::driver::ops::{EventFlags, NativeEvent};
 use leasehold_core::sync::Arc;
 use leasehold_core::{Fate, Handle, Resource, Result, SlotPool, Tagged, tags};
 use leasehold_hal::Timestamp;
+use std::marker::PhantomPinned;
 
 /// A native event.
 #[derive(Debug)]
 pub struct EventState {
     pub(crate) native: NativeEvent,
     flags: EventFlags,
+    /// Its manager's: nobody swaps it with another one.
+    _place: PhantomPinned,
 }
 
 impl EventState {
@@ -44,7 +47,7 @@ impl Resource for Events {
 
     fn create(&self, _: Handle<tags::Event>, flags: &EventFlags) -> Result<EventState> {
         let native = self.0.within(|ops| ops.event_create(*flags))?;
-        Ok(EventState { native, flags: *flags })
+        Ok(EventState { native, flags: *flags, _place: PhantomPinned })
     }
 
     fn fits(&self, idle: &mut EventState, flags: &EventFlags) -> bool {

@@ -28,6 +28,7 @@ use leasehold_core::{
 };
 use leasehold_hal::MemoryKind;
 use std::fmt;
+use std::marker::PhantomPinned;
 
 /// A device's memory over a driver of the test's.
 #[cfg(feature = "test-hooks")]
@@ -56,6 +57,8 @@ pub struct ContextState {
     pub(crate) core: Arc<Core>,
     /// It is the device's primary one: it ends after the device's memory is given back.
     primary: bool,
+    /// Its manager's: nobody swaps it with another one.
+    _place: PhantomPinned,
 }
 
 impl Tagged for ContextState {
@@ -71,6 +74,7 @@ impl ContextState {
         let of = memory.clone();
         core.set_pinned(Box::new(move || pinned_host::of(&of).cloned()));
         Ok(Self {
+            _place: PhantomPinned,
             streams: StreamManager::new(&core, range)?,
             events,
             gates: GateManager::new(shared)?,

@@ -20,6 +20,7 @@ use leasehold_core::{
 };
 use leasehold_hal::{BackendKind, Caps, DeviceId, DeviceInfo, Limits, MemoryInfo};
 use std::fmt;
+use std::marker::PhantomPinned;
 
 /// The number of a device of this backend.
 pub(crate) fn ordinal_of(device: DeviceId) -> Result<u32> {
@@ -43,6 +44,8 @@ pub struct DeviceState {
     /// Before the manager that it came from.
     primary: Lease<ContextState>,
     contexts: ContextManager,
+    /// Its manager's: nobody swaps it with another one.
+    _place: PhantomPinned,
 }
 
 impl Tagged for DeviceState {
@@ -81,7 +84,7 @@ impl DeviceState {
         limits.shared = properties.shared_optin.max(properties.shared);
         limits.streams = shared.config.streams;
         limits.buffer = properties.memory.max(1);
-        Ok(Self { info, caps, limits, primary, contexts, memory, shared })
+        Ok(Self { info, caps, limits, primary, contexts, memory, shared, _place: PhantomPinned })
     }
 
     /// What it is.

@@ -5,7 +5,8 @@
 
 use crate::driver::ops::{EventFlags, NativeEvent};
 use crate::engine::door::Door;
-use crate::engine::events::{EventState, Events, Marks, Timestamps};
+pub use crate::engine::events::EventState;
+use crate::engine::events::{Events, Marks, Timestamps};
 use leasehold_core::sync::Arc;
 use leasehold_core::{Error, EventHandle, Lease, PoolConfig, PoolManager, PoolStats, Result};
 use leasehold_hal::Timestamp;

@@ -64,13 +64,7 @@ impl Resource for Functions {
             door.within(|ops| unsafe { ops.function_allow_shared(function, dynamic) })?;
         }
         self.core.shared.name_function(function.0, &desc.name);
-        let pipeline = Pipeline {
-            native: function.0,
-            name: desc.name.as_ref().into(),
-            bindings: desc.bindings.as_ref().into(),
-            params: desc.params,
-            block_threads: info.block_threads.min(device.block_threads).max(1),
-        };
+        let pipeline = Pipeline::new(desc, function.0, info.block_threads.min(device.block_threads).max(1));
         Ok(FunctionState { pipeline, _module: module })
     }
 

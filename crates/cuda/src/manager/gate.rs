@@ -12,11 +12,14 @@ use leasehold_core::{
     Error, Fate, Handle, HostLine, Lease, Line, PoolConfig, PoolManager, PoolStats, Resource, Result, Tagged, tags,
 };
 use std::fmt;
+use std::marker::PhantomPinned;
 
 /// A gate.
 pub struct GateState {
     signals: HostLine,
     shared: Arc<Shared>,
+    /// Its manager's: nobody swaps it with another one.
+    _place: PhantomPinned,
 }
 
 impl GateState {
@@ -67,7 +70,7 @@ impl Resource for Gates {
     fn create(&self, _: Handle<tags::Gate>, (): &()) -> Result<GateState> {
         let signals = HostLine::take()?;
         self.0.add_origin(signals.line(), Origin::Gate);
-        Ok(GateState { signals, shared: self.0.clone() })
+        Ok(GateState { signals, shared: self.0.clone(), _place: PhantomPinned })
     }
 
     fn recycle(&self, gate: &mut GateState) -> Fate {

@@ -9,10 +9,13 @@ use leasehold_core::sync::Arc;
 use leasehold_core::{Error, Fate, Handle, Lease, PoolConfig, PoolManager, PoolStats, Resource, Result, Tagged, tags};
 use leasehold_hal::{KernelDesc, KernelSource};
 use std::fmt;
+use std::marker::PhantomPinned;
 
 /// A loaded image.
 pub struct ModuleState {
     pub(crate) native: NativeModule,
+    /// Its manager's: nobody swaps it with another one.
+    _place: PhantomPinned,
 }
 
 impl Tagged for ModuleState {
@@ -70,7 +73,7 @@ impl Resource for Modules {
                 self.door.within(|ops| ops.module_load(&ptx))?
             }
         };
-        Ok(ModuleState { native })
+        Ok(ModuleState { native, _place: PhantomPinned })
     }
 
     fn recycle(&self, _: &mut ModuleState) -> Fate {

@@ -13,10 +13,13 @@ use leasehold_core::{
     Tagged, tags,
 };
 use std::fmt;
+use std::marker::PhantomPinned;
 
 /// A stream.
 pub struct StreamState {
     pub(crate) core: Arc<StreamCore>,
+    /// Its manager's: nobody swaps it with another one.
+    _place: PhantomPinned,
 }
 
 impl StreamState {
@@ -90,9 +93,11 @@ impl Resource for Streams {
             }
             *count += 1;
         }
-        StreamCore::new(self.core.clone(), *priority).map(|core| StreamState { core }).inspect_err(|_| {
-            *self.common.count.lock() -= 1;
-        })
+        StreamCore::new(self.core.clone(), *priority)
+            .map(|core| StreamState { core, _place: PhantomPinned })
+            .inspect_err(|_| {
+                *self.common.count.lock() -= 1;
+            })
     }
 
     fn fits(&self, idle: &mut StreamState, priority: &i32) -> bool {

@@ -16,7 +16,7 @@ impl Resource for Pipelines {
     type Request<'a> = ();
     const NAME: &'static str = "pipeline";
     fn create(&self, _: Handle<tags::Pipeline>, (): &()) -> Result<Pipeline> {
-        Ok(Pipeline { native: 1, name: "k".into(), bindings: Box::new([]), params: 0, block_threads: 1 })
+        Ok(Pipeline::new(&KernelDesc::new("k", KernelSource::Ptx("".into()), &[], KernelCheck::any()), 1, 1))
     }
 }
 

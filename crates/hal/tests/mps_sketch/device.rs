@@ -264,14 +264,9 @@ impl Resource for Pipelines {
             return Err(Error::Unsupported(format!("Metal does not run {}", desc.source.kind()).into()));
         }
         let state = self.0.newComputePipelineState(&desc.entry).map_err(|e| Error::NotFound(e.into()))?;
-        Ok(Pipeline {
-            name: desc.name.as_ref().into(),
-            bindings: desc.bindings.as_ref().into(),
-            params: desc.params,
-            block_threads: state.maxTotalThreadsPerThreadgroup() as u32,
-            // The word owns a count, which `destroy` gives back.
-            native: Arc::into_raw(state) as u64,
-        })
+        let threads = state.maxTotalThreadsPerThreadgroup() as u32;
+        // The word owns a count, which `destroy` gives back.
+        Ok(Pipeline::new(desc, Arc::into_raw(state) as u64, threads))
     }
 
     fn destroy(&self, p: Pipeline) {

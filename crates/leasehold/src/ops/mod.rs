@@ -145,7 +145,9 @@ fn writing(slice: Slice<'_>) -> Operand<'_> {
 /// Two devices of one backend are the driver's affair, which uses peer access where there is any.
 /// Between backends bytes go through pinned memory, at most 64 MiB at a time; the stream then keeps a
 /// stream of the other device until it is dropped. While recording, the other backend's part becomes host
-/// calls of the graph.
+/// calls of the graph: barriers, so that its pieces follow one another and do not overlap.
+///
+/// Host memory of one backend reaches host memory of another only if one of the two is the CPU's.
 ///
 /// ```
 /// use leasehold::{Context, DeviceId, View, ops};
@@ -162,7 +164,8 @@ fn writing(slice: Slice<'_>) -> Operand<'_> {
 /// # Errors
 /// `InvalidArgument` when the lengths differ, the parts overlap, neither side is of the stream's device,
 /// or a buffer is of another context; `OutOfMemory` for staging memory; `Unsupported` between backends
-/// that cannot wait for each other; the stream's cause. After an error of the other device a part may have
+/// that cannot wait for each other, and between host memory of two backends neither of which is the CPU;
+/// the stream's cause. After an error of the other device a part may have
 /// been copied.
 #[doc(alias("cudaMemcpyPeerAsync", "vkCmdCopyBuffer"))]
 pub fn copy(stream: &Stream, dst: Slice<'_>, src: Slice<'_>) -> Result<()> {

@@ -11,7 +11,6 @@ fn misuse(runtime: &Runtime, secret: &'static str) -> leasehold::Result<()> {
     backing.commit(Some(at), 4096)?;
     backing.map(at, 0, 4096)?;
     backing.enable(at, 4096)?;
-    backing.unmap(at, 4096)?;
     backing.destroy(1, 4096)?;
     backing.release(at, 4096);
     let chunk = leasehold::hal::alloc::Chunk { addr: at, bytes: 64, native: 0 };

@@ -13,6 +13,7 @@ mod graph_updates;
 mod graphs;
 mod kernels;
 mod ops;
+mod pinned;
 mod recordings;
 mod runtime;
 mod threads;

@@ -23,6 +23,7 @@ use std::any::Any;
 use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::fmt;
+use std::marker::PhantomPinned;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Weak;
 use std::time::{Duration, Instant};
@@ -234,6 +235,8 @@ pub struct DeviceState {
     pub(crate) gates: GateManager,
     pub(crate) pipelines: PipelineManager,
     pub(crate) graphs: GraphManager,
+    /// Its manager's: nobody swaps it with another one.
+    _place: PhantomPinned,
 }
 
 impl Tagged for DeviceState {
@@ -267,6 +270,7 @@ impl DeviceState {
         limits.streams = devices.streams;
         limits.buffer = devices.machine.config().memory;
         Ok(Self {
+            _place: PhantomPinned,
             device_memory: AllocatorCell::default(),
             pinned_memory: AllocatorCell::default(),
             streams: StreamManager::new(common.clone(), devices.streams)?,

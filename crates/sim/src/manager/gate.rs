@@ -12,12 +12,15 @@ use leasehold_core::{
     Error, Fate, Handle, HostLine, Lease, Line, PoolConfig, PoolManager, PoolStats, Resource, Result, Tagged, tags,
 };
 use std::fmt;
+use std::marker::PhantomPinned;
 
 /// A gate.
 pub struct GateState {
     common: Arc<Common>,
     signals: HostLine,
     semaphore: SemaphoreId,
+    /// Its manager's: nobody swaps it with another one.
+    _place: PhantomPinned,
 }
 
 impl GateState {
@@ -68,7 +71,7 @@ impl Resource for Gates {
     fn create(&self, _: Handle<tags::Gate>, (): &()) -> Result<GateState> {
         let signals = HostLine::take()?;
         let semaphore = self.0.semaphore(signals.line())?;
-        Ok(GateState { common: self.0.clone(), signals, semaphore })
+        Ok(GateState { common: self.0.clone(), signals, semaphore, _place: PhantomPinned })
     }
 
     fn recycle(&self, gate: &mut GateState) -> Fate {

@@ -12,6 +12,7 @@ use leasehold_core::{Error, Fate, Handle, Lease, PoolConfig, PoolManager, PoolSt
 use leasehold_hal::{ForeignCall, NodePatch, Op, OpList, Plan};
 use std::cell::Cell;
 use std::fmt;
+use std::marker::PhantomPinned;
 
 /// An instantiated plan.
 #[doc(alias = "Graph")]
@@ -22,6 +23,8 @@ pub struct GraphState {
     ops: OpList,
     /// The launch and the node of each dispatch of the plan.
     calls: Mutex<Vec<Option<(NodeId, KernelCall)>>>,
+    /// Its manager's: nobody swaps it with another one.
+    _place: PhantomPinned,
 }
 
 impl GraphState {
@@ -147,7 +150,13 @@ impl Resource for Graphs {
             calls.push(call.map(|c| (id, c)));
         }
         let exec = machine.instantiate(template.1)?;
-        Ok(GraphState { machine: machine.clone(), exec, ops: plan.ops, calls: Mutex::new(calls) })
+        Ok(GraphState {
+            machine: machine.clone(),
+            exec,
+            ops: plan.ops,
+            calls: Mutex::new(calls),
+            _place: PhantomPinned,
+        })
     }
 
     fn recycle(&self, _: &mut GraphState) -> Fate {

@@ -59,13 +59,7 @@ impl Resource for Pipelines {
 
     fn create(&self, _: Handle<tags::Pipeline>, (desc, kernel): &(&KernelDesc<'_>, Arc<Kernel>)) -> Result<Pipeline> {
         self.machine.note(self.device, "pipeline_create")?;
-        Ok(Pipeline {
-            native: self.kernels.add(kernel.clone()),
-            name: desc.name.as_ref().into(),
-            bindings: desc.bindings.as_ref().into(),
-            params: desc.params,
-            block_threads: kernel.spec.block_threads,
-        })
+        Ok(Pipeline::new(desc, self.kernels.add(kernel.clone()), kernel.spec.block_threads))
     }
 
     fn recycle(&self, _: &mut Pipeline) -> Fate {

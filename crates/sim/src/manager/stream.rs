@@ -19,6 +19,7 @@ use leasehold_core::{
 };
 use leasehold_hal::{Copy2d, Fill, Op, OpList};
 use std::fmt;
+use std::marker::PhantomPinned;
 
 /// A stream.
 pub struct StreamState {
@@ -27,6 +28,8 @@ pub struct StreamState {
     pub(crate) queue: QueueId,
     semaphore: SemaphoreId,
     turn: Mutex<()>,
+    /// Its manager's: nobody swaps it with another one.
+    _place: PhantomPinned,
 }
 
 impl StreamState {
@@ -51,7 +54,7 @@ impl StreamState {
             // What stays open shows in the line, which the caller looks at.
             let _ = publisher.await_line(line, value, timeout);
         })));
-        Ok(Self { common, owner, queue, semaphore, turn: Mutex::new(()) })
+        Ok(Self { common, owner, queue, semaphore, turn: Mutex::new(()), _place: PhantomPinned })
     }
 
     /// Its line.
