@@ -104,6 +104,23 @@ struct Raisable {
     next: u64,
 }
 
+/// A raise that a host call makes. Where the call never runs, because its stream fails, the gate is raised all the
+/// same: the program would wait for it for ever.
+struct Raise {
+    gate: Gate,
+    next: u64,
+    always: bool,
+}
+
+impl Drop for Raise {
+    fn drop(&mut self) {
+        if self.always && self.next > self.gate.value() {
+            // Another thread may have raised it since.
+            let _ = ops::raise(&self.gate, self.next);
+        }
+    }
+}
+
 struct Recorded {
     graph: Graph,
     /// The names of its nodes, and how many elements they write.
@@ -463,15 +480,9 @@ impl World {
             }
             Step::CallRaise { stream, gate } => {
                 let (gate, next) = self.next(gate)?;
-                let call = {
-                    let gate = gate.clone();
-                    move || ops::raise(&gate, next)
-                };
-                let called = self.stream(stream).and_then(|s| Ok(ops::host_call_once(&s, "raise", call)?));
-                if called.is_err() && !self.strict && next > gate.value() {
-                    ops::raise(&gate, next)?;
-                }
-                called?;
+                let raise = Raise { gate, next, always: !self.strict };
+                let call = move || ops::raise(&raise.gate, raise.next);
+                self.stream(stream).and_then(|s| Ok(ops::host_call_once(&s, "raise", call)?))?;
             }
             _ => {}
         }
