@@ -213,3 +213,33 @@ fn quiet() {
         }));
     });
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Programs of one mistake in the model: the first that shows it is found, made small and printed.
+    #[test]
+    #[cfg(feature = "cuda")]
+    fn a_failing_program_is_shrunk_to_the_steps_that_show_the_mistake() {
+        for device in ["cpu:0", "sim:0"] {
+            let mut options = Options::new(Target::new(device.parse().unwrap(), device == "sim:0").unwrap());
+            (options.ops, options.threads) = (150, 3);
+            (options.patience, options.shrink) = (Duration::from_secs(120), Duration::from_secs(60));
+            options.seed = (0..50).find(|&seed| model::mistaken(|| run(&options, seed)).is_err()).unwrap();
+            let seed = options.seed;
+            assert_eq!(run(&options, seed), Ok(()), "without the mistake nothing is found");
+            let mut told = 0;
+            let report = model::mistaken(|| stress(&options, |_, failure| told += u32::from(failure.is_some())));
+            let [failure] = &report.failures[..] else { panic!("{report:?}") };
+            assert_eq!((told, failure.seed, failure.hang), (1, seed, false));
+            // Three buffers with contents, a stream, the launch.
+            assert!(failure.steps <= 8, "{} steps:\n{}", failure.steps, failure.test);
+            let test = &failure.test;
+            assert!(test.starts_with(&format!("//! Seed {seed} on {device}: ")), "{test}");
+            assert!(test.contains("kernels[Kernel::Gather as usize]") && test.contains("#[test]"), "{test}");
+            assert!(!test.contains("scope.spawn"), "one thread is enough: {test}");
+            assert!(test.contains(&failure.what), "{test}");
+        }
+    }
+}

@@ -1,0 +1,209 @@
+//! Graphs in the model: what is recorded, what an update changes, what a launch does to buffers and events.
+//!
+//! This module must not know threads.
+
+use super::effect::{compute, part, sensible, whole};
+use super::{Bound, Graph, Model, Planned, TEMP};
+use crate::kernels::Kernel;
+use crate::step::{Hand, Node, Op, PINNED, Slot, Span, Step, TEMPS, Work};
+
+impl Model {
+    pub(super) fn graph(&mut self, step: &Step, planned: &mut Planned) -> Option<()> {
+        match *step {
+            Step::Graph { slot, ref temps, ref nodes } => {
+                self.graphs.get(usize::from(slot)).filter(|g| g.is_none())?;
+                let graph = self.record(temps, nodes)?;
+                for (b, _) in outside(&graph) {
+                    self.bufs[b as usize].refs += 1;
+                }
+                for span in nodes.iter().flat_map(spans).filter(|s| s.slot < PINNED) {
+                    self.shared.push(self.on_slot(span.slot));
+                }
+                self.shared.push(Self::on_stream(0));
+                self.exclusive.push(self.on_graph(slot));
+                self.graphs[usize::from(slot)] = Some(graph);
+            }
+            Step::DropGraph(slot) => {
+                let graph = self.graphs.get_mut(usize::from(slot))?.take()?;
+                outside(&graph).iter().for_each(|u| self.release(u.0));
+                self.exclusive.push(self.on_graph(slot));
+            }
+            Step::Launch { graph, stream } => self.launch(graph, stream, planned)?,
+            Step::Params { graph, node, words } => {
+                let g = self.graphs.get_mut(usize::from(graph))?.as_mut().filter(|g| g.held == 0)?;
+                match &mut g.nodes.get_mut(node as usize)?.node {
+                    Node::Work(Work { op: Op::Launch { kernel, words: now }, .. }) if *kernel != Kernel::Gather => {
+                        *now = words;
+                    }
+                    _ => return None,
+                }
+                self.exclusive.push(self.on_graph(graph));
+            }
+            Step::Swap { graph, old, new } => {
+                let (was, is) = ((*self.slots.get(usize::from(old))?)?, (*self.slots.get(usize::from(new))?)?);
+                if old >= PINNED || new >= PINNED || self.bufs[is as usize].raw {
+                    return None;
+                }
+                let g = self.graphs.get(usize::from(graph))?.as_ref().filter(|g| g.held == 0)?;
+                let used = outside(g);
+                let longer = self.bufs[is as usize].data.len() >= self.bufs[was as usize].data.len();
+                if !longer || !used.iter().any(|u| u.0 == was) || used.iter().any(|u| u.0 == is) {
+                    return None;
+                }
+                for b in self.graphs[usize::from(graph)].as_mut()?.nodes.iter_mut().flat_map(|n| &mut n.uses) {
+                    *b = if *b == was { is } else { *b };
+                }
+                self.bufs[is as usize].refs += 1;
+                self.release(was);
+                self.exclusive.push(self.on_graph(graph));
+                self.shared.push(self.on_slot(old));
+                self.shared.push(self.on_slot(new));
+            }
+            Step::Suspend { graph, stream } => {
+                self.stream(stream)?;
+                let g = self.graphs.get_mut(usize::from(graph))?.as_mut().filter(|g| g.held == 0 && !g.suspended)?;
+                g.suspended = true;
+                self.shared.push(Self::on_stream(stream));
+                self.exclusive.push(self.on_graph(graph));
+            }
+            Step::Resume(graph) => {
+                let g = self.graphs.get_mut(usize::from(graph))?.as_mut().filter(|g| g.suspended)?;
+                g.suspended = false;
+                self.exclusive.push(self.on_graph(graph));
+            }
+            _ => return None,
+        }
+        Some(())
+    }
+
+    pub(super) fn record(&mut self, temps: &[u32], nodes: &[Node]) -> Option<Graph> {
+        let mut written = vec![false; temps.len()];
+        let mut bound = Vec::with_capacity(nodes.len());
+        for node in nodes {
+            let (mut uses, mut event) = (Vec::new(), 0);
+            match node {
+                Node::Work(work) => {
+                    for &span in work.from.iter().chain([&work.to]) {
+                        let place = if span.slot >= TEMPS {
+                            let t = usize::from(span.slot - TEMPS);
+                            let len = *temps.get(t)?;
+                            (u64::from(span.at) + u64::from(span.len) <= u64::from(len)).then_some(t as u32 | TEMP)?
+                        } else {
+                            let b = self.span(span).filter(|_| span.slot < PINNED)?;
+                            (!self.bufs[b as usize].raw).then_some(b)?
+                        };
+                        uses.push(place);
+                    }
+                    let (from, to) = uses.split_at(work.from.len());
+                    if from.iter().any(|&f| f & TEMP != 0 && !written[(f & !TEMP) as usize]) {
+                        return None;
+                    }
+                    if to[0] & TEMP != 0 {
+                        let t = (to[0] & !TEMP) as usize;
+                        if !written[t] && !whole(work, temps[t]) {
+                            return None;
+                        }
+                        written[t] = true;
+                    }
+                    sensible(work, from, to[0])?;
+                    if work.to.len == 0 || matches!(work.op, Op::Pinned | Op::Upload { hand: Hand::Synchronous, .. }) {
+                        return None;
+                    }
+                }
+                Node::Record(e) => {
+                    event = self.events.get(usize::from(*e))?.as_ref()?.id;
+                    self.shared.push(self.on_event(*e));
+                }
+                Node::Call => {}
+            }
+            bound.push(Bound { node: node.clone(), uses, event });
+        }
+        let held = self.stream(0)?;
+        Some(Graph { nodes: bound, temps: temps.to_vec(), held, suspended: false })
+    }
+
+    fn launch(&mut self, slot: Slot, stream: Slot, planned: &mut Planned) -> Option<()> {
+        let mut need = self.stream(stream)?;
+        let graph = self.graphs.get(usize::from(slot))?.as_ref().filter(|g| !g.suspended)?;
+        let used = outside(graph);
+        need |= graph.held;
+        for &(b, writes) in &used {
+            let buf = &self.bufs[b as usize];
+            need |= buf.held_write | if writes { buf.held_read } else { 0 };
+        }
+        let graph = self.graphs[usize::from(slot)].take()?;
+        self.hold(stream, need);
+        for &(b, writes) in &used {
+            let buf = &mut self.bufs[b as usize];
+            planned.reads.push(b);
+            if writes {
+                planned.writes.push((b, false));
+                buf.held_write = need;
+                self.exclusive.push(self.on_buffer(b));
+            } else {
+                buf.held_read |= need;
+                self.shared.push(self.on_buffer(b));
+            }
+        }
+        let mut temps: Vec<Vec<u8>> = graph.temps.iter().map(|&len| vec![0; len as usize]).collect();
+        for Bound { node, uses, event } in &graph.nodes {
+            match node {
+                Node::Call => self.calls += 1,
+                Node::Record(e) => {
+                    let on = self.on_event(*e);
+                    if let Some(Some(e)) = self.events.get_mut(usize::from(*e))
+                        && e.id == *event
+                    {
+                        (e.recorded, e.held) = (true, need);
+                        self.exclusive.push(on);
+                    }
+                }
+                Node::Work(work) => {
+                    let inputs: Vec<Vec<u8>> = work
+                        .from
+                        .iter()
+                        .zip(uses)
+                        .map(|(s, &u)| {
+                            let data =
+                                if u & TEMP != 0 { &temps[(u & !TEMP) as usize] } else { &self.bufs[u as usize].data };
+                            part(data, *s).to_vec()
+                        })
+                        .collect();
+                    let to = uses[work.from.len()];
+                    let data = if to & TEMP != 0 {
+                        &mut temps[(to & !TEMP) as usize]
+                    } else {
+                        &mut self.bufs[to as usize].data
+                    };
+                    compute(work, &inputs, data);
+                }
+            }
+        }
+        self.graphs[usize::from(slot)] = Some(Graph { held: need, ..graph });
+        self.exclusive.push(self.on_graph(slot));
+        Some(())
+    }
+}
+
+/// The buffers that a graph uses, and whether it writes them.
+pub(super) fn outside(graph: &Graph) -> Vec<(u32, bool)> {
+    let mut all: Vec<(u32, bool)> = Vec::new();
+    for Bound { node, uses, .. } in &graph.nodes {
+        let Node::Work(work) = node else { continue };
+        for (i, &b) in uses.iter().enumerate().filter(|(_, b)| *b & TEMP == 0) {
+            let writes = i == work.from.len();
+            match all.iter_mut().find(|a| a.0 == b) {
+                Some(a) => a.1 |= writes,
+                None => all.push((b, writes)),
+            }
+        }
+    }
+    all
+}
+
+fn spans(node: &Node) -> Vec<Span> {
+    match node {
+        Node::Work(w) => w.from.iter().copied().chain([w.to]).collect(),
+        Node::Call | Node::Record(_) => Vec::new(),
+    }
+}
