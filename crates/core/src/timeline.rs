@@ -355,11 +355,18 @@ impl Line {
     /// of the line is not known: who uses what it left must see the failure.
     #[inline]
     pub fn knows(&self, stamp: Stamp) -> bool {
-        if stamp.is_never() {
+        // The value, if the stamp is of this line; beyond all values otherwise.
+        let own = stamp.0 ^ u64::from(self.id.0) << 48;
+        if stamp.is_never() || own < VALUE_LIMIT && own < self.first_failed.load(Ordering::Relaxed) {
             return true;
         }
+        self.knows_other(stamp)
+    }
+
+    #[inline(never)]
+    fn knows_other(&self, stamp: Stamp) -> bool {
         if stamp.line_id() == self.id {
-            return stamp.value() < self.first_failed.load(Ordering::Relaxed) || self.knows_own_slow(stamp.value());
+            return self.knows_own_slow(stamp.value());
         }
         let k = Stamp(self.known[usize::from(stamp.line_id().0) % KNOWN].load(Ordering::Relaxed));
         k.line_id() == stamp.line_id() && (k.value() >= stamp.value() || planted(Defect::KnowsTooMuch))

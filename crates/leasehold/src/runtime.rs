@@ -32,6 +32,8 @@ pub(crate) struct RuntimeInner {
     bases: Mutex<Vec<Weak<BaseCell>>>,
     extensions: RwLock<HashMap<TypeId, Arc<dyn Any + Send + Sync>>>,
     pub(crate) memory: Allocator,
+    /// Bytes of the device's memory; the largest number where that is not known.
+    total: u64,
     events: SlotPool<Events>,
     pub(crate) default: Arc<StreamCore>,
     /// Streams beside the default one, to find who advances a line.
@@ -56,6 +58,10 @@ impl RuntimeInner {
             id,
             default: Arc::new(StreamCore::new(stream)),
             memory,
+            total: match device.info().memory.total {
+                0 => u64::MAX,
+                total => total,
+            },
             events: SlotPool::new(Events, PoolConfig { thread_cells: true, ..PoolConfig::default() })?,
             extensions: RwLock::new(HashMap::new()),
             bases: Mutex::new(Vec::new()),
@@ -240,9 +246,8 @@ impl RuntimeInner {
     /// The error for a size that the device could not even have if all of its memory were free.
     #[cold]
     pub(crate) fn too_large(&self, bytes: u64) -> Option<Error> {
-        let total = self.device.info().memory.total;
-        (total != 0 && bytes > total).then(|| {
-            Error::invalid(format!("a buffer of {bytes} bytes on {}, which has {total} bytes in all", self.id))
+        (bytes > self.total).then(|| {
+            Error::invalid(format!("a buffer of {bytes} bytes on {}, which has {} bytes in all", self.id, self.total))
         })
     }
 
@@ -250,13 +255,32 @@ impl RuntimeInner {
     #[inline]
     pub(crate) fn refuse_symbolic(&self, operands: &[Operand<'_>]) -> Result<()> {
         if operands.iter().any(|o| o.slice.lease.is_symbolic()) {
-            return Err(Error::recording(
-                "a buffer that was allocated while recording gets its address when the recording stops, and until then belongs to \
-                 the recording's thread; if that recording was given up or failed, it never has one",
-            ));
+            return Err(no_address());
         }
         Ok(())
     }
+
+    /// Refuses memory of another device, and memory that has no address yet.
+    #[inline]
+    pub(crate) fn check_eager(&self, operands: &[Operand<'_>]) -> Result<()> {
+        for operand in operands {
+            if !self.memory.owns(operand.slice.lease) {
+                self.check_operand_slow(operand)?;
+            }
+            if operand.slice.lease.is_symbolic() {
+                return Err(no_address());
+            }
+        }
+        Ok(())
+    }
+}
+
+#[cold]
+fn no_address() -> Error {
+    Error::recording(
+        "a buffer that was allocated while recording gets its address when the recording stops, and until then belongs to the \
+         recording's thread; if that recording was given up or failed, it never has one",
+    )
 }
 
 impl Drop for RuntimeInner {
@@ -468,19 +492,26 @@ impl Runtime {
     /// As [`alloc`](Self::alloc); `InvalidArgument` for a stream of another device, or an alignment that is no power of two.
     #[inline]
     pub fn alloc_on(&self, stream: &Stream, layout: Layout) -> Result<Lease<Buffer>> {
-        if recorder::is_active()
-            && let Some(result) = recorder::alloc(&self.inner, layout)
-        {
+        let inner = &*self.inner;
+        let own = std::ptr::eq(&raw const *stream.runtime, inner);
+        if recorder::is_active() || !own || layout.size > inner.total {
+            return self.alloc_otherwise(stream, layout);
+        }
+        inner.memory.alloc(layout, On { line: stream.core.line, timeline: stream.core.raw_timeline() })
+    }
+
+    /// An allocation on a thread that records, on a stream of another device, or of more than the device has.
+    #[cold]
+    fn alloc_otherwise(&self, stream: &Stream, layout: Layout) -> Result<Lease<Buffer>> {
+        if let Some(result) = recorder::alloc(&self.inner, layout) {
             return result;
         }
         if !Arc::ptr_eq(&stream.runtime, &self.inner) {
             return Err(Error::invalid(format!("{stream:?} is not a stream of {}", self.inner.id)));
         }
-        let core = &*stream.core;
-        match self.inner.memory.alloc(layout, On { line: core.line, timeline: core.raw_timeline() }) {
-            Ok(buffer) => Ok(buffer),
-            Err(e) => Err(self.inner.too_large(layout.size).unwrap_or(e)),
-        }
+        // Some devices give more than they have. Where one refuses, the size is the reason.
+        let on = On { line: stream.core.line, timeline: stream.core.raw_timeline() };
+        self.inner.memory.alloc(layout, on).map_err(|e| self.inner.too_large(layout.size).unwrap_or(e))
     }
 
     /// `bytes` of host memory for fast copies. [`Buffer::host_kind`] says what it is: pinned, or pageable on a backend without

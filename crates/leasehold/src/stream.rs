@@ -334,20 +334,32 @@ impl Drop for Turn<'_> {
 ///
 /// A failed write is waited for by whoever reads what was written: the failure must reach them. Who only overwrites it all, or
 /// follows a read, needs no more than that the failed work is over: so a buffer can be used again after a failure.
-#[inline]
+#[inline(always)]
 pub(crate) fn gather(line: &Line, operand: &Operand<'_>, waits: &mut Vec<Point>) {
     let buffer = operand.slice.lease;
-    let mut need = |stamp: Stamp, data: bool| {
-        if !line.knows(stamp)
-            && let Some(p) = stamp.point()
-            && !(if data { p.is_settled() } else { is_over(p) })
-        {
-            add_wait(waits, p);
-        }
-    };
-    need(buffer.write_stamp(), operand.access.reads() || operand.is_part());
+    let written = buffer.write_stamp();
+    if !line.knows(written) {
+        add_unknown(written, operand.access.reads() || operand.is_part(), waits);
+    }
     if operand.access.writes() && !planted(Defect::WriteBeforeRead) {
-        buffer.for_each_read(|s| need(s, false));
+        buffer.for_each_read(|read| need(line, read, false, waits));
+    }
+}
+
+/// Adds a stamp that `line` does not know unless it is over; where its data are read, unless it is settled.
+#[inline(always)]
+pub(crate) fn need(line: &Line, stamp: Stamp, data: bool, waits: &mut Vec<Point>) {
+    if !line.knows(stamp) {
+        add_unknown(stamp, data, waits);
+    }
+}
+
+#[inline(never)]
+fn add_unknown(stamp: Stamp, data: bool, waits: &mut Vec<Point>) {
+    if let Some(p) = stamp.point()
+        && !(if data { p.is_settled() } else { is_over(p) })
+    {
+        add_wait(waits, p);
     }
 }
 

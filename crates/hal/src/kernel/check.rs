@@ -23,12 +23,14 @@ pub struct LaunchInfo<'a> {
 
 impl<'a> LaunchInfo<'a> {
     /// A launch of these blocks with these parameters and bindings.
+    #[inline]
     #[must_use]
     pub fn new((grid, block, shared): ([u32; 3], [u32; 3], u32), params: &'a [u8], bindings: &'a [Binding]) -> Self {
         Self { grid, block, shared, params, bindings }
     }
 
     /// The parameters' bytes, as many as the kernel declares.
+    #[inline]
     #[must_use]
     pub fn params_bytes(&self) -> &'a [u8] {
         self.params
@@ -38,10 +40,12 @@ impl<'a> LaunchInfo<'a> {
     ///
     /// # Errors
     /// `InvalidArgument` when the sizes differ.
+    #[inline]
     pub fn params<T: AnyBitPattern>(&self) -> Result<T> {
-        bytemuck::try_pod_read_unaligned(self.params).map_err(|_| {
-            Error::invalid(format!("{} bytes of parameters are no {} bytes", self.params.len(), size_of::<T>()))
-        })
+        match bytemuck::try_pod_read_unaligned(self.params) {
+            Ok(params) => Ok(params),
+            Err(_) => Err(wrong_size(self.params.len(), size_of::<T>())),
+        }
     }
 
     /// How many bindings there are: as many as the kernel declares.
@@ -51,6 +55,7 @@ impl<'a> LaunchInfo<'a> {
     }
 
     /// Bytes of binding `i`; 0 where there is none.
+    #[inline]
     #[must_use]
     pub fn len(&self, i: usize) -> u64 {
         self.bindings.get(i).map_or(0, |b| b.len)
@@ -84,12 +89,20 @@ impl<'a> LaunchInfo<'a> {
     ///
     /// # Errors
     /// `InvalidArgument`, which names the binding.
+    #[inline]
     pub fn want(&self, i: usize, bytes: u64) -> Result<()> {
-        if self.len(i) < bytes {
-            return Err(Error::invalid(format!("binding {i} has {} bytes, and the launch needs {bytes}", self.len(i))));
-        }
-        Ok(())
+        if self.len(i) < bytes { Err(too_short(i, self.len(i), bytes)) } else { Ok(()) }
     }
+}
+
+#[cold]
+fn wrong_size(bytes: usize, of: usize) -> Error {
+    Error::invalid(format!("{bytes} bytes of parameters are no {of} bytes"))
+}
+
+#[cold]
+fn too_short(i: usize, len: u64, bytes: u64) -> Error {
+    Error::invalid(format!("binding {i} has {len} bytes, and the launch needs {bytes}"))
 }
 
 /// The function of a check.

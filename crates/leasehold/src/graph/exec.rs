@@ -14,13 +14,13 @@ use crate::graph::optimise::{moved, redundant};
 use crate::graph::recorder::{self, Recording};
 use crate::kernel::rules::Rules;
 use crate::runtime::RuntimeInner;
-use crate::stream::{Stream, StreamCore, add_wait, gather, is_over, mark};
+use crate::stream::{Stream, StreamCore, gather, is_over, mark, need};
 use crate::view::{Operand, View};
 use bytemuck::NoUninit;
 use leasehold_alloc::{Buffer, GraphArena};
 use leasehold_core::defects::{Defect, planted};
 use leasehold_core::sync::{Arc, Mutex, MutexGuard};
-use leasehold_core::{Error, Lease, Point, Result, Stamp, WeakLease};
+use leasehold_core::{Error, Lease, Line, Point, Result, Stamp, WeakLease};
 use leasehold_hal::{Access, GraphExec, LaunchInfo, NodePatch, Op, OpList, Plan};
 use std::fmt;
 
@@ -94,7 +94,7 @@ struct Inner {
     runtime: Arc<RuntimeInner>,
     arena: GraphArena,
     /// When the arena's memory became the graph's.
-    born: Point,
+    born: Stamp,
     held: Vec<Held>,
     events: Vec<Lease<Event>>,
     waits: Vec<Lease<Event>>,
@@ -127,6 +127,7 @@ impl Graph {
         let mut outside: Vec<_> = outside.into_values().collect();
         outside.sort_by_key(|o| o.lease.handle());
         let state = State { exec, recorded, redundant, plan, outside, last: Stamp::NEVER, launches: 0 };
+        let born = born.into();
         Ok(Self(Arc::new(Inner { runtime, arena, born, held, events, waits, points, rules, state: Mutex::new(state) })))
     }
 
@@ -172,23 +173,17 @@ impl Graph {
         for o in &state.outside {
             gather(line, &o.operand(), &mut frame.waits);
         }
-        for (lease, access) in inner.held() {
-            gather(line, &Operand { slice: lease.view(), access }, &mut frame.waits);
+        if !inner.held.is_empty() {
+            inner.gather_held(line, &mut frame.waits);
         }
         // These only had the memory before; what became of them does not matter.
-        for p in [state.last.point(), Some(inner.born)].into_iter().flatten() {
-            if !line.knows(p.into()) && !is_over(p) {
-                add_wait(&mut frame.waits, p);
-            }
+        need(line, state.last, false, &mut frame.waits);
+        need(line, inner.born, false, &mut frame.waits);
+        for &p in &inner.points {
+            need(line, p.into(), true, &mut frame.waits);
         }
-        let after = |p: Point, waits: &mut Vec<Point>| {
-            if !line.knows(p.into()) && !p.is_settled() {
-                add_wait(waits, p);
-            }
-        };
-        inner.points.iter().for_each(|&p| after(p, &mut frame.waits));
         for event in &inner.waits {
-            after(event.point()?, &mut frame.waits);
+            need(line, event.point()?.into(), true, &mut frame.waits);
         }
         // SAFETY: the exec is of this device; it and the graph's buffers are kept alive by their owners until their points have
         // passed: outside buffers and the arena are marked below, the backend holds the exec while it runs.
@@ -197,8 +192,8 @@ impl Graph {
         // SAFETY: the launch at this point waited for what was gathered of these very operands, and the turn is still ours.
         unsafe {
             state.outside.iter().for_each(|o| mark(&o.operand(), point));
-            for (lease, access) in inner.held() {
-                mark(&Operand { slice: lease.view(), access }, point);
+            if !inner.held.is_empty() {
+                inner.mark_held(point);
             }
         }
         // SAFETY: the launch was submitted at this point just now, and the stream's turn and the graph's state are still held.
@@ -363,6 +358,23 @@ impl Inner {
             }
         }
         Ok(())
+    }
+
+    #[inline(never)]
+    fn gather_held(&self, line: &Line, waits: &mut Vec<Point>) {
+        for (lease, access) in self.held() {
+            gather(line, &Operand { slice: lease.view(), access }, waits);
+        }
+    }
+
+    /// # Safety
+    /// - As [`mark`], for all buffers that are held: what [`gather_held`](Self::gather_held) says was waited for.
+    #[inline(never)]
+    unsafe fn mark_held(&self, point: Point) {
+        for (lease, access) in self.held() {
+            // SAFETY: by the caller's contract.
+            unsafe { mark(&Operand { slice: lease.view(), access }, point) };
+        }
     }
 
     /// Buffers of the recording that somebody still holds.

@@ -5,19 +5,27 @@
 //! finds its runtime's serial may use the lease as long as the runtime lives. Only the end of that runtime empties the cell, when
 //! nobody can borrow from it any more: whoever borrows holds a stream, which holds the runtime.
 
-use crate::kernel::rules::Rules;
+use crate::kernel::rules::{Rules, written};
 use crate::runtime::{Runtime, RuntimeInner};
 use leasehold_core::sync::atomic::{AtomicU64, Ordering};
 use leasehold_core::sync::{Arc, Mutex, OnceLock, UnsafeCell};
 use leasehold_core::{Lease, Result};
-use leasehold_hal::{KernelDesc, Pipeline};
+use leasehold_hal::{KernelDesc, Limits, Pipeline};
 use std::fmt;
 
 const CELLS: usize = 4;
 
+/// A kernel that is ready on a device: what launches need of it.
+pub(crate) struct Prepared {
+    pub(crate) pipeline: Lease<Pipeline>,
+    pub(crate) rules: Arc<Rules>,
+    /// Which of the pipeline's bindings are written.
+    pub(crate) written: u32,
+}
+
 struct Cell {
     serial: AtomicU64,
-    pipeline: UnsafeCell<Option<Lease<Pipeline>>>,
+    prepared: UnsafeCell<Option<Prepared>>,
 }
 
 struct Block {
@@ -28,7 +36,7 @@ struct Block {
 impl Block {
     fn new() -> Self {
         Self {
-            cells: std::array::from_fn(|_| Cell { serial: AtomicU64::new(0), pipeline: UnsafeCell::new(None) }),
+            cells: std::array::from_fn(|_| Cell { serial: AtomicU64::new(0), prepared: UnsafeCell::new(None) }),
             next: OnceLock::new(),
         }
     }
@@ -50,13 +58,13 @@ unsafe impl Send for BaseCell {}
 
 impl BaseCell {
     #[inline]
-    fn find(&self, serial: u64) -> Option<&Lease<Pipeline>> {
+    fn find(&self, serial: u64) -> Option<&Prepared> {
         let mut block = &self.first;
         loop {
             for cell in &block.cells {
                 if cell.serial.load(Ordering::Acquire) == serial {
                     // SAFETY: published with this serial, and emptied only when the runtime of the serial is gone.
-                    return unsafe { (*cell.pipeline.get()).as_ref() };
+                    return unsafe { (*cell.prepared.get()).as_ref() };
                 }
             }
             block = block.next.get()?;
@@ -68,7 +76,7 @@ impl BaseCell {
     /// # Safety
     /// - Nobody borrows from that cell: the runtime of the serial is gone.
     pub(crate) unsafe fn forget(&self, serial: u64) {
-        let lease = {
+        let gone = {
             let _guard = self.fill.lock();
             let mut block = Some(&self.first);
             let mut found = None;
@@ -76,7 +84,7 @@ impl BaseCell {
                 for cell in &b.cells {
                     if cell.serial.load(Ordering::Relaxed) == serial {
                         // SAFETY: by the contract nobody reads it.
-                        found = unsafe { (*cell.pipeline.get()).take() };
+                        found = unsafe { (*cell.prepared.get()).take() };
                         cell.serial.store(0, Ordering::Release);
                     }
                 }
@@ -84,7 +92,7 @@ impl BaseCell {
             }
             found
         };
-        drop(lease);
+        drop(gone);
     }
 }
 
@@ -197,26 +205,20 @@ impl KernelBase {
     /// # Errors
     /// As [`Device::pipeline`](leasehold_hal::Device::pipeline).
     pub fn prepare(&self, runtime: &Runtime) -> Result<()> {
-        self.pipeline(&runtime.inner).map(drop)
+        self.prepared(&runtime.inner).map(drop)
     }
 
-    /// What is asked of every launch.
+    /// The kernel on a runtime's device.
     #[inline]
-    pub(crate) fn rules(&self) -> &Arc<Rules> {
-        &self.0.rules
-    }
-
-    /// The pipeline on a runtime's device.
-    #[inline]
-    pub(crate) fn pipeline(&self, runtime: &Arc<RuntimeInner>) -> Result<&Lease<Pipeline>> {
+    pub(crate) fn prepared(&self, runtime: &Arc<RuntimeInner>) -> Result<&Prepared> {
         match self.0.find(runtime.serial()) {
-            Some(lease) => Ok(lease),
-            None => self.pipeline_slow(runtime),
+            Some(prepared) => Ok(prepared),
+            None => self.prepare_slow(runtime),
         }
     }
 
     #[cold]
-    fn pipeline_slow(&self, runtime: &Arc<RuntimeInner>) -> Result<&Lease<Pipeline>> {
+    fn prepare_slow(&self, runtime: &Arc<RuntimeInner>) -> Result<&Prepared> {
         let mut refused = None;
         let mut made = None;
         for desc in &self.0.descs {
@@ -229,9 +231,14 @@ impl KernelBase {
                 Err(e) => return Err(e),
             }
         }
-        let Some(lease) = made else {
+        let Some(pipeline) = made else {
             return Err(refused.unwrap_or_else(|| leasehold_core::Error::invalid("a kernel without sources")));
         };
+        if pipeline.bindings.len() > Limits::BINDINGS as usize {
+            return Err(leasehold_core::Error::state("a pipeline of more bindings than any kernel has"));
+        }
+        let written = written(pipeline.bindings.iter().copied());
+        let prepared = Prepared { pipeline, rules: self.0.rules.clone(), written };
         let guard = self.0.fill.lock();
         if self.0.find(runtime.serial()).is_none() {
             let mut block = &self.0.first;
@@ -242,7 +249,7 @@ impl KernelBase {
                 }
             };
             // SAFETY: under the lock, and no reader looks into a cell whose serial is 0.
-            unsafe { *cell.pipeline.get() = Some(lease) };
+            unsafe { *cell.prepared.get() = Some(prepared) };
             cell.serial.store(runtime.serial(), Ordering::Release);
             drop(guard);
             runtime.adopt(&self.0);

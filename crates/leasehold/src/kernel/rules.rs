@@ -3,7 +3,12 @@
 //! This module must not know sessions or graphs.
 
 use leasehold_core::{Error, Result};
-use leasehold_hal::{Binding, KernelCheck, KernelDesc, LaunchInfo, Overlap};
+use leasehold_hal::{Access, Binding, KernelCheck, KernelDesc, LaunchInfo, Overlap};
+
+/// The bindings that are written, one bit for each. There are 30 at most.
+pub(crate) fn written(bindings: impl Iterator<Item = Access>) -> u32 {
+    bindings.zip(0..u32::BITS).fold(0, |all, (access, i)| all | u32::from(access.writes()) << i)
+}
 
 /// A kernel's own conditions, the same for all of its sources.
 pub(crate) struct Rules {
@@ -11,6 +16,8 @@ pub(crate) struct Rules {
     check: KernelCheck,
     /// The alignment of each binding less one; empty where nothing is asked.
     align: Box<[u32]>,
+    /// The strictest of them: addresses that satisfy it need no look at each.
+    most: u64,
     overlap: Overlap,
 }
 
@@ -22,6 +29,7 @@ impl Rules {
             name: desc.name.as_ref().into(),
             check: desc.check.clone(),
             align: (0..align).map(|i| desc.alignment_of(i) - 1).collect(),
+            most: (0..align).map(|i| u64::from(desc.alignment_of(i) - 1)).max().unwrap_or(0),
             overlap: desc.overlap,
         }
     }
@@ -30,14 +38,45 @@ impl Rules {
     ///
     /// # Errors
     /// `InvalidArgument`, which names the binding, or both.
-    #[inline]
     pub(crate) fn check_bindings(&self, bindings: &[Binding]) -> Result<()> {
-        if let Some(i) = std::iter::zip(bindings, &self.align).position(|(b, &a)| b.addr & u64::from(a) != 0) {
-            return Err(self.misaligned(i, &bindings[i]));
+        let addresses = bindings.iter().fold(0, |all, b| all | b.addr);
+        self.check_at(bindings, addresses, written(bindings.iter().map(|b| b.access)))
+    }
+
+    /// As [`check_bindings`](Self::check_bindings), for the caller that knows two things of them: all bits of their addresses,
+    /// and which are [`written`].
+    #[inline]
+    pub(crate) fn check_at(&self, bindings: &[Binding], addresses: u64, mut written: u32) -> Result<()> {
+        if addresses & self.most != 0 {
+            self.check_alignment(bindings)?;
         }
         if self.overlap == Overlap::Any {
             return Ok(());
         }
+        while written != 0 {
+            let w = &bindings[written.trailing_zeros() as usize];
+            written &= written - 1;
+            for b in bindings {
+                // One begins within the other: so do all that overlap, and a few empty ones.
+                let near = b.addr.wrapping_sub(w.addr) < w.len || w.addr.wrapping_sub(b.addr) < b.len;
+                if near && !std::ptr::eq(b, w) {
+                    return self.check_overlap(bindings);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    #[cold]
+    fn check_alignment(&self, bindings: &[Binding]) -> Result<()> {
+        match std::iter::zip(bindings, &self.align).position(|(b, &a)| b.addr & u64::from(a) != 0) {
+            Some(i) => Err(self.misaligned(i, &bindings[i])),
+            None => Ok(()),
+        }
+    }
+
+    #[cold]
+    fn check_overlap(&self, bindings: &[Binding]) -> Result<()> {
         for (j, b) in bindings.iter().enumerate() {
             for (i, a) in bindings[..j].iter().enumerate() {
                 if (a.access.writes() | b.access.writes()) && a.overlaps(b) {

@@ -10,13 +10,11 @@
 //! The states are moved by value but the session is two words; what is staged lies in the stream's frame, so a launch allocates nothing.
 
 use crate::graph::recorder;
-use crate::kernel::base::KernelBase;
-use crate::kernel::rules::Rules;
+use crate::kernel::base::{KernelBase, Prepared};
 use crate::stream::{Stream, Turn, mark};
 use crate::view::Operand;
-use leasehold_core::sync::Arc;
-use leasehold_core::{Error, Lease, Point, Result};
-use leasehold_hal::{Binding, Dispatch, LaunchInfo, Op, Pipeline};
+use leasehold_core::{Error, Point, Result};
+use leasehold_hal::{Access, Binding, Dispatch, LaunchInfo, Limits, Op, Pipeline};
 use std::fmt;
 use std::marker::PhantomData;
 
@@ -42,8 +40,7 @@ pub struct Updated;
 /// One launch, staged.
 #[derive(Clone, Copy)]
 struct Launch {
-    pipeline: *const Lease<Pipeline>,
-    rules: *const Arc<Rules>,
+    kernel: *const Prepared,
     grid: [u32; 3],
     block: [u32; 3],
     shared: u32,
@@ -72,9 +69,6 @@ impl Staged {
         self.bindings.clear();
         self.params.clear();
         self.operands.clear();
-        self.first_operand = 0;
-        self.first_binding = 0;
-        self.first_param = 0;
     }
 }
 
@@ -112,8 +106,7 @@ impl Staged {
 pub struct KernelSession<'s, State = Begun> {
     stream: &'s Stream,
     turn: Option<Turn<'s>>,
-    kernel: &'s Lease<Pipeline>,
-    rules: &'s Arc<Rules>,
+    kernel: &'s Prepared,
     _state: PhantomData<(State, *const ())>,
 }
 
@@ -146,7 +139,7 @@ impl<'s> KernelSession<'s, Begun> {
         stream: &'s Stream,
         take_turn: impl FnOnce() -> Result<Turn<'s>>,
     ) -> Result<Self> {
-        let pipeline = kernel.pipeline(&stream.runtime)?;
+        let kernel = kernel.prepared(&stream.runtime)?;
         // A recording is a stream of its own: the real one is not touched.
         let (mut turn, recording) = match recorder::session_turn(&stream.runtime)? {
             Some((turn, recording)) => (turn, recording),
@@ -161,7 +154,7 @@ impl<'s> KernelSession<'s, Begun> {
         let staged = &mut turn.frame().session;
         staged.clear();
         staged.recording = recording;
-        Ok(Self { stream, turn: Some(turn), kernel: pipeline, rules: kernel.rules(), _state: PhantomData })
+        Ok(Self { stream, turn: Some(turn), kernel, _state: PhantomData })
     }
 }
 
@@ -178,7 +171,7 @@ impl<'s, State> KernelSession<'s, State> {
     #[inline]
     fn become_state<Next>(mut self) -> KernelSession<'s, Next> {
         let turn = self.turn.take();
-        KernelSession { stream: self.stream, turn, kernel: self.kernel, rules: self.rules, _state: PhantomData }
+        KernelSession { stream: self.stream, turn, kernel: self.kernel, _state: PhantomData }
     }
 
     /// The stream that the session is open on.
@@ -190,72 +183,59 @@ impl<'s, State> KernelSession<'s, State> {
     /// What the kernel declares.
     #[must_use]
     pub fn pipeline(&self) -> &'s Pipeline {
-        self.kernel
+        &self.kernel.pipeline
     }
 
     /// Notes the operands that the launch depends on. Used by [`session_sync_ops::wait`](super::session_sync_ops::wait).
     #[inline]
     pub(crate) fn note_dependencies(mut self, operands: &[Operand<'s>]) -> Result<KernelSession<'s, Ready>> {
         let stream = self.stream;
-        stream.runtime.check_operands(operands)?;
         let staged = self.staged();
         if staged.recording == 0 {
-            stream.runtime.refuse_symbolic(operands)?;
+            stream.runtime.check_eager(operands)?;
         } else {
+            stream.runtime.check_operands(operands)?;
             recorder::check(&stream.runtime, staged.recording, operands)?;
         }
         staged.first_operand = staged.operands.len();
-        for &operand in operands {
-            // SAFETY: the frame is cleared before the session's borrows end: by `finish`, or by the next `begin` before it is read.
-            staged.operands.push(unsafe { std::mem::transmute::<Operand<'s>, Operand<'static>>(operand) });
-        }
+        // SAFETY: the frame is cleared before the session's borrows end: by `finish`, or by the next `begin` before it is read.
+        let operands = unsafe { std::mem::transmute::<&[Operand<'s>], &[Operand<'static>]>(operands) };
+        staged.operands.extend(operands.iter().copied());
         Ok(self.become_state())
     }
 
     #[inline]
     pub(crate) fn stage_bindings(mut self, operands: &[Operand<'s>]) -> Result<KernelSession<'s, Bound>> {
-        let (declared, rules) = (&self.kernel.bindings, self.rules);
+        let Prepared { pipeline, rules, written } = self.kernel;
+        let declared = &*pipeline.bindings;
         if operands.len() != declared.len() {
-            return Err(Error::invalid(format!(
-                "kernel {} takes {} bindings, not {}",
-                self.kernel.name,
-                declared.len(),
-                operands.len()
-            )));
+            return Err(wrong_count(pipeline, operands.len()));
         }
         let staged = self.staged();
-        staged.first_binding = staged.bindings.len();
-        for (i, (operand, &access)) in operands.iter().zip(&**declared).enumerate() {
-            if operand.access != access {
-                return Err(Error::invalid(format!(
-                    "kernel {}: binding {i} is declared {access:?} but bound as {:?}",
-                    self.kernel.name, operand.access
-                )));
-            }
-            if !staged.operands[staged.first_operand..]
-                .iter()
-                .any(|o| o.slice.lease.same(operand.slice.lease) && (o.access == access || o.access.writes()))
-            {
-                return Err(Error::state(format!(
-                    "kernel {}: binding {i} was not among the operands that the session waited for",
-                    self.kernel.name
-                )));
-            }
-            staged.bindings.push(operand.binding());
+        let noted = &staged.operands[staged.first_operand..];
+        // As a rule they were noted as they are bound.
+        let alike = |((o, n), &access): ((&Operand<'_>, &Operand<'_>), &Access)| {
+            o.access == access && n.access == access && o.slice.lease.same(n.slice.lease)
+        };
+        if noted.len() != operands.len() || !operands.iter().zip(noted).zip(declared).all(alike) {
+            check_bound(pipeline, operands, noted)?;
         }
-        rules.check_bindings(&staged.bindings[staged.first_binding..])?;
+        let first = staged.bindings.len();
+        staged.first_binding = first;
+        let mut addresses = 0;
+        staged.bindings.extend(operands.iter().map(|operand| {
+            let binding = operand.binding();
+            addresses |= binding.addr;
+            binding
+        }));
+        rules.check_at(&staged.bindings[first..], addresses, *written)?;
         Ok(self.become_state())
     }
 
     #[inline]
     pub(crate) fn stage_params(mut self, params: &[u8]) -> Result<KernelSession<'s, Parametrised>> {
-        if params.len() != self.kernel.params as usize {
-            return Err(Error::invalid(format!(
-                "kernel {} takes {} bytes of parameters, not {}",
-                self.kernel.name,
-                self.kernel.params,
-                params.len()
-            )));
+        if params.len() != self.kernel.pipeline.params as usize {
+            return Err(wrong_params(&self.kernel.pipeline, params.len()));
         }
         let staged = self.staged();
         staged.first_param = staged.params.len();
@@ -270,32 +250,22 @@ impl<'s, State> KernelSession<'s, State> {
         block: [u32; 3],
         shared: u32,
     ) -> Result<KernelSession<'s, Dispatched>> {
+        let kernel = self.kernel;
         let limits = self.stream.runtime.device.limits();
         if (0..3).any(|i| grid[i] > limits.grid[i] || block[i] > limits.block[i] || block[i] == 0) {
-            return Err(Error::invalid(format!(
-                "kernel {}: grid {grid:?} of blocks {block:?}; {} takes grids up to {:?} and blocks from [1, 1, 1] up to {:?}",
-                self.kernel.name,
-                self.stream.runtime.id(),
-                limits.grid,
-                limits.block
-            )));
+            return Err(beyond_grid(&kernel.pipeline, self.stream, (grid, block), limits));
         }
         let threads = block.iter().map(|&b| u64::from(b)).product::<u64>();
-        if threads > u64::from(self.kernel.block_threads.min(limits.block_threads)) || shared > limits.shared {
-            return Err(Error::invalid(format!(
-                "kernel {}: {threads} threads and {shared} bytes of shared memory a block; the limits are {} and {}",
-                self.kernel.name,
-                self.kernel.block_threads.min(limits.block_threads),
-                limits.shared
-            )));
+        let most = kernel.pipeline.block_threads.min(limits.block_threads);
+        if threads > u64::from(most) || shared > limits.shared {
+            return Err(beyond_block(&kernel.pipeline, (threads, shared), (most, limits.shared)));
         }
-        let (pipeline, rules) = (self.kernel, self.rules);
         let staged = self.staged();
-        let (bindings, params) = (&staged.bindings[staged.first_binding..], &staged.params[staged.first_param..]);
-        rules.check_launch(&LaunchInfo::new((grid, block, shared), params, bindings))?;
+        let bindings = &staged.bindings[staged.first_binding..];
+        let params = &staged.params[staged.first_param..];
+        kernel.rules.check_launch(&LaunchInfo::new((grid, block, shared), params, bindings))?;
         staged.launches.push(Launch {
-            pipeline,
-            rules,
+            kernel,
             grid,
             block,
             shared,
@@ -318,8 +288,7 @@ impl<'s> KernelSession<'s, Updated> {
     /// What making the kernel ready says.
     #[inline]
     pub fn kernel(mut self, kernel: &'s KernelBase) -> Result<KernelSession<'s, Begun>> {
-        self.kernel = kernel.pipeline(&self.stream.runtime)?;
-        self.rules = kernel.rules();
+        self.kernel = kernel.prepared(&self.stream.runtime)?;
         Ok(self.become_state())
     }
 
@@ -339,14 +308,16 @@ impl<'s> KernelSession<'s, Updated> {
         if recording == 0 {
             let line = self.stream.core.line;
             staged.operands.iter().for_each(|o| crate::stream::gather(line, o, waits));
-            ops.extend(waits.iter().map(|&p| Op::Wait(p)));
+            if !waits.is_empty() {
+                ops.extend(waits.iter().map(|&p| Op::Wait(p)));
+            }
         }
-        for launch in &staged.launches {
+        ops.extend(staged.launches.iter().map(|launch| {
             // SAFETY: pipelines are borrowed for the session's life; the slices lie in the frame, which nobody touches while the
             // turn is held; the ops are cleared below before either ends.
-            let op = unsafe {
+            unsafe {
                 Op::Dispatch(Dispatch {
-                    pipeline: &*launch.pipeline,
+                    pipeline: &(*launch.kernel).pipeline,
                     grid: launch.grid,
                     block: launch.block,
                     shared: launch.shared,
@@ -359,12 +330,11 @@ impl<'s> KernelSession<'s, Updated> {
                         launch.params.1 as usize,
                     ),
                 })
-            };
-            ops.push(op);
-        }
+            }
+        }));
         if recording != 0 {
-            // SAFETY: bases are borrowed for the session's life, and the rules lie in them.
-            let rules = staged.launches.iter().map(|launch| unsafe { (*launch.rules).clone() });
+            // SAFETY: bases are borrowed for the session's life, and what was made ready lies in them.
+            let rules = staged.launches.iter().map(|launch| unsafe { (*launch.kernel).rules.clone() });
             let result = recorder::record_many(&self.stream.runtime, recording, ops, rules, &staged.operands);
             ops.clear();
             return result.map(|()| None);
@@ -385,6 +355,61 @@ impl<'s> KernelSession<'s, Updated> {
 
 impl<State> fmt::Debug for KernelSession<'_, State> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "KernelSession({}, {:?})", self.kernel.name, self.stream)
+        write!(f, "KernelSession({}, {:?})", self.kernel.pipeline.name, self.stream)
     }
+}
+
+#[cold]
+fn wrong_count(kernel: &Pipeline, count: usize) -> Error {
+    Error::invalid(format!("kernel {} takes {} bindings, not {count}", kernel.name, kernel.bindings.len()))
+}
+
+/// Whether each operand has the declared access, and is among those noted, for as much.
+#[inline(never)]
+fn check_bound(kernel: &Pipeline, operands: &[Operand<'_>], noted: &[Operand<'_>]) -> Result<()> {
+    for (i, (operand, &access)) in std::iter::zip(operands, &kernel.bindings).enumerate() {
+        if operand.access != access {
+            return Err(wrong_access(kernel, i, access, operand.access));
+        }
+        let covers =
+            |o: &Operand<'_>| o.slice.lease.same(operand.slice.lease) && (o.access == access || o.access.writes());
+        if !noted.iter().any(covers) {
+            return Err(not_noted(kernel, i));
+        }
+    }
+    Ok(())
+}
+
+#[cold]
+fn wrong_access(kernel: &Pipeline, i: usize, declared: Access, bound: Access) -> Error {
+    Error::invalid(format!("kernel {}: binding {i} is declared {declared:?} but bound as {bound:?}", kernel.name))
+}
+
+#[cold]
+fn not_noted(kernel: &Pipeline, i: usize) -> Error {
+    Error::state(format!("kernel {}: binding {i} was not among the operands that the session waited for", kernel.name))
+}
+
+#[cold]
+fn wrong_params(kernel: &Pipeline, bytes: usize) -> Error {
+    Error::invalid(format!("kernel {} takes {} bytes of parameters, not {bytes}", kernel.name, kernel.params))
+}
+
+#[cold]
+fn beyond_grid(kernel: &Pipeline, stream: &Stream, (grid, block): ([u32; 3], [u32; 3]), limits: &Limits) -> Error {
+    Error::invalid(format!(
+        "kernel {}: grid {grid:?} of blocks {block:?}; {} takes grids up to {:?} and blocks from [1, 1, 1] up to {:?}",
+        kernel.name,
+        stream.runtime.id(),
+        limits.grid,
+        limits.block
+    ))
+}
+
+#[cold]
+fn beyond_block(kernel: &Pipeline, (threads, shared): (u64, u32), (most, room): (u32, u32)) -> Error {
+    Error::invalid(format!(
+        "kernel {}: {threads} threads and {shared} bytes of shared memory a block; the limits are {most} and {room}",
+        kernel.name
+    ))
 }
