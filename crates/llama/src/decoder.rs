@@ -4,6 +4,7 @@
 //! ring of tokens. So one recording serves every token.
 
 use crate::model::{Dense, Layer, Model};
+use leasehold::core::sync::atomic::{AtomicU32, Ordering};
 use leasehold::graph::Encoder;
 use leasehold::ops::{self as rt, Pattern};
 use leasehold::{Buffer, Error, Graph, GraphOperator, HostKind, Lease, Point, Result, Runtime, View};
@@ -72,6 +73,8 @@ pub struct Decoder<'m> {
     sampling: ops::Sampling,
     filled: usize,
     scratch: Scratch,
+    /// When everything was filled that a sequence begins with.
+    born: Point,
 }
 
 impl<'m> Decoder<'m> {
@@ -116,8 +119,8 @@ impl<'m> Decoder<'m> {
         let table = model.rope_table(positions)?;
         let logits = Tensor::alloc(runtime, DType::F32, 1, c.vocab_size as u32)?;
         let scratch = Scratch::new(model, 1)?;
-        let mut decoder =
-            Self { model, heads, caches, table, state, logits, step: Vec::new(), sampling, filled: 0, scratch };
+        let (born, step) = (runtime.stream().now(), Vec::new());
+        let mut decoder = Self { model, heads, caches, table, state, logits, step, sampling, filled: 0, scratch, born };
         let mut step = Vec::new();
         // The fused kernel takes groups of limited width; wider ones take the general one.
         let fused = c.queries_per_kv_head() <= ops::DECODE_GROUP as usize;
@@ -299,10 +302,12 @@ impl<'m> Decoder<'m> {
         let slot = self.state.ring.part(index as u64 % ring * 4, 4)?;
         let mut word = [0u8; 4];
         if runtime.raw_device().caps().host_visible || self.state.ring.host_kind() == HostKind::Pinned {
+            runtime.wait_for(self.born)?;
             runtime.wait_for(point)?;
-            // SAFETY: a live buffer in memory of the host; the step that wrote this word is complete, and later ones write others as long as the
-            // ring has not come round, which its length excludes: it holds all tokens of the sequence.
-            word = unsafe { std::ptr::read_volatile(std::ptr::with_exposed_provenance(slot.addr() as usize)) };
+            // SAFETY: an aligned word of a live buffer in memory of the host, which was filled before `born`. Whichever step the point
+            // is of, a step that is not over writes the word as one access.
+            let slot = unsafe { AtomicU32::from_ptr(std::ptr::with_exposed_provenance_mut(slot.addr() as usize)) };
+            word = slot.load(Ordering::Acquire).to_ne_bytes();
         } else {
             runtime.memcpy_d2h(&mut word, slot)?;
         }

@@ -129,21 +129,22 @@ enum Bytes {
 impl Source {
     /// Maps a file. Blocks on opening it; its pages are read as they are used.
     ///
-    /// The file must not be changed or truncated while the mapping lives: its contents would change under the model, or
-    /// the process would get `SIGBUS`. Replacing it by renaming another file over it is fine.
-    ///
     /// # Errors
     /// [`Error::NotFound`] when it cannot be opened, [`Error::InvalidArgument`] when it is no regular file, or is empty. Never waits for
     /// a pipe's writer.
-    pub fn map(path: &Path) -> Result<Self> {
+    ///
+    /// # Safety
+    /// - While the mapping lives, nobody changes or truncates the file: its contents would change under the model, or the process would
+    ///   get `SIGBUS`. Replacing it by renaming another file over it is fine.
+    pub unsafe fn map(path: &Path) -> Result<Self> {
         let name = path.display().to_string();
         let cannot = |e: std::io::Error| Error::NotFound(format!("{name}: {e}").into());
         let file = files::open(path)?;
         if file.metadata().map_err(cannot)?.len() == 0 {
             return Err(Error::invalid(format!("{name}: truncated: the file is empty")));
         }
-        // SAFETY: the mapping is read-only and private to this process; that nobody changes the file meanwhile is what the
-        // documentation above asks of the user, as every program that maps weights must.
+        // SAFETY: the mapping is read-only and private to this process; that nobody changes the file meanwhile is what the caller
+        // vouches for, as every program that maps weights must.
         let map = unsafe { Mmap::map(&file) }.map_err(cannot)?;
         Ok(Self(Arc::new(Inner { name, bytes: Bytes::Mapped(map) })))
     }
@@ -248,7 +249,8 @@ impl Tensor {
 ///
 /// let dir = std::path::Path::new("models/tiny-python");
 /// let config = Config::from_dir(dir)?;
-/// let weights = Weights::from_dir(dir, &config)?;
+/// // SAFETY: nobody changes the model's files while this program runs.
+/// let weights = unsafe { Weights::from_dir(dir, &config) }?;
 /// assert_eq!(weights.tensor("model.norm.weight")?.shape(), [config.hidden_size]);
 /// # Ok::<(), leasehold_core::Error>(())
 /// ```
@@ -259,7 +261,7 @@ pub struct Weights {
 
 impl Weights {
     /// Opens `DIR/model.safetensors`, or else the shards that `DIR/model.safetensors.index.json` lists. Blocks on the files'
-    /// headers, not on their contents. The rules of [`Source::map`] hold for every file.
+    /// headers, not on their contents.
     ///
     /// # Errors
     /// Each names the file and, where there is one, the tensor.
@@ -267,14 +269,27 @@ impl Weights {
     /// - [`Error::InvalidArgument`]: a truncated or damaged file, a wrong shape, a tensor in two shards, an index whose file
     ///   names leave the directory.
     /// - [`Error::Unsupported`]: a tensor in another type than [`Dtype`] has.
-    pub fn from_dir(dir: &Path, config: &Config) -> Result<Self> {
+    ///
+    /// # Safety
+    /// - As [`Source::map`], for every file: while the weights, or a tensor of them, live, nobody changes or truncates it.
+    ///
+    /// ```compile_fail,E0133
+    /// # use leasehold_llama::{Config, Weights};
+    /// fn open(dir: &std::path::Path, config: &Config) -> leasehold_core::Result<Weights> {
+    ///     Weights::from_dir(dir, config)
+    /// }
+    /// ```
+    pub unsafe fn from_dir(dir: &Path, config: &Config) -> Result<Self> {
         let single = dir.join(SINGLE);
         let index = dir.join(INDEX);
         if single.exists() {
-            Self::from_sources(vec![Source::map(&single)?], None, config)
+            // SAFETY: the caller vouches for the directory's files.
+            Self::from_sources(vec![unsafe { Source::map(&single) }?], None, config)
         } else if index.exists() {
             let index = Index::read(&index)?;
-            let sources = index.files.iter().map(|file| Source::map(&dir.join(file))).collect::<Result<Vec<_>>>()?;
+            // SAFETY: the caller vouches for the directory's files; the index names no others.
+            let map = |file| unsafe { Source::map(&dir.join(file)) };
+            let sources = index.files.iter().map(map).collect::<Result<Vec<_>>>()?;
             Self::from_sources(sources, Some(&index), config)
         } else {
             Err(Error::NotFound(format!("{}: neither {SINGLE} nor {INDEX}", dir.display()).into()))

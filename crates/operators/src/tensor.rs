@@ -32,8 +32,8 @@ impl Tensor {
     /// # Errors
     /// `InvalidArgument` when it does not lie in the buffer or is not aligned to its elements.
     pub fn new(buffer: Lease<Buffer>, offset: u64, dtype: DType, rows: u32, cols: u32) -> Result<Self> {
-        let bytes = u64::from(rows) * u64::from(cols) * dtype.bytes() as u64;
-        if offset.checked_add(bytes).is_none_or(|end| end > buffer.len()) {
+        let bytes = (u64::from(rows) * u64::from(cols)).checked_mul(dtype.bytes() as u64);
+        if bytes.and_then(|bytes| offset.checked_add(bytes)).is_none_or(|end| end > buffer.len()) {
             return Err(Error::invalid(format!(
                 "a {rows}×{cols} matrix of {} at byte {offset} does not lie in a buffer of {} bytes",
                 dtype.name(),
@@ -49,9 +49,10 @@ impl Tensor {
     /// A new matrix; its contents are not specified.
     ///
     /// # Errors
-    /// As [`Runtime::alloc`].
+    /// As [`Runtime::alloc`]; `InvalidArgument` for more than 2^64 bytes.
     pub fn alloc(runtime: &Runtime, dtype: DType, rows: u32, cols: u32) -> Result<Self> {
-        let bytes = u64::from(rows) * u64::from(cols) * dtype.bytes() as u64;
+        let bytes = (u64::from(rows) * u64::from(cols)).checked_mul(dtype.bytes() as u64);
+        let bytes = bytes.ok_or_else(|| Error::invalid(format!("a {rows}×{cols} matrix of {}", dtype.name())))?;
         Self::new(runtime.alloc(bytes)?, 0, dtype, rows, cols)
     }
 

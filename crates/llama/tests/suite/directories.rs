@@ -4,9 +4,9 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
 
-use leasehold_llama::{Config, Dtype, RopeScaling, TensorSpec, Tokenizer, Weights};
+use leasehold_llama::{Config, Dtype, RopeScaling, TensorSpec, Tokenizer};
 
-use crate::{golden, model_dirs};
+use crate::{golden, model_dirs, weights_of};
 
 fn name(dir: &Path) -> &str {
     dir.file_name().unwrap().to_str().unwrap()
@@ -16,7 +16,7 @@ fn name(dir: &Path) -> &str {
 fn every_model_opens_whole() {
     for dir in model_dirs() {
         let config = Config::from_dir(&dir).unwrap();
-        let weights = Weights::from_dir(&dir, &config).unwrap();
+        let weights = weights_of(&dir, &config).unwrap();
         assert_eq!(weights.iter().len(), TensorSpec::all(&config).len());
         let elements: u64 =
             weights.iter().map(|(_, tensor)| (tensor.bytes().len() / tensor.dtype().size()) as u64).sum();
@@ -106,7 +106,7 @@ fn a_config_that_does_not_fit_the_weights_is_noticed() {
         assert_ne!(changed, text);
         fs::write(dir.path().join("config.json"), changed).unwrap();
         let config = Config::from_dir(dir.path()).unwrap();
-        let error = Weights::from_dir(dir.path(), &config).unwrap_err().to_string();
+        let error = weights_of(dir.path(), &config).unwrap_err().to_string();
         assert!(error.contains(message) && error.contains("model.safetensors"), "{error}");
     }
 }
@@ -123,7 +123,7 @@ fn copied() -> tempfile::TempDir {
 
 fn opened(dir: &Path) -> leasehold_core::Result<()> {
     let config = Config::from_dir(dir)?;
-    Weights::from_dir(dir, &config)?;
+    weights_of(dir, &config)?;
     Tokenizer::from_dir(dir).map(|_| ())
 }
 

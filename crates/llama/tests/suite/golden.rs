@@ -1,8 +1,8 @@
 //! Generated text against what transformers computed in float64, eager and as a graph.
 
-use super::{golden, model_dirs};
+use super::{golden, model_dirs, weights_of};
 use leasehold::{Context, DeviceId, Runtime};
-use leasehold_llama::{Config, DType, Mode, Model, Request, Sampling, Weights, generate};
+use leasehold_llama::{Config, DType, Mode, Model, Request, Sampling, generate};
 use leasehold_sim::{KernelRegistry, MachineConfig, SimBackend};
 use std::sync::Arc;
 
@@ -38,7 +38,7 @@ fn no_token_is_chosen_where_no_logit_is_a_number() {
     bytes[data..].fill(0xFF);
     std::fs::write(dir.path().join("model.safetensors"), bytes).unwrap();
     let config = Config::from_dir(dir.path()).unwrap();
-    let weights = Weights::from_dir(dir.path(), &config).unwrap();
+    let weights = weights_of(dir.path(), &config).unwrap();
     for runtime in &runtimes {
         let model = Model::load(runtime, &config, &weights, DType::F32, &mut |_, _| {}).unwrap();
         for mode in [Mode::Eager, Mode::Graph] {
@@ -55,7 +55,7 @@ fn no_token_is_chosen_where_no_logit_is_a_number() {
 fn same_as_transformers(runtime: &Runtime) {
     for dir in model_dirs() {
         let config = Config::from_dir(&dir).unwrap();
-        let weights = Weights::from_dir(&dir, &config).unwrap();
+        let weights = weights_of(&dir, &config).unwrap();
         let model = Model::load(runtime, &config, &weights, DType::F32, &mut |_, _| {}).unwrap();
         for case in golden(&dir) {
             let run = |mode| {

@@ -4,6 +4,7 @@
 mod directories;
 mod golden;
 
+use leasehold_llama::{Config, Weights};
 use std::fs;
 use std::path::{Path, PathBuf};
 
@@ -17,6 +18,12 @@ struct Golden {
     argmax_per_position: Vec<u32>,
     /// Greedily chosen new tokens.
     greedy: Vec<u32>,
+}
+
+/// The weights of a directory.
+fn weights_of(dir: &Path, config: &Config) -> leasehold_core::Result<Weights> {
+    // SAFETY: a model of the repository's, or of the test's own: nobody changes it while the weights live.
+    unsafe { Weights::from_dir(dir, config) }
 }
 
 /// Every golden model's directory.

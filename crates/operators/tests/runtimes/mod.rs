@@ -56,3 +56,15 @@ fn what_is_chosen_is_what_is_compared() {
     let chosen: Vec<_> = choice.iter().map(|(&name, places)| (name, places.len(), Vec::new())).collect();
     assert_eq!(compared, chosen);
 }
+
+#[test]
+fn a_matrix_of_more_bytes_than_there_are_numbers_is_refused() {
+    use leasehold_operators::{DType, Tensor};
+    let runtime = Context::new().runtime(DeviceId::cpu(0)).expect("the device");
+    let buffer = runtime.alloc(16).expect("memory");
+    for (rows, cols) in [(1 << 31, 1 << 31), (u32::MAX, u32::MAX), (1 << 30, 1)] {
+        let error = Tensor::new(buffer.clone(), 0, DType::F32, rows, cols).expect_err("2^64 bytes are none in 64 bits");
+        assert_eq!(error.kind(), "InvalidArgument");
+    }
+    assert_eq!(Tensor::alloc(&runtime, DType::F32, 1 << 31, 1 << 31).expect_err("as above").kind(), "InvalidArgument");
+}

@@ -6,6 +6,7 @@
 //!
 //! A NaN is no candidate. Where nothing else is left (all NaN), the answer is −1, which is no token.
 
+use leasehold::core::sync::atomic::{AtomicU32, Ordering};
 use leasehold_hal::kernel::CpuArgs;
 
 use super::elem::{DType, Elem, load_at, store_at, with_elem};
@@ -275,10 +276,10 @@ impl Task for Draw<'_> {
     }
 }
 
-/// `position += step`, and the token to the ring.
+/// `position += step`, and the token to the ring: as one access, since the host may look at any word of a ring at any time.
 ///
 /// # Safety
-/// - `position` and `count` are words, `ring` has `size` of them, all writable.
+/// - `position` and `count` are aligned words, `ring` has `size` of them, all writable.
 #[inline(always)]
 unsafe fn advance(position: *mut i32, step: u32, ring: *mut i32, size: usize, count: *mut u32, token: i32) {
     // SAFETY: the caller vouches for the words; the index is below the size.
@@ -286,7 +287,8 @@ unsafe fn advance(position: *mut i32, step: u32, ring: *mut i32, size: usize, co
         position.write(position.read().wrapping_add(step.cast_signed()));
         let n = count.read();
         if size != 0 {
-            ring.add(n as usize % size).write(token);
+            let word = ring.add(n as usize % size).cast::<u32>();
+            AtomicU32::from_ptr(word).store(token.cast_unsigned(), Ordering::Relaxed);
         }
         count.write(n.wrapping_add(1));
     }
