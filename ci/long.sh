@@ -1,6 +1,6 @@
 #!/bin/sh
-# The long forms of what `.ci/run` checks in short: every bound of the models, the sanitizer over every crate, long fuzzing, and the stress with
-# a thousand seeds. Nightly in the workflow; some hours on two cores. All parts run even when one fails.
+# The long forms of what `.ci/run` checks in short: every bound of the models, the sanitizer over every crate, long fuzzing, the stress with
+# a thousand seeds, and the mistakes that it must find. Nightly in the workflow; some hours on two cores. All parts run even when one fails.
 #
 #   ci/long.sh              everything
 #   ci/long.sh loom fuzz    only these parts
@@ -15,6 +15,7 @@ part() {
         fuzz) ci/memory.sh fuzz 100000000 ;;
         fuzz-alloc) ci/fuzz.sh 100000000 ;;
         stress) ci/stress.sh 1000 10000 8 ;;
+        planted) ci/planted.sh ;;
         *)
             echo "no part $1" >&2
             return 2
@@ -22,7 +23,7 @@ part() {
     esac
 }
 
-[ $# -gt 0 ] || set -- loom asan fuzz fuzz-alloc stress
+[ $# -gt 0 ] || set -- loom asan fuzz fuzz-alloc stress planted
 failed=
 for name in "$@"; do
     echo "== $name"

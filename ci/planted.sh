@@ -51,7 +51,8 @@ plant OldBuffers cpu:0
 plant SmallerPitch cpu:0
 plant WaitSkipped cpu:0
 plant RowLeftOut sim:0
-for defect in MissingWait StaleMark ReuseBeforeCompletion StaleGraphAddress KeepDroppedEarly EarlyPublication DeferredOutOfOrder \
+# Not KeepDroppedEarly: the driver takes pageable bytes along at the call, so no safe program sees it. The tests of leasehold-cuda do.
+for defect in MissingWait StaleMark ReuseBeforeCompletion StaleGraphAddress EarlyPublication DeferredOutOfOrder \
     EventRecycledEarly MissingEdge WordBeforeWork; do
     plant "$defect" cuda:0 --sim
 done
