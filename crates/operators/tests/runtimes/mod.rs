@@ -68,3 +68,44 @@ fn a_matrix_of_more_bytes_than_there_are_numbers_is_refused() {
     }
     assert_eq!(Tensor::alloc(&runtime, DType::F32, 1 << 31, 1 << 31).expect_err("as above").kind(), "InvalidArgument");
 }
+
+/// Rows with gaps between them are written, and the gaps are left: what was there before stays, also in a graph, whose optimiser
+/// may only leave out what repeats.
+#[test]
+fn gaps_of_padded_rows_are_the_same_in_a_graph() {
+    use leasehold::ops::{self, Pattern};
+    use leasehold::{Runtime, View};
+    use leasehold_operators::kernels::cpu::elementwise::CopyParams;
+    use leasehold_operators::{Library, Operator, Part};
+    let cpu = Context::new().runtime(DeviceId::cpu(0)).expect("the device");
+    let kernels = KernelRegistry::new();
+    leasehold_operators::simulate(&kernels).expect("the kernels");
+    let backend = Arc::new(SimBackend::new(MachineConfig::seed(7).kernels(kernels)).expect("a machine"));
+    let simulated =
+        Context::with_backends(vec![backend]).runtime("sim:0".parse().expect("a name")).expect("the device");
+    for runtime in [cpu, simulated] {
+        let library = Library::of(&runtime).expect("the library");
+        let x = runtime.upload(&[7u32; 6]).expect("rows");
+        let y = runtime.alloc(3 * 16).expect("padded rows");
+        let params = CopyParams { rows: 3, bytes: 8, from_pitch: 8, to_pitch: 16 };
+        let parts = [Some(Part::whole(&x)), Some(Part::new(&y, 0, 40).expect("rows"))];
+        let copy = Operator::new(&library, "copy_2d", &params, &parts).expect("an operator");
+        let run = |runtime: &Runtime| {
+            // The second fill is no repeat of the first one, since rows were written between them.
+            for pattern in [1, 1, 2] {
+                ops::fill(runtime.stream(), y.view(), Pattern::U32(pattern))?;
+                runtime.add_graph_operator(&copy)?;
+            }
+            ops::fill(runtime.stream(), y.part(40, 8)?, Pattern::U32(3))
+        };
+        run(&runtime).expect("eager work");
+        let eager = runtime.download::<u32>(&y).expect("the rows");
+        assert_eq!(eager, [7, 7, 2, 2, 7, 7, 2, 2, 7, 7, 3, 3]);
+        let graph = runtime.record_graph(run).expect("a graph");
+        for launch in 0..2 {
+            ops::fill(runtime.stream(), y.view(), Pattern::U32(9)).expect("other contents");
+            graph.launch().expect("a launch");
+            assert_eq!(runtime.download::<u32>(&y).expect("the rows"), eager, "{runtime:?}, launch {launch}");
+        }
+    }
+}
