@@ -131,9 +131,10 @@ impl Layer for Tracing {
 /// Has subscribers told what was done. A panic of one ends here: it must not come between what was
 /// submitted and those who have to know that it was, to keep memory for it.
 fn tell(event: impl FnOnce()) {
-    if let Err(panic) = catch_unwind(AssertUnwindSafe(event)) {
-        // Its destructor might panic too.
-        std::mem::forget(panic);
+    let Err(panic) = catch_unwind(AssertUnwindSafe(event)) else { return };
+    // Its destructor might panic too; what that leaves is not looked at any more.
+    if let Err(second) = catch_unwind(AssertUnwindSafe(|| drop(panic))) {
+        std::mem::forget(second);
     }
 }
 
