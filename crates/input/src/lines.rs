@@ -34,7 +34,8 @@ impl std::error::Error for LineError {}
 /// let mut lines = leasehold_input::Lines::new("\u{feff}a\r\nb".as_bytes(), 80);
 /// assert_eq!(lines.next()?, Some("a"));
 /// assert_eq!(lines.next()?, Some("b"));
-/// assert_eq!((lines.next()?, lines.number()), (None, 2));
+/// assert_eq!(lines.next()?, None);
+/// assert_eq!(lines.number(), 2);
 /// # Ok::<(), leasehold_input::LineError>(())
 /// ```
 #[derive(Debug)]

@@ -141,10 +141,13 @@ impl Census {
 /// let driver = SimDriver::new(SimDriverConfig::default())?;
 /// driver.init()?;
 /// let context = driver.primary_retain(0)?;
-/// driver.set_current(context)?;
+/// // SAFETY: the driver of this example gave it, and nobody else uses it.
+/// unsafe { driver.set_current(context)? };
 /// let at = driver.alloc(1024)?;
-/// driver.free(at)?;
-/// driver.primary_release(0)?;
+/// // SAFETY: the driver of this example gave it, and nobody else uses it.
+/// unsafe { driver.free(at)? };
+/// // SAFETY: the driver of this example gave it, and nobody else uses it.
+/// unsafe { driver.primary_release(0)? };
 /// assert!(driver.census().is_nothing() && driver.take_leaks().is_empty());
 /// # Ok::<(), leasehold_core::Error>(())
 /// ```

@@ -103,7 +103,8 @@ impl BaseCell {
 ///
 /// ```
 /// use leasehold::kernel::{CpuArgs, KernelCheck, KernelDesc, KernelSource};
-/// use leasehold::{Access, Context, DeviceId, Encoder, Error, KernelBase, View};
+/// use leasehold::graph::Encoder;
+/// use leasehold::{Access, Context, DeviceId, Error, KernelBase, View};
 ///
 /// const TILE: usize = 256;
 ///

@@ -364,7 +364,7 @@ unsafe impl<T: NoUninit + Send + Sync> HostBytes for &'static [T] {
 /// # fn main() -> leasehold::Result<()> {
 /// let runtime = Context::new().runtime(DeviceId::cpu(0))?;
 /// let x = runtime.alloc(12)?;
-/// ops::upload_owned(runtime.stream(), x.view(), vec![1.0f32, 2.0, 3.0].into())?;
+/// ops::upload_owned(runtime.stream(), x.view(), std::sync::Arc::new(vec![1.0f32, 2.0, 3.0]))?;
 /// assert_eq!(runtime.download::<f32>(&x)?, [1.0, 2.0, 3.0]);
 /// # Ok(())
 /// # }
