@@ -9,7 +9,7 @@
 //! It asks the kernel's `membarrier`. That call can fail after it has worked: a sandbox that the process entered later refuses it, or the kernel
 //! has no memory for it. Then the calling thread visits every processor that it may use: to make room for it the kernel switches
 //! whichever thread runs there, and a switch is a full fence. A thread that does not run has passed one already. If the sandbox refuses that
-//! too, the thread sleeps for [`DRAIN`]: no processor holds a store back for so long, since each timer interrupt drains it. The last resort is
+//! too, the thread sleeps for `DRAIN`: no processor holds a store back for so long, since each timer interrupt drains it. The last resort is
 //! thus a bound on time and not a promise of the kernel's; it is taken where the other two are forbidden, and nowhere else.
 //!
 //! From the first failure on [`holds`] says no. Who hands out rights that are taken back with [`heavy`] should hand out no new ones then.

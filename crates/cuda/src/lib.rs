@@ -2,7 +2,7 @@
 //!
 //! # Floors
 //! `driver` ← `engine` ← `allocator` ← `manager` ← `backend`. Everything above the [`driver`] is the same code over the real driver and over the
-//! simulated one. The [`engine`] is what a stream is: submission, what the host holds back, completion, graphs; `encoder` turns operations
+//! simulated one. The `engine` is what a stream is: submission, what the host holds back, completion, graphs; `encoder` turns operations
 //! into calls of the driver.
 //!
 //! This crate must not hold operators, and nothing but the registration of backends may name it.

@@ -3,7 +3,7 @@
 //! A context's payload holds the managers of its streams, time stamps, gates, modules, functions and graphs. The device's memory is shared by
 //! all of them: what one allocates the others may use.
 //!
-//! Streams, graphs and functions hold the engine's part of their context ([`Core`]), never the payload, so that no pool lies inside a payload
+//! Streams, graphs and functions hold the engine's part of their context (`Core`), never the payload, so that no pool lies inside a payload
 //! that its own entries keep alive. The driver's context goes when the last of them goes.
 //!
 //! This module must not know backings.

@@ -14,7 +14,7 @@
 //! | `retired` | contexts that nobody leases, until nothing of them is held or pending | a list |
 //! | [`buffer`] | buffers, in the allocators' block tables | growable, recycled |
 //!
-//! A context is made current before anything is made in it, and what was current is restored ([`Door`](crate::engine::door::Door)).
+//! A context is made current before anything is made in it, and what was current is restored (`Door`).
 //!
 //! This module must not know the traits of `hal`'s devices.
 
