@@ -11,8 +11,13 @@
 //! | `other_write` | any other line (CAS); the home line's submitter clears it | the last write, if it was not the home line's |
 //! | `other_read`, `spill` | any other line (CAS, a lock) | reads by other lines, and displaced points |
 //!
+//! | `lock` | the submitter that orders work by the record | the number of its line, 0 for nobody |
+//!
+//! The record is locked from when a submitter reads it until it has marked it. So of two lines that use a buffer, one sees the other's mark,
+//! and waits for it.
+//!
 //! A write is ordered after every use that was known when it was submitted, so it may displace points that its line knows or that are
-//! over; a point that it does not know (two streams that race, which is the caller's defect) is kept until the memory is reused.
+//! over. A point that it does not know ([`Buffer::used_on`] from another thread) is kept until the memory is reused.
 
 use crate::store::Spot;
 use leasehold_core::defects::{Defect, planted};
@@ -78,6 +83,8 @@ pub struct Buffer {
     other_write: AtomicU64,
     other_read: AtomicU64,
     spill: AtomicPtr<Spill>,
+    /// The line whose submitter has locked the record, or 0.
+    lock: AtomicU16,
     /// A row's buffer stays in its row: nobody may swap two, not even who holds both alone.
     _place: PhantomPinned,
 }
@@ -232,11 +239,38 @@ impl Buffer {
         open
     }
 
+    /// Locks the record for the submitter of a line, unless another line's has it. Never blocks. A submitter that has
+    /// locked it already gets it again.
+    ///
+    /// # Safety
+    /// - The caller has the line's turn until [`unlock_record`](Self::unlock_record), and holds the buffer so long.
+    #[inline]
+    #[must_use]
+    pub unsafe fn try_lock_record(&self, line: LineId) -> bool {
+        match self.lock.compare_exchange(0, line.get(), Ordering::Acquire, Ordering::Relaxed) {
+            Ok(_) => true,
+            Err(holder) => holder == line.get(),
+        }
+    }
+
+    /// Unlocks the record, if the line's submitter has locked it.
+    ///
+    /// # Safety
+    /// - The caller has the line's turn. Every submission that was ordered by the record since it was locked is marked.
+    #[inline]
+    pub unsafe fn unlock_record(&self, line: LineId) {
+        // Nobody else writes this line's number.
+        if self.lock.load(Ordering::Relaxed) == line.get() {
+            self.lock.store(0, Ordering::Release);
+        }
+    }
+
     /// Records a write submitted at `p`. Never blocks. It takes the place of what it comes after in the record, by which memory is lent again.
     ///
     /// # Safety
     /// - `p` was submitted to its line just now; the caller has that line's turn, so that marks come in the line's order.
-    /// - The submission was ordered after [`write_stamp`](Self::write_stamp) and all recorded reads.
+    /// - The submission was ordered after [`write_stamp`](Self::write_stamp) and all recorded reads, and the record was locked since they
+    ///   were read, or nobody else could submit work with the buffer.
     #[inline]
     pub unsafe fn mark_write(&self, p: Point) {
         if p.line_id() == self.home_line() {
@@ -253,7 +287,8 @@ impl Buffer {
     ///
     /// # Safety
     /// - `p` was submitted to its line just now; the caller has that line's turn, so that marks come in the line's order.
-    /// - The submission was ordered after [`write_stamp`](Self::write_stamp).
+    /// - The submission was ordered after [`write_stamp`](Self::write_stamp), and the record was locked since that was read, or nobody else
+    ///   could submit work with the buffer.
     #[inline]
     pub unsafe fn mark_read(&self, p: Point) {
         if p.line_id() == self.home_line() {
@@ -379,6 +414,7 @@ impl Buffer {
             other_write: AtomicU64::new(0),
             other_read: AtomicU64::new(0),
             spill: AtomicPtr::new(std::ptr::null_mut()),
+            lock: AtomicU16::new(0),
             _place: PhantomPinned,
         }
     }

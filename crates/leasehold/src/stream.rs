@@ -1,12 +1,15 @@
 //! Streams: ordered queues of work, and the one door through which all work goes.
 //!
 //! # The door
-//! Every copy, fill, session, event and graph launch passes `Stream::pass`: take the stream's turn; find the points that the operands must
-//! wait for; one submission to the backend; mark the operands with the new point. Waits are inserted only for uses on other
+//! Every copy, fill, session, event and graph launch passes `Stream::pass`: take the stream's turn; lock the operands' records; find the
+//! points that they must wait for; one submission to the backend; mark the operands with the new point; unlock. Waits are inserted only for uses on other
 //! lines that this line does not know of: on a single stream nothing is waited for and no driver is called.
 //!
 //! The turn is the lock of the stream's frame, held for one call or for a session. Other threads wait for it; the thread that holds it gets
-//! `Occupied`, since it would wait for itself. It is a leaf: nothing else is locked while it is held but the backend's own submission lock.
+//! `Occupied`, since it would wait for itself. While it is held nothing else is locked but records and the backend's own submission lock.
+//!
+//! The records' locks ([`Locked`]) order submissions of several threads to several streams with a common buffer. They are held for one
+//! submission. Whoever finds one taken gives up its own and takes all again in the order of their addresses, so no two wait for each other.
 //!
 //! # Room
 //! A backend may block a submitter while its queue is full. Nobody may be blocked so while holding the turn: a host call on the same stream
@@ -20,11 +23,13 @@ use crate::graph::recorder;
 use crate::ops::call;
 use crate::runtime::{Runtime, RuntimeInner};
 use crate::view::Operand;
+use leasehold_alloc::Buffer;
 use leasehold_core::defects::{Defect, planted};
 use leasehold_core::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use leasehold_core::sync::{Arc, Mutex, MutexGuard};
-use leasehold_core::{Error, Lease, Line, Point, Result, Stamp, StreamHandle, Timeline};
+use leasehold_core::{Error, Lease, Line, LineId, Point, Result, Stamp, StreamHandle, Timeline};
 use leasehold_hal::Op;
+use std::cell::Cell;
 use std::fmt;
 use std::sync::Weak;
 use std::time::{Duration, Instant};
@@ -330,12 +335,143 @@ impl Drop for Turn<'_> {
     }
 }
 
-/// Adds the points that an operand makes a submission on `line` wait for.
+thread_local! {
+    /// How many submissions the thread is in the middle of, with records locked.
+    static ORDERING: Cell<u32> = const { Cell::new(0) };
+}
+
+/// What a submission does with a buffer.
+pub(crate) trait Use {
+    /// The buffer.
+    fn lease(&self) -> &Lease<Buffer>;
+    /// The buffer, or a part of it, with its role.
+    fn operand(&self) -> Operand<'_>;
+}
+
+impl Use for Operand<'_> {
+    #[inline(always)]
+    fn lease(&self) -> &Lease<Buffer> {
+        self.slice.lease
+    }
+
+    #[inline(always)]
+    fn operand(&self) -> Operand<'_> {
+        *self
+    }
+}
+
+/// A submission in the making: the records of its buffers are locked until this is dropped.
+#[must_use = "records are unlocked when it is dropped"]
+pub(crate) struct Locked<'u, U: Use> {
+    line: LineId,
+    uses: &'u [U],
+}
+
+impl<'u, U: Use> Locked<'u, U> {
+    /// Locks the records of all the buffers, of which one may be used several times, and adds what a submission on `line` must wait for.
+    /// Blocks while other threads are in the middle of a submission with one of them.
+    ///
+    /// # Errors
+    /// `Occupied` when this very thread is, and would wait for itself.
+    ///
+    /// # Safety
+    /// - The caller has the line's turn until this is dropped.
+    #[inline(always)]
+    pub(crate) unsafe fn gather(line: &Line, uses: &'u [U], waits: &mut Vec<Point>) -> Result<Self> {
+        for one in uses {
+            // SAFETY: the caller has the line's turn, and the buffers are held until they are unlocked.
+            if !unsafe { one.lease().try_lock_record(line.id()) } {
+                // SAFETY: the caller has the line's turn.
+                unsafe { gather_slow(line, uses, waits) }?;
+                break;
+            }
+            gather(line, &one.operand(), waits);
+        }
+        ORDERING.set(ORDERING.get() + 1);
+        Ok(Self { line: line.id(), uses })
+    }
+
+    /// Marks what the submission did, at its point, and unlocks the records.
+    ///
+    /// # Safety
+    /// - `p` is the point of a submission that waited for what was gathered. The caller has the line's turn since then.
+    #[inline(always)]
+    pub(crate) unsafe fn mark(self, p: Point) {
+        for one in self.uses {
+            let Operand { slice, access } = one.operand();
+            // SAFETY: the caller's turn keeps marks in the line's order. The record's write was gathered, and for a write its reads too; the
+            // record is locked since then.
+            unsafe {
+                if access.writes() {
+                    slice.lease.mark_write(p);
+                } else {
+                    slice.lease.mark_read(p);
+                }
+            }
+        }
+    }
+}
+
+impl<U: Use> Drop for Locked<'_, U> {
+    #[inline(always)]
+    fn drop(&mut self) {
+        ORDERING.set(ORDERING.get() - 1);
+        // SAFETY: by the contract of `gather` the line's turn is held; what was submitted is marked.
+        unsafe { unlock(self.line, self.uses) };
+    }
+}
+
+/// Unlocks those of the buffers that the line's submitter has locked.
+///
+/// # Safety
+/// - The caller has the line's turn, and has marked what it submitted.
+#[inline(always)]
+unsafe fn unlock(line: LineId, uses: &[impl Use]) {
+    for one in uses {
+        // SAFETY: by the caller's contract.
+        unsafe { one.lease().unlock_record(line) };
+    }
+}
+
+/// Gives up the locks, and takes all of them in the order of addresses: whoever waits for one holds only such as come before it.
+///
+/// # Safety
+/// - As [`Locked::gather`].
+#[cold]
+#[inline(never)]
+unsafe fn gather_slow(line: &Line, uses: &[impl Use], waits: &mut Vec<Point>) -> Result<()> {
+    // SAFETY: the caller has the line's turn, and has submitted nothing yet.
+    unsafe { unlock(line.id(), uses) };
+    if ORDERING.get() != 0 {
+        return Err(Error::Occupied {
+            resource: "buffer (this very thread is in the middle of a submission with it, and would wait for itself)",
+        });
+    }
+    let mut buffers: Vec<&Buffer> = uses.iter().map(|one| &**one.lease()).collect();
+    buffers.sort_unstable_by_key(|buffer| std::ptr::from_ref(*buffer));
+    for buffer in buffers {
+        let mut rounds = 0u32;
+        // SAFETY: the caller has the line's turn, and the buffers are held until they are unlocked.
+        while !unsafe { buffer.try_lock_record(line.id()) } {
+            // The holder is in the middle of one submission, unless it has lost its processor.
+            if rounds < 100 {
+                std::hint::spin_loop()
+            } else {
+                std::thread::yield_now()
+            }
+            rounds = rounds.saturating_add(1);
+        }
+    }
+    uses.iter().for_each(|one| gather(line, &one.operand(), waits));
+    Ok(())
+}
+
+/// Adds the points that an operand makes a submission on `line` wait for. The record is [`Locked`].
 ///
 /// A failed write is waited for by whoever reads what was written: the failure must reach them. Who only overwrites it all, or
 /// follows a read, needs no more than that the failed work is over: so a buffer can be used again after a failure.
 #[inline(always)]
-pub(crate) fn gather(line: &Line, operand: &Operand<'_>, waits: &mut Vec<Point>) {
+fn gather(line: &Line, operand: &Operand<'_>, waits: &mut Vec<Point>) {
     let buffer = operand.slice.lease;
     let written = buffer.write_stamp();
     if !line.knows(written) {
@@ -375,22 +511,6 @@ pub(crate) fn add_wait(waits: &mut Vec<Point>, p: Point) {
         Some(w) if w.value() < p.value() => *w = p,
         Some(_) => {}
         None => waits.push(p),
-    }
-}
-
-/// Marks what an operand did, at the submission's point.
-///
-/// # Safety
-/// - `p` is the point of a submission that waited for what [`gather`] says of this operand; the caller has the stream's turn since then.
-#[inline]
-pub(crate) unsafe fn mark(operand: &Operand<'_>, p: Point) {
-    // SAFETY: the caller's turn keeps marks in the line's order, and `gather` took the record's write, and for a write its reads too.
-    unsafe {
-        if operand.access.writes() {
-            operand.slice.lease.mark_write(p);
-        } else {
-            operand.slice.lease.mark_read(p);
-        }
     }
 }
 
@@ -571,13 +691,12 @@ impl Stream {
         let mut turn = core.turn()?;
         let frame = turn.frame();
         frame.waits.clear();
-        for operand in operands {
-            gather(core.line, operand, &mut frame.waits);
-        }
+        // SAFETY: the turn is held until the end.
+        let locked = unsafe { Locked::gather(core.line, operands, &mut frame.waits) }?;
         // SAFETY: by the caller's contract.
         let point = core.line.at(unsafe { core.submit(frame, op) }?);
-        // SAFETY: the submission waited for what was gathered of these operands, and the turn is still held.
-        operands.iter().for_each(|o| unsafe { mark(o, point) });
+        // SAFETY: the submission waited for what was gathered, and the turn is still held.
+        unsafe { locked.mark(point) };
         Ok(Some(point))
     }
 }

@@ -14,13 +14,13 @@ use crate::graph::optimise::{moved, redundant};
 use crate::graph::recorder::{self, Recording};
 use crate::kernel::rules::Rules;
 use crate::runtime::RuntimeInner;
-use crate::stream::{Stream, StreamCore, gather, is_over, mark, need};
+use crate::stream::{Locked, Stream, StreamCore, Use, is_over, need};
 use crate::view::{Operand, View};
 use bytemuck::NoUninit;
 use leasehold_alloc::{Buffer, GraphArena};
 use leasehold_core::defects::{Defect, planted};
 use leasehold_core::sync::{Arc, Mutex, MutexGuard};
-use leasehold_core::{Error, Lease, Line, Point, Result, Stamp, WeakLease};
+use leasehold_core::{Error, Lease, Point, Result, Stamp, WeakLease};
 use leasehold_hal::{Access, GraphExec, LaunchInfo, NodePatch, Op, OpList, Plan};
 use std::fmt;
 
@@ -32,7 +32,13 @@ pub(crate) struct Outside {
     pub(crate) writes: bool,
 }
 
-impl Outside {
+impl Use for Outside {
+    #[inline(always)]
+    fn lease(&self) -> &Lease<Buffer> {
+        &self.lease
+    }
+
+    #[inline(always)]
     fn operand(&self) -> Operand<'_> {
         let access = match (self.reads, self.writes) {
             (true, true) => Access::ReadWrite,
@@ -47,6 +53,13 @@ impl Outside {
 pub(crate) struct Held {
     pub(crate) buffer: WeakLease<Buffer>,
     pub(crate) writes: bool,
+}
+
+impl Held {
+    /// The buffer, if somebody still holds it.
+    fn alive(&self) -> Option<Outside> {
+        Some(Outside { lease: self.buffer.upgrade()?, reads: true, writes: self.writes })
+    }
 }
 
 /// Names an operation of a graph, by its place in the recording.
@@ -126,6 +139,7 @@ impl Graph {
         let exec = unsafe { runtime.device.instantiate(plan.clone()) }?;
         let mut outside: Vec<_> = outside.into_values().collect();
         outside.sort_by_key(|o| o.lease.handle());
+        outside.reserve(held.len());
         let state = State { exec, recorded, redundant, plan, outside, last: Stamp::NEVER, launches: 0 };
         let born = born.into();
         Ok(Self(Arc::new(Inner { runtime, arena, born, held, events, waits, points, rules, state: Mutex::new(state) })))
@@ -169,15 +183,13 @@ impl Graph {
         let mut turn = core.turn_now()?;
         let frame = turn.frame();
         let mut state = inner.state.lock();
+        let State { exec, outside, last, launches, .. } = &mut *state;
+        let outside = WithHeld::add(outside, &inner.held);
         frame.waits.clear();
-        for o in &state.outside {
-            gather(line, &o.operand(), &mut frame.waits);
-        }
-        if !inner.held.is_empty() {
-            inner.gather_held(line, &mut frame.waits);
-        }
+        // SAFETY: the turn is held until the end.
+        let locked = unsafe { Locked::gather(line, outside.uses, &mut frame.waits) }?;
         // These only had the memory before; what became of them does not matter.
-        need(line, state.last, false, &mut frame.waits);
+        need(line, *last, false, &mut frame.waits);
         need(line, inner.born, false, &mut frame.waits);
         for &p in &inner.points {
             need(line, p.into(), true, &mut frame.waits);
@@ -187,19 +199,14 @@ impl Graph {
         }
         // SAFETY: the exec is of this device; it and the graph's buffers are kept alive by their owners until their points have
         // passed: outside buffers and the arena are marked below, the backend holds the exec while it runs.
-        let value = unsafe { core.submit(frame, &Op::Graph(&state.exec)) }?;
+        let value = unsafe { core.submit(frame, &Op::Graph(exec)) }?;
         let point = line.at(value);
-        // SAFETY: the launch at this point waited for what was gathered of these very operands, and the turn is still ours.
-        unsafe {
-            state.outside.iter().for_each(|o| mark(&o.operand(), point));
-            if !inner.held.is_empty() {
-                inner.mark_held(point);
-            }
-        }
+        // SAFETY: the launch at this point waited for what was gathered, and the turn is still ours.
+        unsafe { locked.mark(point) };
         // SAFETY: the launch was submitted at this point just now, and the stream's turn and the graph's state are still held.
         unsafe { guard.launched(point) };
-        state.last = point.into();
-        state.launches += 1;
+        *last = point.into();
+        *launches += 1;
         inner.events.iter().for_each(|e| e.set(point));
         Ok(point)
     }
@@ -359,29 +366,31 @@ impl Inner {
         }
         Ok(())
     }
+}
 
-    #[inline(never)]
-    fn gather_held(&self, line: &Line, waits: &mut Vec<Point>) {
-        for (lease, access) in self.held() {
-            gather(line, &Operand { slice: lease.view(), access }, waits);
+/// The outside buffers, and during a launch those of the recording that somebody still holds behind them.
+struct WithHeld<'s> {
+    uses: &'s mut Vec<Outside>,
+    outside: usize,
+}
+
+impl<'s> WithHeld<'s> {
+    #[inline]
+    fn add(uses: &'s mut Vec<Outside>, held: &[Held]) -> Self {
+        let outside = uses.len();
+        if !held.is_empty() {
+            uses.extend(held.iter().filter_map(Held::alive));
         }
+        Self { uses, outside }
     }
+}
 
-    /// # Safety
-    /// - As [`mark`], for all buffers that are held: what [`gather_held`](Self::gather_held) says was waited for.
-    #[inline(never)]
-    unsafe fn mark_held(&self, point: Point) {
-        for (lease, access) in self.held() {
-            // SAFETY: by the caller's contract.
-            unsafe { mark(&Operand { slice: lease.view(), access }, point) };
+impl Drop for WithHeld<'_> {
+    #[inline]
+    fn drop(&mut self) {
+        if self.uses.len() > self.outside {
+            self.uses.truncate(self.outside);
         }
-    }
-
-    /// Buffers of the recording that somebody still holds.
-    fn held(&self) -> impl Iterator<Item = (Lease<Buffer>, Access)> {
-        self.held
-            .iter()
-            .filter_map(|h| Some((h.buffer.upgrade()?, if h.writes { Access::ReadWrite } else { Access::Read })))
     }
 }
 

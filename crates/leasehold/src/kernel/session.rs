@@ -11,7 +11,7 @@
 
 use crate::graph::recorder;
 use crate::kernel::base::{KernelBase, Prepared};
-use crate::stream::{Stream, Turn, mark};
+use crate::stream::{Locked, Stream, Turn};
 use crate::view::Operand;
 use leasehold_core::{Error, Point, Result};
 use leasehold_hal::{Access, Binding, Dispatch, LaunchInfo, Limits, Op, Pipeline};
@@ -69,6 +69,31 @@ impl Staged {
         self.bindings.clear();
         self.params.clear();
         self.operands.clear();
+    }
+
+    /// Adds the launches to a submission.
+    #[inline]
+    fn add_launches(&self, ops: &mut Vec<Op<'static>>) {
+        ops.extend(self.launches.iter().map(|launch| {
+            // SAFETY: pipelines are borrowed for the session's life; the slices lie in the frame, which nobody touches while the
+            // turn is held; `finish` clears the operations before either ends.
+            unsafe {
+                Op::Dispatch(Dispatch {
+                    pipeline: &(*launch.kernel).pipeline,
+                    grid: launch.grid,
+                    block: launch.block,
+                    shared: launch.shared,
+                    bindings: std::slice::from_raw_parts(
+                        self.bindings.as_ptr().add(launch.bindings.0 as usize),
+                        launch.bindings.1 as usize,
+                    ),
+                    params: std::slice::from_raw_parts(
+                        self.params.as_ptr().add(launch.params.0 as usize),
+                        launch.params.1 as usize,
+                    ),
+                })
+            }
+        }));
     }
 }
 
@@ -304,51 +329,31 @@ impl<'s> KernelSession<'s, Updated> {
         let (staged, waits, ops) = (&frame.session, &mut frame.waits, &mut frame.ops);
         ops.clear();
         waits.clear();
-        let recording = staged.recording;
-        if recording == 0 {
-            let line = self.stream.core.line;
-            staged.operands.iter().for_each(|o| crate::stream::gather(line, o, waits));
-            if !waits.is_empty() {
-                ops.extend(waits.iter().map(|&p| Op::Wait(p)));
-            }
-        }
-        ops.extend(staged.launches.iter().map(|launch| {
-            // SAFETY: pipelines are borrowed for the session's life; the slices lie in the frame, which nobody touches while the
-            // turn is held; the ops are cleared below before either ends.
-            unsafe {
-                Op::Dispatch(Dispatch {
-                    pipeline: &(*launch.kernel).pipeline,
-                    grid: launch.grid,
-                    block: launch.block,
-                    shared: launch.shared,
-                    bindings: std::slice::from_raw_parts(
-                        staged.bindings.as_ptr().add(launch.bindings.0 as usize),
-                        launch.bindings.1 as usize,
-                    ),
-                    params: std::slice::from_raw_parts(
-                        staged.params.as_ptr().add(launch.params.0 as usize),
-                        launch.params.1 as usize,
-                    ),
-                })
-            }
-        }));
-        if recording != 0 {
+        if staged.recording != 0 {
+            staged.add_launches(ops);
             // SAFETY: bases are borrowed for the session's life, and what was made ready lies in them.
             let rules = staged.launches.iter().map(|launch| unsafe { (*launch.kernel).rules.clone() });
-            let result = recorder::record_many(&self.stream.runtime, recording, ops, rules, &staged.operands);
+            let result = recorder::record_many(&self.stream.runtime, staged.recording, ops, rules, &staged.operands);
             ops.clear();
             return result.map(|()| None);
         }
+        let core = &*self.stream.core;
+        // SAFETY: the turn is held until the end.
+        let locked = unsafe { Locked::gather(core.line, &staged.operands, waits) }?;
+        if !waits.is_empty() {
+            ops.extend(waits.iter().map(|&p| Op::Wait(p)));
+        }
+        staged.add_launches(ops);
         // SAFETY: operands were checked to be this device's; bindings are views of them, and their access is the kernel's own
         // declaration; the allocator keeps freed memory until its points have passed.
-        let result = unsafe { self.stream.core.raw.submit(ops) };
+        let result = unsafe { core.raw.submit(ops) };
         let count = ops.len();
         ops.clear();
         let value = result?;
-        self.stream.core.count(count);
-        let point = self.stream.core.line.at(value);
-        // SAFETY: the session holds the stream's turn, and gathered what this submission waits for from the same operands.
-        staged.operands.iter().for_each(|o| unsafe { mark(o, point) });
+        core.count(count);
+        let point = core.line.at(value);
+        // SAFETY: the submission waited for what was gathered, and the session still holds the stream's turn.
+        unsafe { locked.mark(point) };
         Ok(Some(point))
     }
 }

@@ -21,7 +21,7 @@
 
 use crate::graph::recorder;
 use crate::runtime::{Runtime, RuntimeInner};
-use crate::stream::{Stream, StreamCore, add_wait, gather, mark};
+use crate::stream::{Locked, Stream, StreamCore, add_wait};
 use crate::view::{Operand, View};
 use leasehold_alloc::{Buffer, HostKind, Layout, On};
 use leasehold_core::sync::Arc;
@@ -210,8 +210,8 @@ impl Way<'_> {
             let buffer = &slots[slot];
             lower_waits.extend(free[slot]);
             // Each time: other threads may use the buffers meanwhile.
-            gather(lower.line, from, &mut lower_waits);
-            gather(upper.line, to, &mut upper_waits);
+            // SAFETY: the turn is held until the end.
+            let read = unsafe { Locked::gather(lower.line, std::slice::from_ref(from), &mut lower_waits) }?;
             list.clear();
             list.extend(lower_waits.drain(..).map(Op::Wait));
             list.extend(transfers(copy, piece, buffer, true, host_below));
@@ -220,14 +220,15 @@ impl Way<'_> {
             // slot before is waited for.
             let here = lower.line.at(unsafe { lower.raw.submit(&list) }?);
             lower.count(list.len());
-            // SAFETY: the submission waited for what was gathered above, or its line knows it; of
-            // the staging buffer for its last read, and its writes are this line's own. Both turns
-            // are held.
+            // SAFETY: the submission waited for what was gathered above; of the staging buffer, which
+            // is this call's, for its last read, and its writes are this line's own. Both turns are held.
             unsafe {
-                mark(from, here);
+                read.mark(here);
                 buffer.mark_write(here);
             }
 
+            // SAFETY: the turn is held until the end.
+            let written = unsafe { Locked::gather(upper.line, std::slice::from_ref(to), &mut upper_waits) }?;
             list.clear();
             list.extend(upper_waits.drain(..).map(Op::Wait));
             list.push(Op::Wait(here));
@@ -236,11 +237,11 @@ impl Way<'_> {
             // slot is waited for.
             let there = upper.line.at(unsafe { upper.raw.submit(&list) }?);
             upper.count(list.len());
-            // SAFETY: it waited for the write of the staging buffer, and for what was gathered of
-            // the destination, or its line knows it. Both turns are held.
+            // SAFETY: it waited for the write of the staging buffer, which is this call's, and for what
+            // was gathered of the destination. Both turns are held.
             unsafe {
                 buffer.mark_read(there);
-                mark(to, there);
+                written.mark(there);
             }
             free[slot] = Some(there);
         }

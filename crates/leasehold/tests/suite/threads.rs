@@ -1,7 +1,9 @@
 //! Many threads, each with streams of its own.
 
 use crate::common::*;
-use leasehold::{Current, Layout, View, ops};
+use leasehold::{BackendKind, Buffer, Context, Current, DeviceId, Layout, Lease, Stream, View, ops};
+use leasehold_sim::{MachineConfig, SimBackend};
+use std::sync::Arc;
 
 #[test]
 fn eight_threads_work_on_streams_of_their_own() {
@@ -39,7 +41,7 @@ fn buffers_go_from_thread_to_thread() {
     let runtime = runtime();
     let kernel = axpy();
     let one = runtime.upload(&[1.0f32; 64]).unwrap();
-    let (to, from) = std::sync::mpsc::sync_channel::<leasehold::Lease<leasehold::Buffer>>(4);
+    let (to, from) = std::sync::mpsc::sync_channel::<Lease<Buffer>>(4);
     std::thread::scope(|s| {
         let (runtime, kernel, one) = (&runtime, &kernel, &one);
         s.spawn(move || {
@@ -98,4 +100,33 @@ fn streams_are_made_and_dropped_by_many_threads() {
         }
     });
     runtime.sync_device().unwrap();
+}
+
+/// Of two submissions with a common buffer the second waits for the first, however close they are: the race detector says so.
+#[test]
+fn work_of_several_threads_with_common_buffers_is_ordered() {
+    let sim = SimBackend::new(MachineConfig::seed(1)).unwrap();
+    let machine = sim.machine().clone();
+    let runtime = Context::with_backends(vec![Arc::new(sim)]).runtime(DeviceId::new(BackendKind::Sim, 0)).unwrap();
+    let buffers = [runtime.upload(&[1u8; 256]).unwrap(), runtime.upload(&[2u8; 256]).unwrap()];
+    let copy = |stream: &Stream, i: usize| ops::copy(stream, buffers[i % 2].view(), buffers[(i + 1) % 2].view());
+    let graphs: [_; 2] = std::array::from_fn(|i| runtime.record_graph(|r| copy(r.stream(), i)).unwrap());
+    std::thread::scope(|s| {
+        for t in 0..4 {
+            let (runtime, copy, graphs) = (&runtime, &copy, &graphs);
+            s.spawn(move || {
+                let stream = runtime.create_stream().unwrap();
+                for i in 0..500 {
+                    if i % 3 == 0 {
+                        graphs[(t + i) % 2].launch_on(&stream).unwrap();
+                    } else {
+                        copy(&stream, t + i).unwrap();
+                    }
+                }
+            });
+        }
+    });
+    runtime.sync_device().unwrap();
+    let reports = machine.take_reports();
+    assert!(reports.is_empty(), "{} reports, first {:?}", reports.len(), reports[0]);
 }
