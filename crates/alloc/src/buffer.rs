@@ -239,30 +239,30 @@ impl Buffer {
         open
     }
 
-    /// Locks the record for the submitter of a line, unless another line's has it. Never blocks. A submitter that has
-    /// locked it already gets it again.
+    /// Locks the record for the submitter of a line. Returns whether that was done: not while a submitter has locked it. Never blocks.
     ///
     /// # Safety
     /// - The caller has the line's turn until [`unlock_record`](Self::unlock_record), and holds the buffer so long.
     #[inline]
     #[must_use]
     pub unsafe fn try_lock_record(&self, line: LineId) -> bool {
-        match self.lock.compare_exchange(0, line.get(), Ordering::Acquire, Ordering::Relaxed) {
-            Ok(_) => true,
-            Err(holder) => holder == line.get(),
-        }
+        self.lock.compare_exchange(0, line.get(), Ordering::Acquire, Ordering::Relaxed).is_ok()
     }
 
-    /// Unlocks the record, if the line's submitter has locked it.
+    /// Whether the line's submitter has locked the record.
+    #[inline]
+    #[must_use]
+    pub fn has_locked_record(&self, line: LineId) -> bool {
+        self.lock.load(Ordering::Relaxed) == line.get()
+    }
+
+    /// Unlocks the record.
     ///
     /// # Safety
-    /// - The caller has the line's turn. Every submission that was ordered by the record since it was locked is marked.
+    /// - The caller has locked it, and has marked every submission that was ordered by it since then.
     #[inline]
-    pub unsafe fn unlock_record(&self, line: LineId) {
-        // Nobody else writes this line's number.
-        if self.lock.load(Ordering::Relaxed) == line.get() {
-            self.lock.store(0, Ordering::Release);
-        }
+    pub unsafe fn unlock_record(&self) {
+        self.lock.store(0, Ordering::Release);
     }
 
     /// Records a write submitted at `p`. Never blocks. It takes the place of what it comes after in the record, by which memory is lent again.

@@ -11,6 +11,7 @@
 //! | g | the allocator's end, the last lease | everything goes back, once |
 //! | h | a thread that frees, a flush | what was freed before the flush is in it |
 //! | i | threads that come and go | a number is one thread's at a time, and what the last one did is seen |
+//! | j | two streams' submitters that use one buffer | the second sees the first one's mark, and its work waits |
 //!
 //! Each counts in how many executions the interesting thing happened and fails if there was none, and each is run once more with a
 //! deliberate defect ([`mutant`](crate::mutant)) that it must find. (The design's model of a stack of remote frees has no object here: a
@@ -231,7 +232,7 @@ fn b_the_cores_lock_admits_one() {
 #[test]
 fn c_memory_is_reused_after_its_last_use() {
     explore('c', &["over", "not over"], |seen| {
-        let owner: &'static LineOwner = Box::leak(Box::new(LineOwner::for_model()));
+        let owner: &'static LineOwner = Box::leak(Box::new(LineOwner::for_model(1)));
         let line = owner.line();
         let row: &'static Row = Box::leak(Box::new(Row::new(Header::new(std::ptr::null(), 0, 1))));
         row.buffer.describe(64, Some(line), 0);
@@ -298,7 +299,7 @@ struct Idle(&'static Line);
 
 impl Idle {
     fn new() -> Self {
-        Self(LineOwner::for_model().line())
+        Self(LineOwner::for_model(1).line())
     }
 }
 
@@ -434,5 +435,40 @@ fn i_a_number_is_one_threads_at_a_time() {
         let other = thread::spawn(move || live(&there, &note));
         live(&all, seen);
         other.join().unwrap();
+    });
+}
+
+#[test]
+fn j_of_two_submissions_one_waits_for_the_other() {
+    explore('j', &["first", "second"], |seen| {
+        let owners: [&'static LineOwner; 2] = [1, 2].map(|n| &*Box::leak(Box::new(LineOwner::for_model(n))));
+        let row: &'static Row = Box::leak(Box::new(Row::new(Header::new(std::ptr::null(), 0, 1))));
+        row.buffer.describe(64, None, 0);
+        row.buffer.inherit(Stamp::NEVER);
+        let memory = Arc::new(UnsafeCell::new(0u32));
+        let submit = move |me: usize, memory: &UnsafeCell<u32>, seen: &Seen| {
+            let (line, other) = (owners[me].line(), owners[1 - me].line());
+            // SAFETY: this thread alone submits to the line, and the row stays.
+            while !crate::mutant::mutated('j') && !unsafe { row.buffer.try_lock_record(line.id()) } {
+                thread::yield_now();
+            }
+            let before = row.buffer.write_stamp();
+            let value = owners[me].advance().expect("a value");
+            // The mark without what it displaces, for which a point would have to find its line.
+            row.buffer.inherit(line.at(value).into());
+            // SAFETY: the work below waits for what the record said; the record was locked above.
+            unsafe { row.buffer.unlock_record() };
+            seen.note(if before.is_never() { "first" } else { "second" });
+            while !before.is_never() && other.completed() < before.value() {
+                thread::yield_now();
+            }
+            // SAFETY: the work of the submission before is over, as loom checks.
+            memory.with_mut(|n| unsafe { *n += 1 });
+            owners[me].complete(value);
+        };
+        let (there, note) = (memory.clone(), seen.clone());
+        let stream = thread::spawn(move || submit(1, &there, &note));
+        submit(0, &memory, seen);
+        stream.join().unwrap();
     });
 }

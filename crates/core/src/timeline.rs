@@ -571,8 +571,8 @@ impl LineOwner {
     /// A line outside the table, for models: points on it cannot be resolved.
     #[cfg(loom)]
     #[doc(hidden)]
-    pub fn for_model() -> Self {
-        Self { line: Box::leak(Box::new(Line::new(1))), base: 0 }
+    pub fn for_model(number: u16) -> Self {
+        Self { line: Box::leak(Box::new(Line::new(number))), base: 0 }
     }
 
     /// The next owner of a failed line, for models.

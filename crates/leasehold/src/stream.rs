@@ -308,8 +308,8 @@ impl StreamCore {
     /// Counts operations that were submitted. In the turn.
     #[inline]
     pub(crate) fn count(&self, ops: usize) {
-        let ops = u32::try_from(ops).unwrap_or(u32::MAX);
-        self.since.store(self.since.load(Ordering::Relaxed).saturating_add(ops), Ordering::Relaxed);
+        // No submission has 2^31 operations, and none is made while a quarter of that is pending.
+        self.since.store(self.since.load(Ordering::Relaxed).wrapping_add(ops as u32), Ordering::Relaxed);
     }
 }
 
@@ -365,11 +365,13 @@ impl Use for Operand<'_> {
 pub(crate) struct Locked<'u, U: Use> {
     line: LineId,
     uses: &'u [U],
+    /// Whether a buffer is used more than once.
+    repeated: bool,
 }
 
 impl<'u, U: Use> Locked<'u, U> {
-    /// Locks the records of all the buffers, of which one may be used several times, and adds what a submission on `line` must wait for.
-    /// Blocks while other threads are in the middle of a submission with one of them.
+    /// Locks the records of all the buffers, and adds what a submission on `line` must wait for. Blocks while other threads are in the
+    /// middle of a submission with one of them.
     ///
     /// # Errors
     /// `Occupied` when this very thread is, and would wait for itself.
@@ -378,17 +380,21 @@ impl<'u, U: Use> Locked<'u, U> {
     /// - The caller has the line's turn until this is dropped.
     #[inline(always)]
     pub(crate) unsafe fn gather(line: &Line, uses: &'u [U], waits: &mut Vec<Point>) -> Result<Self> {
+        let (mut repeated, id) = (false, line.id());
         for one in uses {
             // SAFETY: the caller has the line's turn, and the buffers are held until they are unlocked.
-            if !unsafe { one.lease().try_lock_record(line.id()) } {
-                // SAFETY: the caller has the line's turn.
-                unsafe { gather_slow(line, uses, waits) }?;
-                break;
+            if !unsafe { one.lease().try_lock_record(id) } {
+                repeated = true;
+                if !one.lease().has_locked_record(id) {
+                    // SAFETY: the caller has the line's turn.
+                    unsafe { gather_slow(line, uses, waits) }?;
+                    break;
+                }
             }
             gather(line, &one.operand(), waits);
         }
         ORDERING.set(ORDERING.get() + 1);
-        Ok(Self { line: line.id(), uses })
+        Ok(Self { line: id, uses, repeated })
     }
 
     /// Marks what the submission did, at its point, and unlocks the records.
@@ -397,23 +403,25 @@ impl<'u, U: Use> Locked<'u, U> {
     /// - `p` is the point of a submission that waited for what was gathered. The caller has the line's turn since then.
     #[inline(always)]
     pub(crate) unsafe fn mark(self, p: Point) {
+        if self.repeated {
+            // SAFETY: by the caller's contract; the record is locked since it was gathered.
+            return self.uses.iter().for_each(|one| unsafe { mark(one.operand(), p) });
+        }
         for one in self.uses {
-            let Operand { slice, access } = one.operand();
-            // SAFETY: the caller's turn keeps marks in the line's order. The record's write was gathered, and for a write its reads too; the
-            // record is locked since then.
+            let operand = one.operand();
+            // SAFETY: by the caller's contract; the record is locked since it was gathered, and no other use needs the lock.
             unsafe {
-                if access.writes() {
-                    slice.lease.mark_write(p);
-                } else {
-                    slice.lease.mark_read(p);
-                }
+                mark(operand, p);
+                operand.slice.lease.unlock_record();
             }
         }
+        ORDERING.set(ORDERING.get() - 1);
+        std::mem::forget(self);
     }
 }
 
 impl<U: Use> Drop for Locked<'_, U> {
-    #[inline(always)]
+    #[cold]
     fn drop(&mut self) {
         ORDERING.set(ORDERING.get() - 1);
         // SAFETY: by the contract of `gather` the line's turn is held; what was submitted is marked.
@@ -421,15 +429,30 @@ impl<U: Use> Drop for Locked<'_, U> {
     }
 }
 
+/// Marks a use at a submission's point.
+///
+/// # Safety
+/// - As [`Locked::mark`]; the record is locked since it was gathered.
+#[inline(always)]
+unsafe fn mark(Operand { slice, access }: Operand<'_>, p: Point) {
+    // SAFETY: the caller's turn keeps marks in the line's order. The record's write was gathered, and for a write its reads too.
+    unsafe {
+        if access.writes() {
+            slice.lease.mark_write(p);
+        } else {
+            slice.lease.mark_read(p);
+        }
+    }
+}
+
 /// Unlocks those of the buffers that the line's submitter has locked.
 ///
 /// # Safety
 /// - The caller has the line's turn, and has marked what it submitted.
-#[inline(always)]
 unsafe fn unlock(line: LineId, uses: &[impl Use]) {
-    for one in uses {
-        // SAFETY: by the caller's contract.
-        unsafe { one.lease().unlock_record(line) };
+    for one in uses.iter().filter(|one| one.lease().has_locked_record(line)) {
+        // SAFETY: locked for this line, whose turn the caller has.
+        unsafe { one.lease().unlock_record() };
     }
 }
 
@@ -449,6 +472,7 @@ unsafe fn gather_slow(line: &Line, uses: &[impl Use], waits: &mut Vec<Point>) ->
     }
     let mut buffers: Vec<&Buffer> = uses.iter().map(|one| &**one.lease()).collect();
     buffers.sort_unstable_by_key(|buffer| std::ptr::from_ref(*buffer));
+    buffers.dedup_by(|a, b| std::ptr::eq(*a, *b));
     for buffer in buffers {
         let mut rounds = 0u32;
         // SAFETY: the caller has the line's turn, and the buffers are held until they are unlocked.

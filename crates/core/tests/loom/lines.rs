@@ -8,7 +8,7 @@ use leasehold_core::*;
 #[test]
 fn wait_beside_complete() {
     explore("wait_beside_complete", 8, &["had to wait", "complete at once"], |seen| {
-        let owner = Arc::new(LineOwner::for_model());
+        let owner = Arc::new(LineOwner::for_model(1));
         let line = owner.line();
         ok(owner.advance());
         let written = Arc::new(UnsafeCell::new(0));
@@ -36,7 +36,7 @@ fn wait_beside_complete() {
 #[test]
 fn two_waiters_beside_complete() {
     explore("two_waiters_beside_complete", 4, &["had to wait"], |seen| {
-        let owner = Arc::new(LineOwner::for_model());
+        let owner = Arc::new(LineOwner::for_model(1));
         let line = owner.line();
         ok(owner.advance());
         let waiter = || {
@@ -59,7 +59,7 @@ fn two_waiters_beside_complete() {
 #[test]
 fn wait_beside_poison() {
     explore("wait_beside_poison", 7, &["had to wait", "failed at once"], |seen| {
-        let owner = Arc::new(LineOwner::for_model());
+        let owner = Arc::new(LineOwner::for_model(1));
         let line = owner.line();
         ok(owner.advance());
         let there = owner.clone();
@@ -78,7 +78,7 @@ fn wait_beside_poison() {
 #[test]
 fn what_failed_never_looks_settled() {
     explore("what_failed_never_looks_settled", 5, &["complete", "pending", "failed"], |seen| {
-        let owner = Arc::new(LineOwner::for_model());
+        let owner = Arc::new(LineOwner::for_model(1));
         let line = owner.line();
         ok(owner.advance());
         let there = owner.clone();
@@ -107,7 +107,7 @@ fn what_failed_never_looks_settled() {
 #[test]
 fn an_old_failure_beside_the_next_owner() {
     explore("an_old_failure_beside_the_next_owner", 5, &["before", "after"], |seen| {
-        let owner = LineOwner::for_model();
+        let owner = LineOwner::for_model(1);
         let line = owner.line();
         ok(owner.advance());
         owner.poison(1, Error::state("told to"));

@@ -130,7 +130,7 @@ impl Staged {
 #[must_use = "a session that is dropped discards what it staged"]
 pub struct KernelSession<'s, State = Begun> {
     stream: &'s Stream,
-    turn: Option<Turn<'s>>,
+    turn: Turn<'s>,
     kernel: &'s Prepared,
     _state: PhantomData<(State, *const ())>,
 }
@@ -179,24 +179,20 @@ impl<'s> KernelSession<'s, Begun> {
         let staged = &mut turn.frame().session;
         staged.clear();
         staged.recording = recording;
-        Ok(Self { stream, turn: Some(turn), kernel, _state: PhantomData })
+        Ok(Self { stream, turn, kernel, _state: PhantomData })
     }
 }
 
 impl<'s, State> KernelSession<'s, State> {
     #[inline]
     pub(crate) fn staged(&mut self) -> &mut Staged {
-        match &mut self.turn {
-            Some(turn) => &mut turn.frame().session,
-            // The turn is taken only by `finish`, which consumes the session.
-            None => unreachable!("a session holds its turn until it finishes"),
-        }
+        &mut self.turn.frame().session
     }
 
     #[inline]
-    fn become_state<Next>(mut self) -> KernelSession<'s, Next> {
-        let turn = self.turn.take();
-        KernelSession { stream: self.stream, turn, kernel: self.kernel, _state: PhantomData }
+    fn become_state<Next>(self) -> KernelSession<'s, Next> {
+        let Self { stream, turn, kernel, _state } = self;
+        KernelSession { stream, turn, kernel, _state: PhantomData }
     }
 
     /// The stream that the session is open on.
@@ -324,8 +320,7 @@ impl<'s> KernelSession<'s, Updated> {
     /// The stream's cause when it is poisoned; `DeviceLost`; the driver's own. Nothing was submitted then.
     #[inline]
     pub fn finish(mut self) -> Result<Option<Point>> {
-        let Some(mut turn) = self.turn.take() else { return Err(Error::state("a session that has finished")) };
-        let frame = turn.frame();
+        let frame = self.turn.frame();
         let (staged, waits, ops) = (&frame.session, &mut frame.waits, &mut frame.ops);
         ops.clear();
         waits.clear();
