@@ -130,3 +130,25 @@ fn work_of_several_threads_with_common_buffers_is_ordered() {
     let reports = machine.take_reports();
     assert!(reports.is_empty(), "{} reports, first {:?}", reports.len(), reports[0]);
 }
+
+/// A call that runs while its buffers are being submitted gets an error for them, and does not wait for itself.
+#[test]
+fn a_call_in_the_middle_of_a_submission_is_told_so() {
+    let runtime = Context::with_backends(vec![Arc::new(SimBackend::new(MachineConfig::seed(1)).unwrap())])
+        .runtime(DeviceId::new(BackendKind::Sim, 0))
+        .unwrap();
+    let (x, y) = (runtime.upload(&[1u32; 4]).unwrap(), runtime.alloc(16).unwrap());
+    let (other, same, free) = (runtime.create_stream().unwrap(), x.clone(), y.clone());
+    let (tell, hear) = std::sync::mpsc::channel();
+    // SAFETY: the call submits to other streams only, by the runtime.
+    unsafe {
+        ops::foreign_call(runtime.stream(), "nested", &[x.read_write()], move |_, _| {
+            tell.send(ops::fill(&other, same.view(), ops::Pattern::U8(2))).unwrap();
+            ops::fill(&other, free.view(), ops::Pattern::U8(3))
+        })
+        .unwrap();
+    }
+    assert!(matches!(hear.recv().unwrap(), Err(leasehold::Error::Occupied { .. })));
+    assert_eq!(runtime.download::<u32>(&x).unwrap(), [1; 4]);
+    assert_eq!(runtime.download::<u8>(&y).unwrap(), [3; 16]);
+}
