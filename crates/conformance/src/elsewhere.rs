@@ -1,7 +1,7 @@
 //! The numbers that are no cases here, each with its reason: it says something about a capability that does not exist, or about something that
 //! is no backend and is tried where it lives.
 //!
-//! A test checks that every number from 1 to 158 is a case or stands here, and that the tests that are named exist.
+//! A test checks that every number from 1 to 159 is a case or stands here, and that the tests that are named exist.
 
 /// Where a number is at home.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

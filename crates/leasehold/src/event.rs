@@ -2,8 +2,12 @@
 //!
 //! An event names a point that was already submitted, so waiting for it never waits before its signal. A wait binds to the last
 //! record before it; recording again does not disturb it.
+//!
+//! Each record of an event with timing has a time stamp of its own, since several records may be pending at once. A graph owns one
+//! for each record in it, and its every launch writes that one again.
 
 use leasehold_core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use leasehold_core::sync::{Arc, Mutex};
 use leasehold_core::{Error, Fate, Handle, Lease, Point, Resource, Result, Stamp, Tagged, tags};
 use leasehold_hal::{Device, DeviceId, Timestamp};
 use std::marker::PhantomPinned;
@@ -41,7 +45,9 @@ pub struct Event {
     pub(crate) stamp: AtomicU64,
     /// How often it was recorded.
     pub(crate) serial: AtomicU32,
-    pub(crate) time: Option<Lease<Timestamp>>,
+    timing: bool,
+    /// The last record with its time; for events with timing.
+    timed: Mutex<Option<Timed>>,
     pub(crate) blocking: bool,
     pub(crate) device: DeviceId,
     /// The runtime that made it: another one may be of the same device, in another context.
@@ -54,7 +60,7 @@ impl Event {
     /// Whether it keeps a time stamp.
     #[must_use]
     pub fn has_timing(&self) -> bool {
-        self.time.is_some()
+        self.timing
     }
 
     /// Whether a thread that waits for it sleeps at once.
@@ -80,15 +86,69 @@ impl Event {
     /// # Errors
     /// `InvalidState` when it was never recorded.
     pub fn point(&self) -> Result<Point> {
-        Stamp::from_bits(self.stamp.load(Ordering::Acquire))
-            .point()
-            .ok_or_else(|| Error::state("the event was never recorded"))
+        Stamp::from_bits(self.stamp.load(Ordering::Acquire)).point().ok_or_else(never_recorded)
     }
 
-    pub(crate) fn set(&self, p: Point) {
-        self.stamp.store(Stamp::from(p).to_bits(), Ordering::Release);
+    /// A time stamp for one more record; `None` without timing.
+    pub(crate) fn fresh_time(&self, device: &dyn Device) -> Result<Option<Lease<Timestamp>>> {
+        self.timing.then(|| device.timestamp()).transpose()
+    }
+
+    /// Makes a point the last record. `time` is what its submission writes; `launch` is given if that is a graph's.
+    pub(crate) fn set(&self, point: Point, time: Option<Lease<Timestamp>>, launch: Option<Launch>) {
+        let Some(time) = time else { return self.mark(point) };
+        let mut timed = self.timed.lock();
+        let old = timed.replace(Timed { point, time, launch });
+        self.mark(point);
+        drop(timed);
+        // Without the lock: the stamp may go back to its pool.
+        drop(old);
+    }
+
+    fn mark(&self, point: Point) {
+        self.stamp.store(Stamp::from(point).to_bits(), Ordering::Release);
         self.serial.fetch_add(1, Ordering::AcqRel);
     }
+
+    /// The last record with its time.
+    ///
+    /// # Errors
+    /// `InvalidState` for an event without timing, or that was never recorded.
+    pub(crate) fn timed(&self) -> Result<Timed> {
+        if !self.timing {
+            return Err(Error::state("the event was created without timing"));
+        }
+        self.timed.lock().clone().ok_or_else(never_recorded)
+    }
+}
+
+#[cold]
+fn never_recorded() -> Error {
+    Error::state("the event was never recorded")
+}
+
+/// A record with its time.
+#[derive(Debug, Clone)]
+pub(crate) struct Timed {
+    pub(crate) point: Point,
+    pub(crate) time: Lease<Timestamp>,
+    /// The launch that made it, if a graph did.
+    launch: Option<Launch>,
+}
+
+impl Timed {
+    /// Whether nothing has begun to write the time stamp again, so that what was read of it is this record's.
+    pub(crate) fn is_kept(&self) -> bool {
+        self.launch.as_ref().is_none_or(|l| l.begun.load(Ordering::Acquire) == l.number)
+    }
+}
+
+/// One launch of a graph.
+#[derive(Debug, Clone)]
+pub(crate) struct Launch {
+    /// The number of the graph's last launch. A launch raises it before it is submitted.
+    pub(crate) begun: Arc<AtomicU64>,
+    pub(crate) number: u64,
 }
 
 impl Tagged for Event {
@@ -97,6 +157,17 @@ impl Tagged for Event {
 
 /// Makes events of one device.
 pub(crate) struct Events;
+
+/// Whether the event is to have timing.
+///
+/// # Errors
+/// `Unsupported` on a device without time stamps.
+fn timing(request: &EventRequest<'_>) -> Result<bool> {
+    if request.flags.timing && !request.device.caps().timestamps {
+        return Err(Error::Unsupported(format!("{} has no time stamps", request.device.info().id).into()));
+    }
+    Ok(request.flags.timing)
+}
 
 /// What an event is asked to be, and of which device.
 pub(crate) struct EventRequest<'a> {
@@ -114,7 +185,8 @@ impl Resource for Events {
         Ok(Event {
             stamp: AtomicU64::new(0),
             serial: AtomicU32::new(0),
-            time: if request.flags.timing { Some(request.device.timestamp()?) } else { None },
+            timing: timing(request)?,
+            timed: Mutex::new(None),
             blocking: request.flags.blocking_sync,
             device: request.device.info().id,
             runtime: request.runtime,
@@ -123,11 +195,9 @@ impl Resource for Events {
     }
 
     fn fits(&self, idle: &mut Event, request: &EventRequest<'_>) -> bool {
-        if request.flags.timing {
-            match request.device.timestamp() {
-                Ok(t) => idle.time = Some(t),
-                Err(_) => return false,
-            }
+        match timing(request) {
+            Ok(timing) => idle.timing = timing,
+            Err(_) => return false,
         }
         idle.blocking = request.flags.blocking_sync;
         true
@@ -135,7 +205,7 @@ impl Resource for Events {
 
     fn recycle(&self, event: &mut Event) -> Fate {
         // The time stamp goes back to its own pool: an idle event must not pin its device.
-        event.time = None;
+        drop(event.timed.get_mut().take());
         event.stamp.store(0, Ordering::Relaxed);
         event.serial.store(0, Ordering::Relaxed);
         Fate::Keep

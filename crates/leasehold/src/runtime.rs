@@ -709,7 +709,10 @@ impl Runtime {
     /// `Timeout` as well.
     pub fn synchronize_event_timeout(&self, event: &Event, timeout: Option<Duration>) -> Result<()> {
         recorder::refuse(&self.inner, "an event cannot be waited for while recording")?;
-        let point = event.point()?;
+        self.wait_for_record(event, event.point()?, timeout)
+    }
+
+    fn wait_for_record(&self, event: &Event, point: Point, timeout: Option<Duration>) -> Result<()> {
         if event.blocking { self.inner.wait_asleep(point, timeout) } else { self.inner.wait_point(point, timeout) }
     }
 
@@ -721,7 +724,7 @@ impl Runtime {
         drop(event);
     }
 
-    /// Milliseconds of device time from `start` to `end`. Blocks until `end` is complete.
+    /// Milliseconds of device time from `start` to `end`, as [`elapsed`](Self::elapsed). Blocks until both are complete.
     ///
     /// # Errors
     /// `InvalidState` for an event without timing or never recorded; `InvalidArgument` for events of different devices.
@@ -730,7 +733,10 @@ impl Runtime {
         Ok(self.elapsed(start, end)?.as_secs_f64() as f32 * 1e3)
     }
 
-    /// Device time from `start` to `end`. Blocks until `end` is complete.
+    /// Device time between the last records of `start` and `end`. Blocks until both are complete.
+    ///
+    /// Recording an event again while this waits changes nothing. A graph keeps the times of its last launch alone: if another thread
+    /// launches one that recorded one of the events meanwhile, the answer is that of the new launch.
     ///
     /// # Errors
     /// As [`elapsed_time`](Self::elapsed_time).
@@ -744,12 +750,18 @@ impl Runtime {
                 )));
             }
         }
-        let no_timing = || Error::state("the event was created without timing");
-        let (from, to) = (start.time.as_ref().ok_or_else(no_timing)?, end.time.as_ref().ok_or_else(no_timing)?);
-        self.synchronize_event(start)?;
-        self.synchronize_event(end)?;
-        // SAFETY: both events bear this runtime's serial, so its device gave their stamps.
-        unsafe { self.inner.device.elapsed(from, to) }
+        loop {
+            let (from, to) = (start.timed()?, end.timed()?);
+            self.wait_for_record(start, from.point, None)?;
+            self.wait_for_record(end, to.point, None)?;
+            // SAFETY: both events bear this runtime's serial, so its device gave their stamps.
+            let time = unsafe { self.inner.device.elapsed(&from.time, &to.time) };
+            if from.is_kept() && to.is_kept() {
+                return time;
+            }
+            // Another thread launches a graph that recorded one of the events: the new launch is the last record soon.
+            std::thread::yield_now();
+        }
     }
 
     /// Makes later work of a stream (the default stream for `None`) start after the event. Does not block the host.

@@ -17,6 +17,13 @@ pub(crate) const CASES: &[Case] = &[
         .sanitizer(),
     Case::runtime(43, "ten thousand events leave the pool small", &[], many_events),
     Case::runtime(157, "a thread that waits asleep for an event is woken", &[Need::Hold, Need::HostCalls], asleep),
+    Case::runtime(
+        159,
+        "an event recorded again while a record of it is held back has the last one's time",
+        &[Need::Hold, TIME],
+        again,
+    )
+    .sanitizer(),
     Case::runtime(147, "elapsed time of an event without timing says so", &[], without_timing),
 ];
 
@@ -30,14 +37,7 @@ fn binds_to_earlier_record(env: &Env) -> Outcome {
     runtime.record_event(&event, None)?;
     let first = event.point()?;
     ops::wait_event(&waiter, &event)?;
-    let bound = waiter.raw().line().at({
-        // A submission after the wait.
-        let marker = runtime.create_event_with_flags(EventFlags::DISABLE_TIMING)?;
-        let small = runtime.alloc_on(&waiter, leasehold::Layout::new(64))?;
-        ops::fill(&waiter, small.view(), Pattern::U8(1))?;
-        ops::signal(&waiter, &marker)?;
-        marker.point()?.value()
-    });
+    let bound = work_on(&runtime, &waiter)?;
     // Recorded again, on a stream that is free: the wait that is pending stays bound to the first record.
     runtime.record_event(&event, Some(&other))?;
     check!(event.point()? != first, "the second record has the first one's point");
@@ -50,6 +50,45 @@ fn binds_to_earlier_record(env: &Env) -> Outcome {
     env.reached(bound)?;
     check!(first.is_settled(), "the waiter ran before the first record");
     Ok(())
+}
+
+/// Two events have a record that is held back and one that is not, in either order: each has the time of its last.
+fn again(env: &Env) -> Outcome {
+    let runtime = env.runtime()?;
+    let (other, waiter) = (runtime.create_stream()?, runtime.create_stream()?);
+    let (start, event, last) = (runtime.create_event()?, runtime.create_event()?, runtime.create_event()?);
+    let buffer = runtime.upload(&[0u8; 4096])?;
+    runtime.record_event(&start, Some(&other))?;
+    let hold = env.hold_runtime(runtime.stream())?;
+    ops::fill(runtime.stream(), buffer.view(), Pattern::U8(1))?;
+    runtime.record_event(&event, None)?;
+    runtime.record_event(&last, Some(&other))?;
+    let first = event.point()?;
+    ops::wait_event(&waiter, &event)?;
+    let bound = work_on(&runtime, &waiter)?;
+    runtime.record_event(&event, Some(&other))?;
+    let time = runtime.elapsed(&start, &event)?;
+    check!(!first.is_settled(), "the second record released the first");
+    // The other way round: what is held back comes last.
+    runtime.record_event(&last, None)?;
+    check!(!runtime.query_event(&last)?, "the last record is held back, and over");
+    env.linger(Duration::from_millis(10));
+    check!(!bound.is_settled(), "the second record released a wait for the first");
+    hold.release()?;
+    env.reached(first)?;
+    env.reached(bound)?;
+    check_eq!(runtime.elapsed(&start, &event)?, time, "the time of the second record, once the first is over");
+    check!(runtime.elapsed(&start, &last)? >= time, "a record that was held back is earlier than one before it");
+    Ok(())
+}
+
+/// The point of something that the stream is given now.
+fn work_on(runtime: &leasehold::Runtime, stream: &leasehold::Stream) -> Outcome<leasehold::core::Point> {
+    let small = runtime.alloc_on(stream, leasehold::Layout::new(64))?;
+    ops::fill(stream, small.view(), Pattern::U8(1))?;
+    let marker = runtime.create_event_with_flags(EventFlags::DISABLE_TIMING)?;
+    ops::signal(stream, &marker)?;
+    Ok(marker.point()?)
 }
 
 fn asleep(env: &Env) -> Outcome {

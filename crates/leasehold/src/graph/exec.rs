@@ -9,9 +9,9 @@
 //! A launch takes the arena's shared guard, the stream's turn, the graph's state, in this order. Under the turn and the state it waits for
 //! nothing. An update waits before it takes the state. Whoever saves a suspended arena's bytes holds its guard and takes turns.
 
-use crate::event::Event;
+use crate::event::{Event, Launch};
 use crate::graph::optimise::{moved, redundant};
-use crate::graph::recorder::{self, Recording};
+use crate::graph::recorder::{self, Recording, Signal};
 use crate::kernel::rules::Rules;
 use crate::runtime::RuntimeInner;
 use crate::stream::{Locked, Stream, StreamCore, Use, is_over, need};
@@ -19,9 +19,11 @@ use crate::view::{Operand, View};
 use bytemuck::NoUninit;
 use leasehold_alloc::{Buffer, GraphArena};
 use leasehold_core::defects::{Defect, planted};
+use leasehold_core::sync::atomic::{AtomicU64, Ordering};
 use leasehold_core::sync::{Arc, Mutex, MutexGuard};
 use leasehold_core::{Error, Lease, Point, Result, Stamp, WeakLease};
 use leasehold_hal::{Access, GraphExec, LaunchInfo, NodePatch, Op, OpList, Plan};
+use std::collections::HashSet;
 use std::fmt;
 
 /// A buffer that was there before the recording.
@@ -109,7 +111,10 @@ struct Inner {
     /// When the arena's memory became the graph's.
     born: Stamp,
     held: Vec<Held>,
-    events: Vec<Lease<Event>>,
+    /// The last record of each event.
+    events: Vec<Signal>,
+    /// The number of the last launch, which was submitted or is about to be.
+    begun: Arc<AtomicU64>,
     waits: Vec<Lease<Event>>,
     points: Vec<Point>,
     /// What is asked of the launches, by node of the recording.
@@ -121,6 +126,15 @@ struct Inner {
 #[doc(alias = "graph::Graph")]
 #[derive(Clone)]
 pub struct Graph(Arc<Inner>);
+
+/// The last record of each event, in the order of the recording.
+fn last_of_each(mut events: Vec<Signal>) -> Vec<Signal> {
+    let mut seen = HashSet::new();
+    events.reverse();
+    events.retain(|s| seen.insert(s.event.handle()));
+    events.reverse();
+    events
+}
 
 /// The plan of what is not redundant.
 fn plan_of(recorded: &OpList, redundant: &[bool]) -> Plan {
@@ -142,7 +156,19 @@ impl Graph {
         outside.reserve(held.len());
         let state = State { exec, recorded, redundant, plan, outside, last: Stamp::NEVER, launches: 0 };
         let born = born.into();
-        Ok(Self(Arc::new(Inner { runtime, arena, born, held, events, waits, points, rules, state: Mutex::new(state) })))
+        let (events, begun) = (last_of_each(events), Arc::new(AtomicU64::new(0)));
+        Ok(Self(Arc::new(Inner {
+            runtime,
+            arena,
+            born,
+            held,
+            events,
+            begun,
+            waits,
+            points,
+            rules,
+            state: Mutex::new(state),
+        })))
     }
 
     /// Launches the graph on the default stream: one submission. Allocates nothing. Does not block, but as every call on a stream
@@ -197,17 +223,24 @@ impl Graph {
         for event in &inner.waits {
             need(line, event.point()?.into(), true, &mut frame.waits);
         }
+        // From the submission on, the time stamps are this launch's.
+        let number = *launches + 1;
+        inner.begun.store(number, Ordering::Release);
         // SAFETY: the exec is of this device; it and the graph's buffers are kept alive by their owners until their points have
         // passed: outside buffers and the arena are marked below, the backend holds the exec while it runs.
-        let value = unsafe { core.submit(frame, &Op::Graph(exec)) }?;
+        let value = unsafe { core.submit(frame, &Op::Graph(exec)) }
+            .inspect_err(|_| inner.begun.store(*launches, Ordering::Release))?;
         let point = line.at(value);
         // SAFETY: the launch at this point waited for what was gathered, and the turn is still ours.
         unsafe { locked.mark(point) };
         // SAFETY: the launch was submitted at this point just now, and the stream's turn and the graph's state are still held.
         unsafe { guard.launched(point) };
         *last = point.into();
-        *launches += 1;
-        inner.events.iter().for_each(|e| e.set(point));
+        *launches = number;
+        for Signal { event, time } in &inner.events {
+            let launch = time.as_ref().map(|_| Launch { begun: inner.begun.clone(), number });
+            event.set(point, time.clone(), launch);
+        }
         Ok(point)
     }
 

@@ -21,7 +21,7 @@ use leasehold_core::defects::{Defect, planted};
 use leasehold_core::sync::atomic::{AtomicU64, Ordering};
 use leasehold_core::sync::{Arc, Mutex};
 use leasehold_core::{BufferHandle, Error, Lease, Point, Result};
-use leasehold_hal::{Op, OpList};
+use leasehold_hal::{Op, OpList, Timestamp};
 use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
 
@@ -39,11 +39,19 @@ pub(crate) struct Recording {
     members: HashMap<u64, Member>,
     /// Buffers that were there before, by handle.
     pub(crate) outside: HashMap<BufferHandle, Outside>,
-    pub(crate) events: Vec<Lease<Event>>,
+    pub(crate) events: Vec<Signal>,
     pub(crate) waits: Vec<Lease<Event>>,
     pub(crate) points: Vec<Point>,
     /// The operators that are being encoded, the innermost last.
     encodings: Vec<Encoding>,
+}
+
+/// A record of an event, at each launch.
+#[derive(Clone)]
+pub(crate) struct Signal {
+    pub(crate) event: Lease<Event>,
+    /// What the launch writes for it; `None` without timing.
+    pub(crate) time: Option<Lease<Timestamp>>,
 }
 
 /// A buffer of the recording.
@@ -358,13 +366,19 @@ pub(crate) fn nodes(runtime: &Arc<RuntimeInner>) -> Option<u32> {
 
 /// Notes that each launch of the graph records the event at its end. `None` when this thread does not record.
 pub(crate) fn signal(runtime: &Arc<RuntimeInner>, event: &Lease<Event>) -> Option<Result<()>> {
+    if !is_recording(runtime) {
+        return None;
+    }
+    // Outside the borrow: it may call the driver.
+    let time = match event.fresh_time(&*runtime.device) {
+        Ok(time) => time,
+        Err(e) => return Some(Err(e)),
+    };
     with(runtime, |r| {
-        if let Some(time) = &event.time {
+        if let Some(time) = &time {
             r.ops.push(&Op::Stamp(time));
         }
-        if r.events.iter().all(|e| !e.same(event)) {
-            r.events.push(event.clone());
-        }
+        r.events.push(Signal { event: event.clone(), time });
         Ok(())
     })
 }
@@ -373,7 +387,7 @@ pub(crate) fn signal(runtime: &Arc<RuntimeInner>, event: &Lease<Event>) -> Optio
 pub(crate) fn wait_event(runtime: &Arc<RuntimeInner>, event: &Lease<Event>) -> Option<Result<()>> {
     with(runtime, |r| {
         // An event of this very recording: the list is in order already.
-        if r.events.iter().any(|e| e.same(event)) {
+        if r.events.iter().any(|s| s.event.same(event)) {
             return Ok(());
         }
         event.point()?;

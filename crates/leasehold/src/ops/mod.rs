@@ -89,7 +89,8 @@ pub fn wait_event(stream: &Stream, event: &Lease<Event>) -> Result<()> {
 /// Records the event at the stream's present end. While recording: each launch of the graph records it.
 ///
 /// # Errors
-/// The stream's cause when it is poisoned; `InvalidArgument` for an event of another device.
+/// The stream's cause when it is poisoned; `InvalidArgument` for an event of another device; `OutOfMemory` without a time stamp for
+/// the record; the driver's own.
 #[doc(alias = "stream::signal")]
 pub fn signal(stream: &Stream, event: &Lease<Event>) -> Result<()> {
     if event.runtime != stream.runtime.serial() {
@@ -104,10 +105,11 @@ pub fn signal(stream: &Stream, event: &Lease<Event>) -> Result<()> {
         return result;
     }
     let core = &*stream.core;
+    let time = event.fresh_time(&*stream.runtime.device)?;
     let mut turn = core.turn()?;
     let frame = turn.frame();
     frame.waits.clear();
-    let value = match &event.time {
+    let value = match &time {
         // SAFETY: the time stamp is of this device; it is leased by the submission.
         Some(time) => unsafe { core.submit(frame, &Op::Stamp(time))? },
         // Marks at once: completion of everything so far becomes observable.
@@ -116,7 +118,7 @@ pub fn signal(stream: &Stream, event: &Lease<Event>) -> Result<()> {
             core.raw.signal()?
         }
     };
-    event.set(core.line.at(value));
+    event.set(core.line.at(value), time, None);
     drop(turn);
     Ok(())
 }

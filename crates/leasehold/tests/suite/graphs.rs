@@ -341,6 +341,102 @@ fn recorded_events_are_recorded_by_each_launch() {
 }
 
 #[test]
+fn a_graphs_record_of_an_event_keeps_its_time_from_other_records() {
+    let runtime = runtime();
+    let other = runtime.create_stream().unwrap();
+    let (start, event) = (runtime.create_event().unwrap(), runtime.create_event().unwrap());
+    runtime.record_event(&start, None).unwrap();
+    let [a, b] = [(); 2].map(|()| runtime.record_graph(|r| r.record_event(&event, None)).unwrap());
+    let elapsed = || runtime.elapsed(&start, &event).unwrap();
+    let over = |p| runtime.wait_for(p).unwrap();
+
+    // The first record is a graph's and held back; the second is eager, or another graph's.
+    for second in [None, Some(&b)] {
+        let held = hold(runtime.stream());
+        let first = a.launch().unwrap();
+        match second {
+            None => runtime.record_event(&event, Some(&other)).unwrap(),
+            Some(graph) => drop(graph.launch_on(&other).unwrap()),
+        }
+        let time = elapsed();
+        std::thread::sleep(Duration::from_millis(1));
+        open(held);
+        over(first);
+        assert_eq!(elapsed(), time);
+    }
+
+    // The first is eager and held back, the second a graph's.
+    let held = hold(runtime.stream());
+    runtime.record_event(&event, None).unwrap();
+    let first = event.point().unwrap();
+    a.launch_on(&other).unwrap();
+    let time = elapsed();
+    std::thread::sleep(Duration::from_millis(1));
+    open(held);
+    over(first);
+    assert_eq!(elapsed(), time);
+    // The time outlives the graph.
+    drop((a, b));
+    assert_eq!(elapsed(), time);
+}
+
+#[test]
+fn of_two_pending_launches_an_event_has_the_later_ones_time() {
+    let runtime = runtime();
+    let (start, event) = (runtime.create_event().unwrap(), runtime.create_event().unwrap());
+    // Twice, as a loop would: the second is the record.
+    let graph = runtime
+        .record_graph(|r| {
+            r.record_event(&event, None)?;
+            ops::host_call(r.stream(), "nap", || {
+                std::thread::sleep(Duration::from_millis(1));
+                Ok(())
+            })?;
+            r.record_event(&event, None)
+        })
+        .unwrap();
+    let held = hold(runtime.stream());
+    runtime.record_event(&start, None).unwrap();
+    graph.launch().unwrap();
+    graph.launch().unwrap();
+    assert_eq!(event.serial(), 2, "a launch records an event once");
+    open(held);
+    assert!(runtime.elapsed_time(&start, &event).unwrap() >= 1.9);
+}
+
+#[test]
+fn elapsed_is_of_one_launch_while_another_thread_launches() {
+    let runtime = runtime();
+    let (start, end) = (runtime.create_event().unwrap(), runtime.create_event().unwrap());
+    let graph = runtime
+        .record_graph(|r| {
+            r.record_event(&start, None)?;
+            ops::host_call(r.stream(), "nap", || {
+                std::thread::sleep(Duration::from_micros(50));
+                Ok(())
+            })?;
+            r.record_event(&end, None)
+        })
+        .unwrap();
+    graph.launch().unwrap();
+    let done = AtomicU32::new(0);
+    std::thread::scope(|s| {
+        s.spawn(|| {
+            while done.load(Ordering::Relaxed) == 0 {
+                // One at a time: what is asked for is over soon, and soon launched again.
+                let point = graph.launch().unwrap();
+                runtime.wait_for(point).unwrap();
+            }
+        });
+        let times: Vec<_> = (0..2_000).map(|_| runtime.elapsed(&start, &end)).collect();
+        done.store(1, Ordering::Relaxed);
+        for time in times {
+            assert!(time.unwrap() >= Duration::from_micros(45), "a start and an end of two launches");
+        }
+    });
+}
+
+#[test]
 fn a_graph_that_failed_can_be_launched_again_on_another_stream() {
     let runtime = runtime();
     let (fail, y) = (Arc::new(AtomicU32::new(1)), runtime.upload(&[0u32]).unwrap());

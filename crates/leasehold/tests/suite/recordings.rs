@@ -356,6 +356,26 @@ fn an_operator_that_fails_in_the_middle_leaves_no_trace() {
 }
 
 #[test]
+fn an_operator_that_fails_leaves_an_event_its_record_before() {
+    let runtime = runtime();
+    let (start, event) = (runtime.create_event().unwrap(), runtime.create_event().unwrap());
+    let failing = Op::new(&[], |encoder| {
+        ops::signal(encoder.stream(), &event)?;
+        Err(Error::state("on purpose"))
+    });
+    let graph = runtime
+        .record_graph(|r| {
+            r.record_event(&start, None)?;
+            r.record_event(&event, None)?;
+            assert_eq!(kind(r.add_graph_operator(&failing)), "InvalidState");
+            Ok(())
+        })
+        .unwrap();
+    graph.launch().unwrap();
+    runtime.elapsed(&start, &event).unwrap();
+}
+
+#[test]
 fn an_operator_must_declare_what_it_touches() {
     let runtime = runtime();
     let (x, y) = (runtime.upload(&[1u32; 4]).unwrap(), runtime.upload(&[0u32; 4]).unwrap());
