@@ -120,6 +120,11 @@ impl Event {
         }
         self.timed.lock().clone().ok_or_else(never_recorded)
     }
+
+    /// Whether a graph writes the time of this record again, and has not made that the last record yet.
+    pub(crate) fn is_overtaken(&self, record: &Timed) -> bool {
+        !record.is_kept() && self.stamp.load(Ordering::Acquire) == Stamp::from(record.point).to_bits()
+    }
 }
 
 #[cold]

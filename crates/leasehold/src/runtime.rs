@@ -25,6 +25,9 @@ use std::fmt;
 use std::sync::Weak;
 use std::time::{Duration, Instant};
 
+/// How often an event's time may be overwritten before it was read.
+const OVERTAKEN: u32 = 16;
+
 /// The part of a runtime that its streams, graphs and handles share. The order of the fields is that of their end.
 pub(crate) struct RuntimeInner {
     serial: u64,
@@ -736,10 +739,12 @@ impl Runtime {
     /// Device time between the last records of `start` and `end`. Blocks until both are complete.
     ///
     /// Recording an event again while this waits changes nothing. A graph keeps the times of its last launch alone: if another thread
-    /// launches one that recorded one of the events meanwhile, the answer is that of the new launch.
+    /// launches one that recorded one of the events meanwhile, the answer is that of the new launch. Where launches follow each
+    /// other without a pause, there may be none.
     ///
     /// # Errors
-    /// As [`elapsed_time`](Self::elapsed_time).
+    /// As [`elapsed_time`](Self::elapsed_time); `InvalidState` when a graph was launched again 16 times, each time before the times
+    /// of the launch before could be read.
     pub fn elapsed(&self, start: &Event, end: &Event) -> Result<Duration> {
         recorder::refuse(&self.inner, "elapsed time cannot be asked for while recording")?;
         for event in [start, end] {
@@ -750,7 +755,7 @@ impl Runtime {
                 )));
             }
         }
-        loop {
+        for _ in 0..OVERTAKEN {
             let (from, to) = (start.timed()?, end.timed()?);
             self.wait_for_record(start, from.point, None)?;
             self.wait_for_record(end, to.point, None)?;
@@ -760,8 +765,11 @@ impl Runtime {
                 return time;
             }
             // Another thread launches a graph that recorded one of the events: the new launch is the last record soon.
-            std::thread::yield_now();
+            while start.is_overtaken(&from) || end.is_overtaken(&to) {
+                std::thread::yield_now();
+            }
         }
+        Err(Error::state("a graph that records the event is launched again before its time can be read"))
     }
 
     /// Makes later work of a stream (the default stream for `None`) start after the event. Does not block the host.
