@@ -54,6 +54,8 @@ pub(crate) const REGION: u32 = 1 << 8;
 pub(crate) const FOREIGN: u32 = 1 << 9;
 /// Of no magazine class.
 pub(crate) const CLASSLESS: u32 = 1 << 10;
+/// Imported memory that must not be written.
+pub(crate) const READ_ONLY: u32 = 1 << 11;
 /// The home line's number lies above the flags.
 const HOME_SHIFT: u32 = 16;
 
@@ -156,6 +158,12 @@ impl Buffer {
     #[inline]
     pub fn is_imported(&self) -> bool {
         self.flags.load(Ordering::Relaxed) & IMPORTED != 0
+    }
+
+    /// Whether it is imported memory that must not be written: [`Protection::ReadOnly`](crate::Protection).
+    #[inline]
+    pub fn is_read_only(&self) -> bool {
+        self.flags.load(Ordering::Relaxed) & READ_ONLY != 0
     }
 
     /// Whether it was allocated while recording and has no memory yet.

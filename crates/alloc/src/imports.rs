@@ -5,7 +5,7 @@
 //! This module must not know where blocks lie.
 
 use crate::allocator::{Allocator, Core, Inner, kind_bits};
-use crate::buffer::{ARENA, Buffer, IMPORTED, Open, Row};
+use crate::buffer::{ARENA, Buffer, IMPORTED, Open, READ_ONLY, Row};
 use crate::host;
 use crate::watch::Reach;
 use leasehold_core::sync::atomic::Ordering;
@@ -36,6 +36,18 @@ impl Core {
     }
 }
 
+/// What may be done with imported memory.
+///
+/// The layers above refuse work that writes a read-only buffer, whoever submits it: a lease may be had by handle.
+#[doc(alias("PROT_READ", "CUmemAccess_flags"))]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Protection {
+    /// It is only read: a read-only mapping, bytes of the program, memory that others read meanwhile.
+    ReadOnly,
+    /// It is read and written.
+    ReadWrite,
+}
+
 impl Allocator {
     /// Somebody else's memory as a buffer: `bytes` at `addr`, spanned by the native object `native` (or 0). Counted as imported, not as
     /// reserved. `keep` is dropped once nobody holds the buffer and the last use that was recorded on it is over; if that is not yet so
@@ -45,12 +57,15 @@ impl Allocator {
     /// `InvalidArgument` for a range that wraps; `OutOfMemory` for host memory.
     ///
     /// # Safety
-    /// - `[addr, addr + bytes)` is memory that this allocator's device (or the host) may access, and stays so until `keep` is dropped.
+    /// - `[addr, addr + bytes)` is memory that this allocator's device (or the host) may access as `protection` says, and stays so until
+    ///   `keep` is dropped.
+    /// - Until then nobody writes it but through this buffer; with [`Protection::ReadWrite`] nobody else reads it either.
     pub unsafe fn import(
         &self,
         addr: u64,
         bytes: u64,
         native: u64,
+        protection: Protection,
         keep: Box<dyn Any + Send + Sync>,
     ) -> Result<Lease<Buffer>> {
         if addr.checked_add(bytes).is_none() {
@@ -70,7 +85,8 @@ impl Allocator {
         core.imports.push(index);
         core.imported += 1;
         core.imported_bytes += bytes;
-        row.buffer.describe(bytes, None, IMPORTED | kind_bits(inner.config.host_kind));
+        let protected = if protection == Protection::ReadOnly { READ_ONLY } else { 0 };
+        row.buffer.describe(bytes, None, IMPORTED | protected | kind_bits(inner.config.host_kind));
         row.buffer.lie_at(addr, native);
         row.buffer.inherit(Stamp::NEVER);
         Ok(inner.lend(row))

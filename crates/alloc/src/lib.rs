@@ -76,6 +76,7 @@ pub use cell::AllocatorCell;
 pub use config::*;
 pub use debug::{DebugAids, Finding, FindingKind, POISON_FREED, POISON_FRESH, RED_ZONE};
 pub use fake::{Call, FakeBacking, Fault};
+pub use imports::Protection;
 pub use layout::*;
 pub use lookup::Holding;
 pub use ring::{EventKind, TraceEvent};

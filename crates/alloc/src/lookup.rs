@@ -63,7 +63,7 @@ impl Allocator {
 
 #[cfg(test)]
 mod tests {
-    use crate::{Allocator, AllocatorConfig, FakeBacking, Layout, On};
+    use crate::{Allocator, AllocatorConfig, FakeBacking, Layout, On, Protection};
     use leasehold_core::{LineOwner, Point, Result, Timeline};
     use std::time::Duration;
 
@@ -137,7 +137,7 @@ mod tests {
         drop(b);
         assert_eq!(allocator.holding(at, 1, 1), None);
         // SAFETY: the allocator's fake memory is never touched.
-        let import = unsafe { allocator.import(0x10_0000, 64, 7, Box::new(())) }.unwrap();
+        let import = unsafe { allocator.import(0x10_0000, 64, 7, Protection::ReadWrite, Box::new(())) }.unwrap();
         assert_eq!(allocator.holding(0x10_0010, 16, 0).unwrap().native, 7);
         drop(import);
         assert_eq!(allocator.holding(0x10_0010, 16, 0), None);

@@ -44,7 +44,7 @@ pub use gate::Gate;
 pub use graph::{Graph, GraphOperator, Update};
 pub use kernel::{KernelBase, KernelSession};
 pub use leasehold_alloc::Buffer as Memory;
-pub use leasehold_alloc::{AllocStats, Allocator, Buffer, HostKind, Layout};
+pub use leasehold_alloc::{AllocStats, Allocator, Buffer, HostKind, Layout, Protection};
 /// The ground floor: handles, leases, pools, managers, timelines.
 pub use leasehold_core as core;
 pub use leasehold_core::{

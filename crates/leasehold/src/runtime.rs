@@ -159,13 +159,14 @@ impl RuntimeInner {
         self.streams.lock().iter().filter_map(Weak::upgrade).find(|s| s.line.id() == point.line_id())
     }
 
-    /// Refuses memory of another device.
+    /// Refuses memory of another device, and writing what is read-only.
     #[inline]
     pub(crate) fn check_operands(&self, operands: &[Operand<'_>]) -> Result<()> {
         for operand in operands {
             if !self.memory.owns(operand.slice.lease) {
                 self.check_operand_slow(operand)?;
             }
+            check_writable(operand)?;
         }
         Ok(())
     }
@@ -263,19 +264,37 @@ impl RuntimeInner {
         Ok(())
     }
 
-    /// Refuses memory of another device, and memory that has no address yet.
+    /// As [`check_operands`](Self::check_operands); refuses memory that has no address yet, too.
     #[inline]
     pub(crate) fn check_eager(&self, operands: &[Operand<'_>]) -> Result<()> {
         for operand in operands {
             if !self.memory.owns(operand.slice.lease) {
                 self.check_operand_slow(operand)?;
             }
+            check_writable(operand)?;
             if operand.slice.lease.is_symbolic() {
                 return Err(no_address());
             }
         }
         Ok(())
     }
+}
+
+/// Refuses to write what was imported to be read only.
+///
+/// # Errors
+/// `InvalidArgument`.
+#[inline]
+pub(crate) fn check_writable(operand: &Operand<'_>) -> Result<()> {
+    if operand.access.writes() && operand.slice.lease.is_read_only() { Err(read_only(operand)) } else { Ok(()) }
+}
+
+#[cold]
+fn read_only(operand: &Operand<'_>) -> Error {
+    Error::invalid(format!(
+        "a buffer of {} bytes was imported read-only and cannot be written",
+        operand.slice.lease.len()
+    ))
 }
 
 #[cold]

@@ -5,7 +5,7 @@
 
 use crate::config::Config;
 use crate::weights::{Dtype, Weights};
-use leasehold::{Error, Lease, Result, Runtime};
+use leasehold::{Error, Lease, Protection, Result, Runtime};
 use leasehold_operators::kernels::cpu::rope;
 use leasehold_operators::{DType, Library, Tensor, ops};
 use std::fmt;
@@ -85,13 +85,14 @@ impl Loader<'_> {
         };
         let bytes = stored.bytes();
         let buffer = if self.runtime.raw_device().caps().host_visible {
-            // SAFETY: the bytes stay where they are while the kept source lives, and the device reads host memory in place. They
-            // are only ever read: the loader makes read-only tensors of them.
+            // SAFETY: the bytes stay where they are while the kept source lives, and the device reads host memory in place. Nobody writes
+            // them: the import is read-only, and the source's own bytes are shared.
             unsafe {
                 self.runtime.allocator().import(
                     bytes.as_ptr().expose_provenance() as u64,
                     bytes.len() as u64,
                     0,
+                    Protection::ReadOnly,
                     Box::new(stored.keep_alive()),
                 )?
             }

@@ -8,7 +8,7 @@ use crate::MIB;
 use crate::model::Rng;
 use leasehold_alloc::replay::{VirtualStream, pass};
 use leasehold_alloc::{Allocator, AllocatorConfig, Backing, BackingCaps, Buffer, Chunk, FakeBacking, Fault};
-use leasehold_alloc::{CrossStream, Layout, Lifetime, On, Policy};
+use leasehold_alloc::{CrossStream, Layout, Lifetime, On, Policy, Protection};
 use leasehold_core::sync::Arc;
 use leasehold_core::{Error, Lease, Line, OutOfMemory, Point, Result, Timeline};
 use std::alloc::{GlobalAlloc, System};
@@ -247,7 +247,7 @@ impl Scene {
             let size = [700, 5_000, 40_000, 90_000, MIB, 3 * MIB, 11 * MIB][rng.below(7) as usize];
             let lent = match rng.below(12) {
                 // SAFETY: nobody touches it.
-                0 => unsafe { self.allocator.import(1 << 40, size, 0, paused(|| Box::new(()))) },
+                0 => unsafe { self.allocator.import(1 << 40, size, 0, Protection::ReadWrite, paused(|| Box::new(()))) },
                 _ => self.allocator.alloc(Layout::new(size), On::new(&self.streams[own])),
             };
             match lent {
@@ -363,7 +363,8 @@ fn a_free_asks_the_host_for_nothing() {
     scene.check();
     // An import whose last use is not over, and a member of an arena.
     // SAFETY: nobody touches it.
-    let import = unsafe { scene.allocator.import(1 << 40, 4096, 0, Box::new(())) }.expect("an import");
+    let import =
+        unsafe { scene.allocator.import(1 << 40, 4096, 0, Protection::ReadWrite, Box::new(())) }.expect("an import");
     scene.submit(&import, 0, 2);
     assert_eq!(calls_in(|| drop(import)), 0, "an import");
     assert_eq!(scene.allocator.stats().retired, 1);

@@ -4,7 +4,7 @@ use crate::{Bench, MIB};
 use leasehold_alloc::replay::VirtualStream;
 use leasehold_alloc::{
     Allocator, AllocatorConfig, ArenaState, BackingCaps, Call, CrossStream, FakeBacking, Fault, HostKind, Layout,
-    Lifetime, On, Policy,
+    Lifetime, On, Policy, Protection,
 };
 use leasehold_core::{Error, Timeline};
 
@@ -313,7 +313,8 @@ fn imports_are_kept_until_their_last_use_is_over() {
     let memory = Arc::new(vec![0u8; 4096]);
     // SAFETY: the vector lives as long as `keep`, and nothing here touches the memory.
     let x =
-        unsafe { b.allocator.import(memory.as_ptr() as u64, 4096, 0, Box::new(memory.clone())) }.expect("an import");
+        unsafe { b.allocator.import(memory.as_ptr() as u64, 4096, 0, Protection::ReadWrite, Box::new(memory.clone())) }
+            .expect("an import");
     let s = b.allocator.stats();
     assert_eq!((s.imported, s.imported_bytes, s.live_bytes, s.reserved), (1, 4096, 0, 0));
     let p = b.stream.submit().expect("a value");

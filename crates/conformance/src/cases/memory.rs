@@ -5,7 +5,7 @@ use crate::cases::streams::{copy, fill};
 use crate::env::{Env, direct, leasehold_on};
 use leasehold::core::sync::atomic::{AtomicU32, Ordering};
 use leasehold::hal::{MemoryKind, Op, Stream};
-use leasehold::{Allocator, Buffer, Error, Layout, Lease, View, ops};
+use leasehold::{Allocator, Buffer, Error, Layout, Lease, Protection, View, ops};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -569,7 +569,15 @@ impl Drop for Bomb {
 fn import(env: &Env, memory: &[u64], ended: &Arc<AtomicU32>) -> Outcome<Lease<Buffer>> {
     let pool = env.device().memory(MemoryKind::Pinned)?;
     // SAFETY: the memory is host memory that the case keeps to its end.
-    Ok(unsafe { pool.import(memory.as_ptr() as u64, size_of_val(memory) as u64, 0, Box::new(Bomb(ended.clone()))) }?)
+    Ok(unsafe {
+        pool.import(
+            memory.as_ptr() as u64,
+            size_of_val(memory) as u64,
+            0,
+            Protection::ReadWrite,
+            Box::new(Bomb(ended.clone())),
+        )
+    }?)
 }
 
 fn import_again(env: &Env) -> Outcome {

@@ -13,7 +13,7 @@ use crate::event::{Event, Launch};
 use crate::graph::optimise::{moved, redundant};
 use crate::graph::recorder::{self, Recording, Signal};
 use crate::kernel::rules::Rules;
-use crate::runtime::RuntimeInner;
+use crate::runtime::{RuntimeInner, check_writable};
 use crate::stream::{Locked, Stream, StreamCore, Use, is_over, need};
 use crate::view::{Operand, View};
 use bytemuck::NoUninit;
@@ -310,6 +310,9 @@ impl Graph {
                 return Err(Error::invalid("the graph does not use the buffer that is to be replaced"));
             };
             inner.runtime.check_stand_in(old, new)?;
+            if state.outside[at].writes {
+                check_writable(&new.write())?;
+            }
             inner.runtime.refuse_symbolic(&[new.read()])?;
             if new.len() < old.len() {
                 return Err(Error::invalid(format!(

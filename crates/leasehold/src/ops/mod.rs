@@ -20,7 +20,7 @@ use crate::context::ContextGuard;
 use crate::event::Event;
 use crate::graph::NodeId;
 use crate::graph::recorder;
-use crate::runtime::Runtime;
+use crate::runtime::{Runtime, check_writable};
 use crate::stream::Stream;
 use crate::view::{Operand, Slice};
 use bytemuck::{NoUninit, Pod};
@@ -225,6 +225,7 @@ pub fn copy_2d(
         rows,
     };
     let (from, to) = (src.read(), writing(dst));
+    check_writable(&to)?;
     if !(stream.runtime.owns(src.buffer()) && stream.runtime.owns(dst.buffer())) {
         return between::copy(stream, &copy, to, from);
     }
