@@ -58,11 +58,12 @@ pub struct Binding {
 const _: () = assert!(size_of::<Binding>() == 32);
 
 impl Binding {
-    /// Whether both share a byte.
+    /// Whether both share a byte. An empty binding shares none.
     #[inline]
     #[must_use]
     pub fn overlaps(&self, other: &Binding) -> bool {
-        self.addr < other.addr.saturating_add(other.len) && other.addr < self.addr.saturating_add(self.len)
+        let end = |b: &Binding| b.addr.saturating_add(b.len);
+        self.addr.max(other.addr) < end(self).min(end(other))
     }
 }
 

@@ -73,6 +73,14 @@ fn list(nodes: &[Node]) -> OpList {
 
 proptest! {
     #[test]
+    fn bindings_overlap_where_they_share_a_byte(a in touches(), b in touches()) {
+        for (x, y) in a.iter().flat_map(|x| b.iter().map(move |y| (x, y))) {
+            let shared = (x.addr..x.addr + x.len).any(|byte| (y.addr..y.addr + y.len).contains(&byte));
+            prop_assert_eq!(x.overlaps(y), shared, "{:?} and {:?}", x, y);
+        }
+    }
+
+    #[test]
     fn tracker_and_bytes_agree(nodes in prop::collection::vec(touches(), 0..24)) {
         let mut tracker = Tracker::new();
         let mut edges = vec![Vec::new(); nodes.len()];
