@@ -10,7 +10,7 @@ use leasehold_core::sync::Mutex;
 use leasehold_cuda::driver::sim::SimDriver;
 use leasehold_cuda::{CudaBackend, CudaConfig};
 use leasehold_sim::{
-    FaultAction, FaultRule, FaultScope, KernelBody, KernelRegistry, KernelSpec, Launch, Machine, SimBackend, When,
+    FaultAction, FaultRule, KernelBody, KernelRegistry, KernelSpec, Launch, Monitor, SimBackend, When,
 };
 use std::collections::BTreeMap;
 use std::sync::{Arc, Weak};
@@ -83,7 +83,7 @@ fn kernels() -> KernelRegistry {
 
 /// Cases raise flags in pinned memory without a word to the machine, whose threads then sleep: it is told to look again now and then, as
 /// long as its driver is there.
-fn ring(machine: Machine, driver: Weak<SimDriver>) -> leasehold::Result<()> {
+fn ring(machine: Monitor, driver: Weak<SimDriver>) -> leasehold::Result<()> {
     let watch = move || {
         while driver.strong_count() > 0 {
             machine.ring();
@@ -96,7 +96,7 @@ fn ring(machine: Machine, driver: Weak<SimDriver>) -> leasehold::Result<()> {
 
 /// Makes the next calls of a kind fail.
 struct Switchboard {
-    machine: Machine,
+    machine: Monitor,
     /// The names of the calls that submit, create and take memory.
     calls: [&'static [&'static str]; 3],
 }
@@ -168,14 +168,14 @@ impl Factory for SimulatedCuda {
 pub(crate) struct Simulated(pub(crate) u64);
 
 impl Simulated {
-    fn machine(&self) -> leasehold::Result<Machine> {
-        Machine::new(simulated::machine(self.0, kernels()).fault_scope(FaultScope::Queue))
+    fn make(&self) -> leasehold::Result<SimBackend> {
+        SimBackend::new(simulated::machine(self.0, kernels()))
     }
 }
 
 impl Factory for Simulated {
     fn backend(&self) -> leasehold::Result<Arc<dyn Backend>> {
-        Ok(Arc::new(SimBackend::over(self.machine()?)?))
+        Ok(Arc::new(self.make()?))
     }
 
     fn kernel(&self, kernel: TestKernel) -> Option<KernelDesc<'static>> {
@@ -183,10 +183,10 @@ impl Factory for Simulated {
     }
 
     fn faulty(&self) -> Option<leasehold::Result<(Arc<dyn Backend>, Arc<dyn Faults>)>> {
-        Some(self.machine().and_then(|machine| {
-            let backend: Arc<dyn Backend> = Arc::new(SimBackend::over(machine.clone())?);
+        Some(self.make().map(|backend| {
             let calls: [&'static [&'static str]; 3] = [&["submit"], &["pipeline_create"], &["create"]];
-            Ok((backend, Arc::new(Switchboard { machine, calls }) as Arc<dyn Faults>))
+            let faults: Arc<dyn Faults> = Arc::new(Switchboard { machine: backend.machine().clone(), calls });
+            (Arc::new(backend) as Arc<dyn Backend>, faults)
         }))
     }
 
@@ -206,7 +206,7 @@ mod tests {
     /// Keeps the machines of the backends that were made.
     struct Kept {
         inner: SimulatedCuda,
-        machines: Mutex<Vec<Machine>>,
+        machines: Mutex<Vec<Monitor>>,
     }
 
     impl Factory for Kept {
@@ -225,7 +225,7 @@ mod tests {
         SimulatedCuda { seed: simulated::SEED, aids: "pass-through".parse().unwrap() }
     }
 
-    fn calls(machine: &Machine, name: &str) -> u64 {
+    fn calls(machine: &Monitor, name: &str) -> u64 {
         machine.calls_by_name().iter().find(|c| c.0 == name).map_or(0, |c| c.1)
     }
 
@@ -256,7 +256,7 @@ mod tests {
         let machines = kept.machines.lock();
         assert!(machines.iter().map(|m| calls(m, "cuMemAlloc")).sum::<u64>() > 100);
         assert_eq!(machines.iter().map(|m| calls(m, "cuMemCreate")).sum::<u64>(), 0);
-        let reports: Vec<_> = machines.iter().flat_map(Machine::take_reports).map(|r| r.to_string()).collect();
+        let reports: Vec<_> = machines.iter().flat_map(Monitor::take_reports).map(|r| r.to_string()).collect();
         assert!(reports.is_empty(), "{reports:#?}");
     }
 }

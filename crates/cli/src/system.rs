@@ -34,14 +34,14 @@ impl Request {
 pub(crate) struct System {
     pub(crate) runtime: Runtime,
     #[cfg(feature = "cuda")]
-    machine: Option<leasehold_sim::Machine>,
+    machine: Option<leasehold_sim::Monitor>,
 }
 
 /// A backend, and the machine under it.
 struct Made {
     backend: Arc<dyn Backend>,
     #[cfg(feature = "cuda")]
-    machine: Option<leasehold_sim::Machine>,
+    machine: Option<leasehold_sim::Monitor>,
 }
 
 impl System {
@@ -113,7 +113,7 @@ fn make(request: &Request) -> Result<Option<Made>, Failure> {
 /// The backend as asked for; `None` for one that this build has not got.
 #[cfg(feature = "cuda")]
 fn make(request: &Request) -> Result<Option<Made>, Failure> {
-    use leasehold_sim::{Machine, SimBackend};
+    use leasehold_sim::SimBackend;
     if request.device.backend == BackendKind::Cuda && request.memory.debug.guard {
         let (aids, device) = (request.memory.debug, request.device);
         return Err(Failure::misuse(format!(
@@ -134,8 +134,9 @@ fn make(request: &Request) -> Result<Option<Made>, Failure> {
         (BackendKind::Sim, seed) => {
             unaided(request.device, request.memory)?;
             let config = simulated::machine(seed.unwrap_or(simulated::SEED), simulated::operators()?);
-            let machine = Machine::new(config)?;
-            (Arc::new(SimBackend::over(machine.clone())?), Some(machine))
+            let backend = SimBackend::new(config)?;
+            let machine = backend.machine().clone();
+            (Arc::new(backend), Some(machine))
         }
         _ => return Ok(None),
     };

@@ -3,7 +3,7 @@
 //! This module must hold no state beside the device manager.
 
 use crate::allocator;
-use crate::machine::{FaultScope, Machine, MachineConfig};
+use crate::machine::{FaultScope, Machine, MachineConfig, Monitor};
 use crate::manager::device::{DeviceManager, DeviceState};
 use crate::manager::gate::GateState;
 use crate::manager::graph::GraphState;
@@ -48,21 +48,14 @@ impl SimBackend {
     /// A backend over a machine of its own, on which a kernel's fault ends its stream and no other.
     ///
     /// # Errors
-    /// As [`Machine::new`].
+    /// As [`Machine::new`]; `OutOfMemory` for the pools.
     pub fn new(config: MachineConfig) -> Result<Self> {
-        Self::over(Machine::new(config.fault_scope(FaultScope::Queue))?)
-    }
-
-    /// A backend over this machine. Who keeps a clone can step it, take its reports and make its calls fail.
-    ///
-    /// # Errors
-    /// `OutOfMemory` for the pools.
-    pub fn over(machine: Machine) -> Result<Self> {
+        let machine = Machine::new(config.fault_scope(FaultScope::Queue))?;
         Ok(Self { devices: DeviceManager::new(machine.clone(), STREAMS)?, machine })
     }
 
-    /// The machine.
-    pub fn machine(&self) -> &Machine {
+    /// The machine, for who watches it, steps it and makes its calls fail.
+    pub fn machine(&self) -> &Monitor {
         &self.machine
     }
 
@@ -165,7 +158,7 @@ unsafe impl Device for DeviceState {
         if peer.backend != BackendKind::Sim {
             return Err(Error::NotFound(format!("{peer}: {} has no such peer", self.info().id).into()));
         }
-        self.machine().enable_peer(self.info().id.ordinal, peer.ordinal)?;
+        self.common.machine.enable_peer(self.info().id.ordinal, peer.ordinal)?;
         Ok(true)
     }
 

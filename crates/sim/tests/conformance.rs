@@ -5,7 +5,7 @@ use leasehold_core::Result;
 use leasehold_core::sync::{Arc, Mutex};
 use leasehold_hal::{Backend, KernelDesc, KernelSource};
 use leasehold_sim::{
-    FaultAction, FaultRule, KernelBody, KernelRegistry, KernelSpec, Launch, Machine, MachineConfig, SimBackend, When,
+    FaultAction, FaultRule, KernelBody, KernelRegistry, KernelSpec, Launch, MachineConfig, Monitor, SimBackend, When,
 };
 use std::collections::BTreeMap;
 use std::process::ExitCode;
@@ -45,13 +45,12 @@ fn kernels() -> KernelRegistry {
     all
 }
 
-fn machine(devices: u32) -> Result<Machine> {
-    let config = MachineConfig::seed(3).devices(devices, 1 << 30).kernels(kernels());
-    Machine::new(config.fault_scope(leasehold_sim::FaultScope::Queue))
+fn backend(devices: u32) -> Result<SimBackend> {
+    SimBackend::new(MachineConfig::seed(3).devices(devices, 1 << 30).kernels(kernels()))
 }
 
 /// Makes the machine's calls fail.
-struct Switchboard(Machine);
+struct Switchboard(Monitor);
 
 impl Faults for Switchboard {
     fn next(&self, fault: Injected) -> bool {
@@ -71,7 +70,7 @@ struct Sim;
 
 impl Factory for Sim {
     fn backend(&self) -> Result<Arc<dyn Backend>> {
-        Ok(Arc::new(SimBackend::over(machine(2)?)?))
+        Ok(Arc::new(backend(2)?))
     }
 
     fn kernel(&self, kernel: TestKernel) -> Option<KernelDesc<'static>> {
@@ -83,9 +82,9 @@ impl Factory for Sim {
     }
 
     fn faulty(&self) -> Option<Result<Faulty>> {
-        Some(machine(1).and_then(|m| {
-            let backend: Arc<dyn Backend> = Arc::new(SimBackend::over(m.clone())?);
-            Ok((backend, Arc::new(Switchboard(m)) as Arc<dyn Faults>))
+        Some(backend(1).map(|backend| {
+            let faults: Arc<dyn Faults> = Arc::new(Switchboard(backend.machine().clone()));
+            (Arc::new(backend) as Arc<dyn Backend>, faults)
         }))
     }
 }

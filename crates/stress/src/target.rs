@@ -18,8 +18,8 @@ use leasehold_cuda::driver::sim::{SimDriver, SimDriverConfig};
 use leasehold_cuda::{CudaBackend, CudaConfig};
 #[cfg(feature = "cuda")]
 use leasehold_sim::{
-    FaultAction, FaultPlan, FaultRule, FaultScope, KernelBody, KernelRegistry, KernelSpec, Machine, MachineConfig,
-    ReportKind, SimBackend, When,
+    FaultAction, FaultPlan, FaultRule, KernelBody, KernelRegistry, KernelSpec, MachineConfig, Monitor, ReportKind,
+    SimBackend, When,
 };
 
 /// A device, and whether the driver under it is simulated.
@@ -49,7 +49,7 @@ pub struct Bench {
     kernels: [KernelBase; Kernel::ALL.len()],
     pub(crate) weather: Weather,
     #[cfg(feature = "cuda")]
-    machine: Option<Machine>,
+    machine: Option<Monitor>,
     #[cfg(feature = "cuda")]
     driver: Option<Arc<SimDriver>>,
 }
@@ -103,9 +103,9 @@ impl Target {
         let backend: Arc<dyn Backend> = match self.device.backend {
             #[cfg(feature = "cuda")]
             BackendKind::Sim => {
-                let made = Machine::new(machine_config(seed).fault_scope(FaultScope::Queue))?;
-                machine = Some(made.clone());
-                Arc::new(SimBackend::over(made)?)
+                let made = SimBackend::new(machine_config(seed))?;
+                machine = Some(made.machine().clone());
+                Arc::new(made)
             }
             #[cfg(feature = "cuda")]
             BackendKind::Cuda if self.simulated => {

@@ -38,7 +38,7 @@ use leasehold_core::sync::atomic::{AtomicU64, Ordering};
 use leasehold_core::sync::thread;
 use leasehold_core::sync::{Mutex, MutexGuard, OnceLock};
 use leasehold_core::{Birth, Error, Result};
-use leasehold_sim::{Machine, MachineConfig, Stepping};
+use leasehold_sim::{Machine, MachineConfig, Monitor, Stepping};
 use std::cell::Cell;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -183,9 +183,9 @@ impl SimDriver {
         })
     }
 
-    /// The machine underneath: its faults, reports, time and memory.
+    /// The machine underneath, for who watches it: its faults, reports and time.
     #[must_use]
-    pub fn machine(&self) -> &Machine {
+    pub fn machine(&self) -> &Monitor {
         &self.machine
     }
 

@@ -6,7 +6,7 @@ use leasehold::cpu::CpuBackend;
 use leasehold::{Buffer, Context, Error, Lease, Runtime, Stream, Update, View, ops};
 use leasehold_cuda::driver::sim::{SimDriver, SimDriverConfig};
 use leasehold_cuda::{CudaBackend, CudaConfig};
-use leasehold_sim::{Machine, MachineConfig, SimBackend};
+use leasehold_sim::{MachineConfig, Monitor, SimBackend};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -14,7 +14,7 @@ use std::time::Duration;
 /// driver.
 struct World {
     context: Context,
-    machines: [Machine; 2],
+    machines: [Monitor; 2],
 }
 
 impl World {

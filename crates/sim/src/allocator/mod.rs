@@ -40,7 +40,7 @@ pub fn of(device: &DeviceState, kind: MemoryKind) -> Result<&Allocator> {
 /// # Errors
 /// `Unsupported` for a kind that there is not.
 pub fn backing(device: &DeviceState, kind: MemoryKind) -> Result<Box<dyn Backing>> {
-    let machine = device.machine().clone();
+    let machine = device.common.machine.clone();
     match kind {
         MemoryKind::Device => {
             let ordinal = device.info().id.ordinal;

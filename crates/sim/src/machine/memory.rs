@@ -8,7 +8,7 @@
 
 use super::detect::{Actor, HOST, Operation, ReportKind};
 use super::space::{Gone, Part, Reach};
-use super::{Machine, MemoryUse, PieceId, QueueId, State};
+use super::{Machine, MemoryUse, Monitor, PieceId, QueueId, State};
 use leasehold_core::{Error, Result};
 use leasehold_hal::Access;
 
@@ -172,20 +172,14 @@ impl Machine {
         Ok(())
     }
 
-    /// Whether host memory is pinned or registered, all of it. No call of the plan's.
-    #[must_use]
-    pub fn is_pinned(&self, addr: u64, bytes: u64) -> bool {
-        self.lock().space.is_pinned(addr, bytes)
-    }
-
     /// Lets kernels of `from` reach allocations of `to`. Says whether they could not before.
     ///
     /// # Errors
     /// `NotFound` for a device that does not exist; the fault plan's.
     pub fn enable_peer(&self, from: u32, to: u32) -> Result<bool> {
         let mut state = self.enter(from, "enable_peer")?;
-        if to >= self.0.config.devices {
-            return Err(Error::NotFound(format!("device {to} of {}", self.0.config.devices).into()));
+        if to >= self.config().devices {
+            return Err(Error::NotFound(format!("device {to} of {}", self.config().devices).into()));
         }
         Ok(state.space.enable_peer(from, to))
     }
@@ -196,10 +190,44 @@ impl Machine {
     /// As there.
     pub fn disable_peer(&self, from: u32, to: u32) -> Result<bool> {
         let mut state = self.enter(from, "disable_peer")?;
-        if to >= self.0.config.devices {
-            return Err(Error::NotFound(format!("device {to} of {}", self.0.config.devices).into()));
+        if to >= self.config().devices {
+            return Err(Error::NotFound(format!("device {to} of {}", self.config().devices).into()));
         }
         Ok(state.space.disable_peer(from, to))
+    }
+
+    /// Reads memory past all order, for tests and reports: whatever is there now. The detector does not look.
+    ///
+    /// # Errors
+    /// `InvalidArgument` for an address where nothing is.
+    pub fn peek(&self, addr: u64, to: &mut [u8]) -> Result<()> {
+        let state = self.lock();
+        let from = state.space.resolve(Reach::Engine, addr, to.len() as u64, &mut Vec::new());
+        let from = from.map_err(Error::invalid)?;
+        // SAFETY: as many bytes of the machine's memory are mapped there; the lock keeps the mapping.
+        unsafe { std::ptr::copy(from, to.as_mut_ptr(), to.len()) };
+        Ok(())
+    }
+
+    /// Writes memory past all order, for tests and debug aids. For the detector nobody wrote it.
+    ///
+    /// # Errors
+    /// `InvalidArgument` for an address where nothing is.
+    pub fn poke(&self, addr: u64, from: &[u8]) -> Result<()> {
+        let state = self.lock();
+        let to = state.space.resolve(Reach::Engine, addr, from.len() as u64, &mut Vec::new());
+        let to = to.map_err(Error::invalid)?;
+        // SAFETY: as many bytes of the machine's memory are mapped there; the lock keeps the mapping.
+        unsafe { std::ptr::copy(from.as_ptr(), to, from.len()) };
+        Ok(())
+    }
+}
+
+impl Monitor {
+    /// Whether host memory is pinned or registered, all of it. No call of the plan's.
+    #[must_use]
+    pub fn is_pinned(&self, addr: u64, bytes: u64) -> bool {
+        self.lock().space.is_pinned(addr, bytes)
     }
 
     /// Bytes in use of a device's memory, and in all. No call of the plan's.
@@ -240,32 +268,6 @@ impl Machine {
         let mut state = self.lock();
         let mut gone = Gone { region: 0, key: addr, addr, bytes, pages: None };
         state.host_is_gone(&mut gone, "host memory's end");
-    }
-
-    /// Reads memory past all order, for tests and reports: whatever is there now. The detector does not look.
-    ///
-    /// # Errors
-    /// `InvalidArgument` for an address where nothing is.
-    pub fn peek(&self, addr: u64, to: &mut [u8]) -> Result<()> {
-        let state = self.lock();
-        let from = state.space.resolve(Reach::Engine, addr, to.len() as u64, &mut Vec::new());
-        let from = from.map_err(Error::invalid)?;
-        // SAFETY: as many bytes of the machine's memory are mapped there; the lock keeps the mapping.
-        unsafe { std::ptr::copy(from, to.as_mut_ptr(), to.len()) };
-        Ok(())
-    }
-
-    /// Writes memory past all order, for tests and debug aids. For the detector nobody wrote it.
-    ///
-    /// # Errors
-    /// `InvalidArgument` for an address where nothing is.
-    pub fn poke(&self, addr: u64, from: &[u8]) -> Result<()> {
-        let state = self.lock();
-        let to = state.space.resolve(Reach::Engine, addr, from.len() as u64, &mut Vec::new());
-        let to = to.map_err(Error::invalid)?;
-        // SAFETY: as many bytes of the machine's memory are mapped there; the lock keeps the mapping.
-        unsafe { std::ptr::copy(from.as_ptr(), to, from.len()) };
-        Ok(())
     }
 }
 

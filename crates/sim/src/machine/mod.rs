@@ -3,14 +3,14 @@
 //! # How it runs
 //! Enqueuing never executes. A *step* picks one queue whose head can run, by the seed, runs that one command (or one node of a graph) to its
 //! end, and advances virtual time. Nothing else makes anything happen: there is no thread and no clock. With [`Stepping::Auto`] whoever
-//! asks steps a little and whoever waits steps until it is over; with [`Stepping::Manual`] only [`Machine::step`] steps.
+//! asks steps a little and whoever waits steps until it is over; with [`Stepping::Manual`] only [`Monitor::step`] steps.
 //!
 //! # Locks
 //! One lock guards everything. Kernels and conditions run under it and must not call the machine; host functions run without it, on the thread that
 //! steps, and may. What is given up (closures, host pages) is dropped after the lock.
 //!
 //! # Names of calls
-//! Each entry is counted under its own name (`alloc`, `enqueue`, …) and may be failed by the [`FaultPlan`]; [`Machine::note`] counts calls of a layer above,
+//! Each entry is counted under its own name (`alloc`, `enqueue`, …) and may be failed by the [`FaultPlan`]; [`Monitor::note`] counts calls of a layer above,
 //! which switches the machine's own off ([`MachineConfig::count_calls`]).
 //!
 //! This module must not know `hal`'s devices or a vendor's rules.
@@ -70,7 +70,7 @@ pub enum Stepping {
     /// Whoever asks steps a little; whoever waits steps until it is over.
     #[default]
     Auto,
-    /// [`Machine::step`] alone. A wait that nobody steps for ends with its timeout.
+    /// [`Monitor::step`] alone. A wait that nobody steps for ends with its timeout.
     Manual,
 }
 
@@ -110,7 +110,7 @@ pub struct MachineConfig {
     /// on, also what a kernel declares to write, before it runs: a kernel that reads it notices, and so does a caller that counts on bytes
     /// which the kernel leaves out.
     pub poison: Option<u8>,
-    /// Whether commands that ran are remembered for [`Machine::take_trace`].
+    /// Whether commands that ran are remembered for [`Monitor::take_trace`].
     pub trace: bool,
     /// How long, in real time, a wait without a timeout stays when nothing can run any more but another thread of the host could still help (by writing a
     /// word, raising a semaphore), before it is reported as a dead-lock. With zero there is no other thread.
@@ -342,7 +342,17 @@ struct Inner {
     config: MachineConfig,
 }
 
+/// A machine as it shows itself to those who watch: reports, time, counts, and faults to come. A clone watches the same machine; any
+/// thread may call it.
+///
+/// It gives no way to the machine's memory, queues and words. A backend lends these to safe code, which relies on them: see
+/// [`drive`](Self::drive).
+#[derive(Clone)]
+pub struct Monitor(Arc<Inner>);
+
 /// A deterministic machine of simulated devices. A clone is the same machine; any thread may call it.
+///
+/// A backend has a machine of its own and shows its [`Monitor`].
 ///
 /// ```
 /// use leasehold_sim::{Command, FillCall, Machine, MachineConfig, Transfer};
@@ -360,7 +370,14 @@ struct Inner {
 /// # Ok::<(), leasehold_core::Error>(())
 /// ```
 #[derive(Clone)]
-pub struct Machine(Arc<Inner>);
+pub struct Machine(Monitor);
+
+impl Deref for Machine {
+    type Target = Monitor;
+    fn deref(&self) -> &Monitor {
+        &self.0
+    }
+}
 
 /// The state under its lock. Rings for those who wait and drops what was given up, after the lock.
 pub(crate) struct Locked<'a> {
@@ -438,7 +455,25 @@ impl Machine {
             changed: false,
             asked: Vec::new(),
         };
-        Ok(Self(Arc::new(Inner { state: Mutex::new(state), bell: Condvar::new(), config })))
+        Ok(Self(Monitor(Arc::new(Inner { state: Mutex::new(state), bell: Condvar::new(), config }))))
+    }
+
+    /// Begins a call for a queue.
+    fn enter_queue(&self, queue: QueueId, name: &str) -> Result<Locked<'_>> {
+        let device = self.queue_device(queue)?;
+        self.enter(device, name)
+    }
+}
+
+impl Monitor {
+    /// The whole machine, for libraries whose calls enqueue work in a queue of the backend's, and for tests.
+    ///
+    /// # Safety
+    /// - What the backend made stays as it is: its memory is neither given back nor, without an order that the backend knows of, used; its
+    ///   words, semaphores and events are written by it alone; its queues are given work as the backend's own is, and not given up.
+    #[must_use]
+    pub unsafe fn drive(&self) -> Machine {
+        Machine(self.clone())
     }
 
     /// The configuration that it was made with.
@@ -477,12 +512,6 @@ impl Machine {
             state.call(0, name)?;
         }
         Ok(state)
-    }
-
-    /// Begins a call for a queue.
-    fn enter_queue(&self, queue: QueueId, name: &str) -> Result<Locked<'_>> {
-        let device = self.queue_device(queue)?;
-        self.enter(device, name)
     }
 
     /// Counts a call of a layer above under its name, on a device; the fault plan decides about it as about the machine's own.
@@ -584,6 +613,12 @@ impl Machine {
 }
 
 impl fmt::Debug for Machine {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+impl fmt::Debug for Monitor {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let state = self.lock();
         f.debug_struct("Machine")

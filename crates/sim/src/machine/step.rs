@@ -12,7 +12,7 @@ use super::clock::Clock;
 use super::command::{Action, Done, Entry, FillCall, HostFn, KernelCall, NodeAction, Running, Transfer};
 use super::detect::{Actor, Ancestors, Operation, ReportKind, Unwritten};
 use super::space::{Part, Reach, STORE};
-use super::{FaultScope, KernelBody, Launch, Machine, MachineConfig, Queue, QueueFailure, QueueId, Ran, State};
+use super::{FaultScope, KernelBody, Launch, MachineConfig, Monitor, Queue, QueueFailure, QueueId, Ran, State};
 use leasehold_core::defects::{Defect, planted};
 use leasehold_core::sync::Arc;
 use leasehold_core::sync::atomic::{AtomicU64, Ordering};
@@ -93,7 +93,7 @@ impl Place {
     }
 }
 
-impl Machine {
+impl Monitor {
     /// Runs one command (or one node of a graph) of one queue, picked by the seed. Says whether anything could run.
     pub fn step(&self) -> bool {
         let mut state = self.lock();

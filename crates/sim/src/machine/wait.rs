@@ -8,7 +8,7 @@
 //! This module must not know how commands run.
 
 use super::space::Reach;
-use super::{EventId, Machine, QueueId, SemaphoreId, State, Stepping};
+use super::{EventId, Machine, Monitor, QueueId, SemaphoreId, State, Stepping};
 use leasehold_core::sync::atomic::{AtomicU64, Ordering};
 use leasehold_core::{Error, Result};
 use std::time::{Duration, Instant};
@@ -18,7 +18,7 @@ const NAP: Duration = Duration::from_micros(200);
 /// Steps of a question, at most.
 const A_LITTLE: usize = 4;
 
-impl Machine {
+impl Monitor {
     /// Steps a little, where questions do.
     fn nudge(&self) {
         if self.0.config.stepping == Stepping::Auto {
@@ -97,7 +97,9 @@ impl Machine {
     pub fn poll(&self) {
         self.nudge();
     }
+}
 
+impl Machine {
     /// Whether all that was enqueued is over. Steps a little.
     ///
     /// # Errors

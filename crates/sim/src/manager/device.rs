@@ -10,7 +10,7 @@ use super::gate::GateManager;
 use super::graph::GraphManager;
 use super::pipeline::{Kernels, PipelineManager};
 use super::stream::StreamManager;
-use crate::machine::{KernelCall, Machine, QueueId, SemaphoreId, Stepping};
+use crate::machine::{KernelCall, Machine, Monitor, QueueId, SemaphoreId, Stepping};
 use leasehold_alloc::AllocatorCell;
 use leasehold_core::sync::atomic::AtomicU64;
 use leasehold_core::sync::{Arc, Mutex};
@@ -300,8 +300,8 @@ impl DeviceState {
         &self.limits
     }
 
-    /// The machine that it is a device of.
-    pub fn machine(&self) -> &Machine {
+    /// The machine that it is a device of, for who watches it.
+    pub fn machine(&self) -> &Monitor {
         &self.common.machine
     }
 

@@ -9,14 +9,12 @@ use leasehold_hal::{
     KernelDesc, KernelSource, MemoryKind, Op, OpList, Pipeline, Plan, Stream, StreamDesc,
 };
 use leasehold_sim::{
-    Command, FaultAction, FaultPlan, FaultRule, FaultScope, FillCall, Machine, QueueId, Ran, Report, ReportKind,
-    SimBackend, When,
+    Command, FaultAction, FaultPlan, FaultRule, FillCall, Monitor, QueueId, Ran, Report, ReportKind, SimBackend, When,
 };
 use std::time::Duration;
 
 fn backend(seed: u64) -> SimBackend {
-    let config = config(seed).fault_scope(FaultScope::Queue).trace(true);
-    SimBackend::over(Machine::new(config).unwrap()).unwrap()
+    SimBackend::new(config(seed).trace(true)).unwrap()
 }
 
 fn open(backend: &SimBackend) -> Result<Lease<dyn Device>> {
@@ -128,8 +126,9 @@ fn memory_that_is_freed_and_lent_to_another_stream_is_clean() {
 }
 
 /// A library whose calls fill.
-fn library(machine: &Machine, buffer: &Lease<Buffer>, value: u8) -> ForeignCall {
-    let (machine, at, n) = (machine.clone(), buffer.addr(), buffer.len());
+fn library(machine: &Monitor, buffer: &Lease<Buffer>, value: u8) -> ForeignCall {
+    // SAFETY: it enqueues a fill of the call's own operand, in the queue that it is given.
+    let (machine, at, n) = (unsafe { machine.drive() }, buffer.addr(), buffer.len());
     ForeignCall::new("library fill", vec![bind(at, n, Access::Write)], move |queue| {
         machine.enqueue(QueueId(queue), Command::Fill(FillCall::linear(at, n, value.into(), 1)))
     })
@@ -287,7 +286,8 @@ fn a_second_source_of_memory_fills_and_verifies_for_the_debug_aids() {
         unsafe { source.fill(chunk.addr, chunk.bytes, 7) }.unwrap();
         // SAFETY: the ranges are this backing's own, named in their order by this test alone.
         assert_eq!(unsafe { source.verify(chunk.addr, chunk.bytes, 7) }.unwrap(), None);
-        b.machine().poke(chunk.addr + 100_000, &[8]).unwrap();
+        // SAFETY: the chunk is this test's.
+        unsafe { b.machine().drive() }.poke(chunk.addr + 100_000, &[8]).unwrap();
         // SAFETY: the ranges are this backing's own, named in their order by this test alone.
         assert_eq!(unsafe { source.verify(chunk.addr, chunk.bytes, 7) }.unwrap(), Some(100_000));
         // SAFETY: the ranges are this backing's own, named in their order by this test alone.

@@ -1,0 +1,11 @@
+//! What runs raw addresses and handles is nobody's but the backend's.
+#![forbid(unsafe_code)]
+
+use leasehold_cuda::allocator as _;
+use leasehold_cuda::conv as _;
+use leasehold_cuda::encoder::Encoder as _;
+use leasehold_cuda::engine::program::Program as _;
+use leasehold_cuda::engine::stream::StreamCore as _;
+use leasehold_cuda::manager::retired as _;
+
+fn main() {}
