@@ -19,7 +19,8 @@
 //! tile is shared with the pool's helpers: `threads` in the configuration is the number of threads that one dispatch can use, the
 //! stream's worker included. Tiles are independent, so results do not depend on that number.
 //!
-//! All of these threads have the same floating-point state (see [`driver::float`]): rounding to nearest, subnormal numbers are zero.
+//! All of these threads have the same floating-point state: rounding to nearest, subnormal numbers are zero. Host calls and foreign
+//! calls run in the state that threads start with.
 //!
 //! This crate must not hold operators, and nothing but the registration of backends may name it.
 

@@ -4,7 +4,7 @@
 //! |---|---|
 //! | [`topology`], [`cgroup`], [`isa`] | what the machine is and how much of it this process may use |
 //! | [`memory`] | address space and pages |
-//! | [`float`] | the floating-point state of threads that run kernels |
+//! | `float` | the floating-point state of threads that run kernels |
 //! | `crew` | the lock-free core of the tile pool |
 //! | `pool`, `advice` | threads around it, and when it is worth waking them |
 //! | `work` | operations as ranges of tiles: kernels, copies, fills |
@@ -21,7 +21,7 @@ pub(crate) mod crew;
 #[cfg(all(test, loom))]
 mod crew_model;
 #[cfg(not(loom))]
-pub mod float;
+mod float;
 #[cfg(not(loom))]
 pub(crate) mod graph;
 #[cfg(not(loom))]

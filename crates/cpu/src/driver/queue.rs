@@ -432,8 +432,8 @@ impl Runner<'_> {
                 stamp.set(now_nanos());
                 Ok(())
             }
-            Op::Host(call) => after_foreign_code(call.run()),
-            Op::Foreign(call) => after_foreign_code(call.run(0)),
+            Op::Host(call) => called(float::apart(|| call.run())),
+            Op::Foreign(call) => called(float::apart(|| call.run(0))),
             Op::Graph(exec) => {
                 // SAFETY: the graph is of this device (the contract), whose execs give their own address, and the lease keeps it; who
                 // submits a graph vouches for its operations too.
@@ -462,8 +462,8 @@ impl Runner<'_> {
     }
 }
 
-fn after_foreign_code(result: Result<()>) -> Result<(), Failure> {
-    float::set();
+/// What a call of the program's said.
+fn called(result: Result<()>) -> Result<(), Failure> {
     result.map_err(|e| Failure::Here(e.to_string().into()))
 }
 
