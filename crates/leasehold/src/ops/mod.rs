@@ -132,8 +132,14 @@ fn same_length(dst: u64, src: u64) -> Result<()> {
 }
 
 fn writing(slice: Slice<'_>) -> Operand<'_> {
-    // A part of a buffer may be written while the rest stays: the record is the buffer's, so it is both.
-    let whole = slice.len() == slice.buffer().len();
+    let bytes = slice.len();
+    writing_some(slice, bytes)
+}
+
+/// A slice of which `bytes` bytes are written. What else the buffer holds stays, with the failure of whoever
+/// was to write it: the record is the buffer's, so less than all of it counts as read too.
+fn writing_some(slice: Slice<'_>, bytes: u64) -> Operand<'_> {
+    let whole = bytes == slice.buffer().len();
     Operand { slice, access: if whole { Access::Write } else { Access::ReadWrite } }
 }
 
@@ -224,7 +230,7 @@ pub fn copy_2d(
         width,
         rows,
     };
-    let (from, to) = (src.read(), writing(dst));
+    let (from, to) = (src.read(), writing_some(dst, width * rows));
     check_writable(&to)?;
     if !(stream.runtime.owns(src.buffer()) && stream.runtime.owns(dst.buffer())) {
         return between::copy(stream, &copy, to, from);

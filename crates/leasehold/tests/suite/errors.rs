@@ -65,7 +65,7 @@ fn after_a_kernel_trapped_every_call_tells_the_first_cause() {
 fn a_failure_reaches_who_reads_its_result_and_ends_when_it_is_overwritten() {
     let runtime = runtime();
     let stream = runtime.create_stream().unwrap();
-    let (x, y) = (runtime.upload(&[1u32; 4]).unwrap(), runtime.upload(&[1u32; 4]).unwrap());
+    let [x, y, z] = [1u32; 3].map(|i| runtime.upload(&[i; 4]).unwrap());
     runtime.sync_device().unwrap();
     launch(&stream, &trap(), &[x.read_write()], &[], 1).unwrap();
     let cause = stream.synchronize_timeout(LONG).unwrap_err().to_string();
@@ -82,6 +82,10 @@ fn a_failure_reaches_who_reads_its_result_and_ends_when_it_is_overwritten() {
     let partial = runtime.create_stream().unwrap();
     let part = ops::fill(&partial, x.part(0, 4).unwrap(), ops::Pattern::U8(0));
     assert!(part.and_then(|()| partial.synchronize_timeout(LONG)).is_err());
+    // Nor are rows with gaps between them, though they lie in a part that is all of it.
+    let rows = runtime.create_stream().unwrap();
+    let copied = ops::copy_2d(&rows, x.view(), 12, z.view(), 12, 4, 2);
+    assert!(copied.and_then(|()| rows.synchronize_timeout(LONG)).is_err());
     // All of it is.
     ops::fill(runtime.stream(), x.view(), ops::Pattern::U32(9)).unwrap();
     ops::fill(runtime.stream(), y.view(), ops::Pattern::U32(9)).unwrap();
