@@ -541,24 +541,26 @@ impl World {
                 let params: Params = [n, words[0], words[1]];
                 let Some(name) = name else { return wrong("a recorded node without a name") };
                 let updated = self.graph(graph)?.update(&Update::new().params(name, &params));
-                self.give_up(graph, updated.map(drop))?;
+                self.give_up(graph, updated.map(drop).map_err(Trouble::from))?;
             }
             Step::Swap { graph, old, new } => {
-                let (old, new) = (self.buffer(old)?, self.buffer(new)?);
-                let updated = self.graph(graph)?.update(&Update::new().buffer(&old, &new));
-                self.give_up(graph, updated.map(drop))?;
+                let swap = || -> Outcome {
+                    let (old, new) = (self.buffer(old)?, self.buffer(new)?);
+                    Ok(self.graph(graph)?.update(&Update::new().buffer(&old, &new)).map(drop)?)
+                };
+                self.give_up(graph, swap())?;
             }
             Step::Suspend { graph, stream } => {
                 suspend(&self.graph(graph)?, &self.stream(stream)?)?;
             }
-            Step::Resume(graph) => self.give_up(graph, resume(&self.graph(graph)?))?,
+            Step::Resume(graph) => self.give_up(graph, resume(&self.graph(graph)?).map_err(Trouble::from))?,
             _ => {}
         }
         Ok(())
     }
 
     /// A graph that could not be changed is not what the model means.
-    fn give_up(&self, graph: Slot, result: Result<()>) -> Result<()> {
+    fn give_up(&self, graph: Slot, result: Outcome) -> Outcome {
         if result.is_err() && !self.strict {
             drop(self.graphs[usize::from(graph)].take());
         }
