@@ -131,6 +131,8 @@ pub(crate) struct Planned {
     pub(crate) reads: Vec<u32>,
     /// Buffers that it writes, and whether nothing of what was there stays.
     pub(crate) writes: Vec<(u32, bool)>,
+    /// Events that it records.
+    pub(crate) records: Vec<Slot>,
 }
 
 /// What is left at the end: slots with their buffers' numbers and contents.
@@ -284,6 +286,7 @@ impl Model {
             expect: None,
             reads: Vec::new(),
             writes: Vec::new(),
+            records: Vec::new(),
         };
         self.apply(thread, step, &mut planned)?;
         self.order(thread, &mut planned.after);
@@ -542,7 +545,7 @@ impl Model {
             | Step::WaitStream { .. }
             | Step::QueryEvent(_)
             | Step::SyncEvent(_)
-            | Step::Elapsed(..) => self.events(step)?,
+            | Step::Elapsed(..) => self.events(step, planned)?,
             Step::Gate(_) | Step::DropGate(_) | Step::Hold { .. } | Step::Raise(_) | Step::CallRaise { .. } => {
                 self.gate(step)?;
             }
@@ -617,7 +620,7 @@ impl Model {
         Some(())
     }
 
-    fn events(&mut self, step: &Step) -> Option<()> {
+    fn events(&mut self, step: &Step, planned: &mut Planned) -> Option<()> {
         match *step {
             Step::Event { slot, timing } => {
                 let at = self.events.get_mut(usize::from(slot)).filter(|at| at.is_none())?;
@@ -635,6 +638,7 @@ impl Model {
                 (e.recorded, e.held) = (true, held);
                 self.hold(stream, held);
                 self.exclusive.push(self.on_event(event));
+                planned.records.push(event);
             }
             Step::WaitEvent { stream, event } => {
                 let held = self.event(event)? | self.stream(stream)?;

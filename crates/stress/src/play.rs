@@ -263,6 +263,8 @@ impl World {
             }
             Err(Trouble::Error(e)) if self.excusable(&e) => {
                 planned.writes.iter().for_each(|w| trust(w.0, false));
+                // What was recorded before is not what the model means.
+                planned.records.iter().for_each(|e| drop(self.events[usize::from(*e)].take()));
                 self.replace(&planned.step);
             }
             Err(Trouble::Error(e)) => self.watch.find(format!("step {index}, {:?}: {e}", planned.step), false),
@@ -426,14 +428,7 @@ impl World {
                 self.events[usize::from(slot)].put(made);
             }
             Step::DropEvent(slot) => drop(self.events[usize::from(slot)].take()),
-            Step::Record { event, stream } => {
-                let recorded = self.event(event).and_then(|e| Ok(ops::signal(&self.stream(stream)?, &e)?));
-                // What was recorded before is not what the model means.
-                if recorded.is_err() && !self.strict {
-                    drop(self.events[usize::from(event)].take());
-                }
-                recorded?;
-            }
+            Step::Record { event, stream } => ops::signal(&self.stream(stream)?, &self.event(event)?)?,
             Step::WaitEvent { stream, event } => ops::wait_event(&self.stream(stream)?, &self.event(event)?)?,
             Step::WaitStream { stream, on } => {
                 let now = self.stream(on)?.now();

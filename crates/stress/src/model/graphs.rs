@@ -149,13 +149,14 @@ impl Model {
         for Bound { node, uses, event } in &graph.nodes {
             match node {
                 Node::Call => self.calls += 1,
-                Node::Record(e) => {
-                    let on = self.on_event(*e);
-                    if let Some(Some(e)) = self.events.get_mut(usize::from(*e))
+                Node::Record(slot) => {
+                    let on = self.on_event(*slot);
+                    if let Some(Some(e)) = self.events.get_mut(usize::from(*slot))
                         && e.id == *event
                     {
                         (e.recorded, e.held) = (true, need);
                         self.exclusive.push(on);
+                        planned.records.push(*slot);
                     }
                 }
                 Node::Work(work) => {
