@@ -669,8 +669,11 @@ impl State {
         }
         *lost = Some(cause.into());
         self.changed = true;
-        let ids: Vec<QueueId> = self.queues.iter().filter(|(_, q)| q.device == device).map(|(&id, _)| id).collect();
-        for id in ids {
+        let queues = self.queues.iter().filter(|(_, q)| q.device == device);
+        let all: Vec<(QueueId, Clock, u64)> = queues.map(|(&id, q)| (id, q.clock.clone(), q.nanos)).collect();
+        for (id, clock, nanos) in all {
+            // Nothing of it runs any more, so memory that it used may go.
+            self.host_learns(&clock, nanos);
             self.abandon(id);
         }
     }

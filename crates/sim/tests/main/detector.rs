@@ -288,6 +288,19 @@ fn reads_of_memory_that_nobody_wrote() {
     only(m.take_reports(), ReportKind::NeverWritten);
 }
 
+/// What ran on a lost device is over, and so is what did not run yet.
+#[test]
+fn memory_that_a_lost_device_used_may_go() {
+    let m = Machine::new(config(9).stepping(Stepping::Manual)).unwrap();
+    let (q, at, host) = (m.queue_create(0).unwrap(), m.alloc(0, N).unwrap(), m.host_alloc(N).unwrap());
+    copy(&m, q, host, at, N);
+    m.run_until_idle();
+    copy(&m, q, host, at, N);
+    m.lose_device(0, "gone");
+    m.host_free(host).unwrap();
+    assert_eq!(m.take_reports(), []);
+}
+
 #[test]
 fn host_memory_that_goes_while_a_copy_is_pending() {
     let ends: [fn(&Machine, u64); 3] = [
