@@ -3,7 +3,10 @@
 //! # Protocol
 //! Items are left here, in the order of their values, before the driver is told to signal the value. Whoever learns that the device is done
 //! with a value carries out the items up to it and only then publishes the value. One thread at a time carries out; another that comes
-//! meanwhile leaves its target and goes. Items run without the lock: destructors may be anybody's.
+//! meanwhile notes what is due and goes. Items run without the lock: destructors may be anybody's.
+//!
+//! What is due is a number of items, those that lie here when somebody says so. A submission with a host call leaves items before it and
+//! after it, of one value: that the first are due says nothing of the others, whose work may still run.
 //!
 //! Before an item waits for another stream's publication, the values below the item's own are published.
 //! A stream only ever waits for values from before its wait. So no two streams, and no thread that comes
@@ -73,7 +76,8 @@ pub enum Item {
 struct Queue {
     items: VecDeque<(u64, Item)>,
     carrying: bool,
-    target: u64,
+    /// So many items from the front are due.
+    due: usize,
     publish: u64,
 }
 
@@ -99,7 +103,7 @@ impl HostPart {
         self.pending.load(Ordering::Acquire) == 0
     }
 
-    /// Carries out what is left up to `target`, and says up to which value the line may be published: `publish`, or what others who came
+    /// Carries out what was left up to `target` by now, and says up to which value the line may be published: `publish`, or what others who came
     /// meanwhile know. `None` when another thread is at it: it goes as far, and publishes.
     pub fn carry_out(&self, owner: &LineOwner, target: u64, publish: u64, ops: &dyn CudaSlowOps) -> Option<u64> {
         if self.is_empty() {
@@ -107,14 +111,15 @@ impl HostPart {
         }
         let line = owner.line();
         let mut queue = self.queue.lock();
-        queue.target = queue.target.max(target);
+        queue.due = queue.due.max(queue.items.partition_point(|(value, _)| *value <= target));
         queue.publish = queue.publish.max(publish);
         if queue.carrying {
             return None;
         }
         queue.carrying = true;
-        while queue.items.front().is_some_and(|(value, _)| *value <= queue.target) {
+        while queue.due > 0 {
             let Some((value, item)) = queue.items.pop_front() else { break };
+            queue.due -= 1;
             drop(queue);
             if matches!(item, Item::Passed { .. }) && line.completed() < value - 1 {
                 owner.complete(value - 1);
@@ -128,6 +133,11 @@ impl HostPart {
         }
         queue.carrying = false;
         Some(queue.publish)
+    }
+
+    /// Keeps for ever what was left: the device may use it at any time.
+    pub fn abandon(&mut self) {
+        std::mem::forget(std::mem::take(&mut self.queue.get_mut().items));
     }
 }
 

@@ -276,22 +276,31 @@ impl Drop for StreamCore {
     fn drop(&mut self) {
         let line = self.line();
         self.core.shared.remove_origin(line);
-        if !line.is_idle() {
+        let pending = !line.is_idle();
+        if pending {
             // Only when the backend was dropped without a shutdown while a gate held work back.
             let jobs = std::mem::take(&mut self.state.get_mut().deferred);
             self.owner
                 .poison(line.completed() + 1, Error::state("the backend ended while the stream's work was held back"));
             drop(jobs);
-            // SAFETY: the stream is this one's own and is given up below only.
-            self.core.door.leave_behind(|ops| unsafe { ops.stream_synchronize(self.native) });
-            let end = line.submitted();
-            let _ = self.host.carry_out(&self.owner, end, end, self.core.door.ops());
-            self.owner.complete(end);
         }
-        if self.core.door.loss().is_none() && self.reached() < self.signalled.load(Ordering::Acquire) {
-            // All is over, but the signal of it may still be on its way to the word, which somebody else gets next.
-            // SAFETY: the stream is this one's own and is given up below only.
-            self.core.door.leave_behind(|ops| unsafe { ops.stream_synchronize(self.native) });
+        // All may be over, and the signal of it still on its way to the word, which somebody else gets next.
+        let signalled = self.core.door.loss().is_none() && self.reached() < self.signalled.load(Ordering::Acquire);
+        // SAFETY: the stream is this one's own and is given up below only.
+        let waited = || self.core.door.give_back(|ops| unsafe { ops.stream_synchronize(self.native) });
+        match if pending || signalled { waited() } else { Ok(()) } {
+            Ok(()) if pending => {
+                let end = line.submitted();
+                let _ = self.host.carry_out(&self.owner, end, end, self.core.door.ops());
+                self.owner.complete(end);
+            }
+            Ok(()) => {}
+            Err(error) => {
+                // The line does not say that it is over, and what it uses stays for ever.
+                tracing::error!(%error, stream = %self.name(), "the driver may still run work of a stream that ends");
+                self.host.abandon();
+                std::mem::forget(self.word.take());
+            }
         }
         // SAFETY: made by `stream_create` for this stream, and given up here only.
         self.core.door.leave_behind(|ops| unsafe { ops.stream_destroy(self.native) });

@@ -7,6 +7,7 @@ use leasehold_core::sync::{Arc, Mutex};
 use leasehold_core::{Error, LineOwner, Point};
 use leasehold_cuda::{CompletionSource, CudaConfig};
 use leasehold_hal::{Access, Copy2d, HostCall, Keep, Op, OpList, Plan, Upload};
+use leasehold_sim::Stepping;
 use std::time::Duration;
 
 #[test]
@@ -226,6 +227,63 @@ fn what_is_kept_lives_to_completion_and_no_longer() {
     assert!(weak_down.upgrade().is_none());
     drop((x, a, gate, device));
     bench.close();
+}
+
+/// That what came before a host call is over says nothing of what comes after it in the same submission.
+#[test]
+fn what_a_graph_uses_after_a_host_call_lives_until_that_is_over_too() {
+    let mut driver = driver_config(14);
+    driver.machine = driver.machine.stepping(Stepping::Manual);
+    let bench = Bench::with(driver, inline());
+    // SAFETY: the machine runs what the backend gave it, and one word of its memory is looked at when nothing runs.
+    let machine = unsafe { bench.driver.machine().drive() };
+    let run = || machine.run_until_idle();
+    let device = bench.open(0);
+    let (a, b) = (stream(&device), stream(&device));
+    let (x, y) = (buffer(&device, &a, 64), buffer(&device, &a, 64));
+    let first = a.line().at(submit(&a, &[fill(&x, 1)]).unwrap());
+    let waited = submit(&b, &[Op::Wait(first), fill(&y, 2)]).unwrap();
+    let (before, after) = (Host::new(vec![3; 64]), Host::new(vec![4; 64]));
+    let call = HostCall::new("passes", || Ok(()));
+    let mut ops = OpList::new();
+    for op in [before.up(&x), Op::Host(&call), after.up(&x)] {
+        ops.push(&op);
+    }
+    // SAFETY: the plan's pipelines, stamps and graphs are this device's, and its memory outlives the launches.
+    let graph = unsafe { device.instantiate(Plan::new(ops)) }.unwrap();
+    let value = submit(&a, &[Op::Graph(&graph)]).unwrap();
+    let kept = Arc::downgrade(&after.keep);
+    drop((graph, before, after));
+    b.flush().unwrap();
+    // The device comes to the host call, which runs; the rest is given to the driver.
+    run();
+    a.refresh().unwrap();
+    a.refresh().unwrap();
+    // The other stream is over, and so is what it waited for.
+    let other = b.refresh().unwrap();
+    let half = (a.line().is_settled(value), kept.upgrade().is_some());
+    a.flush().unwrap();
+    run();
+    let whole = (a.refresh().unwrap(), kept.upgrade().is_some());
+    let mut bytes = [0; 64];
+    machine.peek(x.addr(), &mut bytes).unwrap();
+    // The end waits for the device, which goes on by itself from now on.
+    let over = Arc::new(AtomicU32::new(0));
+    let until = over.clone();
+    let steps = std::thread::spawn(move || {
+        while until.load(Ordering::Relaxed) == 0 {
+            machine.step();
+            std::thread::yield_now();
+        }
+    });
+    drop((call, x, y, a, b, device));
+    bench.close();
+    over.store(1, Ordering::Relaxed);
+    steps.join().unwrap();
+    assert_eq!(other, waited);
+    assert_eq!(half, (false, true), "the second half has not run, and its bytes are still to be read");
+    assert_eq!(whole, (value, false), "over, and given up");
+    assert_eq!(bytes, [4; 64]);
 }
 
 #[test]

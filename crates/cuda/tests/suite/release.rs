@@ -4,6 +4,7 @@ use crate::common::*;
 use leasehold_core::{Error, HostLine, Lease, Result};
 use leasehold_cuda::CudaConfig;
 use leasehold_hal::{Backend, Device, DeviceId, Gate, Op, Stream};
+use leasehold_sim::{FaultAction, FaultPlan, FaultRule, When};
 use std::time::{Duration, Instant};
 
 /// Far more than a drop takes on a busy machine, and far less than anything that waits here.
@@ -109,6 +110,27 @@ fn without_threads_a_dropped_backend_fails_what_a_gate_holds_back() {
     at_once("the drop of the backend", || drop(backend));
     assert!(driver.census().is_nothing(), "{:?}", driver.census());
     raise(&gate);
+}
+
+#[test]
+fn a_stream_that_ends_while_the_driver_says_nothing_gives_up_nothing() {
+    let bench = Bench::with(driver_config(65), inline());
+    let device = bench.open(0);
+    let gate = device.gate().unwrap();
+    let a = stream(&device);
+    let x = buffer(&device, &a, 4096);
+    let bytes = Host::new(vec![1; 4096]);
+    let value = submit(&a, &[bytes.up(&x), Op::Wait(gate.line().at(gate.line().submitted() + 1))]).unwrap();
+    // SAFETY: the point is that of the submission to this stream that writes the buffer, made just now.
+    unsafe { x.mark_write(a.line().at(value)) };
+    let (kept, line) = (std::sync::Arc::downgrade(&bytes.keep), a.line());
+    drop((bytes, x, a, device));
+    let failing = FaultRule::on("cuStreamSynchronize", When::Always, FaultAction::Fail(999));
+    bench.driver.machine().set_faults(FaultPlan::none().with(failing));
+    drop(bench);
+    assert!(kept.upgrade().is_some(), "the upload may still run");
+    assert!(line.check(value).is_err() && line.completed() < value, "failed, and never over");
+    drop(gate);
 }
 
 #[test]
