@@ -254,7 +254,8 @@ impl Buffer {
     #[inline]
     #[must_use]
     pub unsafe fn try_lock_record(&self, line: LineId) -> bool {
-        self.lock.compare_exchange(0, line.get(), Ordering::Acquire, Ordering::Relaxed).is_ok()
+        planted(Defect::RecordUnlocked)
+            || self.lock.compare_exchange(0, line.get(), Ordering::Acquire, Ordering::Relaxed).is_ok()
     }
 
     /// Whether the line's submitter has locked the record.

@@ -24,6 +24,14 @@ pub enum Defect {
     OldBuffers,
     /// `leasehold`: a copy of rows takes the smaller pitch for both sides.
     SmallerPitch,
+    /// `leasehold`: submissions of two threads with a common buffer do not see each other.
+    RecordUnlocked,
+    /// `leasehold`: an update leaves the old grids in the nodes.
+    OldGrid,
+    /// `leasehold`: who does not wait for a stream's turn does not get it while work is pending either.
+    TurnRefused,
+    /// `leasehold`: who waits for a stream's completion does not hear of its failure.
+    CompletionLost,
     /// `cpu`: a queue does not wait for other queues.
     WaitSkipped,
     /// `sim`: a copy leaves out its last row.
@@ -32,7 +40,7 @@ pub enum Defect {
 
 impl Defect {
     /// All of them.
-    pub const ALL: [Defect; 11] = [
+    pub const ALL: [Defect; 15] = [
         Defect::KnowsTooMuch,
         Defect::LeaseForgotten,
         Defect::PassedEarly,
@@ -42,6 +50,10 @@ impl Defect {
         Defect::WriteUnrecorded,
         Defect::OldBuffers,
         Defect::SmallerPitch,
+        Defect::RecordUnlocked,
+        Defect::OldGrid,
+        Defect::TurnRefused,
+        Defect::CompletionLost,
         Defect::WaitSkipped,
         Defect::RowLeftOut,
     ];

@@ -215,6 +215,9 @@ impl StreamCore {
     pub(crate) fn try_turn(&self) -> Result<Turn<'_>> {
         // Before and after: the wait for room takes turns of its own.
         drop(self.seat.try_turn()?);
+        if planted(Defect::TurnRefused) && !self.line.is_idle() {
+            return Err(held_by_me());
+        }
         self.breathe()?;
         self.seat.try_turn()
     }

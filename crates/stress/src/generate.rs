@@ -52,8 +52,15 @@ pub(crate) struct Taste {
 /// The program of a seed, with `ops` steps.
 pub(crate) fn generate(seed: u64, ops: u32, threads: u8, taste: Taste) -> (Program, Plan) {
     let shape = Shape::new(threads);
-    let mut g =
-        Generator { dice: Dice::new(seed), model: Model::new(shape), taste, due: Vec::new(), thread: 0, fresh: 0 };
+    let mut g = Generator {
+        dice: Dice::new(seed),
+        model: Model::new(shape),
+        taste,
+        due: Vec::new(),
+        burst: (0, 0),
+        thread: 0,
+        fresh: 0,
+    };
     let (mut steps, mut planned) = (Vec::new(), Vec::new());
     while planned.len() < ops as usize {
         g.thread = g.dice.below(shape.threads.into()) as u8;
@@ -75,6 +82,8 @@ struct Generator {
     taste: Taste,
     /// Gates that are to be raised, and when.
     due: Vec<(usize, Slot)>,
+    /// A buffer that all threads write at the same moment, and how often still.
+    burst: (Slot, u32),
     thread: u8,
     fresh: u32,
 }
@@ -94,6 +103,12 @@ impl Generator {
                 return Step::Raise(gate);
             }
         }
+        if self.burst.1 > 0 {
+            self.burst.1 -= 1;
+            let to = self.part(self.burst.0, u32::MAX, &[]);
+            let work = self.mask(Span { len: to.len - to.len % 4, ..to });
+            return Step::Run(self.stream(), work);
+        }
         match self.dice.below(1000) {
             0..420 => {
                 let work = self.work(&[]);
@@ -108,7 +123,10 @@ impl Generator {
             785..815 => self.streams(),
             815..880 => self.events(),
             880..900 if self.taste.gates => self.gates(),
-            900..920 if self.taste.host_calls => Step::Call { stream: self.stream(), once: self.dice.chance(50) },
+            900..920 if self.taste.host_calls => match self.dice.below(3) {
+                0 => Step::Complete(self.stream()),
+                n => Step::Call { stream: self.stream(), once: n == 1 },
+            },
             920..975 if self.taste.graphs => self.graphs(),
             975..990 => {
                 if self.dice.chance(50) {
@@ -117,7 +135,11 @@ impl Generator {
                     Step::Leave
                 }
             }
-            990..996 => Step::Wrong(self.dice.pick(&Wrong::ALL), self.buffer()),
+            990..993 => Step::Wrong(self.dice.pick(&Wrong::ALL), self.buffer()),
+            993..996 => {
+                self.burst = (self.buffer(), 2 + self.dice.below(20));
+                self.check()
+            }
             996..997 => Step::Trim,
             997..999 if self.taste.scenes => Step::Scene(self.dice.pick(&Scene::ALL)),
             _ => Step::Sync(self.stream()),
@@ -312,7 +334,16 @@ impl Generator {
         Work { op: Op::Launch { kernel, words: [first, second] }, from, to }
     }
 
+    fn mask(&mut self, to: Span) -> Work {
+        let words = [self.seed(), self.seed()];
+        Work { op: Op::Launch { kernel: Kernel::Mask, words }, from: Vec::new(), to }
+    }
+
     fn session(&mut self) -> Step {
+        if self.dice.chance(15) {
+            let work = self.launch(&[]);
+            return Step::Try(self.stream(), work);
+        }
         let works = (0..1 + self.dice.below(3)).map(|_| self.launch(&[])).collect();
         Step::Session(self.stream(), works)
     }
@@ -326,7 +357,11 @@ impl Generator {
             let at = self.dice.below(extent);
             Span { slot, at, len: 1 + self.dice.below(extent - at) }
         };
-        let read = if self.dice.chance(20) { Read::New } else { Read::On(self.stream()) };
+        let read = match self.dice.below(10) {
+            0 => Read::New,
+            1 => Read::Again,
+            _ => Read::On(self.stream()),
+        };
         Step::Check(read, span)
     }
 
@@ -394,7 +429,11 @@ impl Generator {
                 if launches.is_empty() {
                     return Step::DropGraph(slot);
                 }
-                Step::Params { graph: slot, node: self.dice.pick(&launches), words: [self.seed(), self.seed()] }
+                let node = self.dice.pick(&launches);
+                if self.dice.chance(40) {
+                    return Step::Grid { graph: slot, node, blocks: self.dice.below(8) };
+                }
+                Step::Params { graph: slot, node, words: [self.seed(), self.seed()] }
             }
             5..8 => {
                 let used = self.model.outside(slot);

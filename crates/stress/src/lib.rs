@@ -2,13 +2,14 @@
 //!
 //! # What a program does
 //! Streams and events (also in graphs), gates that are raised by the host and by host calls, buffers and parts of them, pinned memory, uploads of
-//! every kind, copies, rows, fills, launches alone and several in a session, host calls, graphs with branches and temporaries, their updates, suspended
-//! arenas, current contexts, second contexts, calls that must be refused; drops of all of it in any order by any thread. Scenes with objects of
-//! their own fail on purpose.
+//! every kind, copies, rows, fills, launches alone and several in a session, host calls, completions, graphs with branches and temporaries, their
+//! updates, suspended arenas, current contexts, second contexts, calls that must be refused; drops of all of it in any order by any thread. Threads
+//! write one buffer at the same moment where what they do commutes. Scenes with objects of their own fail on purpose.
 //!
 //! # What is checked
 //! * Parts of buffers are read back at random times, and all buffers at the end: they hold what they hold when the steps run one after the other.
-//! * No call fails. Host calls ran as often as they must. An event that was waited for is over.
+//! * No call fails. Host calls ran as often as they must, and each completion came once. An event that was waited for is over. A stream that is free
+//!   gives its turn, and never to two.
 //! * Nothing is left: no buffer of the allocator, whose tables are consistent; no lease, so that the backend shuts down; nothing of a simulated driver.
 //! * Nothing hangs: where no step ends for a while, the report says where each thread is.
 //! * On simulated devices the race detector reports nothing.
@@ -18,8 +19,8 @@
 //!
 //! # The model
 //! The runtime orders two operations on one buffer, of which one writes, by their submission, on whatever streams. So threads hand a buffer over when
-//! one of them writes it, and share it for reading; everything else they do at any time. Which steps come in order follows from the program, so the
-//! same seed gives the same program with the same contents, however the threads run.
+//! one of them writes it. They share it for reading, and for launches that commute; everything else they do at any time. Which steps come in order
+//! follows from the program, so the same seed gives the same program with the same contents, however the threads run.
 //!
 //! # How to reproduce
 //! `leasehold stress --seed S` with the same `--ops` and `--threads` runs the same program again. Orders between threads differ from run to run, but

@@ -3,7 +3,8 @@
 //! # What order the API guarantees
 //! The runtime orders two operations on one buffer, of which one writes, by the order in which they were submitted, on whatever streams.
 //! So the model runs the program's steps one after the other. Threads may run their steps at any time, except that two steps come in
-//! the program's order when they touch one buffer (and one of them writes) or one object (and one of them changes it).
+//! the program's order when they touch one buffer (and one of them writes) or one object (and one of them changes it). Two launches of
+//! [`Kernel::Mask`] on one buffer come in any order, at the same moment too: what they do commutes.
 //!
 //! # What must not block
 //! A stream that waits for a gate is *held*, and so is everything that comes after its work. A step that blocks its thread is left out while
@@ -93,6 +94,8 @@ struct Bound {
     /// Buffers of `from`, then of `to`; `TEMP` and a number for temporaries.
     uses: Vec<u32>,
     event: u32,
+    /// A launch's grid, once an update has changed it.
+    blocks: Option<u32>,
 }
 
 const TEMP: u32 = 1 << 31;
@@ -116,6 +119,8 @@ struct Track {
     exclusive: Option<(u8, u32)>,
     /// For each thread the steps since, the last one.
     shared: Vec<(u8, u32)>,
+    /// The same, of those that come in any order among themselves.
+    commuting: Vec<(u8, u32)>,
 }
 
 /// A step that can run, with all that is known about it beforehand.
@@ -163,6 +168,7 @@ pub(crate) struct Model {
     /// How often host calls count.
     pub(crate) calls: u64,
     shared: Vec<usize>,
+    commuting: Vec<usize>,
     exclusive: Vec<usize>,
 }
 
@@ -189,6 +195,7 @@ impl Model {
             event_ids: 0,
             calls: 0,
             shared: Vec::new(),
+            commuting: Vec::new(),
             exclusive: Vec::new(),
         };
         // The default stream is always there.
@@ -278,6 +285,7 @@ impl Model {
     /// Runs a step in the model. `None` when it has no meaning now, or might block for ever; then nothing has changed.
     pub(crate) fn admit(&mut self, thread: u8, step: &Step) -> Option<Planned> {
         self.shared.clear();
+        self.commuting.clear();
         self.exclusive.clear();
         let mut planned = Planned {
             thread,
@@ -320,24 +328,28 @@ impl Model {
             }
         };
         let known = &mut self.known[me];
-        let most = self.shared.iter().chain(&self.exclusive).max().map_or(0, |m| m + 1);
+        let most = self.shared.iter().chain(&self.commuting).chain(&self.exclusive).max().map_or(0, |m| m + 1);
         if self.tracks.len() < most {
             self.tracks.resize(most, Track::default());
         }
         for &r in &self.exclusive {
             let track = &mut self.tracks[r];
-            track.exclusive.into_iter().chain(track.shared.drain(..)).for_each(|w| need(w, known));
+            let Track { exclusive, shared, commuting } = track;
+            exclusive.iter().copied().chain(shared.drain(..)).chain(commuting.drain(..)).for_each(|w| need(w, known));
             track.exclusive = Some((thread, index));
         }
-        for &r in &self.shared {
+        let together = self.shared.iter().map(|r| (*r, true)).chain(self.commuting.iter().map(|r| (*r, false)));
+        for (r, reads) in together {
             let track = &mut self.tracks[r];
             if track.exclusive == Some((thread, index)) {
                 continue;
             }
-            track.exclusive.into_iter().for_each(|w| need(w, known));
-            match track.shared.iter_mut().find(|s| s.0 == thread) {
+            let Track { exclusive, shared, commuting } = track;
+            let (mine, others) = if reads { (shared, commuting) } else { (commuting, shared) };
+            exclusive.iter().chain(others.iter()).for_each(|w| need(*w, known));
+            match mine.iter_mut().find(|s| s.0 == thread) {
                 Some(s) => s.1 = index,
-                None => track.shared.push((thread, index)),
+                None => mine.push((thread, index)),
             }
         }
         // No thread runs far ahead of another.
@@ -477,6 +489,12 @@ impl Model {
                 (!self.clones[me].is_empty()).then(|| self.clones[me].remove(0))?;
             }
             Step::Run(stream, ref work) => self.run(stream, std::slice::from_ref(work), planned)?,
+            Step::Try(stream, ref work) => {
+                matches!(work.op, Op::Launch { .. }).then_some(())?;
+                self.run(stream, std::slice::from_ref(work), planned)?;
+                // Nobody else has the turn.
+                self.exclusive.push(Self::on_stream(stream));
+            }
             Step::Session(stream, ref works) => {
                 if works.is_empty() || !works.iter().all(|w| matches!(w.op, Op::Launch { .. })) {
                     return None;
@@ -486,7 +504,7 @@ impl Model {
             Step::Check(read, span) => {
                 let stream = match read {
                     Read::On(s) => s,
-                    Read::New => 0,
+                    Read::New | Read::Again => 0,
                 };
                 if span.slot >= PINNED {
                     return None;
@@ -532,6 +550,10 @@ impl Model {
                 self.hold(stream, held);
                 self.calls += 1;
             }
+            Step::Complete(stream) => {
+                let held = self.stream(stream)?;
+                self.hold(stream, held);
+            }
             Step::Trim => {}
             Step::Wrong(_, slot) => {
                 self.buffer(slot).filter(|b| slot < PINNED && b.0 >= 8 && b.1)?;
@@ -553,6 +575,7 @@ impl Model {
             | Step::DropGraph(_)
             | Step::Launch { .. }
             | Step::Params { .. }
+            | Step::Grid { .. }
             | Step::Swap { .. }
             | Step::Suspend { .. }
             | Step::Resume(_) => self.graph(step, planned)?,
@@ -599,6 +622,9 @@ impl Model {
             self.may_wait(need)?;
         }
         self.hold(stream, need);
+        // What is held comes in the program's order: else others would come to be held with it.
+        let commutes = need == 0 && matches!(works, [Work { op: Op::Launch { kernel: Kernel::Mask, .. }, .. }]);
+        let on_buffer = self.on_buffer(0);
         for (work, (from, to)) in works.iter().zip(uses) {
             for (span, b) in work.from.iter().zip(&from) {
                 self.shared.push(self.on_slot(span.slot));
@@ -607,7 +633,7 @@ impl Model {
                 planned.reads.push(*b);
             }
             self.shared.push(self.on_slot(work.to.slot));
-            self.exclusive.push(self.on_buffer(to));
+            if commutes { &mut self.commuting } else { &mut self.exclusive }.push(on_buffer + to as usize);
             let buf = &mut self.bufs[to as usize];
             let all = whole(work, buf.data.len() as u32);
             planned.writes.push((to, all));
@@ -615,7 +641,7 @@ impl Model {
             buf.raw = false;
             let inputs: Vec<Vec<u8>> =
                 work.from.iter().zip(&from).map(|(s, b)| part(&self.bufs[*b as usize].data, *s).to_vec()).collect();
-            compute(work, &inputs, &mut self.bufs[to as usize].data);
+            compute(work, None, &inputs, &mut self.bufs[to as usize].data);
         }
         Some(())
     }

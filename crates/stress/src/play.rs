@@ -6,7 +6,7 @@
 use crate::generate::Plan;
 use crate::kernels::{Kernel, Params};
 use crate::model::Planned;
-use crate::prelude::{Call, Place, bytes, launch, resume, suspend};
+use crate::prelude::{Call, Completions, Place, bytes, launch, resume, suspend, try_launch};
 use crate::scenes;
 use crate::step::{Hand, Node, Op, PINNED, Read, Slot, Span, Step, TEMPS, Work};
 use crate::target::{Bench, Target, Weather};
@@ -181,6 +181,7 @@ struct World {
     /// By the buffers' numbers.
     trusted: Vec<AtomicBool>,
     calls: Arc<AtomicU64>,
+    completions: Completions,
 }
 
 /// What a thread keeps for itself.
@@ -188,6 +189,7 @@ struct World {
 struct Own {
     clones: VecDeque<Option<Lease<Buffer>>>,
     entered: Vec<Option<(ContextGuard, Stream)>>,
+    bytes: Vec<u8>,
 }
 
 fn get<T: Clone>(places: &[Place<T>], slot: Slot) -> Option<T> {
@@ -280,6 +282,8 @@ impl World {
         | Step::Query(s)
         | Step::Check(Read::On(s), _)
         | Step::Call { stream: s, .. }
+        | Step::Complete(s)
+        | Step::Try(s, _)
         | Step::Record { stream: s, .. }
         | Step::WaitEvent { stream: s, .. }
         | Step::Launch { stream: s, .. }) = step
@@ -325,7 +329,13 @@ impl World {
                 self.work(&stream, work, &|slot| self.buffer(slot))?;
             }
             Step::Session(stream, ref works) => self.session(&self.stream(stream)?, works)?,
-            Step::Check(read, span) => self.check(read, span, planned)?,
+            Step::Try(stream, ref work) => {
+                let (stream, to) = (self.stream(stream)?, self.buffer(work.to.slot)?);
+                let from = work.from.iter().map(|s| self.buffer(s.slot)).collect::<std::result::Result<Vec<_>, _>>()?;
+                let operands = operands(work, &to, &from)?;
+                try_launch(&stream, self.call(work, &operands))?;
+            }
+            Step::Check(read, span) => self.check(read, span, planned, &mut own.bytes)?,
             Step::Sync(s) => self.stream(s)?.synchronize()?,
             Step::Query(s) => drop(self.stream(s)?.query()?),
             Step::Flush(s) => self.stream(s)?.flush()?,
@@ -365,6 +375,7 @@ impl World {
                 };
                 called?;
             }
+            Step::Complete(stream) => self.completions.ask(&self.stream(stream)?)?,
             Step::Trim => drop(runtime.allocator().trim(0)?),
             Step::Wrong(kind, slot) => {
                 let buffer = self.buffer(slot)?;
@@ -391,6 +402,7 @@ impl World {
             Step::DropGraph(_)
             | Step::Launch { .. }
             | Step::Params { .. }
+            | Step::Grid { .. }
             | Step::Swap { .. }
             | Step::Suspend { .. }
             | Step::Resume(_) => self.graph_step(&planned.step)?,
@@ -398,20 +410,22 @@ impl World {
         Ok(())
     }
 
-    fn check(&self, read: Read, span: Span, planned: &Planned) -> Outcome {
+    fn check(&self, read: Read, span: Span, planned: &Planned, again: &mut Vec<u8>) -> Outcome {
         let buffer = self.buffer(span.slot)?;
         let part = buffer.part(span.at.into(), span.len.into())?;
-        let got = match read {
-            Read::New => self.runtime.download::<u8>(&part)?,
+        let mut new = Vec::new();
+        let got = if read == Read::Again { again } else { &mut new };
+        match read {
+            Read::New => *got = self.runtime.download::<u8>(&part)?,
+            Read::Again => self.runtime.download_into::<u8>(got, &part)?,
             Read::On(s) => {
-                let mut got = vec![0xEE; span.len as usize];
-                ops::download(&self.stream(s)?, &mut got, part)?;
-                got
+                got.resize(span.len as usize, 0xEE);
+                ops::download(&self.stream(s)?, got, part)?;
             }
-        };
+        }
         let (Some(expect), Some(&b)) = (&planned.expect, planned.reads.first()) else { return Ok(()) };
         if self.strict || self.trusted[b as usize].load(Ordering::Relaxed) {
-            compare(&got, expect).or_else(wrong)?;
+            compare(got, expect).or_else(wrong)?;
         }
         Ok(())
     }
@@ -538,6 +552,15 @@ impl World {
                 let updated = self.graph(graph)?.update(&Update::new().params(name, &params));
                 self.give_up(graph, updated.map(drop).map_err(Trouble::from))?;
             }
+            Step::Grid { graph, node, blocks } => {
+                let name = {
+                    let place = self.graphs[usize::from(graph)].lock();
+                    place.as_ref().and_then(|r| r.nodes.get(node as usize).copied()).ok_or(EMPTY)?.0
+                };
+                let Some(name) = name else { return wrong("a recorded node without a name") };
+                let updated = self.graph(graph)?.update(&Update::new().grid(name, [blocks, 1, 1]));
+                self.give_up(graph, updated.map(drop).map_err(Trouble::from))?;
+            }
             Step::Swap { graph, old, new } => {
                 let swap = || -> Outcome {
                     let (old, new) = (self.buffer(old)?, self.buffer(new)?);
@@ -660,6 +683,7 @@ impl World {
         if calls != self.watch.plan.calls && self.strict {
             return Err(format!("{calls} host calls ran, not {}", self.watch.plan.calls));
         }
+        self.completions.check(self.strict)?;
         step();
         self.events.iter().for_each(|p| drop(p.take()));
         self.buffers.iter().for_each(|p| drop(p.take()));
@@ -722,6 +746,7 @@ pub(crate) fn play(
         graphs: places(plan.shape.graphs.into()),
         trusted: (0..plan.buffers).map(|_| AtomicBool::new(true)).collect(),
         calls: Arc::default(),
+        completions: Completions::default(),
         strict: bench.weather != Weather::Foul,
         kernels: bench.kernels().clone(),
         runtime,

@@ -127,6 +127,86 @@ pub fn launch(stream: &Stream, calls: &[Call<'_>]) -> Result<()> {
     session.map_or(Ok(()), |s| s.finish().map(drop))
 }
 
+/// Launches a kernel on a stream whose turn nobody has, without waiting for it. While its session is open nobody else gets one.
+///
+/// # Errors
+/// `Occupied` when somebody has the turn after all; `InvalidState` when two have it; the session's.
+pub fn try_launch(stream: &Stream, call: Call<'_>) -> Result<()> {
+    let Call { kernel, operands, params } = call;
+    let session = KernelSession::try_begin(kernel, stream)?;
+    let refused = |session: Result<KernelSession<'_>>| matches!(session, Err(Error::Occupied { .. }));
+    let other = std::thread::scope(|scope| {
+        scope.spawn(|| refused(KernelSession::try_begin(kernel, stream))).join().unwrap_or(false)
+    });
+    if !(other && refused(KernelSession::try_begin(kernel, stream)) && refused(KernelSession::begin(kernel, stream))) {
+        return Err(Error::invalid("a stream has two sessions at a time"));
+    }
+    let bound = session_ops::bind(session_sync_ops::wait(session, operands)?, operands)?;
+    let set = session_ops::params(bound, &params)?;
+    let staged = session_ops::dispatch_1d(set, params[0].div_ceil(BLOCK), BLOCK)?;
+    session_sync_ops::update_tokens(staged).finish().map(drop)
+}
+
+#[derive(Debug, Default)]
+struct Heard {
+    asked: AtomicU64,
+    told: AtomicU64,
+    failed: AtomicU64,
+    early: AtomicU64,
+}
+
+/// Completions of streams that were asked for, and those that came.
+#[derive(Debug, Default, Clone)]
+pub struct Completions(Arc<Heard>);
+
+impl Completions {
+    /// Asks for a stream's completion, behind a host call that it must not come before.
+    ///
+    /// # Errors
+    /// The host call's; the completion is told of it.
+    pub fn ask(&self, stream: &Stream) -> Result<()> {
+        let ran = Arc::new(AtomicU32::new(0));
+        let (runs, heard) = (ran.clone(), self.0.clone());
+        let called = ops::host_call_once(stream, "comes before", move || {
+            runs.store(1, Ordering::SeqCst);
+            Ok(())
+        });
+        heard.asked.fetch_add(1, Ordering::SeqCst);
+        let submitted = called.is_ok();
+        stream.on_complete(move |result| {
+            let early = result.is_ok() && submitted && ran.load(Ordering::SeqCst) == 0;
+            heard.early.fetch_add(early.into(), Ordering::SeqCst);
+            heard.failed.fetch_add(result.is_err().into(), Ordering::SeqCst);
+            heard.told.fetch_add(1, Ordering::SeqCst);
+        });
+        called
+    }
+
+    /// Whether each has come, and where nothing may fail without a failure.
+    ///
+    /// # Errors
+    /// What is wrong with them.
+    pub fn check(&self, strict: bool) -> std::result::Result<(), String> {
+        let now = |count: &AtomicU64| count.load(Ordering::SeqCst);
+        let Heard { asked, told, failed, early } = &*self.0;
+        // What has failed may be given up by a thread of the backend.
+        let end = Instant::now() + Duration::from_secs(10);
+        while now(told) < now(asked) && Instant::now() < end {
+            std::thread::yield_now();
+        }
+        if now(told) != now(asked) || now(early) > 0 || strict && now(failed) > 0 {
+            return Err(format!(
+                "of {} completions {} came, {} with a failure, {} before what they follow",
+                now(asked),
+                now(told),
+                now(failed),
+                now(early)
+            ));
+        }
+        Ok(())
+    }
+}
+
 /// The bytes of a part.
 ///
 /// # Errors

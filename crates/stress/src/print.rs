@@ -52,6 +52,10 @@ fn write(to: &mut String, target: &Target, seed: u64, faults: bool, plan: &Plan,
     if calls {
         writeln!(to, "    let calls = Arc::new(AtomicU64::new(0));")?;
     }
+    let completions = plan.steps.iter().any(|p| matches!(p.step, Step::Complete(_)));
+    if completions {
+        writeln!(to, "    let completions = Completions::default();")?;
+    }
     if threads.len() == 1 {
         for steps in threads.values() {
             own(to, "    ", steps)?;
@@ -76,7 +80,7 @@ fn write(to: &mut String, target: &Target, seed: u64, faults: bool, plan: &Plan,
         }
         writeln!(to, "    }});")?;
     }
-    finish(to, plan, calls)
+    finish(to, plan, calls, completions)
 }
 
 /// The highest slot of a kind that is used.
@@ -111,10 +115,13 @@ fn own(to: &mut String, pad: &str, steps: &[&Planned]) -> fmt::Result {
     if steps.iter().any(|p| matches!(p.step, Step::Enter(_) | Step::Leave)) {
         writeln!(to, "{pad}let mut entered = Vec::new();")?;
     }
+    if steps.iter().any(|p| matches!(p.step, Step::Check(Read::Again, _))) {
+        writeln!(to, "{pad}let mut again = Vec::<u8>::new();")?;
+    }
     Ok(())
 }
 
-fn finish(to: &mut String, plan: &Plan, calls: bool) -> fmt::Result {
+fn finish(to: &mut String, plan: &Plan, calls: bool, completions: bool) -> fmt::Result {
     if last(plan, "g").is_some() {
         writeln!(to, "    for (gate, next) in g.iter().filter_map(Place::take) {{")?;
         writeln!(to, "        let _ = ops::raise(&gate, next);\n    }}")?;
@@ -125,6 +132,9 @@ fn finish(to: &mut String, plan: &Plan, calls: bool) -> fmt::Result {
     }
     if calls {
         writeln!(to, "    assert_eq!(calls.load(Ordering::SeqCst), {});", plan.calls)?;
+    }
+    if completions {
+        writeln!(to, "    assert_eq!(completions.check(true), Ok(()));")?;
     }
     let places: Vec<&str> = ["s", "b", "e", "graphs"].into_iter().filter(|k| last(plan, k).is_some()).collect();
     writeln!(to, "    drop(({}runtime, kernels));", places.iter().map(|p| format!("{p}, ")).collect::<String>())?;
@@ -157,10 +167,15 @@ fn step(to: &mut String, pad: &str, planned: &Planned) -> fmt::Result {
             let calls: String = works.iter().map(|w| call(w) + ", ").collect();
             format!("launch({}, &[{}])?;", the(stream), calls.trim_end_matches(", "))
         }
+        Step::Try(stream, w) => format!("try_launch({}, {})?;", the(stream), call(w)),
         Step::Check(read, span) => {
             let hash = digest(planned.expect.as_deref().unwrap_or_default());
             match read {
                 Read::New => format!("assert_eq!(digest(&runtime.download::<u8>(&{})?), {hash:#x});", part(span)),
+                Read::Again => format!(
+                    "runtime.download_into(&mut again, &{})?;\n{pad}assert_eq!(digest(&again), {hash:#x});",
+                    part(span)
+                ),
                 Read::On(s) => format!("assert_eq!(digest(&read({}, {})?), {hash:#x});", the(s), part(span)),
             }
         }
@@ -206,11 +221,15 @@ fn step(to: &mut String, pad: &str, planned: &Planned) -> fmt::Result {
                 the(stream)
             )
         }
+        Step::Complete(stream) => format!("completions.ask({})?;", the(stream)),
         Step::Graph { slot, temps, nodes } => return graph(to, pad, *slot, temps, nodes),
         Step::DropGraph(slot) => format!("drop(graphs[{slot}].take());"),
         Step::Launch { graph, stream } => format!("graphs[{graph}].the().0.launch_on({})?;", the(stream)),
         Step::Params { graph, node, words: [first, second] } => format!(
             "let (graph, nodes) = graphs[{graph}].the();\n{pad}let (name, n) = nodes[{node}];\n{pad}let _ = graph.update(&Update::new().params(name, &[n, {first}, {second}]))?;"
+        ),
+        Step::Grid { graph, node, blocks } => format!(
+            "let (graph, nodes) = graphs[{graph}].the();\n{pad}let _ = graph.update(&Update::new().grid(nodes[{node}].0, [{blocks}, 1, 1]))?;"
         ),
         Step::Swap { graph, old, new } => {
             format!("let _ = graphs[{graph}].the().0.update(&Update::new().buffer(&b[{old}].the(), &b[{new}].the()))?;")

@@ -1,6 +1,7 @@
 //! Scenes with objects of their own, and calls that must be refused.
 
 use crate::kernels::{BLOCK, Kernel, Params};
+use crate::prelude::{Call, launch};
 use leasehold::core::sync::Arc;
 use leasehold::kernel::{session_ops, session_sync_ops};
 use leasehold::{
@@ -52,11 +53,18 @@ pub enum Scene {
     DroppedSession,
     /// A second context opens the CPU, works and ends.
     OtherContext,
+    /// Threads write the same buffers on several streams at the same moment.
+    Common,
+    /// What waits for completion hears of it once, and how it ended.
+    Told {
+        /// Whether the stream fails.
+        fails: bool,
+    },
 }
 
 impl Scene {
     /// All of them.
-    pub const ALL: [Scene; 7] = [
+    pub const ALL: [Scene; 10] = [
         Scene::FailedGate,
         Scene::DroppedGate,
         Scene::FailedCall { panics: false },
@@ -64,6 +72,9 @@ impl Scene {
         Scene::Abandoned,
         Scene::DroppedSession,
         Scene::OtherContext,
+        Scene::Common,
+        Scene::Told { fails: false },
+        Scene::Told { fails: true },
     ];
 }
 
@@ -144,6 +155,8 @@ pub fn play(runtime: &Runtime, kernels: &[KernelBase], scene: Scene) -> std::res
         }
         Scene::DroppedSession => dropped_session(runtime, kernels).map_err(said),
         Scene::OtherContext => other_context().map_err(said),
+        Scene::Common => common(runtime, kernels),
+        Scene::Told { fails } => told(runtime, fails),
     }
 }
 
@@ -190,6 +203,118 @@ fn dropped_session(runtime: &Runtime, kernels: &[KernelBase]) -> Result<()> {
     let mut got = [0u8; 256];
     ops::download(&stream, &mut got, buffer.view())?;
     if got == [3; 256] { Ok(()) } else { Err(Error::state("a session that was dropped was launched")) }
+}
+
+/// Words of the buffers that threads have in common.
+const COMMON: u32 = 32 << 10;
+const COMMON_THREADS: u32 = 3;
+const COMMON_ROUNDS: u32 = 6;
+
+/// Each thread changes all of one buffer and overwrites all of another one, again and again, on every stream. No change may get lost, and what is
+/// read of the other buffer is what one of them wrote.
+fn common(runtime: &Runtime, kernels: &[KernelBase]) -> std::result::Result<(), String> {
+    // Not the default stream, which may be held.
+    let streams =
+        (0..COMMON_THREADS).map(|_| runtime.create_stream()).collect::<Result<Vec<Stream>>>().map_err(said)?;
+    let layout = leasehold::Layout::new(u64::from(COMMON) * 4);
+    let zeros = || -> Result<Lease<Buffer>> {
+        let buffer = runtime.alloc_on(&streams[0], layout)?;
+        ops::fill(&streams[0], buffer.view(), ops::Pattern::U8(0))?;
+        Ok(buffer)
+    };
+    let (changed, written) = (zeros().map_err(said)?, zeros().map_err(said)?);
+    let read = |buffer: &Lease<Buffer>| -> Result<Vec<u32>> {
+        let mut got = vec![0; COMMON as usize];
+        ops::download(&streams[0], &mut got, buffer.view())?;
+        Ok(got)
+    };
+    let word = |thread: u32, round: u32| (1 + thread * COMMON_ROUNDS + round).wrapping_mul(0x9E37_79B9);
+    let work = |thread: u32| -> Result<Vec<(Lease<Buffer>, u32)>> {
+        (0..COMMON_ROUNDS)
+            .map(|round| {
+                let stream = &streams[((thread + round) % COMMON_THREADS) as usize];
+                let operands = [changed.read_write()];
+                let params = [COMMON, word(thread, round), 0];
+                launch(stream, &[Call { kernel: &kernels[Kernel::Mask as usize], operands: &operands, params }])?;
+                ops::fill(stream, written.view(), ops::Pattern::U32(word(thread, round)))?;
+                let seen = runtime.alloc_on(stream, layout)?;
+                ops::copy(stream, seen.view(), written.view())?;
+                Ok((seen, round))
+            })
+            .collect()
+    };
+    let all = std::thread::scope(|scope| {
+        let threads: Vec<_> = (0..COMMON_THREADS).map(|t| scope.spawn(move || work(t))).collect();
+        let joined = threads.into_iter().map(|t| t.join().unwrap_or_else(|_| Err(Error::state("a panic"))));
+        joined.collect::<Result<Vec<_>>>()
+    });
+    let every: Vec<u32> =
+        (0..COMMON_THREADS).flat_map(|t| (0..COMMON_ROUNDS).map(move |r| (t, r))).map(|(t, r)| word(t, r)).collect();
+    for (seen, round) in all.map_err(said)?.into_iter().flatten() {
+        let got = read(&seen).map_err(said)?;
+        if got.iter().any(|w| *w != got[0]) || !every.contains(&got[0]) {
+            return Err(format!("what was read in round {round} is not what one thread wrote"));
+        }
+    }
+    let expect = every.iter().fold(0, |all, w| all ^ w);
+    let got = read(&changed).map_err(said)?;
+    match got.iter().filter(|w| **w != expect).count() {
+        0 => Ok(()),
+        n => Err(format!("changes of {n} of {COMMON} words got lost")),
+    }
+}
+
+/// A completion behind a gate, of a stream that is kept and of one that is dropped; one of a stream that has failed; one in a recording.
+fn told(runtime: &Runtime, fails: bool) -> std::result::Result<(), String> {
+    let (tell, hear) = std::sync::mpsc::channel();
+    let ask = |stream: &Stream, name: &'static str| {
+        let tell = tell.clone();
+        stream.on_complete(move |result| tell.send((name, result)).unwrap_or_default());
+    };
+    let gate = runtime.create_gate().map_err(said)?;
+    let (kept, dropped) = (runtime.create_stream().map_err(said)?, runtime.create_stream().map_err(said)?);
+    for (stream, name) in [(&kept, "kept"), (&dropped, "dropped")] {
+        ops::wait(stream, gate.next()).map_err(said)?;
+        ask(stream, name);
+    }
+    // On some devices nothing happens unless somebody waits for it.
+    let points = [kept.now(), dropped.now()];
+    drop(dropped);
+    runtime.start_graph_recording().map_err(said)?;
+    ask(runtime.stream(), "recording");
+    runtime.abandon_graph_recording();
+    let said_of = |expect: &mut Vec<(&'static str, bool)>| {
+        while !expect.is_empty() {
+            let (name, result) =
+                hear.recv_timeout(Duration::from_secs(20)).map_err(|_| format!("{expect:?} never came"))?;
+            let at = expect.iter().position(|e| *e == (name, result.is_ok()));
+            expect.swap_remove(at.ok_or_else(|| format!("the completion {name} is told {result:?}"))?);
+        }
+        Ok::<(), String>(())
+    };
+    said_of(&mut vec![("recording", false)])?;
+    if fails {
+        ops::fail(&gate, Error::state("on purpose"));
+    } else {
+        ops::raise(&gate, gate.value() + 1).map_err(said)?;
+    }
+    for point in points {
+        if runtime.wait_for(point).is_err() != fails {
+            return Err("a stream behind a gate ends otherwise than the gate".into());
+        }
+    }
+    said_of(&mut vec![("kept", !fails), ("dropped", !fails)])?;
+    ask(&kept, "later");
+    let _ = kept.synchronize();
+    said_of(&mut vec![("later", !fails)])?;
+    drop(kept);
+    drop(tell);
+    // Nobody may tell of one twice.
+    match hear.recv_timeout(Duration::from_secs(20)) {
+        Ok((name, result)) => Err(format!("the completion {name} comes again: {result:?}")),
+        Err(std::sync::mpsc::RecvTimeoutError::Disconnected) => Ok(()),
+        Err(std::sync::mpsc::RecvTimeoutError::Timeout) => Err("a completion is kept after it has come".into()),
+    }
 }
 
 fn other_context() -> Result<()> {

@@ -106,6 +106,8 @@ pub enum Read {
     On(Slot),
     /// By the runtime, on the default stream, into new memory.
     New,
+    /// The same into memory that the thread reads into again and again.
+    Again,
 }
 
 /// A step.
@@ -150,6 +152,8 @@ pub enum Step {
     Run(Slot, Work),
     /// Launches several kernels as one submission.
     Session(Slot, Vec<Work>),
+    /// Launches a kernel by a session that does not wait for its turn, which nobody has.
+    Try(Slot, Work),
     /// Reads a part back and compares it.
     Check(Read, Span),
     /// Waits for a stream.
@@ -223,6 +227,8 @@ pub enum Step {
         /// By the function for calls that run once.
         once: bool,
     },
+    /// Hears of a stream's completion.
+    Complete(Slot),
     /// Records a graph.
     Graph {
         /// Where it goes.
@@ -249,6 +255,15 @@ pub enum Step {
         node: u32,
         /// The words.
         words: [u32; 2],
+    },
+    /// Gives a launch of it another grid.
+    Grid {
+        /// The graph.
+        graph: Slot,
+        /// The node.
+        node: u32,
+        /// The blocks.
+        blocks: u32,
     },
     /// Puts another buffer in the place of one that it uses.
     Swap {

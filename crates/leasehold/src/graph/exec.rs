@@ -339,7 +339,8 @@ impl Graph {
                     node.0, limits.grid
                 )));
             }
-            recorded.patch(node.0 as usize, None, params.as_deref(), *grid)?;
+            let grid = if planted(Defect::OldGrid) { None } else { *grid };
+            recorded.patch(node.0 as usize, None, params.as_deref(), grid)?;
             changed[node.0 as usize] = true;
         }
         inner.check_launches(&recorded, &changed)?;

@@ -2,7 +2,7 @@
 //!
 //! This module must not know who uses a buffer.
 
-use crate::kernels::Kernel;
+use crate::kernels::{BLOCK, Kernel};
 use crate::prelude::bytes;
 use crate::step::{Op, PINNED, Slot, Span, TEMPS, Work};
 
@@ -77,8 +77,8 @@ pub(super) fn sensible(work: &Work, from: &[u32], to: u32) -> Option<()> {
     (apart && fits && placed).then_some(())
 }
 
-/// Does the work on bytes.
-pub(super) fn compute(work: &Work, inputs: &[Vec<u8>], data: &mut [u8]) {
+/// Does the work on bytes. A launch has as many `blocks` as its elements need, unless they are given.
+pub(super) fn compute(work: &Work, blocks: Option<u32>, inputs: &[Vec<u8>], data: &mut [u8]) {
     let to = &mut data[work.to.at as usize..][..work.to.len as usize];
     let word = |bytes: &[u8], i: usize| bytes[i * 4..].first_chunk::<4>().map_or(0, |b| u32::from_le_bytes(*b));
     match work.op {
@@ -95,7 +95,8 @@ pub(super) fn compute(work: &Work, inputs: &[Vec<u8>], data: &mut [u8]) {
             }
         }
         Op::Launch { kernel, words: [first, second] } => {
-            for i in 0..to.len() / 4 {
+            let served = blocks.map_or(usize::MAX, |b| b as usize * BLOCK as usize);
+            for i in 0..served.min(to.len() / 4) {
                 let value = match kernel {
                     Kernel::Add => word(&inputs[0], i).wrapping_add(word(&inputs[1], i)),
                     Kernel::Mask => word(to, i) ^ first.wrapping_add((i as u32).wrapping_mul(second)),

@@ -39,6 +39,15 @@ impl Model {
                 }
                 self.exclusive.push(self.on_graph(graph));
             }
+            Step::Grid { graph, node, blocks } => {
+                let g = self.graphs.get_mut(usize::from(graph))?.as_mut().filter(|g| g.held == 0)?;
+                let bound = g.nodes.get_mut(node as usize)?;
+                let Node::Work(Work { op: Op::Launch { .. }, .. }) = bound.node else { return None };
+                // What a temporary holds before it is written is nobody's to say.
+                bound.uses.last().filter(|to| **to & TEMP == 0)?;
+                bound.blocks = Some(blocks);
+                self.exclusive.push(self.on_graph(graph));
+            }
             Step::Swap { graph, old, new } => {
                 let (was, is) = ((*self.slots.get(usize::from(old))?)?, (*self.slots.get(usize::from(new))?)?);
                 if old >= PINNED || new >= PINNED || self.bufs[is as usize].raw {
@@ -116,7 +125,7 @@ impl Model {
                 }
                 Node::Call => {}
             }
-            bound.push(Bound { node: node.clone(), uses, event });
+            bound.push(Bound { node: node.clone(), uses, event, blocks: None });
         }
         let held = self.stream(0)?;
         Some(Graph { nodes: bound, temps: temps.to_vec(), held, suspended: false })
@@ -146,7 +155,7 @@ impl Model {
             }
         }
         let mut temps: Vec<Vec<u8>> = graph.temps.iter().map(|&len| vec![0; len as usize]).collect();
-        for Bound { node, uses, event } in &graph.nodes {
+        for Bound { node, uses, event, blocks } in &graph.nodes {
             match node {
                 Node::Call => self.calls += 1,
                 Node::Record(slot) => {
@@ -176,7 +185,7 @@ impl Model {
                     } else {
                         &mut self.bufs[to as usize].data
                     };
-                    compute(work, &inputs, data);
+                    compute(work, *blocks, &inputs, data);
                 }
             }
         }
