@@ -128,6 +128,7 @@ static OPS: OwnerOps = OwnerOps { name: "buffer", last, weak };
 ///
 /// ```
 /// use leasehold_alloc::*;
+/// use leasehold_alloc_bench::FakeBacking;
 /// # use leasehold_core::*;
 /// # struct Idle(LineOwner);
 /// # // SAFETY: nothing is ever submitted to it.

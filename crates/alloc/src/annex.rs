@@ -614,8 +614,9 @@ impl Inner {
 #[cfg(all(test, not(loom)))]
 mod tests {
     use super::{ALONE, IDLE};
-    use crate::replay::VirtualStream;
-    use crate::{Allocator, AllocatorConfig, FakeBacking, Layout, On};
+    use crate::fake::FakeBacking;
+    use crate::virtual_stream::VirtualStream;
+    use crate::{Allocator, AllocatorConfig, Layout, On};
     use leasehold_core::Lease;
     use leasehold_core::sync::atomic::Ordering;
 

@@ -14,7 +14,8 @@ use std::fmt;
 /// An allocator that is made at its first use: what a backend's device keeps for each kind of its memory.
 ///
 /// ```
-/// use leasehold_alloc::{Allocator, AllocatorCell, AllocatorConfig, FakeBacking};
+/// use leasehold_alloc::{Allocator, AllocatorCell, AllocatorConfig};
+/// use leasehold_alloc_bench::FakeBacking;
 /// # use leasehold_core::Error;
 /// let cell = AllocatorCell::default();
 /// // A failure is forgotten.
@@ -64,7 +65,8 @@ impl fmt::Debug for AllocatorCell {
 #[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;
-    use crate::{AllocatorConfig, FakeBacking};
+    use crate::AllocatorConfig;
+    use crate::fake::FakeBacking;
     use leasehold_core::sync::atomic::{AtomicU32, Ordering};
 
     #[test]

@@ -12,7 +12,7 @@
 //! | residency | `residency`, `place`, `budget` | which granules are backed, moving them to where they are needed, the hard budget |
 //! | slow path | `ladder` | what is tried, in order, before `OutOfMemory` |
 //! | graphs | `arena`, [`planner`] | symbolic buffers while recording, packed by liveness when it stops |
-//! | evidence | [`trace`], [`replay`], `fake` | recorded workloads, a device without memory, faults on demand |
+//! | observers | `watch`, `debug`, `ring`, `snapshot`, `memory_viz` | debug aids, the trace ring, snapshots |
 //!
 //! Locks: an annex's lock is taken before the allocator's, which is a leaf; neither is held across a call of a backing, a timeline, a
 //! reclaimer or a foreign destructor. An arena's lock is taken before them, never after.
@@ -21,8 +21,6 @@ mod allocator;
 mod annex;
 mod arena;
 mod backing;
-#[cfg(all(feature = "bench", not(loom)))]
-pub mod bench;
 mod bias;
 mod budget;
 mod buffer;
@@ -30,7 +28,6 @@ mod cell;
 mod config;
 mod debug;
 mod depot;
-mod fake;
 mod front;
 mod grave;
 mod heap;
@@ -52,12 +49,8 @@ mod owned;
 mod pages;
 mod parked;
 mod paths;
-#[cfg(all(feature = "bench", not(loom)))]
-pub mod peers;
 mod place;
 pub mod planner;
-#[cfg(not(loom))]
-pub mod replay;
 mod residency;
 mod ring;
 mod slab;
@@ -65,9 +58,18 @@ mod snapshot;
 mod stats;
 mod store;
 mod table;
-pub mod trace;
-mod virtual_stream;
 mod watch;
+
+// Tests of private parts need memory without a device too, and the crate that has it is built over this one's other build.
+#[cfg(test)]
+extern crate self as leasehold_alloc;
+#[cfg(test)]
+#[path = "../../alloc-bench/src/fake.rs"]
+pub mod fake;
+#[cfg(all(test, not(loom)))]
+#[path = "../../alloc-bench/src/virtual_stream.rs"]
+pub mod virtual_stream;
+
 pub use allocator::{Allocator, On, PointWaiter, Reclaimer};
 pub use arena::{ArenaState, Bindings, GraphArena, LaunchGuard, Lifetime};
 pub use backing::*;
@@ -75,7 +77,6 @@ pub use buffer::{Buffer, HostKind, SYMBOLIC};
 pub use cell::AllocatorCell;
 pub use config::*;
 pub use debug::{DebugAids, Finding, FindingKind, POISON_FREED, POISON_FRESH, RED_ZONE};
-pub use fake::{Call, FakeBacking, Fault};
 pub use imports::Protection;
 pub use layout::*;
 pub use lookup::Holding;

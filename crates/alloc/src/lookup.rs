@@ -63,7 +63,8 @@ impl Allocator {
 
 #[cfg(test)]
 mod tests {
-    use crate::{Allocator, AllocatorConfig, FakeBacking, Layout, On, Protection};
+    use crate::fake::FakeBacking;
+    use crate::{Allocator, AllocatorConfig, Layout, On, Protection};
     use leasehold_core::{LineOwner, Point, Result, Timeline};
     use std::time::Duration;
 

@@ -124,8 +124,9 @@ pub(crate) fn thread_number() -> u32 {
 #[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;
-    use crate::replay::VirtualStream;
-    use crate::{Allocator, AllocatorConfig, Buffer, FakeBacking, Layout, On};
+    use crate::fake::FakeBacking;
+    use crate::virtual_stream::VirtualStream;
+    use crate::{Allocator, AllocatorConfig, Buffer, Layout, On};
     use leasehold_core::Lease;
     use leasehold_core::sync::Arc;
     use std::cell::RefCell;

@@ -13,7 +13,8 @@ use leasehold::{
     Access, Allocator, Backend, BackendKind, Context, DeviceId, DeviceInfo, Error, Graph, KernelBase, KernelSession,
     Lease, MemoryKind, Point, PoolStats, Result, Runtime, View,
 };
-use leasehold_alloc::{AllocatorConfig, FakeBacking};
+use leasehold_alloc::AllocatorConfig;
+use leasehold_alloc_bench::FakeBacking;
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::{Duration, Instant};

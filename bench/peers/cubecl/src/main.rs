@@ -15,8 +15,9 @@ use cubecl_server::memory_management::{
 };
 use cubecl_server::server::IoError;
 use cubecl_server::storage::{ComputeStorage, StorageHandle, StorageId, StorageUtilization};
-use leasehold_alloc::bench::{Own, Subject, Workload};
-use leasehold_alloc::{Allocator, AllocatorConfig, FakeBacking};
+use leasehold_alloc_bench::workload::{Own, Subject, Workload};
+use leasehold_alloc::{Allocator, AllocatorConfig};
+use leasehold_alloc_bench::FakeBacking;
 use leasehold_core::sync::Mutex;
 use std::collections::HashMap;
 use std::io::Write;

@@ -2,8 +2,9 @@
 //! and gone again as soon as they are free.
 
 use crate::{Bench, MIB};
-use leasehold_alloc::replay::{VirtualStream, pass};
-use leasehold_alloc::{AllocatorConfig, Backing, BackingCaps, Buffer, Call, FakeBacking, Fault, Layout, On};
+use leasehold_alloc::{AllocatorConfig, Backing, BackingCaps, Buffer, Layout, On};
+use leasehold_alloc_bench::{Call, FakeBacking, Fault};
+use leasehold_alloc_bench::{VirtualStream, pass};
 use leasehold_core::{Error, Lease};
 
 /// Four granules that are all there may be: 1, 3, 3 and 1 MiB, one beside the other. The first and the last are dropped, so that the beginning

@@ -2,8 +2,9 @@
 //! no other. Every thread has one from the beginning here (`annex_after: 0`); when they come and go otherwise is tested beside them.
 
 use crate::{Bench, MIB};
-use leasehold_alloc::replay::{VirtualStream, pass};
-use leasehold_alloc::{Allocator, AllocatorConfig, BlockState, Buffer, Call, FakeBacking, Fault, Layout, On, Policy};
+use leasehold_alloc::{Allocator, AllocatorConfig, BlockState, Buffer, Layout, On, Policy};
+use leasehold_alloc_bench::{Call, FakeBacking, Fault};
+use leasehold_alloc_bench::{VirtualStream, pass};
 use leasehold_core::sync::atomic::{AtomicBool, Ordering};
 use leasehold_core::{Error, Lease, Timeline};
 use std::collections::BTreeMap;

@@ -3,9 +3,10 @@
 use crate::model::Rng;
 use crate::{Bench, MIB};
 use leasehold_alloc::planner::{Interval, plan};
-use leasehold_alloc::replay::VirtualStream;
-use leasehold_alloc::{Allocator, AllocatorConfig, ArenaState, Backing, BackingCaps, Buffer, Chunk, FakeBacking};
+use leasehold_alloc::{Allocator, AllocatorConfig, ArenaState, Backing, BackingCaps, Buffer, Chunk};
 use leasehold_alloc::{GraphArena, Layout, Lifetime, On, SYMBOLIC};
+use leasehold_alloc_bench::FakeBacking;
+use leasehold_alloc_bench::VirtualStream;
 use leasehold_core::sync::{Arc, Mutex};
 use leasehold_core::{Error, Lease, Result};
 

@@ -1,11 +1,12 @@
 //! Debug aids: each finds the defect that is planted, and is silent without it.
 
 use crate::{Bench, MIB};
-use leasehold_alloc::replay::pass;
 use leasehold_alloc::{
-    Allocator, AllocatorConfig, Backing, BackingCaps, Call, Chunk, DebugAids, FakeBacking, Finding, FindingKind,
-    Layout, On, POISON_FREED, POISON_FRESH, RED_ZONE,
+    Allocator, AllocatorConfig, Backing, BackingCaps, Chunk, DebugAids, Finding, FindingKind, Layout, On, POISON_FREED,
+    POISON_FRESH, RED_ZONE,
 };
+use leasehold_alloc_bench::pass;
+use leasehold_alloc_bench::{Call, FakeBacking};
 use leasehold_core::sync::{Arc, Mutex};
 use leasehold_core::{Error, Result, Timeline};
 use std::collections::HashMap;
@@ -115,7 +116,7 @@ fn aided(text: &str, fake: FakeBacking) -> (Bench, Contents) {
     let debug: DebugAids = text.parse().expect("debug aids");
     let config = AllocatorConfig { debug, ..AllocatorConfig::default() };
     let allocator = Allocator::new(Box::new(contents.clone()), config).expect("an allocator");
-    (Bench { fake, allocator, stream: leasehold_alloc::replay::VirtualStream::new().expect("a line") }, contents)
+    (Bench { fake, allocator, stream: leasehold_alloc_bench::VirtualStream::new().expect("a line") }, contents)
 }
 
 fn fakes() -> [FakeBacking; 2] {
@@ -381,7 +382,7 @@ fn threads_share_an_aided_allocator_and_outlive_it() {
             for t in 0..3u64 {
                 let (allocator, m) = (b.allocator.clone(), m.clone());
                 scope.spawn(move || {
-                    let stream = leasehold_alloc::replay::VirtualStream::new().expect("a line");
+                    let stream = leasehold_alloc_bench::VirtualStream::new().expect("a line");
                     let mut rng = crate::model::Rng(t + 1);
                     let mut held = Vec::new();
                     for _ in 0..300 {

@@ -1,8 +1,8 @@
 //! The depot: small blocks that magazines have no room for serve whoever of their stream asks next, and are given up as magazines are.
 
 use crate::Bench;
-use leasehold_alloc::replay::VirtualStream;
 use leasehold_alloc::{Buffer, Layout, On};
+use leasehold_alloc_bench::VirtualStream;
 use leasehold_core::Lease;
 use std::collections::BTreeMap;
 use std::sync::mpsc::sync_channel;

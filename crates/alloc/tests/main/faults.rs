@@ -20,10 +20,9 @@
 
 use crate::model::Rng;
 use crate::{Bench, MIB};
-use leasehold_alloc::replay::{VirtualStream, pass};
-use leasehold_alloc::{
-    AllocatorConfig, ArenaState, Call, CrossStream, FakeBacking, Fault, Layout, Lifetime, On, Policy,
-};
+use leasehold_alloc::{AllocatorConfig, ArenaState, CrossStream, Layout, Lifetime, On, Policy};
+use leasehold_alloc_bench::{Call, FakeBacking, Fault};
+use leasehold_alloc_bench::{VirtualStream, pass};
 use leasehold_core::sync::{Arc, Mutex};
 use leasehold_core::{Error, Line, Point, Result, Timeline};
 use std::time::Duration;

@@ -16,8 +16,9 @@ mod regressions;
 mod traces;
 mod workloads;
 
-use leasehold_alloc::replay::VirtualStream;
-use leasehold_alloc::{Allocator, AllocatorConfig, Buffer, FakeBacking, Layout, On};
+use leasehold_alloc::{Allocator, AllocatorConfig, Buffer, Layout, On};
+use leasehold_alloc_bench::FakeBacking;
+use leasehold_alloc_bench::VirtualStream;
 use leasehold_core::{Lease, Result};
 
 const MIB: u64 = 1 << 20;

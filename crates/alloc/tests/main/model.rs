@@ -1,8 +1,9 @@
 //! Random operations against a naive model: live blocks are disjoint, aligned and backed; memory that a stream may still use is lent to
 //! that stream only, or to one that is ordered after it; the numbers are what the model counts; in the end everything goes back.
 
-use leasehold_alloc::replay::{VirtualStream, pass};
-use leasehold_alloc::{Allocator, AllocatorConfig, Buffer, CrossStream, FakeBacking, Layout, On, Policy};
+use leasehold_alloc::{Allocator, AllocatorConfig, Buffer, CrossStream, Layout, On, Policy};
+use leasehold_alloc_bench::FakeBacking;
+use leasehold_alloc_bench::{VirtualStream, pass};
 use leasehold_core::sync::{Arc, Mutex};
 use leasehold_core::{Error, Lease, Line, LineId, Point, Result, Stamp, Timeline};
 use proptest::prelude::*;

@@ -2,11 +2,13 @@
 
 use crate::model::Rng;
 use crate::{Bench, MIB};
-use leasehold_alloc::replay::{Options, VirtualStream, pass, replay_virtual};
-use leasehold_alloc::trace::Trace;
 use leasehold_alloc::{
-    AllocatorConfig, BlockState, Buffer, EventKind, FakeBacking, GraphArena, Layout, Lifetime, On, Policy, Snapshot,
+    AllocatorConfig, BlockState, Buffer, EventKind, GraphArena, Layout, Lifetime, On, Policy, Snapshot,
 };
+use leasehold_alloc_bench::FakeBacking;
+use leasehold_alloc_bench::replay::{Options, replay_virtual};
+use leasehold_alloc_bench::trace::Trace;
+use leasehold_alloc_bench::{VirtualStream, pass};
 use leasehold_core::{Lease, Timeline};
 use std::collections::HashMap;
 

@@ -1,8 +1,9 @@
 //! Running out: the report says where the memory is; reclaimers run by priority, no more of them than needed; `trim` keeps what it is told.
 
 use crate::{Bench, MIB};
-use leasehold_alloc::replay::{VirtualStream, pass};
-use leasehold_alloc::{AllocatorConfig, CrossStream, FakeBacking, Layout, On};
+use leasehold_alloc::{AllocatorConfig, CrossStream, Layout, On};
+use leasehold_alloc_bench::FakeBacking;
+use leasehold_alloc_bench::{VirtualStream, pass};
 use leasehold_core::sync::{Arc, Mutex};
 use leasehold_core::{Error, Lease, OutOfMemory, Timeline};
 

@@ -3,9 +3,10 @@
 
 use crate::model::Rng;
 use crate::{Bench, MIB};
-use leasehold_alloc::replay::{VirtualStream, pass};
-use leasehold_alloc::{Allocator, AllocatorConfig, Backing, BackingCaps, Call, Chunk, FakeBacking, Fault, Layout};
+use leasehold_alloc::{Allocator, AllocatorConfig, Backing, BackingCaps, Chunk, Layout};
 use leasehold_alloc::{Lifetime, On, Policy};
+use leasehold_alloc_bench::{Call, FakeBacking, Fault};
+use leasehold_alloc_bench::{VirtualStream, pass};
 use leasehold_core::{Error, Result, Timeline};
 use proptest::prelude::*;
 

@@ -1,11 +1,12 @@
 //! One test per defect that allocators of this kind have had; the names say which.
 
 use crate::{Bench, MIB};
-use leasehold_alloc::replay::VirtualStream;
 use leasehold_alloc::{
-    Allocator, AllocatorConfig, ArenaState, BackingCaps, Call, CrossStream, FakeBacking, Fault, HostKind, Layout,
-    Lifetime, On, Policy, Protection,
+    Allocator, AllocatorConfig, ArenaState, BackingCaps, CrossStream, HostKind, Layout, Lifetime, On, Policy,
+    Protection,
 };
+use leasehold_alloc_bench::VirtualStream;
+use leasehold_alloc_bench::{Call, FakeBacking, Fault};
 use leasehold_core::{Error, Timeline};
 
 /// A recorded graph with one temporary of `bytes`, and the temporary's address.
@@ -260,7 +261,7 @@ fn never_means_never() {
     let config = AllocatorConfig { cross_stream: CrossStream::Never, budget: 24 * MIB, ..AllocatorConfig::default() };
     let b = Bench::with(FakeBacking::new(64 * MIB), config);
     b.allocator.set_waiter(leasehold_core::sync::Arc::new(|p, _| {
-        leasehold_alloc::replay::pass(p);
+        leasehold_alloc_bench::pass(p);
         Ok(())
     }));
     let other = VirtualStream::new().expect("a line");
@@ -386,7 +387,7 @@ fn memory_beside_a_stream_that_is_gone_goes_back() {
         drop(b.take(3 * MIB));
     }
     b.allocator.drain();
-    leasehold_alloc::replay::pass(b.stream.line().now());
+    leasehold_alloc_bench::pass(b.stream.line().now());
     b.allocator.trim(0).expect("a trim");
     assert_eq!(b.allocator.stats().reserved, 0);
     b.check();

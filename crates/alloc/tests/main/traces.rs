@@ -1,16 +1,16 @@
 //! The recorded traces, on a virtual device: what the allocator promises about fragmentation, and that a workload comes to rest.
 
 use leasehold_alloc::Policy;
-use leasehold_alloc::replay::{
+use leasehold_alloc_bench::replay::{
     Options, Progress, events_to_play, find_min_budget, measure, replay_virtual, virtual_device,
 };
-use leasehold_alloc::trace::{Event, Trace};
+use leasehold_alloc_bench::trace::{Event, Trace};
 use leasehold_core::sync::Arc;
 use leasehold_core::sync::atomic::{AtomicU64, Ordering};
 use std::path::Path;
 
 fn trace(name: &str) -> Trace {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("traces").join(format!("{name}.csv.gz"));
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../alloc-bench/traces").join(format!("{name}.csv.gz"));
     Trace::open(&path).expect("a recorded trace")
 }
 
@@ -229,10 +229,9 @@ fn progress_comes_to_what_was_announced() {
 }
 
 /// Every player bears the traces; a budget below a player's least fails, with it nothing does.
-#[cfg(feature = "bench")]
 #[test]
 fn peers_play_the_traces_too() {
-    use leasehold_alloc::replay::{Player, measure, virtual_device};
+    use leasehold_alloc_bench::replay::{Player, measure, virtual_device};
     let t = trace("gpt2_train");
     let ratio = |player| {
         let options = Options { player, ..Options::default() };
@@ -256,7 +255,7 @@ fn peers_play_the_traces_too() {
 
 #[test]
 fn a_replay_tells_how_far_it_is_and_can_end_early() {
-    use leasehold_alloc::replay::Progress;
+    use leasehold_alloc_bench::replay::Progress;
     use leasehold_core::sync::Arc;
     use leasehold_core::sync::atomic::{AtomicU64, Ordering};
     let t = trace("resnet50_train");

@@ -11,11 +11,12 @@ use crate::host;
 use crate::table::Table;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use leasehold::{Buffer, DeviceId, Layout, Lease, Runtime, Stream};
-use leasehold_alloc::bench::{Own, Sample, Subject, Workload};
-use leasehold_alloc::peers::{BestFit, RmmLike, TorchLike};
-use leasehold_alloc::replay::{Options, Player, replay_virtual};
-use leasehold_alloc::trace::Trace;
-use leasehold_alloc::{Allocator, AllocatorConfig, FakeBacking};
+use leasehold_alloc::{Allocator, AllocatorConfig};
+use leasehold_alloc_bench::FakeBacking;
+use leasehold_alloc_bench::peers::{BestFit, RmmLike, TorchLike};
+use leasehold_alloc_bench::replay::{Options, Player, replay_virtual};
+use leasehold_alloc_bench::trace::Trace;
+use leasehold_alloc_bench::workload::{Own, Sample, Subject, Workload};
 use serde::Serialize;
 use std::alloc::GlobalAlloc;
 use std::collections::BTreeMap;
@@ -24,7 +25,7 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 /// The trace that is part of the program.
-static BUNDLED: &[u8] = include_bytes!("../../../alloc/traces/resnet50_train.csv.gz");
+static BUNDLED: &[u8] = include_bytes!("../../../alloc-bench/traces/resnet50_train.csv.gz");
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct AllocArguments {

@@ -8,8 +8,9 @@ use leasehold::{
     Access, BackendKind, Buffer, DeviceId, EventFlags, KernelBase, KernelSession, Layout, Lease, Runtime, Stream, View,
     ops,
 };
-use leasehold_alloc::replay::VirtualStream;
-use leasehold_alloc::{Allocator, AllocatorConfig, FakeBacking, On};
+use leasehold_alloc::{Allocator, AllocatorConfig, On};
+use leasehold_alloc_bench::FakeBacking;
+use leasehold_alloc_bench::VirtualStream;
 use leasehold_cuda::driver::figures::{Figure, RawLoop};
 use leasehold_cuda::driver::ops::{CopyKind, DeviceOps};
 use leasehold_cuda::driver::real::RealDriver;

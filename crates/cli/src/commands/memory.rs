@@ -1,8 +1,8 @@
 //! What a command records about the device's memory, and which debug aids it works with.
 
 use crate::failure::Failure;
-use leasehold_alloc::trace::Trace;
 use leasehold_alloc::{Allocator, DebugAids};
+use leasehold_alloc_bench::trace::Trace;
 use std::env::VarError;
 use std::fs::{self, File};
 use std::io::{self, BufWriter, Write};

@@ -6,9 +6,9 @@ use crate::table::{Table, bytes};
 use clap::ValueEnum;
 use indicatif::{ProgressBar, ProgressStyle};
 use leasehold::{DeviceId, MemoryKind, Runtime};
-use leasehold_alloc::replay::{Options, Player, Progress, Report, events_to_play, measure, virtual_device};
-use leasehold_alloc::trace::Trace;
 use leasehold_alloc::{Backing, Policy};
+use leasehold_alloc_bench::replay::{Options, Player, Progress, Report, events_to_play, measure, virtual_device};
+use leasehold_alloc_bench::trace::Trace;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 

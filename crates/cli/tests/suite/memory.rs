@@ -6,7 +6,7 @@ use std::path::Path;
 use std::process::Command;
 
 fn trace(name: &str) -> String {
-    repository("crates/alloc/traces").join(format!("{name}.csv.gz")).to_str().unwrap().to_owned()
+    repository("crates/alloc-bench/traces").join(format!("{name}.csv.gz")).to_str().unwrap().to_owned()
 }
 
 fn fails(arguments: &[&str], status: i32, message: &str) {

@@ -1,4 +1,4 @@
-//! Workloads that any allocator can be put under, so that this one and its peers are measured by the same code.
+//! Workloads that any allocator can be put under, so that Leasehold's and its peers are measured by the same code.
 //!
 //! A [`Subject`] allocates and frees; a [`Workload`] says in which pattern; [`Workload::run`] times it. Times are of a pair: one allocation
 //! and one free. Each thread has its own stream, runs the pattern in slices, and every slice is timed as a whole, so that the clock
@@ -6,10 +6,8 @@
 //!
 //! Must not know which allocators there are.
 
-use crate::allocator::{Allocator, On};
-use crate::buffer::Buffer;
-use crate::layout::Layout;
 use crate::virtual_stream::VirtualStream;
+use leasehold_alloc::{Allocator, Buffer, Layout, On};
 use leasehold_core::sync::atomic::{AtomicBool, Ordering};
 use leasehold_core::{Lease, Result, crew};
 use std::sync::mpsc::sync_channel;
@@ -286,7 +284,7 @@ fn produce<S: Subject>(s: &S, on: &S::Stream, other: S::Stream, size: u64, pairs
     })
 }
 
-/// This allocator as a subject. Streams are virtual: idle, so that what is freed is ready at once.
+/// Leasehold's allocator as a subject. Streams are virtual: idle, so that what is freed is ready at once.
 #[derive(Debug)]
 pub struct Own {
     /// The allocator.
@@ -327,8 +325,8 @@ impl Subject for Own {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::AllocatorConfig;
     use crate::fake::FakeBacking;
+    use leasehold_alloc::AllocatorConfig;
 
     #[test]
     fn every_workload_gives_back_what_it_took() {

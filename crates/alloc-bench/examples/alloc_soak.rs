@@ -4,8 +4,9 @@
 //! large ones, round after round; a moving fifth of its blocks survives each round, and the rest is freed from both ends. The
 //! program prints live and reserved memory in equal steps of time, so that growth without an end shows.
 
-use leasehold_alloc::replay::VirtualStream;
-use leasehold_alloc::{Allocator, AllocatorConfig, FakeBacking, Layout, On};
+use leasehold_alloc::{Allocator, AllocatorConfig, Layout, On};
+use leasehold_alloc_bench::FakeBacking;
+use leasehold_alloc_bench::VirtualStream;
 use leasehold_core::Result;
 use leasehold_core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};

@@ -2,8 +2,9 @@
 //!
 //! `alloc_instructions NAME PAIRS`
 
-use leasehold_alloc::bench::{Dice, Own, Subject};
-use leasehold_alloc::{Allocator, AllocatorConfig, FakeBacking};
+use leasehold_alloc::{Allocator, AllocatorConfig};
+use leasehold_alloc_bench::FakeBacking;
+use leasehold_alloc_bench::workload::{Dice, Own, Subject};
 use leasehold_core::{Error, Result};
 
 fn own(magazines: bool, marks: bool) -> Result<Own> {

@@ -3,14 +3,10 @@
 //! The trace's streams become streams whose epochs complete a fixed number of operations later (`lag`), so that readiness is
 //! deterministic and needs no device. Replaying on a virtual device ([`FakeBacking`]) maps nothing.
 
-use crate::allocator::{Allocator, On};
-use crate::backing::Backing;
-use crate::buffer::Buffer;
-use crate::config::{AllocatorConfig, Policy};
 use crate::fake::FakeBacking;
-use crate::layout::Layout;
 use crate::trace::Trace;
-pub use crate::virtual_stream::{VirtualStream, pass};
+use crate::virtual_stream::{VirtualStream, pass};
+use leasehold_alloc::{Allocator, AllocatorConfig, Backing, Buffer, Layout, On, Policy};
 use leasehold_core::sync::atomic::{AtomicU64, Ordering};
 use leasehold_core::sync::{Arc, CachePadded};
 use leasehold_core::{Error, Lease, Point, Result, crew};
@@ -22,17 +18,14 @@ use std::time::{Duration, Instant};
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Hash)]
 #[non_exhaustive]
 pub enum Player {
-    /// This crate's.
+    /// Leasehold's.
     #[default]
     Own,
     /// Best fit over one growing range, blind to streams.
-    #[cfg(feature = "bench")]
     BestFit,
     /// The emulation of PyTorch's caching allocator.
-    #[cfg(feature = "bench")]
     TorchLike,
     /// The process's own heap, whatever the device.
-    #[cfg(feature = "bench")]
     System,
 }
 
@@ -176,11 +169,8 @@ pub fn replay(trace: &Trace, options: &Options, backing: Box<dyn Backing>) -> Re
     let budget = options.budget.map_or(u64::MAX, |b| (peak as f64 * b) as u64 / granule * granule);
     match options.player {
         Player::Own => play(trace, options, &Own::new(backing, options, budget)?),
-        #[cfg(feature = "bench")]
         Player::BestFit => play(trace, options, &crate::peers::BestFit::new(backing, budget)?),
-        #[cfg(feature = "bench")]
         Player::TorchLike => play(trace, options, &crate::peers::TorchLike::new(backing, budget)),
-        #[cfg(feature = "bench")]
         Player::System => play(trace, options, &crate::peers::System::counting(budget)),
     }
 }
@@ -213,7 +203,7 @@ trait Plays: Sync {
     fn cost(&self) -> (u64, u64, u64, u64);
 }
 
-/// This crate's allocator.
+/// Leasehold's allocator.
 struct Own(Allocator);
 
 impl Own {
@@ -276,11 +266,10 @@ impl Plays for Own {
     }
 }
 
-#[cfg(feature = "bench")]
 mod peers {
     use super::*;
-    use crate::bench::Subject;
     use crate::peers::{BestFit, Figures, System, TorchLike};
+    use crate::workload::Subject;
 
     fn cost(f: Figures) -> (u64, u64, u64, u64) {
         (f.reserved_peak, f.driver_calls, f.remaps, f.host_waits)

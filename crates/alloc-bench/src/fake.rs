@@ -1,10 +1,10 @@
 //! A backing that backs nothing: addresses without memory, with counters, a physical limit, a leak check and fault injection.
 //!
-//! Used by the tests and by the replay of traces on a virtual device, where an 18 GB trace runs on a small machine. Whoever holds a
+//! Used by tests and by the replay of traces on a virtual device, where an 18 GB trace runs on a small machine. Whoever holds a
 //! clone sees and steers the same backing. It checks its caller: a mapping over a mapping, an unmapping of what is not mapped and the
 //! like are recorded as violations.
 
-use crate::backing::{Backing, BackingCaps, Chunk};
+use leasehold_alloc::{Backing, BackingCaps, Chunk};
 use leasehold_core::sync::atomic::{AtomicU64, Ordering};
 use leasehold_core::sync::{Arc, Mutex};
 use leasehold_core::{Error, OutOfMemory, Result};
@@ -86,7 +86,8 @@ impl FakeBacking {
     /// A device with virtual memory management, 2 MiB granules and `physical` bytes.
     ///
     /// ```
-    /// use leasehold_alloc::{Backing, FakeBacking};
+    /// use leasehold_alloc::Backing;
+    /// use leasehold_alloc_bench::FakeBacking;
     /// let fake = FakeBacking::new(1 << 30);
     /// assert!(fake.caps().vmm);
     /// assert!(fake.create(2 << 30).is_err(), "more than there is");

@@ -5,8 +5,7 @@
 //!
 //! Limits: 65,536 streams, 67,108,864 lines, 256 bytes in a line. A byte order mark before the first line is passed over.
 
-use crate::ring::EventKind;
-use crate::snapshot::{BlockState, Snapshot};
+use leasehold_alloc::{BlockState, EventKind, Snapshot};
 use leasehold_core::{Error, Result};
 use leasehold_input::{Cause, Lines, open, shown};
 use std::collections::{HashMap, HashSet};

@@ -6,9 +6,9 @@
 //! a real pool records at each free costs nothing here.
 
 use super::{Figures, Source};
-use crate::backing::{Backing, Chunk};
-use crate::bench::Subject;
 use crate::virtual_stream::VirtualStream;
+use crate::workload::Subject;
+use leasehold_alloc::{Backing, Chunk};
 use leasehold_core::sync::Mutex;
 use leasehold_core::{Point, Result, Timeline};
 use std::collections::BTreeMap;

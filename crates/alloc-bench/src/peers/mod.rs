@@ -16,7 +16,7 @@ pub use rmm_like::RmmLike;
 pub use system::System;
 pub use torch_like::TorchLike;
 
-use crate::backing::{Backing, Chunk};
+use leasehold_alloc::{Backing, Chunk};
 use leasehold_core::sync::atomic::{AtomicU64, Ordering};
 use leasehold_core::{Point, Result};
 
@@ -107,9 +107,9 @@ fn over(point: Point) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::bench::{Subject, Workload};
     use crate::fake::FakeBacking;
     use crate::virtual_stream::VirtualStream;
+    use crate::workload::{Subject, Workload};
 
     const MIB: u64 = 1 << 20;
 
@@ -147,7 +147,7 @@ mod tests {
     ) {
         let on = s.stream().expect("a line");
         let other = s.stream().expect("a line");
-        let mut dice = crate::bench::Dice::new(5);
+        let mut dice = crate::workload::Dice::new(5);
         let mut live: Vec<S::Block> = Vec::new();
         let mut map = std::collections::BTreeMap::new();
         for _ in 0..3000 {

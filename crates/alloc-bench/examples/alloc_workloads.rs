@@ -1,11 +1,12 @@
-//! Times a pair of allocation and free under the workloads of `leasehold_alloc::bench`, over a device without memory.
+//! Times a pair of allocation and free under the workloads of `leasehold_alloc_bench::workload`, over a device without memory.
 //!
 //! `alloc_workloads [part of a workload's name] [pairs] [threads]`; for a quick look while working on the allocator. The comparison with
 //! other allocators is `leasehold bench alloc`.
 
-use leasehold_alloc::bench::{Own, Workload};
-use leasehold_alloc::replay::VirtualStream;
-use leasehold_alloc::{Allocator, AllocatorConfig, FakeBacking, Layout, On};
+use leasehold_alloc::{Allocator, AllocatorConfig, Layout, On};
+use leasehold_alloc_bench::FakeBacking;
+use leasehold_alloc_bench::VirtualStream;
+use leasehold_alloc_bench::workload::{Own, Workload};
 use leasehold_core::Result;
 use std::sync::Barrier;
 use std::sync::mpsc::channel;

@@ -2,9 +2,9 @@
 //! textbook's line that a stream-aware allocator is held against.
 
 use super::{Figures, Source};
-use crate::backing::Backing;
-use crate::bench::Subject;
 use crate::virtual_stream::VirtualStream;
+use crate::workload::Subject;
+use leasehold_alloc::{Backing, Chunk};
 use leasehold_core::sync::Mutex;
 use leasehold_core::{Result, Timeline};
 use std::collections::{BTreeMap, BTreeSet};
@@ -130,7 +130,7 @@ impl Drop for BestFit {
     fn drop(&mut self) {
         let taken = self.state.get_mut().end - self.base;
         if taken > 0 {
-            let chunk = crate::backing::Chunk { addr: self.base, bytes: taken, native: 0 };
+            let chunk = Chunk { addr: self.base, bytes: taken, native: 0 };
             // A range that the driver does not take back is its own fault.
             // SAFETY: the peer goes, and with it every block of what it committed.
             let _ = unsafe { self.source.backing.decommit(chunk) };

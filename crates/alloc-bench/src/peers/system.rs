@@ -1,7 +1,7 @@
 //! The process's own heap: what an allocation costs where no device is concerned. The memory is never touched.
 
 use super::Figures;
-use crate::bench::Subject;
+use crate::workload::Subject;
 use leasehold_core::Result;
 use leasehold_core::sync::atomic::{AtomicU64, Ordering};
 use std::alloc::Layout;

@@ -1,6 +1,6 @@
 //! Streams without a device, whose work is over when somebody says so: for tests, replays and benchmarks.
 //!
-//! Must not know allocators. Builds under loom too.
+//! Must not know allocators.
 
 use leasehold_core::sync::atomic::{AtomicU64, Ordering};
 use leasehold_core::sync::{Mutex, OnceLock};
@@ -17,23 +17,18 @@ pub struct VirtualStream {
 
 /// What virtual streams wait for, by line: from which value on, and for which point.
 type Waits = Mutex<BTreeMap<u16, Vec<(u64, Point)>>>;
-/// Made by the first wait, so that a replay without waits takes no lock. (Not a plain static: loom's locks are made at run time.)
+/// Made by the first wait, so that a replay without waits takes no lock.
 static WAITS: OnceLock<Waits> = OnceLock::new();
 
 /// The virtual streams that live, by line.
 type Owners = Mutex<BTreeMap<u16, Weak<LineOwner>>>;
-static OWNERS: OnceLock<Owners> = OnceLock::new();
-
-fn owners() -> &'static Owners {
-    OWNERS.get_or_init(|| Mutex::new(BTreeMap::new()))
-}
+static OWNERS: Owners = Mutex::new(BTreeMap::new());
 
 /// Lets virtual time pass until a point is over: first whatever its stream was made to wait for before it. Blocks for a point
 /// of a stream that is not virtual.
 pub fn pass(point: Point) {
-    let owner = owners().lock().get(&point.line_id().get()).and_then(Weak::upgrade);
+    let owner = OWNERS.lock().get(&point.line_id().get()).and_then(Weak::upgrade);
     let Some(owner) = owner else {
-        #[cfg(not(loom))]
         let _ = point.line().wait(point.value(), None);
         return;
     };
@@ -59,7 +54,7 @@ impl VirtualStream {
     /// `OutOfMemory` when all lines are in use.
     pub fn new() -> Result<Self> {
         let owner = Arc::new(LineOwner::take()?);
-        owners().lock().insert(owner.line().id().get(), Arc::downgrade(&owner));
+        OWNERS.lock().insert(owner.line().id().get(), Arc::downgrade(&owner));
         Ok(Self { owner, host_waits: AtomicU64::new(0) })
     }
 
@@ -86,7 +81,7 @@ impl VirtualStream {
 impl Drop for VirtualStream {
     fn drop(&mut self) {
         pass(self.owner.line().now());
-        owners().lock().remove(&self.owner.line().id().get());
+        OWNERS.lock().remove(&self.owner.line().id().get());
     }
 }
 

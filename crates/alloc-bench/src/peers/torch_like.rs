@@ -7,9 +7,9 @@
 //! freed by a later allocation that finds the event done. Without memory, whole free segments go back, then the queues are waited for.
 
 use super::{Figures, Source, over};
-use crate::backing::{Backing, Chunk};
-use crate::bench::Subject;
 use crate::virtual_stream::VirtualStream;
+use crate::workload::Subject;
+use leasehold_alloc::{Backing, Chunk};
 use leasehold_core::sync::Mutex;
 use leasehold_core::{Point, Result, Timeline};
 use std::collections::{BTreeSet, HashMap, HashSet, VecDeque};

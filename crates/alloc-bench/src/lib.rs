@@ -1,0 +1,26 @@
+//! What the allocator core is measured and tested with: workloads, recorded traces and their replay, emulations of other allocators, memory
+//! without a device and streams without work.
+//!
+//! It uses the allocator through its public API alone, and no program that only wants memory needs it.
+//!
+//! | module | what it has |
+//! |---|---|
+//! | [`workload`] | patterns of allocations and frees, timed, for any allocator |
+//! | [`trace`] | traces of real programs: reading, writing, recording from a snapshot |
+//! | [`replay`] | a trace played against an allocator, and what it cost |
+//! | [`peers`] | emulations of PyTorch's caching allocator and RMM's pool, a best fit, the process's heap |
+//! | `fake` | [`FakeBacking`]: addresses without memory, faults on demand, a check of its caller |
+//! | `virtual_stream` | [`VirtualStream`]: work that is over when somebody says so |
+//!
+//! Models under loom have no use for it, and it is empty there.
+#![cfg(not(loom))]
+
+mod fake;
+pub mod peers;
+pub mod replay;
+pub mod trace;
+mod virtual_stream;
+pub mod workload;
+
+pub use fake::{Call, FakeBacking, Fault};
+pub use virtual_stream::{VirtualStream, pass};
