@@ -210,7 +210,8 @@ fn step(to: &mut String, pad: &str, planned: &Planned) -> fmt::Result {
         ),
         Step::Raise(gate) => format!("let (gate, value) = g[{gate}].the();\n{pad}ops::raise(&gate, value)?;"),
         Step::CallRaise { stream, gate } => format!(
-            "let (gate, value) = g[{gate}].the();\n{pad}ops::host_call_once({}, \"raise\", move || ops::raise(&gate, value))?;",
+            "let (gate, value) = g[{gate}].take().expect(\"a gate that is waited for\");\n{pad}\
+             ops::host_call_once({}, \"raise\", move || ops::raise(&gate, value))?;",
             the(stream)
         ),
         Step::Call { stream, once } => {

@@ -7,12 +7,13 @@
 //!
 //! # What makes an order
 //! The order of a queue; an event's record and a wait for it; a value written and a wait for it; a semaphore; the host's enqueue and what was enqueued;
-//! the end of work and the host that waited, asked or was called back; a graph's edges. That one thing happened to run before another
+//! the end of work and the host that waited, asked or was called back; the loss of a device and the host; a graph's edges. That one thing happened to run before another
 //! makes none.
 //!
 //! # What it does not see
 //! All threads of the host are one agent. A read of a kernel counts as one of memory that nobody wrote only if nobody wrote any of the
 //! binding: kernels are bound to more than they touch. An event that a graph records or waits for covers the whole launch.
+//! Of memory that is mapped twice, an access through one mapping hides those before it through the other when that one goes.
 //!
 //! This module must not know how commands run.
 
@@ -242,6 +243,8 @@ struct Past {
     agent: u32,
     epoch: u64,
     launch: u64,
+    /// The mapping that it went through: how far its addresses are from the memory's keys.
+    through: u64,
     operation: Operation,
 }
 
@@ -369,6 +372,7 @@ impl Detector {
             agent: who.agent,
             epoch: who.epoch,
             launch: who.node.map_or(0, |n| n.0),
+            through: addr.wrapping_sub(key),
             operation: who.operation(),
         });
         let mut found: Vec<(Arc<Past>, u64, u64)> = Vec::new();
@@ -446,13 +450,14 @@ impl Detector {
         bytes - written
     }
 
-    /// The accesses to a range that `clock` does not know, once each.
-    pub(crate) fn unknown(&self, clock: &Clock, key: u64, bytes: u64) -> Vec<Operation> {
-        let end = key + bytes;
+    /// The accesses to a range by its addresses from `addr` on that `clock` does not know, once each.
+    pub(crate) fn unknown(&self, clock: &Clock, key: u64, addr: u64, bytes: u64) -> Vec<Operation> {
+        let (end, through) = (key + bytes, addr.wrapping_sub(key));
         let before = self.segments.range(..key).next_back().filter(|(_, s)| s.end > key);
         let mut found: Vec<Operation> = Vec::new();
         for (_, s) in before.into_iter().chain(self.segments.range(key..end)) {
-            for p in s.write.iter().chain(&s.reads).filter(|p| !clock.knows(p.agent, p.epoch)) {
+            let past = s.write.iter().chain(&s.reads);
+            for p in past.filter(|p| p.through == through && !clock.knows(p.agent, p.epoch)) {
                 if !found.contains(&p.operation) {
                     found.push(p.operation.clone());
                 }

@@ -295,7 +295,7 @@ impl State {
         let second = Operation { name: by.into(), queue: None, stream: None, index: self.host_accesses, node: None };
         let mut first = Vec::new();
         if accesses {
-            first = self.detector.unknown(&self.host, gone.key, gone.bytes);
+            first = self.detector.unknown(&self.host, gone.key, gone.addr, gone.bytes);
         }
         let end = gone.addr + gone.bytes;
         for (id, q) in &self.queues {

@@ -810,7 +810,7 @@ impl State {
             self.detector.report(ReportKind::UseAfterFree, None, place.operation(), addr, 0);
             return;
         };
-        let mut first = self.detector.unknown(&place.clock, gone.key, gone.bytes);
+        let mut first = self.detector.unknown(&place.clock, gone.key, gone.addr, gone.bytes);
         for (id, q) in &self.queues {
             for entry in q.entries.iter().filter(|e| e.regions.iter().any(|r| r.1 == gone.region)) {
                 let name = entry.action.name();

@@ -220,6 +220,29 @@ fn a_mapping_that_changes_under_a_pending_command() {
 }
 
 #[test]
+fn of_two_mappings_of_memory_one_goes_while_the_other_is_used() {
+    for runs in [false, true] {
+        let m = Machine::new(config(7).stepping(Stepping::Manual)).unwrap();
+        let (q, x) = (m.queue_create(0).unwrap(), m.create(0, GRANULARITY).unwrap());
+        let [one, other] = [(); 2].map(|()| {
+            let at = m.reserve(GRANULARITY, 0).unwrap();
+            m.map(at, x).unwrap();
+            m.set_access(0, at, GRANULARITY).unwrap();
+            at
+        });
+        fill(&m, q, one, N, 1);
+        if runs {
+            m.run_until_idle();
+        }
+        // Pending, or over without the host's knowledge: but not by these addresses.
+        m.unmap(other, GRANULARITY).unwrap();
+        assert_eq!(m.take_reports(), []);
+        m.unmap(one, GRANULARITY).unwrap();
+        only(m.take_reports(), ReportKind::UseAfterFree);
+    }
+}
+
+#[test]
 fn a_stale_address_in_a_graph() {
     let m = machine(6);
     let (q, at) = (m.queue_create(0).unwrap(), m.alloc(0, N).unwrap());
