@@ -11,6 +11,9 @@ use crate::kernels::cuda::CudaSpec;
 use leasehold::{Access, Error, Result};
 use leasehold_sim::{KernelBody, KernelRegistry, Launch};
 
+/// The kernels that write all of what they declare to write. The others write rows, with gaps between them where the parameters say so.
+const DENSE: [&str; 4] = ["argmax", "sample", "next_token", "fill"];
+
 /// Makes every operator kernel known to simulated devices.
 ///
 /// # Errors
@@ -21,7 +24,9 @@ pub fn simulate(registry: &KernelRegistry) -> Result<()> {
             .ok_or_else(|| Error::NotFound(format!("kernel {} has no CUDA entry", spec.name).into()))?;
         let accesses: Vec<Access> = spec.operands.iter().map(|o| o.access).collect();
         let body = KernelBody::run(move |launch| run(spec, cuda, launch));
-        registry.register(spec.name, leasehold_sim::KernelSpec::new(&accesses, spec.params_bytes as u32, body));
+        let made = leasehold_sim::KernelSpec::new(&accesses, spec.params_bytes as u32, body);
+        let dense = DENSE.contains(&spec.name);
+        registry.register(spec.name, if dense { made } else { made.leaving_gaps() });
     }
     Ok(())
 }

@@ -20,6 +20,6 @@ pub use backend::SimBackend;
 pub use machine::{
     Command, DEVICE_BASE, EventId, ExecId, FaultAction, FaultPlan, FaultRule, FaultScope, FillCall, GRANULARITY,
     GraphId, HostFn, Kernel, KernelBody, KernelCall, KernelRegistry, KernelSpec, Launch, Machine, MachineConfig,
-    MemoryUse, Monitor, Node, NodeFn, NodeId, NodeUpdate, ObjectCounts, Operation, PieceId, PollFn, QueueFailure,
-    QueueId, Ran, ReadyFn, Report, ReportKind, RunFn, SemaphoreId, Stepping, Transfer, When,
+    MemoryUse, Monitor, Node, NodeFn, NodeId, NodeUpdate, ObjectCounts, Operation, POISON, PieceId, PollFn,
+    QueueFailure, QueueId, Ran, ReadyFn, Report, ReportKind, RunFn, SemaphoreId, Stepping, Transfer, When,
 };

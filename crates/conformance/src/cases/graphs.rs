@@ -4,7 +4,7 @@ use crate::case::{Case, Need, Outcome, check, check_eq, expect_error, skipped};
 use crate::cases::streams::{copy, fill};
 use crate::env::{Env, bind, direct};
 use crate::factory::TestKernel;
-use leasehold::hal::{Access, Dispatch, GraphExec, NodePatch, Op, OpList, Pipeline, Plan};
+use leasehold::hal::{Access, Binding, Dispatch, GraphExec, NodePatch, Op, OpList, Pipeline, Plan};
 use leasehold::{Buffer, Lease};
 use std::time::Duration;
 
@@ -120,8 +120,10 @@ fn changes(env: &Env) -> Outcome {
     // SAFETY: no launch is in flight, and the patches name memory that outlives the launches.
     unsafe { graph.update(&[NodePatch { bindings: Some(&[bind(&y, Access::Write)]), ..patch }]) }?;
     launch(&[0; 256], &[2; 256], "after a change of bindings")?;
+    // What a launch does not write is no part of its binding.
+    let first = Binding { len: 512, ..bind(&y, Access::Write) };
     // SAFETY: no launch is in flight, and the patches name memory that outlives the launches.
-    unsafe { graph.update(&[NodePatch { grid: Some([2, 1, 1]), ..patch }]) }?;
+    unsafe { graph.update(&[NodePatch { grid: Some([2, 1, 1]), bindings: Some(&[first]), ..patch }]) }?;
     let half: Vec<u32> = (0..256).map(|i| if i < 128 { 2 } else { 0 }).collect();
     launch(&[0; 256], &half, "after a change of the grid")
 }

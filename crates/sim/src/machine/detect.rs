@@ -285,7 +285,7 @@ type Told = (ReportKind, Option<(Option<u64>, u64)>, Option<u64>, u64);
 pub(crate) struct Detector {
     pub(crate) on: bool,
     /// What memory that a kernel is about to write is filled with.
-    pub(crate) poison: Option<u8>,
+    pub(crate) poison: u8,
     segments: BTreeMap<u64, Segment>,
     reports: Vec<Report>,
     told: BTreeSet<Told>,
@@ -295,7 +295,7 @@ pub(crate) struct Detector {
 }
 
 impl Detector {
-    pub(crate) fn new(on: bool, poison: Option<u8>) -> Self {
+    pub(crate) fn new(on: bool, poison: u8) -> Self {
         Self { on, poison, compact_at: 4096, ..Self::default() }
     }
 

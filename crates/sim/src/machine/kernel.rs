@@ -161,6 +161,8 @@ pub struct KernelSpec {
     pub params: u32,
     /// The most threads of a block.
     pub block_threads: u32,
+    /// It leaves bytes of what it writes as they were.
+    pub gaps: bool,
     /// What it does.
     pub body: KernelBody,
 }
@@ -169,7 +171,15 @@ impl KernelSpec {
     /// A kernel with blocks of up to 1,024 threads.
     #[must_use]
     pub fn new(bindings: &[Access], params: u32, body: KernelBody) -> Self {
-        Self { bindings: bindings.to_vec(), params, block_threads: 1024, body }
+        Self { bindings: bindings.to_vec(), params, block_threads: 1024, gaps: false, body }
+    }
+
+    /// As before, of a kernel that leaves bytes of what it declares to write as they were: those between padded rows. The machine cannot
+    /// tell them from others, so it poisons nothing before such a kernel, and one that reads there stays unnoticed.
+    #[must_use]
+    pub fn leaving_gaps(mut self) -> Self {
+        self.gaps = true;
+        self
     }
 }
 

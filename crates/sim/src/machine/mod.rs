@@ -84,6 +84,9 @@ pub enum FaultScope {
     Queue,
 }
 
+/// What a kernel finds in memory that it declares to write.
+pub const POISON: u8 = 0xdb;
+
 /// What a machine is.
 #[derive(Debug, Clone)]
 #[non_exhaustive]
@@ -106,9 +109,11 @@ pub struct MachineConfig {
     pub count_calls: bool,
     /// Whether the race detector is on.
     pub detect: bool,
-    /// What new memory of devices is filled with, instead of zeros: whoever reads what nobody wrote then notices. With the race detector
-    /// on, also what a kernel declares to write, before it runs: a kernel that reads it notices, and so does a caller that counts on bytes
-    /// which the kernel leaves out.
+    /// What new memory of devices is filled with, instead of zeros: whoever reads what nobody wrote then notices.
+    ///
+    /// With the race detector on, what a kernel declares to write is filled before the kernel runs, with this or else with
+    /// [`POISON`]. A kernel that reads it then computes something else. So does a caller that counts on bytes which the kernel leaves
+    /// out, unless the kernel [says](KernelSpec::leaving_gaps) that it leaves some.
     pub poison: Option<u8>,
     /// Whether commands that ran are remembered for [`Monitor::take_trace`].
     pub trace: bool,
@@ -195,7 +200,7 @@ impl MachineConfig {
         self
     }
 
-    /// As before, with new memory of devices filled with this.
+    /// As before, with new memory of devices, and what kernels are about to write, filled with this.
     #[must_use]
     pub fn poison(mut self, byte: u8) -> Self {
         self.poison = Some(byte);
@@ -428,7 +433,7 @@ impl Machine {
             faults: Faults::new(config.faults.clone()),
             disturb: None,
             space: Space::new(config.devices, config.memory, config.pinned, config.poison)?,
-            detector: Detector::new(config.detect, config.poison),
+            detector: Detector::new(config.detect, config.poison.unwrap_or(POISON)),
             queues: BTreeMap::new(),
             agents: Vec::new(),
             next_agent: 1,

@@ -683,8 +683,8 @@ impl State {
         Outcome::Done(KERNEL_NANOS + blocks + bytes / 64 + self.rng.below(64) as u64)
     }
 
-    /// What a kernel reads, as it is before it runs, by binding; what it only writes is poisoned if the machine is to, so that a
-    /// kernel which reads it shows. Nothing of kernels that wait for others meanwhile, of host memory, or of bindings that overlap one that is written.
+    /// What a kernel reads, as it is before it runs, by binding. What it only writes is poisoned, so that a kernel which reads it shows.
+    /// Nothing of kernels that wait for others meanwhile, of host memory, or of bindings that overlap one that is written.
     fn watch(&self, call: &KernelCall, bindings: &[Binding], parts: &[(Vec<Part>, Access)]) -> Vec<(usize, Vec<u8>)> {
         let mut read = Vec::new();
         if !self.detector.on || matches!(call.kernel.spec.body, KernelBody::Poll(_)) {
@@ -703,8 +703,8 @@ impl State {
             unsafe {
                 if b.access == Access::Read {
                     read.push((i, std::slice::from_raw_parts(at, len).to_vec()));
-                } else if let Some(poison) = self.detector.poison {
-                    at.write_bytes(poison, len);
+                } else if !call.kernel.spec.gaps {
+                    at.write_bytes(self.detector.poison, len);
                 }
             }
         }

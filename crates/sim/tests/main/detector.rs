@@ -3,8 +3,8 @@
 use crate::{config, copy, fill, launch, machine, peek};
 use leasehold_hal::Access;
 use leasehold_sim::{
-    Command, FillCall, GRANULARITY, KernelBody, KernelSpec, Machine, MachineConfig, Node, NodeId, QueueId, Report,
-    ReportKind, Stepping,
+    Command, FillCall, GRANULARITY, KernelBody, KernelSpec, Machine, MachineConfig, Node, NodeId, POISON, QueueId,
+    Report, ReportKind, Stepping,
 };
 
 const N: u64 = 256;
@@ -418,7 +418,7 @@ fn what_it_remembers_stays_bounded() {
 
 /// A machine with kernels that do not do what they declare, and memory of 64 bytes of 7.
 fn liar() -> (Machine, QueueId, u64) {
-    let m = Machine::new(config(77).poison(0xff)).unwrap();
+    let m = machine(77);
     let store = KernelBody::run(|launch| {
         let (at, n) = launch.pointer::<u8>(0);
         // SAFETY: the machine checked the binding.
@@ -432,7 +432,8 @@ fn liar() -> (Machine, QueueId, u64) {
         (0..n).for_each(|i| unsafe { *at.add(i) = (*at.add(i)).wrapping_add(1) });
         Ok(())
     });
-    m.kernels().register("accumulates", KernelSpec::new(&[Access::Write], 0, bump));
+    m.kernels().register("accumulates", KernelSpec::new(&[Access::Write], 0, bump.clone()));
+    m.kernels().register("accumulates in rows", KernelSpec::new(&[Access::Write], 0, bump).leaving_gaps());
     let (q, at) = (m.queue_create(0).unwrap(), m.alloc(0, N).unwrap());
     fill(&m, q, at, N, 7);
     (m, q, at)
@@ -458,7 +459,20 @@ fn a_kernel_that_writes_what_it_declares_to_read_is_reported() {
 fn a_kernel_that_reads_what_it_declares_to_write_finds_poison() {
     let (m, q, at) = liar();
     run_on(&m, q, "accumulates", at, &[]);
-    assert_eq!(peek(&m, at, N as usize), [0; N as usize], "one more than the poison, not than what was there");
+    let more = |than: u8| [than.wrapping_add(1); N as usize];
+    assert_eq!(peek(&m, at, N as usize), more(POISON), "one more than the poison, not than what was there");
+    // What it says to leave as it was is as it was.
+    fill(&m, q, at, N, 7);
+    run_on(&m, q, "accumulates in rows", at, &[]);
+    assert_eq!(peek(&m, at, N as usize), more(7));
+    // A machine with a poison of its own takes that, and one that looks at nothing none.
+    for (config, expected) in [(config(77).poison(0x11), 0x11), (config(77).detect(false), 7)] {
+        let other = Machine::new(config.kernels(m.kernels().clone())).unwrap();
+        let (q, at) = (other.queue_create(0).unwrap(), other.alloc(0, N).unwrap());
+        fill(&other, q, at, N, 7);
+        run_on(&other, q, "accumulates", at, &[]);
+        assert_eq!(peek(&other, at, N as usize), more(expected));
+    }
     // Declared as it is, it finds what was there.
     fill(&m, q, at, N, 7);
     run_on(&m, q, "bump", at, &[1]);
