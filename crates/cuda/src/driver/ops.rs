@@ -567,10 +567,10 @@ pub trait EventOps {
 
 /// Modules and functions.
 pub trait ModuleOps {
-    /// Loads PTX text or a cubin: `cuModuleLoadDataEx`. Blocks while the driver compiles.
+    /// Loads PTX text: `cuModuleLoadDataEx`. Blocks while the driver compiles.
     ///
     /// # Errors
-    /// `Compile` with the driver's log.
+    /// `Compile` with the driver's log; `Compile` for machine code, of which a driver reads as many bytes as the code itself claims.
     fn module_load(&self, image: &[u8]) -> Result<NativeModule>;
 
     /// Gives it up: `cuModuleUnload`. May wait for the device.

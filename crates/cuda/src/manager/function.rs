@@ -82,22 +82,26 @@ impl Resource for Functions {
 #[derive(Debug)]
 pub struct FunctionManager {
     manager: PoolManager<Functions, Key>,
+    core: Arc<Core>,
 }
 
 impl FunctionManager {
     pub(crate) fn new(core: &Arc<Core>) -> Result<Self> {
         let manager = PoolManager::new();
         manager.configure(Functions { core: core.clone() }, PoolConfig { block: 64, ..PoolConfig::default() })?;
-        Ok(Self { manager })
+        Ok(Self { manager, core: core.clone() })
     }
 
     /// The kernel's pipeline. Blocks while it compiles.
     ///
     /// # Errors
-    /// `InvalidArgument` beyond the limits, for a kernel that declares something else than the one of the same key, or than its function takes;
+    /// `InvalidArgument` beyond the limits, for another context's modules, for a kernel that declares something else than the one of the same key, or than its function takes;
     /// `Unsupported` for what is neither CUDA C++ nor PTX; `Compile`; `NotFound`; the driver's.
     pub fn get_or_create(&self, modules: &ModuleManager, desc: &KernelDesc<'_>) -> Result<Lease<Pipeline>> {
         desc.validate()?;
+        if !modules.is_of(&self.core) {
+            return Err(Error::invalid(format!("kernel {}: the modules are another context's", desc.name)));
+        }
         let image = Arc::new(Image::of(desc)?);
         let key = Key { name: desc.name.as_ref().into(), entry: desc.entry.as_ref().into(), image: image.clone() };
         let function = self.manager.get_or_create(&key, &Wanted { desc, image: &image, modules })?;

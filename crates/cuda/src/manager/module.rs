@@ -93,6 +93,7 @@ impl Resource for Modules {
 #[derive(Debug)]
 pub struct ModuleManager {
     manager: PoolManager<Modules, Image>,
+    door: Arc<Door>,
 }
 
 impl ModuleManager {
@@ -100,7 +101,12 @@ impl ModuleManager {
         let manager = PoolManager::new();
         let modules = Modules { door: core.door.clone(), compute_capability: core.properties().compute_capability };
         manager.configure(modules, PoolConfig::default())?;
-        Ok(Self { manager })
+        Ok(Self { manager, door: core.door.clone() })
+    }
+
+    /// Whether its modules are loaded in this context.
+    pub(crate) fn is_of(&self, core: &Core) -> bool {
+        Arc::ptr_eq(&self.door, &core.door)
     }
 
     /// The module of an image. Blocks while it compiles.

@@ -18,15 +18,24 @@ const LOG: usize = 8192;
 const ELF: &[u8] = b"\x7fELF";
 const FAT: &[u8] = &0xBA55_ED50_u32.to_le_bytes();
 
-/// The image as the driver needs it: text ends with a zero.
-fn terminated(image: &[u8]) -> Cow<'_, [u8]> {
-    if image.starts_with(ELF) || image.starts_with(FAT) || image.last() == Some(&0) {
-        return Cow::Borrowed(image);
+/// The image as the driver needs it: text that ends with a zero.
+///
+/// # Errors
+/// `Compile` for no text.
+fn terminated(image: &[u8]) -> Result<Cow<'_, [u8]>> {
+    if image.is_empty() {
+        return Err(Error::Compile { log: "the image is empty".into() });
+    }
+    if image.starts_with(ELF) || image.starts_with(FAT) {
+        return Err(Error::Compile { log: "the image is machine code; PTX is loaded, and nothing else".into() });
+    }
+    if image.last() == Some(&0) {
+        return Ok(Cow::Borrowed(image));
     }
     let mut text = Vec::with_capacity(image.len() + 1);
     text.extend_from_slice(image);
     text.push(0);
-    Cow::Owned(text)
+    Ok(Cow::Owned(text))
 }
 
 impl RealDriver {
@@ -64,17 +73,14 @@ impl RealDriver {
 
 impl ModuleOps for RealDriver {
     fn module_load(&self, image: &[u8]) -> Result<NativeModule> {
-        if image.is_empty() {
-            return Err(Error::Compile { log: "the image is empty".into() });
-        }
-        let image = terminated(image);
+        let image = terminated(image)?;
         let mut log = vec![0_u8; LOG];
         let mut options = [Jit::CU_JIT_ERROR_LOG_BUFFER, Jit::CU_JIT_ERROR_LOG_BUFFER_SIZE_BYTES];
         // Sizes are passed in the pointer's place.
         let mut values = [log.as_mut_ptr().cast::<c_void>(), ptr::without_provenance_mut::<c_void>(LOG)];
         let mut module: CUmodule = ptr::null_mut();
         let code = self.code(|f| {
-            // SAFETY: the image is whole or ends with a zero; options and values are of the number that is given and
+            // SAFETY: the image is a text that ends with a zero; options and values are of the number that is given and
             // live during the call.
             unsafe {
                 (f.cuModuleLoadDataEx)(
@@ -148,10 +154,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn text_ends_with_a_zero_and_code_stays_as_it_is() {
-        assert_eq!(&*terminated(b".version"), b".version\0");
-        assert!(matches!(terminated(b".version\0"), Cow::Borrowed(_)));
-        assert!(matches!(terminated(b"\x7fELF..."), Cow::Borrowed(_)));
-        assert!(matches!(terminated(&[0x50, 0xED, 0x55, 0xBA, 1]), Cow::Borrowed(_)));
+    fn text_ends_with_a_zero_and_code_is_refused() {
+        assert_eq!(&*terminated(b".version").unwrap(), b".version\0");
+        assert!(matches!(terminated(b".version\0"), Ok(Cow::Borrowed(_))));
+        for image in [&b""[..], b"\x7fELF...", &[0x50, 0xED, 0x55, 0xBA, 1]] {
+            assert!(matches!(terminated(image), Err(Error::Compile { .. })));
+        }
     }
 }

@@ -88,23 +88,20 @@ pub fn register(kernels: &leasehold_sim::KernelRegistry) {
     use leasehold_core::{Error, Result};
     use leasehold_sim::{KernelBody, KernelSpec, Launch};
 
-    /// Binding `i` as 32-bit words.
-    fn words<'a>(launch: &Launch<'a>, i: usize) -> &'a mut [u32] {
-        let (at, len) = launch.pointer::<u32>(i);
-        if len == 0 {
-            return &mut [];
-        }
-        // SAFETY: the machine has checked the binding; kernels run one at a time, and no two bindings of these kernels
-        // overlap where one is written.
-        unsafe { std::slice::from_raw_parts_mut(at, len) }
+    /// Element `i` of a binding, which may be any that the machine has checked: misaligned, or another one's memory.
+    fn at<T>(launch: &Launch<'_>, binding: usize, i: usize) -> *mut T {
+        let (first, len) = launch.pointer::<T>(binding);
+        assert!(i < len, "beyond binding {binding}");
+        first.wrapping_add(i)
     }
 
     fn add(launch: &Launch<'_>) -> Result<()> {
         let threads = u64::from(launch.grid()[0]) * u64::from(launch.block()[0]);
         let count = (u64::from(launch.params::<u32>()?).min(threads)) as usize;
-        let (a, b, out) = (words(launch, 0), words(launch, 1), words(launch, 2));
         for i in 0..count {
-            out[i] = a[i].wrapping_add(b[i]);
+            let [a, b, out] = [0, 1, 2].map(|binding| at::<u32>(launch, binding, i));
+            // SAFETY: elements of bindings that the machine has checked; kernels run one at a time.
+            unsafe { out.write_unaligned(a.read_unaligned().wrapping_add(b.read_unaligned())) };
         }
         Ok(())
     }
@@ -112,10 +109,11 @@ pub fn register(kernels: &leasehold_sim::KernelRegistry) {
     fn store(launch: &Launch<'_>) -> Result<()> {
         let [low, high, count, step] = launch.params::<[u32; 4]>()?;
         let value = u64::from(high) << 32 | u64::from(low);
-        let (at, len) = launch.pointer::<u64>(0);
+        let len = launch.pointer::<u64>(0).1;
         for i in 0..count.min(len as u32) {
-            // SAFETY: the machine has checked the binding; a device writes 64-bit words at aligned addresses.
-            unsafe { at.add(i as usize).write(value + u64::from(i) * u64::from(step)) };
+            let word = at::<u64>(launch, 0, i as usize);
+            // SAFETY: an element of a binding that the machine has checked; kernels run one at a time.
+            unsafe { word.write_unaligned(value.wrapping_add(u64::from(i) * u64::from(step))) };
         }
         Ok(())
     }
@@ -125,7 +123,8 @@ pub fn register(kernels: &leasehold_sim::KernelRegistry) {
         if count.checked_mul(4).is_none_or(|bytes| bytes > launch.shared()) {
             return Err(fault("trace_shared", code::ILLEGAL_ADDRESS));
         }
-        words(launch, 0)[0] = (0..count).sum();
+        // SAFETY: as for `add`: an element of a checked binding.
+        unsafe { at::<u32>(launch, 0, 0).write_unaligned((0..count).fold(0, u32::wrapping_add)) };
         Ok(())
     }
 
@@ -149,7 +148,10 @@ pub fn register(kernels: &leasehold_sim::KernelRegistry) {
         0,
         body(|launch| {
             let threads = launch.block()[0] as usize;
-            (0_u32..).zip(words(launch, 0)).take(threads).for_each(|(i, out)| *out = i);
+            for i in 0..threads.min(launch.pointer::<u32>(0).1) {
+                // SAFETY: an element of a binding that the machine has checked; kernels run one at a time.
+                unsafe { at::<u32>(launch, 0, i).write_unaligned(i as u32) };
+            }
             Ok(())
         }),
     );

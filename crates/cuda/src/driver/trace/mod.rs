@@ -80,7 +80,10 @@ pub fn scenarios() -> impl Iterator<Item = &'static Scenario> {
 }
 
 /// Runs a scenario on a driver that is started; `line` gets each line as soon as it is known.
-pub fn run(ops: &Arc<dyn CudaSlowOps>, scenario: &Scenario, line: &mut dyn FnMut(String)) {
+///
+/// # Safety
+/// - For an [undefined](Scenario::undefined) scenario: whatever the driver does with wrong calls, the process bears it. It may end.
+pub unsafe fn run(ops: &Arc<dyn CudaSlowOps>, scenario: &Scenario, line: &mut dyn FnMut(String)) {
     // SAFETY: scenarios give handles and addresses of their own, each to the calls that it is made for, and keep memory until
     // the work on it is over. What is wrong on purpose the drivers are known to refuse: the traces hold the answers.
     let vouched = unsafe { Vouched::new(&**ops) };
@@ -93,9 +96,13 @@ pub fn run(ops: &Arc<dyn CudaSlowOps>, scenario: &Scenario, line: &mut dyn FnMut
 }
 
 /// Runs a scenario and returns its lines.
-pub fn lines(ops: &Arc<dyn CudaSlowOps>, scenario: &Scenario) -> Vec<String> {
+///
+/// # Safety
+/// - As [`run`].
+pub unsafe fn lines(ops: &Arc<dyn CudaSlowOps>, scenario: &Scenario) -> Vec<String> {
     let mut lines = Vec::new();
-    run(ops, scenario, &mut |line| lines.push(line));
+    // SAFETY: by the contract.
+    unsafe { run(ops, scenario, &mut |line| lines.push(line)) };
     lines
 }
 
