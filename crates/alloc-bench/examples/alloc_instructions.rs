@@ -2,14 +2,14 @@
 //!
 //! `alloc_instructions NAME PAIRS`
 
-use leasehold_alloc::{Allocator, AllocatorConfig};
+use leasehold_alloc::AllocatorConfig;
 use leasehold_alloc_bench::FakeBacking;
 use leasehold_alloc_bench::workload::{Dice, Own, Subject};
 use leasehold_core::{Error, Result};
 
 fn own(magazines: bool, marks: bool) -> Result<Own> {
     let config = AllocatorConfig { magazines, ..AllocatorConfig::default() };
-    Ok(Own { allocator: Allocator::new(Box::new(FakeBacking::new(1 << 36)), config)?, marks })
+    Own::new(Box::new(FakeBacking::new(1 << 36)), config, marks)
 }
 
 fn ping_pong(own: &Own, size: u64, pairs: u64) -> Result<()> {

@@ -3,7 +3,7 @@
 //! `alloc_workloads [part of a workload's name] [pairs] [threads]`; for a quick look while working on the allocator. The comparison with
 //! other allocators is `leasehold bench alloc`.
 
-use leasehold_alloc::{Allocator, AllocatorConfig, Layout, On};
+use leasehold_alloc::{AllocatorConfig, Layout, On};
 use leasehold_alloc_bench::FakeBacking;
 use leasehold_alloc_bench::VirtualStream;
 use leasehold_alloc_bench::workload::{Own, Workload};
@@ -13,7 +13,7 @@ use std::sync::mpsc::channel;
 
 fn own(magazines: bool, marks: bool) -> Result<Own> {
     let config = AllocatorConfig { magazines, ..AllocatorConfig::default() };
-    Ok(Own { allocator: Allocator::new(Box::new(FakeBacking::new(1 << 38)), config)?, marks })
+    Own::new(Box::new(FakeBacking::new(1 << 38)), config, marks)
 }
 
 /// Lets so many threads use every shard in turn that none is biased any more. All are there at a time: numbers of threads are given again.
@@ -27,7 +27,7 @@ fn share(own: &Own) -> Result<()> {
             let (done, end) = (done.clone(), &end);
             s.spawn(move || {
                 let uses = VirtualStream::new().and_then(|stream| {
-                    (0..3).try_for_each(|_| own.allocator.alloc(Layout::new(4 << 10), On::new(&stream)).map(drop))
+                    (0..3).try_for_each(|_| own.allocator().alloc(Layout::new(4 << 10), On::new(&stream)).map(drop))
                 });
                 let _ = done.send(uses);
                 end.wait();

@@ -7,7 +7,7 @@
 //! Must not know which allocators there are.
 
 use crate::virtual_stream::VirtualStream;
-use leasehold_alloc::{Allocator, Buffer, Layout, On};
+use leasehold_alloc::{Allocator, AllocatorConfig, Backing, Buffer, Layout, On};
 use leasehold_core::sync::atomic::{AtomicBool, Ordering};
 use leasehold_core::{Lease, Result, crew};
 use std::sync::mpsc::sync_channel;
@@ -285,12 +285,28 @@ fn produce<S: Subject>(s: &S, on: &S::Stream, other: S::Stream, size: u64, pairs
 }
 
 /// Leasehold's allocator as a subject. Streams are virtual: idle, so that what is freed is ready at once.
+///
+/// It has an allocator of its own, since virtual streams say of all work that it is over.
 #[derive(Debug)]
 pub struct Own {
+    allocator: Allocator,
+    marks: bool,
+}
+
+impl Own {
+    /// A new allocator. With `marks` a write is marked on every block, as a user would: then memory is in use until its stream is done.
+    ///
+    /// # Errors
+    /// As [`Allocator::new`].
+    pub fn new(backing: Box<dyn Backing>, config: AllocatorConfig, marks: bool) -> Result<Self> {
+        Ok(Self { allocator: Allocator::new(backing, config)?, marks })
+    }
+
     /// The allocator.
-    pub allocator: Allocator,
-    /// Mark a write on every block, as a user would: then memory is in use until its stream is done.
-    pub marks: bool,
+    #[must_use]
+    pub fn allocator(&self) -> &Allocator {
+        &self.allocator
+    }
 }
 
 /// How far a marked stream runs ahead of its completion.
@@ -326,14 +342,12 @@ impl Subject for Own {
 mod tests {
     use super::*;
     use crate::fake::FakeBacking;
-    use leasehold_alloc::AllocatorConfig;
 
     #[test]
     fn every_workload_gives_back_what_it_took() {
         for marks in [false, true] {
-            let allocator =
-                Allocator::new(Box::new(FakeBacking::new(1 << 38)), AllocatorConfig::default()).expect("an allocator");
-            let own = Own { allocator, marks };
+            let own =
+                Own::new(Box::new(FakeBacking::new(1 << 38)), AllocatorConfig::default(), marks).expect("an allocator");
             for (name, workload) in Workload::all() {
                 let workload = match workload {
                     Workload::Random { live, most } => Workload::Random { live: live.min(200), most },
@@ -351,8 +365,7 @@ mod tests {
     #[test]
     fn a_workload_that_runs_out_of_memory_has_no_figure() {
         let config = AllocatorConfig { budget: 8 << 20, ..AllocatorConfig::default() };
-        let allocator = Allocator::new(Box::new(FakeBacking::new(1 << 30)), config).expect("an allocator");
-        let own = Own { allocator, marks: false };
+        let own = Own::new(Box::new(FakeBacking::new(1 << 30)), config, false).expect("an allocator");
         let sample = Workload::Random { live: 64, most: 4 << 20 }.run(&own, 1, 100).expect("streams");
         assert_eq!(sample, None);
         assert_eq!(own.allocator.stats().live, 0);

@@ -63,7 +63,7 @@ pub struct Other {
     pub same_backend: bool,
 }
 
-/// What a case works with.
+/// What a case works with. Only cases of this crate get one: it submits what they say.
 pub struct Env {
     factory: Arc<dyn Factory>,
     backend: Arc<dyn Backend>,
@@ -196,17 +196,17 @@ impl Env {
     }
 
     /// The backend, wrapped where the variant says so.
-    pub fn backend(&self) -> &Arc<dyn Backend> {
+    pub(crate) fn backend(&self) -> &Arc<dyn Backend> {
         &self.backend
     }
 
     /// The device.
-    pub fn device(&self) -> &Lease<dyn Device> {
+    pub(crate) fn device(&self) -> &Lease<dyn Device> {
         &self.device
     }
 
     /// A second device of the same backend.
-    pub fn second(&self) -> Outcome<Lease<dyn Device>> {
+    pub(crate) fn second(&self) -> Outcome<Lease<dyn Device>> {
         let second = self.factory.devices(&*self.backend)?.into_iter().find(|id| *id != self.id);
         let Some(id) = second else { return skipped(format!("{} is the only device of its backend", self.id)) };
         let device = self.backend.open(id)?;
@@ -215,7 +215,7 @@ impl Env {
     }
 
     /// A device beside the one under test: a second one of the same backend, or the first of the factory's peer.
-    pub fn other(&self) -> Outcome<Other> {
+    pub(crate) fn other(&self) -> Outcome<Other> {
         match self.second() {
             Ok(device) => return Ok(Other { device, backend: self.backend.clone(), same_backend: true }),
             Err(Stop::Skipped(_)) => {}
@@ -235,49 +235,44 @@ impl Env {
     }
 
     /// The switchboard of the driver's faults.
-    pub fn faults(&self) -> Outcome<&Arc<dyn Faults>> {
+    pub(crate) fn faults(&self) -> Outcome<&Arc<dyn Faults>> {
         self.faults.as_ref().map_or_else(|| skipped(format!("the driver of {} cannot be made to fail", self.id)), Ok)
     }
 
     /// The factory's own.
-    pub fn factory(&self) -> &dyn Factory {
+    pub(crate) fn factory(&self) -> &dyn Factory {
         &*self.factory
     }
 
     /// The device's name.
-    pub fn id(&self) -> DeviceId {
+    pub(crate) fn id(&self) -> DeviceId {
         self.id
     }
 
     /// How long a single wait may take.
-    pub fn patience(&self) -> Duration {
+    pub(crate) fn patience(&self) -> Duration {
         self.filter.patience
     }
 
     /// `full` repetitions when thorough, a tenth otherwise.
-    pub fn rounds(&self, full: u64) -> u64 {
+    pub(crate) fn rounds(&self, full: u64) -> u64 {
         if self.filter.thorough { full } else { full.div_ceil(10) }
     }
 
-    /// Whether work is replayed.
-    pub fn is_replayed(&self) -> bool {
-        self.variant.mode == Mode::Replayed
-    }
-
     /// A stream.
-    pub fn stream(&self) -> Outcome<Lease<dyn Stream>> {
+    pub(crate) fn stream(&self) -> Outcome<Lease<dyn Stream>> {
         self.stream_of(&self.device)
     }
 
     /// A stream of another device.
-    pub fn stream_of(&self, device: &Lease<dyn Device>) -> Outcome<Lease<dyn Stream>> {
+    pub(crate) fn stream_of(&self, device: &Lease<dyn Device>) -> Outcome<Lease<dyn Stream>> {
         let stream = device.stream(&StreamDesc::default())?;
         self.watch.lines.lock().push(stream.line());
         Ok(stream)
     }
 
     /// A gate, and the value that it has not reached yet.
-    pub fn gate(&self) -> Outcome<(Lease<dyn Gate>, u64)> {
+    pub(crate) fn gate(&self) -> Outcome<(Lease<dyn Gate>, u64)> {
         let gate = self.device.gate()?;
         self.watch.lines.lock().push(gate.line());
         let next = gate.line().submitted() + 1;
@@ -285,12 +280,12 @@ impl Env {
     }
 
     /// Device memory.
-    pub fn buffer(&self, stream: &Lease<dyn Stream>, bytes: u64) -> Outcome<Lease<Buffer>> {
+    pub(crate) fn buffer(&self, stream: &Lease<dyn Stream>, bytes: u64) -> Outcome<Lease<Buffer>> {
         self.buffer_of(&self.device, stream, bytes)
     }
 
     /// Memory of another device.
-    pub fn buffer_of(
+    pub(crate) fn buffer_of(
         &self,
         device: &Lease<dyn Device>,
         stream: &Lease<dyn Stream>,
@@ -300,29 +295,29 @@ impl Env {
     }
 
     /// Whether device memory is kept when it is freed, and lent again; else each buffer comes straight from the driver.
-    pub fn pools_memory(&self) -> Outcome<bool> {
+    pub(crate) fn pools_memory(&self) -> Outcome<bool> {
         Ok(!self.device.memory(MemoryKind::Device)?.config().debug.pass_through)
     }
 
     /// A test kernel's description.
-    pub fn desc(&self, kernel: TestKernel) -> Outcome<KernelDesc<'static>> {
+    pub(crate) fn desc(&self, kernel: TestKernel) -> Outcome<KernelDesc<'static>> {
         self.factory.kernel(kernel).ok_or_else(|| Stop::Skipped(format!("{} has no kernel {kernel:?}", self.id)))
     }
 
     /// A test kernel, ready.
-    pub fn kernel(&self, kernel: TestKernel) -> Outcome<Lease<Pipeline>> {
+    pub(crate) fn kernel(&self, kernel: TestKernel) -> Outcome<Lease<Pipeline>> {
         Ok(self.device.pipeline(&self.desc(kernel)?)?)
     }
 
     /// Submits operations; in the replayed mode (waits apart) as a graph that is launched.
     ///
     /// The case keeps the memory alive until the value is complete: buffers are dropped only after their use was marked.
-    pub fn submit(&self, stream: &Lease<dyn Stream>, ops: &[Op<'_>]) -> Outcome<u64> {
+    pub(crate) fn submit(&self, stream: &Lease<dyn Stream>, ops: &[Op<'_>]) -> Outcome<u64> {
         Ok(self.try_submit(stream, ops)?)
     }
 
     /// As [`submit`](Self::submit), with the backend's own error.
-    pub fn try_submit(&self, stream: &Lease<dyn Stream>, ops: &[Op<'_>]) -> Result<u64, Error> {
+    pub(crate) fn try_submit(&self, stream: &Lease<dyn Stream>, ops: &[Op<'_>]) -> Result<u64, Error> {
         if self.variant.mode == Mode::Eager {
             return direct(stream, ops);
         }
@@ -342,7 +337,7 @@ impl Env {
     }
 
     /// Submits one launch.
-    pub fn dispatch(
+    pub(crate) fn dispatch(
         &self,
         stream: &Lease<dyn Stream>,
         kernel: &Lease<Pipeline>,
@@ -356,7 +351,7 @@ impl Env {
     }
 
     /// Fills a buffer of `u32`s with the test kernel.
-    pub fn kernel_fill(
+    pub(crate) fn kernel_fill(
         &self,
         stream: &Lease<dyn Stream>,
         kernel: &Lease<Pipeline>,
@@ -368,22 +363,22 @@ impl Env {
     }
 
     /// Blocks until a value is over, for a bounded time.
-    pub fn wait(&self, stream: &Lease<dyn Stream>, value: u64) -> Outcome {
+    pub(crate) fn wait(&self, stream: &Lease<dyn Stream>, value: u64) -> Outcome {
         Ok(self.try_wait(stream, value)?)
     }
 
     /// As [`wait`](Self::wait), with the backend's own error.
-    pub fn try_wait(&self, stream: &Lease<dyn Stream>, value: u64) -> Result<(), Error> {
+    pub(crate) fn try_wait(&self, stream: &Lease<dyn Stream>, value: u64) -> Result<(), Error> {
         stream.wait_host(value, Some(self.patience()))
     }
 
     /// Blocks until everything submitted to a stream is over.
-    pub fn drain(&self, stream: &Lease<dyn Stream>) -> Outcome {
+    pub(crate) fn drain(&self, stream: &Lease<dyn Stream>) -> Outcome {
         self.wait(stream, stream.line().submitted())
     }
 
     /// Lets the device go on, where that takes asking (time that is stepped), and publish what is over. Never waits.
-    pub fn nudge(&self) {
+    pub(crate) fn nudge(&self) {
         // What comes back is some stream's failure or that there is more to do; who depends on either asks for it.
         let _ = self.device.synchronize(Some(Duration::ZERO));
         for device in &*self.others.lock() {
@@ -392,7 +387,7 @@ impl Env {
     }
 
     /// Gives work that ought to be waiting the time to run, if it does not wait.
-    pub fn linger(&self, time: Duration) {
+    pub(crate) fn linger(&self, time: Duration) {
         let end = Instant::now() + time;
         while Instant::now() < end {
             self.nudge();
@@ -401,7 +396,7 @@ impl Env {
     }
 
     /// Blocks until a condition holds, by asking.
-    pub fn until(&self, what: &str, mut condition: impl FnMut() -> bool) -> Outcome {
+    pub(crate) fn until(&self, what: &str, mut condition: impl FnMut() -> bool) -> Outcome {
         let start = Instant::now();
         while !condition() {
             if start.elapsed() > self.patience() {
@@ -414,7 +409,7 @@ impl Env {
     }
 
     /// Blocks until a point is over, whoever its stream is.
-    pub fn reached(&self, point: Point) -> Outcome {
+    pub(crate) fn reached(&self, point: Point) -> Outcome {
         let start = Instant::now();
         loop {
             self.nudge();
@@ -426,7 +421,7 @@ impl Env {
     }
 
     /// The shortest of several tries: what something takes when nobody is in the way.
-    pub fn best_of(&self, tries: u32, mut attempt: impl FnMut() -> Outcome) -> Outcome<Duration> {
+    pub(crate) fn best_of(&self, tries: u32, mut attempt: impl FnMut() -> Outcome) -> Outcome<Duration> {
         let mut best = Duration::MAX;
         for _ in 0..tries {
             let start = Instant::now();
@@ -437,7 +432,7 @@ impl Env {
     }
 
     /// Writes bytes to a buffer and waits.
-    pub fn write(&self, stream: &Lease<dyn Stream>, buffer: &Lease<Buffer>, bytes: &[u8]) -> Outcome {
+    pub(crate) fn write(&self, stream: &Lease<dyn Stream>, buffer: &Lease<Buffer>, bytes: &[u8]) -> Outcome {
         let keep: Keep = Arc::new(bytes.to_vec());
         let Some(source) = keep.downcast_ref::<Vec<u8>>() else {
             return Err(Stop::Failed("the host memory has another type".to_owned()));
@@ -454,7 +449,7 @@ impl Env {
     }
 
     /// Reads a buffer in stream order, and waits.
-    pub fn read(&self, stream: &Lease<dyn Stream>, buffer: &Lease<Buffer>) -> Outcome<Vec<u8>> {
+    pub(crate) fn read(&self, stream: &Lease<dyn Stream>, buffer: &Lease<Buffer>) -> Outcome<Vec<u8>> {
         let landing = Arc::new(Landing((0..buffer.len()).map(|_| UnsafeCell::new(0xa5)).collect()));
         let keep: Keep = landing.clone();
         let download = Download {
@@ -471,13 +466,13 @@ impl Env {
     }
 
     /// As [`read`](Self::read), as `u32`s.
-    pub fn read_u32(&self, stream: &Lease<dyn Stream>, buffer: &Lease<Buffer>) -> Outcome<Vec<u32>> {
+    pub(crate) fn read_u32(&self, stream: &Lease<dyn Stream>, buffer: &Lease<Buffer>) -> Outcome<Vec<u32>> {
         let bytes = self.read(stream, buffer)?;
         Ok(bytes.chunks_exact(4).map(|c| u32::from_le_bytes([c[0], c[1], c[2], c[3]])).collect())
     }
 
     /// Holds a stream back: what is submitted from now on does not run until the hold is released (or dropped).
-    pub fn hold(&self, stream: &Lease<dyn Stream>) -> Outcome<Hold> {
+    pub(crate) fn hold(&self, stream: &Lease<dyn Stream>) -> Outcome<Hold> {
         if self.device.caps().gates {
             let (gate, value) = self.gate()?;
             direct(stream, &[Op::Wait(gate.line().at(value))])?;
@@ -489,7 +484,7 @@ impl Env {
 
     /// As [`hold`](Self::hold), by a running kernel where there is one: the hold itself then rests on no wait, so that a backend whose
     /// waits do nothing does not escape it. Also gives whoever ignores a wait the time to run ahead, before [`Hold::release_late`].
-    pub fn hold_running(&self, stream: &Lease<dyn Stream>) -> Outcome<Hold> {
+    pub(crate) fn hold_running(&self, stream: &Lease<dyn Stream>) -> Outcome<Hold> {
         match self.kernel(TestKernel::SpinUntilFlag) {
             Ok(kernel) => self.spin(stream, &kernel),
             Err(_) => self.hold(stream),
@@ -513,30 +508,19 @@ impl Env {
     }
 
     /// A context with the backend and nothing else.
-    pub fn context(&self) -> Context {
+    pub(crate) fn context(&self) -> Context {
         Context::with_backends(vec![self.backend.clone()])
     }
 
     /// A runtime on the device, in a context of its own.
-    pub fn runtime(&self) -> Outcome<Runtime> {
+    pub(crate) fn runtime(&self) -> Outcome<Runtime> {
         let runtime = self.context().runtime(self.id)?;
         self.watch.lines.lock().push(runtime.stream().raw().line());
         Ok(runtime)
     }
 
-    /// Does work with a runtime: at once, or by recording it and launching the graph.
-    pub fn perform(&self, runtime: &Runtime, work: impl Fn(&Runtime) -> Result<(), Error>) -> Outcome {
-        match self.variant.mode {
-            Mode::Eager => work(runtime)?,
-            Mode::Replayed => {
-                runtime.record_graph(work)?.launch()?;
-            }
-        }
-        Ok(())
-    }
-
     /// Holds a runtime's stream back.
-    pub fn hold_runtime(&self, stream: &leasehold::Stream) -> Outcome<Hold> {
+    pub(crate) fn hold_runtime(&self, stream: &leasehold::Stream) -> Outcome<Hold> {
         self.hold(stream.raw())
     }
 }

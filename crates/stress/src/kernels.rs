@@ -132,9 +132,12 @@ impl Kernel {
     ///
     /// # Errors
     /// None: the description is within the limits.
-    pub fn base(self, source: KernelSource<'static>) -> Result<KernelBase> {
-        // SAFETY: each tile writes elements of its own below the number that the check asks for in every binding, and gathers from below
-        // the number of values that it asks for.
+    ///
+    /// # Safety
+    /// - The source is this kernel's, for one kind of device.
+    pub unsafe fn base(self, source: KernelSource<'static>) -> Result<KernelBase> {
+        // SAFETY: the source is this kernel's, by the contract. Each tile writes elements of its own below the number that the check asks
+        // for in every binding, and gathers from below the number of values that it asks for.
         unsafe { KernelBase::new(self.desc(source)) }
     }
 }

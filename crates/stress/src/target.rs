@@ -121,7 +121,8 @@ impl Target {
         let context = Context::with_backends(vec![backend]);
         let runtime = context.runtime(self.device)?;
         let [add, mask, scale, gather] = Kernel::ALL;
-        let base = |k: Kernel| k.base(self.source(k));
+        // SAFETY: the sources of one kernel for all devices.
+        let base = |k: Kernel| unsafe { k.base(self.source(k)) };
         let kernels = [base(add)?, base(mask)?, base(scale)?, base(gather)?];
         kernels.iter().try_for_each(|k| k.prepare(&runtime))?;
         #[cfg(feature = "cuda")]

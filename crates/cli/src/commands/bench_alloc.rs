@@ -11,7 +11,7 @@ use crate::host;
 use crate::table::Table;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use leasehold::{Buffer, DeviceId, Layout, Lease, Runtime, Stream};
-use leasehold_alloc::{Allocator, AllocatorConfig};
+use leasehold_alloc::AllocatorConfig;
 use leasehold_alloc_bench::FakeBacking;
 use leasehold_alloc_bench::peers::{BestFit, RmmLike, TorchLike};
 use leasehold_alloc_bench::replay::{Options, Player, replay_virtual};
@@ -130,8 +130,7 @@ fn fake() -> Box<FakeBacking> {
 }
 
 fn own(marks: bool) -> Result<Box<dyn Runs>, Failure> {
-    let allocator = Allocator::new(fake(), AllocatorConfig::default())?;
-    Ok(Box::new(Ready(Own { allocator, marks })))
+    Ok(Box::new(Ready(Own::new(fake(), AllocatorConfig::default(), marks)?)))
 }
 
 /// All of them; so many bytes are there for `Runtime::alloc`, and for heaps of this process.
