@@ -259,8 +259,8 @@ impl Watch {
 
     /// Waits for the end of the threads after [`close`](Self::close), which is soon: they finish what they can. The caller may be one of them.
     pub fn join(&self) {
-        let mut handles: Vec<_> = self.list.lock().thread.take().into_iter().collect();
-        handles.append(&mut self.calls.lock().handles);
+        let mut handles = std::mem::take(&mut self.calls.lock().handles);
+        handles.extend(self.list.lock().thread.take());
         for handle in handles {
             if handle.thread().id() != thread::current().id() {
                 // They catch what they run; there is nothing to learn from the result.
@@ -269,8 +269,9 @@ impl Watch {
         }
         if self.inline {
             self.round();
-            drop(std::mem::take(&mut self.list.lock().streams));
         }
+        // A host call that ended last may have left its stream to a watcher that was gone by then.
+        drop(std::mem::take(&mut self.list.lock().streams));
     }
 }
 
@@ -281,5 +282,33 @@ impl fmt::Debug for Watch {
             .field("inline", &self.inline)
             .field("streams", &self.list.lock().streams.len())
             .finish_non_exhaustive()
+    }
+}
+
+#[cfg(all(test, feature = "test-hooks"))]
+mod tests {
+    use super::*;
+    use crate::driver::sim::{SimDriver, SimDriverConfig};
+    use crate::manager::stream::StreamManager;
+    use leasehold_core::Result;
+
+    /// The list would hold the stream, and with it the context, for ever.
+    #[test]
+    fn a_stream_that_is_left_to_a_watcher_which_is_gone_is_let_go() -> Result<()> {
+        let id = DeviceId::cuda(0);
+        let driver = Arc::new(SimDriver::new(SimDriverConfig::default())?);
+        let streams = StreamManager::configure_for_test(driver, id)?;
+        let stream = streams.acquire(0)?.core.clone();
+        let watch = Watch::new(id, false, Duration::ZERO);
+        watch.attend(&stream);
+        watch.close();
+        let thread = watch.list.lock().thread.take();
+        assert!(thread.is_some_and(|t| t.join().is_ok()));
+        let before = Arc::strong_count(&stream);
+        watch.attend(&stream);
+        assert_eq!(Arc::strong_count(&stream), before + 1);
+        watch.join();
+        assert_eq!(Arc::strong_count(&stream), before);
+        Ok(())
     }
 }
