@@ -48,11 +48,11 @@ const SLACK: u32 = 8;
 /// A lane that is empty and was not used for this many operations is given up.
 const LANE_IDLE: u64 = 4096;
 
-/// Whether the work of `stamp` is over: complete, or failed and over. A failed stream's memory may be used again; whoever reads
-/// results must ask whether the stamp is settled instead.
+/// Whether the work of `stamp` is over: complete, or failed and over, and what it came after too. A failed stream's memory may be used
+/// again; whoever reads results must ask whether the stamp is settled instead.
 #[inline]
 pub(crate) fn passed(stamp: Stamp) -> bool {
-    stamp.point().is_none_or(|p| p.line().completed() >= p.value() || planted(Defect::PassedEarly))
+    stamp.point().is_none_or(|p| p.has_passed() || planted(Defect::PassedEarly))
 }
 
 /// A range of addresses.
@@ -461,9 +461,11 @@ impl Heap {
         let shift = self.res.shift;
         let mut pending: Vec<(u16, u64, u64)> = Vec::new();
         let mut push = |s: Stamp, units: u64| {
-            if !s.is_never() && !passed(s) && !s.point().is_some_and(|p| p.line().failed(p.value())) {
+            // What failed passes after what it was to wait for.
+            let at_work = s.point().and_then(|p| p.line().obstacle(p.value()));
+            if let Some(p) = at_work.filter(|p| !p.line().failed(p.value())) {
                 // Without host memory for all of them the choice is a worse one.
-                host::push(&mut pending, (s.line_id().get(), s.value(), units));
+                host::push(&mut pending, (p.line_id().get(), p.value(), units));
             }
         };
         for lane in &self.lanes[1..] {

@@ -15,7 +15,7 @@
 //! | `submitted` | the stream's submitter, under the stream's own turn; a release store after the driver accepted | anyone |
 //! | `completed` | whoever learns of completion (a worker, a host wait, a completion word), monotone | anyone |
 //! | `first_failed`, the failures | the first who learns of a failure; the cause before the value | anyone |
-//! | `known` | the submitter, under the stream's turn | the submitter; a stale read only costs a wait |
+//! | `known`, `known_besides` | the submitter, under the stream's turn | the submitter: a stale read only costs a wait; who asks what has passed |
 //!
 //! # Lines that change hands
 //! A point has no count, so old points outlive the owner of their time. What they say must stay true:
@@ -28,6 +28,12 @@
 //!   the list decides under its lock. So lines that never failed pay nothing.
 //! * An owner that is dropped while work is pending cannot know when that is over. The pending values fail, never
 //!   complete, and the line is lent to nobody.
+//!
+//! # What a failure cuts short
+//! Work that fails does not wait any more for what it was to wait for. So it may be over while that still runs. Who comes
+//! after it relies on more: a buffer's record drops the uses that the next one was ordered after. A point has
+//! *passed* when its line has completed it and, if it failed, all that its line knew by then has passed too. Whoever lends
+//! memory again, or overwrites what a failure left, asks that.
 //!
 //! A waiter adds itself to `waiters`, then reads `completed`; a completer writes `completed`, then reads `waiters`; a full fence
 //! between the two on either side, so that one of them sees the other.
@@ -113,6 +119,13 @@ impl Point {
     #[must_use]
     pub fn is_settled(self) -> bool {
         self.line().is_settled(self.value)
+    }
+
+    /// Whether the point has [passed](Line::has_passed).
+    #[inline]
+    #[must_use]
+    pub fn has_passed(self) -> bool {
+        self.line().has_passed(self.value)
     }
 }
 
@@ -227,6 +240,15 @@ impl Failures {
     }
 }
 
+/// What had to leave its place among what a line knows, for a later point.
+#[derive(Default)]
+struct Besides {
+    /// What had not passed then, and from which value on it was known.
+    points: Vec<(Stamp, u64)>,
+    /// When there are so many, those go that have passed.
+    full: usize,
+}
+
 /// The progress of one stream (or gate), to look at and to wait for. Its [`LineOwner`] writes it.
 pub struct Line {
     submitted: CachePadded<AtomicU64>,
@@ -236,6 +258,9 @@ pub struct Line {
     waiters: AtomicU32,
     id: LineId,
     known: [AtomicU64; KNOWN],
+    /// From which value on what is in the same place of `known` was known.
+    known_from: [AtomicU64; KNOWN],
+    known_besides: Mutex<Besides>,
     failures: Mutex<Failures>,
     sleep: Mutex<()>,
     wake: Condvar,
@@ -252,6 +277,8 @@ impl Line {
             waiters: AtomicU32::new(0),
             id: LineId(id),
             known: std::array::from_fn(|_| AtomicU64::new(0)),
+            known_from: std::array::from_fn(|_| AtomicU64::new(0)),
+            known_besides: Mutex::default(),
             failures: Mutex::new(Failures::default()),
             sleep: Mutex::new(()),
             wake: Condvar::new(),
@@ -323,6 +350,73 @@ impl Line {
     #[inline]
     pub fn failure(&self) -> Option<(u64, Error)> {
         if self.first_failed.load(Ordering::Acquire) == NEVER { None } else { self.failures.lock().current.clone() }
+    }
+
+    /// Whether neither what was submitted up to `value` is at work any more, nor anything that it was ordered after. For
+    /// what completed that is one question. What failed may be over before that which it was to wait for.
+    ///
+    /// Memory may be lent again when its uses have passed. Plain loads unless the line has failed; may lag behind the device.
+    #[inline]
+    pub fn has_passed(&self, value: u64) -> bool {
+        // In this order: a failure is published before the completion of what failed.
+        self.completed() >= value
+            && (value < self.first_failed.load(Ordering::Acquire) || self.obstacle(value).is_none())
+    }
+
+    /// The last value that has [passed](Self::has_passed).
+    #[inline]
+    pub fn passed(&self) -> u64 {
+        let done = self.completed();
+        if done < self.first_failed.load(Ordering::Acquire) { done } else { self.passed_slow(done) }
+    }
+
+    #[cold]
+    fn passed_slow(&self, done: u64) -> u64 {
+        if self.obstacle(done).is_none() {
+            return done;
+        }
+        let first = self.failures.lock().current.as_ref().map_or(done, |(first, _)| first.saturating_sub(1));
+        first.min(done)
+    }
+
+    /// A point at work that keeps `value` from having [passed](Self::has_passed): its own, or one that failed work was to
+    /// wait for. `None` once it has passed.
+    #[cold]
+    pub fn obstacle(&self, value: u64) -> Option<Point> {
+        // Lines wait for each other in turn, so each failed one is looked at once.
+        let mut behind: Vec<Point> = Vec::new();
+        let mut point = self.at(value);
+        let mut next = 0;
+        loop {
+            let line = if point.line == self.id { self } else { point.line() };
+            // Beyond what was submitted nothing can be at work.
+            if line.completed() < point.value.min(line.submitted()) {
+                return Some(point);
+            }
+            let fails = |(first, _): &(u64, Error)| point.value >= *first;
+            if line.failures.lock().current.as_ref().is_some_and(fails) {
+                // Without host memory to look further nothing has passed for now.
+                let looked = line.each_known(point.value, |known| {
+                    let seen =
+                        known.line == self.id || behind.iter().any(|p| p.line == known.line && p.value >= known.value);
+                    seen || behind.try_reserve(1).map(|()| behind.push(known)).is_ok()
+                });
+                if !looked {
+                    return Some(point);
+                }
+            }
+            point = *behind.get(next)?;
+            next += 1;
+        }
+    }
+
+    /// Calls `f` with the points that the line knew at `value`, and may have not passed, until it says no.
+    fn each_known(&self, value: u64, mut f: impl FnMut(Point) -> bool) -> bool {
+        let mut one = |(stamp, from): (Stamp, u64)| from > value || stamp.point().is_none_or(&mut f);
+        // In this order: what leaves its place is noted besides before the place is written.
+        let places = self.known.iter().zip(&self.known_from);
+        places.map(|(known, from)| (Stamp(known.load(Ordering::Acquire)), from.load(Ordering::Acquire))).all(&mut one)
+            && self.known_besides.lock().points.iter().copied().all(one)
     }
 
     /// Whether `value` failed: at or beyond the first failure of the stream that the value is of.
@@ -438,7 +532,7 @@ impl Line {
         result
     }
 
-    /// Of a failed line: waits until what was submitted up to `value` is over, so that nothing of it runs any more. Gives up at `deadline`,
+    /// Of a failed line: waits until `value` has [passed](Self::has_passed), so that nothing of it runs any more. Gives up at `deadline`,
     /// and after a second: a cause that is known is not kept back for ever. `refresh` asks what is over, for lines that publish only then.
     /// For backends, between a failure and its report.
     #[cold]
@@ -447,10 +541,28 @@ impl Line {
         let last = Instant::now() + LAST_BREATH;
         let deadline = deadline.map_or(last, |at| at.min(last));
         let mut looks = 0u32;
-        // What the driver says of a lost device is known already.
-        while self.completed() < value && refresh().is_ok_and(|done| done < value) && Instant::now() < deadline {
+        while !self.has_passed(value) {
+            if self.completed() >= value {
+                self.ask(value);
+            } else if refresh().is_err() {
+                // What the driver says of a lost device is known already.
+                return;
+            }
+            if Instant::now() >= deadline {
+                return;
+            }
             looks += 1;
             if looks < 100 { std::thread::yield_now() } else { std::thread::sleep(Duration::from_micros(50)) }
+        }
+    }
+
+    /// Has another line's work published that keeps a failed `value` from having [passed](Self::has_passed). Does not block.
+    #[cold]
+    #[cfg(not(loom))]
+    pub fn ask(&self, value: u64) {
+        if let Some(point) = self.obstacle(value).filter(|p| p.line != self.id) {
+            // What it says shows in the line.
+            let _ = point.line().wait(point.value, Some(Duration::ZERO));
         }
     }
 
@@ -544,12 +656,13 @@ impl LineOwner {
     /// `OutOfMemory` when all 65,535 lines are in use.
     pub fn take() -> Result<Self> {
         let mut free = free_lines().lock();
+        let passed = |&id: &u16| line(LineId(id)).obstacle(VALUE_LIMIT).is_none();
         let (id, failed) = if let Some(id) = free.ready.pop() {
             (id, false)
         } else if free.made < LINES {
             free.made += 1;
             ((free.made - 1) as u16, false)
-        } else if let Some(id) = free.failed.pop_front() {
+        } else if let Some(id) = free.failed.iter().position(passed).and_then(|at| free.failed.remove(at)) {
             (id, true)
         } else {
             return Err(OutOfMemory::new("timelines", 1)
@@ -565,6 +678,7 @@ impl LineOwner {
         for known in &line.known {
             known.store(0, Ordering::Relaxed);
         }
+        *line.known_besides.lock() = Besides::default();
         Ok(Self { line, base: line.submitted() })
     }
 
@@ -637,13 +751,36 @@ impl LineOwner {
     }
 
     /// Remembers that what comes later on this line is ordered after `point`. Only the submitter calls it, in its turn, once
-    /// the wait is submitted.
+    /// the wait is submitted, and before it submits more.
     #[inline]
     pub fn learn(&self, point: Point) {
         let stamp = Stamp::from(point);
         if !self.line.knows(stamp) && stamp.line_id() != self.line.id {
-            self.line.known[usize::from(point.line.0) % KNOWN].store(stamp.0, Ordering::Relaxed);
+            let at = usize::from(point.line.0) % KNOWN;
+            let (place, from) = (&self.line.known[at], &self.line.known_from[at]);
+            let former = Stamp(place.load(Ordering::Relaxed));
+            if former.point().is_some_and(|p| !p.has_passed()) {
+                self.note_besides(former, from.load(Ordering::Relaxed));
+            }
+            from.store(self.line.submitted(), Ordering::Release);
+            place.store(stamp.0, Ordering::Release);
         }
+    }
+
+    /// Keeps what leaves its place: if the line fails, the values that waited for it pass only after it.
+    #[cold]
+    fn note_besides(&self, former: Stamp, from: u64) {
+        let besides = &self.line.known_besides;
+        let full = |besides: &Besides| (besides.points.len() >= besides.full).then(|| besides.points.clone());
+        let mut passed = full(&besides.lock()).unwrap_or_default();
+        // Not under the lock: it asks other lines, and perhaps this one.
+        passed.retain(|(s, _)| s.point().is_none_or(Point::has_passed));
+        let mut besides = besides.lock();
+        if besides.points.len() >= besides.full {
+            besides.points.retain(|known| !passed.contains(known));
+            besides.full = (2 * besides.points.len()).max(KNOWN);
+        }
+        besides.points.push((former, from));
     }
 
     /// Says how completion gets published when somebody sleeps; for backends that publish only when asked. Forgotten when the
@@ -845,7 +982,8 @@ impl HostLine {
 /// Allocators lend memory again, and runtimes run the next work on it, by what a timeline says. Its author vouches:
 /// - `line` is the same line on every call, its owner is this timeline's, and nobody else submits to it.
 /// - `completed` reaches a value only when all work that was submitted up to it is over: no device and no thread touches
-///   memory for its sake any more. That holds for failed work too.
+///   memory for its sake any more. That holds for failed work too, which need not wait for what it was to wait for: the
+///   line [has passed](Line::has_passed) the value once that is over as well.
 /// - Work that is submitted after another starts once that is over, or behaves so.
 /// - After `wait(on)` returned `Ok`, all that is submitted later starts after `on` is over, or does not run. The owner
 ///   [`learn`](LineOwner::learn)s a point only then.

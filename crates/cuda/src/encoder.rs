@@ -57,6 +57,11 @@ impl Prepared {
     }
 
     #[inline]
+    pub(crate) fn is_empty(&self) -> bool {
+        self.few[0].is_none()
+    }
+
+    #[inline]
     pub(crate) fn take(&mut self, index: usize) -> Ready {
         for slot in &mut self.few {
             if slot.as_ref().is_some_and(|(i, _)| *i == index) {

@@ -11,7 +11,7 @@ use crate::gate::Gate;
 use crate::graph::{Graph, GraphOperator, recorder};
 use crate::kernel::base::BaseCell;
 use crate::ops::{self, call};
-use crate::stream::{Stream, StreamCore, is_over};
+use crate::stream::{Stream, StreamCore};
 use crate::view::{Operand, Slice, View};
 use bytemuck::{AnyBitPattern, NoUninit, Pod};
 use leasehold_alloc::{AllocStats, Allocator, Buffer, HostKind, Layout, On};
@@ -126,7 +126,7 @@ impl RuntimeInner {
         }
     }
 
-    /// Blocks until a point is over, whatever became of it.
+    /// Blocks until a point has passed, whatever became of it.
     ///
     /// # Errors
     /// Why it cannot be waited for: `DeviceLost`, or in a host call of the point's own stream.
@@ -134,7 +134,7 @@ impl RuntimeInner {
         let mut nap = Duration::from_micros(1);
         loop {
             let result = self.wait_point(point, None);
-            if is_over(point) {
+            if point.has_passed() {
                 return Ok(());
             }
             // A failure is known before its value is over; anything else will not get better.
@@ -146,6 +146,7 @@ impl RuntimeInner {
             if let Some(stream) = self.stream_of(point) {
                 stream.raw.refresh()?;
             }
+            point.line().ask(point.value());
             std::thread::sleep(nap);
             nap = (nap * 2).min(Duration::from_millis(1));
         }

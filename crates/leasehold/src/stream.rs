@@ -520,16 +520,10 @@ pub(crate) fn need(line: &Line, stamp: Stamp, data: bool, waits: &mut Vec<Point>
 #[inline(never)]
 fn add_unknown(stamp: Stamp, data: bool, waits: &mut Vec<Point>) {
     if let Some(p) = stamp.point()
-        && !(if data { p.is_settled() } else { is_over(p) })
+        && !(if data { p.is_settled() } else { p.has_passed() })
     {
         add_wait(waits, p);
     }
-}
-
-/// Whether a point is complete or failed and over; may lag.
-#[inline]
-pub(crate) fn is_over(p: Point) -> bool {
-    p.line().completed() >= p.value()
 }
 
 /// Keeps one point per line, the latest.

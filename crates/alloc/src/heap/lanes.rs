@@ -211,7 +211,7 @@ impl Heap {
         let mut done = None;
         while at != NIL && left > 0 {
             let Cold { stamp, age_next, .. } = self.nodes.cold[at as usize];
-            let done = *done.get_or_insert_with(|| stamp.point().map_or(u64::MAX, |p| p.line().completed()));
+            let done = *done.get_or_insert_with(|| stamp.point().map_or(u64::MAX, |p| p.line().passed()));
             debug_assert!(stamp.is_never() || stamp.line_id() == line);
             if stamp.value() > done {
                 break;

@@ -336,3 +336,75 @@ fn a_failed_line_is_seen_off_for_so_long_as_it_takes() {
         assert!(line.completed() >= value);
     });
 }
+
+/// Failed work is over before that which it was to wait for; it has passed after that, over however many lines.
+#[test]
+fn what_failed_passes_after_all_that_it_was_to_wait_for() {
+    let take = || LineOwner::take().expect("a line");
+    let [first, second, third] = [take(), take(), take()];
+    let at_work = first.line().at(first.advance().expect("a value"));
+    second.learn(at_work);
+    let cut_short = second.line().at(second.advance().expect("a value"));
+    third.learn(cut_short);
+    let last = third.line().at(third.advance().expect("a value"));
+    for (owner, point) in [(&second, cut_short), (&third, last)] {
+        owner.poison(point.value(), fault());
+        owner.complete(point.value());
+        assert!(!point.has_passed() && point.line().passed() == point.value() - 1);
+        assert_eq!(point.line().obstacle(point.value()), Some(at_work));
+    }
+    // A line that fails after it has waited for one that came to wait for it: neither waits for the other.
+    second.learn(last);
+    first.complete(at_work.value());
+    assert!(cut_short.has_passed() && last.has_passed() && third.line().passed() == last.value());
+}
+
+/// What a line came to wait for after a value is nothing to that value.
+#[test]
+fn what_failed_passes_whatever_its_line_came_to_wait_for_later() {
+    let take = || LineOwner::take().expect("a line");
+    let (owner, other) = (take(), take());
+    let early = owner.advance().expect("a value");
+    let [one, two] = [(); 2].map(|()| other.line().at(other.advance().expect("a value")));
+    let middle = owner.advance().expect("a value");
+    owner.learn(one);
+    let late = owner.advance().expect("a value");
+    owner.learn(two);
+    owner.poison(early, fault());
+    owner.complete(late);
+    let line = owner.line();
+    assert_eq!([early, middle, late].map(|v| line.has_passed(v)), [true, false, false]);
+    other.complete(one.value());
+    assert_eq!([early, middle, late].map(|v| line.has_passed(v)), [true, true, false]);
+    other.complete(two.value());
+    assert!(line.has_passed(late));
+}
+
+/// A line knows few points at a time; none is forgotten that failed work was to wait for.
+#[test]
+fn what_a_line_came_to_know_no_more_still_keeps_a_failure_from_passing() {
+    let owner = LineOwner::take().expect("a line");
+    let others: Vec<LineOwner> = (0..100).map(|_| LineOwner::take().expect("a line")).collect();
+    for other in &others {
+        owner.learn(other.line().at(other.advance().expect("a value")));
+    }
+    let value = owner.advance().expect("a value");
+    owner.poison(value, fault());
+    owner.complete(value);
+    for other in &others {
+        assert!(!owner.line().has_passed(value));
+        other.complete(other.line().submitted());
+    }
+    assert!(owner.line().has_passed(value));
+}
+
+/// What a gate has not reached is no work: who waited for it and failed has passed.
+#[test]
+fn a_value_that_nobody_has_submitted_is_in_nobodys_way() {
+    let (gate, owner) = (HostLine::take().expect("a line"), LineOwner::take().expect("a line"));
+    owner.learn(gate.line().at(gate.line().submitted() + 3));
+    let value = owner.advance().expect("a value");
+    owner.poison(value, fault());
+    owner.complete(value);
+    assert!(owner.line().has_passed(value));
+}

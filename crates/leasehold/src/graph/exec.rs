@@ -14,7 +14,7 @@ use crate::graph::optimise::{moved, redundant};
 use crate::graph::recorder::{self, Recording, Signal};
 use crate::kernel::rules::Rules;
 use crate::runtime::{RuntimeInner, check_writable};
-use crate::stream::{Locked, Stream, StreamCore, Use, is_over, need};
+use crate::stream::{Locked, Stream, StreamCore, Use, need};
 use crate::view::{Operand, View};
 use bytemuck::NoUninit;
 use leasehold_alloc::{Buffer, GraphArena};
@@ -376,7 +376,7 @@ impl Graph {
         loop {
             let state = self.0.state.lock();
             match state.last.point() {
-                Some(last) if !is_over(last) => {
+                Some(last) if !last.has_passed() => {
                     drop(state);
                     self.0.runtime.wait_over(last)?;
                 }

@@ -4,7 +4,7 @@
 //! Neither ends the loan: the stream is cancelled where that helps, and waited for.
 
 use super::call;
-use crate::stream::{Stream, is_over};
+use crate::stream::Stream;
 use crate::view::Operand;
 use leasehold_core::{Error, Point, Result};
 use leasehold_hal::Op;
@@ -33,7 +33,7 @@ fn see_out(stream: &Stream, point: Point) -> Result<()> {
     let mut nap = Duration::from_micros(1);
     loop {
         let waited = stream.runtime.wait_point(point, None);
-        if is_over(point) {
+        if point.line().completed() >= point.value() {
             return point.line().check(point.value()).map(drop);
         }
         match waited {

@@ -1,9 +1,9 @@
 //! Staging memory: where the bytes of an asynchronous upload lie until the device has copied them.
 
 use super::HostBytes;
-use crate::stream::{Stream, is_over};
+use crate::stream::Stream;
 use leasehold_alloc::{Buffer, Layout, On};
-use leasehold_core::{Error, Lease, OutOfMemory, Result};
+use leasehold_core::{Error, Lease, OutOfMemory, Point, Result};
 use leasehold_hal::MemoryKind;
 
 /// Bytes up to this many lie in ordinary memory: a driver takes them from there at once.
@@ -44,8 +44,8 @@ impl Staged {
         let on = On { line: stream.core.line, timeline: stream.core.raw_timeline() };
         let buffer = pool.alloc(Layout::new(bytes.len() as u64), on)?;
         // What is free for the stream may be in use by work before: the host must not write it yet.
-        let mut over = buffer.write_stamp().point().is_none_or(is_over);
-        buffer.for_each_read(|s| over &= s.point().is_none_or(is_over));
+        let mut over = buffer.write_stamp().point().is_none_or(Point::has_passed);
+        buffer.for_each_read(|s| over &= s.point().is_none_or(Point::has_passed));
         if !over {
             return Ok(None);
         }

@@ -12,13 +12,13 @@ use std::time::Duration;
 
 /// A context with `cpu:0`, two simulated devices and two of the CUDA backend over a simulated
 /// driver.
-struct World {
+pub struct World {
     context: Context,
     machines: [Monitor; 2],
 }
 
 impl World {
-    fn new(seed: u64) -> Self {
+    pub fn new(seed: u64) -> Self {
         Self::with_peers(seed, true)
     }
 
@@ -35,7 +35,7 @@ impl World {
         Self { context, machines }
     }
 
-    fn runtime(&self, name: &str) -> Runtime {
+    pub fn runtime(&self, name: &str) -> Runtime {
         self.context.runtime(name.parse().unwrap()).unwrap()
     }
 
@@ -48,7 +48,7 @@ impl World {
 
     /// Nothing ran in an order that was not asked for.
     #[track_caller]
-    fn check(&self) {
+    pub fn check(&self) {
         for machine in &self.machines {
             let reports = machine.take_reports();
             assert!(reports.is_empty(), "{reports:?}");

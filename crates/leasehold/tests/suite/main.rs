@@ -13,6 +13,7 @@ mod graph_updates;
 mod graphs;
 mod kernels;
 mod ops;
+mod passed;
 mod pinned;
 mod recordings;
 mod runtime;

@@ -90,12 +90,20 @@ impl StreamCore {
             self.core.door.within(|ops| unsafe { ops.stream_write_word(self.native, word.addr(), value) })?;
             self.signalled.store(value, Ordering::Release);
         }
+        let plain = prepared.is_empty();
         // SAFETY: the caller vouches for the operations.
         let given = unsafe { self.issue(&mut state, value, ops[..cut].iter().enumerate(), prepared, false) };
         if let Err(refusal) = given {
             return self.refused(state, value, refusal);
         }
         self.owner.advance()?;
+        if !plain {
+            ops[..cut].iter().for_each(|op| {
+                if let Op::Wait(p) = op {
+                    self.owner.learn(*p);
+                }
+            });
+        }
         if cut < ops.len() {
             return Ok(self.hold_back(state, value, &ops[cut..]));
         }
@@ -117,12 +125,14 @@ impl StreamCore {
             drop(state);
             return Err(self.core.settle(refusal.error));
         }
-        // A part runs: its memory must be guarded by a value, so there is one, and it has failed.
+        // A part runs: its memory must be guarded by a value, so there is one, and it has failed. Who sees the value sees that.
         state.dirty = true;
+        let cause = self.fault(refusal.op, value, &refusal.error);
+        self.owner.poison(value, cause.clone());
         self.owner.advance()?;
         self.issued.store(value, Ordering::Release);
         drop(state);
-        self.fail(value, self.fault(refusal.op, value, &refusal.error), ());
+        self.fail(value, cause, ());
         Ok(value)
     }
 
@@ -174,11 +184,6 @@ impl StreamCore {
         }
         // SAFETY: the caller vouches for the operations.
         let value = unsafe { self.submit_now(state, ops, &mut prepared, cut) }?;
-        ops[..cut].iter().for_each(|op| {
-            if let Op::Wait(p) = op {
-                self.owner.learn(*p);
-            }
-        });
         if cut < ops.len() {
             self.pump();
         }

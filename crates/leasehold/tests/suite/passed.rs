@@ -1,0 +1,74 @@
+//! What a failure cuts short: work that failed is over before that which it was to wait for.
+
+use crate::between::World;
+use crate::common::*;
+use leasehold::{Buffer, Error, Gate, Lease, Runtime, Stream, View, ops};
+use std::time::Instant;
+
+/// A buffer that a stream is yet to fill with ones, behind a gate. Another stream was to overwrite it after that, and failed.
+struct Scene {
+    gate: Gate,
+    writer: Stream,
+    failed: Stream,
+    buffer: Lease<Buffer>,
+}
+
+fn scene(runtime: &Runtime) -> Scene {
+    let [writer, failed] = [(); 2].map(|()| runtime.create_stream().unwrap());
+    let [gate, broken] = [(); 2].map(|()| runtime.create_gate().unwrap());
+    let buffer = runtime.alloc_on(&writer, leasehold::Layout::new(1 << 20)).unwrap();
+    ops::wait(&writer, gate.next()).unwrap();
+    ops::fill(&writer, buffer.view(), ops::Pattern::U8(1)).unwrap();
+    ops::wait(&failed, broken.next()).unwrap();
+    ops::fill(&failed, buffer.view(), ops::Pattern::U8(2)).unwrap();
+    ops::fail(&broken, Error::state("broken"));
+    let (end, last) = (Instant::now() + LONG.unwrap(), failed.now());
+    while last.line().completed() < last.value() {
+        // A failure shows in the line.
+        let _ = failed.query();
+        assert!(Instant::now() < end, "{last:?} is not over");
+    }
+    assert!(!last.has_passed() && !last.is_settled());
+    Scene { gate, writer, failed, buffer }
+}
+
+/// Who overwrites the buffer comes after the one that still runs: it fails as who comes after failed work does that still runs.
+#[test]
+fn who_overwrites_what_failed_comes_after_all_that_the_failed_one_came_after() {
+    let world = World::new(11);
+    for name in ["cpu:0", "sim:0", "cuda:0"] {
+        let runtime = world.runtime(name);
+        let Scene { gate, writer, failed, buffer } = scene(&runtime);
+        let early = runtime.create_stream().unwrap();
+        let filled = ops::fill(&early, buffer.view(), ops::Pattern::U8(3));
+        assert!(filled.and_then(|()| early.synchronize_timeout(LONG)).is_err(), "{name}: nothing waits for the first");
+        ops::raise(&gate, gate.next().value()).unwrap();
+        writer.synchronize_timeout(LONG).unwrap();
+        assert!(failed.synchronize_timeout(LONG).is_err());
+        assert!(failed.now().has_passed(), "{name}");
+        let late = runtime.create_stream().unwrap();
+        ops::fill(&late, buffer.view(), ops::Pattern::U8(4)).unwrap();
+        late.synchronize_timeout(LONG).unwrap();
+        assert!(runtime.download::<u8>(&buffer).unwrap().iter().all(|&b| b == 4), "{name}");
+    }
+    world.check();
+}
+
+#[test]
+fn memory_is_not_lent_again_while_what_the_failed_one_came_after_still_runs() {
+    let world = World::new(12);
+    for name in ["cpu:0", "sim:0", "cuda:0"] {
+        let runtime = world.runtime(name);
+        let Scene { gate, writer, failed, buffer } = scene(&runtime);
+        drop(buffer);
+        let other = runtime.create_stream().unwrap();
+        let next = runtime.alloc_on(&other, leasehold::Layout::new(1 << 20)).unwrap();
+        ops::fill(&other, next.view(), ops::Pattern::U8(5)).unwrap();
+        other.synchronize_timeout(LONG).unwrap();
+        ops::raise(&gate, gate.next().value()).unwrap();
+        writer.synchronize_timeout(LONG).unwrap();
+        assert!(runtime.download::<u8>(&next).unwrap().iter().all(|&b| b == 5), "{name}");
+        assert!(failed.synchronize_timeout(LONG).is_err());
+    }
+    world.check();
+}
