@@ -53,6 +53,8 @@ plant RecordUnlocked sim:0
 plant OldGrid cpu:0
 plant TurnRefused cpu:0
 plant CompletionLost cpu:0
+plant HandoverSkipped cpu:0
+plant OpenedTwice sim:0
 plant WaitSkipped cpu:0
 plant RowLeftOut sim:0
 # Not KeepDroppedEarly: the driver takes pageable bytes along at the call, so no safe program sees it. The tests of leasehold-cuda do.

@@ -32,6 +32,10 @@ pub enum Defect {
     TurnRefused,
     /// `leasehold`: who waits for a stream's completion does not hear of its failure.
     CompletionLost,
+    /// `leasehold`: a copy between backends goes up before it has come down.
+    HandoverSkipped,
+    /// `leasehold`: a runtime that is opened again is not found by the next who opens it.
+    OpenedTwice,
     /// `cpu`: a queue does not wait for other queues.
     WaitSkipped,
     /// `sim`: a copy leaves out its last row.
@@ -40,7 +44,7 @@ pub enum Defect {
 
 impl Defect {
     /// All of them.
-    pub const ALL: [Defect; 15] = [
+    pub const ALL: [Defect; 17] = [
         Defect::KnowsTooMuch,
         Defect::LeaseForgotten,
         Defect::PassedEarly,
@@ -54,6 +58,8 @@ impl Defect {
         Defect::OldGrid,
         Defect::TurnRefused,
         Defect::CompletionLost,
+        Defect::HandoverSkipped,
+        Defect::OpenedTwice,
         Defect::WaitSkipped,
         Defect::RowLeftOut,
     ];

@@ -6,6 +6,7 @@
 use crate::runtime::{Runtime, RuntimeInner};
 use crate::stream::Stream;
 use leasehold_alloc::Allocator;
+use leasehold_core::defects::{Defect, planted};
 use leasehold_core::sync::{Arc, Mutex, RwLock};
 use leasehold_core::{Error, Point, Result};
 use leasehold_hal::{Backend, BackendKind, Device, DeviceId, DeviceInfo, Former};
@@ -157,7 +158,11 @@ impl Context {
         };
         let inner = Arc::new(RuntimeInner::open(self.clone(), &**backend, device)?);
         inner.supply_waiter();
-        *place.open.lock() = Arc::downgrade(&inner);
+        let mut open = place.open.lock();
+        if !planted(Defect::OpenedTwice) || open.ptr_eq(&Weak::new()) {
+            *open = Arc::downgrade(&inner);
+        }
+        drop(open);
         Ok(Runtime::from_inner(inner))
     }
 

@@ -4,9 +4,9 @@
 
 use crate::dice::Dice;
 use crate::kernels::Kernel;
-use crate::model::{Model, Planned, Remains, Shape};
+use crate::model::{Far, Model, Planned, Remains, Shape};
 use crate::scenes::{Scene, Wrong};
-use crate::step::{Hand, Node, Op, PINNED, Read, Slot, Span, Step, TEMPS, Work};
+use crate::step::{FAR, FAR_STREAM, Hand, Node, Op, PINNED, Read, Slot, Span, Step, TEMPS, Work};
 
 /// A program: steps with the thread that each is for.
 #[derive(Debug, Clone)]
@@ -47,17 +47,19 @@ pub(crate) struct Taste {
     pub(crate) graphs: bool,
     pub(crate) host_calls: bool,
     pub(crate) scenes: bool,
+    pub(crate) far: Far,
 }
 
 /// The program of a seed, with `ops` steps.
 pub(crate) fn generate(seed: u64, ops: u32, threads: u8, taste: Taste) -> (Program, Plan) {
-    let shape = Shape::new(threads);
+    let shape = Shape::new(threads, taste.far);
     let mut g = Generator {
         dice: Dice::new(seed),
         model: Model::new(shape),
         taste,
         due: Vec::new(),
         burst: (0, 0),
+        away: false,
         thread: 0,
         fresh: 0,
     };
@@ -84,6 +86,8 @@ struct Generator {
     due: Vec<(usize, Slot)>,
     /// A buffer that all threads write at the same moment, and how often still.
     burst: (Slot, u32),
+    /// Whether streams and buffers are picked of the other device.
+    away: bool,
     thread: u8,
     fresh: u32,
 }
@@ -108,6 +112,17 @@ impl Generator {
             let to = self.part(self.burst.0, u32::MAX, &[]);
             let work = self.mask(Span { len: to.len - to.len % 4, ..to });
             return Step::Run(self.stream(), work);
+        }
+        self.away = self.taste.far != Far::None && self.dice.chance(8);
+        if self.away && !self.model.is_far_open() {
+            return match self.dice.below(5) {
+                0 => Step::Open,
+                1 => Step::Drop(self.own_buffer()),
+                _ => Step::Closed(self.own_buffer()),
+            };
+        }
+        if self.away && self.dice.below(1000) < 12 {
+            return Step::Close;
         }
         match self.dice.below(1000) {
             0..420 => {
@@ -167,6 +182,9 @@ impl Generator {
     }
 
     fn stream(&mut self) -> Slot {
+        if self.away {
+            return FAR_STREAM + self.slot(2);
+        }
         for _ in 0..4 {
             let s = self.slot(self.model.shape.streams);
             if self.model.has_stream(s) {
@@ -187,18 +205,32 @@ impl Generator {
     }
 
     fn any_buffer(&mut self) -> Slot {
-        if self.dice.chance(8) {
-            PINNED + self.slot(self.model.shape.pinned)
-        } else {
-            self.own(self.model.shape.buffers)
+        if self.dice.chance(8) { PINNED + self.slot(self.model.shape.pinned) } else { self.own_buffer() }
+    }
+
+    fn own_buffer(&mut self) -> Slot {
+        match self.away {
+            true => FAR + self.slot(self.model.shape.far_buffers),
+            false => self.own(self.model.shape.buffers),
         }
+    }
+
+    /// What `pick` picks, now and then of the other device.
+    fn across<T>(&mut self, pick: impl FnOnce(&mut Self) -> T) -> T {
+        let away = self.away;
+        if self.taste.far != Far::None && self.model.is_far_open() && self.dice.chance(if away { 30 } else { 6 }) {
+            self.away = !away;
+        }
+        let picked = pick(self);
+        self.away = away;
+        picked
     }
 
     /// A buffer with contents, if one is found soon.
     fn buffer(&mut self) -> Slot {
         let mut slot = 0;
         for _ in 0..6 {
-            slot = self.own(self.model.shape.buffers);
+            slot = self.own_buffer();
             if matches!(self.model.buffer(slot), Some((_, true))) {
                 break;
             }
@@ -231,7 +263,7 @@ impl Generator {
         let slot = if !temps.is_empty() && self.dice.chance(50) {
             TEMPS + self.slot(temps.len() as u8)
         } else if self.dice.chance(40) {
-            self.own(self.model.shape.buffers)
+            self.own_buffer()
         } else {
             self.buffer()
         };
@@ -273,8 +305,8 @@ impl Generator {
                 Work { op: Op::Upload { seed: self.seed(), hand }, from: Vec::new(), to: self.target(temps) }
             }
             30..52 => {
-                let mut to = self.target(temps);
-                let from = self.source(to.len, temps);
+                let mut to = self.across(|g| g.target(temps));
+                let from = self.across(|g| g.source(to.len, temps));
                 if self.dice.chance(70) || from.len < to.len {
                     to.len = to.len.min(from.len);
                 }
@@ -287,7 +319,7 @@ impl Generator {
     }
 
     fn rows(&mut self, temps: &[u32]) -> Work {
-        let (to, from) = (self.target(temps), self.source(256, temps));
+        let (to, from) = (self.across(|g| g.target(temps)), self.across(|g| g.source(256, temps)));
         let width = 1 + self.dice.below(to.len.min(from.len).clamp(1, 64));
         let (from_pitch, to_pitch) = (width + self.dice.below(32), width + self.dice.below(32));
         let fit = |len: u32, pitch: u32| len.saturating_sub(width) / pitch + 1;
@@ -366,7 +398,7 @@ impl Generator {
     }
 
     fn allocation(&mut self) -> Step {
-        let (slot, len) = (self.own(self.model.shape.buffers), self.len());
+        let (slot, len) = (self.own_buffer(), self.len());
         match self.dice.below(10) {
             0 => Step::Pin { slot: self.pinned(), len: self.len() },
             1..5 => Step::New { slot, len, seed: self.seed() },
@@ -375,7 +407,7 @@ impl Generator {
     }
 
     fn streams(&mut self) -> Step {
-        let slot = self.slot(self.model.shape.streams);
+        let slot = if self.away { self.stream() } else { self.slot(self.model.shape.streams) };
         match self.dice.below(12) {
             0..4 => Step::Stream(slot, self.dice.below(3) as i32 - 1),
             4 | 5 => Step::DropStream(slot),

@@ -4,7 +4,9 @@
 //! Streams and events (also in graphs), gates that are raised by the host and by host calls, buffers and parts of them, pinned memory, uploads of
 //! every kind, copies, rows, fills, launches alone and several in a session, host calls, completions, graphs with branches and temporaries, their
 //! updates, suspended arenas, current contexts, second contexts, calls that must be refused; drops of all of it in any order by any thread. Threads
-//! write one buffer at the same moment where what they do commutes. Scenes with objects of their own fail on purpose.
+//! write one buffer at the same moment where what they do commutes. Another device of the context has streams and buffers too: of the same backend,
+//! or of another one. Copies go between the two, in graphs as well; its runtime is closed and opened again. Scenes with objects of their own fail on
+//! purpose.
 //!
 //! # What is checked
 //! * Parts of buffers are read back at random times, and all buffers at the end: they hold what they hold when the steps run one after the other.
@@ -55,6 +57,7 @@ pub use target::{Bench, Target};
 
 use generate::{Program, Taste};
 use leasehold::core::sync::Arc;
+use model::Far;
 use serde::Serialize;
 use std::sync::Once;
 use std::time::{Duration, Instant};
@@ -140,7 +143,14 @@ pub struct Report {
     pub failures: Vec<Failure>,
 }
 
-const TASTE: Taste = Taste { gates: true, graphs: true, host_calls: true, scenes: true };
+fn taste(options: &Options, seed: u64) -> Taste {
+    let far = match options.target.far(seed) {
+        None => Far::None,
+        Some(far) if far.backend == options.target.device.backend => Far::Peer,
+        Some(_) => Far::Other,
+    };
+    Taste { gates: true, graphs: true, host_calls: true, scenes: true, far }
+}
 
 /// Runs the program of one seed.
 ///
@@ -148,14 +158,14 @@ const TASTE: Taste = Taste { gates: true, graphs: true, host_calls: true, scenes
 /// What is found.
 pub fn run(options: &Options, seed: u64) -> Result<(), Finding> {
     quiet();
-    let (_, plan) = generate::generate(seed, options.ops, options.threads, TASTE);
+    let (_, plan) = generate::generate(seed, options.ops, options.threads, taste(options, seed));
     play::play(&options.target, seed, options.faults, Arc::new(plan), options.patience)
 }
 
 /// The program of a seed as a Rust test.
 #[must_use]
 pub fn program(options: &Options, seed: u64) -> String {
-    let (_, plan) = generate::generate(seed, options.ops, options.threads, TASTE);
+    let (_, plan) = generate::generate(seed, options.ops, options.threads, taste(options, seed));
     print::print(&options.target, seed, options.faults, &plan, "as it is generated")
 }
 
@@ -182,7 +192,7 @@ pub fn stress(options: &Options, mut over: impl FnMut(u64, Option<&Failure>)) ->
 const SHRUNK: usize = 3;
 
 fn failure(options: &Options, seed: u64, finding: Finding, within: Duration) -> Failure {
-    let (program, plan) = generate::generate(seed, options.ops, options.threads, TASTE);
+    let (program, plan) = generate::generate(seed, options.ops, options.threads, taste(options, seed));
     // How often a program is tried before it counts as one that does not fail.
     let patience = if finding.hang { options.patience.min(Duration::from_secs(3)) } else { options.patience };
     let mut again = |program: &Program| {

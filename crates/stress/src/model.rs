@@ -18,7 +18,9 @@ mod graphs;
 
 use crate::kernels::Kernel;
 use crate::prelude::bytes;
-use crate::step::{Hand, Node, Op, PINNED, Read, Slot, Span, Step, TEMPS, Work};
+use crate::step::{
+    FAR, FAR_STREAM, Hand, Node, Op, PINNED, Read, Slot, Span, Step, TEMPS, Work, default_of, is_far, is_far_stream,
+};
 use effect::{compute, part, sensible, whole};
 use graphs::outside;
 
@@ -31,6 +33,17 @@ type Held = u64;
 /// Steps after which threads that are two such lengths behind are waited for.
 const SKEW: u32 = 400;
 
+/// What another device there is beside the one that is tried.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Far {
+    /// None.
+    None,
+    /// One of the same backend.
+    Peer,
+    /// One of another backend.
+    Other,
+}
+
 /// How many objects there may be at a time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Shape {
@@ -41,20 +54,30 @@ pub(crate) struct Shape {
     pub(crate) events: u8,
     pub(crate) gates: u8,
     pub(crate) graphs: u8,
+    pub(crate) far: Far,
+    /// Buffers of the other device.
+    pub(crate) far_buffers: u8,
 }
 
 impl Shape {
-    pub(crate) fn new(threads: u8) -> Self {
+    pub(crate) fn new(threads: u8, far: Far) -> Self {
         let t = threads.clamp(1, 64);
         Self {
             threads: t,
-            buffers: (8 + 4 * t).min(PINNED),
+            buffers: (8 + 4 * t).min(FAR),
+            far,
+            far_buffers: if far == Far::None { 0 } else { (3 + t / 2).min(PINNED - FAR) },
             pinned: (2 + t / 2).min(TEMPS - PINNED),
-            streams: (3 + t / 2).min(16),
+            streams: (3 + t / 2).min(FAR_STREAM),
             events: 4 + t,
             gates: 4,
             graphs: 2 + t / 2,
         }
+    }
+
+    /// Places for streams, the other device's too.
+    pub(crate) fn stream_places(self) -> u8 {
+        if self.far == Far::None { self.streams } else { FAR_STREAM + 2 }
     }
 }
 
@@ -106,6 +129,8 @@ struct Graph {
     temps: Vec<u32>,
     held: Held,
     suspended: bool,
+    /// It copies from or to the other device.
+    far: bool,
 }
 
 #[derive(Debug, Default)]
@@ -165,6 +190,10 @@ pub(crate) struct Model {
     last: Vec<u32>,
     floor: Vec<u32>,
     event_ids: u32,
+    /// The other device's runtime is open.
+    far_open: bool,
+    /// A graph was recorded that may keep it open.
+    far_kept: bool,
     /// How often host calls count.
     pub(crate) calls: u64,
     shared: Vec<usize>,
@@ -180,7 +209,7 @@ impl Model {
             shape,
             bufs: Vec::new(),
             slots: vec![None; usize::from(PINNED) * 2],
-            streams: (0..empty(shape.streams)).map(|_| None).collect(),
+            streams: (0..empty(shape.stream_places())).map(|_| None).collect(),
             events: (0..empty(shape.events)).map(|_| None).collect(),
             gates: (0..empty(shape.gates)).map(|_| None).collect(),
             graphs: (0..empty(shape.graphs)).map(|_| None).collect(),
@@ -193,6 +222,8 @@ impl Model {
             last: vec![0; t],
             floor: vec![0; t],
             event_ids: 0,
+            far_open: shape.far != Far::None,
+            far_kept: false,
             calls: 0,
             shared: Vec::new(),
             commuting: Vec::new(),
@@ -200,6 +231,9 @@ impl Model {
         };
         // The default stream is always there.
         model.streams[0] = Some(Stream::default());
+        if model.far_open {
+            model.streams[usize::from(FAR_STREAM)] = Some(Stream::default());
+        }
         model.tracks = vec![Track::default(); model.first_buffer()];
         model
     }
@@ -229,8 +263,12 @@ impl Model {
     fn on_scenes(&self) -> usize {
         self.on_holds() + 1
     }
-    fn first_buffer(&self) -> usize {
+    /// The other device's runtime.
+    fn on_far(&self) -> usize {
         self.on_scenes() + 1
+    }
+    fn first_buffer(&self) -> usize {
+        self.on_far() + 1
     }
     fn on_buffer(&self, b: u32) -> usize {
         self.first_buffer() + b as usize
@@ -273,6 +311,10 @@ impl Model {
     }
     pub(crate) fn is_waited(&self, gate: Slot) -> bool {
         matches!(self.gates.get(usize::from(gate)), Some(Some(g)) if g.waited && !g.called)
+    }
+
+    pub(crate) fn is_far_open(&self) -> bool {
+        self.far_open
     }
 
     /// Whether a graph can be recorded now.
@@ -442,30 +484,35 @@ impl Model {
         let me = usize::from(thread);
         match *step {
             Step::Stream(s, _) => {
+                (!is_far_stream(s) || self.far_open).then_some(())?;
                 let at = self.streams.get_mut(usize::from(s)).filter(|at| at.is_none())?;
                 *at = Some(Stream::default());
                 self.exclusive.push(Self::on_stream(s));
+                if is_far_stream(s) {
+                    self.shared.push(self.on_far());
+                }
             }
             Step::DropStream(s) => {
                 // What a held stream does is still to come when it is gone.
-                self.stream(s).filter(|_| s != 0)?;
+                self.stream(s).filter(|_| s != 0 && s != FAR_STREAM)?;
                 self.streams[usize::from(s)] = None;
                 self.exclusive.push(Self::on_stream(s));
             }
             Step::Alloc { slot, len, stream } => {
                 self.free_slot(slot, false)?;
+                (is_far(slot) == is_far_stream(stream)).then_some(())?;
                 let held = self.stream(stream)?;
                 self.shared.push(Self::on_stream(stream));
                 self.new_buffer(slot, vec![0; len as usize], true, held);
             }
             Step::New { slot, len, seed } => {
                 self.free_slot(slot, false)?;
-                let held = self.stream(0)?;
+                let held = self.stream(default_of(slot))?;
                 // Larger ones are waited for.
                 if len > 64 << 10 {
                     self.may_wait(held)?;
                 }
-                self.shared.push(Self::on_stream(0));
+                self.shared.push(Self::on_stream(default_of(slot)));
                 let b = self.new_buffer(slot, bytes(seed, len as usize), false, held);
                 planned.writes.push((b, true));
             }
@@ -504,9 +551,9 @@ impl Model {
             Step::Check(read, span) => {
                 let stream = match read {
                     Read::On(s) => s,
-                    Read::New | Read::Again => 0,
+                    Read::New | Read::Again => default_of(span.slot),
                 };
-                if span.slot >= PINNED {
+                if span.slot >= PINNED || is_far(span.slot) != is_far_stream(stream) {
                     return None;
                 }
                 let b = self.span(span)?;
@@ -538,7 +585,7 @@ impl Model {
             }
             Step::Scene(_) => self.shared.push(self.on_scenes()),
             Step::Enter(s) => {
-                self.stream(s).filter(|_| self.entered[me] < 8)?;
+                self.stream(s).filter(|_| self.entered[me] < 8 && !is_far_stream(s))?;
                 self.entered[me] += 1;
                 self.shared.push(Self::on_stream(s));
             }
@@ -555,8 +602,35 @@ impl Model {
                 self.hold(stream, held);
             }
             Step::Trim => {}
+            Step::Open => {
+                (self.shape.far != Far::None && !self.far_open).then_some(())?;
+                self.far_open = true;
+                self.streams[usize::from(FAR_STREAM)] = Some(Stream::default());
+                self.exclusive.push(Self::on_stream(FAR_STREAM));
+                self.exclusive.push(self.on_far());
+            }
+            Step::Close => {
+                // Its streams may work for others, which are held.
+                if !self.far_open || self.gates.iter().flatten().any(|g| g.waited) {
+                    return None;
+                }
+                self.far_open = false;
+                self.shared.push(self.on_holds());
+                self.exclusive.push(self.on_far());
+                for s in [FAR_STREAM, FAR_STREAM + 1] {
+                    self.streams[usize::from(s)] = None;
+                    self.exclusive.push(Self::on_stream(s));
+                }
+            }
+            Step::Closed(slot) => {
+                self.buffer(slot).filter(|b| is_far(slot) && b.0 > 0)?;
+                (self.shape.far == Far::Other && !self.far_open && !self.far_kept).then_some(())?;
+                self.shared.push(self.on_slot(slot));
+                self.shared.push(Self::on_stream(0));
+                self.shared.push(self.on_far());
+            }
             Step::Wrong(_, slot) => {
-                self.buffer(slot).filter(|b| slot < PINNED && b.0 >= 8 && b.1)?;
+                self.buffer(slot).filter(|b| slot < FAR && b.0 >= 8 && b.1)?;
                 self.shared.push(self.on_slot(slot));
                 self.shared.push(Self::on_stream(0));
             }
@@ -590,11 +664,23 @@ impl Model {
         (u64::from(span.at) + u64::from(span.len) <= len).then_some(b)
     }
 
+    /// Whether work may run on a stream of its device. `None` when not; else whether another device's memory is part of it.
+    fn crosses(&self, far: bool, work: &Work) -> Option<bool> {
+        let mut others = work.from.iter().chain([&work.to]).map(|s| is_far(s.slot) != far);
+        let copies = matches!(work.op, Op::Copy | Op::Copy2d { .. }) && self.far_open;
+        match others.clone().any(|other| other) {
+            false => Some(false),
+            true => (copies && !others.all(|other| other)).then_some(true),
+        }
+    }
+
     fn run(&mut self, stream: Slot, works: &[Work], planned: &mut Planned) -> Option<()> {
         let mut need = self.stream(stream)?;
         let mut uses = Vec::with_capacity(works.len());
         let mut written: Vec<u32> = Vec::new();
+        let mut crosses = false;
         for work in works {
+            crosses |= self.crosses(is_far_stream(stream), work)?;
             let from = work.from.iter().map(|&s| self.span(s)).collect::<Option<Vec<_>>>()?;
             let to = self.span(work.to)?;
             if from.iter().any(|b| self.bufs[*b as usize].raw && !written.contains(b)) {
@@ -622,6 +708,9 @@ impl Model {
             self.may_wait(need)?;
         }
         self.hold(stream, need);
+        if crosses {
+            self.shared.push(self.on_far());
+        }
         // What is held comes in the program's order: else others would come to be held with it.
         let commutes = need == 0 && matches!(works, [Work { op: Op::Launch { kernel: Kernel::Mask, .. }, .. }]);
         let on_buffer = self.on_buffer(0);
@@ -659,7 +748,7 @@ impl Model {
                 self.exclusive.push(self.on_event(slot));
             }
             Step::Record { event, stream } => {
-                let held = self.stream(stream)?;
+                let held = self.stream(stream).filter(|_| !is_far_stream(stream))?;
                 let e = self.events.get_mut(usize::from(event))?.as_mut()?;
                 (e.recorded, e.held) = (true, held);
                 self.hold(stream, held);
@@ -701,6 +790,12 @@ impl Model {
         self.events.get(usize::from(event))?.as_ref().filter(|e| e.recorded).map(|e| e.held)
     }
 
+    /// Whether a gate may be waited for and raised on a stream. A simulated device runs host calls only while somebody waits for the device, and
+    /// who waits for a gate of another backend's does not.
+    fn near(&self, stream: Slot) -> bool {
+        self.shape.far != Far::Other || !is_far_stream(stream)
+    }
+
     fn gate(&mut self, step: &Step) -> Option<()> {
         match *step {
             Step::Gate(slot) => {
@@ -715,7 +810,7 @@ impl Model {
                 self.exclusive.push(self.on_gate(slot));
             }
             Step::Hold { stream, gate } => {
-                let held = self.stream(stream)?;
+                let held = self.stream(stream).filter(|_| self.near(stream))?;
                 let g = self.gates.get_mut(usize::from(gate))?.as_mut().filter(|g| !g.called)?;
                 g.waited = true;
                 self.exclusive.push(self.on_gate(gate));
@@ -729,7 +824,7 @@ impl Model {
             }
             Step::CallRaise { stream, gate } => {
                 // Only where nothing holds the call: the gate then is as good as raised, but for those who block.
-                let held = self.stream(stream)?;
+                let held = self.stream(stream).filter(|_| self.near(stream))?;
                 let g = self.gates.get_mut(usize::from(gate))?.as_mut().filter(|g| g.waited && held == 0)?;
                 (g.waited, g.called) = (false, true);
                 self.exclusive.push(self.on_gate(gate));

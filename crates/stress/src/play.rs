@@ -6,17 +6,17 @@
 use crate::generate::Plan;
 use crate::kernels::{Kernel, Params};
 use crate::model::Planned;
-use crate::prelude::{Call, Completions, Place, bytes, launch, resume, suspend, try_launch};
+use crate::prelude::{Call, Completions, Place, bytes, launch, open, refuses, resume, suspend, try_launch};
 use crate::scenes;
-use crate::step::{Hand, Node, Op, PINNED, Read, Slot, Span, Step, TEMPS, Work};
+use crate::step::{FAR_STREAM, Hand, Node, Op, PINNED, Read, Slot, Span, Step, TEMPS, Work, is_far, is_far_stream};
 use crate::target::{Bench, Target, Weather};
 use leasehold::core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use leasehold::core::sync::{Arc, Condvar, Mutex};
 use leasehold::graph::NodeId;
 use leasehold::hal::StreamDesc;
 use leasehold::{
-    Buffer, ContextGuard, Current, Error, Event, EventFlags, Gate, Graph, KernelBase, Layout, Lease, Operand, Result,
-    Runtime, Stream, Update, View, ops,
+    Buffer, ContextGuard, Current, DeviceId, Error, Event, EventFlags, Gate, Graph, KernelBase, Layout, Lease, Operand,
+    Result, Runtime, Stream, Update, View, ops,
 };
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -184,6 +184,10 @@ struct World {
     watch: Arc<Watch>,
     runtime: Runtime,
     kernels: [KernelBase; Kernel::ALL.len()],
+    /// The other device's runtime, if there is one and it is open; its name; its kernels.
+    far: Place<Runtime>,
+    far_device: Option<DeviceId>,
+    far_kernels: [KernelBase; Kernel::ALL.len()],
     strict: bool,
     streams: Vec<Place<Stream>>,
     buffers: Vec<Place<Lease<Buffer>>>,
@@ -216,7 +220,7 @@ impl World {
     fn new(bench: &Bench, watch: Arc<Watch>) -> Self {
         let shape = watch.plan.shape;
         let world = Self {
-            streams: places(shape.streams.into()),
+            streams: places(shape.stream_places().into()),
             buffers: places(usize::from(PINNED) * 2),
             events: places(shape.events.into()),
             gates: places(shape.gates.into()),
@@ -226,15 +230,28 @@ impl World {
             completions: Completions::default(),
             strict: bench.weather != Weather::Foul,
             kernels: bench.kernels().clone(),
+            far: Place::new(),
+            far_device: bench.far_device(),
+            far_kernels: bench.far_kernels().clone(),
             runtime: bench.runtime().clone(),
             watch,
         };
         world.streams[0].put(world.runtime.stream().clone());
+        // It is open already.
+        if let Some(Ok(far)) = bench.far() {
+            world.streams[usize::from(FAR_STREAM)].put(far.stream().clone());
+            world.far.put(far);
+        }
         world
     }
 
     fn stream(&self, slot: Slot) -> std::result::Result<Stream, Trouble> {
         get(&self.streams, slot).ok_or(EMPTY)
+    }
+
+    /// The runtime of this device, or of the other one.
+    fn runtime(&self, far: bool) -> std::result::Result<Runtime, Trouble> {
+        if far { self.far.get().ok_or(EMPTY) } else { Ok(self.runtime.clone()) }
     }
 
     fn buffer(&self, slot: Slot) -> std::result::Result<Lease<Buffer>, Trouble> {
@@ -327,7 +344,9 @@ impl World {
         if let Some(failed) = failed {
             let _ = failed.synchronize_timeout(Some(Duration::from_secs(5)));
             drop(failed);
-            if let Ok(new) = self.runtime.create_stream() {
+            if let Ok(runtime) = self.runtime(is_far_stream(*s))
+                && let Ok(new) = runtime.create_stream()
+            {
                 place.lock().get_or_insert(new);
             }
         }
@@ -337,16 +356,16 @@ impl World {
         let runtime = &self.runtime;
         match planned.step {
             Step::Stream(s, priority) => {
-                let made = runtime.create_stream_with(&StreamDesc::priority(priority))?;
+                let made = self.runtime(is_far_stream(s))?.create_stream_with(&StreamDesc::priority(priority))?;
                 self.streams[usize::from(s)].put(made);
             }
             Step::DropStream(s) => drop(self.streams[usize::from(s)].take()),
             Step::Alloc { slot, len, stream } => {
-                let made = runtime.alloc_on(&self.stream(stream)?, Layout::new(len.into()))?;
+                let made = self.runtime(is_far(slot))?.alloc_on(&self.stream(stream)?, Layout::new(len.into()))?;
                 self.buffers[usize::from(slot)].put(made);
             }
             Step::New { slot, len, seed } => {
-                let made = runtime.upload(&bytes(seed, len as usize))?;
+                let made = self.runtime(is_far(slot))?.upload(&bytes(seed, len as usize))?;
                 self.buffers[usize::from(slot)].put(made);
             }
             Step::Pin { slot, len } => {
@@ -408,6 +427,19 @@ impl World {
                 called?;
             }
             Step::Complete(stream) => self.completions.ask(&self.stream(stream)?)?,
+            Step::Open => {
+                let Some(device) = self.far_device else { return wrong("there is no other device") };
+                let far = open(runtime.context(), device)?;
+                self.streams[usize::from(FAR_STREAM)].put(far.stream().clone());
+                self.far.put(far);
+            }
+            Step::Close => {
+                let streams = [FAR_STREAM, FAR_STREAM + 1].map(|s| self.streams[usize::from(s)].take());
+                let far = self.far.take().ok_or(EMPTY)?;
+                drop(streams);
+                far.close(Duration::from_secs(20))?;
+            }
+            Step::Closed(slot) => refuses(&self.stream(0)?, &self.buffer(slot)?)?,
             Step::Trim => drop(runtime.allocator().trim(0)?),
             Step::Wrong(kind, slot) => {
                 let buffer = self.buffer(slot)?;
@@ -447,9 +479,10 @@ impl World {
         let part = buffer.part(span.at.into(), span.len.into())?;
         let mut new = Vec::new();
         let got = if read == Read::Again { again } else { &mut new };
+        let runtime = self.runtime(is_far(span.slot))?;
         match read {
-            Read::New => *got = self.runtime.download::<u8>(&part)?,
-            Read::Again => self.runtime.download_into::<u8>(got, &part)?,
+            Read::New => *got = runtime.download::<u8>(&part)?,
+            Read::Again => runtime.download_into::<u8>(got, &part)?,
             Read::On(s) => {
                 got.resize(span.len as usize, 0xEE);
                 ops::download(&self.stream(s)?, got, part)?;
@@ -662,7 +695,8 @@ impl World {
             Op::Launch { kernel, words } => (kernel, words),
             _ => (Kernel::Mask, [0; 2]),
         };
-        Call { kernel: &self.kernels[kernel as usize], operands, params: [work.to.len / 4, words[0], words[1]] }
+        let kernels = if is_far(work.to.slot) { &self.far_kernels } else { &self.kernels };
+        Call { kernel: &kernels[kernel as usize], operands, params: [work.to.len / 4, words[0], words[1]] }
     }
 
     fn session(&self, stream: &Stream, works: &[Work]) -> Outcome {
@@ -695,10 +729,18 @@ impl World {
             step();
             stream.synchronize().or_else(said)?;
         }
+        if let (None, Some(device)) = (self.far.get(), self.far_device) {
+            match open(self.runtime.context(), device) {
+                Ok(far) => self.far.put(far),
+                Err(e) => said(e)?,
+            }
+        }
         for (slot, b, expect) in &self.watch.plan.remains {
             step();
-            let Some(buffer) = get(&self.buffers, *slot) else { continue };
-            match self.runtime.download::<u8>(&buffer) {
+            let (Some(buffer), Ok(runtime)) = (get(&self.buffers, *slot), self.runtime(is_far(*slot))) else {
+                continue;
+            };
+            match runtime.download::<u8>(&buffer) {
                 Ok(got) if self.strict || self.trusted[*b as usize].load(Ordering::Relaxed) => {
                     compare(&got, expect).map_err(|e| format!("at the end, buffer {slot}: {e}"))?;
                 }
@@ -708,6 +750,7 @@ impl World {
         }
         self.graphs.iter().for_each(|p| drop(p.take()));
         self.runtime.sync_device().or_else(said)?;
+        self.far.take().map_or(Ok(()), |far| far.sync_device()).or_else(said)?;
         let calls = self.calls.load(Ordering::SeqCst);
         if calls != self.watch.plan.calls && self.strict {
             return Err(format!("{calls} host calls ran, not {}", self.watch.plan.calls));
@@ -807,12 +850,12 @@ fn conduct(world: Arc<World>, bench: Bench) -> std::result::Result<(), Finding> 
 mod tests {
     use super::*;
     use crate::generate::Program;
-    use crate::model::Shape;
+    use crate::model::{Far, Shape};
 
     fn plan(steps: Vec<Step>) -> Arc<Plan> {
         let steps: Vec<_> = steps.into_iter().map(|s| (0, s)).collect();
         let count = steps.len();
-        let plan = Program { shape: Shape::new(1), steps }.plan();
+        let plan = Program { shape: Shape::new(1, Far::None), steps }.plan();
         assert_eq!(plan.steps.len(), count, "a step has no meaning");
         Arc::new(plan)
     }

@@ -10,14 +10,15 @@ pub use leasehold::hal::StreamDesc;
 pub use leasehold::hal::alloc::On;
 pub use leasehold::ops::{self, Pattern};
 pub use leasehold::{
-    Buffer, Current, Error, Event, EventFlags, Gate, Graph, KernelBase, Layout, Lease, Operand, Result, Runtime, Slice,
-    Stream, Update, View,
+    Buffer, Context, Current, DeviceId, Error, Event, EventFlags, Gate, Graph, KernelBase, Layout, Lease, Operand,
+    Result, Runtime, Slice, Stream, Update, View,
 };
 
 use crate::dice::Dice;
 use leasehold::KernelSession;
 use leasehold::kernel::{session_ops, session_sync_ops};
-use std::time::{Duration, Instant};
+pub use std::time::Duration;
+use std::time::Instant;
 
 /// The bytes that follow from a seed: what uploads write.
 #[must_use]
@@ -252,6 +253,32 @@ impl Order {
 /// `Recording` when the thread does not record.
 pub fn name(runtime: &Runtime) -> Result<NodeId> {
     ops::next_node(runtime).ok_or_else(|| Error::recording("this thread does not record"))
+}
+
+/// Opens a device's runtime, which is one however often it is opened.
+///
+/// # Errors
+/// The context's; `InvalidArgument` when there are two.
+pub fn open(context: &Context, device: DeviceId) -> Result<Runtime> {
+    let (first, second) = (context.runtime(device)?, context.runtime(device)?);
+    if !first.same(&second) { Err(Error::invalid("a device has two runtimes")) } else { Ok(first) }
+}
+
+/// Sees that no copy is made from a buffer whose runtime is closed, to a stream's device.
+///
+/// # Errors
+/// The allocation's; `InvalidArgument` when it was.
+pub fn refuses(stream: &Stream, buffer: &Lease<Buffer>) -> Result<()> {
+    let into = stream.runtime().alloc_on(stream, Layout::new(buffer.len()))?;
+    // Whoever waits for a point looks at all runtimes, and has them for a moment.
+    let end = Instant::now() + Duration::from_secs(5);
+    while ops::copy(stream, into.view(), buffer.view()).is_ok() {
+        if Instant::now() > end {
+            return Err(Error::invalid("a closed runtime's buffer was used"));
+        }
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    Ok(())
 }
 
 /// Suspends a graph's memory, where the device can do that. Says whether it did.

@@ -4,7 +4,7 @@ use crate::generate::Plan;
 use crate::kernels::Kernel;
 use crate::model::Planned;
 use crate::prelude::digest;
-use crate::step::{Hand, Node, Op, PINNED, Read, Slot, Span, Step, TEMPS, Work};
+use crate::step::{FAR_STREAM, Hand, Node, Op, PINNED, Read, Slot, Span, Step, TEMPS, Work, is_far, is_far_stream};
 use crate::target::Target;
 use std::collections::BTreeMap;
 use std::fmt::{self, Write};
@@ -30,7 +30,7 @@ fn write(to: &mut String, target: &Target, seed: u64, faults: bool, plan: &Plan,
     writeln!(to, "    let (runtime, kernels) = (bench.runtime().clone(), bench.kernels().clone());")?;
     let shape = plan.shape;
     for (name, n, of) in [
-        ("s", shape.streams, "Stream"),
+        ("s", shape.stream_places(), "Stream"),
         ("b", PINNED + shape.pinned, "Lease<Buffer>"),
         ("e", shape.events, "Lease<Event>"),
         ("g", shape.gates, "(Gate, u64)"),
@@ -43,6 +43,18 @@ fn write(to: &mut String, target: &Target, seed: u64, faults: bool, plan: &Plan,
     }
     if last(plan, "s").is_some() {
         writeln!(to, "    s[0].put(runtime.stream().clone());")?;
+    }
+    let far = plan.steps.iter().any(|p| {
+        let mut text = String::new();
+        step(&mut text, "", p).is_ok() && text.contains("far")
+    }) || last(plan, "s") >= Some(FAR_STREAM)
+        || plan.remains.iter().any(|r| is_far(r.0));
+    if far {
+        writeln!(to, "    let (far, far_kernels) = (Place::new(), bench.far_kernels().clone());")?;
+        writeln!(to, "    far.put(bench.far().expect(\"another device\")?);")?;
+        if last(plan, "s") >= Some(FAR_STREAM) {
+            writeln!(to, "    s[{FAR_STREAM}].put(far.the().stream().clone());")?;
+        }
     }
     let calls = plan.steps.iter().any(|p| match &p.step {
         Step::Call { .. } => true,
@@ -80,7 +92,7 @@ fn write(to: &mut String, target: &Target, seed: u64, faults: bool, plan: &Plan,
         }
         writeln!(to, "    }});")?;
     }
-    finish(to, plan, calls, completions)
+    finish(to, plan, calls, completions, far)
 }
 
 /// The highest slot of a kind that is used.
@@ -121,14 +133,19 @@ fn own(to: &mut String, pad: &str, steps: &[&Planned]) -> fmt::Result {
     Ok(())
 }
 
-fn finish(to: &mut String, plan: &Plan, calls: bool, completions: bool) -> fmt::Result {
+fn finish(to: &mut String, plan: &Plan, calls: bool, completions: bool, far: bool) -> fmt::Result {
     if last(plan, "g").is_some() {
         writeln!(to, "    for (gate, next) in g.iter().filter_map(Place::take) {{")?;
         writeln!(to, "        let _ = ops::raise(&gate, next);\n    }}")?;
     }
     writeln!(to, "    runtime.sync_device()?;")?;
+    if plan.remains.iter().any(|r| is_far(r.0)) {
+        writeln!(to, "    if far.get().is_none() {{")?;
+        writeln!(to, "        far.put(bench.far().expect(\"another device\")?);\n    }}")?;
+    }
     for (slot, _, bytes) in &plan.remains {
-        writeln!(to, "    assert_eq!(digest(&runtime.download::<u8>(&b[{slot}].the())?), {:#x});", digest(bytes))?;
+        let runtime = runtime(is_far(*slot));
+        writeln!(to, "    assert_eq!(digest(&{runtime}.download::<u8>(&b[{slot}].the())?), {:#x});", digest(bytes))?;
     }
     if calls {
         writeln!(to, "    assert_eq!(calls.load(Ordering::SeqCst), {});", plan.calls)?;
@@ -137,8 +154,14 @@ fn finish(to: &mut String, plan: &Plan, calls: bool, completions: bool) -> fmt::
         writeln!(to, "    assert_eq!(completions.check(true), Ok(()));")?;
     }
     let places: Vec<&str> = ["s", "b", "e", "graphs"].into_iter().filter(|k| last(plan, k).is_some()).collect();
-    writeln!(to, "    drop(({}runtime, kernels));", places.iter().map(|p| format!("{p}, ")).collect::<String>())?;
+    let far = if far { "far, far_kernels, " } else { "" };
+    let places = places.iter().map(|p| format!("{p}, ")).collect::<String>();
+    writeln!(to, "    drop(({places}{far}runtime, kernels));")?;
     writeln!(to, "    assert_eq!(bench.close(), Ok(()));\n    Ok(())\n}}")
+}
+
+fn runtime(far: bool) -> &'static str {
+    if far { "far.the()" } else { "runtime" }
 }
 
 fn part(span: &Span) -> String {
@@ -151,13 +174,17 @@ fn step(to: &mut String, pad: &str, planned: &Planned) -> fmt::Result {
     let the = |s: &Slot| format!("&s[{s}].the()");
     let line = match &planned.step {
         Step::Stream(s, priority) => {
-            format!("s[{s}].put(runtime.create_stream_with(&StreamDesc::priority({priority}))?);")
+            let runtime = runtime(is_far_stream(*s));
+            format!("s[{s}].put({runtime}.create_stream_with(&StreamDesc::priority({priority}))?);")
         }
         Step::DropStream(s) => format!("drop(s[{s}].take());"),
         Step::Alloc { slot, len, stream } => {
-            format!("b[{slot}].put(runtime.alloc_on({}, Layout::new({len}))?);", the(stream))
+            let runtime = runtime(is_far(*slot));
+            format!("b[{slot}].put({runtime}.alloc_on({}, Layout::new({len}))?);", the(stream))
         }
-        Step::New { slot, len, seed } => format!("b[{slot}].put(runtime.upload(&bytes({seed}, {len}))?);"),
+        Step::New { slot, len, seed } => {
+            format!("b[{slot}].put({}.upload(&bytes({seed}, {len}))?);", runtime(is_far(*slot)))
+        }
         Step::Pin { slot, len } => format!("b[{slot}].put(runtime.alloc_pinned({len})?);"),
         Step::Drop(slot) => format!("drop(b[{slot}].take());"),
         Step::Clone(slot) => format!("clones.push(b[{slot}].the());"),
@@ -170,10 +197,11 @@ fn step(to: &mut String, pad: &str, planned: &Planned) -> fmt::Result {
         Step::Try(stream, w) => format!("try_launch({}, {})?;", the(stream), call(w)),
         Step::Check(read, span) => {
             let hash = digest(planned.expect.as_deref().unwrap_or_default());
+            let runtime = runtime(is_far(span.slot));
             match read {
-                Read::New => format!("assert_eq!(digest(&runtime.download::<u8>(&{})?), {hash:#x});", part(span)),
+                Read::New => format!("assert_eq!(digest(&{runtime}.download::<u8>(&{})?), {hash:#x});", part(span)),
                 Read::Again => format!(
-                    "runtime.download_into(&mut again, &{})?;\n{pad}assert_eq!(digest(&again), {hash:#x});",
+                    "{runtime}.download_into(&mut again, &{})?;\n{pad}assert_eq!(digest(&again), {hash:#x});",
                     part(span)
                 ),
                 Read::On(s) => format!("assert_eq!(digest(&read({}, {})?), {hash:#x});", the(s), part(span)),
@@ -227,7 +255,7 @@ fn step(to: &mut String, pad: &str, planned: &Planned) -> fmt::Result {
         Step::DropGraph(slot) => format!("drop(graphs[{slot}].take());"),
         Step::Launch { graph, stream } => format!("graphs[{graph}].the().0.launch_on({})?;", the(stream)),
         Step::Params { graph, node, words: [first, second] } => format!(
-            "let (graph, nodes) = graphs[{graph}].the();\n{pad}let (name, n) = nodes[{node}];\n{pad}let _ = graph.update(&Update::new().params(name, &[n, {first}, {second}]))?;"
+            "let (graph, nodes) = graphs[{graph}].the();\n{pad}let (node, n) = nodes[{node}];\n{pad}let _ = graph.update(&Update::new().params(node, &[n, {first}, {second}]))?;"
         ),
         Step::Grid { graph, node, blocks } => format!(
             "let (graph, nodes) = graphs[{graph}].the();\n{pad}let _ = graph.update(&Update::new().grid(nodes[{node}].0, [{blocks}, 1, 1]))?;"
@@ -239,6 +267,13 @@ fn step(to: &mut String, pad: &str, planned: &Planned) -> fmt::Result {
         Step::Resume(graph) => format!("resume(&graphs[{graph}].the().0)?;"),
         Step::Enter(s) => format!("entered.push(ops::set_context(&runtime, Some({}))?);", the(s)),
         Step::Leave => "drop(entered.pop());".into(),
+        Step::Open => format!(
+            "far.put(open(runtime.context(), bench.far().expect(\"another device\")?.device())?);\n{pad}s[{FAR_STREAM}].put(far.the().stream().clone());"
+        ),
+        Step::Close => format!(
+            "let far_runtime = far.take().expect(\"an open runtime\");\n{pad}drop(s[{FAR_STREAM}..].iter().filter_map(Place::take).collect::<Vec<_>>());\n{pad}far_runtime.close(Duration::from_secs(20))?;"
+        ),
+        Step::Closed(slot) => format!("refuses(&s[0].the(), &b[{slot}].the())?;"),
         Step::Trim => "runtime.allocator().trim(0)?;".into(),
         Step::Wrong(wrong, slot) => {
             format!("assert_eq!(scenes::refused(&runtime, &s[0].the(), &b[{slot}].the(), Wrong::{wrong:?}), Ok(()));")
@@ -308,7 +343,8 @@ fn call(work: &Work) -> String {
     let mut operands: Vec<String> = work.from.iter().map(|s| part(s) + ".read()").collect();
     operands.push(part(&work.to) + if kernel == Kernel::Mask { ".read_write()" } else { ".write()" });
     format!(
-        "Call {{ kernel: &kernels[Kernel::{kernel:?} as usize], operands: &[{}], params: [{}, {first}, {second}] }}",
+        "Call {{ kernel: &{}kernels[Kernel::{kernel:?} as usize], operands: &[{}], params: [{}, {first}, {second}] }}",
+        if is_far(work.to.slot) { "far_" } else { "" },
         operands.join(", "),
         work.to.len / 4
     )

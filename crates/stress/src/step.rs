@@ -6,13 +6,34 @@
 use crate::kernels::Kernel;
 use crate::scenes::{Scene, Wrong};
 
-/// A place that holds an object or nothing. Buffers from [`PINNED`] on are pinned, from [`TEMPS`] on they are temporaries of a graph.
+/// A place that holds an object or nothing. Buffers from [`FAR`] on are another device's, from [`PINNED`] on they are pinned, from [`TEMPS`] on they
+/// are temporaries of a graph. Streams from [`FAR_STREAM`] on are the other device's.
 pub type Slot = u8;
+
+/// The first slot of the other device's buffers.
+pub const FAR: Slot = 48;
+/// The slot of the other device's default stream. There is one more.
+pub const FAR_STREAM: Slot = 16;
 
 /// The first slot of pinned buffers.
 pub const PINNED: Slot = 64;
 /// The first number of a graph's temporaries.
 pub const TEMPS: Slot = 128;
+
+/// Whether a buffer is the other device's.
+pub(crate) fn is_far(slot: Slot) -> bool {
+    (FAR..PINNED).contains(&slot)
+}
+
+/// Whether a stream is the other device's.
+pub(crate) fn is_far_stream(stream: Slot) -> bool {
+    stream >= FAR_STREAM
+}
+
+/// The default stream of a buffer's device.
+pub(crate) fn default_of(slot: Slot) -> Slot {
+    if is_far(slot) { FAR_STREAM } else { 0 }
+}
 
 /// A part of a buffer, in bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -287,6 +308,12 @@ pub enum Step {
     Enter(Slot),
     /// Goes back to the one before.
     Leave,
+    /// Opens the other device's runtime again.
+    Open,
+    /// Waits for the other device and lets all go that keeps its runtime.
+    Close,
+    /// Looks for a buffer whose runtime is closed, on a device of another backend.
+    Closed(Slot),
     /// Gives free memory back to the driver.
     Trim,
     /// A call that is refused, about a buffer.

@@ -4,6 +4,7 @@
 
 use crate::dice::Dice;
 use crate::kernels::Kernel;
+use crate::prelude::Place;
 use leasehold::core::sync::Arc;
 use leasehold::hal::Backend;
 use leasehold::kernel::KernelSource;
@@ -47,6 +48,8 @@ pub struct Bench {
     context: Context,
     runtime: Runtime,
     kernels: [KernelBase; Kernel::ALL.len()],
+    /// Another device with its kernels. Its runtime is kept until it is first asked for.
+    far: Option<(DeviceId, [KernelBase; Kernel::ALL.len()], Place<Runtime>)>,
     pub(crate) weather: Weather,
     #[cfg(feature = "cuda")]
     machine: Option<Monitor>,
@@ -75,8 +78,19 @@ impl Target {
         }
     }
 
-    fn source(&self, kernel: Kernel) -> KernelSource<'static> {
+    /// The other device of a seed's program, if there is one.
+    pub(crate) fn far(&self, seed: u64) -> Option<DeviceId> {
+        let cpu = Some(DeviceId::cpu(0));
         match self.device.backend {
+            BackendKind::Cpu if cfg!(feature = "cuda") => Some(DeviceId { backend: BackendKind::Sim, ordinal: 0 }),
+            BackendKind::Cpu => None,
+            _ if !self.simulated || seed % 2 == 1 => cpu,
+            backend => Some(DeviceId { backend, ordinal: if self.device.ordinal == 0 { 1 } else { 0 } }),
+        }
+    }
+
+    fn source(device: DeviceId, kernel: Kernel) -> KernelSource<'static> {
+        match device.backend {
             BackendKind::Cuda => KernelSource::Ptx(include_str!("kernels/cuda/ptx/stress_kernels.ptx").into()),
             BackendKind::Cpu => KernelSource::Cpu(kernel.function()),
             _ => KernelSource::Registered(kernel.name().into()),
@@ -100,7 +114,8 @@ impl Target {
         let weather = self.weather(seed, faults);
         #[cfg(feature = "cuda")]
         let (mut machine, mut driver) = (None, None);
-        let backend: Arc<dyn Backend> = match self.device.backend {
+        let mut backends: Vec<Arc<dyn Backend>> = Vec::new();
+        backends.push(match self.device.backend {
             #[cfg(feature = "cuda")]
             BackendKind::Sim => {
                 let made = SimBackend::new(machine_config(seed))?;
@@ -117,14 +132,39 @@ impl Target {
             #[cfg(feature = "cuda")]
             BackendKind::Cuda => Arc::new(CudaBackend::with_config(cuda_config())),
             _ => Arc::new(leasehold::cpu::CpuBackend::new()),
+        });
+        let far = self.far(seed);
+        match far.map(|far| far.backend) {
+            Some(other) if other == self.device.backend => {}
+            #[cfg(feature = "cuda")]
+            Some(BackendKind::Sim) => {
+                let made = SimBackend::new(machine_config(seed))?;
+                machine = Some(made.machine().clone());
+                backends.push(Arc::new(made));
+            }
+            Some(_) => backends.push(Arc::new(leasehold::cpu::CpuBackend::new())),
+            None => {}
+        }
+        let context = Context::with_backends(backends);
+        let ready = |device: DeviceId| {
+            let runtime = context.runtime(device)?;
+            let [add, mask, scale, gather] = Kernel::ALL;
+            // SAFETY: the sources of one kernel for all devices.
+            let base = |k: Kernel| unsafe { k.base(Self::source(device, k)) };
+            let kernels = [base(add)?, base(mask)?, base(scale)?, base(gather)?];
+            kernels.iter().try_for_each(|k| k.prepare(&runtime))?;
+            Ok::<_, Error>((runtime, kernels))
         };
-        let context = Context::with_backends(vec![backend]);
-        let runtime = context.runtime(self.device)?;
-        let [add, mask, scale, gather] = Kernel::ALL;
-        // SAFETY: the sources of one kernel for all devices.
-        let base = |k: Kernel| unsafe { k.base(self.source(k)) };
-        let kernels = [base(add)?, base(mask)?, base(scale)?, base(gather)?];
-        kernels.iter().try_for_each(|k| k.prepare(&runtime))?;
+        let (runtime, kernels) = ready(self.device)?;
+        let far = match far {
+            Some(device) => {
+                let (runtime, kernels) = ready(device)?;
+                let place = Place::new();
+                place.put(runtime);
+                Some((device, kernels, place))
+            }
+            None => None,
+        };
         #[cfg(feature = "cuda")]
         if let Some(machine) = &machine {
             machine.set_faults(plan(seed, weather, driver.is_some()));
@@ -133,6 +173,7 @@ impl Target {
             context,
             runtime,
             kernels,
+            far,
             weather,
             #[cfg(feature = "cuda")]
             machine,
@@ -219,6 +260,25 @@ impl Bench {
         &self.kernels
     }
 
+    /// The runtime of another device of the context, if there is one.
+    ///
+    /// # Errors
+    /// As [`Context::runtime`].
+    pub fn far(&self) -> Option<Result<Runtime>> {
+        let (device, _, first) = self.far.as_ref()?;
+        Some(first.take().map_or_else(|| self.context.runtime(*device), Ok))
+    }
+
+    pub(crate) fn far_device(&self) -> Option<DeviceId> {
+        self.far.as_ref().map(|far| far.0)
+    }
+
+    /// The other device's kernels, in the order of [`Kernel::ALL`]; the device's own where there is no other.
+    #[must_use]
+    pub fn far_kernels(&self) -> &[KernelBase; Kernel::ALL.len()] {
+        self.far.as_ref().map_or(&self.kernels, |far| &far.1)
+    }
+
     /// Nothing is disturbed any more.
     pub(crate) fn calm(&self) {
         #[cfg(feature = "cuda")]
@@ -233,9 +293,12 @@ impl Bench {
     /// The findings.
     pub fn close(self) -> std::result::Result<(), String> {
         let lost = self.is_lost();
-        let runtime = self.runtime;
         let mut findings = Vec::new();
-        {
+        let far = self.far().transpose().unwrap_or_else(|e| {
+            findings.extend((self.weather != Weather::Foul).then(|| format!("a runtime cannot be opened again: {e}")));
+            None
+        });
+        for runtime in [Some(self.runtime), far].into_iter().flatten() {
             if let Err(e) = runtime.sync_device()
                 && self.weather != Weather::Foul
             {
@@ -253,7 +316,7 @@ impl Bench {
                 findings.push(format!("the runtime cannot be closed: {e}"));
             }
         }
-        drop(self.kernels);
+        drop((self.kernels, self.far));
         // What a stream still kept is given up on threads of the backend.
         let end = Instant::now() + Duration::from_secs(10);
         let mut shut = self.context.shutdown();

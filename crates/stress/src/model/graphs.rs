@@ -3,9 +3,9 @@
 //! This module must not know threads.
 
 use super::effect::{compute, part, sensible, whole};
-use super::{Bound, Graph, Model, Planned, TEMP};
+use super::{Bound, Far, Graph, Model, Planned, TEMP};
 use crate::kernels::Kernel;
-use crate::step::{Hand, Node, Op, PINNED, Slot, Span, Step, TEMPS, Work};
+use crate::step::{Hand, Node, Op, PINNED, Slot, Span, Step, TEMPS, Work, is_far, is_far_stream};
 
 impl Model {
     pub(super) fn graph(&mut self, step: &Step, planned: &mut Planned) -> Option<()> {
@@ -20,6 +20,10 @@ impl Model {
                     self.shared.push(self.on_slot(span.slot));
                 }
                 self.shared.push(Self::on_stream(0));
+                if graph.far {
+                    self.shared.push(self.on_far());
+                    self.far_kept = true;
+                }
                 self.exclusive.push(self.on_graph(slot));
                 self.graphs[usize::from(slot)] = Some(graph);
             }
@@ -50,7 +54,11 @@ impl Model {
             }
             Step::Swap { graph, old, new } => {
                 let (was, is) = ((*self.slots.get(usize::from(old))?)?, (*self.slots.get(usize::from(new))?)?);
-                if old >= PINNED || new >= PINNED || self.bufs[is as usize].raw {
+                if old >= PINNED || new >= PINNED || self.bufs[is as usize].raw || is_far(old) != is_far(new) {
+                    return None;
+                }
+                // Host calls of the graph copy from and to other backends' memory, where it was.
+                if is_far(old) && !(self.shape.far == Far::Peer && self.far_open) {
                     return None;
                 }
                 let g = self.graphs.get(usize::from(graph))?.as_ref().filter(|g| g.held == 0)?;
@@ -67,9 +75,12 @@ impl Model {
                 self.exclusive.push(self.on_graph(graph));
                 self.shared.push(self.on_slot(old));
                 self.shared.push(self.on_slot(new));
+                if is_far(old) {
+                    self.shared.push(self.on_far());
+                }
             }
             Step::Suspend { graph, stream } => {
-                self.stream(stream)?;
+                self.stream(stream).filter(|_| !is_far_stream(stream))?;
                 let g = self.graphs.get_mut(usize::from(graph))?.as_mut().filter(|g| g.held == 0 && !g.suspended)?;
                 g.suspended = true;
                 self.shared.push(Self::on_stream(stream));
@@ -88,10 +99,12 @@ impl Model {
     pub(super) fn record(&mut self, temps: &[u32], nodes: &[Node]) -> Option<Graph> {
         let mut written = vec![false; temps.len()];
         let mut bound = Vec::with_capacity(nodes.len());
+        let mut far = false;
         for node in nodes {
             let (mut uses, mut event) = (Vec::new(), 0);
             match node {
                 Node::Work(work) => {
+                    far |= self.crosses(false, work)?;
                     for &span in work.from.iter().chain([&work.to]) {
                         let place = if span.slot >= TEMPS {
                             let t = usize::from(span.slot - TEMPS);
@@ -128,11 +141,11 @@ impl Model {
             bound.push(Bound { node: node.clone(), uses, event, blocks: None });
         }
         let held = self.stream(0)?;
-        Some(Graph { nodes: bound, temps: temps.to_vec(), held, suspended: false })
+        Some(Graph { nodes: bound, temps: temps.to_vec(), held, suspended: false, far })
     }
 
     fn launch(&mut self, slot: Slot, stream: Slot, planned: &mut Planned) -> Option<()> {
-        let mut need = self.stream(stream)?;
+        let mut need = self.stream(stream).filter(|_| !is_far_stream(stream))?;
         let graph = self.graphs.get(usize::from(slot))?.as_ref().filter(|g| !g.suspended)?;
         let used = outside(graph);
         need |= graph.held;
