@@ -94,7 +94,7 @@ impl FakeBacking {
     /// ```
     #[must_use]
     pub fn new(physical: u64) -> Self {
-        Self::with_caps(BackingCaps { vmm: true, alias: true, reserve: true, physical, ..BackingCaps::default() })
+        Self::with_caps(BackingCaps { vmm: true, reserve: true, physical, ..BackingCaps::default() })
     }
 
     /// A device that only gives whole segments.

@@ -19,17 +19,6 @@ pub struct Chunk {
     pub native: u64,
 }
 
-/// A part of a piece of memory that is in use at a second address, and not where it lies otherwise.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Aliased {
-    /// Its address where the piece was mapped first.
-    pub home: u64,
-    /// Its second address.
-    pub at: u64,
-    /// Its bytes: less than a granule.
-    pub bytes: u64,
-}
-
 /// What a backing can do.
 #[derive(Debug, Clone, Copy)]
 pub struct BackingCaps {
@@ -37,8 +26,6 @@ pub struct BackingCaps {
     pub vmm: bool,
     /// The size in bytes, a power of two, of which reservations, commitments and mappings are multiples. 2 MiB on CUDA.
     pub granule: u64,
-    /// With `vmm`: a piece may be mapped at several addresses at a time, each of them showing the same memory.
-    pub alias: bool,
     /// Physical memory in bytes, as far as known: sets how many addresses are reserved (four times as many).
     pub physical: u64,
     /// `reserve` works.
@@ -49,7 +36,7 @@ pub struct BackingCaps {
 
 impl Default for BackingCaps {
     fn default() -> Self {
-        Self { vmm: false, alias: false, granule: 2 << 20, physical: 64 << 30, reserve: false, segment: 32 << 20 }
+        Self { vmm: false, granule: 2 << 20, physical: 64 << 30, reserve: false, segment: 32 << 20 }
     }
 }
 
@@ -65,8 +52,8 @@ impl Default for BackingCaps {
 /// An allocator lends what a backing gives, and a runtime lets devices write there. The author vouches:
 /// - Addresses from [`reserve`](Self::reserve), [`commit`](Self::commit) and [`exact`](Self::exact) are used for nothing
 ///   else until they are given back.
-/// - What is committed or mapped is backed, for as many bytes as asked for, by memory that nobody else has (a second
-///   address by [`alias`](Self::alias) apart). A backing that backs nothing belongs to no device, so that nobody uses its addresses.
+/// - What is committed or mapped is backed, for as many bytes as asked for, by memory that nobody else has.
+///   A backing that backs nothing belongs to no device, so that nobody uses its addresses.
 /// - [`caps`](Self::caps) are true and constant.
 pub unsafe trait Backing: Send + Sync {
     /// What this backing can do. Constant.
@@ -138,34 +125,6 @@ pub unsafe trait Backing: Send + Sync {
         let _ = handle;
         // SAFETY: the caller names an unused range of a reservation, which is what a commitment there wants.
         unsafe { self.commit(Some(at), bytes) }.map(|_| ())
-    }
-
-    /// Maps a piece, which stays mapped where it is, at a second address. Asked for only where [`BackingCaps::alias`] says so. `part` of it is
-    /// in use there from now on.
-    ///
-    /// # Errors
-    /// As [`map`](Self::map).
-    ///
-    /// # Safety
-    /// - The range lies in a reservation of this backing with nothing mapped there; `handle` is
-    ///   mapped at the home of `part`, and from now on nobody uses `part` there.
-    unsafe fn alias(&self, at: u64, handle: u64, bytes: u64, part: Aliased) -> Result<()> {
-        let _ = part;
-        // SAFETY: the range is unused, as the caller vouches; a backing with `alias` may map a piece twice.
-        unsafe { self.map(at, handle, bytes) }
-    }
-
-    /// Ends [`alias`](Self::alias): `part` is in use where the piece was mapped first again. No work uses the range any more.
-    ///
-    /// # Errors
-    /// As [`unmap`](Self::unmap).
-    ///
-    /// # Safety
-    /// - The range is one of `alias` with the same `part`, and nobody uses it any more.
-    unsafe fn unalias(&self, at: u64, bytes: u64, part: Aliased) -> Result<()> {
-        let _ = part;
-        // SAFETY: the range was mapped by `alias`, whose default is `map`.
-        unsafe { self.unmap(at, bytes) }
     }
 
     /// Makes a range of pieces, mapped one after the other, accessible to the device: one call for all of them.

@@ -122,8 +122,6 @@ pub struct AllocStats {
     pub free_in_annexes: u64,
     /// Physical memory in hand that is mapped nowhere.
     pub cached_pieces: u64,
-    /// Bytes in use, or free, at second addresses of granules that are mapped twice, so that blocks lie across the edges of others.
-    pub aliased: u64,
     /// Bytes that the driver would not take back.
     pub quarantined: u64,
     /// Bytes of freed blocks that the debug aids keep from reuse.

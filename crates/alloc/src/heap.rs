@@ -10,20 +10,14 @@
 //! there ([`even`](Heap::even)), and where memory goes before time, other large ones too (`dense`). On the shared decoding trace and variants of it that takes a granule in a hundred less; best fit and the
 //! highest address for large blocks take more.
 //!
-//! Where even that leaves edges of granules beside large blocks that nobody fits into, granules are mapped a second time, so that a block
-//! lies across two of them (`alias`).
-//!
 //! Plain single-threaded state: whoever owns it guards it. Makes no driver call; must not know leases.
 
-mod alias;
 mod dense;
 mod lanes;
 mod ready;
 mod report;
 mod transfer;
 
-use alias::Alias;
-pub(crate) use alias::{Across, Edge, Homeward};
 pub(crate) use transfer::Part;
 
 use crate::host::{self, fetch_entry};
@@ -107,8 +101,6 @@ pub(crate) struct Heap {
     order: Vec<u16>,
     pub(crate) lanes: Vec<Lane>,
     pub(crate) res: Residency,
-    /// Granules that are mapped at a second address.
-    aliases: Vec<Alias>,
     lane_of_line: Vec<u8>,
     /// Lanes in use besides lane 0.
     lines: u32,
@@ -144,7 +136,6 @@ impl Heap {
             order: Vec::new(),
             lanes: vec![Lane::new(None)],
             res: Residency::new(granule.trailing_zeros() - UNIT_SHIFT),
-            aliases: Vec::new(),
             lane_of_line: Vec::new(),
             lines: 0,
             waiting: NIL,
@@ -173,8 +164,7 @@ impl Heap {
     /// Bytes of host memory that the tables take.
     pub(crate) fn host_bytes(&self) -> u64 {
         let lanes: u64 = self.lanes.iter().map(|l| l.index.host_bytes()).sum();
-        let aliases = (self.aliases.capacity() * size_of::<Alias>()) as u64;
-        self.nodes.host_bytes() + self.res.host_bytes() + self.pages.host_bytes() + lanes + aliases
+        self.nodes.host_bytes() + self.res.host_bytes() + self.pages.host_bytes() + lanes
     }
 
     /// Adds `bytes` of addresses from `base`. A paged span begins as one hole, another as one free ready block.
@@ -765,7 +755,7 @@ impl Heap {
 
 /// The lane and stamp of two merged blocks.
 #[inline]
-pub(crate) fn latest(a: (u8, Stamp), b: (u8, Stamp)) -> (u8, Stamp) {
+fn latest(a: (u8, Stamp), b: (u8, Stamp)) -> (u8, Stamp) {
     if a.0 == READY {
         return b;
     }

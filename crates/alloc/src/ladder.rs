@@ -1,9 +1,8 @@
 //! What happens when no free block fits: the ladder, each step bounded and counted, up to an error that says where the memory is.
 //!
 //! 1 drain what is over · 2 memory that this stream is known to run after · 3 (if so configured) memory that the stream can be made to
-//! wait for · 4 grow, moving free granules first as the policy says, and where they are few mapping edges of others again · 5 let the
-//! stream wait for other streams' memory · 6 magazines · 7 move free granules and map edges again whatever the policy · 8 reclaimers ·
-//! 9 wait on the host for the least that suffices · 10 wait for another thread's free · 11 `OutOfMemory` with the trail.
+//! wait for · 4 grow, moving free granules first as the policy says · 5 let the stream wait for other streams' memory · 6 magazines ·
+//! 7 move free granules whatever the policy · 8 reclaimers · 9 wait on the host for the least that suffices · 10 wait for another thread's free · 11 `OutOfMemory` with the trail.
 //!
 //! No step holds the lock across a call of the backing, a timeline or a reclaimer.
 
@@ -11,7 +10,7 @@ use crate::allocator::{Core, Inner, On};
 use crate::backing::{Backing, Chunk};
 use crate::buffer::{Buffer, NO_SLOT};
 use crate::config::{CrossStream, Policy};
-use crate::heap::{Homeward, passed};
+use crate::heap::passed;
 use crate::host;
 use crate::layout::{Layout, SIZE_LIMIT, UNIT_SHIFT};
 use crate::numbers::thread_number;
@@ -331,15 +330,6 @@ impl Inner {
         self.config.policy == Policy::Balanced && self.few() && now / REST >= core.peak.1.max(SETTLED)
     }
 
-    /// Whether the edges of granules count before memory is short. With one line they do, as long as no budget says when it is: the later a block
-    /// is laid across edges, the fewer of them part others. With several lines, whose free memory does not merge, they are worth the calls of the
-    /// driver only where memory goes before time.
-    fn edges_count(&self, core: &Core) -> bool {
-        let single = core.store.heap.single();
-        let compact = self.config.policy == Policy::Compact;
-        self.few() && if single { self.budget.limit() == u64::MAX } else { compact }
-    }
-
     /// Whether granules are so few that one of them counts.
     fn few(&self) -> bool {
         self.budget.committed() < FEW_GRANULES * self.caps.granule
@@ -395,26 +385,18 @@ impl Inner {
                 let near = wait.then_some(if self.config.policy == Policy::Compact { u64::MAX - 1 } else { NEAR });
                 let round = if pressed { 1 } else { self.round(&core, size, piece) };
                 let least = steal && !pressed && self.at_rest(&mut core, size);
-                let alias = self.caps.alias && (pressed || steal && !least && self.edges_count(&core));
-                let means = Means { steal, create: true, alias, near, even: !pressed, least, piece, round };
+                let means = Means { steal, create: true, near, even: !pressed, least, piece, round };
                 let lane = core.store.heap.lane_for(on.line);
                 let units = core.store.units(need);
                 let planned = core.store.heap.plan(units, need.align, lane, means, &self.budget)?;
                 match &planned {
-                    Planned::Plan(plan) if plan.steals() || plan.aliases() => core.episodes += 1,
+                    Planned::Plan(plan) if plan.steals() => core.episodes += 1,
                     _ => {}
                 }
                 planned
             };
             let mut plan = match planned {
                 Planned::Plan(plan) => plan,
-                Planned::Home(homeward) => {
-                    self.go_home(homeward);
-                    if let Some(lease) = self.take_settled(need, size, on)? {
-                        return Ok(Some(lease));
-                    }
-                    continue;
-                }
                 Planned::Wait(stamp) => {
                     // Moving memory that is nearly free costs less than holding more for ever.
                     waits += 1;
@@ -472,15 +454,6 @@ impl Inner {
             }
             piece = 1;
         }
-    }
-
-    /// Unmaps granules at their second addresses.
-    fn go_home(&self, mut homeward: Vec<Homeward>) {
-        for h in &mut homeward {
-            // SAFETY: the heap took the granule out of use at its second address, where a plan had mapped it with this part.
-            h.gone = unsafe { self.backing.unalias(h.addr, h.bytes, h.part) }.is_ok();
-        }
-        self.core.lock().store.heap.finish_home(homeward);
     }
 
     /// Gives pieces that a failed plan left over back to the driver.
@@ -711,14 +684,6 @@ impl Inner {
     }
 
     fn trim_core(&self, keep: u64) -> Result<u64> {
-        let homeward = {
-            let mut core = self.core.lock();
-            self.settle(&mut core);
-            core.store.heap.plan_home()?
-        };
-        if !homeward.is_empty() {
-            self.go_home(homeward);
-        }
         let (steps, segments) = {
             let mut core = self.core.lock();
             self.settle(&mut core);

@@ -35,8 +35,6 @@ pub(crate) enum State {
     Waiting,
     /// Lent, with its addresses kept and its memory given back.
     Suspended,
-    /// Out of circulation because a granule is mapped at a second address: what is lent there, at home; what is not, there.
-    Aliased,
     /// Lost to a driver call that failed; never used again.
     Quarantined,
 }

@@ -2,9 +2,8 @@
 //!
 //! Everything here is the slow path: a driver call follows, so walks over all nodes are affordable.
 
-use crate::backing::Aliased;
 use crate::budget::Budget;
-use crate::heap::{Across, Edge, Heap, Homeward, READY, latest, passed};
+use crate::heap::{Heap, READY, passed};
 use crate::host;
 use crate::layout::UNIT_SHIFT;
 use crate::node::{NIL, Node, State};
@@ -18,8 +17,6 @@ pub(crate) struct Means {
     pub(crate) steal: bool,
     /// Take new memory from the driver.
     pub(crate) create: bool,
-    /// Map granules again where their edges are free, rather than take new memory.
-    pub(crate) alias: bool,
     /// Instead of taking new memory, say which point to wait for, if that makes pieces free and is at most so many values ahead.
     pub(crate) near: Option<u64>,
     /// Place large blocks so that their granules can be moved later.
@@ -39,8 +36,6 @@ pub(crate) enum Planned {
     Plan(Plan),
     /// The means suffice once this point is over.
     Wait(Stamp),
-    /// First, what lies free at second addresses is to go home.
-    Home(Vec<Homeward>),
     /// No addresses, or the means do not suffice.
     Nothing,
 }
@@ -54,8 +49,6 @@ struct Target {
     /// With the granules that it touches, where they are backed by nothing.
     from: u32,
     to: u32,
-    /// What its first and its last granule are mapped again for.
-    edges: [Option<Edge>; 2],
 }
 
 /// A piece under free memory.
@@ -83,11 +76,6 @@ impl Heap {
     /// Plans a block of `units` for `lane`.
     pub(crate) fn plan(&mut self, units: u32, align: u32, lane: u8, means: Means, budget: &Budget) -> Result<Planned> {
         self.tick += 1;
-        if means.alias
-            && let Some(homeward) = self.homeward()?
-        {
-            return Ok(homeward);
-        }
         let place = match means {
             Means { least: true, .. } => self.backed_place(units, align, lane),
             Means { even: true, .. } => self.dense_place(units, align, lane),
@@ -138,18 +126,6 @@ impl Heap {
                 return Ok(Planned::Wait(l.stamp));
             }
         }
-        if short > 0
-            && let Some(homeward) = self.homeward()?
-        {
-            return Ok(homeward);
-        }
-        if short > 0 && means.alias {
-            let loot = if means.steal { self.ready_loot()? } else { Vec::new() };
-            let there = cached + loot.iter().map(|l| l.granules).sum::<u32>();
-            if let Some(across) = self.across(units, align, lane, there + short)? {
-                return self.plan_across(across, units, lane, means, loot, budget);
-            }
-        }
         if short > 0 && !means.create {
             return Ok(Planned::Nothing);
         }
@@ -165,35 +141,8 @@ impl Heap {
             }
         }
         let held = 8 + 4 * self.res.missing(a, b);
-        let target = Target { node, start, units, from: a, to: b, edges: [None; 2] };
+        let target = Target { node, start, units, from: a, to: b };
         self.claimed(held, target, lane, means, loot, budget)
-    }
-
-    /// What lies free at second addresses goes home before anything else is planned: at once where blocks are laid across edges, for what lies
-    /// free there lies apart from its neighbours; otherwise before memory is taken from the driver.
-    fn homeward(&mut self) -> Result<Option<Planned>> {
-        let homeward = self.plan_home()?;
-        Ok((!homeward.is_empty()).then_some(Planned::Home(homeward)))
-    }
-
-    /// Plans a block across the edges of granules that are mapped a second time for it.
-    fn plan_across(
-        &mut self,
-        across: Across,
-        units: u32,
-        lane: u8,
-        means: Means,
-        loot: Vec<Loot>,
-        budget: &Budget,
-    ) -> Result<Planned> {
-        let shift = self.res.shift;
-        let Across { node, at, head, whole, tail } = across;
-        let from = at << shift;
-        let to = from + ((whole + u32::from(head.is_some()) + u32::from(tail.is_some())) << shift);
-        let start = from + head.map_or(0, |e| (1 << shift) - e.units);
-        self.room_for_aliases()?;
-        let target = Target { node, start, units, from, to, edges: [head, tail] };
-        self.claimed(16 + 4 * whole, target, lane, means, loot, budget)
     }
 
     /// Sets nodes aside for a plan, and makes it.
@@ -234,14 +183,13 @@ impl Heap {
         budget: &Budget,
     ) -> Result<Option<Plan>> {
         let shift = self.res.shift;
-        let Target { node, start, units, from: a, to: b, edges: [head, tail] } = target;
+        let Target { node, start, units, from: a, to: b } = target;
         self.res.reach(((b - 1) >> shift) + 1)?;
         self.reach(b.saturating_add(1))?;
         // Host memory for everything comes first; nothing is taken out of its place before.
-        let inner = (a + (u32::from(head.is_some()) << shift), b - (u32::from(tail.is_some()) << shift));
-        let mut gaps = self.gaps_in(inner.0, inner.1)?;
+        let mut gaps = self.gaps_in(a, b)?;
         let (mut steps, mut rob, mut robbed) = (Vec::new(), Vec::new(), Vec::new());
-        host::room(&mut steps, gaps.iter().map(|g| g.1 as usize).sum::<usize>() + 2)?;
+        host::room(&mut steps, gaps.iter().map(|g| g.1 as usize).sum::<usize>())?;
         host::room(&mut rob, loot.len())?;
         host::room(&mut robbed, loot.len())?;
         let step = |piece: u32, at: u32, granules: u32, handle: u64, source: Source| Step {
@@ -279,16 +227,6 @@ impl Heap {
         let mut fine = rest == 0 || means.create && budget.take(ticket);
         let mut refused = None;
         if fine {
-            for (edge, at) in [(head, a >> shift), (tail, (b - 1) >> shift)] {
-                let Some(edge) = edge.filter(|_| fine) else { continue };
-                let handle = self.res.pieces[self.res.piece_of(edge.from >> shift) as usize].handle;
-                match self.res.new_piece(1) {
-                    Ok(id) => {
-                        steps.push(step(id, at, 1, handle, Source::Alias { home: NIL, part: Aliased::default() }))
-                    }
-                    Err(e) => (fine, refused) = (false, Some(e)),
-                }
-            }
             for (mut at, mut left) in gaps {
                 while left > 0 && fine {
                     let n = left.min(means.piece.max(1));
@@ -307,7 +245,7 @@ impl Heap {
             for s in steps {
                 match s.source {
                     Source::Cached => self.res.put_cached(s.piece),
-                    Source::New | Source::Alias { .. } => self.res.drop_piece(s.piece),
+                    Source::New => self.res.drop_piece(s.piece),
                     Source::Stolen { .. } => {}
                 }
             }
@@ -315,17 +253,6 @@ impl Heap {
         }
 
         let (target, stamp) = self.isolate(node, a, b);
-        let mut last = if stamp.is_never() { (READY, stamp) } else { (lane, stamp) };
-        let edges = [head, tail].into_iter().flatten();
-        for (edge, s) in edges.zip(steps.iter_mut().filter(|s| matches!(s.source, Source::Alias { .. }))) {
-            let at = self.covering(edge.node, edge.from);
-            let (home, stamp) = self.isolate(at, edge.from, edge.from + edge.units);
-            last = latest(last, (self.nodes[home].lane, stamp));
-            let bytes = u64::from(edge.units) << UNIT_SHIFT;
-            let there = (s.at << shift) + (edge.from & ((1 << shift) - 1));
-            let at = self.spans[usize::from(self.nodes[target].span)].addr(there);
-            s.source = Source::Alias { home, part: Aliased { home: self.addr(home), at, bytes } };
-        }
         for l in &rob {
             self.res.pieces[l.piece as usize].place = Place::Moving;
             let from = self.covering(l.node, l.at << shift);
@@ -344,7 +271,7 @@ impl Heap {
         }
         // In the order of their addresses neighbours are made accessible by one call.
         steps.sort_unstable_by_key(|s| s.at);
-        Ok(Some(Plan { target, start, units, lane, stamp: last.1, steps, robbed, ticket, nodes_held: 0 }))
+        Ok(Some(Plan { target, start, units, lane, stamp, steps, robbed, ticket, nodes_held: 0 }))
     }
 
     /// The parts of `[a, b)` that are not backed, as (granule, granules).
@@ -410,14 +337,6 @@ impl Heap {
         Ok(loot)
     }
 
-    /// As [`loot`](Self::loot), wherever it lies, but what may be taken now: large pieces first, then from the highest address down.
-    fn ready_loot(&self) -> Result<Vec<Loot>> {
-        let mut loot = self.loot(0, 0)?;
-        loot.retain(|l| l.stamp.is_never());
-        loot.sort_unstable_by_key(|l| std::cmp::Reverse((l.granules, l.at)));
-        Ok(loot)
-    }
-
     /// When the last use of granules of a pending free node is over: what is known of each, or the node's own stamp.
     pub(crate) fn last_use(&self, from: u32, to: u32, node: Stamp) -> Stamp {
         let mut latest = Stamp::NEVER;
@@ -458,17 +377,6 @@ impl Heap {
             let granules = self.res.pieces[s.piece as usize].granules;
             self.res.pieces[s.piece as usize].handle = s.handle;
             match (s.end, s.source) {
-                (End::Mapped, Source::Alias { .. }) => self.res.set_mapped(s.piece, s.at, Place::Alias),
-                (end, Source::Alias { home, .. }) => {
-                    if end == End::LostAtTarget {
-                        // As long as it is mapped there, its piece must not be given back.
-                        self.res.set_mapped(s.piece, s.at, Place::Lost);
-                        self.quarantine(home);
-                    } else {
-                        self.res.drop_piece(s.piece);
-                        self.resettle(home, self.nodes[home].lane, self.nodes.stamp(home));
-                    }
-                }
                 (End::Untouched, Source::New) => {
                     self.res.drop_piece(s.piece);
                     unused += s.bytes;
@@ -510,18 +418,12 @@ impl Heap {
         let target = self.nodes[block];
         if target.start < plan.start {
             block = self.split(block, plan.start - target.start);
-            match plan.alias_at(target.start >> self.res.shift) {
-                Some((piece, home)) => self.set_alias(piece, home, plan.target),
-                None => self.settle_by_residency(plan.target, lane, stamp),
-            }
+            self.settle_by_residency(plan.target, lane, stamp);
         }
         if self.nodes[block].units > plan.units {
             let upper = self.split(block, plan.units);
             self.nodes[block].state = State::Used;
-            match plan.alias_at((target.end() - 1) >> self.res.shift) {
-                Some((piece, home)) => self.set_alias(piece, home, upper),
-                None => self.settle_by_residency(upper, lane, stamp),
-            }
+            self.settle_by_residency(upper, lane, stamp);
         }
         let n = &mut self.nodes[block];
         n.state = State::Used;
@@ -795,8 +697,7 @@ mod tests {
         let base = fake.reserve(64 << 20).expect("addresses");
         let (mut heap, budget) = (Heap::new(2 << 20), Budget::new(u64::MAX));
         heap.add_span(base, 64 << 20, 0, true).expect("a span");
-        let means =
-            Means { steal: true, create: true, alias: true, near: None, even: true, least: false, piece: 1, round: 1 };
+        let means = Means { steal: true, create: true, near: None, even: true, least: false, piece: 1, round: 1 };
         let mut steps = Vec::new();
         for _ in 0..2 {
             let planned = heap.plan(100, 1, READY, means, &budget).expect("host memory");

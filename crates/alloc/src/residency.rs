@@ -4,7 +4,7 @@
 //! [`Plan::run`] without it, and brought back by [`Heap::finish`](crate::heap::Heap) under it. A plan that fails is undone as far as the
 //! driver lets it; what the driver does not take back is quarantined and stays counted.
 
-use crate::backing::{Aliased, Backing};
+use crate::backing::Backing;
 use crate::heap::passed;
 use crate::host;
 use crate::node::{NIL, Node, State};
@@ -66,8 +66,6 @@ pub(crate) enum Place {
     Vacant,
     /// Mapped at its granule.
     Mapped,
-    /// No piece of its own: another one's memory, mapped again.
-    Alias,
     /// Mapped nowhere, kept for the next growth.
     Cached,
     /// In a plan.
@@ -219,7 +217,7 @@ impl Residency {
 
     pub(crate) fn check(&self) -> Result<(), String> {
         for (id, p) in self.pieces.iter().enumerate() {
-            if matches!(p.place, Place::Mapped | Place::Alias | Place::Lost)
+            if matches!(p.place, Place::Mapped | Place::Lost)
                 && (p.at..p.at + p.granules).any(|g| self.piece_of(g) != id as u32)
             {
                 return Err(format!("piece {id} is not where it says: {p:?}"));
@@ -246,8 +244,6 @@ pub(crate) enum Source {
     Stolen { from: u32, from_addr: u64 },
     /// The driver.
     New,
-    /// It stays where it is, and is mapped again for a part of it: the node of that part, at home.
-    Alias { home: u32, part: Aliased },
 }
 
 /// How a step ended.
@@ -299,31 +295,13 @@ impl Plan {
         self.steps.iter().any(|s| matches!(s.source, Source::Stolen { .. }))
     }
 
-    /// Whether it maps granules at a second address.
-    pub(crate) fn aliases(&self) -> bool {
-        self.steps.iter().any(|s| matches!(s.source, Source::Alias { .. }))
-    }
-
-    /// What it maps at a granule that is another one's memory: the piece, and the node at home.
-    pub(crate) fn alias_at(&self, granule: u32) -> Option<(u32, u32)> {
-        self.steps.iter().filter(|s| s.at == granule).find_map(|s| match s.source {
-            Source::Alias { home, .. } => Some((s.piece, home)),
-            _ => None,
-        })
-    }
-
     /// Carries the plan out. On an error everything was undone as far as the driver lets it; the steps say how they ended.
     pub(crate) fn run(&mut self, backing: &dyn Backing) -> Result<()> {
         let result = self.try_run(backing);
         if result.is_err() {
             for step in self.steps.iter_mut().filter(|s| s.end == End::Mapped) {
                 // SAFETY: this plan mapped the step at its address just now, and nobody was told of it.
-                let undone = unsafe {
-                    match step.source {
-                        Source::Alias { part, .. } => backing.unalias(step.addr, step.bytes, part),
-                        _ => backing.unmap(step.addr, step.bytes),
-                    }
-                };
+                let undone = unsafe { backing.unmap(step.addr, step.bytes) };
                 step.end = if undone.is_ok() { End::Loose } else { End::LostAtTarget };
             }
         }
@@ -333,7 +311,7 @@ impl Plan {
     fn try_run(&mut self, backing: &dyn Backing) -> Result<()> {
         for step in &mut self.steps {
             match step.source {
-                Source::Cached | Source::Alias { .. } => step.end = End::Loose,
+                Source::Cached => step.end = End::Loose,
                 Source::New => {
                     step.handle = backing.create(step.bytes)?;
                     step.end = End::Loose;
@@ -345,13 +323,8 @@ impl Plan {
                 }
             }
             // SAFETY: the planner marked the step's address, in our reservation, as being backed by this plan alone; the piece is
-            // loose, or (alias) mapped at a home whose part is free and belongs to this plan.
-            unsafe {
-                match step.source {
-                    Source::Alias { part, .. } => backing.alias(step.addr, step.handle, step.bytes, part)?,
-                    _ => backing.map(step.addr, step.handle, step.bytes)?,
-                }
-            }
+            // loose.
+            unsafe { backing.map(step.addr, step.handle, step.bytes) }?;
             step.end = End::Mapped;
         }
         let mut i = 0;

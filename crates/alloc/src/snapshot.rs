@@ -254,14 +254,6 @@ impl Inner {
     }
 }
 
-/// Takes a range out of sorted runs.
-fn cut(runs: &mut Vec<(u64, u64)>, from: u64, to: u64) {
-    let at = runs.partition_point(|r| r.1 <= from);
-    let Some(&(a, b)) = runs.get(at).filter(|r| r.0 <= from && to <= r.1) else { return };
-    let rest = [(a, from), (to, b)].into_iter().filter(|r| r.0 < r.1);
-    runs.splice(at..=at, rest);
-}
-
 const NOTHING: BlockInfo =
     BlockInfo { addr: 0, bytes: 0, requested: 0, state: BlockState::Between, stream: 0, tag: 0, id: 0, graph: false };
 
@@ -295,7 +287,6 @@ impl Facts<'_> {
             State::Waiting => push(other(BlockState::Pending)),
             State::Moving | State::Vacant => push(other(BlockState::Moving)),
             State::Quarantined => push(other(BlockState::Quarantined)),
-            State::Aliased => {}
             State::Suspended => push(self.used(addr, bytes, (id, WHOLE))),
             State::Used if n.link[0] == NIL && of_name(n.link[1]).is_some() => self.estate(n.link[1], addr, push),
             State::Used if n.link[0] == NIL => push(self.used(addr, bytes, (id, WHOLE))),
@@ -370,10 +361,6 @@ impl Facts<'_> {
             }
         } else {
             runs.push((u64::from(span.unit), end));
-        }
-        // Of a granule that is mapped at two addresses each part belongs to one of them only.
-        for n in heap.nodes_from(span.first).map(|at| &heap.nodes[at]).filter(|n| n.state == State::Aliased) {
-            cut(&mut runs, u64::from(n.start), u64::from(n.end()));
         }
         let first = out.len();
         out.extend(runs.iter().map(|&(from, to)| Segment {

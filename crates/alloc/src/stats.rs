@@ -3,7 +3,6 @@
 use crate::allocator::Inner;
 use crate::buffer::Row;
 use crate::config::AllocStats;
-use crate::layout::UNIT_SHIFT;
 use leasehold_core::sync::atomic::{AtomicI64, AtomicU64, Ordering};
 
 /// Counters of the slow path.
@@ -107,7 +106,6 @@ impl Inner {
             cached_pieces: cached
                 .map(|&p| core.store.heap.res.bytes(core.store.heap.res.pieces[p as usize].granules))
                 .sum(),
-            aliased: core.store.heap.aliased_units() << UNIT_SHIFT,
             quarantined: core.store.heap.res.quarantined,
             held_back: watched.0,
             findings: watched.1,

@@ -11,7 +11,7 @@
 
 use crate::allocator::kind_bits;
 use crate::allocator::{Allocator, Inner, On, uses};
-use crate::backing::{Aliased, Backing, BackingCaps, Chunk};
+use crate::backing::{Backing, BackingCaps, Chunk};
 use crate::buffer::{Buffer, NO_CLASS, NO_SLOT, Row, WATCHED};
 use crate::config::AllocatorConfig;
 use crate::debug::{DebugAids, Finding, FindingKind, MOST_FINDINGS, POISON_FREED, POISON_FRESH, RED_ZONE};
@@ -578,20 +578,6 @@ unsafe impl Backing for Traced {
         // SAFETY: the caller keeps this contract, which is the inner backing's.
         unsafe { self.backing.map(at, handle, bytes) }?;
         self.note(EventKind::Map, at, bytes);
-        Ok(())
-    }
-    unsafe fn alias(&self, at: u64, handle: u64, bytes: u64, part: Aliased) -> Result<()> {
-        // SAFETY: the caller keeps this contract, which is the inner backing's.
-        unsafe { self.backing.alias(at, handle, bytes, part) }?;
-        self.note(EventKind::Unmap, part.home, part.bytes);
-        self.note(EventKind::Map, part.at, part.bytes);
-        Ok(())
-    }
-    unsafe fn unalias(&self, at: u64, bytes: u64, part: Aliased) -> Result<()> {
-        // SAFETY: the caller keeps this contract, which is the inner backing's.
-        unsafe { self.backing.unalias(at, bytes, part) }?;
-        self.note(EventKind::Unmap, part.at, part.bytes);
-        self.note(EventKind::Map, part.home, part.bytes);
         Ok(())
     }
     unsafe fn enable(&self, at: u64, bytes: u64) -> Result<()> {

@@ -286,7 +286,7 @@ fn full(env: &Env) -> Outcome {
         check!(wrong.is_none(), "byte {wrong:?} of {} at {:#x} was overwritten", buffer.len(), buffer.addr());
         Ok(())
     };
-    let (mut refused, mut across) = (0, 0);
+    let mut refused = 0;
     for i in 0..200u32 {
         let size = 256 * (1 + random(&mut state) % (12 << 10));
         match alloc(env, &stream, Layout::new(size)) {
@@ -302,15 +302,12 @@ fn full(env: &Env) -> Outcome {
             }
             Err(e) => return Err(e.into()),
         }
-        across = across.max(memory.stats().aliased);
     }
     live.iter().try_for_each(holds)?;
     check!(refused > 20, "the memory was full {refused} times only");
-    check!(across > 0 || !memory.caps().alias || !env.pools_memory()?, "nothing lay across the edges of two granules");
     drop(live);
     env.drain(&stream)?;
     memory.trim(0)?;
-    check_eq!(memory.stats().aliased, 0, "bytes at second addresses when nothing is live");
     Ok(())
 }
 

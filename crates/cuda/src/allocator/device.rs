@@ -113,7 +113,6 @@ unsafe impl Backing for DeviceBacking {
         let vmm = self.source == MemorySource::Vmm;
         BackingCaps {
             vmm,
-            alias: vmm,
             granule: self.granule,
             physical: self.physical,
             reserve: vmm,

@@ -99,7 +99,7 @@ impl DeviceBacking {
 unsafe impl Backing for DeviceBacking {
     fn caps(&self) -> BackingCaps {
         let physical = self.machine.config().memory;
-        BackingCaps { vmm: true, alias: true, granule: GRANULARITY, physical, reserve: true, ..BackingCaps::default() }
+        BackingCaps { vmm: true, granule: GRANULARITY, physical, reserve: true, ..BackingCaps::default() }
     }
 
     fn reserve(&self, bytes: u64) -> Result<u64> {
