@@ -1,0 +1,309 @@
+//! What a runtime's streams, graphs and handles share: the device and who waits for what.
+//!
+//! This module must not know the facade.
+
+use crate::context::Context;
+use crate::event::Events;
+use crate::kernel::base::BaseCell;
+use crate::ops::call;
+use crate::stream::StreamCore;
+use crate::view::{Operand, View};
+use leasehold_alloc::{Allocator, Buffer};
+use leasehold_core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use leasehold_core::sync::{Arc, Mutex, RwLock};
+use leasehold_core::{Error, Lease, Point, PoolConfig, Result, SlotPool};
+use leasehold_hal::{Backend, Device, DeviceId, MemoryKind, StreamDesc};
+use std::any::{Any, TypeId};
+use std::collections::HashMap;
+use std::sync::Weak;
+use std::time::Duration;
+
+/// The part of a runtime that its streams, graphs and handles share. The order of the fields is that of their end.
+pub(crate) struct RuntimeInner {
+    pub(super) serial: u64,
+    pub(super) id: DeviceId,
+    bases: Mutex<Vec<Weak<BaseCell>>>,
+    pub(super) extensions: RwLock<HashMap<TypeId, Arc<dyn Any + Send + Sync>>>,
+    pub(crate) memory: Allocator,
+    /// Bytes of the device's memory; the largest number where that is not known.
+    pub(super) total: u64,
+    pub(super) events: SlotPool<Events>,
+    pub(crate) default: Arc<StreamCore>,
+    /// Streams beside the default one, to find who advances a line.
+    pub(super) streams: Mutex<Vec<Weak<StreamCore>>>,
+    pub(super) warned_pageable: AtomicBool,
+    /// Devices of the same backend that were asked about, and whether copies between the two are the driver's.
+    peers: Mutex<Vec<(DeviceId, bool)>>,
+    pub(crate) device: Lease<dyn Device>,
+    /// Keeps the backends alive.
+    pub(super) context: Context,
+}
+
+impl RuntimeInner {
+    pub(crate) fn open(context: Context, backend: &dyn Backend, id: DeviceId) -> Result<Self> {
+        static SERIAL: AtomicU64 = AtomicU64::new(1);
+        let device = backend.open(id)?;
+        device.make_current()?;
+        let memory = device.memory(MemoryKind::Device)?.clone();
+        let stream = device.stream(&StreamDesc::default())?;
+        Ok(Self {
+            serial: SERIAL.fetch_add(1, Ordering::Relaxed),
+            id,
+            default: Arc::new(StreamCore::new(stream)),
+            memory,
+            total: match device.info().memory.total {
+                0 => u64::MAX,
+                total => total,
+            },
+            events: SlotPool::new(Events, PoolConfig { thread_cells: true, ..PoolConfig::default() })?,
+            extensions: RwLock::new(HashMap::new()),
+            bases: Mutex::new(Vec::new()),
+            streams: Mutex::new(Vec::new()),
+            warned_pageable: AtomicBool::new(false),
+            peers: Mutex::default(),
+            device,
+            context,
+        })
+    }
+
+    /// Tells this runtime from every other that the process ever had; never 0.
+    pub(crate) fn serial(&self) -> u64 {
+        self.serial
+    }
+
+    pub(crate) fn id(&self) -> DeviceId {
+        self.id
+    }
+
+    /// Remembers a kernel base whose cache points into this device.
+    pub(crate) fn adopt(&self, base: &Arc<BaseCell>) {
+        let mut bases = self.bases.lock();
+        if bases.len() == bases.capacity() {
+            bases.retain(|b| b.strong_count() > 0);
+        }
+        bases.push(Arc::downgrade(base));
+    }
+
+    /// Tells the allocator how to wait for other streams of this device.
+    pub(crate) fn supply_waiter(self: &Arc<Self>) {
+        let weak = Arc::downgrade(self);
+        self.memory.set_waiter(Arc::new(move |point, timeout| match weak.upgrade() {
+            Some(runtime) => runtime.wait_point(point, timeout),
+            None => point.line().wait(point.value(), timeout),
+        }));
+    }
+
+    /// Blocks until a point is over, or known to have failed.
+    pub(crate) fn wait_point(&self, point: Point, timeout: Option<Duration>) -> Result<()> {
+        if point.line().check(point.value())? {
+            return Ok(());
+        }
+        if let Some(stream) = self.stream_of(point) {
+            return stream.raw.wait_host(point.value(), timeout);
+        }
+        match self.context.wait_elsewhere(point, timeout) {
+            Some(result) => result,
+            None => point.line().wait(point.value(), timeout),
+        }
+    }
+
+    /// As [`wait_point`](Self::wait_point), without a moment of spinning: the thread sleeps on the line, which whoever completes it wakes.
+    pub(super) fn wait_asleep(&self, point: Point, timeout: Option<Duration>) -> Result<()> {
+        // Sees to it that the work is on its way, and that nobody waits for itself.
+        match self.wait_point(point, Some(Duration::ZERO)) {
+            Err(Error::Timeout(_)) => point.line().wait(point.value(), timeout),
+            over => over,
+        }
+    }
+
+    /// Blocks until a point has passed, whatever became of it.
+    ///
+    /// # Errors
+    /// Why it cannot be waited for: `DeviceLost`, or in a host call of the point's own stream.
+    pub(crate) fn wait_over(&self, point: Point) -> Result<()> {
+        let mut nap = Duration::from_micros(1);
+        loop {
+            let result = self.wait_point(point, None);
+            if point.has_passed() {
+                return Ok(());
+            }
+            // A failure is known before its value is over; anything else will not get better.
+            if let Err(e) = result
+                && (!point.line().failed(point.value()) || call::inside() || matches!(e, Error::DeviceLost { .. }))
+            {
+                return Err(e);
+            }
+            if let Some(stream) = self.stream_of(point) {
+                stream.raw.refresh()?;
+            }
+            point.line().ask(point.value());
+            std::thread::sleep(nap);
+            nap = (nap * 2).min(Duration::from_millis(1));
+        }
+    }
+
+    /// The stream of this runtime that advances the point's line. A stream that was dropped advances no more: its manager drains it.
+    pub(crate) fn stream_of(&self, point: Point) -> Option<Arc<StreamCore>> {
+        if point.line_id() == self.default.line.id() {
+            return Some(self.default.clone());
+        }
+        self.streams.lock().iter().filter_map(Weak::upgrade).find(|s| s.line.id() == point.line_id())
+    }
+
+    /// Refuses memory of another device, and writing what is read-only.
+    #[inline]
+    pub(crate) fn check_operands(&self, operands: &[Operand<'_>]) -> Result<()> {
+        for operand in operands {
+            if !self.memory.owns(operand.slice.lease) {
+                self.check_operand_slow(operand)?;
+            }
+            check_writable(operand)?;
+        }
+        Ok(())
+    }
+
+    #[cold]
+    fn check_operand_slow(&self, operand: &Operand<'_>) -> Result<()> {
+        if self.owns_pinned(operand.slice.lease) {
+            return Ok(());
+        }
+        Err(Error::invalid(format!(
+            "a buffer of {} bytes was not allocated on {}; copy it there first",
+            operand.slice.lease.len(),
+            self.id
+        )))
+    }
+
+    /// Whether the buffer is of this device's memory, or of its host memory.
+    #[inline]
+    pub(crate) fn owns(&self, buffer: &Lease<Buffer>) -> bool {
+        self.memory.owns(buffer) || self.owns_pinned(buffer)
+    }
+
+    #[cold]
+    fn owns_pinned(&self, buffer: &Lease<Buffer>) -> bool {
+        self.device.memory(MemoryKind::Pinned).is_ok_and(|m| m.owns(buffer))
+    }
+
+    /// Refuses a buffer that cannot be in the place of another one in a graph of this device.
+    ///
+    /// # Errors
+    /// `InvalidArgument` unless both are of this device, or both of one peer; `Unsupported` for memory of another backend, which the graph's host calls
+    /// copy from or to.
+    pub(crate) fn check_stand_in(&self, old: &Lease<Buffer>, new: &Lease<Buffer>) -> Result<()> {
+        if self.owns(old) {
+            return self.check_operands(&[new.read()]);
+        }
+        let other = self.owner_of(old)?;
+        if !(other.id.backend == self.id.backend && self.is_peer(&other)?) {
+            return Err(Error::Unsupported(
+                format!("the graph copies between {} and {}; record it anew with another buffer", self.id, other.id)
+                    .into(),
+            ));
+        }
+        if self.owns(new) { Ok(()) } else { other.check_operands(&[new.read()]) }
+    }
+
+    /// Whose buffer it is: a runtime of the same context.
+    ///
+    /// # Errors
+    /// `InvalidArgument` for a buffer of another context, or of a runtime that ended.
+    pub(crate) fn owner_of(&self, buffer: &Lease<Buffer>) -> Result<Arc<RuntimeInner>> {
+        self.context.open_runtimes().find(|r| r.owns(buffer)).ok_or_else(|| {
+            Error::invalid(format!(
+                "a buffer of {} bytes was allocated on no runtime that is open in the context of {}",
+                buffer.len(),
+                self.id
+            ))
+        })
+    }
+
+    /// Whether one operation copies between this device and another one of its backend. Asks for peer access the first time; a driver without it
+    /// still has a way.
+    ///
+    /// # Errors
+    /// The driver's own.
+    pub(crate) fn is_peer(&self, other: &RuntimeInner) -> Result<bool> {
+        let known = |peers: &[(DeviceId, bool)]| peers.iter().find(|p| p.0 == other.id).map(|p| p.1);
+        if let Some(known) = known(&self.peers.lock()) {
+            return Ok(known);
+        }
+        // Without the lock: it may block on the driver.
+        let direct = match self.device.peer_access(other.id) {
+            Ok(_) => true,
+            Err(Error::NotFound(_) | Error::Unsupported(_)) => false,
+            Err(e) => return Err(e),
+        };
+        self.peers.lock().push((other.id, direct));
+        Ok(direct)
+    }
+
+    /// The error for a size that the device could not even have if all of its memory were free.
+    #[cold]
+    pub(crate) fn too_large(&self, bytes: u64) -> Option<Error> {
+        (bytes > self.total).then(|| {
+            Error::invalid(format!("a buffer of {bytes} bytes on {}, which has {} bytes in all", self.id, self.total))
+        })
+    }
+
+    /// Refuses memory that has no address yet.
+    #[inline]
+    pub(crate) fn refuse_symbolic(&self, operands: &[Operand<'_>]) -> Result<()> {
+        if operands.iter().any(|o| o.slice.lease.is_symbolic()) {
+            return Err(no_address());
+        }
+        Ok(())
+    }
+
+    /// As [`check_operands`](Self::check_operands); refuses memory that has no address yet, too.
+    #[inline]
+    pub(crate) fn check_eager(&self, operands: &[Operand<'_>]) -> Result<()> {
+        for operand in operands {
+            if !self.memory.owns(operand.slice.lease) {
+                self.check_operand_slow(operand)?;
+            }
+            check_writable(operand)?;
+            if operand.slice.lease.is_symbolic() {
+                return Err(no_address());
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Refuses to write what was imported to be read only.
+///
+/// # Errors
+/// `InvalidArgument`.
+#[inline]
+pub(crate) fn check_writable(operand: &Operand<'_>) -> Result<()> {
+    if operand.access.writes() && operand.slice.lease.is_read_only() { Err(read_only(operand)) } else { Ok(()) }
+}
+
+#[cold]
+fn read_only(operand: &Operand<'_>) -> Error {
+    Error::invalid(format!(
+        "a buffer of {} bytes was imported read-only and cannot be written",
+        operand.slice.lease.len()
+    ))
+}
+
+#[cold]
+fn no_address() -> Error {
+    Error::recording(
+        "a buffer that was allocated while recording gets its address when the recording stops, and until then belongs to the \
+         recording's thread; if that recording was given up or failed, it never has one",
+    )
+}
+
+impl Drop for RuntimeInner {
+    fn drop(&mut self) {
+        for base in self.bases.get_mut().drain(..) {
+            if let Some(base) = base.upgrade() {
+                // SAFETY: sessions borrow a stream, which holds the runtime; the last one is gone, so nobody borrows from the cells.
+                unsafe { base.forget(self.serial) };
+            }
+        }
+        self.extensions.get_mut().clear();
+    }
+}
