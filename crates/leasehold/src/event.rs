@@ -90,22 +90,23 @@ impl Event {
     }
 
     /// A time stamp for one more record; `None` without timing.
+    #[inline]
     pub(crate) fn fresh_time(&self, device: &dyn Device) -> Result<Option<Lease<Timestamp>>> {
-        self.timing.then(|| device.timestamp()).transpose()
+        if self.timing { device.timestamp().map(Some) } else { Ok(None) }
     }
 
-    /// Makes a point the last record. `time` is what its submission writes; `launch` is given if that is a graph's.
-    pub(crate) fn set(&self, point: Point, time: Option<Lease<Timestamp>>, launch: Option<Launch>) {
-        let Some(time) = time else { return self.mark(point) };
+    /// Makes a point the last record, and `time`, which its submission writes, that record's. `launch` is given if that is a graph's.
+    pub(crate) fn set_timed(&self, point: Point, time: Lease<Timestamp>, launch: Option<Launch>) {
         let mut timed = self.timed.lock();
         let old = timed.replace(Timed { point, time, launch });
-        self.mark(point);
+        self.set(point);
         drop(timed);
         // Without the lock: the stamp may go back to its pool.
         drop(old);
     }
 
-    fn mark(&self, point: Point) {
+    /// Makes a point the last record, of an event without timing.
+    pub(crate) fn set(&self, point: Point) {
         self.stamp.store(Stamp::from(point).to_bits(), Ordering::Release);
         self.serial.fetch_add(1, Ordering::AcqRel);
     }

@@ -238,8 +238,10 @@ impl Graph {
         *last = point.into();
         *launches = number;
         for Signal { event, time } in &inner.events {
-            let launch = time.as_ref().map(|_| Launch { begun: inner.begun.clone(), number });
-            event.set(point, time.clone(), launch);
+            match time {
+                Some(time) => event.set_timed(point, time.clone(), Some(Launch { begun: inner.begun.clone(), number })),
+                None => event.set(point),
+            }
         }
         Ok(point)
     }

@@ -21,13 +21,13 @@ use crate::event::Event;
 use crate::graph::NodeId;
 use crate::graph::recorder;
 use crate::runtime::{Runtime, check_writable};
-use crate::stream::Stream;
+use crate::stream::{Stream, StreamCore};
 use crate::view::{Operand, Slice};
 use bytemuck::{NoUninit, Pod};
 use leasehold_core::defects::{Defect, planted};
 use leasehold_core::sync::Arc;
 use leasehold_core::{Error, Lease, Point, Result};
-use leasehold_hal::{Access, Copy2d, Download, Fill, Keep, Op, Upload};
+use leasehold_hal::{Access, Copy2d, Download, Fill, Keep, Op, Timestamp, Upload};
 
 /// Makes a runtime (and a stream, the default one for `None`) the thread's current context until the guard is dropped.
 ///
@@ -105,20 +105,26 @@ pub fn signal(stream: &Stream, event: &Lease<Event>) -> Result<()> {
         return result;
     }
     let core = &*stream.core;
-    let time = event.fresh_time(&*stream.runtime.device)?;
+    if let Some(time) = event.fresh_time(&*stream.runtime.device)? {
+        return signal_timed(core, event, time);
+    }
+    let turn = core.turn()?;
+    healthy(stream)?;
+    // Marks at once: completion of everything so far becomes observable.
+    let value = core.raw.signal()?;
+    event.set(core.line.at(value));
+    drop(turn);
+    Ok(())
+}
+
+#[inline(never)]
+fn signal_timed(core: &StreamCore, event: &Event, time: Lease<Timestamp>) -> Result<()> {
     let mut turn = core.turn()?;
     let frame = turn.frame();
     frame.waits.clear();
-    let value = match &time {
-        // SAFETY: the time stamp is of this device; it is leased by the submission.
-        Some(time) => unsafe { core.submit(frame, &Op::Stamp(time))? },
-        // Marks at once: completion of everything so far becomes observable.
-        None => {
-            healthy(stream)?;
-            core.raw.signal()?
-        }
-    };
-    event.set(core.line.at(value), time, None);
+    // SAFETY: the time stamp is of this device; it is leased by the submission.
+    let value = unsafe { core.submit(frame, &Op::Stamp(&time))? };
+    event.set_timed(core.line.at(value), time, None);
     drop(turn);
     Ok(())
 }
