@@ -1,4 +1,5 @@
-//! The shared library stays when a program closes it: threads that it knows end later, and what it keeps is for the life of the process.
+//! The shared library stays when a program closes it: threads that it knows end later, and what it
+//! keeps is for the life of the process.
 
 fn main() {
     println!("cargo:rerun-if-changed=build.rs");

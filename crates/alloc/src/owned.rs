@@ -1,20 +1,25 @@
-//! Which thread owns a thing that one thread enters with plain stores: the word that says so, and the owners' flags.
+//! Which thread owns a thing that one thread enters with plain stores: the word that says so, and
+//! the owners' flags.
 //!
-//! The owner's plain stores and `leasehold_core::barrier` on the other side make a Dekker pair; `bias` and `front` are built on it.
+//! The owner's plain stores and `leasehold_core::barrier` on the other side make a Dekker pair;
+//! `bias` and `front` are built on it.
 
 use leasehold_core::sync::atomic::AtomicU8;
 
 /// The number of no thread: what everybody may enter.
 const EVERYBODY: u32 = (1 << 26) - 1;
 
-/// How many threads in turn may own a thing. Each has a flag of its own in which it says that it is inside: an owner that finds out late
-/// that it is none any more takes its flag back late, and must not take back its successor's.
+/// How many threads in turn may own a thing. Each has a flag of its own in which it says that it is
+/// inside: an owner that finds out late that it is none any more takes its flag back late, and must
+/// not take back its successor's.
 pub(crate) const OWNERS: usize = if cfg!(loom) { 3 } else { 16 };
 
-/// The flags of a thing: a power of two, so that the number of an ownership needs no check. Only the first [`OWNERS`] are used.
+/// The flags of a thing: a power of two, so that the number of an ownership needs no check. Only
+/// the first [`OWNERS`] are used.
 pub(crate) type Inside = [AtomicU8; 32];
 
-/// Who owns a thing, in one word: thread, which of the owners it is, one bit for the thing's own use.
+/// Who owns a thing, in one word: thread, which of the owners it is, one bit for the thing's own
+/// use.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Owned(pub(crate) u32);
 

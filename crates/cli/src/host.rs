@@ -1,4 +1,5 @@
-//! What of the host this process may still use: memory, by the machine, its control group and its limit of addresses.
+//! What of the host this process may still use: memory, by the machine, its control group and its
+//! limit of addresses.
 //!
 //! This module must not know what commands do with it.
 
@@ -7,8 +8,8 @@ use crate::table::bytes;
 use leasehold::cpu::{CpuBackend, CpuConfig};
 use leasehold::hal::Backend;
 
-/// Bytes of memory that this process may still take: what the machine and the control group have left, and no more than its limit of
-/// addresses (`ulimit -v`) leaves.
+/// Bytes of memory that this process may still take: what the machine and the control group have
+/// left, and no more than its limit of addresses (`ulimit -v`) leaves.
 pub(crate) fn available() -> Result<u64, Failure> {
     let backend = CpuBackend::with_config(CpuConfig::default())?;
     // Where nobody says how much there is, nothing is refused for it.
@@ -17,8 +18,8 @@ pub(crate) fn available() -> Result<u64, Failure> {
     Ok(free.min(addresses().unwrap_or(u64::MAX)))
 }
 
-/// Refuses to begin where the limit of addresses leaves less than `need`: what runs out of them in the middle of everything is ended by the
-/// C library or the standard one, without a word of ours.
+/// Refuses to begin where the limit of addresses leaves less than `need`: what runs out of them in
+/// the middle of everything is ended by the C library or the standard one, without a word of ours.
 pub(crate) fn needs_addresses(what: &str, need: u64) -> Result<(), Failure> {
     match addresses() {
         Some(there) if there < need => {
@@ -60,8 +61,8 @@ pub(crate) mod output {
 
     static CLOSED: AtomicBool = AtomicBool::new(false);
 
-    /// Whether standard output was closed when the process began. By the time of `main` the standard library has put `/dev/null` in its place,
-    /// which takes everything.
+    /// Whether standard output was closed when the process began. By the time of `main` the
+    /// standard library has put `/dev/null` in its place, which takes everything.
     pub(crate) fn closed() -> bool {
         CLOSED.load(Ordering::Relaxed)
     }
@@ -74,8 +75,8 @@ pub(crate) mod output {
         CLOSED.store(flags == -1, Ordering::Relaxed);
     }
 
-    // SAFETY: the loader calls each function of this section once before `main`, with nothing that `look` needs missing: it calls the C library and
-    // writes an atomic.
+    // SAFETY: the loader calls each function of this section once before `main`, with nothing that
+    // `look` needs missing: it calls the C library and writes an atomic.
     #[cfg(any(target_os = "linux", target_os = "macos"))]
     #[used]
     #[cfg_attr(target_os = "linux", unsafe(link_section = ".init_array"))]

@@ -1,28 +1,35 @@
-//! A full memory barrier on every thread of the process, for protocols whose hot side cannot afford one.
+//! A full memory barrier on every thread of the process, for protocols whose hot side cannot afford
+//! one.
 //!
-//! A Dekker pair (each side stores, fences, loads what the other stored) needs a full fence on both sides. Where one side is hot and the
-//! other rare, the hot side does with [`light`], which stops the compiler only, and the rare side calls [`heavy`], which makes every running
-//! thread of the process pass a full fence. [`available`] says once and for all whether this process may build on it; where it says no,
-//! both sides fence.
+//! A Dekker pair (each side stores, fences, loads what the other stored) needs a full fence on both
+//! sides. Where one side is hot and the other rare, the hot side does with [`light`], which stops
+//! the compiler only, and the rare side calls [`heavy`], which makes every running thread of the
+//! process pass a full fence. [`available`] says once and for all whether this process may build on
+//! it; where it says no, both sides fence.
 //!
 //! # What `heavy` does
-//! It asks the kernel's `membarrier`. That call can fail after it has worked: a sandbox that the process entered later refuses it, or the kernel
-//! has no memory for it. Then the calling thread visits every processor that it may use: to make room for it the kernel switches
-//! whichever thread runs there, and a switch is a full fence. A thread that does not run has passed one already. If the sandbox refuses that
-//! too, the thread sleeps for `DRAIN`: no processor holds a store back for so long, since each timer interrupt drains it. The last resort is
-//! thus a bound on time and not a promise of the kernel's; it is taken where the other two are forbidden, and nowhere else.
+//! It asks the kernel's `membarrier`. That call can fail after it has worked: a sandbox that the
+//! process entered later refuses it, or the kernel has no memory for it. Then the calling thread
+//! visits every processor that it may use: to make room for it the kernel switches whichever thread
+//! runs there, and a switch is a full fence. A thread that does not run has passed one already. If
+//! the sandbox refuses that too, the thread sleeps for `DRAIN`: no processor holds a store back for
+//! so long, since each timer interrupt drains it. The last resort is thus a bound on time and not a
+//! promise of the kernel's; it is taken where the other two are forbidden, and nowhere else.
 //!
-//! From the first failure on [`holds`] says no. Who hands out rights that are taken back with [`heavy`] should hand out no new ones then.
+//! From the first failure on [`holds`] says no. Who hands out rights that are taken back with
+//! [`heavy`] should hand out no new ones then.
 //!
 //! This module must not know what it orders.
 
 use crate::sync::atomic::{Ordering, fence};
 
-/// How long a thread sleeps where the kernel refuses every other barrier. Timer interrupts come at least every 10 ms.
+/// How long a thread sleeps where the kernel refuses every other barrier. Timer interrupts come at
+/// least every 10 ms.
 #[cfg(all(target_os = "linux", not(miri), not(loom)))]
 const DRAIN: std::time::Duration = std::time::Duration::from_millis(50);
 
-/// Whether [`heavy`] reaches every thread of this process, so that their side needs [`light`] only. The same for the life of the process.
+/// Whether [`heavy`] reaches every thread of this process, so that their side needs [`light`] only.
+/// The same for the life of the process.
 #[inline]
 #[must_use]
 pub fn available() -> bool {
@@ -45,8 +52,9 @@ pub fn light() {
     crate::sync::atomic::compiler_fence(Ordering::SeqCst);
 }
 
-/// The rare side's fence: a full one on every running thread of the process if [`available`], and on this one in any case. Some microseconds;
-/// after the kernel has refused the cheap way, milliseconds.
+/// The rare side's fence: a full one on every running thread of the process if [`available`], and
+/// on this one in any case. Some microseconds; after the kernel has refused the cheap way,
+/// milliseconds.
 #[cold]
 pub fn heavy() {
     imp::everywhere();
@@ -68,11 +76,13 @@ mod imp {
     const WORKS: u8 = 2;
     const REFUSED: u8 = 3;
 
-    /// What is known of the kernel's call. (No lock: a child of a fork may find another thread's first call half done.)
+    /// What is known of the kernel's call. (No lock: a child of a fork may find another thread's
+    /// first call half done.)
     static STATE: AtomicU8 = AtomicU8::new(UNASKED);
 
     fn membarrier(command: libc::c_long) -> bool {
-        // SAFETY: the call takes three integers, touches no memory of ours and reports an unknown command as an error.
+        // SAFETY: the call takes three integers, touches no memory of ours and reports an unknown
+        // command as an error.
         unsafe { libc::syscall(libc::SYS_membarrier, command, 0, 0) == 0 }
     }
 
@@ -109,7 +119,8 @@ mod imp {
         }
     }
 
-    /// Runs on one processor after the other, then where it may run again as before. False if the kernel does not let it.
+    /// Runs on one processor after the other, then where it may run again as before. False if the
+    /// kernel does not let it.
     fn visit_every_processor() -> bool {
         // Eight thousand processors.
         let mut before = [0u64; 128];
@@ -126,7 +137,8 @@ mod imp {
             return false;
         }
         let mut visited = true;
-        // Threads may be pinned where this one is not: every processor is tried, and one that does not exist is refused.
+        // Threads may be pinned where this one is not: every processor is tried, and one that does
+        // not exist is refused.
         for processor in 0..size * 8 {
             let mut mask = [0u64; 128];
             mask[processor / 64] = 1 << (processor % 64);
@@ -153,7 +165,8 @@ mod imp {
             assert_eq!(mask(), before);
         }
 
-        /// Forbids these system calls to the calling thread from now on; false if the system does not allow that.
+        /// Forbids these system calls to the calling thread from now on; false if the system does
+        /// not allow that.
         fn forbid(calls: [libc::c_long; 2]) -> bool {
             const LOAD: u16 = (libc::BPF_LD | libc::BPF_W | libc::BPF_ABS) as u16;
             const EQUAL: u16 = (libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K) as u16;
@@ -168,7 +181,8 @@ mod imp {
                 step(RETURN, 0, libc::SECCOMP_RET_ERRNO | libc::EPERM as u32),
             ];
             let program = libc::sock_fprog { len: filter.len() as u16, filter: filter.as_mut_ptr() };
-            // SAFETY: the program and its steps are there during the calls, which touch nothing else.
+            // SAFETY: the program and its steps are there during the calls, which touch nothing
+            // else.
             unsafe {
                 libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0
                     && libc::prctl(libc::PR_SET_SECCOMP, libc::SECCOMP_MODE_FILTER, &raw const program) == 0
@@ -183,9 +197,11 @@ mod imp {
             usage.ru_nvcsw + usage.ru_nivcsw
         }
 
-        /// In a child in which the kernel refuses its barrier, and with `strict` the visits too: what was right of what is to be, as bits.
+        /// In a child in which the kernel refuses its barrier, and with `strict` the visits too:
+        /// what was right of what is to be, as bits.
         fn refused(strict: bool) -> i32 {
-            // SAFETY: the child makes system calls, loads and stores, and exits without running destructors.
+            // SAFETY: the child makes system calls, loads and stores, and exits without running
+            // destructors.
             let child = unsafe { libc::fork() };
             if child == 0 {
                 let other = if strict { libc::SYS_sched_setaffinity } else { libc::SYS_membarrier };
@@ -224,7 +240,8 @@ mod imp {
 
 #[cfg(any(not(target_os = "linux"), miri, loom))]
 mod imp {
-    //! No such call here. Loom has no asymmetric barriers: in models both sides fence, and the protocols are explored as if they had one.
+    //! No such call here. Loom has no asymmetric barriers: in models both sides fence, and the
+    //! protocols are explored as if they had one.
     pub(super) fn available() -> bool {
         cfg!(loom)
     }

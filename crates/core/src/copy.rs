@@ -25,7 +25,8 @@
 pub unsafe fn copy_bytes(src: *const u8, dst: *mut u8, bytes: usize) {
     #[cfg(all(target_arch = "x86_64", not(miri)))]
     if x86::is_slow(src, dst, bytes) {
-        // SAFETY: the caller vouches for both ranges; `is_slow` is false for ranges that overlap and for less than 2 KiB.
+        // SAFETY: the caller vouches for both ranges; `is_slow` is false for ranges that overlap
+        // and for less than 2 KiB.
         return unsafe { x86::by_vectors(src, dst, bytes) };
     }
     // SAFETY: the caller vouches for both ranges, which may overlap here.
@@ -58,10 +59,12 @@ mod x86 {
     ///   least.
     pub(super) unsafe fn by_vectors(src: *const u8, dst: *mut u8, bytes: usize) {
         if std::arch::is_x86_feature_detected!("avx") {
-            // SAFETY: the ranges are valid and apart, of 64 bytes at least, as the caller vouches; the processor has AVX.
+            // SAFETY: the ranges are valid and apart, of 64 bytes at least, as the caller vouches;
+            // the processor has AVX.
             unsafe { by_avx(src, dst, bytes) }
         } else {
-            // SAFETY: the ranges are valid and apart, of 64 bytes at least, as the caller vouches; every x86-64 has SSE2.
+            // SAFETY: the ranges are valid and apart, of 64 bytes at least, as the caller vouches;
+            // every x86-64 has SSE2.
             unsafe { by_sse(src, dst, bytes) }
         }
     }

@@ -1,6 +1,7 @@
 //! Threads for one piece of work: all of them begin, or none does and the caller learns why.
 //!
-//! `std::thread::spawn` panics where the system gives no thread; what is limited from outside is an error here.
+//! `std::thread::spawn` panics where the system gives no thread; what is limited from outside is an
+//! error here.
 
 use crate::sync::Mutex;
 use crate::{Error, Result};
@@ -24,9 +25,11 @@ pub fn refused(e: &std::io::Error) -> Error {
     Error::Unavailable(format!("the system gives no more threads: {e}; raise the limit, or ask for fewer").into())
 }
 
-/// Runs each piece of work on a thread of its own and returns the results in the same order. Blocks until all are over.
+/// Runs each piece of work on a thread of its own and returns the results in the same order. Blocks
+/// until all are over.
 ///
-/// No piece begins before every thread is there; where the system refuses one, none begins. A panic goes on in the caller.
+/// No piece begins before every thread is there; where the system refuses one, none begins. A panic
+/// goes on in the caller.
 ///
 /// ```
 /// let squares = leasehold_core::crew::run((0..4).map(|n| move || n * n))?;

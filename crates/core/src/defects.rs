@@ -1,7 +1,9 @@
-//! Mistakes that can be planted in the crates, so that `leasehold stress` shows that it would find them. Never in a build that ships: without the
-//! feature `planted-defects` every question is answered with `false` while compiling.
+//! Mistakes that can be planted in the crates, so that `leasehold stress` shows that it would find
+//! them. Never in a build that ships: without the feature `planted-defects` every question is
+//! answered with `false` while compiling.
 //!
-//! With it, the variable `LEASEHOLD_DEFECT` names the one mistake of a process. This module must not know how they are found.
+//! With it, the variable `LEASEHOLD_DEFECT` names the one mistake of a process. This module must
+//! not know how they are found.
 
 /// A mistake, and the crate that makes it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -28,7 +30,8 @@ pub enum Defect {
     RecordUnlocked,
     /// `leasehold`: an update leaves the old grids in the nodes.
     OldGrid,
-    /// `leasehold`: who does not wait for a stream's turn does not get it while work is pending either.
+    /// `leasehold`: who does not wait for a stream's turn does not get it while work is pending
+    /// either.
     TurnRefused,
     /// `leasehold`: who waits for a stream's completion does not hear of its failure.
     CompletionLost,

@@ -1,8 +1,9 @@
 //! The life of something that is configured once and shut down once, where both may take long.
 //!
-//! unconfigured → configured → shut down, and never back: what was handed out before a shutdown must not be mistaken
-//! for what came after. The lock is held to look at the phase only, never while the caller's function runs. A thread
-//! that comes while another configures or shuts down waits for that one's outcome.
+//! unconfigured → configured → shut down, and never back: what was handed out before a shutdown
+//! must not be mistaken for what came after. The lock is held to look at the phase only, never
+//! while the caller's function runs. A thread that comes while another configures or shuts down
+//! waits for that one's outcome.
 //!
 //! This module must not know what lives.
 
@@ -37,8 +38,8 @@ impl LifeCycle {
         Self { phase: Mutex::new(Phase::Unconfigured), changed: Condvar::new() }
     }
 
-    /// Runs `make`, which makes it ready. All-or-nothing: after a failure it may be tried again. `what` is its name, for
-    /// the error. Waits while another thread is at it.
+    /// Runs `make`, which makes it ready. All-or-nothing: after a failure it may be tried again.
+    /// `what` is its name, for the error. Waits while another thread is at it.
     ///
     /// # Errors
     /// `InvalidState` when it is configured or shut down already; what `make` says.
@@ -54,8 +55,8 @@ impl LifeCycle {
         Ok(())
     }
 
-    /// Runs `end` if it is configured. `Ok` the second time and for what was never configured, which stays down from then
-    /// on. Waits while another thread is at it.
+    /// Runs `end` if it is configured. `Ok` the second time and for what was never configured,
+    /// which stays down from then on. Waits while another thread is at it.
     ///
     /// # Errors
     /// What `end` says; nothing has changed then.
@@ -87,7 +88,8 @@ impl LifeCycle {
     }
 }
 
-/// The turn to change the phase. Dropped without [`to`](Self::to), also by a panic, it changes nothing.
+/// The turn to change the phase. Dropped without [`to`](Self::to), also by a panic, it changes
+/// nothing.
 struct Change<'a> {
     cycle: &'a LifeCycle,
     former: Phase,

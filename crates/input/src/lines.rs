@@ -28,7 +28,8 @@ impl std::fmt::Display for LineError {
 
 impl std::error::Error for LineError {}
 
-/// Reads lines, each of at most so many bytes. Holds one line and a block of input, however long the input is.
+/// Reads lines, each of at most so many bytes. Holds one line and a block of input, however long
+/// the input is.
 ///
 /// ```
 /// let mut lines = leasehold_input::Lines::new("\u{feff}a\r\nb".as_bytes(), 80);
@@ -57,7 +58,8 @@ impl<R: Read> Lines<R> {
         self.number
     }
 
-    /// The next line without its end, `None` after the last. A byte order mark before the first line is passed over.
+    /// The next line without its end, `None` after the last. A byte order mark before the first
+    /// line is passed over.
     ///
     /// # Errors
     /// Says what is wrong with the line whose number [`number`](Self::number) is then.

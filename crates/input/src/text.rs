@@ -56,7 +56,8 @@ fn show(c: char, to: &mut impl Write) -> fmt::Result {
     if commands(c) { write!(to, "{}", c.escape_default()) } else { to.write_char(c) }
 }
 
-/// Whether a terminal takes it for a command: control characters, separators of lines, and those that turn the direction of writing.
+/// Whether a terminal takes it for a command: control characters, separators of lines, and those
+/// that turn the direction of writing.
 fn commands(c: char) -> bool {
     c.is_control()
         || matches!(c, '\u{2028}' | '\u{2029}' | '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}')

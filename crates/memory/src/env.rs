@@ -1,4 +1,5 @@
-//! Environment variables, read without allocating: the C ABI must not end the process where there is no memory.
+//! Environment variables, read without allocating: the C ABI must not end the process where there
+//! is no memory.
 //!
 //! It must not know what the variables mean.
 
@@ -6,10 +7,11 @@ use std::ffi::CStr;
 
 /// What `read` makes of the value of `name`; `None` if it is not set.
 pub(crate) fn get<R>(name: &CStr, read: impl FnOnce(&CStr) -> R) -> Option<R> {
-    // SAFETY: the name ends with a NUL. Whoever changes the environment while threads run must know that nobody reads it; that is
-    // its contract in C and in Rust alike.
+    // SAFETY: the name ends with a NUL. Whoever changes the environment while threads run must know
+    // that nobody reads it; that is its contract in C and in Rust alike.
     let value = unsafe { libc::getenv(name.as_ptr()) };
-    // SAFETY: `getenv` returns null or a string that ends with a NUL and stays until the environment changes.
+    // SAFETY: `getenv` returns null or a string that ends with a NUL and stays until the
+    // environment changes.
     (!value.is_null()).then(|| read(unsafe { CStr::from_ptr(value) }))
 }
 

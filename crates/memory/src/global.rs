@@ -1,16 +1,20 @@
-//! The process's one manager, the one behind the C ABI: how threads attach to it and leave, and what happens when the process forks.
+//! The process's one manager, the one behind the C ABI: how threads attach to it and leave, and
+//! what happens when the process forks.
 //!
 //! # Threads
-//! A thread attaches at its first call. When it ends, the destructor of a POSIX key detaches it; the C library runs that after the destructors
-//! of all thread-local objects, and does not run it when the process exits. So nothing of the program's is called there
-//! ([`Local::detach_quietly`]), and at exit nothing happens at all.
+//! A thread attaches at its first call. When it ends, the destructor of a POSIX key detaches it;
+//! the C library runs that after the destructors of all thread-local objects, and does not run it
+//! when the process exits. So nothing of the program's is called there ([`Local::detach_quietly`]),
+//! and at exit nothing happens at all.
 //!
 //! # Memory
-//! Nothing here ends the process where there is no memory: the call that wanted to attach is then without effect, and is counted.
+//! Nothing here ends the process where there is no memory: the call that wanted to attach is then
+//! without effect, and is counted.
 //!
 //! # Forks
-//! Before a fork every lock is taken, so that the child finds everything whole; after it both processes let go. The child has one thread, the one
-//! that forked, with its attachment; what the others' scopes held stays alive there.
+//! Before a fork every lock is taken, so that the child finds everything whole; after it both
+//! processes let go. The child has one thread, the one that forked, with its attachment; what the
+//! others' scopes held stays alive there.
 //!
 //! It must not know what the calls do.
 
@@ -27,7 +31,8 @@ use crate::pool::OpaqueTensor;
 use crate::shared::{Config, Shared, SharedRef};
 use crate::tls;
 
-/// The manager; null until the first call that finds memory for it. (No lock guards its making: a child of a fork may find that half done.)
+/// The manager; null until the first call that finds memory for it. (No lock guards its making: a
+/// child of a fork may find that half done.)
 static GLOBAL: AtomicPtr<Shared> = AtomicPtr::new(ptr::null_mut());
 /// Calls that found no memory to attach.
 static REFUSED: AtomicU64 = AtomicU64::new(0);
@@ -63,7 +68,8 @@ fn make() -> Option<&'static Shared> {
 /// What the thread's word (`tls.rs`) holds once the thread has detached; null before it attaches.
 const GONE: *const Local = ptr::without_provenance(1);
 
-/// This thread's attachment, made at the first call. `None` once the thread has detached, and without memory (which is counted).
+/// This thread's attachment, made at the first call. `None` once the thread has detached, and
+/// without memory (which is counted).
 #[inline(always)]
 pub(crate) fn local() -> Option<&'static Local> {
     present().or_else(|| attach(tls::get()))
@@ -73,8 +79,8 @@ pub(crate) fn local() -> Option<&'static Local> {
 #[inline(always)]
 pub(crate) fn present() -> Option<&'static Local> {
     let local = tls::get();
-    // SAFETY: the word holds what `attach` made. Callers use the reference during one call; the thread detaches when none is
-    // in progress, and nobody else frees it.
+    // SAFETY: the word holds what `attach` made. Callers use the reference during one call; the
+    // thread detaches when none is in progress, and nobody else frees it.
     if local.addr() > GONE.addr() { Some(unsafe { &*local }) } else { None }
 }
 
@@ -112,7 +118,8 @@ fn attach(state: *const Local) -> Option<&'static Local> {
     Some(unsafe { &*local.as_ptr() })
 }
 
-/// Runs `f` with this thread's attachment, or with one for just this call if the thread has detached.
+/// Runs `f` with this thread's attachment, or with one for just this call if the thread has
+/// detached.
 #[inline(always)]
 pub(crate) fn with_or_briefly<R>(f: impl FnOnce(&Local) -> R) -> Option<R> {
     match local() {
@@ -130,7 +137,8 @@ fn briefly<R>(f: impl FnOnce(&Local) -> R) -> Option<R> {
     tls::set(local.as_ptr());
     // SAFETY: just made; freed below.
     let result = f(unsafe { local.as_ref() });
-    // SAFETY: the program made this call, so that what it releases may call the program. Callbacks still find the attachment.
+    // SAFETY: the program made this call, so that what it releases may call the program. Callbacks
+    // still find the attachment.
     unsafe { local.as_ref() }.detach();
     tls::set(GONE);
     // SAFETY: made above, and the word no longer leads to it.
@@ -138,7 +146,8 @@ fn briefly<R>(f: impl FnOnce(&Local) -> R) -> Option<R> {
     Some(result)
 }
 
-/// Calls that were without effect for want of memory, and tensors lost in pools of no manager, by kind of misuse.
+/// Calls that were without effect for want of memory, and tensors lost in pools of no manager, by
+/// kind of misuse.
 pub(crate) fn add_uncounted(misuses: &mut [u64]) {
     misuses[Misuse::OutOfMemory as usize] += REFUSED.load(Relaxed);
     misuses[Misuse::NoDestructor as usize] += LOST.load(Relaxed);
@@ -259,12 +268,14 @@ mod forks {
     /// This thread's attachment, if it has one.
     fn attached() -> Option<&'static Local> {
         let local = tls::get();
-        // SAFETY: the word holds what `attach` made, which lives as long as this thread is attached.
+        // SAFETY: the word holds what `attach` made, which lives as long as this thread is
+        // attached.
         (local.addr() > GONE.addr()).then(|| unsafe { &*local })
     }
 
-    /// Whether the handlers after the fork have something to let go: a manager may be made meanwhile. Written by the thread that forks, read
-    /// by the same one; others that fork too wait in `hold`.
+    /// Whether the handlers after the fork have something to let go: a manager may be made
+    /// meanwhile. Written by the thread that forks, read by the same one; others that fork too wait
+    /// in `hold`.
     static HELD: AtomicPtr<Shared> = AtomicPtr::new(ptr::null_mut());
 
     unsafe extern "C" fn before() {

@@ -1,4 +1,5 @@
-//! Blocks from Rust's allocator that may be refused: what the C ABI needs for itself must not end the process.
+//! Blocks from Rust's allocator that may be refused: what the C ABI needs for itself must not end
+//! the process.
 //!
 //! It must not know what is in them.
 
@@ -11,7 +12,8 @@ use std::ptr::NonNull;
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct NoMemory;
 
-/// A value in a block of its own, whose address stays. Unlike a `Box` it may be looked at through raw pointers meanwhile.
+/// A value in a block of its own, whose address stays. Unlike a `Box` it may be looked at through
+/// raw pointers meanwhile.
 pub(crate) struct Owned<T>(NonNull<T>);
 
 // SAFETY: it owns its value, as a `Box` does.
@@ -45,7 +47,8 @@ impl<T> Owned<T> {
     /// Takes a block back.
     ///
     /// # Safety
-    /// - `block` comes from [`into_raw`](Self::into_raw), is not taken back yet, and nobody uses it any more.
+    /// - `block` comes from [`into_raw`](Self::into_raw), is not taken back yet, and nobody uses it
+    ///   any more.
     pub(crate) unsafe fn from_raw(block: NonNull<T>) -> Self {
         Self(block)
     }
@@ -56,7 +59,8 @@ impl<T> Deref for Owned<T> {
 
     #[inline(always)]
     fn deref(&self) -> &T {
-        // SAFETY: the block holds a value until this is dropped, and there is no way to change it but through shared references.
+        // SAFETY: the block holds a value until this is dropped, and there is no way to change it
+        // but through shared references.
         unsafe { self.0.as_ref() }
     }
 }

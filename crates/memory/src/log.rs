@@ -1,8 +1,9 @@
 //! `TL_MEM_LOG`: one line per event, for analysis by other programs.
 //!
-//! `TL_MEM_LOG=1` or `stderr` writes to standard error, any other value but `0` names a file to append to. It is read once per
-//! manager. A line is `tlmem ns=… thread=… depth=… op=…` followed by `ptr=0x…`, `value=…`, `name=…` where they apply;
-//! it is written in one piece. It must not know what the events mean.
+//! `TL_MEM_LOG=1` or `stderr` writes to standard error, any other value but `0` names a file to
+//! append to. It is read once per manager. A line is `tlmem ns=… thread=… depth=… op=…` followed by
+//! `ptr=0x…`, `value=…`, `name=…` where they apply; it is written in one piece. It must not know
+//! what the events mean.
 
 use std::fmt::{self, Write};
 use std::fs::File;

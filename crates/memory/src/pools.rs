@@ -1,10 +1,12 @@
-//! The manager's tensor pool: one [`TensorPool`] for each of some groups of threads, so that no call waits for another thread's.
+//! The manager's tensor pool: one [`TensorPool`] for each of some groups of threads, so that no
+//! call waits for another thread's.
 //!
 //! # Protocol
-//! A thread gives tensors to its own shard, by its number, and asks there first. Each shard has a [`BiasedLock`], which costs the only thread
-//! of a shard two plain stores. On a miss the other shards are asked, but only those that seem to have the key: every shard counts its tensors by
-//! a few bits of the key's hash, and anybody may read those counts without the lock. The limits of a key and of the number of keys hold for each
-//! shard, the limit of bytes for all together.
+//! A thread gives tensors to its own shard, by its number, and asks there first. Each shard has a
+//! [`BiasedLock`], which costs the only thread of a shard two plain stores. On a miss the other
+//! shards are asked, but only those that seem to have the key: every shard counts its tensors by a
+//! few bits of the key's hash, and anybody may read those counts without the lock. The limits of a
+//! key and of the number of keys hold for each shard, the limit of bytes for all together.
 //!
 //! It must not call out: who takes tensors out destroys them.
 
@@ -56,7 +58,8 @@ pub(crate) struct Guard<'a> {
 
 impl Guard<'_> {
     fn pool(&mut self) -> &mut TensorPool {
-        // SAFETY: the shard's lock is held as long as this guard lives, and `&mut self` makes the reference the only one.
+        // SAFETY: the shard's lock is held as long as this guard lives, and `&mut self` makes the
+        // reference the only one.
         unsafe { &mut *self.shard.pool.get() }
     }
 
@@ -151,7 +154,8 @@ impl Pools {
         key.is_some()
     }
 
-    /// Takes out a tensor that exceeds the limits, of the key that this thread's shard used longest ago; `None` if they are kept.
+    /// Takes out a tensor that exceeds the limits, of the key that this thread's shard used longest
+    /// ago; `None` if they are kept.
     pub(crate) fn excess(&self, me: u32) -> Option<*mut OpaqueTensor> {
         let mut home = self.lock(Self::home(me), me);
         let over = home.pool().excess();
@@ -165,7 +169,8 @@ impl Pools {
         })
     }
 
-    /// Takes out a tensor, and says how many bytes it has, while there are more than `bytes`; 0: while there are any.
+    /// Takes out a tensor, and says how many bytes it has, while there are more than `bytes`; 0:
+    /// while there are any.
     pub(crate) fn shrink(&self, bytes: u64, me: u32) -> Option<(*mut OpaqueTensor, u64)> {
         if self.bytes() <= bytes && bytes != 0 {
             return None;

@@ -1,7 +1,9 @@
-//! `leasehold bench copy`: downloads and uploads beside a plain copy of the host's, by size and by where the host's memory begins.
+//! `leasehold bench copy`: downloads and uploads beside a plain copy of the host's, by size and by
+//! where the host's memory begins.
 //!
-//! A processor may copy at a tenth of its speed for some differences of addresses modulo a page, and one of them is where the C library
-//! puts large blocks. So each size is measured at several offsets; all ways have their turn in each round.
+//! A processor may copy at a tenth of its speed for some differences of addresses modulo a page,
+//! and one of them is where the C library puts large blocks. So each size is measured at several
+//! offsets; all ways have their turn in each round.
 
 use crate::commands::run::parse_device;
 use crate::commands::{open, percentile, print_json};

@@ -2,17 +2,19 @@
 //!
 //! This module must not know what the library is.
 
-/// What the system's loader says about the first of these libraries that is there and cannot be loaded; `None` if none of
-/// them is there.
+/// What the system's loader says about the first of these libraries that is there and cannot be
+/// loaded; `None` if none of them is there.
 #[cfg(unix)]
 pub(super) fn refusal(names: impl IntoIterator<Item = String>) -> Option<String> {
     use std::ffi::{CStr, CString};
     names.into_iter().find_map(|name| {
         let path = CString::new(name.as_str()).ok()?;
-        // SAFETY: the name ends with a zero. Loading runs the library's initialisers, which is what is asked for.
+        // SAFETY: the name ends with a zero. Loading runs the library's initialisers, which is what
+        // is asked for.
         let loaded = unsafe { libc::dlopen(path.as_ptr(), libc::RTLD_NOW | libc::RTLD_LOCAL) };
         if !loaded.is_null() {
-            // It was installed just now: the next start finds it. SAFETY: the handle came from `dlopen`, once.
+            // It was installed just now: the next start finds it. SAFETY: the handle came from
+            // `dlopen`, once.
             unsafe { libc::dlclose(loaded) };
             return None;
         }

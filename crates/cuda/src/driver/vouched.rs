@@ -1,7 +1,8 @@
 //! [`Vouched`]: the driver for a program that vouches for all its handles as a whole.
 //!
-//! Scenarios, figures and tests make calls by the hundred, many of them wrong on purpose; what makes them sound is not said
-//! call by call but once, where they begin. The engine does not use this: there each call says what it relies on.
+//! Scenarios, figures and tests make calls by the hundred, many of them wrong on purpose; what
+//! makes them sound is not said call by call but once, where they begin. The engine does not use
+//! this: there each call says what it relies on.
 //!
 //! This module must not know who uses it.
 
@@ -20,8 +21,8 @@ impl<'a> Vouched<'a> {
     /// Vouches for a program's calls.
     ///
     /// # Safety
-    /// - Each handle and address that this value, or a copy of it, is ever given is what the trait's method wants; or the
-    ///   driver is known to check it and refuse it.
+    /// - Each handle and address that this value, or a copy of it, is ever given is what the
+    ///   trait's method wants; or the driver is known to check it and refuse it.
     #[must_use]
     pub unsafe fn new(ops: &'a dyn CudaSlowOps) -> Self {
         Self(ops)

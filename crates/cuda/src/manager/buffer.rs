@@ -1,4 +1,5 @@
-//! Buffers: allocated and freed here, out of a device's allocator. The allocator's block table is the pool; there is no second one.
+//! Buffers: allocated and freed here, out of a device's allocator. The allocator's block table is
+//! the pool; there is no second one.
 //!
 //! This module must not know how blocks are placed.
 
@@ -66,7 +67,8 @@ impl BufferManager {
         self.memory.of(self.kind)
     }
 
-    /// A buffer that is ready for `on`'s stream. Makes no driver call if there is free memory; may block on the driver otherwise.
+    /// A buffer that is ready for `on`'s stream. Makes no driver call if there is free memory; may
+    /// block on the driver otherwise.
     ///
     /// # Errors
     /// As [`Allocator::alloc`].
@@ -74,8 +76,9 @@ impl BufferManager {
         self.allocator()?.alloc(layout, on)
     }
 
-    /// Gives up a lease on a buffer: what dropping it does. With the last one the memory is free for others, once the work that
-    /// was marked on the buffer is over. Never blocks and makes no driver call.
+    /// Gives up a lease on a buffer: what dropping it does. With the last one the memory is free
+    /// for others, once the work that was marked on the buffer is over. Never blocks and makes no
+    /// driver call.
     pub fn free(&self, buffer: Lease<Buffer>) {
         drop(buffer);
     }
@@ -98,7 +101,8 @@ impl BufferManager {
         self.memory.existing(self.kind).is_some_and(|a| a.is_alive(buffer))
     }
 
-    /// Gives free memory back to the driver until at most `keep` bytes are kept; says how much went.
+    /// Gives free memory back to the driver until at most `keep` bytes are kept; says how much
+    /// went.
     ///
     /// # Errors
     /// The driver's.

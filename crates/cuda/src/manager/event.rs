@@ -1,5 +1,5 @@
-//! Events: created and destroyed here. Marks, which the engine records for its waits, events of a caller's, and time stamps,
-//! which are events with timing.
+//! Events: created and destroyed here. Marks, which the engine records for its waits, events of a
+//! caller's, and time stamps, which are events with timing.
 //!
 //! This module must not know when events are recorded.
 
@@ -68,7 +68,8 @@ impl EventManager {
         &self.marks
     }
 
-    /// An event that behaves so: an idle one, or a new one. May block on the driver when none is idle.
+    /// An event that behaves so: an idle one, or a new one. May block on the driver when none is
+    /// idle.
     ///
     /// # Errors
     /// `OutOfMemory`; the driver's.
@@ -77,7 +78,8 @@ impl EventManager {
         self.events.acquire(&flags)
     }
 
-    /// The manager's own event that behaves so: made unless it is alive, and kept until it is [released](Self::release).
+    /// The manager's own event that behaves so: made unless it is alive, and kept until it is
+    /// [released](Self::release).
     ///
     /// # Errors
     /// As [`acquire`](Self::acquire).
@@ -140,7 +142,8 @@ impl EventManager {
         Ok(Duration::from_nanos(u64::try_from(nanos).unwrap_or(0)))
     }
 
-    /// Gives idle events, marks and time stamps back to the driver until `keep` of each are left; says how many went.
+    /// Gives idle events, marks and time stamps back to the driver until `keep` of each are left;
+    /// says how many went.
     pub fn trim(&self, keep: u64) -> u64 {
         self.events.trim(keep) + self.marks.trim(keep) + self.timestamps.trim(keep)
     }

@@ -1,12 +1,14 @@
 //! Contexts that nobody leases any more, until they may end.
 //!
-//! The end of a context blocks: the driver waits for its work, memory goes back, threads are joined. So the drop of the
-//! last lease only leaves the context here. It ends once nothing of it is held and no work of it is pending: until then
-//! streams, buffers and graphs that outlive their device keep all that they need, and no drop of theirs ends it.
+//! The end of a context blocks: the driver waits for its work, memory goes back, threads are
+//! joined. So the drop of the last lease only leaves the context here. It ends once nothing of it
+//! is held and no work of it is pending: until then streams, buffers and graphs that outlive their
+//! device keep all that they need, and no drop of theirs ends it.
 //!
-//! A thread of the backend's looks after the list while there is something on it. Without threads (`inline`) the next
-//! call that opens, collects or shuts down does. Work that waits for a gate which nobody raises keeps its context here;
-//! nothing waits for that, also not the end of the process.
+//! A thread of the backend's looks after the list while there is something on it. Without threads
+//! (`inline`) the next call that opens, collects or shuts down does. Work that waits for a gate
+//! which nobody raises keeps its context here; nothing waits for that, also not the end of the
+//! process.
 //!
 //! This module must not know devices.
 

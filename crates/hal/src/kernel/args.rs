@@ -6,18 +6,20 @@ use super::Binding;
 use bytemuck::{AnyBitPattern, Pod};
 use std::any::type_name;
 
-/// The entry of a CPU kernel: runs one tile (one block of the grid). Tiles of one dispatch run in any order and at the same
-/// time on several threads; a panic poisons the stream.
+/// The entry of a CPU kernel: runs one tile (one block of the grid). Tiles of one dispatch run in
+/// any order and at the same time on several threads; a panic poisons the stream.
 ///
 /// # Safety
 /// - The bindings lie in memory that is valid for their accesses while the tile runs.
-/// - The kernel's [`KernelCheck`](super::KernelCheck) has accepted the launch that the tile belongs to.
+/// - The kernel's [`KernelCheck`](super::KernelCheck) has accepted the launch that the tile belongs
+///   to.
 pub type CpuFn = unsafe fn(&CpuArgs<'_>);
 
 /// What one tile of a CPU kernel is given.
 ///
-/// Only a backend makes one. A kernel reads its parameters with [`params`](Self::params), and its memory with
-/// [`slice`](Self::slice) and [`slice_mut`](Self::slice_mut), which check bounds and alignment and panic beyond them.
+/// Only a backend makes one. A kernel reads its parameters with [`params`](Self::params), and its
+/// memory with [`slice`](Self::slice) and [`slice_mut`](Self::slice_mut), which check bounds and
+/// alignment and panic beyond them.
 #[derive(Debug, Clone, Copy)]
 pub struct CpuArgs<'a> {
     tile: [u32; 3],
@@ -29,17 +31,21 @@ pub struct CpuArgs<'a> {
     shared_len: u32,
 }
 
-// SAFETY: the one raw pointer is the tile's scratch memory, which nothing here dereferences; who uses it does so in unsafe code.
+// SAFETY: the one raw pointer is the tile's scratch memory, which nothing here dereferences; who
+// uses it does so in unsafe code.
 unsafe impl Send for CpuArgs<'_> {}
 // SAFETY: no method writes through a shared reference; the scratch pointer is only handed out.
 unsafe impl Sync for CpuArgs<'_> {}
 
 impl<'a> CpuArgs<'a> {
-    /// The arguments of tile `[0, 0, 0]` of a launch; [`set_tile`](Self::set_tile) goes on to the others.
+    /// The arguments of tile `[0, 0, 0]` of a launch; [`set_tile`](Self::set_tile) goes on to the
+    /// others.
     ///
     /// # Safety
-    /// - Each binding lies in memory that is valid for its access as long as a kernel uses the arguments.
-    /// - `shared` points to `shared_len` bytes, aligned to 64, that nobody else touches meanwhile; or `shared_len` is 0.
+    /// - Each binding lies in memory that is valid for its access as long as a kernel uses the
+    ///   arguments.
+    /// - `shared` points to `shared_len` bytes, aligned to 64, that nobody else touches meanwhile;
+    ///   or `shared_len` is 0.
     #[inline]
     #[must_use]
     pub unsafe fn new(
@@ -112,14 +118,15 @@ impl<'a> CpuArgs<'a> {
         bytemuck::pod_read_unaligned(self.params)
     }
 
-    /// Binding `i` as a slice to read, rounded down to whole elements; empty for elements without size.
+    /// Binding `i` as a slice to read, rounded down to whole elements; empty for elements without
+    /// size.
     ///
     /// # Safety
     /// - The kernel declares that it reads binding `i`, and no tile writes it meanwhile.
     ///
     /// # Panics
-    /// When there is no binding `i`, or it is not aligned for `T`; the stream is poisoned then. A kernel that declares the
-    /// alignment of its bindings never meets the latter.
+    /// When there is no binding `i`, or it is not aligned for `T`; the stream is poisoned then. A
+    /// kernel that declares the alignment of its bindings never meets the latter.
     #[inline]
     #[must_use]
     pub unsafe fn slice<T: AnyBitPattern>(&self, i: usize) -> &'a [T] {
@@ -127,12 +134,14 @@ impl<'a> CpuArgs<'a> {
         if len == 0 {
             return &[];
         }
-        // SAFETY: the binding is valid for reads (`new`), nobody writes it (this function's contract), any bytes are a `T`, and
-        // `aligned` has checked the alignment and counted the whole elements.
+        // SAFETY: the binding is valid for reads (`new`), nobody writes it (this function's
+        // contract), any bytes are a `T`, and `aligned` has checked the alignment and counted the
+        // whole elements.
         unsafe { std::slice::from_raw_parts(at, len) }
     }
 
-    /// Binding `i` as a raw pointer, and the number of whole elements: several tiles share it, each writes its own part.
+    /// Binding `i` as a raw pointer, and the number of whole elements: several tiles share it, each
+    /// writes its own part.
     #[inline]
     #[must_use]
     pub fn pointer<T>(&self, i: usize) -> (*mut T, usize) {
@@ -146,10 +155,12 @@ impl<'a> CpuArgs<'a> {
     /// Elements `from..from + count` of binding `i`, to write.
     ///
     /// # Safety
-    /// - The kernel declares that it writes binding `i`, and this tile alone touches these elements.
+    /// - The kernel declares that it writes binding `i`, and this tile alone touches these
+    ///   elements.
     ///
     /// # Panics
-    /// When the range does not lie in the binding, or the binding is not aligned for `T`; the stream is poisoned then.
+    /// When the range does not lie in the binding, or the binding is not aligned for `T`; the
+    /// stream is poisoned then.
     #[inline]
     #[must_use]
     pub unsafe fn slice_mut<T: Pod>(&self, i: usize, from: usize, count: usize) -> &'a mut [T] {
@@ -158,8 +169,8 @@ impl<'a> CpuArgs<'a> {
         if count == 0 {
             return &mut [];
         }
-        // SAFETY: the binding is valid for writes (`new`), the elements are this tile's alone (this function's contract), any
-        // bytes are a `T`, and bounds and alignment were checked.
+        // SAFETY: the binding is valid for writes (`new`), the elements are this tile's alone (this
+        // function's contract), any bytes are a `T`, and bounds and alignment were checked.
         unsafe { std::slice::from_raw_parts_mut(at.add(from), count) }
     }
 

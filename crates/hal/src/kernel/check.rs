@@ -1,4 +1,5 @@
-//! What a kernel asks of its launches: a check by its author, the alignment of its bindings, and which of them may overlap.
+//! What a kernel asks of its launches: a check by its author, the alignment of its bindings, and
+//! which of them may overlap.
 //!
 //! This module must not know when launches are checked.
 
@@ -61,13 +62,15 @@ impl<'a> LaunchInfo<'a> {
         self.bindings.get(i).map_or(0, |b| b.len)
     }
 
-    /// Whether binding `i` begins at a multiple of `to` bytes. Empty bindings do, whatever is asked.
+    /// Whether binding `i` begins at a multiple of `to` bytes. Empty bindings do, whatever is
+    /// asked.
     #[must_use]
     pub fn is_aligned(&self, i: usize, to: u64) -> bool {
         self.bindings.get(i).is_none_or(|b| b.len == 0 || b.addr.is_multiple_of(to.max(1)))
     }
 
-    /// Whether the bindings `i` and `j` share a byte. Without [`Overlap::InPlace`] or [`Overlap::Any`] only two that are read do.
+    /// Whether the bindings `i` and `j` share a byte. Without [`Overlap::InPlace`] or
+    /// [`Overlap::Any`] only two that are read do.
     #[must_use]
     pub fn overlap(&self, i: usize, j: usize) -> bool {
         match (self.bindings.get(i), self.bindings.get(j)) {
@@ -110,9 +113,10 @@ type CheckFn = dyn Fn(&LaunchInfo<'_>) -> Result<()> + Send + Sync;
 
 /// Decides which launches of a kernel may run. Clones are the same check.
 ///
-/// The runtime asks it before each launch, each recording and each update of a graph, but not for a grid with a zero in it, which
-/// runs nothing. It sees parameters, grid, block and the lengths of the bindings. Number, access and alignment of the bindings,
-/// overlap, the size of the parameters and the device's limits were checked before.
+/// The runtime asks it before each launch, each recording and each update of a graph, but not for a
+/// grid with a zero in it, which runs nothing. It sees parameters, grid, block and the lengths of
+/// the bindings. Number, access and alignment of the bindings, overlap, the size of the parameters
+/// and the device's limits were checked before.
 ///
 /// ```
 /// use leasehold_hal::{KernelCheck, LaunchInfo};
@@ -129,13 +133,15 @@ impl KernelCheck {
         Self(Some(Arc::new(check)))
     }
 
-    /// Accepts every launch: the kernel is safe with any parameters, any grid and bindings of any length.
+    /// Accepts every launch: the kernel is safe with any parameters, any grid and bindings of any
+    /// length.
     #[must_use]
     pub const fn any() -> Self {
         Self(None)
     }
 
-    /// Accepts every launch whose grid is `[x, 1, 1]`: for kernels that cut their work by the first index of a tile alone.
+    /// Accepts every launch whose grid is `[x, 1, 1]`: for kernels that cut their work by the first
+    /// index of a tile alone.
     #[must_use]
     pub fn grid_1d() -> Self {
         Self::new(|launch| match launch.grid {
@@ -179,7 +185,8 @@ pub enum Overlap {
     /// None may.
     #[default]
     Refused,
-    /// Two may be the very same bytes, for kernels that also work in place; none may overlap in part.
+    /// Two may be the very same bytes, for kernels that also work in place; none may overlap in
+    /// part.
     InPlace,
     /// Any may, in any way.
     Any,

@@ -1,4 +1,5 @@
-//! What is asked of every launch of a kernel, at the launch, at its recording, and at each update of a graph.
+//! What is asked of every launch of a kernel, at the launch, at its recording, and at each update
+//! of a graph.
 //!
 //! This module must not know sessions or graphs.
 
@@ -43,8 +44,8 @@ impl Rules {
         self.check_at(bindings, addresses, written(bindings.iter().map(|b| b.access)))
     }
 
-    /// As [`check_bindings`](Self::check_bindings), for the caller that knows two things of them: all bits of their addresses,
-    /// and which are [`written`].
+    /// As [`check_bindings`](Self::check_bindings), for the caller that knows two things of them:
+    /// all bits of their addresses, and which are [`written`].
     #[inline]
     pub(crate) fn check_at(&self, bindings: &[Binding], addresses: u64, mut written: u32) -> Result<()> {
         if addresses & self.most != 0 {
@@ -87,7 +88,8 @@ impl Rules {
         Ok(())
     }
 
-    /// The kernel's own check of a launch whose bindings were checked; not of one that runs nothing.
+    /// The kernel's own check of a launch whose bindings were checked; not of one that runs
+    /// nothing.
     ///
     /// # Errors
     /// What the kernel's author says.

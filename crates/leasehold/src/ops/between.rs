@@ -221,8 +221,9 @@ impl Way<'_> {
             // slot before is waited for.
             let here = lower.line.at(unsafe { lower.raw.submit(&list) }?);
             lower.count(list.len());
-            // SAFETY: the submission waited for what was gathered above; of the staging buffer, which
-            // is this call's, for its last read, and its writes are this line's own. Both turns are held.
+            // SAFETY: the submission waited for what was gathered above; of the staging buffer,
+            // which is this call's, for its last read, and its writes are this line's own. Both
+            // turns are held.
             unsafe {
                 read.mark(here);
                 buffer.mark_write(here);
@@ -240,8 +241,8 @@ impl Way<'_> {
             // slot is waited for.
             let there = upper.line.at(unsafe { upper.raw.submit(&list) }?);
             upper.count(list.len());
-            // SAFETY: it waited for the write of the staging buffer, which is this call's, and for what
-            // was gathered of the destination. Both turns are held.
+            // SAFETY: it waited for the write of the staging buffer, which is this call's, and for
+            // what was gathered of the destination. Both turns are held.
             unsafe {
                 buffer.mark_read(there);
                 written.mark(there);

@@ -18,7 +18,8 @@ pub(super) enum Staged {
 }
 
 impl Staged {
-    /// Copies bytes to staging memory. `long`: they are kept for long, which pinned memory is not for.
+    /// Copies bytes to staging memory. `long`: they are kept for long, which pinned memory is not
+    /// for.
     ///
     /// # Errors
     /// `OutOfMemory`; `DeviceLost`.
@@ -38,7 +39,8 @@ impl Staged {
         Ok(Self::Pageable(copy))
     }
 
-    /// In pinned memory that nobody uses any more; `None` when what the pool has at hand is still in use.
+    /// In pinned memory that nobody uses any more; `None` when what the pool has at hand is still
+    /// in use.
     fn pinned(stream: &Stream, bytes: &[u8]) -> Result<Option<Self>> {
         let pool = stream.runtime.device.memory(MemoryKind::Pinned)?;
         let on = On { line: stream.core.line, timeline: stream.core.raw_timeline() };
@@ -49,19 +51,21 @@ impl Staged {
         if !over {
             return Ok(None);
         }
-        // SAFETY: pinned memory of at least as many bytes, which the host may write: the lease is new, and every earlier use is over.
+        // SAFETY: pinned memory of at least as many bytes, which the host may write: the lease is
+        // new, and every earlier use is over.
         unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), buffer.addr() as *mut u8, bytes.len()) };
         Ok(Some(Self::Pinned(buffer)))
     }
 }
 
-// SAFETY: both kinds own their memory, which was written before the value was made, and write it no more. A move of the value moves
-// neither the vector's elements nor the buffer.
+// SAFETY: both kinds own their memory, which was written before the value was made, and write it no
+// more. A move of the value moves neither the vector's elements nor the buffer.
 unsafe impl HostBytes for Staged {
     fn bytes(&self) -> &[u8] {
         match self {
             Self::Pageable(bytes) => bytes,
-            // SAFETY: host memory of that many bytes, written by `pinned`. The lease keeps it, and nobody else has the lease.
+            // SAFETY: host memory of that many bytes, written by `pinned`. The lease keeps it, and
+            // nobody else has the lease.
             Self::Pinned(buffer) => unsafe {
                 std::slice::from_raw_parts(buffer.addr() as *const u8, buffer.len() as usize)
             },

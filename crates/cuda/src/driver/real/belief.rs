@@ -1,5 +1,6 @@
-//! What is believed of a driver that says "success". A library that only looks like the vendor's, or one whose memory is
-//! damaged, may answer anything; what would make this process touch memory that is not there, or never end, is an error.
+//! What is believed of a driver that says "success". A library that only looks like the vendor's,
+//! or one whose memory is damaged, may answer anything; what would make this process touch memory
+//! that is not there, or never end, is an error.
 //!
 //! This module must not know managers.
 
