@@ -18,6 +18,7 @@ mod graphs;
 
 use crate::kernels::Kernel;
 use crate::prelude::bytes;
+use crate::scenes::Scene;
 use crate::step::{
     FAR, FAR_STREAM, Hand, Node, Op, PINNED, Read, Slot, Span, Step, TEMPS, Work, default_of, is_far, is_far_stream,
 };
@@ -583,7 +584,16 @@ impl Model {
                 self.shared.push(self.on_holds());
                 self.exclusive.push(self.on_scenes());
             }
-            Step::Scene(_) => self.shared.push(self.on_scenes()),
+            Step::Scene(scene) => {
+                // It takes much memory. Where there is none, it waits for what streams use.
+                if scene == Scene::Common {
+                    if self.gates.iter().flatten().any(|g| g.waited) {
+                        return None;
+                    }
+                    self.shared.push(self.on_holds());
+                }
+                self.shared.push(self.on_scenes());
+            }
             Step::Enter(s) => {
                 self.stream(s).filter(|_| self.entered[me] < 8 && !is_far_stream(s))?;
                 self.entered[me] += 1;
