@@ -96,13 +96,23 @@ impl Shared {
         self.origins.read().get(&line).cloned()
     }
 
-    /// Notes that a stream waits for a point.
+    /// Notes that a stream waits for a point. Where there are many, those go whose point is over.
     pub fn note_wait(&self, point: Point, stream: &Weak<StreamCore>) {
+        let mut over = Vec::new();
         let mut waits = self.waits.lock();
         if waits.len() == waits.capacity() {
-            waits.retain(|(p, s)| s.strong_count() > 0 && matches!(p.line().check(p.value()), Ok(false)));
+            waits.retain(|(p, s)| {
+                let waiting = matches!(p.line().check(p.value()), Ok(false));
+                if !waiting {
+                    over.extend(s.upgrade());
+                }
+                waiting && s.strong_count() > 0
+            });
         }
         waits.push((point, stream.clone()));
+        drop(waits);
+        // The thread that gave such a point to the driver may not have come to `wake`, and will not find the note.
+        over.iter().for_each(|stream| stream.attend());
     }
 
     /// The largest value of a line that is waited for.

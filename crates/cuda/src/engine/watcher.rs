@@ -290,7 +290,7 @@ mod tests {
     use super::*;
     use crate::driver::sim::{SimDriver, SimDriverConfig};
     use crate::manager::stream::StreamManager;
-    use leasehold_core::Result;
+    use leasehold_core::{LineOwner, Result};
 
     /// The list would hold the stream, and with it the context, for ever.
     #[test]
@@ -309,6 +309,26 @@ mod tests {
         assert_eq!(Arc::strong_count(&stream), before + 1);
         watch.join();
         assert_eq!(Arc::strong_count(&stream), before);
+        Ok(())
+    }
+
+    /// The thread that gave the point to the driver comes to `wake` later, and finds no note.
+    #[test]
+    fn a_stream_whose_note_is_cleared_away_is_gone_on_with() -> Result<()> {
+        let id = DeviceId::cuda(0);
+        let driver = Arc::new(SimDriver::new(SimDriverConfig::default())?);
+        let streams = StreamManager::configure_for_test(driver, id)?;
+        let (waiting, other) = (streams.acquire(0)?.core.clone(), streams.acquire(0)?.core.clone());
+        let source = LineOwner::take()?;
+        let shared = &waiting.core.shared;
+        let value = source.advance()?;
+        shared.note_wait(source.line().at(value), &waiting.me);
+        source.complete(value);
+        for _ in 0..100 {
+            shared.note_wait(source.line().at(value + 1), &other.me);
+        }
+        assert!(waiting.watched.load(Ordering::Acquire), "the note is gone, and nobody goes on with the stream");
+        assert!(!other.watched.load(Ordering::Acquire), "its point is not over");
         Ok(())
     }
 }
