@@ -287,7 +287,6 @@ unsafe impl Device for DeviceState {
     fn synchronize(&self, timeout: Option<Duration>) -> Result<()> {
         let deadline = timeout.and_then(|t| Instant::now().checked_add(t));
         let mut first = Ok(());
-        // What nobody holds any more is nobody's failure.
         self.primary().streams().collect();
         for stream in self.primary().core().streams() {
             let left = deadline.map(|d| d.saturating_duration_since(Instant::now()));
@@ -301,7 +300,10 @@ unsafe impl Device for DeviceState {
                     if line.failed(value) {
                         line.see_off(value, deadline, || stream.refresh());
                     }
-                    first = first.and(Err(e));
+                    // What nobody holds any more is nobody's failure.
+                    if stream.is_held() || matches!(e, Error::DeviceLost { .. }) {
+                        first = first.and(Err(e));
+                    }
                 }
             }
         }

@@ -112,6 +112,8 @@ pub struct StreamCore {
     seen: AtomicU64,
     pub(super) wanted: AtomicU64,
     pub(super) watched: AtomicBool,
+    /// Whether somebody holds the stream, who is told of its failures.
+    held: AtomicBool,
     pub(super) state: Mutex<State>,
     pub(super) host: HostPart,
     recent: [AtomicU64; RECENT],
@@ -138,6 +140,7 @@ impl StreamCore {
             seen: AtomicU64::new(start),
             wanted: AtomicU64::new(0),
             watched: AtomicBool::new(false),
+            held: AtomicBool::new(true),
             state: Mutex::new(State {
                 deferred: VecDeque::new(),
                 turn: Turn::Free,
@@ -188,6 +191,16 @@ impl StreamCore {
     pub fn is_sound(&self) -> bool {
         let line = self.line();
         line.is_idle() && !line.failed(VALUE_LIMIT) && line.submitted() < VALUE_LIMIT / 2 && self.host.is_empty()
+    }
+
+    /// Somebody holds the stream from now on.
+    pub(crate) fn take_up(&self) {
+        self.held.store(true, Ordering::Release);
+    }
+
+    /// Whether somebody holds the stream. What nobody holds is nobody's failure.
+    pub(crate) fn is_held(&self) -> bool {
+        self.held.load(Ordering::Acquire)
     }
 
     /// How it is called in reports.

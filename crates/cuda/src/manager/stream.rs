@@ -78,6 +78,7 @@ impl Resource for Streams {
             },
         );
         if let Some(stream) = again {
+            stream.core.take_up();
             return Ok(stream);
         }
         {
@@ -101,7 +102,11 @@ impl Resource for Streams {
     }
 
     fn fits(&self, idle: &mut StreamState, priority: &i32) -> bool {
-        idle.core.priority() == *priority
+        let fits = idle.core.priority() == *priority;
+        if fits {
+            idle.core.take_up();
+        }
+        fits
     }
 
     fn recycle(&self, stream: &mut StreamState) -> Fate {

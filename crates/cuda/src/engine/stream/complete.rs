@@ -149,6 +149,7 @@ impl StreamCore {
 
     /// Nobody holds the stream any more: its work goes on by itself. Whether it can be lent again at once.
     pub(crate) fn let_go(&self) -> bool {
+        self.held.store(false, Ordering::Release);
         let line = self.line();
         if !line.is_idle() {
             self.pump();
