@@ -632,6 +632,9 @@ impl State {
             return;
         }
         let agent = (q.agent, q.epoch);
+        let gone = &mut self.gone[q.device as usize];
+        gone.0.join(&q.clock);
+        gone.1 = gone.1.max(q.nanos);
         self.agents.push(agent);
         self.queues.remove(&queue);
     }

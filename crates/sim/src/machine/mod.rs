@@ -330,6 +330,8 @@ pub(crate) struct State {
     /// Commands that ran so far.
     steps: u64,
     lost: Vec<Option<Arc<str>>>,
+    /// Of each device: what its queues that are gone did last, and when.
+    gone: Vec<(Clock, u64)>,
     tracing: bool,
     trace: Vec<Ran>,
     /// Dropped after the lock.
@@ -453,6 +455,7 @@ impl Machine {
             host_nanos: 0,
             steps: 0,
             lost: vec![None; config.devices as usize],
+            gone: vec![(Clock::default(), 0); config.devices as usize],
             tracing: config.trace,
             trace: Vec::new(),
             trash: Vec::new(),
@@ -674,6 +677,8 @@ impl State {
         }
         *lost = Some(cause.into());
         self.changed = true;
+        let (clock, nanos) = std::mem::take(&mut self.gone[device as usize]);
+        self.host_learns(&clock, nanos);
         let queues = self.queues.iter().filter(|(_, q)| q.device == device);
         let all: Vec<(QueueId, Clock, u64)> = queues.map(|(&id, q)| (id, q.clock.clone(), q.nanos)).collect();
         for (id, clock, nanos) in all {

@@ -324,6 +324,19 @@ fn memory_that_a_lost_device_used_may_go() {
     assert_eq!(m.take_reports(), []);
 }
 
+/// The queue's work was over, but the host had not heard of it when the queue and then the device went.
+#[test]
+fn memory_that_a_queue_used_before_it_and_its_device_went_may_go() {
+    let m = Machine::new(config(9).stepping(Stepping::Manual)).unwrap();
+    let (q, at, host) = (m.queue_create(0).unwrap(), m.alloc(0, N).unwrap(), m.host_alloc(N).unwrap());
+    copy(&m, q, host, at, N);
+    m.run_until_idle();
+    m.queue_destroy(q).unwrap();
+    m.lose_device(0, "gone");
+    m.host_free(host).unwrap();
+    assert_eq!(m.take_reports(), []);
+}
+
 #[test]
 fn host_memory_that_goes_while_a_copy_is_pending() {
     let ends: [fn(&Machine, u64); 3] = [
