@@ -247,6 +247,8 @@ struct Besides {
     points: Vec<(Stamp, u64)>,
     /// When there are so many, those go that have passed.
     full: usize,
+    /// Room for looking at them without the lock.
+    room: Vec<(Stamp, u64)>,
 }
 
 /// The progress of one stream (or gate), to look at and to wait for. Its [`LineOwner`] writes it.
@@ -770,15 +772,19 @@ impl LineOwner {
     /// Keeps what leaves its place: if the line fails, the values that waited for it pass only after it.
     #[cold]
     fn note_besides(&self, former: Stamp, from: u64) {
-        let besides = &self.line.known_besides;
-        let full = |besides: &Besides| (besides.points.len() >= besides.full).then(|| besides.points.clone());
-        let mut passed = full(&besides.lock()).unwrap_or_default();
-        // Not under the lock: it asks other lines, and perhaps this one.
-        passed.retain(|(s, _)| s.point().is_none_or(Point::has_passed));
-        let mut besides = besides.lock();
+        let mut besides = self.line.known_besides.lock();
         if besides.points.len() >= besides.full {
+            let Besides { points, room, .. } = &mut *besides;
+            room.extend_from_slice(points);
+            let mut passed = std::mem::take(room);
+            drop(besides);
+            // Not under the lock: it asks other lines, and perhaps this one.
+            passed.retain(|(s, _)| s.point().is_none_or(Point::has_passed));
+            besides = self.line.known_besides.lock();
             besides.points.retain(|known| !passed.contains(known));
             besides.full = (2 * besides.points.len()).max(KNOWN);
+            passed.clear();
+            besides.room = passed;
         }
         besides.points.push((former, from));
     }
