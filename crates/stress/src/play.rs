@@ -5,7 +5,7 @@
 
 use crate::generate::Plan;
 use crate::kernels::{Kernel, Params};
-use crate::model::Planned;
+use crate::model::{Far, Planned};
 use crate::prelude::{Call, Completions, Place, bytes, launch, open, refuses, resume, suspend, try_launch};
 use crate::scenes;
 use crate::step::{FAR_STREAM, Hand, Node, Op, PINNED, Read, Slot, Span, Step, TEMPS, Work, is_far, is_far_stream};
@@ -238,7 +238,9 @@ impl World {
         };
         world.streams[0].put(world.runtime.stream().clone());
         // It is open already.
-        if let Some(Ok(far)) = bench.far() {
+        if shape.far != Far::None
+            && let Some(Ok(far)) = bench.far()
+        {
             world.streams[usize::from(FAR_STREAM)].put(far.stream().clone());
             world.far.put(far);
         }
@@ -850,7 +852,7 @@ fn conduct(world: Arc<World>, bench: Bench) -> std::result::Result<(), Finding> 
 mod tests {
     use super::*;
     use crate::generate::Program;
-    use crate::model::{Far, Shape};
+    use crate::model::Shape;
 
     fn plan(steps: Vec<Step>) -> Arc<Plan> {
         let steps: Vec<_> = steps.into_iter().map(|s| (0, s)).collect();
