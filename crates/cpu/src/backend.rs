@@ -164,9 +164,8 @@ unsafe impl Device for DeviceState {
         let deadline = timeout.and_then(|t| Instant::now().checked_add(t));
         self.streams.check_process()?;
         let mut first = Ok(());
-        // What nobody holds any more is nobody's failure.
         self.streams.collect();
-        for line in self.streams.lines() {
+        for (line, held) in self.streams.lines() {
             let left = deadline.map(|d| d.saturating_duration_since(Instant::now()));
             let value = line.submitted();
             match line.wait(value, left) {
@@ -175,7 +174,10 @@ unsafe impl Device for DeviceState {
                 Err(e) => {
                     // A failure is told before what failed is over.
                     line.see_off(value, deadline, || Ok(line.completed()));
-                    first = first.and(Err(e));
+                    // What nobody holds any more is nobody's failure.
+                    if held {
+                        first = first.and(Err(e));
+                    }
                 }
             }
         }

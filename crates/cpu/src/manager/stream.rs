@@ -55,13 +55,14 @@ impl fmt::Debug for StreamState {
 struct Common {
     retired: RetireList<StreamState>,
     /// Lines of all streams that exist, the retired ones too.
-    lines: Mutex<Vec<&'static Line>>,
+    /// And whether somebody holds the stream.
+    lines: Mutex<Vec<(&'static Line, bool)>>,
 }
 
 impl Common {
     fn forget(&self, stream: StreamState) {
         let id = stream.line().id();
-        self.lines.lock().retain(|l| l.id() != id);
+        self.lines.lock().retain(|(l, _)| l.id() != id);
         drop(stream);
     }
 }
@@ -104,7 +105,7 @@ impl Resource for Streams {
         }
         let stream =
             StreamState { queue: Queue::new(self.pool.clone())?, waits: self.waits.clone(), _place: PhantomPinned };
-        self.common.lines.lock().push(stream.line());
+        self.common.lines.lock().push((stream.line(), true));
         Ok(stream)
     }
 
@@ -113,6 +114,8 @@ impl Resource for Streams {
     }
 
     fn destroy(&self, stream: StreamState) {
+        let id = stream.line().id();
+        self.common.lines.lock().iter_mut().filter(|(l, _)| l.id() == id).for_each(|(_, held)| *held = false);
         // Ending a worker may block for an instant, and work may be pending.
         self.common.retired.push(stream);
     }
@@ -175,8 +178,8 @@ impl StreamManager {
         self.common.retired.len()
     }
 
-    /// The lines of all streams that exist.
-    pub fn lines(&self) -> Vec<&'static Line> {
+    /// The lines of all streams that exist, and whether each is one that was not given up.
+    pub fn lines(&self) -> Vec<(&'static Line, bool)> {
         self.common.lines.lock().clone()
     }
 
