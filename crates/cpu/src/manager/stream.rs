@@ -54,8 +54,7 @@ impl fmt::Debug for StreamState {
 
 struct Common {
     retired: RetireList<StreamState>,
-    /// Lines of all streams that exist, the retired ones too.
-    /// And whether somebody holds the stream.
+    /// Lines of all streams that exist, the retired ones too, and whether somebody holds the stream.
     lines: Mutex<Vec<(&'static Line, bool)>>,
 }
 

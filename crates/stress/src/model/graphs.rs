@@ -179,6 +179,9 @@ impl Model {
                         (e.recorded, e.held) = (true, need);
                         self.exclusive.push(on);
                         planned.records.push(*slot);
+                    } else {
+                        // The event is gone. Before it went, the launch would be its last record.
+                        self.shared.push(on);
                     }
                 }
                 Node::Work(work) => {
