@@ -8,7 +8,7 @@
 //! The turn is the lock of the stream's frame, held for one call or for a session. Other threads wait for it; the thread that holds it gets
 //! `Occupied`, since it would wait for itself. While it is held nothing else is locked but records and the backend's own submission lock.
 //!
-//! The records' locks ([`Locked`]) order submissions of several threads to several streams with a common buffer. They are held for one
+//! The records' locks (`Locked`) order submissions of several threads to several streams with a common buffer. They are held for one
 //! submission. Whoever finds one taken gives up its own and takes all again in the order of their addresses, so no two wait for each other.
 //!
 //! # Room

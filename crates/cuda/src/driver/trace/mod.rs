@@ -82,7 +82,7 @@ pub fn scenarios() -> impl Iterator<Item = &'static Scenario> {
 /// Runs a scenario on a driver that is started; `line` gets each line as soon as it is known.
 ///
 /// # Safety
-/// - For an [undefined](Scenario::undefined) scenario: whatever the driver does with wrong calls, the process bears it. It may end.
+/// - If the scenario is undefined: whatever the driver does with wrong calls, the process bears it. It may end.
 pub unsafe fn run(ops: &Arc<dyn CudaSlowOps>, scenario: &Scenario, line: &mut dyn FnMut(String)) {
     // SAFETY: scenarios give handles and addresses of their own, each to the calls that it is made for, and keep memory until
     // the work on it is over. What is wrong on purpose the drivers are known to refuse: the traces hold the answers.
