@@ -1,4 +1,5 @@
-//! Runs one single-threaded path of the allocator a number of times, for `ci/instructions.sh` to count.
+//! Runs one single-threaded path of the allocator a number of times, for `ci/instructions.sh` to
+//! count.
 //!
 //! `alloc_instructions NAME PAIRS`
 

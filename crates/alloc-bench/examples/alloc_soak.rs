@@ -1,8 +1,10 @@
-//! How much memory an allocator holds over time under the pattern of the benchmark sh8bench, over a device without memory.
+//! How much memory an allocator holds over time under the pattern of the benchmark sh8bench, over a
+//! device without memory.
 //!
 //! `alloc_soak [threads] [seconds] [largest block] [blocks a thread]`. Each thread allocates small blocks more often than
-//! large ones, round after round; a moving fifth of its blocks survives each round, and the rest is freed from both ends. The
-//! program prints live and reserved memory in equal steps of time, so that growth without an end shows.
+//! large ones, round after round; a moving fifth of its blocks survives each round, and the rest is
+//! freed from both ends. The program prints live and reserved memory in equal steps of time, so
+//! that growth without an end shows.
 
 use leasehold_alloc::{Allocator, AllocatorConfig, Layout, On};
 use leasehold_alloc_bench::FakeBacking;

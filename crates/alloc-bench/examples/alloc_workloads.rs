@@ -1,4 +1,5 @@
-//! Times a pair of allocation and free under the workloads of `leasehold_alloc_bench::workload`, over a device without memory.
+//! Times a pair of allocation and free under the workloads of `leasehold_alloc_bench::workload`,
+//! over a device without memory.
 //!
 //! `alloc_workloads [part of a workload's name] [pairs] [threads]`; for a quick look while working on the allocator. The comparison with
 //! other allocators is `leasehold bench alloc`.
@@ -16,7 +17,8 @@ fn own(magazines: bool, marks: bool) -> Result<Own> {
     Own::new(Box::new(FakeBacking::new(1 << 38)), config, marks)
 }
 
-/// Lets so many threads use every shard in turn that none is biased any more. All are there at a time: numbers of threads are given again.
+/// Lets so many threads use every shard in turn that none is biased any more. All are there at a
+/// time: numbers of threads are given again.
 fn share(own: &Own) -> Result<()> {
     let shards = 2 * std::thread::available_parallelism().map_or(4, usize::from).next_power_of_two().clamp(2, 32);
     let end = Barrier::new(24 * shards + 1);

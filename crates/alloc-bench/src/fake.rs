@@ -1,8 +1,10 @@
-//! A backing that backs nothing: addresses without memory, with counters, a physical limit, a leak check and fault injection.
+//! A backing that backs nothing: addresses without memory, with counters, a physical limit, a leak
+//! check and fault injection.
 //!
-//! Used by tests and by the replay of traces on a virtual device, where an 18 GB trace runs on a small machine. Whoever holds a
-//! clone sees and steers the same backing. It checks its caller: a mapping over a mapping, an unmapping of what is not mapped and the
-//! like are recorded as violations.
+//! Used by tests and by the replay of traces on a virtual device, where an 18 GB trace runs on a
+//! small machine. Whoever holds a clone sees and steers the same backing. It checks its caller: a
+//! mapping over a mapping, an unmapping of what is not mapped and the like are recorded as
+//! violations.
 
 use leasehold_alloc::{Backing, BackingCaps, Chunk};
 use leasehold_core::sync::atomic::{AtomicU64, Ordering};
@@ -107,7 +109,8 @@ impl FakeBacking {
     #[must_use]
     pub fn with_caps(caps: BackingCaps) -> Self {
         let state = State {
-            // Low enough that no address has bit 63 set, high enough that offset arithmetic without a base is noticed.
+            // Low enough that no address has bit 63 set, high enough that offset arithmetic without
+            // a base is noticed.
             next_addr: 0x10_0000_0000,
             next_handle: 1,
             physical: caps.physical,
@@ -146,7 +149,8 @@ impl FakeBacking {
         self.state.lock().used
     }
 
-    /// What is still taken: reservations, handles, mappings, segments. All zero after everything was given back.
+    /// The counts of what is still taken: reservations, handles, mappings, segments. All are zero
+    /// once everything was given back.
     #[must_use]
     pub fn outstanding(&self) -> (usize, usize, usize, usize) {
         let s = self.state.lock();
@@ -165,8 +169,8 @@ impl FakeBacking {
         self.walk(addr, bytes, |_, _| {})
     }
 
-    /// Which memory backs `[addr, addr + bytes)`: runs of it, as where each begins and how many bytes it has. Equal numbers are the same bytes,
-    /// whatever address they are seen at.
+    /// Which memory backs `[addr, addr + bytes)`: runs of it, as where each begins and how many
+    /// bytes it has. Equal numbers are the same bytes, whatever address they are seen at.
     ///
     /// # Panics
     /// If not all of it is backed.
@@ -177,7 +181,8 @@ impl FakeBacking {
         runs
     }
 
-    /// Calls `each` with the runs of memory that back a range, up to the first address that nothing backs; whether there is none.
+    /// Calls `each` with the runs of memory that back a range, up to the first address that nothing
+    /// backs; whether there is none.
     fn walk(&self, addr: u64, bytes: u64, mut each: impl FnMut(u64, u64)) -> bool {
         let s = self.state.lock();
         let mut at = addr;
@@ -245,7 +250,8 @@ impl State {
     }
 }
 
-// SAFETY: its addresses belong to no device and to no memory of the host: it backs nothing, so nobody can use them.
+// SAFETY: its addresses belong to no device and to no memory of the host: it backs nothing, so
+// nobody can use them.
 unsafe impl Backing for FakeBacking {
     fn caps(&self) -> BackingCaps {
         self.caps

@@ -1,7 +1,8 @@
-//! What the allocator core is measured and tested with: workloads, recorded traces and their replay, emulations of other allocators, memory
-//! without a device and streams without work.
+//! Tools that measure and test the allocator core: workloads, recorded traces and their replay,
+//! emulations of other allocators, memory without a device, and streams without work.
 //!
-//! It uses the allocator through its public API alone, and no program that only wants memory needs it.
+//! It uses the allocator through its public API alone, and no program that only wants memory needs
+//! it.
 //!
 //! | module | what it has |
 //! |---|---|

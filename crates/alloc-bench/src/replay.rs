@@ -1,7 +1,8 @@
 //! Replays a trace against an allocator, this one or a peer, and reports what it cost.
 //!
-//! The trace's streams become streams whose epochs complete a fixed number of operations later (`lag`), so that readiness is
-//! deterministic and needs no device. Replaying on a virtual device ([`FakeBacking`]) maps nothing.
+//! The trace's streams become streams whose epochs complete a fixed number of operations later
+//! (`lag`), so that readiness is deterministic and needs no device. Replaying on a virtual device
+//! ([`FakeBacking`]) maps nothing.
 
 use crate::fake::FakeBacking;
 use crate::trace::Trace;
@@ -67,7 +68,7 @@ pub struct Options {
     pub timed: bool,
     /// End at the first allocation that fails.
     pub stop_at_failure: bool,
-    /// Who is told how far it is.
+    /// The listener for the progress.
     pub progress: Option<Progress>,
 }
 
@@ -94,15 +95,16 @@ impl Default for Options {
 pub struct Report {
     /// Events played, all repetitions and threads.
     pub events: u64,
-    /// The most bytes that were requested and live at one time, all threads together. What failed was not live. With several threads it
-    /// may be short by one part in 4,096 of the trace's peak for each.
+    /// The most bytes that were requested and live at one time, all threads together. What failed
+    /// was not live. With several threads it may be short by one part in 4,096 of the trace's peak
+    /// for each.
     pub peak_requested: u64,
     /// The most bytes taken from the driver.
     pub peak_reserved: u64,
     /// The two divided.
     pub ratio: f64,
-    /// The least budget, as a multiple of the trace's peak times the threads, with which the trace completes; `None` when it was not
-    /// looked for.
+    /// The least budget, as a multiple of the trace's peak times the threads, with which the trace
+    /// completes; `None` when it was not looked for.
     pub min_budget: Option<f64>,
     /// Nanoseconds per operation.
     pub ns_per_op: Times,
@@ -122,7 +124,8 @@ pub struct Report {
 pub struct Times {
     /// The mean over everything.
     pub mean: f64,
-    /// The mean over the last repetition: without what only the first cost. Not among the keys of the JSON report.
+    /// The mean over the last repetition: without what only the first cost. Not among the keys of
+    /// the JSON report.
     #[cfg_attr(feature = "serde", serde(skip))]
     pub steady: f64,
     /// Half of the operations took at most this; 0 unless each was timed.
@@ -162,7 +165,8 @@ pub fn virtual_device() -> Result<Box<dyn Backing>> {
 /// Replays on a backing. Epochs are virtual, so nothing must really use the memory.
 ///
 /// # Errors
-/// What the allocator returns on construction, and a lost device. Allocations that fail otherwise are counted, not returned.
+/// What the allocator returns on construction, and a lost device. Allocations that fail otherwise
+/// are counted, not returned.
 pub fn replay(trace: &Trace, options: &Options, backing: Box<dyn Backing>) -> Result<Report> {
     let peak = copies_peak(trace, options)?;
     let granule = backing.caps().granule;
@@ -175,7 +179,8 @@ pub fn replay(trace: &Trace, options: &Options, backing: Box<dyn Backing>) -> Re
     }
 }
 
-/// What as many copies as there are threads have live at most: if all have their peaks at the same time.
+/// What as many copies as there are threads have live at most: if all have their peaks at the same
+/// time.
 fn copies_peak(trace: &Trace, options: &Options) -> Result<u64> {
     let threads = options.threads.max(1);
     let all = trace.peak.checked_mul(u64::from(threads));
@@ -193,7 +198,8 @@ trait Plays: Sync {
     type Stream: Send;
 
     fn stream(&self) -> Result<Self::Stream>;
-    /// Work on a stream, which uses what is allocated or freed next; `None` where streams mean nothing.
+    /// Work on a stream, which uses what is allocated or freed next; `None` where streams mean
+    /// nothing.
     fn submit(&self, on: &Self::Stream) -> Result<Option<Point>>;
     /// # Errors
     /// Only what ends the replay; `None` is an allocation that failed.
@@ -367,8 +373,9 @@ fn clock_cost() -> u32 {
     all[all.len() / 2]
 }
 
-/// As [`replay`], on a fresh backing for each play: once for the figures, once more with every operation timed for the percentiles, and,
-/// if `min_budget` says with which policy, as often as the search for the smallest budget needs.
+/// As [`replay`], on a fresh backing for each play: once for the figures, once more with every
+/// operation timed for the percentiles, and, if `min_budget` says with which policy, as often as
+/// the search for the smallest budget needs.
 ///
 /// # Errors
 /// As [`replay`]; what `make` returns.
@@ -389,8 +396,8 @@ pub fn measure(
     Ok(report)
 }
 
-/// The least budget, as a multiple of the trace's peak times the threads, with which the trace completes on a virtual device, to a
-/// granule.
+/// The least budget, as a multiple of the trace's peak times the threads, with which the trace
+/// completes on a virtual device, to a granule.
 ///
 /// # Errors
 /// As [`replay_virtual`]; `OutOfMemory` when the trace does not complete with four times its peak.
@@ -412,7 +419,8 @@ pub fn find_min_budget_on(
     let (mut low, high) = bounds(trace, peak, granule);
     let most = high;
     let mut high = high;
-    // It need not be monotone: the result is one with which the trace completes, found by bisection.
+    // It need not be monotone: the result is one with which the trace completes, found by
+    // bisection.
     while low < high {
         let mid = low + (high - low) / 2;
         let budget = Some((mid as f64 * granule as f64) / peak as f64 + 1e-9);
@@ -426,7 +434,8 @@ pub fn find_min_budget_on(
     Ok(low as f64 * granule as f64 / peak as f64)
 }
 
-/// Between which numbers of granules the least budget lies: one copy's peak, and four times that of all.
+/// Between which numbers of granules the least budget lies: one copy's peak, and four times that of
+/// all.
 fn bounds(trace: &Trace, peak: u64, granule: u64) -> (u64, u64) {
     (trace.peak.max(1).div_ceil(granule), peak.div_ceil(granule).saturating_mul(4).saturating_add(64))
 }
@@ -452,8 +461,9 @@ struct SharedLive {
     peak: AtomicU64,
 }
 
-/// What one copy has live. A sum over threads that each of them writes at every operation would slow what is measured. So a copy tells
-/// the others when it has changed by a step, and never more than it has: at every time their sum is live.
+/// What one copy has live. A sum over threads that each of them writes at every operation would
+/// slow what is measured. So a copy tells the others when it has changed by a step, and never more
+/// than it has: at every time their sum is live.
 struct Live<'a> {
     now: u64,
     peak: u64,

@@ -3,7 +3,8 @@
 //! `op` is `a` (allocate) or `f` (free); sizes are bytes as requested; an id names one allocation and is never used again. A free may
 //! name another stream than the allocation did: that stream used the memory last.
 //!
-//! Limits: 65,536 streams, 67,108,864 lines, 256 bytes in a line. A byte order mark before the first line is passed over.
+//! Limits: 65,536 streams, 67,108,864 lines, 256 bytes in a line. A byte order mark before the
+//! first line is passed over.
 
 use leasehold_alloc::{BlockState, EventKind, Snapshot};
 use leasehold_core::{Error, Result};
@@ -159,8 +160,9 @@ impl Trace {
         Ok(trace)
     }
 
-    /// What a snapshot's ring remembers, as a trace. Buffers that were allocated before the ring's oldest event, and freed later or still
-    /// held, are allocated at its beginning, as a workload's weights are.
+    /// What a snapshot's ring remembers, as a trace. Buffers that were allocated before the ring's
+    /// oldest event, and freed later or still held, are allocated at its beginning, as a workload's
+    /// weights are.
     #[must_use]
     pub fn recorded(snapshot: &Snapshot) -> Trace {
         let mut log = Recorder::default();

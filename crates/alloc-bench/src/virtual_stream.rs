@@ -1,4 +1,5 @@
-//! Streams without a device, whose work is over when somebody says so: for tests, replays and benchmarks.
+//! Streams without a device, whose work is over when somebody says so: for tests, replays and
+//! benchmarks.
 //!
 //! Must not know allocators.
 
@@ -9,7 +10,8 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-/// A stream without a device: its epochs complete `lag` operations of its replay later, or when the host waits.
+/// A stream without a device: its epochs complete `lag` operations of its replay later, or when the
+/// host waits.
 pub struct VirtualStream {
     owner: Arc<LineOwner>,
     host_waits: AtomicU64,
@@ -24,8 +26,8 @@ static WAITS: OnceLock<Waits> = OnceLock::new();
 type Owners = Mutex<BTreeMap<u16, Weak<LineOwner>>>;
 static OWNERS: Owners = Mutex::new(BTreeMap::new());
 
-/// Lets virtual time pass until a point is over: first whatever its stream was made to wait for before it. Blocks for a point
-/// of a stream that is not virtual.
+/// Lets virtual time pass until a point is over: first whatever its stream was made to wait for
+/// before it. Blocks for a point of a stream that is not virtual.
 pub fn pass(point: Point) {
     let owner = OWNERS.lock().get(&point.line_id().get()).and_then(Weak::upgrade);
     let Some(owner) = owner else {

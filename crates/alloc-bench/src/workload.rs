@@ -1,8 +1,10 @@
-//! Workloads that any allocator can be put under, so that Leasehold's and its peers are measured by the same code.
+//! Workloads that any allocator can be put under, so that Leasehold's and its peers are measured by
+//! the same code.
 //!
-//! A [`Subject`] allocates and frees; a [`Workload`] says in which pattern; [`Workload::run`] times it. Times are of a pair: one allocation
-//! and one free. Each thread has its own stream, runs the pattern in slices, and every slice is timed as a whole, so that the clock
-//! is read rarely; the median over the slices leaves out what else the machine was doing.
+//! A [`Subject`] allocates and frees; a [`Workload`] says in which pattern; [`Workload::run`] times
+//! it. Times are of a pair: one allocation and one free. Each thread has its own stream, runs the
+//! pattern in slices, and every slice is timed as a whole, so that the clock is read rarely; the
+//! median over the slices leaves out what else the machine was doing.
 //!
 //! Must not know which allocators there are.
 
@@ -29,7 +31,8 @@ pub trait Subject: Sync {
     /// Allocates `size` bytes. `None`: there is no memory; the workload then ends without a figure.
     fn alloc(&self, on: &Self::Stream, size: u64) -> Option<Self::Block>;
 
-    /// Gives a block back; `on` is the stream of the thread that does it, not always the one that allocated.
+    /// Gives a block back; `on` is the stream of the thread that does it, not always the one that
+    /// allocated.
     fn free(&self, on: &Self::Stream, block: Self::Block);
 }
 
@@ -123,7 +126,8 @@ impl Workload {
         ]
     }
 
-    /// Bytes that lie live at one time at most, per thread: what a device must have for it, fragmentation apart.
+    /// Bytes that lie live at one time at most, per thread: what a device must have for it,
+    /// fragmentation apart.
     #[must_use]
     pub fn live_bytes(self) -> u64 {
         match self {
@@ -284,7 +288,8 @@ fn produce<S: Subject>(s: &S, on: &S::Stream, other: S::Stream, size: u64, pairs
     })
 }
 
-/// Leasehold's allocator as a subject. Streams are virtual: idle, so that what is freed is ready at once.
+/// Leasehold's allocator as a subject. Streams are virtual: idle, so that what is freed is ready at
+/// once.
 ///
 /// It has an allocator of its own, since virtual streams say of all work that it is over.
 #[derive(Debug)]
@@ -294,7 +299,8 @@ pub struct Own {
 }
 
 impl Own {
-    /// A new allocator. With `marks` a write is marked on every block, as a user would: then memory is in use until its stream is done.
+    /// A new allocator. With `marks` a write is marked on every block, as a user would: then memory
+    /// is in use until its stream is done.
     ///
     /// # Errors
     /// As [`Allocator::new`].

@@ -1,23 +1,29 @@
 //! Streams: ordered queues of work, and the one door through which all work goes.
 //!
 //! # The door
-//! Every copy, fill, session, event and graph launch passes `Stream::pass`: take the stream's turn; lock the operands' records; find the
-//! points that they must wait for; one submission to the backend; mark the operands with the new point; unlock. Waits are inserted only for uses on other
-//! lines that this line does not know of: on a single stream nothing is waited for and no driver is called.
+//! Every copy, fill, session, event and graph launch passes `Stream::pass`: take the stream's turn;
+//! lock the operands' records; find the points that they must wait for; one submission to the
+//! backend; mark the operands with the new point; unlock. Waits are inserted only for uses on other
+//! lines that this line does not know of: on a single stream nothing is waited for and no driver is
+//! called.
 //!
-//! The turn is the lock of the stream's frame, held for one call or for a session. Other threads wait for it; the thread that holds it gets
+//! The turn is the lock of the stream's frame, held for one call or for a session. Other threads
+//! wait for it; the thread that holds it gets
 //! `Occupied`, since it would wait for itself. While it is held nothing else is locked but records and the backend's own submission lock.
 //!
-//! The records' locks (`Locked`) order submissions of several threads to several streams with a common buffer. They are held for one
-//! submission. Whoever finds one taken gives up its own and takes all again in the order of their addresses, so no two wait for each other.
+//! The records' locks (`Locked`) order submissions of several threads to several streams with a
+//! common buffer. They are held for one submission. Whoever finds one taken gives up its own and
+//! takes all again in the order of their addresses, so no two wait for each other.
 //!
 //! # Room
-//! A backend may block a submitter while its queue is full. Nobody may be blocked so while holding the turn: a host call on the same stream
-//! that submits would wait for the turn, and the queue for the host call. So callers pause *before* they take the turn, as soon as about
-//! 8,192 operations are pending (`StreamCore::turn`); host calls never pause. A pause in which nothing completes ends with an error: the
-//! thread that pauses may be the one that the stream waits for.
+//! A backend may block a submitter while its queue is full. Nobody may be blocked so while holding
+//! the turn: a host call on the same stream that submits would wait for the turn, and the queue for
+//! the host call. So callers pause *before* they take the turn, as soon as about 8,192 operations
+//! are pending (`StreamCore::turn`); host calls never pause. A pause in which nothing completes
+//! ends with an error: the thread that pauses may be the one that the stream waits for.
 //!
-//! While a thread records, its calls on any stream of that device go to the recorder instead, and the stream is not touched.
+//! While a thread records, its calls on any stream of that device go to the recorder instead, and
+//! the stream is not touched.
 
 use crate::graph::recorder;
 use crate::ops::call;
@@ -36,7 +42,8 @@ use std::time::{Duration, Instant};
 
 /// Operations after which submitters see to it that the ones before are over.
 const SEGMENT: u32 = 4096;
-/// How long a submitter waits for room while nothing completes, unless the stream is told otherwise.
+/// How long a submitter waits for room while nothing completes, unless the stream is told
+/// otherwise.
 const SUBMIT_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// What a stream keeps between calls so that a launch allocates nothing.
@@ -47,8 +54,9 @@ pub(crate) struct Frame {
     pub(crate) ops: Vec<Op<'static>>,
 }
 
-// SAFETY: the raw pointers that keep it from being `Send` are what a session staged. They are read only by that session's `finish`,
-// on the session's own thread, while what they point to is borrowed.
+// SAFETY: the raw pointers that keep it from being `Send` are what a session staged. They are read
+// only by that session's `finish`, on the session's own thread, while what they point to is
+// borrowed.
 unsafe impl Send for Frame {}
 
 thread_local! {
@@ -63,7 +71,8 @@ fn me() -> usize {
 
 /// A frame and the turn at it: of a stream, or of a thread that records.
 pub(crate) struct Seat {
-    /// The thread that holds the turn, 0 for none. Only its holder writes it, so every thread knows whether it is itself.
+    /// The thread that holds the turn, 0 for none. Only its holder writes it, so every thread knows
+    /// whether it is itself.
     holder: AtomicUsize,
     frame: Mutex<Frame>,
 }
@@ -136,7 +145,8 @@ pub(crate) struct StreamCore {
     companions: Mutex<Vec<Companion>>,
 }
 
-/// A stream of another device that works for one of this device's: what it is given waits for nobody else's.
+/// A stream of another device that works for one of this device's: what it is given waits for
+/// nobody else's.
 struct Companion {
     runtime: Weak<RuntimeInner>,
     core: Arc<StreamCore>,
@@ -157,7 +167,8 @@ impl StreamCore {
         }
     }
 
-    /// The stream of `other` that works for this one: made when first asked for, and again after it failed. May block on the driver.
+    /// The stream of `other` that works for this one: made when first asked for, and again after it
+    /// failed. May block on the driver.
     ///
     /// # Errors
     /// As [`Runtime::create_stream`].
@@ -241,7 +252,8 @@ impl StreamCore {
                 if since < SEGMENT {
                     return Ok(());
                 }
-                // One segment may be pending while the next one is filled; after a giant submission none.
+                // One segment may be pending while the next one is filled; after a giant submission
+                // none.
                 let huge = since > 4 * SEGMENT;
                 let target = if huge { self.line.submitted() } else { self.mark.load(Ordering::Relaxed) };
                 if gave_up || self.line.completed() >= target || self.line.failed(target) {
@@ -276,7 +288,8 @@ impl StreamCore {
         )
     }
 
-    /// Submits one operation after the frame's waits, and remembers what the stream knows from then on.
+    /// Submits one operation after the frame's waits, and remembers what the stream knows from then
+    /// on.
     ///
     /// # Safety
     /// - As [`leasehold_hal::Stream::submit`].
@@ -373,8 +386,8 @@ pub(crate) struct Locked<'u, U: Use> {
 }
 
 impl<'u, U: Use> Locked<'u, U> {
-    /// Locks the records of all the buffers, and adds what a submission on `line` must wait for. Blocks while other threads are in the
-    /// middle of a submission with one of them.
+    /// Locks the records of all the buffers, and adds what a submission on `line` must wait for.
+    /// Blocks while other threads are in the middle of a submission with one of them.
     ///
     /// # Errors
     /// `Occupied` when this very thread is, and would wait for itself.
@@ -385,7 +398,8 @@ impl<'u, U: Use> Locked<'u, U> {
     pub(crate) unsafe fn gather(line: &Line, uses: &'u [U], waits: &mut Vec<Point>) -> Result<Self> {
         let (mut repeated, id) = (false, line.id());
         for one in uses {
-            // SAFETY: the caller has the line's turn, and the buffers are held until they are unlocked.
+            // SAFETY: the caller has the line's turn, and the buffers are held until they are
+            // unlocked.
             if !unsafe { one.lease().try_lock_record(id) } {
                 repeated = true;
                 if !one.lease().has_locked_record(id) {
@@ -412,7 +426,8 @@ impl<'u, U: Use> Locked<'u, U> {
         }
         for one in self.uses {
             let operand = one.operand();
-            // SAFETY: by the caller's contract; the record is locked since it was gathered, and no other use needs the lock.
+            // SAFETY: by the caller's contract; the record is locked since it was gathered, and no
+            // other use needs the lock.
             unsafe {
                 mark(operand, p);
                 operand.slice.lease.unlock_record();
@@ -427,7 +442,8 @@ impl<U: Use> Drop for Locked<'_, U> {
     #[cold]
     fn drop(&mut self) {
         ORDERING.set(ORDERING.get() - 1);
-        // SAFETY: by the contract of `gather` the line's turn is held; what was submitted is marked.
+        // SAFETY: by the contract of `gather` the line's turn is held; what was submitted is
+        // marked.
         unsafe { unlock(self.line, self.uses) };
     }
 }
@@ -438,7 +454,8 @@ impl<U: Use> Drop for Locked<'_, U> {
 /// - As [`Locked::mark`]; the record is locked since it was gathered.
 #[inline(always)]
 unsafe fn mark(Operand { slice, access }: Operand<'_>, p: Point) {
-    // SAFETY: the caller's turn keeps marks in the line's order. The record's write was gathered, and for a write its reads too.
+    // SAFETY: the caller's turn keeps marks in the line's order. The record's write was gathered,
+    // and for a write its reads too.
     unsafe {
         if access.writes() {
             slice.lease.mark_write(p);
@@ -459,7 +476,8 @@ unsafe fn unlock(line: LineId, uses: &[impl Use]) {
     }
 }
 
-/// Gives up the locks, and takes all of them in the order of addresses: whoever waits for one holds only such as come before it.
+/// Gives up the locks, and takes all of them in the order of addresses: whoever waits for one holds
+/// only such as come before it.
 ///
 /// # Safety
 /// - As [`Locked::gather`].
@@ -495,8 +513,9 @@ unsafe fn gather_slow(line: &Line, uses: &[impl Use], waits: &mut Vec<Point>) ->
 
 /// Adds the points that an operand makes a submission on `line` wait for. The record is [`Locked`].
 ///
-/// A failed write is waited for by whoever reads what was written: the failure must reach them. Who only overwrites it all, or
-/// follows a read, needs no more than that the failed work is over: so a buffer can be used again after a failure.
+/// A failed write is waited for by whoever reads what was written: the failure must reach them. Who
+/// only overwrites it all, or follows a read, needs no more than that the failed work is over: so a
+/// buffer can be used again after a failure.
 #[inline(always)]
 fn gather(line: &Line, operand: &Operand<'_>, waits: &mut Vec<Point>) {
     let buffer = operand.slice.lease;
@@ -509,7 +528,8 @@ fn gather(line: &Line, operand: &Operand<'_>, waits: &mut Vec<Point>) {
     }
 }
 
-/// Adds a stamp that `line` does not know unless it is over; where its data are read, unless it is settled.
+/// Adds a stamp that `line` does not know unless it is over; where its data are read, unless it is
+/// settled.
 #[inline(always)]
 pub(crate) fn need(line: &Line, stamp: Stamp, data: bool, waits: &mut Vec<Point>) {
     if !line.knows(stamp) {
@@ -537,23 +557,29 @@ pub(crate) fn add_wait(waits: &mut Vec<Point>, p: Point) {
 
 /// An ordered queue of work on a device. Clones are the same stream.
 ///
-/// Within a stream operations behave in order. Any thread may use it: calls and sessions of several threads take turns, and each
-/// waits for the one before it. While a thread has a [`KernelSession`](crate::KernelSession) open on the stream, its own other
-/// submissions there get `Occupied`, since they would wait for themselves. Dropping a stream with work pending loses nothing: the work
-/// completes, unless the process ends first: [`Runtime::close`] before `main` returns waits for it.
+/// Within a stream operations behave in order. Any thread may use it: calls and sessions of several
+/// threads take turns, and each waits for the one before it. While a thread has a
+/// [`KernelSession`](crate::KernelSession) open on the stream, its own other submissions there get
+/// `Occupied`, since they would wait for themselves. Dropping a stream with work pending loses
+/// nothing: the work completes, unless the process ends first: [`Runtime::close`] before `main`
+/// returns waits for it.
 ///
 /// # Room
-/// A submission blocks while about 8,192 operations are pending. If none of them completes for 30 seconds
-/// ([`set_submit_timeout`](Self::set_submit_timeout)), it ends with [`Error::Timeout`] and nothing is submitted: the blocked thread may be
-/// the one that is to raise the [`Gate`](crate::Gate) that the stream waits for. A thread that submits more than that behind its own gate
-/// must raise the gate from another thread, or a recorded graph, which is one operation, must hold the work.
+/// A submission blocks while about 8,192 operations are pending. If none of them completes for 30
+/// seconds ([`set_submit_timeout`](Self::set_submit_timeout)), it ends with [`Error::Timeout`] and
+/// nothing is submitted: the blocked thread may be the one that is to raise the
+/// [`Gate`](crate::Gate) that the stream waits for. A thread that submits more than that behind its
+/// own gate must raise the gate from another thread, or a recorded graph, which is one operation,
+/// must hold the work.
 ///
 /// # Failures
 ///
-/// A failed operation poisons its stream: from then on every call returns that cause, and nothing more is run. Take another stream (or, for
-/// the default stream, drop all clones of the runtime and open it again) to go on. Buffers that the failed work wrote hand the failure to
-/// whoever reads them, until they are overwritten as a whole. Work that is submitted while the failed work still runs waits for it and fails
-/// with it, also work that only overwrites: [`synchronize`](Self::synchronize) the failed stream first.
+/// A failed operation poisons its stream: from then on every call returns that cause, and nothing
+/// more is run. Take another stream (or, for the default stream, drop all clones of the runtime and
+/// open it again) to go on. Buffers that the failed work wrote hand the failure to whoever reads
+/// them, until they are overwritten as a whole. Work that is submitted while the failed work still
+/// runs waits for it and fails with it, also work that only overwrites:
+/// [`synchronize`](Self::synchronize) the failed stream first.
 #[doc(alias("infinirtStream_t", "Stream_t"))]
 #[derive(Clone)]
 pub struct Stream {
@@ -584,8 +610,9 @@ impl Stream {
         self.core.line.check(self.core.line.submitted())
     }
 
-    /// Blocks until all that was submitted is over. After a failure too, but then for a second at most: once this has returned, what the
-    /// stream wrote can be overwritten without meeting the failure again.
+    /// Blocks until all that was submitted is over. After a failure too, but then for a second at
+    /// most: once this has returned, what the stream wrote can be overwritten without meeting the
+    /// failure again.
     ///
     /// # Errors
     /// The stream's cause when it is poisoned; `Recording` on a thread that records on this device.
@@ -609,18 +636,23 @@ impl Stream {
         result
     }
 
-    /// Calls `call` once, when all that was submitted so far is over: with `Ok` when it completed, with the cause when it failed. The
-    /// building block of futures and of queues of one's own: whatever happens to the stream, the call comes.
+    /// Calls `call` once, when all that was submitted so far is over: with `Ok` when it completed,
+    /// with the cause when it failed. The building block of futures and of queues of one's own:
+    /// whatever happens to the stream, the call comes.
     ///
-    /// It comes exactly once: also when the stream has failed or fails, when the device is lost, when the stream or the runtime is dropped
-    /// or closed first, while the calling thread records (with `Recording`; nothing is recorded), and on a device without host calls (with
+    /// It comes exactly once: also when the stream has failed or fails, when the device is lost,
+    /// when the stream or the runtime is dropped or closed first, while the calling thread records
+    /// (with `Recording`; nothing is recorded), and on a device without host calls (with
     /// `Unsupported`). Only the end of the process comes before it. After a failure it may come before the failed work is over:
     /// [`synchronize`](Self::synchronize) says when that is.
     ///
-    /// The call runs on the thread that runs the stream's host calls. After a failure it runs on whichever thread notices or gives up what
-    /// failed, possibly in [`ops::raise`](crate::ops::raise), [`ops::fail`](crate::ops::fail) or the drop of a gate; where nothing could be
-    /// submitted, on the calling thread before this returns. It must not block, and must not wait for a stream. It may submit work to sound
-    /// streams and raise gates. A panic poisons the stream, as in [`host_call`](crate::ops::host_call), unless it has failed already.
+    /// The call runs on the thread that runs the stream's host calls. After a failure it runs on
+    /// whichever thread notices or gives up what failed, possibly in
+    /// [`ops::raise`](crate::ops::raise), [`ops::fail`](crate::ops::fail) or the drop of a gate;
+    /// where nothing could be submitted, on the calling thread before this returns. It must not
+    /// block, and must not wait for a stream. It may submit work to sound streams and raise gates.
+    /// A panic poisons the stream, as in [`host_call`](crate::ops::host_call), unless it has failed
+    /// already.
     ///
     /// ```
     /// use leasehold::{Context, DeviceId};
@@ -637,7 +669,8 @@ impl Stream {
         crate::ops::on_complete(self, call);
     }
 
-    /// Sets how long a submission waits for room while none of the stream's work completes; 30 seconds at first. To the millisecond.
+    /// Sets how long a submission waits for room while none of the stream's work completes; 30
+    /// seconds at first. To the millisecond.
     pub fn set_submit_timeout(&self, timeout: Duration) {
         let millis = u64::try_from(timeout.as_millis()).unwrap_or(u64::MAX);
         self.core.patience.store(millis, Ordering::Relaxed);

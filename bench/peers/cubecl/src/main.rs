@@ -1,8 +1,11 @@
-//! The workloads of `leasehold bench alloc` on cubecl's memory management, beside Leasehold's allocator, in one process and in turns.
+//! The workloads of `leasehold bench alloc` on cubecl's memory management, beside Leasehold's
+//! allocator, in one process and in turns.
 //!
-//! cubecl's `MemoryManagement` is what a server owns for a stream; a server reaches it alone, so here it lies under a mutex that nobody
-//! contends for with one thread. Its storage hands out ids and does nothing else; Leasehold's backing hands out addresses and does nothing
-//! else. A cubecl handle is freed by dropping it; the memory management notices at a later reservation, which is part of what it costs.
+//! cubecl's `MemoryManagement` is what a server owns for a stream; a server reaches it alone, so
+//! here it lies under a mutex that nobody contends for with one thread. Its storage hands out ids
+//! and does nothing else; Leasehold's backing hands out addresses and does nothing else. A cubecl
+//! handle is freed by dropping it; the memory management notices at a later reservation, which is
+//! part of what it costs.
 //!
 //!     cargo run --release -- [--pairs N] [--rounds N] [--threads N] [--workload TEXT]
 //!

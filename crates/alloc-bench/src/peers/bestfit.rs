@@ -1,5 +1,6 @@
-//! Best fit over one growing range, blind to streams: what is free is free for everybody at once. No real device could use it so; it is the
-//! textbook's line that a stream-aware allocator is held against.
+//! Best fit over one growing range, blind to streams: what is free is free for everybody at once.
+//! No real device could use it so; it is the textbook's line that a stream-aware allocator is held
+//! against.
 
 use super::{Figures, Source};
 use crate::virtual_stream::VirtualStream;
@@ -51,7 +52,7 @@ impl BestFit {
         Ok(Self { source: Source::new(backing, budget), base, span, state })
     }
 
-    /// What it took so far.
+    /// The memory and the driver calls that the peer took so far.
     #[must_use]
     pub fn figures(&self) -> Figures {
         self.source.figures()
@@ -102,7 +103,8 @@ impl Subject for BestFit {
             if end + more > self.base + self.span || !self.source.take(more) {
                 return None;
             }
-            // SAFETY: the range lies in this peer's reservation, behind all that was committed so far.
+            // SAFETY: the range lies in this peer's reservation, behind all that was committed so
+            // far.
             if unsafe { self.source.backing.commit(Some(end), more) }.is_err() {
                 self.source.undo(more);
                 return None;

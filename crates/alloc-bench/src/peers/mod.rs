@@ -1,10 +1,11 @@
-//! Other allocators, to be measured beside this one: emulations of the structures of PyTorch's caching allocator and of RMM's pool, a plain best
-//! fit, and the process's own heap.
+//! Other allocators, to be measured beside this one: emulations of the structures of PyTorch's
+//! caching allocator and of RMM's pool, a plain best fit, and the process's own heap.
 //!
-//! The emulations are written from what those projects document and from their observable rules: which lists there are, how they are searched,
-//! what is rounded and split, where a mutex is taken, when an event is recorded. They make no driver call on the way and keep no statistics
-//! beyond a peak, so that they are, if anything, faster than what they stand for. Their figures bear the word "emulation" wherever they
-//! appear.
+//! The emulations are written from what those projects document and from their observable rules:
+//! which lists there are, how they are searched, what is rounded and split, where a mutex is taken,
+//! when an event is recorded. They make no driver call on the way and keep no statistics beyond a
+//! peak, so that they are, if anything, faster than what they stand for. Their figures bear the
+//! word "emulation" wherever they appear.
 
 mod bestfit;
 mod rmm_like;
@@ -20,7 +21,7 @@ use leasehold_alloc::{Backing, Chunk};
 use leasehold_core::sync::atomic::{AtomicU64, Ordering};
 use leasehold_core::{Point, Result};
 
-/// What a peer took.
+/// The memory and the driver calls that a peer took.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Figures {
     /// The most bytes taken from the driver.
@@ -99,7 +100,7 @@ impl Source {
     }
 }
 
-/// What an event query answers.
+/// The answer to an event query.
 fn over(point: Point) -> bool {
     point.line().completed() >= point.value()
 }

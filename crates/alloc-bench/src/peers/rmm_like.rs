@@ -1,9 +1,10 @@
 //! An emulation of the structure of RMM's pool memory resource.
 //!
-//! One mutex. Each stream has a free list, ordered by address, in which a freed block is merged with its neighbours and the best fit is
-//! looked for from the beginning to the end. A stream that finds nothing takes from another stream's list, which it merges with its own
-//! and first waits for; then the pool grows, by as much as it has, or as much as is asked for. Requests are rounded to 256 bytes. The event that
-//! a real pool records at each free costs nothing here.
+//! One mutex. Each stream has a free list, ordered by address, in which a freed block is merged
+//! with its neighbours and the best fit is looked for from the beginning to the end. A stream that
+//! finds nothing takes from another stream's list, which it merges with its own and first waits
+//! for; then the pool grows, by as much as it has, or as much as is asked for. Requests are rounded
+//! to 256 bytes. The event that a real pool records at each free costs nothing here.
 
 use super::{Figures, Source};
 use crate::virtual_stream::VirtualStream;
@@ -145,7 +146,7 @@ impl RmmLike {
         Self { source: Source::new(backing, budget), state: Mutex::new(State::default()) }
     }
 
-    /// What it took so far.
+    /// The memory and the driver calls that the peer took so far.
     #[must_use]
     pub fn figures(&self) -> Figures {
         self.source.figures()

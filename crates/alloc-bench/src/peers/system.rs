@@ -1,4 +1,5 @@
-//! The process's own heap: what an allocation costs where no device is concerned. The memory is never touched.
+//! The process's own heap: what an allocation costs where no device is concerned. The memory is
+//! never touched.
 
 use super::Figures;
 use crate::workload::Subject;
@@ -34,7 +35,7 @@ impl System {
         Self { budget, live: AtomicU64::new(0), peak: AtomicU64::new(0) }
     }
 
-    /// What it gave so far. The heap makes its driver calls by itself, uncounted.
+    /// The memory that the heap gave so far. Its driver calls are not counted.
     #[must_use]
     pub fn figures(&self) -> Figures {
         Figures { reserved_peak: self.peak.load(Ordering::Relaxed), ..Figures::default() }

@@ -1,10 +1,12 @@
 //! An emulation of the structure of PyTorch's native caching allocator.
 //!
-//! One mutex for the device. Two pools, for requests up to 1 MiB and above, each an ordered set of free blocks by stream, size and address, of
-//! which the smallest that fits is taken, of the same stream only. Requests are rounded to 512 bytes; segments are 2 MiB for small
-//! requests, 20 MiB for those below 10 MiB, else multiples of 2 MiB; a rest is split off if it is at least 512 bytes (small) or more
-//! than 1 MiB (large). Lent blocks lie in a hash set. A block that another stream used is put into that stream's queue with an event, and
-//! freed by a later allocation that finds the event done. Without memory, whole free segments go back, then the queues are waited for.
+//! One mutex for the device. Two pools, for requests up to 1 MiB and above, each an ordered set of
+//! free blocks by stream, size and address, of which the smallest that fits is taken, of the same
+//! stream only. Requests are rounded to 512 bytes; segments are 2 MiB for small requests, 20 MiB
+//! for those below 10 MiB, else multiples of 2 MiB; a rest is split off if it is at least 512 bytes
+//! (small) or more than 1 MiB (large). Lent blocks lie in a hash set. A block that another stream
+//! used is put into that stream's queue with an event, and freed by a later allocation that finds
+//! the event done. Without memory, whole free segments go back, then the queues are waited for.
 
 use super::{Figures, Source, over};
 use crate::virtual_stream::VirtualStream;
@@ -68,7 +70,7 @@ impl TorchLike {
         Self { source: Source::new(backing, budget), state: Mutex::new(State::default()) }
     }
 
-    /// What it took so far.
+    /// The memory and the driver calls that the peer took so far.
     #[must_use]
     pub fn figures(&self) -> Figures {
         self.source.figures()
@@ -83,7 +85,8 @@ impl TorchLike {
         };
         let mut chunk = self.source.segment(segment);
         if chunk.is_none() {
-            // Whatever other streams may still use is waited for; then every whole free segment goes back.
+            // The allocator waits for all uses by other streams. Then every whole free segment goes
+            // back.
             for (_, queue) in std::mem::take(&mut s.events) {
                 for (point, id) in queue {
                     self.source.wait(point);
@@ -103,7 +106,8 @@ impl TorchLike {
             let whole = |e: &(u16, u64, u64, u32)| parts[e.3 as usize].prev == NIL && parts[e.3 as usize].next == NIL;
             let gone: Vec<_> = s.pools[pool].iter().copied().filter(whole).collect();
             for e in gone {
-                // SAFETY: a whole segment that is cached, so no block lies in it; it leaves the cache here.
+                // SAFETY: a whole segment that is cached, so no block lies in it; it leaves the
+                // cache here.
                 if unsafe { self.source.give_back(Chunk { addr: e.2, bytes: e.1, native: 0 }) }.is_ok() {
                     s.pools[pool].remove(&e);
                     s.vacant.push(e.3);
@@ -132,7 +136,8 @@ impl State {
         (p.stream, p.bytes, p.addr, id)
     }
 
-    /// Events that are done free their blocks; each stream's queue is looked at up to the first that is not.
+    /// Events that are done free their blocks; each stream's queue is looked at up to the first
+    /// that is not.
     fn process_events(&mut self) {
         let mut done = Vec::new();
         for queue in self.events.values_mut() {

@@ -1,4 +1,5 @@
-//! A stream: submission, completion, waiting. What the host holds back is in [`deferred`](super::deferred).
+//! A stream: submission, completion, waiting. What the host holds back is in
+//! [`deferred`](super::deferred).
 //!
 //! # Protocol
 //! | number | meaning | written |
@@ -10,15 +11,17 @@
 //! | `line.completed` | and the host has done its part | by whoever looks |
 //! | `wanted` | somebody relies on the publication of this value without asking | by anyone, monotone |
 //!
-//! A submission on a stream that holds nothing back is: the lock, a look at the current context, the driver's calls, the next value. Nothing
-//! is allocated. The word is written every [`signal_every`](crate::config::CudaConfig::signal_every) submissions, at a signal, at a flush and
-//! when somebody waits.
+//! A submission on a stream that holds nothing back is: the lock, a look at the current context,
+//! the driver's calls, the next value. Nothing is allocated. The word is written every
+//! [`signal_every`](crate::config::CudaConfig::signal_every) submissions, at a signal, at a flush
+//! and when somebody waits.
 //!
-//! What needs other locks (a mark on another stream, staging memory) is prepared before the lock is taken.
+//! What needs other locks (a mark on another stream, staging memory) is prepared before the lock is
+//! taken.
 //!
 //! # After a failure
-//! The line is poisoned from the failed value on, what was held back is dropped, and values are published once the driver says that all it
-//! was given is over. A lost context is over at once.
+//! The line is poisoned from the failed value on, what was held back is dropped, and values are
+//! published once the driver says that all it was given is over. A lost context is over at once.
 //!
 //! This module must not know managers.
 
@@ -210,7 +213,8 @@ impl StreamCore {
 
     /// Fails everything from `value` on.
     ///
-    /// What the failed submission `held` is given up in between: it finds the cause, and is gone before the value is published.
+    /// What the failed submission `held` is given up in between: it finds the cause, and is gone
+    /// before the value is published.
     pub(super) fn fail<T>(&self, value: u64, cause: Error, held: T) {
         self.owner.poison(value, cause);
         drop_quietly(held);
@@ -297,7 +301,8 @@ impl Drop for StreamCore {
                 .poison(line.completed() + 1, Error::state("the backend ended while the stream's work was held back"));
             drop(jobs);
         }
-        // All may be over, and the signal of it still on its way to the word, which somebody else gets next.
+        // All may be over, and the signal of it still on its way to the word, which somebody else
+        // gets next.
         let signalled = self.core.door.loss().is_none() && self.reached() < self.signalled.load(Ordering::Acquire);
         // SAFETY: the stream is this one's own and is given up below only.
         let waited = || self.core.door.give_back(|ops| unsafe { ops.stream_synchronize(self.native) });

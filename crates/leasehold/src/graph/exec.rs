@@ -1,13 +1,14 @@
 //! Graphs that can be launched and updated.
 //!
 //! # Rules
-//! Launches of one graph are serialised on its last launch; an update waits for it likewise. A graph keeps alive everything that
-//! it uses: outside buffers, kernels, host calls, its arena. Dropping it while a launch runs loses nothing: memory is given back
-//! when its points have passed.
+//! Launches of one graph are serialised on its last launch; an update waits for it likewise. A
+//! graph keeps alive everything that it uses: outside buffers, kernels, host calls, its arena.
+//! Dropping it while a launch runs loses nothing: memory is given back when its points have passed.
 //!
 //! # Locks
-//! A launch takes the arena's shared guard, the stream's turn, the graph's state, in this order. Under the turn and the state it waits for
-//! nothing. An update waits before it takes the state. Whoever saves a suspended arena's bytes holds its guard and takes turns.
+//! A launch takes the arena's shared guard, the stream's turn, the graph's state, in this order.
+//! Under the turn and the state it waits for nothing. An update waits before it takes the state.
+//! Whoever saves a suspended arena's bytes holds its guard and takes turns.
 
 use crate::event::{Event, Launch};
 use crate::graph::optimise::{moved, redundant};
@@ -51,7 +52,8 @@ impl Use for Outside {
     }
 }
 
-/// A buffer of the recording that somebody still held when it stopped. The graph does not keep it, only its memory.
+/// A buffer of the recording that somebody still held when it stopped. The graph does not keep it,
+/// only its memory.
 pub(crate) struct Held {
     pub(crate) buffer: WeakLease<Buffer>,
     pub(crate) writes: bool,
@@ -88,7 +90,8 @@ impl NodeId {
 pub enum Updated {
     /// The graph was changed in place.
     InPlace,
-    /// The dependencies (or what the driver can change) did not allow that: the graph was instantiated anew.
+    /// The dependencies (or what the driver can change) did not allow that: the graph was
+    /// instantiated anew.
     Reinstantiated,
 }
 
@@ -148,8 +151,9 @@ impl Graph {
         let Recording { runtime, ops: recorded, rules, arena, outside, events, waits, points, .. } = recording;
         let redundant = redundant(&recorded);
         let plan = plan_of(&recorded, &redundant);
-        // SAFETY: the recorder took only pipelines, stamps and graphs of this runtime, and checked each operation as an eager one;
-        // the plan derives its dependencies from their accesses. The graph's buffers are held until its launches are over.
+        // SAFETY: the recorder took only pipelines, stamps and graphs of this runtime, and checked
+        // each operation as an eager one; the plan derives its dependencies from their accesses.
+        // The graph's buffers are held until its launches are over.
         let exec = unsafe { runtime.device.instantiate(plan.clone()) }?;
         let mut outside: Vec<_> = outside.into_values().collect();
         outside.sort_by_key(|o| o.lease.handle());
@@ -171,12 +175,13 @@ impl Graph {
         })))
     }
 
-    /// Launches the graph on the default stream: one submission. Allocates nothing. Does not block, but as every call on a stream
-    /// for room.
+    /// Launches the graph on the default stream: one submission. Allocates nothing. Does not block,
+    /// but as every call on a stream for room.
     ///
     /// # Errors
-    /// The stream's cause when it is poisoned; `Suspended`; `Recording` on a thread that records on this device (graphs are not
-    /// nested); `InvalidState` for an event that is waited for and was never recorded; the driver's own.
+    /// The stream's cause when it is poisoned; `Suspended`; `Recording` on a thread that records on
+    /// this device (graphs are not nested); `InvalidState` for an event that is waited for and was
+    /// never recorded; the driver's own.
     pub fn launch(&self) -> Result<Point> {
         self.submit(&self.0.runtime.default)
     }
@@ -226,14 +231,17 @@ impl Graph {
         // From the submission on, the time stamps are this launch's.
         let number = *launches + 1;
         inner.begun.store(number, Ordering::Release);
-        // SAFETY: the exec is of this device; it and the graph's buffers are kept alive by their owners until their points have
-        // passed: outside buffers and the arena are marked below, the backend holds the exec while it runs.
+        // SAFETY: the exec is of this device; it and the graph's buffers are kept alive by their
+        // owners until their points have passed: outside buffers and the arena are marked below,
+        // the backend holds the exec while it runs.
         let value = unsafe { core.submit(frame, &Op::Graph(exec)) }
             .inspect_err(|_| inner.begun.store(*launches, Ordering::Release))?;
         let point = line.at(value);
-        // SAFETY: the launch at this point waited for what was gathered, and the turn is still ours.
+        // SAFETY: the launch at this point waited for what was gathered, and the turn is still
+        // ours.
         unsafe { locked.mark(point) };
-        // SAFETY: the launch was submitted at this point just now, and the stream's turn and the graph's state are still held.
+        // SAFETY: the launch was submitted at this point just now, and the stream's turn and the
+        // graph's state are still held.
         unsafe { guard.launched(point) };
         *last = point.into();
         *launches = number;
@@ -289,17 +297,18 @@ impl Graph {
         &self.0.arena
     }
 
-    /// Changes parameters, grids and buffers. Blocks until the last launch is over, whatever became of it. All-or-nothing.
+    /// Changes parameters, grids and buffers. Blocks until the last launch is over, whatever became
+    /// of it. All-or-nothing.
     ///
-    /// The graph is then what recording with the new values would have given. A change that alters which operations depend on which (a
-    /// buffer that now meets another), or which are redundant, instantiates the graph anew, and says so; so does one of a copy's or fill's
-    /// buffer.
+    /// The graph is then what recording with the new values would have given. A change that alters
+    /// which operations depend on which (a buffer that now meets another), or which are redundant,
+    /// instantiates the graph anew, and says so; so does one of a copy's or fill's buffer.
     ///
     /// # Errors
     /// `InvalidArgument` for a node that is no launch, another size of parameters, a grid beyond the device's limits, a buffer that the graph
-    /// does not use, or one that is too small or another device's; what a kernel's check says of a launch as it is with the changes, and bindings
-    /// that overlap then; `Recording` on a thread that records on this device; `InvalidState` in a host
-    /// call of the graph itself.
+    /// does not use, or one that is too small or another device's; what a kernel's check says of a
+    /// launch as it is with the changes, and bindings that overlap then; `Recording` on a thread
+    /// that records on this device; `InvalidState` in a host call of the graph itself.
     pub fn update(&self, update: &Update<'_>) -> Result<Updated> {
         let inner = &*self.0;
         recorder::refuse(&inner.runtime, "a graph cannot be updated while recording on its device")?;
@@ -351,8 +360,9 @@ impl Graph {
         let same = redundant == state.redundant && plan.pred == state.plan.pred && plan.pred_at == state.plan.pred_at;
         let mut outcome = Updated::Reinstantiated;
         if same && let Some(patches) = patches(&plan, &redundant, &changed) {
-            // SAFETY: the last launch was waited for above, and the lock of the state keeps launches and updates out; the plan that was
-            // derived anew has the same dependencies, and buffers and parameters were checked as when they were recorded.
+            // SAFETY: the last launch was waited for above, and the lock of the state keeps
+            // launches and updates out; the plan that was derived anew has the same dependencies,
+            // and buffers and parameters were checked as when they were recorded.
             match unsafe { state.exec.update(&patches) } {
                 Ok(()) => outcome = Updated::InPlace,
                 Err(Error::TopologyChanged(_)) => {}
@@ -360,8 +370,8 @@ impl Graph {
             }
         }
         if outcome == Updated::Reinstantiated {
-            // SAFETY: the same operations as when the graph was built, with buffers and parameters that were checked alike, and
-            // dependencies derived anew.
+            // SAFETY: the same operations as when the graph was built, with buffers and parameters
+            // that were checked alike, and dependencies derived anew.
             state.exec = unsafe { inner.runtime.device.instantiate(plan.clone()) }?;
         }
         let old = (std::mem::replace(&mut state.recorded, recorded), std::mem::replace(&mut state.plan, plan));
@@ -407,7 +417,8 @@ impl Inner {
     }
 }
 
-/// The outside buffers, and during a launch those of the recording that somebody still holds behind them.
+/// The outside buffers, and during a launch those of the recording that somebody still holds behind
+/// them.
 struct WithHeld<'s> {
     uses: &'s mut Vec<Outside>,
     outside: usize,
@@ -434,7 +445,8 @@ impl Drop for WithHeld<'_> {
 }
 
 impl State {
-    /// Puts the new buffers in the places of the old ones, and returns those. Two that became one are one from then on.
+    /// Puts the new buffers in the places of the old ones, and returns those. Two that became one
+    /// are one from then on.
     fn swap_outside(&mut self, swaps: &[Option<&Lease<Buffer>>]) -> Vec<Outside> {
         let mut new: Vec<Outside> = std::iter::zip(&self.outside, swaps)
             .map(|(o, new)| Outside { lease: new.unwrap_or(&o.lease).clone(), reads: o.reads, writes: o.writes })
@@ -510,7 +522,8 @@ impl<'a> Update<'a> {
         self
     }
 
-    /// Another buffer in the place of one that the graph uses, wherever it uses it. At least as long.
+    /// Another buffer in the place of one that the graph uses, wherever it uses it. At least as
+    /// long.
     pub fn buffer(mut self, old: &'a Lease<Buffer>, new: &'a Lease<Buffer>) -> Self {
         self.buffers.push((old, new));
         self

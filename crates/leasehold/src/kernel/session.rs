@@ -1,13 +1,14 @@
 //! Kernel sessions: launches staged on a stream, from `begin` to `finish`.
 //!
-//! A session claims the stream's turn and its scratch frame. Nothing reaches the driver before `finish`, which submits everything
-//! staged as one submission and returns its point; dropping the session discards it, on every backend alike. The order of calls is
-//! in the type:
+//! A session claims the stream's turn and its scratch frame. Nothing reaches the driver before
+//! `finish`, which submits everything staged as one submission and returns its point; dropping the
+//! session discards it, on every backend alike. The order of calls is in the type:
 //!
 //! `Begun` –wait→ `Ready` –bind→ `Bound` –params→ `Parametrised` –dispatch→ `Dispatched` –update tokens→ `Updated` –finish, or another
 //! kernel→ …
 //!
-//! The states are moved by value but the session is two words; what is staged lies in the stream's frame, so a launch allocates nothing.
+//! The states are moved by value but the session is two words; what is staged lies in the stream's
+//! frame, so a launch allocates nothing.
 
 use crate::graph::recorder;
 use crate::kernel::base::{KernelBase, Prepared};
@@ -48,7 +49,8 @@ struct Launch {
     params: (u32, u32),
 }
 
-/// What a session stages; part of the stream's frame. The raw pointers come from borrows that outlive the session.
+/// What a session stages; part of the stream's frame. The raw pointers come from borrows that
+/// outlive the session.
 #[derive(Default)]
 pub(crate) struct Staged {
     /// The recording that the session was begun in; 0 for none.
@@ -56,7 +58,8 @@ pub(crate) struct Staged {
     launches: Vec<Launch>,
     bindings: Vec<Binding>,
     params: Vec<u8>,
-    /// The operands of all launches, for waits and tokens; of the present launch from `first_operand` on.
+    /// The operands of all launches, for waits and tokens; of the present launch from
+    /// `first_operand` on.
     operands: Vec<Operand<'static>>,
     first_operand: usize,
     first_binding: usize,
@@ -75,8 +78,9 @@ impl Staged {
     #[inline]
     fn add_launches(&self, ops: &mut Vec<Op<'static>>) {
         ops.extend(self.launches.iter().map(|launch| {
-            // SAFETY: pipelines are borrowed for the session's life; the slices lie in the frame, which nobody touches while the
-            // turn is held; `finish` clears the operations before either ends.
+            // SAFETY: pipelines are borrowed for the session's life; the slices lie in the frame,
+            // which nobody touches while the turn is held; `finish` clears the operations before
+            // either ends.
             unsafe {
                 Op::Dispatch(Dispatch {
                     pipeline: &(*launch.kernel).pipeline,
@@ -100,8 +104,9 @@ impl Staged {
 /// Launches on a stream, in the making.
 ///
 /// ```
-/// use leasehold::kernel::{CpuArgs, KernelCheck, KernelDesc, KernelSource, session_ops as ops, session_sync_ops as sync};
-/// use leasehold::{Access, Context, DeviceId, KernelBase, KernelSession, View};
+/// use leasehold::kernel::{CpuArgs, KernelCheck, KernelDesc, KernelSource, session_ops as ops,
+/// session_sync_ops as sync}; use leasehold::{Access, Context, DeviceId, KernelBase, KernelSession,
+/// View};
 ///
 /// unsafe fn double(args: &CpuArgs<'_>) {
 ///     // SAFETY: each tile has 4 values of its own: the grid has one dimension.
@@ -110,19 +115,14 @@ impl Staged {
 /// }
 ///
 /// # fn main() -> leasehold::Result<()> {
-/// let runtime = Context::new().runtime(DeviceId::cpu(0))?;
-/// let desc = KernelDesc::new("double", KernelSource::Cpu(double), &[Access::ReadWrite], KernelCheck::grid_1d());
-/// // SAFETY: it touches its binding alone, within bounds that `slice_mut` checks, and each tile a part of its own.
-/// let kernel = unsafe { KernelBase::new(desc.aligned(4)) }?;
-/// let x = runtime.upload(&[1.0f32; 8])?;
-/// let operands = [x.read_write()];
-/// let session = KernelSession::begin(&kernel, runtime.stream())?;
-/// let session = sync::wait(session, &operands)?;
-/// let session = ops::bind(session, &operands)?;
-/// let session = ops::no_params(session)?;
-/// let session = ops::dispatch_1d(session, 2, 1)?;
-/// sync::update_tokens(session).finish()?;
-/// assert_eq!(runtime.download::<f32>(&x)?, [2.0; 8]);
+/// let runtime = Context::new().runtime(DeviceId::cpu(0))?; let desc = KernelDesc::new("double",
+/// KernelSource::Cpu(double), &[Access::ReadWrite], KernelCheck::grid_1d()); // SAFETY: it touches
+/// its binding alone, within bounds that `slice_mut` checks, and each tile a part of its own. let
+/// kernel = unsafe { KernelBase::new(desc.aligned(4)) }?; let x = runtime.upload(&[1.0f32; 8])?;
+/// let operands = [x.read_write()]; let session = KernelSession::begin(&kernel, runtime.stream())?;
+/// let session = sync::wait(session, &operands)?; let session = ops::bind(session, &operands)?; let
+/// session = ops::no_params(session)?; let session = ops::dispatch_1d(session, 2, 1)?;
+/// sync::update_tokens(session).finish()?; assert_eq!(runtime.download::<f32>(&x)?, [2.0; 8]);
 /// # Ok(())
 /// # }
 /// ```
@@ -136,11 +136,12 @@ pub struct KernelSession<'s, State = Begun> {
 }
 
 impl<'s> KernelSession<'s, Begun> {
-    /// Opens a session on a stream, with its first kernel. Takes the stream's turn; compiles the kernel if it was not yet.
-    /// A `begin` that fails half way gives back what it took.
+    /// Opens a session on a stream, with its first kernel. Takes the stream's turn; compiles the
+    /// kernel if it was not yet. A `begin` that fails half way gives back what it took.
     ///
-    /// Blocks while another thread's call or session is at the stream's turn. Two threads that each hold a session and begin one on
-    /// the other's stream wait for each other for ever, as with any two locks.
+    /// Blocks while another thread's call or session is at the stream's turn. Two threads that each
+    /// hold a session and begin one on the other's stream wait for each other for ever, as with any
+    /// two locks.
     ///
     /// # Errors
     /// `Occupied` while the calling thread has a session open on the stream, since it would wait for itself; what making the kernel
@@ -207,7 +208,8 @@ impl<'s, State> KernelSession<'s, State> {
         &self.kernel.pipeline
     }
 
-    /// Notes the operands that the launch depends on. Used by [`session_sync_ops::wait`](super::session_sync_ops::wait).
+    /// Notes the operands that the launch depends on. Used by
+    /// [`session_sync_ops::wait`](super::session_sync_ops::wait).
     #[inline]
     pub(crate) fn note_dependencies(mut self, operands: &[Operand<'s>]) -> Result<KernelSession<'s, Ready>> {
         let stream = self.stream;
@@ -219,7 +221,8 @@ impl<'s, State> KernelSession<'s, State> {
             recorder::check(&stream.runtime, staged.recording, operands)?;
         }
         staged.first_operand = staged.operands.len();
-        // SAFETY: the frame is cleared before the session's borrows end: by `finish`, or by the next `begin` before it is read.
+        // SAFETY: the frame is cleared before the session's borrows end: by `finish`, or by the
+        // next `begin` before it is read.
         let operands = unsafe { std::mem::transmute::<&[Operand<'s>], &[Operand<'static>]>(operands) };
         staged.operands.extend(operands.iter().copied());
         Ok(self.become_state())
@@ -313,11 +316,12 @@ impl<'s> KernelSession<'s, Updated> {
         Ok(self.become_state())
     }
 
-    /// Submits everything staged as one submission, marks the operands, and returns the submission's point; while recording, the
-    /// launches go to the recording and there is no point.
+    /// Submits everything staged as one submission, marks the operands, and returns the
+    /// submission's point; while recording, the launches go to the recording and there is no point.
     ///
     /// # Errors
-    /// The stream's cause when it is poisoned; `DeviceLost`; the driver's own. Nothing was submitted then.
+    /// The stream's cause when it is poisoned; `DeviceLost`; the driver's own. Nothing was
+    /// submitted then.
     #[inline]
     pub fn finish(mut self) -> Result<Option<Point>> {
         let frame = self.turn.frame();
@@ -326,7 +330,8 @@ impl<'s> KernelSession<'s, Updated> {
         waits.clear();
         if staged.recording != 0 {
             staged.add_launches(ops);
-            // SAFETY: bases are borrowed for the session's life, and what was made ready lies in them.
+            // SAFETY: bases are borrowed for the session's life, and what was made ready lies in
+            // them.
             let rules = staged.launches.iter().map(|launch| unsafe { (*launch.kernel).rules.clone() });
             let result = recorder::record_many(&self.stream.runtime, staged.recording, ops, rules, &staged.operands);
             ops.clear();
@@ -339,15 +344,17 @@ impl<'s> KernelSession<'s, Updated> {
             ops.extend(waits.iter().map(|&p| Op::Wait(p)));
         }
         staged.add_launches(ops);
-        // SAFETY: operands were checked to be this device's; bindings are views of them, and their access is the kernel's own
-        // declaration; the allocator keeps freed memory until its points have passed.
+        // SAFETY: operands were checked to be this device's; bindings are views of them, and their
+        // access is the kernel's own declaration; the allocator keeps freed memory until its points
+        // have passed.
         let result = unsafe { core.raw.submit(ops) };
         let count = ops.len();
         ops.clear();
         let value = result?;
         core.count(count);
         let point = core.line.at(value);
-        // SAFETY: the submission waited for what was gathered, and the session still holds the stream's turn.
+        // SAFETY: the submission waited for what was gathered, and the session still holds the
+        // stream's turn.
         unsafe { locked.mark(point) };
         Ok(Some(point))
     }
