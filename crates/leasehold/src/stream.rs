@@ -379,15 +379,22 @@ impl Use for Operand<'_> {
 /// A submission in the making: the records of its buffers are locked until this is dropped.
 #[must_use = "records are unlocked when it is dropped"]
 pub(crate) struct Locked<'u, U: Use> {
-    line: LineId,
+    line: &'static Line,
     uses: &'u [U],
     /// Whether a buffer is used more than once.
     repeated: bool,
 }
 
 impl<'u, U: Use> Locked<'u, U> {
-    /// Locks the records of all the buffers, and adds what a submission on `line` must wait for.
-    /// Blocks while other threads are in the middle of a submission with one of them.
+    /// A submission on `line` with these buffers, of which none is locked yet.
+    #[inline(always)]
+    pub(crate) fn new(line: &'static Line, uses: &'u [U]) -> Self {
+        ORDERING.set(ORDERING.get() + 1);
+        Self { line, uses, repeated: false }
+    }
+
+    /// Locks the records of all the buffers, and adds what the submission must wait for. Blocks
+    /// while other threads are in the middle of a submission with one of them.
     ///
     /// # Errors
     /// `Occupied` when this very thread is, and would wait for itself.
@@ -395,36 +402,35 @@ impl<'u, U: Use> Locked<'u, U> {
     /// # Safety
     /// - The caller has the line's turn until this is dropped.
     #[inline(always)]
-    pub(crate) unsafe fn gather(line: &Line, uses: &'u [U], waits: &mut Vec<Point>) -> Result<Self> {
-        let (mut repeated, id) = (false, line.id());
-        for one in uses {
+    pub(crate) unsafe fn gather(&mut self, waits: &mut Vec<Point>) -> Result<()> {
+        let id = self.line.id();
+        for one in self.uses {
             // SAFETY: the caller has the line's turn, and the buffers are held until they are
             // unlocked.
             if !unsafe { one.lease().try_lock_record(id) } {
-                repeated = true;
+                self.repeated = true;
                 if !one.lease().has_locked_record(id) {
                     // SAFETY: the caller has the line's turn.
-                    unsafe { gather_slow(line, uses, waits) }?;
-                    break;
+                    return unsafe { gather_slow(self.line, self.uses, waits) };
                 }
             }
-            gather(line, &one.operand(), waits);
+            gather(self.line, &one.operand(), waits);
         }
-        ORDERING.set(ORDERING.get() + 1);
-        Ok(Self { line: id, uses, repeated })
+        Ok(())
     }
 
     /// Marks what the submission did, at its point, and unlocks the records.
     ///
     /// # Safety
-    /// - `p` is the point of a submission that waited for what was gathered. The caller has the line's turn since then.
+    /// - `p` is the point of a submission that waited for what was gathered. The caller has the
+    ///   line's turn since then.
     #[inline(always)]
-    pub(crate) unsafe fn mark(self, p: Point) {
+    pub(crate) unsafe fn mark(mut self, p: Point) {
         if self.repeated {
             // SAFETY: by the caller's contract; the record is locked since it was gathered.
             return self.uses.iter().for_each(|one| unsafe { mark(one.operand(), p) });
         }
-        for one in self.uses {
+        for one in std::mem::take(&mut self.uses) {
             let operand = one.operand();
             // SAFETY: by the caller's contract; the record is locked since it was gathered, and no
             // other use needs the lock.
@@ -433,18 +439,18 @@ impl<'u, U: Use> Locked<'u, U> {
                 operand.slice.lease.unlock_record();
             }
         }
-        ORDERING.set(ORDERING.get() - 1);
-        std::mem::forget(self);
     }
 }
 
 impl<U: Use> Drop for Locked<'_, U> {
-    #[cold]
+    #[inline(always)]
     fn drop(&mut self) {
         ORDERING.set(ORDERING.get() - 1);
-        // SAFETY: by the contract of `gather` the line's turn is held; what was submitted is
-        // marked.
-        unsafe { unlock(self.line, self.uses) };
+        if !self.uses.is_empty() {
+            // SAFETY: by the contract of `gather` the line's turn is held; what was submitted is
+            // marked.
+            unsafe { unlock(self.line.id(), self.uses) };
+        }
     }
 }
 
@@ -469,6 +475,8 @@ unsafe fn mark(Operand { slice, access }: Operand<'_>, p: Point) {
 ///
 /// # Safety
 /// - The caller has the line's turn, and has marked what it submitted.
+#[cold]
+#[inline(never)]
 unsafe fn unlock(line: LineId, uses: &[impl Use]) {
     for one in uses.iter().filter(|one| one.lease().has_locked_record(line)) {
         // SAFETY: locked for this line, whose turn the caller has.
@@ -486,7 +494,7 @@ unsafe fn unlock(line: LineId, uses: &[impl Use]) {
 unsafe fn gather_slow(line: &Line, uses: &[impl Use], waits: &mut Vec<Point>) -> Result<()> {
     // SAFETY: the caller has the line's turn, and has submitted nothing yet.
     unsafe { unlock(line.id(), uses) };
-    if ORDERING.get() != 0 {
+    if ORDERING.get() > 1 {
         return Err(Error::Occupied {
             resource: "buffer (this very thread is in the middle of a submission with it, and would wait for itself)",
         });
@@ -745,8 +753,9 @@ impl Stream {
         let mut turn = core.turn()?;
         let frame = turn.frame();
         frame.waits.clear();
+        let mut locked = Locked::new(core.line, operands);
         // SAFETY: the turn is held until the end.
-        let locked = unsafe { Locked::gather(core.line, operands, &mut frame.waits) }?;
+        unsafe { locked.gather(&mut frame.waits) }?;
         // SAFETY: by the caller's contract.
         let point = core.line.at(unsafe { core.submit(frame, op) }?);
         // SAFETY: the submission waited for what was gathered, and the turn is still held.

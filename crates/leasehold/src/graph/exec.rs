@@ -217,8 +217,9 @@ impl Graph {
         let State { exec, outside, last, launches, .. } = &mut *state;
         let outside = WithHeld::add(outside, &inner.held);
         frame.waits.clear();
+        let mut locked = Locked::new(line, outside.uses);
         // SAFETY: the turn is held until the end.
-        let locked = unsafe { Locked::gather(line, outside.uses, &mut frame.waits) }?;
+        unsafe { locked.gather(&mut frame.waits) }?;
         // These only had the memory before; what became of them does not matter.
         need(line, *last, false, &mut frame.waits);
         need(line, inner.born, false, &mut frame.waits);
@@ -340,7 +341,7 @@ impl Graph {
         if !ranges.is_empty() && !planted(Defect::OldBuffers) {
             recorded = moved(recorded, &ranges, &mut changed);
         }
-        let limits = inner.runtime.device.limits();
+        let limits = &inner.runtime.limits;
         for (node, params, grid) in &update.nodes {
             if let Some(grid) = grid
                 && (0..3).any(|i| grid[i] > limits.grid[i])

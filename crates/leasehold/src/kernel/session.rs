@@ -239,7 +239,7 @@ impl<'s, State> KernelSession<'s, State> {
         let noted = &staged.operands[staged.first_operand..];
         // As a rule they were noted as they are bound.
         let alike = |((o, n), &access): ((&Operand<'_>, &Operand<'_>), &Access)| {
-            o.access == access && n.access == access && o.slice.lease.same(n.slice.lease)
+            o.access == access && n.access == access && std::ptr::eq(o.slice.lease, n.slice.lease)
         };
         if noted.len() != operands.len() || !operands.iter().zip(noted).zip(declared).all(alike) {
             check_bound(pipeline, operands, noted)?;
@@ -275,7 +275,7 @@ impl<'s, State> KernelSession<'s, State> {
         shared: u32,
     ) -> Result<KernelSession<'s, Dispatched>> {
         let kernel = self.kernel;
-        let limits = self.stream.runtime.device.limits();
+        let limits = &self.stream.runtime.limits;
         if (0..3).any(|i| grid[i] > limits.grid[i] || block[i] > limits.block[i] || block[i] == 0) {
             return Err(beyond_grid(&kernel.pipeline, self.stream, (grid, block), limits));
         }
@@ -338,8 +338,9 @@ impl<'s> KernelSession<'s, Updated> {
             return result.map(|()| None);
         }
         let core = &*self.stream.core;
+        let mut locked = Locked::new(core.line, &staged.operands);
         // SAFETY: the turn is held until the end.
-        let locked = unsafe { Locked::gather(core.line, &staged.operands, waits) }?;
+        unsafe { locked.gather(waits) }?;
         if !waits.is_empty() {
             ops.extend(waits.iter().map(|&p| Op::Wait(p)));
         }

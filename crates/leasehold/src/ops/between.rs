@@ -211,8 +211,9 @@ impl Way<'_> {
             let buffer = &slots[slot];
             lower_waits.extend(free[slot]);
             // Each time: other threads may use the buffers meanwhile.
+            let mut read = Locked::new(lower.line, std::slice::from_ref(from));
             // SAFETY: the turn is held until the end.
-            let read = unsafe { Locked::gather(lower.line, std::slice::from_ref(from), &mut lower_waits) }?;
+            unsafe { read.gather(&mut lower_waits) }?;
             list.clear();
             list.extend(lower_waits.drain(..).map(Op::Wait));
             list.extend(transfers(copy, piece, buffer, true, host_below));
@@ -229,8 +230,9 @@ impl Way<'_> {
                 buffer.mark_write(here);
             }
 
+            let mut written = Locked::new(upper.line, std::slice::from_ref(to));
             // SAFETY: the turn is held until the end.
-            let written = unsafe { Locked::gather(upper.line, std::slice::from_ref(to), &mut upper_waits) }?;
+            unsafe { written.gather(&mut upper_waits) }?;
             list.clear();
             list.extend(upper_waits.drain(..).map(Op::Wait));
             if !planted(Defect::HandoverSkipped) {

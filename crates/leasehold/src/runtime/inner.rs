@@ -8,11 +8,11 @@ use crate::kernel::base::BaseCell;
 use crate::ops::call;
 use crate::stream::StreamCore;
 use crate::view::{Operand, View};
-use leasehold_alloc::{Allocator, Buffer};
+use leasehold_alloc::{Allocator, Buffer, SYMBOLIC};
 use leasehold_core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use leasehold_core::sync::{Arc, Mutex, RwLock};
 use leasehold_core::{Error, Lease, Point, PoolConfig, Result, SlotPool};
-use leasehold_hal::{Backend, Device, DeviceId, MemoryKind, StreamDesc};
+use leasehold_hal::{Backend, Device, DeviceId, Limits, MemoryKind, StreamDesc};
 use std::any::{Any, TypeId};
 use std::collections::HashMap;
 use std::sync::Weak;
@@ -22,6 +22,8 @@ use std::time::Duration;
 pub(crate) struct RuntimeInner {
     pub(super) serial: u64,
     pub(super) id: DeviceId,
+    /// The device's.
+    pub(crate) limits: Limits,
     bases: Mutex<Vec<Weak<BaseCell>>>,
     pub(super) extensions: RwLock<HashMap<TypeId, Arc<dyn Any + Send + Sync>>>,
     pub(crate) memory: Allocator,
@@ -49,6 +51,7 @@ impl RuntimeInner {
         Ok(Self {
             serial: SERIAL.fetch_add(1, Ordering::Relaxed),
             id,
+            limits: *device.limits(),
             default: Arc::new(StreamCore::new(stream)),
             memory,
             total: match device.info().memory.total {
@@ -258,16 +261,15 @@ impl RuntimeInner {
     /// As [`check_operands`](Self::check_operands); refuses memory that has no address yet, too.
     #[inline]
     pub(crate) fn check_eager(&self, operands: &[Operand<'_>]) -> Result<()> {
+        let mut addresses = 0;
         for operand in operands {
             if !self.memory.owns(operand.slice.lease) {
                 self.check_operand_slow(operand)?;
             }
             check_writable(operand)?;
-            if operand.slice.lease.is_symbolic() {
-                return Err(no_address());
-            }
+            addresses |= operand.slice.lease.addr();
         }
-        Ok(())
+        if addresses & SYMBOLIC == 0 { Ok(()) } else { Err(no_address()) }
     }
 }
 
