@@ -63,6 +63,8 @@ pub const VALUE_LIMIT: u64 = 1 << 48;
 const LINES: usize = 1 << 16;
 const LINES_PER_CHUNK: usize = 256;
 const KNOWN: usize = 8;
+/// Room for points that had to leave their place among these.
+const BESIDES: usize = 256;
 /// The next owner of a failed line begins at a multiple of this: an owner's points beyond what it submitted reach less far.
 const LEASE_STRIDE: u64 = 1 << 36;
 /// How long a synchronisation waits, at most, for the rest of a failed line to end.

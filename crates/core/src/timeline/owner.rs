@@ -166,6 +166,12 @@ impl LineOwner {
     #[cold]
     fn note_besides(&self, former: Stamp, from: u64) {
         let mut besides = self.line.known_besides.lock();
+        if besides.points.capacity() == 0 {
+            // Once for what streams have pending as a rule, so that a launch takes no memory.
+            besides.full = BESIDES / 2;
+            besides.points.reserve(BESIDES);
+            besides.room.reserve(BESIDES);
+        }
         if besides.points.len() >= besides.full {
             let Besides { points, room, .. } = &mut *besides;
             room.extend_from_slice(points);
@@ -175,7 +181,7 @@ impl LineOwner {
             passed.retain(|(s, _)| s.point().is_none_or(Point::has_passed));
             besides = self.line.known_besides.lock();
             besides.points.retain(|known| !passed.contains(known));
-            besides.full = (2 * besides.points.len()).max(KNOWN);
+            besides.full = (2 * besides.points.len()).max(BESIDES / 2);
             passed.clear();
             besides.room = passed;
         }

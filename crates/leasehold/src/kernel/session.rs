@@ -104,9 +104,8 @@ impl Staged {
 /// Launches on a stream, in the making.
 ///
 /// ```
-/// use leasehold::kernel::{CpuArgs, KernelCheck, KernelDesc, KernelSource, session_ops as ops,
-/// session_sync_ops as sync}; use leasehold::{Access, Context, DeviceId, KernelBase, KernelSession,
-/// View};
+/// use leasehold::kernel::{CpuArgs, KernelCheck, KernelDesc, KernelSource, session_ops as ops, session_sync_ops as sync};
+/// use leasehold::{Access, Context, DeviceId, KernelBase, KernelSession, View};
 ///
 /// unsafe fn double(args: &CpuArgs<'_>) {
 ///     // SAFETY: each tile has 4 values of its own: the grid has one dimension.
@@ -115,14 +114,19 @@ impl Staged {
 /// }
 ///
 /// # fn main() -> leasehold::Result<()> {
-/// let runtime = Context::new().runtime(DeviceId::cpu(0))?; let desc = KernelDesc::new("double",
-/// KernelSource::Cpu(double), &[Access::ReadWrite], KernelCheck::grid_1d()); // SAFETY: it touches
-/// its binding alone, within bounds that `slice_mut` checks, and each tile a part of its own. let
-/// kernel = unsafe { KernelBase::new(desc.aligned(4)) }?; let x = runtime.upload(&[1.0f32; 8])?;
-/// let operands = [x.read_write()]; let session = KernelSession::begin(&kernel, runtime.stream())?;
-/// let session = sync::wait(session, &operands)?; let session = ops::bind(session, &operands)?; let
-/// session = ops::no_params(session)?; let session = ops::dispatch_1d(session, 2, 1)?;
-/// sync::update_tokens(session).finish()?; assert_eq!(runtime.download::<f32>(&x)?, [2.0; 8]);
+/// let runtime = Context::new().runtime(DeviceId::cpu(0))?;
+/// let desc = KernelDesc::new("double", KernelSource::Cpu(double), &[Access::ReadWrite], KernelCheck::grid_1d());
+/// // SAFETY: it touches its binding alone, within bounds that `slice_mut` checks, and each tile a part of its own.
+/// let kernel = unsafe { KernelBase::new(desc.aligned(4)) }?;
+/// let x = runtime.upload(&[1.0f32; 8])?;
+/// let operands = [x.read_write()];
+/// let session = KernelSession::begin(&kernel, runtime.stream())?;
+/// let session = sync::wait(session, &operands)?;
+/// let session = ops::bind(session, &operands)?;
+/// let session = ops::no_params(session)?;
+/// let session = ops::dispatch_1d(session, 2, 1)?;
+/// sync::update_tokens(session).finish()?;
+/// assert_eq!(runtime.download::<f32>(&x)?, [2.0; 8]);
 /// # Ok(())
 /// # }
 /// ```
