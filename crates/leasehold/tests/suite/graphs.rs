@@ -2,7 +2,7 @@
 
 use crate::common::*;
 use leasehold::core::sync::atomic::{AtomicU32, Ordering};
-use leasehold::{Buffer, Layout, Lease, Result, Runtime, Stream, View, ops};
+use leasehold::{Buffer, Event, Graph, Layout, Lease, Result, Runtime, Stream, View, ops};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -380,21 +380,25 @@ fn a_graphs_record_of_an_event_keeps_its_time_from_other_records() {
     assert_eq!(elapsed(), time);
 }
 
+/// A graph that records one event, sleeps on the host, and records the other.
+fn around_a_nap(runtime: &Runtime, [before, after]: [&Lease<Event>; 2], nap: Duration) -> Graph {
+    let record = |r: &Runtime| {
+        r.record_event(before, None)?;
+        ops::host_call(r.stream(), "nap", move || {
+            std::thread::sleep(nap);
+            Ok(())
+        })?;
+        r.record_event(after, None)
+    };
+    runtime.record_graph(record).unwrap()
+}
+
 #[test]
 fn of_two_pending_launches_an_event_has_the_later_ones_time() {
     let runtime = runtime();
     let (start, event) = (runtime.create_event().unwrap(), runtime.create_event().unwrap());
     // Twice, as a loop would: the second is the record.
-    let graph = runtime
-        .record_graph(|r| {
-            r.record_event(&event, None)?;
-            ops::host_call(r.stream(), "nap", || {
-                std::thread::sleep(Duration::from_millis(1));
-                Ok(())
-            })?;
-            r.record_event(&event, None)
-        })
-        .unwrap();
+    let graph = around_a_nap(&runtime, [&event, &event], Duration::from_millis(1));
     let held = hold(runtime.stream());
     runtime.record_event(&start, None).unwrap();
     graph.launch().unwrap();
@@ -408,16 +412,7 @@ fn of_two_pending_launches_an_event_has_the_later_ones_time() {
 fn elapsed_is_of_one_launch_while_another_thread_launches() {
     let runtime = runtime();
     let (start, end) = (runtime.create_event().unwrap(), runtime.create_event().unwrap());
-    let graph = runtime
-        .record_graph(|r| {
-            r.record_event(&start, None)?;
-            ops::host_call(r.stream(), "nap", || {
-                std::thread::sleep(Duration::from_micros(50));
-                Ok(())
-            })?;
-            r.record_event(&end, None)
-        })
-        .unwrap();
+    let graph = around_a_nap(&runtime, [&start, &end], Duration::from_micros(50));
     let mut last = graph.launch().unwrap();
     let of_one_launch = |time: Duration| assert!(time >= Duration::from_micros(45), "of two launches: {time:?}");
     for pending in [false, true] {
