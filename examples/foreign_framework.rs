@@ -7,11 +7,10 @@
 //! * An operation is a [`GraphOperator`]: the same code runs at once or is recorded.
 //! * Kernels lie in an extension slot of the runtime, made when first asked for.
 
-use leasehold::graph::Encoder;
 use leasehold::kernel::{CpuArgs, KernelCheck, KernelDesc, KernelSource};
 use leasehold::{
     Access, Buffer, Context, Current, DeviceId, Error, GraphOperator, KernelBase, Lease, Operand, Result, Runtime,
-    Slice, Update, View, ops,
+    Slice, Stream, Update, View, ops,
 };
 use std::ops::Add;
 use std::sync::Arc;
@@ -95,14 +94,13 @@ impl GraphOperator for Elementwise<'_> {
         }
     }
 
-    fn encode(&self, encoder: &mut Encoder<'_>) -> Result<()> {
-        let kernels = Kernels::of(encoder.runtime())?;
-        let (kernel, params, out) = match self {
-            Self::Add(_, _, out) => (&kernels.add, Vec::new(), out),
-            Self::Scale(_, by, out) => (&kernels.scale, by.to_ne_bytes().to_vec(), out),
-        };
-        let tiles = out.elements().div_ceil(TILE) as u32;
-        encoder.launch(kernel, &self.accesses(), &params, [tiles, 1, 1], [1, 1, 1])
+    fn encode(&self, stream: &Stream) -> Result<()> {
+        let kernels = Kernels::of(&stream.runtime())?;
+        let tiles = |out: &Tensor| out.elements().div_ceil(TILE) as u32;
+        match self {
+            Self::Add(_, _, out) => stream.launch(&kernels.add, &self.accesses(), &(), tiles(out)),
+            Self::Scale(_, by, out) => stream.launch(&kernels.scale, &self.accesses(), by, tiles(out)),
+        }
     }
 }
 
@@ -122,8 +120,7 @@ impl Tensor {
     fn empty(shape: &[usize]) -> Result<Self> {
         let current = Current::get()?;
         let bytes = 4 * shape.iter().product::<usize>() as u64;
-        let buffer = current.runtime().alloc_on(current.stream(), leasehold::Layout::new(bytes))?;
-        Ok(Self { shape: shape.to_vec(), buffer, offset: 0 })
+        Ok(Self { shape: shape.to_vec(), buffer: current.stream().alloc(bytes)?, offset: 0 })
     }
 
     fn from_slice(shape: &[usize], values: &[f32]) -> Result<Self> {
@@ -204,8 +201,7 @@ impl Add for &Tensor {
 
 /// Runs an operation on the current stream, or records it.
 fn run(operation: &Elementwise<'_>) -> Result<()> {
-    let current = Current::get()?;
-    operation.execute(current.runtime(), current.stream())
+    operation.encode(Current::get()?.stream())
 }
 
 // ---- a program of the framework's users -----------------------------------------------------------------------------------

@@ -2,8 +2,8 @@
 //!
 //! `cargo run --release -p leasehold --example quickstart`
 
-use leasehold::kernel::{CpuArgs, KernelCheck, KernelDesc, KernelSource, session_ops, session_sync_ops};
-use leasehold::{Access, Context, DeviceId, Error, KernelBase, KernelSession, Operand, Result, Stream, View};
+use leasehold::kernel::{CpuArgs, KernelCheck, KernelDesc, KernelSource};
+use leasehold::{Access, Context, DeviceId, Error, KernelBase, Result, View};
 use std::time::Duration;
 
 /// Elements that one tile (a block of the grid) computes.
@@ -18,17 +18,6 @@ unsafe fn axpy(args: &CpuArgs<'_>) {
     for (y, x) in y.iter_mut().zip(&x[from..]) {
         *y += a * x;
     }
-}
-
-/// One launch: wait for whoever used the operands, bind, set the parameters, dispatch, note the use, submit.
-fn launch(stream: &Stream, kernel: &KernelBase, operands: &[Operand<'_>], a: f32, tiles: u32) -> Result<()> {
-    let session = KernelSession::begin(kernel, stream)?;
-    let session = session_sync_ops::wait(session, operands)?;
-    let session = session_ops::bind(session, operands)?;
-    let session = session_ops::params(session, &a)?;
-    let session = session_ops::dispatch_1d(session, tiles, 1)?;
-    session_sync_ops::update_tokens(session).finish()?;
-    Ok(())
 }
 
 fn main() -> Result<()> {
@@ -51,13 +40,12 @@ fn main() -> Result<()> {
     let desc = KernelDesc::new("axpy", KernelSource::Cpu(axpy), &roles, check).params_of::<f32>().aligned(4);
     // SAFETY: the launches that the check accepts touch floats of the two bindings, each of y's in one tile.
     let kernel = unsafe { KernelBase::new(desc) }?;
-    let operands = [x.read(), y.read_write()];
     let tiles = (n / TILE) as u32;
 
     // Everything above is asynchronous; events tell when the device got there.
     let (start, end) = (runtime.create_event()?, runtime.create_event()?);
     runtime.record_event(&start, None)?;
-    launch(runtime.stream(), &kernel, &operands, 2.0, tiles)?;
+    runtime.stream().launch(&kernel, &[x.read(), y.read_write()], &2.0f32, tiles)?;
     runtime.record_event(&end, None)?;
     println!("axpy of {n} elements: {:.3} ms", runtime.elapsed_time(&start, &end)?);
     assert_eq!(runtime.download::<f32>(&y.part(0, 16)?)?, [3.0; 4]);
@@ -66,7 +54,7 @@ fn main() -> Result<()> {
     let graph = runtime.record_graph(|runtime| {
         let sum = runtime.alloc(4 * n as u64)?;
         runtime.memcpy_d2d(sum.view(), x.view(), true)?;
-        launch(runtime.stream(), &kernel, &[y.read(), sum.read_write()], 0.5, tiles)?;
+        runtime.stream().launch(&kernel, &[y.read(), sum.read_write()], &0.5f32, tiles)?;
         runtime.memcpy_d2d(y.view(), sum.view(), true)
     })?;
     runtime.record_event(&start, None)?;

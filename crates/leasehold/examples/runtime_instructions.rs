@@ -215,7 +215,7 @@ fn session(runtime: &Runtime, kernel: &KernelBase, [a, b, c]: &[Lease<leasehold:
     let operands = [a.read(), b.read(), c.write()];
     let session = KernelSession::begin(kernel, runtime.stream())?;
     let session = session_sync_ops::wait(session, &operands)?;
-    let session = session_ops::bind(session, &operands)?;
+    let session = session_ops::bind(session)?;
     let session = session_ops::params(session, &[0u32; 4])?;
     let session = session_ops::dispatch_1d(session, 8, 64)?;
     session_sync_ops::update_tokens(session).finish().map(drop)

@@ -42,7 +42,7 @@ pub use context::{BackendReport, Context, ContextGuard, Current};
 pub use event::{Event, EventFlags};
 pub use gate::Gate;
 pub use graph::{Graph, GraphOperator, Update};
-pub use kernel::{KernelBase, KernelSession};
+pub use kernel::{Grid, KernelBase, KernelSession};
 pub use leasehold_alloc::Buffer as Memory;
 pub use leasehold_alloc::{AllocStats, Allocator, Buffer, HostKind, Layout, Protection};
 /// The ground floor: handles, leases, pools, managers, timelines.

@@ -217,35 +217,7 @@ impl Runtime {
     #[doc(alias = "allocateMemory")]
     #[inline]
     pub fn alloc(&self, bytes: u64) -> Result<Lease<Buffer>> {
-        self.alloc_on(&self.stream, Layout::new(bytes))
-    }
-
-    /// As [`alloc`](Self::alloc), for first use on another stream, with an alignment.
-    ///
-    /// # Errors
-    /// As [`alloc`](Self::alloc); `InvalidArgument` for a stream of another device, or an alignment that is no power of two.
-    #[inline]
-    pub fn alloc_on(&self, stream: &Stream, layout: Layout) -> Result<Lease<Buffer>> {
-        let inner = &*self.inner;
-        let own = std::ptr::eq(&raw const *stream.runtime, inner);
-        if recorder::is_active() || !own || layout.size > inner.total {
-            return self.alloc_otherwise(stream, layout);
-        }
-        inner.memory.alloc(layout, On { line: stream.core.line, timeline: stream.core.raw_timeline() })
-    }
-
-    /// An allocation on a thread that records, on a stream of another device, or of more than the device has.
-    #[cold]
-    fn alloc_otherwise(&self, stream: &Stream, layout: Layout) -> Result<Lease<Buffer>> {
-        if let Some(result) = recorder::alloc(&self.inner, layout) {
-            return result;
-        }
-        if !Arc::ptr_eq(&stream.runtime, &self.inner) {
-            return Err(Error::invalid(format!("{stream:?} is not a stream of {}", self.inner.id)));
-        }
-        // Some devices give more than they have. Where one refuses, the size is the reason.
-        let on = On { line: stream.core.line, timeline: stream.core.raw_timeline() };
-        self.inner.memory.alloc(layout, on).map_err(|e| self.inner.too_large(layout.size).unwrap_or(e))
+        self.stream.alloc(bytes)
     }
 
     /// `bytes` of host memory for fast copies. [`Buffer::host_kind`] says what it is: pinned, or pageable on a backend without

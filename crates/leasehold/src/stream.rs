@@ -26,10 +26,11 @@
 //! the stream is not touched.
 
 use crate::graph::recorder;
+use crate::kernel::{Grid, KernelBase, KernelSession, Params, session_ops, session_sync_ops};
 use crate::ops::call;
 use crate::runtime::{Runtime, RuntimeInner};
 use crate::view::Operand;
-use leasehold_alloc::Buffer;
+use leasehold_alloc::{Buffer, Layout, On};
 use leasehold_core::defects::{Defect, planted};
 use leasehold_core::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use leasehold_core::sync::{Arc, Mutex, MutexGuard};
@@ -567,7 +568,7 @@ pub(crate) fn add_wait(waits: &mut Vec<Point>, p: Point) {
 ///
 /// Within a stream operations behave in order. Any thread may use it: calls and sessions of several
 /// threads take turns, and each waits for the one before it. While a thread has a
-/// [`KernelSession`](crate::KernelSession) open on the stream, its own other submissions there get
+/// [`KernelSession`] open on the stream, its own other submissions there get
 /// `Occupied`, since they would wait for themselves. Dropping a stream with work pending loses
 /// nothing: the work completes, unless the process ends first: [`Runtime::close`] before `main`
 /// returns waits for it.
@@ -675,6 +676,96 @@ impl Stream {
     #[doc(alias("addCompletedHandler", "cudaStreamAddCallback", "cudaLaunchHostFunc"))]
     pub fn on_complete(&self, call: impl FnOnce(Result<()>) + Send + 'static) {
         crate::ops::on_complete(self, call);
+    }
+
+    /// `bytes` of device memory, aligned to 256, for first use on this stream: what another stream
+    /// does with the memory first waits for its former uses. Zero bytes give a valid, empty buffer
+    /// with a null address. While this thread records, the buffer belongs to the recording and has
+    /// no address until it stops. Blocks on the driver only when the pool must grow.
+    ///
+    /// # Errors
+    /// `OutOfMemory` with a report; `OverBudget`; `InvalidArgument` for more bytes than the device
+    /// has in all.
+    #[inline]
+    pub fn alloc(&self, bytes: u64) -> Result<Lease<Buffer>> {
+        self.alloc_layout(Layout::new(bytes))
+    }
+
+    /// As [`alloc`](Self::alloc), with an alignment.
+    ///
+    /// # Errors
+    /// As [`alloc`](Self::alloc); `InvalidArgument` for an alignment that is no power of two.
+    #[inline]
+    pub fn alloc_layout(&self, layout: Layout) -> Result<Lease<Buffer>> {
+        let runtime = &*self.runtime;
+        if recorder::is_active() || layout.size > runtime.total {
+            return self.alloc_otherwise(layout);
+        }
+        runtime.memory.alloc(layout, On { line: self.core.line, timeline: self.core.raw_timeline() })
+    }
+
+    /// An allocation on a thread that records, or of more than the device has.
+    #[cold]
+    fn alloc_otherwise(&self, layout: Layout) -> Result<Lease<Buffer>> {
+        if let Some(result) = recorder::alloc(&self.runtime, layout) {
+            return result;
+        }
+        // Some devices give more than they have. Where one refuses, the size is the reason.
+        let on = On { line: self.core.line, timeline: self.core.raw_timeline() };
+        self.runtime.memory.alloc(layout, on).map_err(|e| self.runtime.too_large(layout.size).unwrap_or(e))
+    }
+
+    /// Launches a kernel, as one submission: waits on the device for whoever used the operands
+    /// before, binds them in their order, and marks their use. Does not wait for the launch. While
+    /// the calling thread records, the launch goes to the recording.
+    ///
+    /// A [`KernelSession`] is the long way, for several launches in one
+    /// submission.
+    ///
+    /// ```
+    /// use leasehold::kernel::{CpuArgs, KernelCheck, KernelDesc, KernelSource};
+    /// use leasehold::{Access, Context, DeviceId, KernelBase, View};
+    ///
+    /// unsafe fn scale(args: &CpuArgs<'_>) {
+    ///     // SAFETY: each tile has 4 values of its own: the grid has one dimension.
+    ///     let x = unsafe { args.slice_mut::<f32>(0, args.tile()[0] as usize * 4, 4) };
+    ///     x.iter_mut().for_each(|x| *x *= args.params::<f32>());
+    /// }
+    ///
+    /// # fn main() -> leasehold::Result<()> {
+    /// let runtime = Context::new().runtime(DeviceId::cpu(0))?;
+    /// let desc = KernelDesc::new("scale", KernelSource::Cpu(scale), &[Access::ReadWrite], KernelCheck::grid_1d());
+    /// // SAFETY: it touches its binding alone, in bounds that `slice_mut` checks, each tile a part of its own.
+    /// let kernel = unsafe { KernelBase::new(desc.params_of::<f32>().aligned(4)) }?;
+    /// let x = runtime.upload(&[1.0f32; 8])?;
+    /// runtime.stream().launch(&kernel, &[x.read_write()], &3.0f32, 2)?;
+    /// assert_eq!(runtime.download::<f32>(&x)?, [3.0; 8]);
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// `InvalidArgument` for another number of operands, another role, another size of parameters or
+    /// a misaligned or overlapping operand than the kernel declares, for a grid beyond the device's
+    /// limits, for memory of another device, and for what the kernel's check refuses; what making
+    /// the kernel ready says; `Occupied` while this thread has a session open on the stream; the
+    /// stream's cause when it is poisoned.
+    #[doc(alias("dispatch", "cuLaunchKernel"))]
+    #[inline]
+    pub fn launch<P: Params + ?Sized>(
+        &self,
+        kernel: &KernelBase,
+        operands: &[Operand<'_>],
+        params: &P,
+        grid: impl Into<Grid>,
+    ) -> Result<()> {
+        let Grid { blocks, threads, shared } = grid.into();
+        let session = KernelSession::begin(kernel, self)?;
+        let session = session_sync_ops::wait(session, operands)?;
+        let session = session_ops::bind(session)?;
+        let session = session_ops::params_bytes(session, params.bytes())?;
+        let session = session_ops::dispatch_3d(session, blocks, threads, shared)?;
+        session_sync_ops::update_tokens(session).finish().map(drop)
     }
 
     /// Sets how long a submission waits for room while none of the stream's work completes; 30

@@ -45,7 +45,7 @@ unsafe fn increment(args: &CpuArgs<'_>) {
 fn launch(stream: &Stream, kernel: &KernelBase, operands: &[Operand<'_>], by: u32) -> Result<()> {
     let session = KernelSession::begin(kernel, stream)?;
     let session = session_sync_ops::wait(session, operands)?;
-    let session = session_ops::bind(session, operands)?;
+    let session = session_ops::bind(session)?;
     let session = session_ops::params(session, &by)?;
     let session = session_ops::dispatch_1d(session, 4, 1)?;
     session_sync_ops::update_tokens(session).finish().map(drop)

@@ -5,7 +5,6 @@
 
 use crate::model::{Dense, Layer, Model};
 use leasehold::core::sync::atomic::{AtomicU32, Ordering};
-use leasehold::graph::Encoder;
 use leasehold::ops::{self as rt, Pattern};
 use leasehold::{Buffer, Error, Graph, GraphOperator, HostKind, Lease, Point, Result, Runtime, View};
 use leasehold_operators::{DType, Operator, Tensor, ops};
@@ -195,9 +194,8 @@ impl<'m> Decoder<'m> {
     }
 
     fn run(&self, operators: &[Operator]) -> Result<()> {
-        let runtime = self.model.runtime();
-        let mut encoder = Encoder::new(runtime, runtime.stream());
-        operators.iter().try_for_each(|o| o.encode(&mut encoder))
+        let stream = self.model.runtime().stream();
+        operators.iter().try_for_each(|o| o.encode(stream))
     }
 
     /// Takes a prompt in and draws the first new token. Does not wait for it. A second prompt begins a new sequence.

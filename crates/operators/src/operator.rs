@@ -7,8 +7,7 @@ use crate::kernels::Geometry;
 use crate::kernels::cpu::tile::{MAX_OPERANDS, Params};
 use crate::library::{Library, Resolved};
 use crate::tensor::Tensor;
-use leasehold::graph::Encoder;
-use leasehold::{Buffer, Error, GraphOperator, Lease, Operand, Result, View};
+use leasehold::{Buffer, Error, GraphOperator, Lease, Operand, Result, Stream, View};
 use std::fmt;
 
 /// A part of a buffer that an operator holds.
@@ -124,13 +123,13 @@ impl GraphOperator for Operator {
     }
 
     #[inline]
-    fn encode(&self, encoder: &mut Encoder<'_>) -> Result<()> {
+    fn encode(&self, stream: &Stream) -> Result<()> {
         let n = self.parts.len();
         let mut operands = [self.operand(0); MAX_OPERANDS];
         for (i, to) in operands.iter_mut().enumerate().take(n).skip(1) {
             *to = self.operand(i);
         }
-        encoder.launch(self.kernel.base(), &operands[..n], &self.params, self.geometry.grid, self.geometry.block)
+        stream.launch(self.kernel.base(), &operands[..n], &self.params[..], (self.geometry.grid, self.geometry.block))
     }
 }
 

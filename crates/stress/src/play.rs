@@ -15,8 +15,8 @@ use leasehold::core::sync::{Arc, Condvar, Mutex};
 use leasehold::graph::NodeId;
 use leasehold::hal::StreamDesc;
 use leasehold::{
-    Buffer, ContextGuard, Current, DeviceId, Error, Event, EventFlags, Gate, Graph, KernelBase, Layout, Lease, Operand,
-    Result, Runtime, Stream, Update, View, ops,
+    Buffer, ContextGuard, Current, DeviceId, Error, Event, EventFlags, Gate, Graph, KernelBase, Lease, Operand, Result,
+    Runtime, Stream, Update, View, ops,
 };
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -363,7 +363,7 @@ impl World {
             }
             Step::DropStream(s) => drop(self.streams[usize::from(s)].take()),
             Step::Alloc { slot, len, stream } => {
-                let made = self.runtime(is_far(slot))?.alloc_on(&self.stream(stream)?, Layout::new(len.into()))?;
+                let made = self.stream(stream)?.alloc(len.into())?;
                 self.buffers[usize::from(slot)].put(made);
             }
             Step::New { slot, len, seed } => {

@@ -120,7 +120,7 @@ pub fn launch(stream: &Stream, calls: &[Call<'_>]) -> Result<()> {
             Some(session) => KernelSession::kernel(session, kernel)?,
         };
         let ready = session_sync_ops::wait(begun, operands)?;
-        let bound = session_ops::bind(ready, operands)?;
+        let bound = session_ops::bind(ready)?;
         let set = session_ops::params(bound, &params)?;
         let staged = session_ops::dispatch_1d(set, params[0].div_ceil(BLOCK), BLOCK)?;
         session = Some(session_sync_ops::update_tokens(staged));
@@ -142,7 +142,7 @@ pub fn try_launch(stream: &Stream, call: Call<'_>) -> Result<()> {
     if !(other && refused(KernelSession::try_begin(kernel, stream)) && refused(KernelSession::begin(kernel, stream))) {
         return Err(Error::invalid("a stream has two sessions at a time"));
     }
-    let bound = session_ops::bind(session_sync_ops::wait(session, operands)?, operands)?;
+    let bound = session_ops::bind(session_sync_ops::wait(session, operands)?)?;
     let set = session_ops::params(bound, &params)?;
     let staged = session_ops::dispatch_1d(set, params[0].div_ceil(BLOCK), BLOCK)?;
     session_sync_ops::update_tokens(staged).finish().map(drop)
@@ -269,7 +269,7 @@ pub fn open(context: &Context, device: DeviceId) -> Result<Runtime> {
 /// # Errors
 /// The allocation's; `InvalidArgument` when it was.
 pub fn refuses(stream: &Stream, buffer: &Lease<Buffer>) -> Result<()> {
-    let into = stream.runtime().alloc_on(stream, Layout::new(buffer.len()))?;
+    let into = stream.alloc(buffer.len())?;
     // Whoever waits for a point looks at all runtimes, and has them for a moment.
     let end = Instant::now() + Duration::from_secs(5);
     while ops::copy(stream, into.view(), buffer.view()).is_ok() {

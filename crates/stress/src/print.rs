@@ -178,10 +178,7 @@ fn step(to: &mut String, pad: &str, planned: &Planned) -> fmt::Result {
             format!("s[{s}].put({runtime}.create_stream_with(&StreamDesc::priority({priority}))?);")
         }
         Step::DropStream(s) => format!("drop(s[{s}].take());"),
-        Step::Alloc { slot, len, stream } => {
-            let runtime = runtime(is_far(*slot));
-            format!("b[{slot}].put({runtime}.alloc_on({}, Layout::new({len}))?);", the(stream))
-        }
+        Step::Alloc { slot, len, stream } => format!("b[{slot}].put(s[{stream}].the().alloc({len})?);"),
         Step::New { slot, len, seed } => {
             format!("b[{slot}].put({}.upload(&bytes({seed}, {len}))?);", runtime(is_far(*slot)))
         }

@@ -132,7 +132,7 @@ pub fn play(runtime: &Runtime, kernels: &[KernelBase], scene: Scene) -> std::res
         }
         Scene::FailedCall { panics } => {
             let stream = runtime.create_stream().map_err(said)?;
-            let buffer = runtime.alloc_on(&stream, leasehold::Layout::new(64)).map_err(said)?;
+            let buffer = stream.alloc(64).map_err(said)?;
             ops::host_call(&stream, "fails", move || {
                 assert!(!panics, "{ON_PURPOSE}");
                 Err(Error::state("on purpose"))
@@ -163,7 +163,7 @@ pub fn play(runtime: &Runtime, kernels: &[KernelBase], scene: Scene) -> std::res
 /// A stream with a fill behind a gate, once the gate was given away.
 fn held(runtime: &Runtime, end: impl FnOnce(leasehold::Gate)) -> Result<(Stream, Lease<Buffer>)> {
     let (stream, gate) = (runtime.create_stream()?, runtime.create_gate()?);
-    let buffer = runtime.alloc_on(&stream, leasehold::Layout::new(64))?;
+    let buffer = stream.alloc(64)?;
     ops::wait(&stream, gate.next())?;
     ops::fill(&stream, buffer.view(), ops::Pattern::U8(7))?;
     end(gate);
@@ -193,11 +193,11 @@ fn used_again(runtime: &Runtime, buffer: &Lease<Buffer>) -> std::result::Result<
 
 fn dropped_session(runtime: &Runtime, kernels: &[KernelBase]) -> Result<()> {
     let stream = runtime.create_stream()?;
-    let buffer = runtime.alloc_on(&stream, leasehold::Layout::new(256))?;
+    let buffer = stream.alloc(256)?;
     ops::fill(&stream, buffer.view(), ops::Pattern::U8(3))?;
     let operands = [buffer.read_write()];
     let begun = KernelSession::begin(&kernels[Kernel::Mask as usize], &stream)?;
-    let bound = session_ops::bind(session_sync_ops::wait(begun, &operands)?, &operands)?;
+    let bound = session_ops::bind(session_sync_ops::wait(begun, &operands)?)?;
     let params: Params = [64, u32::MAX, 0];
     drop(session_ops::dispatch_1d(session_ops::params(bound, &params)?, 1, BLOCK)?);
     let mut got = [0u8; 256];
@@ -218,7 +218,7 @@ fn common(runtime: &Runtime, kernels: &[KernelBase]) -> std::result::Result<(), 
         (0..COMMON_THREADS).map(|_| runtime.create_stream()).collect::<Result<Vec<Stream>>>().map_err(said)?;
     let layout = leasehold::Layout::new(u64::from(COMMON) * 4);
     let zeros = || -> Result<Lease<Buffer>> {
-        let buffer = runtime.alloc_on(&streams[0], layout)?;
+        let buffer = streams[0].alloc_layout(layout)?;
         ops::fill(&streams[0], buffer.view(), ops::Pattern::U8(0))?;
         Ok(buffer)
     };
@@ -237,7 +237,7 @@ fn common(runtime: &Runtime, kernels: &[KernelBase]) -> std::result::Result<(), 
                 let params = [COMMON, word(thread, round), 0];
                 launch(stream, &[Call { kernel: &kernels[Kernel::Mask as usize], operands: &operands, params }])?;
                 ops::fill(stream, written.view(), ops::Pattern::U32(word(thread, round)))?;
-                let seen = runtime.alloc_on(stream, layout)?;
+                let seen = stream.alloc_layout(layout)?;
                 ops::copy(stream, seen.view(), written.view())?;
                 Ok((seen, round))
             })

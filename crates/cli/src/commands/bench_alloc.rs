@@ -10,7 +10,7 @@ use crate::failure::Failure;
 use crate::host;
 use crate::table::Table;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
-use leasehold::{Buffer, DeviceId, Layout, Lease, Runtime, Stream};
+use leasehold::{Buffer, DeviceId, Lease, Runtime, Stream};
 use leasehold_alloc::AllocatorConfig;
 use leasehold_alloc_bench::FakeBacking;
 use leasehold_alloc_bench::peers::{BestFit, RmmLike, TorchLike};
@@ -217,7 +217,7 @@ impl Subject for Whole {
 
     #[inline]
     fn alloc(&self, on: &Stream, size: u64) -> Option<Lease<Buffer>> {
-        self.0.alloc_on(on, Layout::new(size)).ok()
+        on.alloc(size).ok()
     }
 
     #[inline]

@@ -3,10 +3,9 @@
 use crate::commands::{open, percentile, print_json};
 use crate::failure::Failure;
 use crate::table::Table;
-use leasehold::kernel::{KernelCheck, KernelDesc, KernelSource, session_ops, session_sync_ops};
+use leasehold::kernel::{KernelCheck, KernelDesc, KernelSource};
 use leasehold::{
-    Access, BackendKind, Buffer, DeviceId, EventFlags, KernelBase, KernelSession, Layout, Lease, Runtime, Stream, View,
-    ops,
+    Access, BackendKind, Buffer, DeviceId, EventFlags, KernelBase, Layout, Lease, Runtime, Stream, View, ops,
 };
 use leasehold_alloc::{Allocator, AllocatorConfig, On};
 use leasehold_alloc_bench::FakeBacking;
@@ -93,7 +92,7 @@ fn crew<T, F: FnMut() -> bool>(
 }
 
 fn shared(runtime: &Runtime, bytes: u64, threads: usize) -> Result<f64, Failure> {
-    let pair = |stream: Stream| move || runtime.alloc_on(&stream, Layout::new(bytes)).is_ok();
+    let pair = |stream: Stream| move || stream.alloc(bytes).is_ok();
     crew(threads, || runtime.create_stream(), pair)
 }
 
@@ -192,14 +191,7 @@ impl Ours {
 
     fn launch(&self) -> leasehold::Result<()> {
         let [a, b, out] = &self.buffers;
-        let operands = [a.read(), b.read(), out.write()];
-        let session = KernelSession::begin(&self.kernel, self.runtime.stream())?;
-        let session = session_sync_ops::wait(session, &operands)?;
-        let session = session_ops::bind(session, &operands)?;
-        let session = session_ops::no_params(session)?;
-        let session = session_ops::dispatch_1d(session, 1, 32)?;
-        session_sync_ops::update_tokens(session).finish()?;
-        Ok(())
+        self.runtime.stream().launch(&self.kernel, &[a.read(), b.read(), out.write()], &(), (1, 32))
     }
 
     fn figure(

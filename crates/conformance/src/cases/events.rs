@@ -84,7 +84,7 @@ fn again(env: &Env) -> Outcome {
 
 /// The point of something that the stream is given now.
 fn work_on(runtime: &leasehold::Runtime, stream: &leasehold::Stream) -> Outcome<leasehold::core::Point> {
-    let small = runtime.alloc_on(stream, leasehold::Layout::new(64))?;
+    let small = stream.alloc(64)?;
     ops::fill(stream, small.view(), Pattern::U8(1))?;
     let marker = runtime.create_event_with_flags(EventFlags::DISABLE_TIMING)?;
     ops::signal(stream, &marker)?;

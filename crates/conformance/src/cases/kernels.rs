@@ -273,7 +273,7 @@ pub(crate) fn launch(
     let operands = [buffer.write()];
     let session = KernelSession::begin(kernel, runtime.stream())?;
     let session = session_sync_ops::wait(session, &operands)?;
-    let session = session_ops::bind(session, &operands)?;
+    let session = session_ops::bind(session)?;
     let session = session_ops::params(session, &value)?;
     let session = session_ops::dispatch_1d(session, blocks, 1)?;
     session_sync_ops::update_tokens(session).finish()
@@ -294,7 +294,7 @@ fn dropped_session(env: &Env) -> Outcome {
         if stage == 1 {
             continue;
         }
-        let session = session_ops::params(session_ops::bind(session, &operands)?, &9u32)?;
+        let session = session_ops::params(session_ops::bind(session)?, &9u32)?;
         if stage == 2 {
             continue;
         }
@@ -406,7 +406,7 @@ fn wrong_arguments(env: &Env) -> Outcome {
     let begin = |operands: &[leasehold::Operand<'_>]| -> leasehold::Result<()> {
         // Of one borrow with the operands.
         let session = session_sync_ops::wait(KernelSession::begin(&add, runtime.stream())?, operands)?;
-        session_ops::bind(session, operands).map(drop)
+        session_ops::bind(session).map(drop)
     };
     expect_error(begin(&all[..2]), "InvalidArgument", "two operands of three")?;
     expect_error(begin(&all), "InvalidArgument", "four operands of three")?;
@@ -416,7 +416,7 @@ fn wrong_arguments(env: &Env) -> Outcome {
         "a read operand where one is written",
     )?;
     let session = session_sync_ops::wait(KernelSession::begin(&add, runtime.stream())?, &all[..3])?;
-    let session = session_ops::bind(session, &all[..3])?;
+    let session = session_ops::bind(session)?;
     expect_error(session_ops::params(session, &1u32).map(drop), "InvalidArgument", "parameters for a kernel without")?;
     check_eq!(runtime.stream().now(), before, "the stream's end after refused launches");
     check_eq!(runtime.download::<u32>(&buffers[2])?, [2; 64], "the buffer after refused launches");

@@ -94,7 +94,7 @@ fn other_thread_allocates(env: &Env) -> Outcome {
     let there = std::thread::scope(|scope| {
         let work = || -> leasehold::Result<Vec<u8>> {
             let stream = runtime.create_stream()?;
-            let buffer = runtime.alloc_on(&stream, leasehold::Layout::new(64))?;
+            let buffer = stream.alloc(64)?;
             ops::fill(&stream, buffer.view(), Pattern::U8(5))?;
             let mut bytes = vec![0u8; 64];
             ops::download(&stream, &mut bytes, buffer.view())?;
@@ -194,8 +194,8 @@ impl leasehold::GraphOperator for Broken<'_> {
     fn accesses(&self) -> Vec<leasehold::Operand<'_>> {
         vec![self.0.write()]
     }
-    fn encode(&self, encoder: &mut leasehold::graph::Encoder<'_>) -> leasehold::Result<()> {
-        encoder.fill(self.0.view(), Pattern::U8(0xbb))?;
+    fn encode(&self, stream: &leasehold::Stream) -> leasehold::Result<()> {
+        leasehold::ops::fill(stream, self.0.view(), Pattern::U8(0xbb))?;
         Err(Error::invalid("it was meant to fail"))
     }
 }

@@ -85,10 +85,7 @@ fn readers_then_writer(env: &Env) -> Outcome {
         let buffer = runtime.upload(&[round; 4096])?;
         let outs = match reads {
             Reads::Downloads => [runtime.alloc_pinned(4096)?, runtime.alloc_pinned(4096)?],
-            _ => [
-                runtime.alloc_on(&r1, leasehold::Layout::new(4096))?,
-                runtime.alloc_on(&r2, leasehold::Layout::new(4096))?,
-            ],
+            _ => [r1.alloc(4096)?, r2.alloc(4096)?],
         };
         let graphs = match reads {
             Reads::Graphs => outs

@@ -21,12 +21,10 @@
 //! # }
 //! ```
 
-mod encoder;
 mod exec;
 mod operator;
 mod optimise;
 pub(crate) mod recorder;
 
-pub use encoder::Encoder;
 pub use exec::{Graph, NodeId, Update, Updated};
 pub use operator::GraphOperator;

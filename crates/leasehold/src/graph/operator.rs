@@ -1,32 +1,25 @@
 //! Operators: work that is the same whether it runs at once or is recorded.
 
-use crate::graph::Encoder;
-use crate::runtime::Runtime;
 use crate::stream::Stream;
 use crate::view::Operand;
 use leasehold_core::Result;
 
-/// Something that can be encoded: eager execution is encode on a stream, recording is encode on the recorder, so both modes share
-/// one path.
+/// Something that can be encoded: on a stream it runs at once, and while the thread records its
+/// calls on the stream go to the recording. Both modes share one path.
 #[doc(alias = "graph::GraphOperator")]
 pub trait GraphOperator {
     /// The name in reports.
     fn name(&self) -> &str;
 
-    /// What it reads and writes. While recording, an operator that touches other memory (but for temporaries of its own) is refused.
+    /// What it reads and writes. While recording, an operator that touches other memory (but for
+    /// temporaries of its own) is refused.
     fn accesses(&self) -> Vec<Operand<'_>>;
 
-    /// Puts its work into the encoder. Must depend on nothing but its own state.
+    /// Puts its work on the stream. Must depend on nothing but its own state. A temporary is
+    /// [`Stream::alloc`]: while recording it is packed with the graph's other temporaries, otherwise
+    /// its memory is free for reuse on the stream as soon as it is dropped.
     ///
     /// # Errors
     /// Whatever goes wrong; a recording then rolls back what was encoded.
-    fn encode(&self, encoder: &mut Encoder<'_>) -> Result<()>;
-
-    /// Runs it on a stream, or records it when the thread records.
-    ///
-    /// # Errors
-    /// As [`encode`](Self::encode).
-    fn execute(&self, runtime: &Runtime, stream: &Stream) -> Result<()> {
-        self.encode(&mut Encoder::new(runtime, stream))
-    }
+    fn encode(&self, stream: &Stream) -> Result<()>;
 }

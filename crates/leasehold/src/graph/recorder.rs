@@ -10,8 +10,8 @@
 //! The thread's recordings lie in a cell that is borrowed for moments only: nothing that is called or dropped meanwhile is the user's.
 
 use crate::event::Event;
+use crate::graph::GraphOperator;
 use crate::graph::exec::{Graph, Held, Outside};
-use crate::graph::{Encoder, GraphOperator};
 use crate::kernel::rules::Rules;
 use crate::runtime::{Runtime, RuntimeInner};
 use crate::stream::{Seat, Turn};
@@ -406,9 +406,8 @@ pub(crate) fn wait_point(runtime: &Arc<RuntimeInner>, point: Point) -> Option<Re
 
 /// Encodes an operator; in a recording its work is undone when it fails or panics, and checked against what it declared.
 pub(crate) fn add_operator(runtime: &Runtime, operator: &dyn GraphOperator) -> Result<()> {
-    let mut encoder = Encoder::new(runtime, runtime.stream());
-    let Some(open) = OpenEncoding::begin(&runtime.inner) else { return operator.encode(&mut encoder) };
-    operator.encode(&mut encoder)?;
+    let Some(open) = OpenEncoding::begin(&runtime.inner) else { return operator.encode(runtime.stream()) };
+    operator.encode(runtime.stream())?;
     let declared: Vec<_> = operator.accesses().iter().map(|o| (o.slice.lease.handle(), o.access.writes())).collect();
     open.keep(operator.name(), &declared)
 }

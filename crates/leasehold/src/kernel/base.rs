@@ -103,7 +103,6 @@ impl BaseCell {
 ///
 /// ```
 /// use leasehold::kernel::{CpuArgs, KernelCheck, KernelDesc, KernelSource};
-/// use leasehold::graph::Encoder;
 /// use leasehold::{Access, Context, DeviceId, Error, KernelBase, View};
 ///
 /// const TILE: usize = 256;
@@ -125,7 +124,7 @@ impl BaseCell {
 /// // SAFETY: a launch that the check accepts touches floats of binding 0 that exist, each in one tile.
 /// let kernel = unsafe { KernelBase::new(desc) }?;
 /// let x = runtime.upload(&[1.0f32; 512])?;
-/// let launch = |tiles| Encoder::new(&runtime, runtime.stream()).launch(&kernel, &[x.read_write()], &[], [tiles, 1, 1], [1; 3]);
+/// let launch = |tiles| runtime.stream().launch(&kernel, &[x.read_write()], &(), tiles);
 /// launch(2)?;
 /// assert!(launch(3).is_err(), "768 floats of 512");
 /// assert_eq!(runtime.download::<f32>(&x)?, [2.0; 512]);

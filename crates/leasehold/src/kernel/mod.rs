@@ -3,11 +3,13 @@
 //! * [`KernelDesc`] says what a kernel is: code, bindings, parameters, and which launches may run ([`KernelCheck`]).
 //! * [`KernelBase`] is a kernel's key and its cache of pipelines, one per device. Making one is `unsafe`: its author vouches for the
 //!   kernel. Launching is safe: each launch is checked. New convenience goes to [`session_ops`].
-//! * [`KernelSession`] is one or more launches on a stream, from `begin` to `finish`. Its type says what may come next.
+//! * [`Stream::launch`](crate::Stream::launch) is one launch.
+//! * [`KernelSession`] is one or more launches on a stream as one submission, from `begin` to `finish`. Its type says what may come next.
 //! * [`session_ops`] binds, sets parameters and dispatches; [`session_sync_ops`] waits for dependencies and updates tokens.
 //! * [`Registry`] resolves a name to the kernel of the most specific architecture that a device runs.
 
 pub mod base;
+mod grid;
 pub mod registry;
 pub(crate) mod rules;
 pub mod session;
@@ -15,6 +17,7 @@ pub mod session_ops;
 pub mod session_sync_ops;
 
 pub use base::KernelBase;
+pub use grid::{Grid, Params};
 pub use leasehold_hal::{Access, CpuArgs, CpuFn, KernelCheck, KernelDesc, KernelSource, LaunchInfo, Overlap};
 pub use registry::{KernelRegistry, Registry};
 pub use session::{Begun, Bound, Dispatched, KernelSession, Parametrised, Ready, Updated};

@@ -119,10 +119,9 @@ impl Staged {
 /// // SAFETY: it touches its binding alone, within bounds that `slice_mut` checks, and each tile a part of its own.
 /// let kernel = unsafe { KernelBase::new(desc.aligned(4)) }?;
 /// let x = runtime.upload(&[1.0f32; 8])?;
-/// let operands = [x.read_write()];
 /// let session = KernelSession::begin(&kernel, runtime.stream())?;
-/// let session = sync::wait(session, &operands)?;
-/// let session = ops::bind(session, &operands)?;
+/// let session = sync::wait(session, &[x.read_write()])?;
+/// let session = ops::bind(session)?;
 /// let session = ops::no_params(session)?;
 /// let session = ops::dispatch_1d(session, 2, 1)?;
 /// sync::update_tokens(session).finish()?;
@@ -233,30 +232,27 @@ impl<'s, State> KernelSession<'s, State> {
     }
 
     #[inline]
-    pub(crate) fn stage_bindings(mut self, operands: &[Operand<'s>]) -> Result<KernelSession<'s, Bound>> {
+    pub(crate) fn stage_bindings(mut self) -> Result<KernelSession<'s, Bound>> {
         let Prepared { pipeline, rules, written } = self.kernel;
         let declared = &*pipeline.bindings;
-        if operands.len() != declared.len() {
-            return Err(wrong_count(pipeline, operands.len()));
+        let Staged { operands, first_operand, bindings, first_binding, .. } = self.staged();
+        let noted = &operands[*first_operand..];
+        if noted.len() != declared.len() {
+            return Err(wrong_count(pipeline, noted.len()));
         }
-        let staged = self.staged();
-        let noted = &staged.operands[staged.first_operand..];
-        // As a rule they were noted as they are bound.
-        let alike = |((o, n), &access): ((&Operand<'_>, &Operand<'_>), &Access)| {
-            o.access == access && n.access == access && std::ptr::eq(o.slice.lease, n.slice.lease)
-        };
-        if noted.len() != operands.len() || !operands.iter().zip(noted).zip(declared).all(alike) {
-            check_bound(pipeline, operands, noted)?;
-        }
-        let first = staged.bindings.len();
-        staged.first_binding = first;
-        let mut addresses = 0;
-        staged.bindings.extend(operands.iter().map(|operand| {
+        let first = bindings.len();
+        *first_binding = first;
+        let (mut addresses, mut as_declared) = (0, true);
+        bindings.extend(std::iter::zip(noted, declared).map(|(operand, &access)| {
             let binding = operand.binding();
             addresses |= binding.addr;
+            as_declared &= operand.access == access;
             binding
         }));
-        rules.check_at(&staged.bindings[first..], addresses, *written)?;
+        if !as_declared {
+            return Err(wrong_access(pipeline, noted));
+        }
+        rules.check_at(&bindings[first..], addresses, *written)?;
         Ok(self.become_state())
     }
 
@@ -376,30 +372,12 @@ fn wrong_count(kernel: &Pipeline, count: usize) -> Error {
     Error::invalid(format!("kernel {} takes {} bindings, not {count}", kernel.name, kernel.bindings.len()))
 }
 
-/// Whether each operand has the declared access, and is among those noted, for as much.
-#[inline(never)]
-fn check_bound(kernel: &Pipeline, operands: &[Operand<'_>], noted: &[Operand<'_>]) -> Result<()> {
-    for (i, (operand, &access)) in std::iter::zip(operands, &kernel.bindings).enumerate() {
-        if operand.access != access {
-            return Err(wrong_access(kernel, i, access, operand.access));
-        }
-        let covers =
-            |o: &Operand<'_>| o.slice.lease.same(operand.slice.lease) && (o.access == access || o.access.writes());
-        if !noted.iter().any(covers) {
-            return Err(not_noted(kernel, i));
-        }
-    }
-    Ok(())
-}
-
 #[cold]
-fn wrong_access(kernel: &Pipeline, i: usize, declared: Access, bound: Access) -> Error {
+fn wrong_access(kernel: &Pipeline, operands: &[Operand<'_>]) -> Error {
+    let wrong = |(operand, declared): (&Operand<'_>, &Access)| operand.access != *declared;
+    let i = std::iter::zip(operands, &kernel.bindings).position(wrong).unwrap_or(0);
+    let (declared, bound) = (kernel.bindings[i], operands[i].access);
     Error::invalid(format!("kernel {}: binding {i} is declared {declared:?} but bound as {bound:?}", kernel.name))
-}
-
-#[cold]
-fn not_noted(kernel: &Pipeline, i: usize) -> Error {
-    Error::state(format!("kernel {}: binding {i} was not among the operands that the session waited for", kernel.name))
 }
 
 #[cold]

@@ -1,19 +1,19 @@
 //! What a session does to a launch: bind, set parameters, dispatch. New convenience for launches belongs here, not in the base.
 
 use crate::kernel::session::{Bound, Dispatched, KernelSession, Parametrised, Ready};
-use crate::view::Operand;
 use bytemuck::NoUninit;
 use leasehold_core::Result;
 
-/// Binds the operands, in the order that the kernel declares, with the roles that it declares.
+/// Binds the operands that the session waited for, in their order: it is the kernel's own, with the
+/// roles that the kernel declares.
 ///
 /// # Errors
-/// `InvalidArgument` for another number of operands or another role, for one that is not aligned as the kernel declares, and for two that
-/// overlap although the kernel does not declare that they may; `InvalidState` for an operand that the session did not wait for.
+/// `InvalidArgument` for another number of operands or another role, for one that is not aligned as
+/// the kernel declares, and for two that overlap although the kernel does not declare that they may.
 #[inline]
 #[doc(alias = "MpsKernelSessionOps")]
-pub fn bind<'s>(session: KernelSession<'s, Ready>, operands: &[Operand<'s>]) -> Result<KernelSession<'s, Bound>> {
-    session.stage_bindings(operands)
+pub fn bind(session: KernelSession<'_, Ready>) -> Result<KernelSession<'_, Bound>> {
+    session.stage_bindings()
 }
 
 /// Sets the parameters from a plain struct of the size that the kernel declares; `()` is one of none.

@@ -6,8 +6,10 @@ use crate::kernel::session::{Begun, Dispatched, KernelSession, Ready, Updated};
 use crate::view::Operand;
 use leasehold_core::Result;
 
-/// Notes what the launch must wait for: a read waits for the last write, a write for the last write and all reads since. Uses on the
-/// session's own stream need no wait; for others one device-side wait per stream is submitted with the launch.
+/// Notes the launch's operands, in the order that the kernel declares, and what they make it wait
+/// for. A read waits for the last write, a write for the last write and all reads since. Uses on the
+/// session's own stream need no wait. For others one device-side wait per stream is submitted with
+/// the launch.
 ///
 /// # Errors
 /// `InvalidArgument` for memory of another device; `Recording` for memory of somebody's recording.

@@ -28,7 +28,7 @@ pub(crate) struct RuntimeInner {
     pub(super) extensions: RwLock<HashMap<TypeId, Arc<dyn Any + Send + Sync>>>,
     pub(crate) memory: Allocator,
     /// Bytes of the device's memory; the largest number where that is not known.
-    pub(super) total: u64,
+    pub(crate) total: u64,
     pub(super) events: SlotPool<Events>,
     pub(crate) default: Arc<StreamCore>,
     /// Streams beside the default one, to find who advances a line.

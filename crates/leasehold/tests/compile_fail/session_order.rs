@@ -4,7 +4,7 @@ use leasehold::kernel::{Begun, Bound, Dispatched, Parametrised, Ready, session_o
 use leasehold::KernelSession;
 
 fn bind_before_wait(session: KernelSession<'_, Begun>) {
-    ops::bind(session, &[]).unwrap();
+    ops::bind(session).unwrap();
 }
 
 fn params_before_bind(session: KernelSession<'_, Ready>) {

@@ -244,7 +244,7 @@ fn memory_that_is_dropped_in_flight_is_lent_to_nobody_before_the_copy_is_over() 
             let fresh = |r: &Runtime, value| -> Vec<(Stream, Lease<Buffer>)> {
                 let one = |_| {
                     let s = r.create_stream().unwrap();
-                    let z = r.alloc_on(&s, leasehold::Layout::new(LEN)).unwrap();
+                    let z = s.alloc(LEN).unwrap();
                     ops::fill(&s, z.view(), ops::Pattern::U8(value)).unwrap();
                     (s, z)
                 };

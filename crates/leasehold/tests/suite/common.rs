@@ -85,7 +85,7 @@ pub fn launch(
 ) -> Result<Option<Point>> {
     let session = KernelSession::begin(kernel, stream)?;
     let session = session_sync_ops::wait(session, operands)?;
-    let session = session_ops::bind(session, operands)?;
+    let session = session_ops::bind(session)?;
     let session = session_ops::params_bytes(session, params)?;
     let session = session_ops::dispatch_1d(session, blocks, 1)?;
     session_sync_ops::update_tokens(session).finish()

@@ -93,7 +93,7 @@ fn a_buffer_that_was_only_read_is_written_once_it_stands_for_both() {
     let held = hold(runtime.stream());
     graph.launch().unwrap();
     let other = runtime.create_stream().unwrap();
-    let elsewhere = runtime.alloc_on(&other, leasehold::Layout::new(16)).unwrap();
+    let elsewhere = other.alloc(16).unwrap();
     ops::copy(&other, elsewhere.view(), y.view()).unwrap();
     assert_eq!(kind(other.synchronize_timeout(Some(Duration::from_millis(3)))), "Timeout");
     open(held);

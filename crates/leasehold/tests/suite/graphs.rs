@@ -22,13 +22,13 @@ impl Work {
     }
 
     /// `y = y + x/3`, then twice more by way of temporaries.
-    fn run(&self, runtime: &Runtime, stream: &Stream) -> Result<()> {
+    fn run(&self, stream: &Stream) -> Result<()> {
         let bytes = 4 * N as u64;
         let third = (1.0f32 / 3.0).to_ne_bytes();
         let blocks = N as u32 / 4;
         launch(stream, &self.axpy, &[self.x.read(), self.y.read_write()], &third, blocks)?;
         for _ in 0..2 {
-            let t = runtime.alloc_on(stream, Layout::new(bytes))?;
+            let t = stream.alloc(bytes)?;
             ops::copy(stream, t.view(), self.y.view())?;
             launch(stream, &self.axpy, &[self.x.read(), t.read_write()], &third, blocks)?;
             ops::copy(stream, self.y.view(), t.view())?;
@@ -41,11 +41,11 @@ impl Work {
 fn replay_equals_eager_to_the_bit_a_hundred_times() {
     let runtime = runtime();
     let (eager, replayed) = (Work::new(&runtime), Work::new(&runtime));
-    let graph = runtime.record_graph(|r| replayed.run(r, r.stream())).unwrap();
+    let graph = runtime.record_graph(|r| replayed.run(r.stream())).unwrap();
     let bits = |b: &Lease<Buffer>| runtime.download::<u32>(b).unwrap();
     assert_eq!(bits(&replayed.y), [0.3f32.to_bits(); N], "nothing runs while recording");
     for _ in 0..100 {
-        eager.run(&runtime, runtime.stream()).unwrap();
+        eager.run(runtime.stream()).unwrap();
         graph.launch().unwrap();
         assert_eq!(bits(&eager.y), bits(&replayed.y));
     }
@@ -98,7 +98,7 @@ fn the_addresses_of_temporaries_are_aligned_as_asked() {
         runtime
             .record_graph(|r| {
                 for i in 1..4 {
-                    let t = r.alloc_on(r.stream(), Layout::aligned(100 * i, align))?;
+                    let t = r.stream().alloc_layout(Layout::aligned(100 * i, align))?;
                     assert!(t.is_symbolic());
                     ops::fill(r.stream(), t.view(), ops::Pattern::U8(1))?;
                     held.push(t);

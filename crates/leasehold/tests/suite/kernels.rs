@@ -6,7 +6,7 @@ use leasehold::graph::{NodeId, Updated};
 use leasehold::kernel::{
     CpuArgs, KernelCheck, KernelDesc, KernelSource, Overlap, Registry, session_ops, session_sync_ops,
 };
-use leasehold::{Access, DeviceId, KernelBase, KernelSession, Operand, Update, View, ops};
+use leasehold::{Access, DeviceId, Grid, KernelBase, KernelSession, Operand, Update, View, ops};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -25,13 +25,13 @@ fn a_session_launches_what_it_staged_as_one_submission() {
     let mut session = KernelSession::begin(&kernel, runtime.stream()).unwrap();
     for a in [1.0f32, 2.0, 4.0] {
         let waited = session_sync_ops::wait(session, &operands).unwrap();
-        let bound = session_ops::bind(waited, &operands).unwrap();
+        let bound = session_ops::bind(waited).unwrap();
         let ready = session_ops::params(bound, &a).unwrap();
         let staged = session_ops::dispatch_3d(ready, [4, 1, 1], [1, 1, 1], 0).unwrap();
         session = session_sync_ops::update_tokens(staged).kernel(&kernel).unwrap();
     }
     let waited = session_sync_ops::wait(session, &operands).unwrap();
-    let bound = session_ops::bind(waited, &operands).unwrap();
+    let bound = session_ops::bind(waited).unwrap();
     let ready = session_ops::params(bound, &8.0f32).unwrap();
     let staged = session_ops::dispatch_1d(ready, 4, 1).unwrap();
     let point = session_sync_ops::update_tokens(staged).finish().unwrap().unwrap();
@@ -57,7 +57,7 @@ fn dropping_a_session_at_any_step_discards_it() {
         if step == 1 {
             continue;
         }
-        let session = session_ops::bind(session, &operands).unwrap();
+        let session = session_ops::bind(session).unwrap();
         if step == 2 {
             continue;
         }
@@ -141,17 +141,16 @@ fn wrong_operands_and_parameters_are_named() {
     let x = runtime.upload(&[1.0f32; 16]).unwrap();
     let y = runtime.upload(&[1.0f32; 16]).unwrap();
     let right = [x.read(), y.read_write()];
-    let bind = |waited: &[Operand<'_>], bound: &[Operand<'_>]| {
+    let bind = |operands: &[Operand<'_>]| {
         let session = KernelSession::begin(&kernel, runtime.stream()).unwrap();
-        let session = session_sync_ops::wait(session, waited).unwrap();
-        kind(session_ops::bind(session, bound))
+        let session = session_sync_ops::wait(session, operands).unwrap();
+        session_ops::bind(session).map_or_else(|e| e.to_string(), |_| "ok".to_owned())
     };
-    assert_eq!(bind(&right, &right), "ok");
-    assert_eq!(bind(&right, &right[..1]), "InvalidArgument");
-    assert_eq!(bind(&right, &[x.read(), y.write()]), "InvalidArgument");
-    assert_eq!(bind(&right, &[x.read_write(), y.read_write()]), "InvalidArgument");
-    assert_eq!(bind(&[x.read()], &right), "InvalidState", "it did not wait for y");
-    assert_eq!(bind(&[x.read(), y.read()], &right), "InvalidState", "it waited to read y, not to write it");
+    assert_eq!(bind(&right), "ok");
+    assert!(bind(&right[..1]).contains("takes 2 bindings, not 1"));
+    assert!(bind(&[x.read(), y.write()]).contains("binding 1 is declared ReadWrite but bound as Write"));
+    assert!(bind(&[x.read_write(), y.read_write()]).contains("binding 0 is declared Read but bound as ReadWrite"));
+    assert!(bind(&[x.read(), y.read()]).contains("binding 1 is declared ReadWrite but bound as Read"));
     for bytes in [&[][..], &[0; 3], &[0; 8]] {
         assert_eq!(kind(launch(runtime.stream(), &kernel, &right, bytes, 4)), "InvalidArgument");
     }
@@ -172,7 +171,7 @@ fn grids_and_blocks_are_within_the_limits() {
     let shape = |grid: [u32; 3], block: [u32; 3], shared: u32| {
         let session = KernelSession::begin(&kernel, runtime.stream()).unwrap();
         let session = session_sync_ops::wait(session, &[]).unwrap();
-        let session = session_ops::bind(session, &[]).unwrap();
+        let session = session_ops::bind(session).unwrap();
         let session = session_ops::no_params(session).unwrap();
         let result = session_ops::dispatch_3d(session, grid, block, shared);
         result.and_then(|s| session_sync_ops::update_tokens(s).finish())
@@ -510,6 +509,32 @@ fn plain_data_of_any_crate_goes_to_the_device_and_back() {
     let kernel = kernel("nothing", |_| {}, &[], 0);
     let session = KernelSession::begin(&kernel, runtime.stream()).unwrap();
     let session = session_sync_ops::wait(session, &[]).unwrap();
-    let session = session_ops::params(session_ops::bind(session, &[]).unwrap(), &()).unwrap();
+    let session = session_ops::params(session_ops::bind(session).unwrap(), &()).unwrap();
     session_sync_ops::update_tokens(session_ops::dispatch_1d(session, 1, 1).unwrap()).finish().unwrap();
+}
+
+#[test]
+fn one_call_launches_with_any_plain_parameters_and_shapes() {
+    let runtime = runtime();
+    let stream = runtime.create_stream().unwrap();
+    let (x, y) = (runtime.upload(&[1.0f32; 16]).unwrap(), runtime.upload(&[1.0f32; 16]).unwrap());
+    let operands = [x.read(), y.read_write()];
+    let kernel = axpy();
+    stream.launch(&kernel, &operands, &2.0f32, 4).unwrap();
+    stream.launch(&kernel, &operands, &[2.0f32], (4, 1)).unwrap();
+    stream.launch(&kernel, &operands, &2.0f32.to_ne_bytes()[..], [4, 1, 1]).unwrap();
+    stream.launch(&kernel, &operands, &2.0f32, Grid::new([4, 1, 1]).threads([1, 1, 1]).shared(64)).unwrap();
+    assert_eq!(runtime.download::<f32>(&y).unwrap(), [9.0; 16]);
+    assert_eq!(kind(stream.launch(&kernel, &operands, &(), 4)), "InvalidArgument", "it has parameters");
+    assert_eq!(kind(stream.launch(&kernel, &operands[..1], &2.0f32, 4)), "InvalidArgument");
+    assert_eq!(kind(stream.launch(&kernel, &operands, &2.0f32, (4, 0))), "InvalidArgument", "no threads");
+    // An open session of this thread would wait for itself.
+    let session = KernelSession::begin(&kernel, &stream).unwrap();
+    assert_eq!(kind(stream.launch(&kernel, &operands, &2.0f32, 4)), "Occupied");
+    drop(session);
+    // The same call, recorded.
+    let graph = runtime.record_graph(|r| r.stream().launch(&kernel, &operands, &1.0f32, 4)).unwrap();
+    assert_eq!((graph.nodes(), runtime.download::<f32>(&y).unwrap()), (1, vec![9.0; 16]));
+    graph.launch().unwrap();
+    assert_eq!(runtime.download::<f32>(&y).unwrap(), [10.0; 16]);
 }

@@ -16,7 +16,7 @@ struct Scene {
 fn scene(runtime: &Runtime) -> Scene {
     let [writer, failed] = [(); 2].map(|()| runtime.create_stream().unwrap());
     let [gate, broken] = [(); 2].map(|()| runtime.create_gate().unwrap());
-    let buffer = runtime.alloc_on(&writer, leasehold::Layout::new(1 << 20)).unwrap();
+    let buffer = writer.alloc(1 << 20).unwrap();
     ops::wait(&writer, gate.next()).unwrap();
     ops::fill(&writer, buffer.view(), ops::Pattern::U8(1)).unwrap();
     ops::wait(&failed, broken.next()).unwrap();
@@ -62,7 +62,7 @@ fn memory_is_not_lent_again_while_what_the_failed_one_came_after_still_runs() {
         let Scene { gate, writer, failed, buffer } = scene(&runtime);
         drop(buffer);
         let other = runtime.create_stream().unwrap();
-        let next = runtime.alloc_on(&other, leasehold::Layout::new(1 << 20)).unwrap();
+        let next = other.alloc(1 << 20).unwrap();
         ops::fill(&other, next.view(), ops::Pattern::U8(5)).unwrap();
         other.synchronize_timeout(LONG).unwrap();
         ops::raise(&gate, gate.next().value()).unwrap();

@@ -1,13 +1,12 @@
 //! What may and may not happen while a thread records, and how recordings are undone.
 
 use crate::common::*;
-use leasehold::graph::Encoder;
 use leasehold::kernel::{session_ops, session_sync_ops};
-use leasehold::{Buffer, Error, GraphOperator, KernelSession, Lease, Operand, Result, Runtime, View, ops};
+use leasehold::{Buffer, Error, GraphOperator, KernelSession, Lease, Operand, Result, Runtime, Stream, View, ops};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::Duration;
 
-type Encode<'a> = Box<dyn Fn(&mut Encoder<'_>) -> Result<()> + 'a>;
+type Encode<'a> = Box<dyn Fn(&Stream) -> Result<()> + 'a>;
 
 /// An operator made of closures.
 struct Op<'a> {
@@ -16,7 +15,7 @@ struct Op<'a> {
 }
 
 impl<'a> Op<'a> {
-    fn new(accesses: &[Operand<'a>], encode: impl Fn(&mut Encoder<'_>) -> Result<()> + 'a) -> Self {
+    fn new(accesses: &[Operand<'a>], encode: impl Fn(&Stream) -> Result<()> + 'a) -> Self {
         Self { accesses: accesses.to_vec(), encode: Box::new(encode) }
     }
 }
@@ -28,8 +27,8 @@ impl GraphOperator for Op<'_> {
     fn accesses(&self) -> Vec<Operand<'_>> {
         self.accesses.clone()
     }
-    fn encode(&self, encoder: &mut Encoder<'_>) -> Result<()> {
-        (self.encode)(encoder)
+    fn encode(&self, stream: &Stream) -> Result<()> {
+        (self.encode)(stream)
     }
 }
 
@@ -249,7 +248,7 @@ fn a_session_stays_where_it_was_begun() {
     let x = runtime.upload(&[0u32; 4]).unwrap();
     let finish = |session| -> Result<Option<leasehold::Point>> {
         let session = session_sync_ops::wait(session, &[x.write()])?;
-        let session = session_ops::bind(session, &[x.write()])?;
+        let session = session_ops::bind(session)?;
         let session = session_ops::params(session, &5u32)?;
         session_sync_ops::update_tokens(session_ops::dispatch_1d(session, 1, 1)?).finish()
     };
@@ -295,11 +294,11 @@ fn a_session_forgotten_in_a_recording_ends_that_recording_only() {
 fn an_operator_runs_eagerly_or_is_recorded_by_the_same_code() {
     let runtime = runtime();
     let (x, y) = (runtime.upload(&[2u32; 4]).unwrap(), runtime.upload(&[0u32; 4]).unwrap());
-    let op = Op::new(&[x.read(), y.write()], |encoder| {
-        let t = encoder.temporary(16)?;
-        encoder.copy(t.view(), x.view())?;
-        encoder.fill(t.part(0, 4)?, ops::Pattern::U32(7))?;
-        encoder.copy(y.view(), t.view())
+    let op = Op::new(&[x.read(), y.write()], |stream| {
+        let t = stream.alloc(16)?;
+        ops::copy(stream, t.view(), x.view())?;
+        ops::fill(stream, t.part(0, 4)?, ops::Pattern::U32(7))?;
+        ops::copy(stream, y.view(), t.view())
     });
     runtime.add_graph_operator(&op).unwrap();
     assert_eq!(runtime.download::<u32>(&y).unwrap(), [7, 2, 2, 2]);
@@ -309,7 +308,7 @@ fn an_operator_runs_eagerly_or_is_recorded_by_the_same_code() {
     graph.launch().unwrap();
     assert_eq!(runtime.download::<u32>(&y).unwrap(), [7, 2, 2, 2]);
     let stream = runtime.create_stream().unwrap();
-    op.execute(&runtime, &stream).unwrap();
+    op.encode(&stream).unwrap();
     stream.synchronize().unwrap();
 }
 
@@ -318,16 +317,16 @@ fn an_operator_that_fails_in_the_middle_leaves_no_trace() {
     let runtime = runtime();
     let (x, y) = (runtime.upload(&[1u32; 4]).unwrap(), runtime.upload(&[0u32; 4]).unwrap());
     let (z, event) = (runtime.upload(&[8u32; 4]).unwrap(), runtime.create_event().unwrap());
-    let failing = Op::new(&[x.read_write(), z.read_write()], |encoder| {
-        let r = encoder.runtime();
-        encoder.fill(x.view(), ops::Pattern::U32(66))?; // so far x was only read
-        encoder.fill(z.view(), ops::Pattern::U32(66))?;
+    let failing = Op::new(&[x.read_write(), z.read_write()], |stream| {
+        let r = stream.runtime();
+        ops::fill(stream, x.view(), ops::Pattern::U32(66))?; // so far x was only read
+        ops::fill(stream, z.view(), ops::Pattern::U32(66))?;
         r.record_event(&event, None)?;
-        ops::wait(encoder.stream(), r.create_gate()?.next())?;
+        ops::wait(stream, r.create_gate()?.next())?;
         Err(Error::state("on purpose"))
     });
-    let panicking = Op::new(&[z.read_write()], |encoder| {
-        encoder.fill(z.view(), ops::Pattern::U32(77))?;
+    let panicking = Op::new(&[z.read_write()], |stream| {
+        ops::fill(stream, z.view(), ops::Pattern::U32(77))?;
         panic!("on purpose")
     });
     let graph = runtime
@@ -349,7 +348,7 @@ fn an_operator_that_fails_in_the_middle_leaves_no_trace() {
     let held = hold(runtime.stream());
     graph.launch().unwrap();
     let other = runtime.create_stream().unwrap();
-    let elsewhere = runtime.alloc_on(&other, leasehold::Layout::new(16)).unwrap();
+    let elsewhere = other.alloc(16).unwrap();
     ops::copy(&other, elsewhere.view(), x.view()).unwrap();
     other.synchronize_timeout(LONG).unwrap();
     open(held);
@@ -359,8 +358,8 @@ fn an_operator_that_fails_in_the_middle_leaves_no_trace() {
 fn an_operator_that_fails_leaves_an_event_its_record_before() {
     let runtime = runtime();
     let (start, event) = (runtime.create_event().unwrap(), runtime.create_event().unwrap());
-    let failing = Op::new(&[], |encoder| {
-        ops::signal(encoder.stream(), &event)?;
+    let failing = Op::new(&[], |stream| {
+        ops::signal(stream, &event)?;
         Err(Error::state("on purpose"))
     });
     let graph = runtime
@@ -380,7 +379,7 @@ fn an_operator_must_declare_what_it_touches() {
     let runtime = runtime();
     let (x, y) = (runtime.upload(&[1u32; 4]).unwrap(), runtime.upload(&[0u32; 4]).unwrap());
     let copy = |accesses: &[Operand<'_>]| {
-        let op = Op::new(accesses, |encoder| encoder.copy(y.view(), x.view()));
+        let op = Op::new(accesses, |stream| ops::copy(stream, y.view(), x.view()));
         let graph = runtime.record_graph(|r| {
             let result = r.add_graph_operator(&op);
             assert_eq!(ops::recorded_nodes(r), Some(u32::from(result.is_ok())));
@@ -397,12 +396,12 @@ fn an_operator_must_declare_what_it_touches() {
         .record_graph(|r| {
             let t = r.alloc(16)?;
             ops::copy(r.stream(), t.view(), x.view())?;
-            let op = Op::new(&[y.write()], |encoder| encoder.copy(y.view(), t.view()));
+            let op = Op::new(&[y.write()], |stream| ops::copy(stream, y.view(), t.view()));
             assert_eq!(kind(r.add_graph_operator(&op)), "InvalidArgument");
-            let op = Op::new(&[y.write(), t.read()], |encoder| {
-                let own = encoder.temporary(16)?;
-                encoder.copy(own.view(), t.view())?;
-                encoder.copy(y.view(), own.view())
+            let op = Op::new(&[y.write(), t.read()], |stream| {
+                let own = stream.alloc(16)?;
+                ops::copy(stream, own.view(), t.view())?;
+                ops::copy(stream, y.view(), own.view())
             });
             r.add_graph_operator(&op)
         })
@@ -413,17 +412,17 @@ fn an_operator_must_declare_what_it_touches() {
 fn operators_may_be_made_of_operators() {
     let runtime = runtime();
     let (x, y) = (runtime.upload(&[1u32; 4]).unwrap(), runtime.upload(&[0u32; 4]).unwrap());
-    let inner = Op::new(&[x.read(), y.write()], |encoder| encoder.copy(y.view(), x.view()));
-    let broken = Op::new(&[x.read_write()], |encoder| {
-        encoder.fill(x.view(), ops::Pattern::U8(0))?;
+    let inner = Op::new(&[x.read(), y.write()], |stream| ops::copy(stream, y.view(), x.view()));
+    let broken = Op::new(&[x.read_write()], |stream| {
+        ops::fill(stream, x.view(), ops::Pattern::U8(0))?;
         Err(Error::state("on purpose"))
     });
-    let outer = Op::new(&[x.read(), y.write()], |encoder| {
-        assert!(encoder.runtime().add_graph_operator(&broken).is_err());
-        encoder.runtime().add_graph_operator(&inner)
+    let outer = Op::new(&[x.read(), y.write()], |stream| {
+        assert!(stream.runtime().add_graph_operator(&broken).is_err());
+        stream.runtime().add_graph_operator(&inner)
     });
-    let careless = Op::new(&[y.write()], |encoder| encoder.runtime().add_graph_operator(&inner));
-    let meddling = Op::new(&[], |encoder| encoder.runtime().stop_graph_recording().map(drop));
+    let careless = Op::new(&[y.write()], |stream| stream.runtime().add_graph_operator(&inner));
+    let meddling = Op::new(&[], |stream| stream.runtime().stop_graph_recording().map(drop));
     let graph = runtime
         .record_graph(|r| {
             r.add_graph_operator(&outer)?;

@@ -100,10 +100,10 @@ fn nothing_is_a_buffer_too() {
 fn alignment_is_what_was_asked_for() {
     let runtime = runtime();
     for align in [1u64, 256, 4096, 1 << 16, 2 << 20] {
-        let buffer = runtime.alloc_on(runtime.stream(), Layout::aligned(100, align)).unwrap();
+        let buffer = runtime.stream().alloc_layout(Layout::aligned(100, align)).unwrap();
         assert_eq!(buffer.addr() % align.max(256), 0);
     }
-    assert_eq!(kind(runtime.alloc_on(runtime.stream(), Layout::aligned(100, 3))), "InvalidArgument");
+    assert_eq!(kind(runtime.stream().alloc_layout(Layout::aligned(100, 3))), "InvalidArgument");
 }
 
 #[test]

@@ -19,8 +19,8 @@ fn eight_threads_work_on_streams_of_their_own() {
                     let current = Current::get().unwrap();
                     let n = 4 * (1 + (t + round) as usize % 9);
                     let layout = Layout::new(4 * n as u64);
-                    let x = runtime.alloc_on(current.stream(), layout).unwrap();
-                    let y = runtime.alloc_on(current.stream(), layout).unwrap();
+                    let x = current.stream().alloc_layout(layout).unwrap();
+                    let y = current.stream().alloc_layout(layout).unwrap();
                     ops::fill(&stream, x.view(), ops::Pattern::f32(t as f32)).unwrap();
                     ops::fill(&stream, y.view(), ops::Pattern::f32(round as f32)).unwrap();
                     launch(&stream, kernel, &[x.read(), y.read_write()], &2.0f32.to_ne_bytes(), n as u32 / 4).unwrap();
@@ -47,7 +47,7 @@ fn buffers_go_from_thread_to_thread() {
         s.spawn(move || {
             let stream = runtime.create_stream().unwrap();
             for i in 0..100 {
-                let x = runtime.alloc_on(&stream, Layout::new(256)).unwrap();
+                let x = stream.alloc(256).unwrap();
                 ops::fill(&stream, x.view(), ops::Pattern::f32(i as f32)).unwrap();
                 to.send(x).unwrap();
             }
@@ -89,7 +89,7 @@ fn streams_are_made_and_dropped_by_many_threads() {
             s.spawn(|| {
                 for i in 0..50u32 {
                     let stream = runtime.create_stream().unwrap();
-                    let x = runtime.alloc_on(&stream, Layout::new(64)).unwrap();
+                    let x = stream.alloc(64).unwrap();
                     ops::fill(&stream, x.view(), ops::Pattern::U32(i)).unwrap();
                     let point = stream.now();
                     drop(stream);

@@ -7,7 +7,7 @@ mod words;
 
 use crate::kernels::{Level, emulated, levels};
 use guarded::Guarded;
-use leasehold::graph::{Encoder, NodeId};
+use leasehold::graph::NodeId;
 use leasehold::{Buffer, Context, DeviceId, Error, Lease, Operand, Runtime, Update, View};
 use leasehold_hal::LaunchInfo;
 use leasehold_hal::kernel::Binding;
@@ -185,9 +185,7 @@ fn a_kernel_of_the_library_may_be_launched_and_updated_with_anything() {
             let operands = ground.operands(spec, &mut words);
             let written: Vec<_> =
                 operands.iter().map(|o| (o.slice().offset(), o.slice().len(), o.access().writes())).collect();
-            let launch = |stream: &Runtime| {
-                Encoder::new(stream, stream.stream()).launch(kernel.base(), &operands, &old, shape, [1; 3])
-            };
+            let launch = |runtime: &Runtime| runtime.stream().launch(kernel.base(), &operands, &old[..], shape);
             let graph = if words.coin() {
                 let recorded = runtime.record_graph(|rt| launch(rt));
                 taken(recorded.as_ref().map_err(Clone::clone)).then(|| recorded.expect("a graph"))

@@ -42,7 +42,7 @@ fn seed_21() -> Result<()> {
                 order.done(0);
                 graphs[1].the().0.launch_on(&s[0].the())?;
                 order.done(0);
-                b[4].put(runtime.alloc_on(&s[0].the(), Layout::new(936))?);
+                b[4].put(s[0].the().alloc(936)?);
                 order.done(0);
                 ops::upload_owned(&s[0].the(), b[4].the().part(0, 936)?, Arc::new(bytes(2771986211, 936)))?;
                 order.done(0);
@@ -118,13 +118,13 @@ fn seed_21() -> Result<()> {
                 let value = gate.value();
                 g[0].put((gate, value));
                 order.done(0);
-                b[8].put(runtime.alloc_on(&s[0].the(), Layout::new(688))?);
+                b[8].put(s[0].the().alloc(688)?);
                 order.done(0);
                 graphs[2].the().0.launch_on(&s[0].the())?;
                 order.done(0);
-                b[2].put(runtime.alloc_on(&s[0].the(), Layout::new(1856))?);
+                b[2].put(s[0].the().alloc(1856)?);
                 order.done(0);
-                b[49].put(far.the().alloc_on(&s[16].the(), Layout::new(220))?);
+                b[49].put(s[16].the().alloc(220)?);
                 order.done(0);
                 e[0].put(runtime.create_event_with_flags(EventFlags::TIMING)?);
                 order.done(0);
@@ -229,7 +229,7 @@ fn seed_21() -> Result<()> {
                 order.after(1, 45);
                 launch(&s[0].the(), &[Call { kernel: &kernels[Kernel::Add as usize], operands: &[b[4].the().part(24, 8)?.read(), b[0].the().part(0, 8)?.read(), b[11].the().part(0, 8)?.write()], params: [2, 3626443167, 3768926136] }])?;
                 order.done(0);
-                b[2].put(runtime.alloc_on(&s[0].the(), Layout::new(508))?);
+                b[2].put(s[0].the().alloc(508)?);
                 order.done(0);
                 order.after(1, 51);
                 let (gate, value) = g[3].the();
@@ -307,13 +307,13 @@ fn seed_21() -> Result<()> {
                 let value = gate.value();
                 g[3].put((gate, value));
                 order.done(1);
-                b[15].put(runtime.alloc_on(&s[0].the(), Layout::new(2884))?);
+                b[15].put(s[0].the().alloc(2884)?);
                 order.done(1);
                 ops::signal(&s[0].the(), &e[5].the())?;
                 order.done(1);
                 drop(e[3].take());
                 order.done(1);
-                b[11].put(runtime.alloc_on(&s[0].the(), Layout::new(8))?);
+                b[11].put(s[0].the().alloc(8)?);
                 order.done(1);
                 let count = { let calls = calls.clone(); move || { calls.fetch_add(1, Ordering::SeqCst); Ok(()) } };
                 ops::host_call(&s[0].the(), "count", count)?;
@@ -399,7 +399,7 @@ fn seed_21() -> Result<()> {
                 order.done(1);
                 ops::copy_2d(&s[0].the(), b[7].the().part(0, 72)?, 26, b[4].the().part(520, 256)?, 48, 19, 1)?;
                 order.done(1);
-                b[3].put(runtime.alloc_on(&s[0].the(), Layout::new(924))?);
+                b[3].put(s[0].the().alloc(924)?);
                 order.done(1);
                 clones.push(b[0].the());
                 order.done(1);
@@ -442,7 +442,7 @@ fn seed_21() -> Result<()> {
                 })?;
                 graphs[1].put((graph, nodes));
                 order.done(1);
-                b[1].put(runtime.alloc_on(&s[0].the(), Layout::new(640))?);
+                b[1].put(s[0].the().alloc(640)?);
                 order.done(1);
                 runtime.synchronize_event(&e[2].the())?;
                 assert!(runtime.query_event(&e[2].the())?);
