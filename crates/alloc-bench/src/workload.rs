@@ -12,6 +12,7 @@ use crate::virtual_stream::VirtualStream;
 use leasehold_alloc::{Allocator, AllocatorConfig, Backing, Buffer, Layout, On};
 use leasehold_core::sync::atomic::{AtomicBool, Ordering};
 use leasehold_core::{Lease, Result, crew};
+use std::ops::RangeInclusive;
 use std::sync::mpsc::sync_channel;
 use std::time::Instant;
 
@@ -55,7 +56,9 @@ pub enum Workload {
     Random {
         /// Live blocks.
         live: usize,
-        /// The largest size in bytes; sizes are uniform from 1.
+        /// The smallest size in bytes.
+        least: u64,
+        /// The largest size in bytes; sizes are uniform in between.
         most: u64,
     },
     /// One thread allocates, another frees. A pair of threads for each thread asked for.
@@ -109,19 +112,23 @@ impl Workload {
     pub fn all() -> Vec<(&'static str, Workload)> {
         const SMALL: u64 = 32 << 10;
         const MIXED: u64 = 4 << 20;
+        // Too large for a slab.
+        const LARGE: u64 = (64 << 10) + 1;
         vec![
             ("ping-pong 4 KiB", Workload::PingPong { size: 4 << 10 }),
             ("ping-pong 1 MiB", Workload::PingPong { size: 1 << 20 }),
             ("batch of 32 x 4 KiB", Workload::Batch { size: 4 << 10, count: 32 }),
             ("batch of 1000 x 64 KiB", Workload::Batch { size: 64 << 10, count: 1000 }),
-            ("small, 64 live", Workload::Random { live: 64, most: SMALL }),
-            ("small, 1000 live", Workload::Random { live: 1_000, most: SMALL }),
-            ("small, 10000 live", Workload::Random { live: 10_000, most: SMALL }),
-            ("small, 100000 live", Workload::Random { live: 100_000, most: SMALL }),
-            ("mixed, 64 live", Workload::Random { live: 64, most: MIXED }),
-            ("mixed, 1000 live", Workload::Random { live: 1_000, most: MIXED }),
-            ("mixed, 10000 live", Workload::Random { live: 10_000, most: MIXED }),
-            ("mixed, 100000 live", Workload::Random { live: 100_000, most: MIXED }),
+            ("small, 64 live", Workload::Random { live: 64, least: 1, most: SMALL }),
+            ("small, 1000 live", Workload::Random { live: 1_000, least: 1, most: SMALL }),
+            ("small, 10000 live", Workload::Random { live: 10_000, least: 1, most: SMALL }),
+            ("small, 100000 live", Workload::Random { live: 100_000, least: 1, most: SMALL }),
+            ("mixed, 64 live", Workload::Random { live: 64, least: 1, most: MIXED }),
+            ("mixed, 1000 live", Workload::Random { live: 1_000, least: 1, most: MIXED }),
+            ("mixed, 10000 live", Workload::Random { live: 10_000, least: 1, most: MIXED }),
+            ("mixed, 100000 live", Workload::Random { live: 100_000, least: 1, most: MIXED }),
+            ("large, 64 live", Workload::Random { live: 64, least: LARGE, most: MIXED }),
+            ("large, 1000 live", Workload::Random { live: 1_000, least: LARGE, most: MIXED }),
             ("producer-consumer 4 KiB", Workload::ProducerConsumer { size: 4 << 10 }),
         ]
     }
@@ -133,7 +140,7 @@ impl Workload {
         match self {
             Workload::PingPong { size } => size,
             Workload::Batch { size, count } => size * count as u64,
-            Workload::Random { live, most } => live as u64 * (most / 2 + 1) + most,
+            Workload::Random { live, least, most } => live as u64 * (least.midpoint(most) + 1) + most,
             Workload::ProducerConsumer { size } => size * (IN_FLIGHT as u64 + 2),
         }
     }
@@ -175,7 +182,7 @@ impl Workload {
         let done = match self {
             Workload::PingPong { size } => ping_pong(s, &stream, size, pairs),
             Workload::Batch { size, count } => batch(s, &stream, size, count, pairs),
-            Workload::Random { live, most } => random(s, &stream, live, most, pairs, seed),
+            Workload::Random { live, least, most } => random(s, &stream, live, least..=most, pairs, seed),
             Workload::ProducerConsumer { size } => {
                 let other = s.stream()?;
                 produce(s, &stream, other, size, pairs)?
@@ -228,11 +235,12 @@ fn batch<S: Subject>(s: &S, on: &S::Stream, size: u64, count: usize, pairs: u64)
     Some(done?.into_iter().map(|(n, t)| (n * count as u64, t)).collect())
 }
 
-fn random<S: Subject>(s: &S, on: &S::Stream, live: usize, most: u64, pairs: u64, seed: u64) -> Slices {
+fn random<S: Subject>(s: &S, on: &S::Stream, live: usize, sizes: RangeInclusive<u64>, pairs: u64, seed: u64) -> Slices {
     let mut dice = Dice::new(seed + 1);
+    let (least, span) = (*sizes.start(), sizes.end() - sizes.start() + 1);
     let mut held: Vec<Option<S::Block>> = Vec::with_capacity(live);
     let filled = (0..live).try_for_each(|_| {
-        held.push(Some(s.alloc(on, 1 + dice.below(most))?));
+        held.push(Some(s.alloc(on, least + dice.below(span))?));
         Some(())
     });
     // Every block has been replaced once on average before the first slice counts.
@@ -243,7 +251,7 @@ fn random<S: Subject>(s: &S, on: &S::Stream, live: usize, most: u64, pairs: u64,
                 if let Some(old) = held[at].take() {
                     s.free(on, old);
                 }
-                held[at] = Some(s.alloc(on, 1 + dice.below(most))?);
+                held[at] = Some(s.alloc(on, least + dice.below(span))?);
             }
             Some(())
         };
@@ -356,7 +364,7 @@ mod tests {
                 Own::new(Box::new(FakeBacking::new(1 << 38)), AllocatorConfig::default(), marks).expect("an allocator");
             for (name, workload) in Workload::all() {
                 let workload = match workload {
-                    Workload::Random { live, most } => Workload::Random { live: live.min(200), most },
+                    Workload::Random { live, least, most } => Workload::Random { live: live.min(200), least, most },
                     other => other,
                 };
                 for threads in [1, 2] {
@@ -372,7 +380,7 @@ mod tests {
     fn a_workload_that_runs_out_of_memory_has_no_figure() {
         let config = AllocatorConfig { budget: 8 << 20, ..AllocatorConfig::default() };
         let own = Own::new(Box::new(FakeBacking::new(1 << 30)), config, false).expect("an allocator");
-        let sample = Workload::Random { live: 64, most: 4 << 20 }.run(&own, 1, 100).expect("streams");
+        let sample = Workload::Random { live: 64, least: 1, most: 4 << 20 }.run(&own, 1, 100).expect("streams");
         assert_eq!(sample, None);
         assert_eq!(own.allocator.stats().live, 0);
     }

@@ -122,7 +122,7 @@ mod tests {
     fn runs<S: Subject>(name: &str, subject: &S) {
         for (what, workload) in Workload::all() {
             let workload = match workload {
-                Workload::Random { live, most } => Workload::Random { live: live.min(200), most },
+                Workload::Random { live, least, most } => Workload::Random { live: live.min(200), least, most },
                 other => other,
             };
             for threads in [1, 2] {

@@ -336,10 +336,10 @@ pub(crate) fn run(a: &AllocArguments) -> Result<(), Failure> {
 
 /// Whether an allocator was so slow with fewer live blocks that nobody would see the end of this workload.
 fn too_slow(allocator: &str, workload: Workload, threads: usize, figures: &[Figure]) -> bool {
-    let Workload::Random { live, most } = workload else { return false };
+    let Workload::Random { live, least, most } = workload else { return false };
     let fewer: Vec<&str> = Workload::all()
         .into_iter()
-        .filter(|(_, w)| matches!(w, Workload::Random { live: l, most: m } if *l < live && *m == most))
+        .filter(|(_, w)| matches!(*w, Workload::Random { live: l, least: s, most: m } if l < live && (s, m) == (least, most)))
         .map(|(name, _)| name)
         .collect();
     figures.iter().any(|f| {
