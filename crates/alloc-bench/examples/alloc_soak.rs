@@ -80,8 +80,8 @@ fn main() -> Result<()> {
             (0..threads).map(|_| s.spawn(|| work(&allocator, &sizes, slots as usize, &stop, &operations))).collect();
         let begin = Instant::now();
         println!(
-            "{:>8} {:>12} {:>9} {:>9} {:>9} {:>6} {:>10} {:>10} {:>10} {:>8}",
-            "s", "operations", "live MiB", "peak", "reserved", "ratio", "magazines", "annexes", "slabs", "free"
+            "{:>8} {:>12} {:>9} {:>9} {:>9} {:>6} {:>10} {:>10} {:>8}",
+            "s", "operations", "live MiB", "peak", "reserved", "ratio", "magazines", "slabs", "free"
         );
         for step in 1..=20u32 {
             let until = Duration::from_secs(seconds) * step / 20;
@@ -89,7 +89,7 @@ fn main() -> Result<()> {
             let stats = allocator.stats();
             let mib = |b: u64| b as f64 / f64::from(1 << 20);
             println!(
-                "{:>8.1} {:>12} {:>9.1} {:>9.1} {:>9.1} {:>6.2} {:>10.1} {:>10.1} {:>10.1} {:>8.1}",
+                "{:>8.1} {:>12} {:>9.1} {:>9.1} {:>9.1} {:>6.2} {:>10.1} {:>10.1} {:>8.1}",
                 begin.elapsed().as_secs_f64(),
                 operations.load(Ordering::Relaxed),
                 mib(stats.live_bytes),
@@ -97,7 +97,6 @@ fn main() -> Result<()> {
                 mib(stats.reserved),
                 stats.reserved as f64 / stats.live_peak.max(1) as f64,
                 mib(stats.free_in_magazines),
-                mib(stats.free_in_annexes),
                 mib(stats.free_in_slabs),
                 mib(stats.free_ready),
             );

@@ -1,8 +1,7 @@
 //! The allocator: the store under a lock, the backing, and the leases on the rows of its block table.
 //!
 //! # Protocol
-//! - Small blocks that were just freed lie in magazines in front of the lock ([`front`](crate::front)). Where it goes from thread to thread
-//!   nevertheless, larger blocks lie in annexes with locks of their own, which are taken before this one ([`annex`](crate::annex)).
+//! - Blocks that were just freed lie in magazines in front of the lock ([`front`](crate::front)).
 //! - The lock guards the store, the list of vacant rows and the retire list. It is never held across a call of the backing, of a
 //!   timeline, of a reclaimer or of a foreign destructor.
 //! - A free runs in the drop of the last lease: [`last`](crate::paths::last). It makes no driver call, waits for nothing but the lock, and works on any thread.
@@ -10,7 +9,6 @@
 //!   were out at that time. Whoever takes it to zero destroys the whole; memory that a stream may still be using is not given to the
 //!   driver then, but put aside until it is over ([`grave`](crate::grave)).
 
-use crate::annex::Annexes;
 use crate::backing::{Backing, BackingCaps};
 use crate::bias::BiasedLock;
 use crate::budget::Budget;
@@ -96,7 +94,6 @@ pub(crate) struct Inner {
     pub(crate) refs: AtomicU64,
     pub(crate) table: Table,
     pub(crate) front: Front,
-    pub(crate) annexes: Annexes,
     pub(crate) core: CachePadded<BiasedLock<Core>>,
     pub(crate) backing: Box<dyn Backing>,
     pub(crate) caps: BackingCaps,
@@ -257,10 +254,6 @@ impl Allocator {
         }
         let limit = config.budget;
         let threads = std::thread::available_parallelism().map_or(4, usize::from);
-        let annexes = match watch {
-            None => Annexes::new(&config, threads, caps.physical.min(limit), caps.granule),
-            Some(_) => Annexes::none(),
-        };
         // What lies in a magazine keeps the slab run or the granule around it from being empty.
         let fit = config.magazines && config.policy != Policy::Compact;
         let front = if fit && watch.is_none() {
@@ -300,7 +293,6 @@ impl Allocator {
             refs: AtomicU64::new(1),
             table: Table::new(),
             front,
-            annexes,
             core: CachePadded::new(BiasedLock::new(core)),
             backing,
             caps,
@@ -402,7 +394,6 @@ impl Allocator {
     pub fn drain(&self) {
         let inner = self.inner();
         inner.flush();
-        inner.settle_annexes();
         inner.settle(&mut inner.core.lock());
         inner.sweep_retired();
         crate::grave::sweep();
@@ -445,7 +436,7 @@ impl Allocator {
     /// What is wrong, in words.
     #[doc(hidden)]
     pub fn check(&self) -> Result<(), String> {
-        self.inner().check()
+        self.inner().core.lock().store.check()
     }
 }
 

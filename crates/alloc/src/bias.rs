@@ -70,7 +70,7 @@ pub(crate) struct OwnWay<'a>(&'a AtomicU8);
 /// How the lock was taken. What leaves it again is in here.
 pub(crate) enum Way<'a> {
     Owner { _own: OwnWay<'a> },
-    Shared { turn: MutexGuard<'a, Turns>, waited: bool },
+    Shared { turn: MutexGuard<'a, Turns> },
 }
 
 impl Drop for OwnWay<'_> {
@@ -103,8 +103,7 @@ impl<T> BiasedLock<T> {
         if let Some(own) = self.enter_own(me) {
             return Guard { lock: self, way: Way::Owner { _own: own } };
         }
-        let (turn, waited) = self.lock_shared(me);
-        Guard { lock: self, way: Way::Shared { turn, waited } }
+        Guard { lock: self, way: Way::Shared { turn: self.lock_shared(me) } }
     }
 
     /// As [`lock_as`](Self::lock_as), if the lock is the thread's own. Does not wait.
@@ -130,8 +129,8 @@ impl<T> BiasedLock<T> {
     }
 
     #[cold]
-    fn lock_shared(&self, me: u32) -> (MutexGuard<'_, Turns>, bool) {
-        let (mut turn, waited) = self.turn();
+    fn lock_shared(&self, me: u32) -> MutexGuard<'_, Turns> {
+        let mut turn = self.turn();
         let owner = Owned(self.owner.load(Ordering::Relaxed));
         if owner.is_owned() {
             self.owner.store(Owned::SHARED.0, Ordering::Relaxed);
@@ -152,22 +151,21 @@ impl<T> BiasedLock<T> {
             turn.streak = 1;
             turn.owners += 1;
         }
-        (turn, waited)
+        turn
     }
 
     /// The mutex, by patience: who holds it is about to give it back, and to put a thread to sleep and wake it costs both sides a hundred
     /// times what that takes. Looking in rarely lets the others do many turns meanwhile with everything in their caches.
-    /// And whether another thread had it.
-    fn turn(&self) -> (MutexGuard<'_, Turns>, bool) {
+    fn turn(&self) -> MutexGuard<'_, Turns> {
         for look in 0..LOOKS {
             if let Some(turn) = self.mutex.try_lock() {
-                return (turn, look > 0);
+                return turn;
             }
             for _ in 0..1 << look.min(LONGEST) {
                 spin_loop();
             }
         }
-        (self.mutex.lock(), LOOKS > 0)
+        self.mutex.lock()
     }
 
     /// The value, for who has the lock to itself.
@@ -189,14 +187,8 @@ impl<T> Guard<'_, T> {
     pub(crate) fn is_contended(&self) -> bool {
         match &self.way {
             Way::Owner { .. } => false,
-            Way::Shared { turn, .. } => turn.streak == 0,
+            Way::Shared { turn } => turn.streak == 0,
         }
-    }
-
-    /// Whether another thread held the lock when this one came.
-    #[inline]
-    pub(crate) fn has_waited(&self) -> bool {
-        matches!(self.way, Way::Shared { waited: true, .. })
     }
 }
 

@@ -72,9 +72,9 @@ pub struct Buffer {
     len: AtomicU64,
     flags: AtomicU32,
     tag: AtomicU32,
-    /// The node, or the slab run. Written by the owner while nobody holds the row, and when the block leaves an annex.
+    /// The node, or the slab run. Written by the owner while nobody holds the row.
     pub(crate) place: AtomicU32,
-    /// The slot in the run, or [`NO_SLOT`], or which annex the node lies in.
+    /// The slot in the run, or [`NO_SLOT`].
     pub(crate) slot: AtomicU16,
     /// The magazine class, or [`NO_CLASS`].
     pub(crate) class: AtomicU16,
@@ -534,8 +534,6 @@ pub(crate) struct Row {
 
 /// The row's block is a node.
 pub(crate) const NO_SLOT: u16 = u16::MAX;
-/// The slot of a row whose block is a node in the first annex; the others follow. Runs have fewer slots.
-pub(crate) const FIRST_ANNEX: u16 = 0xFF00;
 /// The row's block goes to no magazine.
 pub(crate) const NO_CLASS: u16 = u16::MAX;
 
@@ -548,14 +546,6 @@ impl Row {
             NO_SLOT => Spot::Node(place),
             slot => Spot::Slot(place, slot),
         }
-    }
-
-    /// The annex that the row's block lies in, if it is none of the core's. What is in an annex may leave it for the core at any time, and
-    /// never goes back: `None` holds, an annex is to be asked again under its lock, and so is where in the core the block lies.
-    #[inline]
-    pub(crate) fn annex(&self) -> Option<usize> {
-        let slot = self.buffer.slot.load(Ordering::Relaxed);
-        (FIRST_ANNEX..NO_SLOT).contains(&slot).then(|| usize::from(slot - FIRST_ANNEX))
     }
 
     /// Where the buffer of a row's header lies.

@@ -54,13 +54,6 @@ pub struct AllocatorConfig {
     pub depot_bytes: u64,
     /// Bytes of large blocks that one shard may keep, each up to half of this. All shards together stay below 1/64 of the memory.
     pub magazine_large_bytes: u64,
-    /// Bytes of the largest segment of an annex, which serves blocks above 64 KiB to one thread where the lock goes from thread to thread; 0
-    /// for no annexes. Segments are smaller where less is reserved or the memory is small. No annexes with [`Policy::Compact`] or
-    /// [`CrossStream::InsertWait`].
-    pub annex_bytes: u64,
-    /// How often a thread has to wait for the lock, at least once in 2,048 operations, before it gets an annex.
-    /// Zero, for tests: every thread has one from the beginning, with segments of `annex_bytes` whatever is reserved.
-    pub annex_after: u32,
     /// How long an allocation that found nothing waits for another thread's free.
     pub patience: Option<Duration>,
     /// What looks for wrong uses of memory. All off.
@@ -81,8 +74,6 @@ impl Default for AllocatorConfig {
             magazine_bytes: 16 << 20,
             depot_bytes: 64 << 20,
             magazine_large_bytes: 32 << 20,
-            annex_bytes: 64 << 20,
-            annex_after: 64,
             patience: None,
             debug: DebugAids::default(),
             trace_events: 0,
@@ -99,8 +90,8 @@ pub struct AllocStats {
     pub live: u64,
     /// Their bytes, as asked for; without imported memory.
     pub live_bytes: u64,
-    /// The most that `live_bytes` was (to 2 MiB per shard of magazines, what other threads took from their magazines of large blocks
-    /// meanwhile, and half a segment per annex).
+    /// The most that `live_bytes` was (to 2 MiB per shard of magazines, and what other threads took from their magazines of large blocks
+    /// meanwhile).
     pub live_peak: u64,
     /// Bytes taken from the driver.
     pub reserved: u64,
@@ -118,8 +109,6 @@ pub struct AllocStats {
     pub free_in_slabs: u64,
     /// Free bytes in magazines.
     pub free_in_magazines: u64,
-    /// Free bytes in annexes, ready or not. Exact when no thread is inside.
-    pub free_in_annexes: u64,
     /// Physical memory in hand that is mapped nowhere.
     pub cached_pieces: u64,
     /// Bytes that the driver would not take back.

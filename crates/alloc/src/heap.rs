@@ -16,9 +16,6 @@ mod dense;
 mod lanes;
 mod ready;
 mod report;
-mod transfer;
-
-pub(crate) use transfer::Part;
 
 use crate::host::{self, fetch_entry};
 use crate::index::Index;
@@ -245,7 +242,37 @@ impl Heap {
         if !passed(self.nodes.stamp(self.spans[slot].first)) {
             return None;
         }
-        self.return_span(slot).map(|(span, _)| span)
+        if !self.is_whole(slot) {
+            return None;
+        }
+        let span = self.spans[slot];
+        self.unlink_free(span.first);
+        self.nodes.put(span.first);
+        self.spans[slot].live = false;
+        self.order.retain(|&s| usize::from(s) != slot);
+        self.gaps.push(span.room);
+        Some(span)
+    }
+
+    /// Whether a span lies free as one block.
+    #[inline]
+    fn is_whole(&self, slot: usize) -> bool {
+        let span = &self.spans[slot];
+        let first = &self.nodes[span.first];
+        first.units == span.units && first.state == State::Free && span.live
+    }
+
+    /// Gives a used node back whose last use is over at `stamp`. Never fails, never takes host memory.
+    #[inline(always)]
+    pub(crate) fn release(&mut self, node: u32, stamp: Stamp) {
+        if stamp.is_never() || passed(stamp) {
+            self.give_ready(node);
+        } else {
+            match self.lane_of(stamp) {
+                Some(lane) => self.give(node, lane, stamp),
+                None => self.give_later(node, stamp),
+            }
+        }
     }
 
     /// The address of a unit of a node.

@@ -95,7 +95,6 @@ impl Inner {
     pub(crate) fn alloc_slow(&self, need: Need, layout: Layout, on: On<'_>) -> Result<Lease<Buffer>> {
         self.sweep_retired();
         crate::grave::sweep();
-        self.tend_annexes();
         let mut trail = Trail::default();
         let limit = self.budget.limit();
         let lent = if let Some(e) = self.lost.get() {
@@ -126,23 +125,10 @@ impl Inner {
         }
     }
 
-    /// Memory for a block that nobody has asked for: taken, and left lying free. Makes no more effort than growing takes.
-    pub(crate) fn grow_idle(&self, need: Need, on: On<'_>) -> bool {
-        let Ok(Some(lease)) = self.grow(need, 0, on, false, &mut Trail::default()) else { return false };
-        drop(lease);
-        self.core.lock().allocations -= 1;
-        true
-    }
-
     fn climb(&self, need: Need, layout: Layout, on: On<'_>, trail: &mut Trail) -> Lent {
         let size = layout.size;
-        // 1 to 4, at last with what annexes hold
+        // 1 to 4
         if let Some(lease) = self.rise(need, layout, on, trail)? {
-            return Ok(Some(lease));
-        }
-        if self.recall_short()
-            && let Some(lease) = self.rise(need, layout, on, trail)?
-        {
             return Ok(Some(lease));
         }
         // 5
@@ -218,7 +204,6 @@ impl Inner {
 
     /// Everything that needs no wait, with moving granules allowed; at last a block without rounding.
     fn scrape(&self, need: Need, layout: Layout, on: On<'_>, trail: &mut Trail) -> Lent {
-        self.recall();
         if let Some(lease) = self.take_settled(need, layout.size, on)? {
             return Ok(Some(lease));
         }
@@ -679,7 +664,6 @@ impl Inner {
             self.sweep_held(watch, Reach::All);
         }
         crate::grave::sweep();
-        self.recall();
         self.trim_core(keep)
     }
 
@@ -749,7 +733,6 @@ pub(crate) fn tear_down(inner: &mut Inner) {
     }
     // A trim that fails has given back what it could; the rest is the driver's own fault and leaks.
     // (The magazines were closed when the keeper went.)
-    inner.recall();
     let _ = inner.trim_core(0);
     if let Some((base, bytes)) = inner.reservation.take() {
         let heap = &inner.core_mut().store.heap;

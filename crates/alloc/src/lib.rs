@@ -7,18 +7,16 @@
 //! |---|---|---|
 //! | leases | `allocator`, `paths`, `buffer`, `table`, `cell` | rows at stable addresses, the record of each buffer's last uses, drops on any thread |
 //! | front | `front` | magazines of just-freed small blocks, entered by their owner without an atomic read-modify-write |
-//! | annexes | `annex` | where threads meet at the lock: heaps of their own for blocks above 64 KiB, in segments lent by the store |
 //! | store | `store`, `slab`, `heap`, `index`, `node` | slabs up to 64 KiB, first fit above, lanes of memory that a line may still use |
 //! | residency | `residency`, `place`, `budget` | which granules are backed, moving them to where they are needed, the hard budget |
 //! | slow path | `ladder` | what is tried, in order, before `OutOfMemory` |
 //! | graphs | `arena`, [`planner`] | symbolic buffers while recording, packed by liveness when it stops |
 //! | observers | `watch`, `debug`, `ring`, `snapshot`, `memory_viz` | debug aids, the trace ring, snapshots |
 //!
-//! Locks: an annex's lock is taken before the allocator's, which is a leaf; neither is held across a call of a backing, a timeline, a
-//! reclaimer or a foreign destructor. An arena's lock is taken before them, never after.
+//! Locks: the allocator's is a leaf, and it is not held across a call of a backing, a timeline, a reclaimer or a foreign destructor. An
+//! arena's lock is taken before it, never after.
 
 mod allocator;
-mod annex;
 mod arena;
 mod backing;
 mod bias;

@@ -22,7 +22,7 @@ pub struct Holding {
 
 impl Allocator {
     /// The live buffer that holds all of `[addr, addr + bytes)`. The row `hint` is looked at first, without a lock; then the page map
-    /// is asked, under the allocator's lock (an annex's, where it has the memory), and then imported buffers one by one. Any thread; allocates nothing.
+    /// is asked, under the allocator's lock, and then imported buffers one by one. Any thread; allocates nothing.
     #[must_use]
     pub fn holding(&self, addr: u64, bytes: u64, hint: u32) -> Option<Holding> {
         let table = &self.inner().table;
@@ -42,21 +42,8 @@ impl Allocator {
             })
         };
         fits(hint).or_else(|| {
-            let inner = self.inner();
-            let mut lent = false;
-            loop {
-                let core = inner.core.lock();
-                let row = core.store.row_at(addr);
-                let Some(annex) = row.and_then(crate::annex::of_name).filter(|_| !lent) else {
-                    return row.and_then(fits).or_else(|| core.imports.iter().copied().find_map(fits));
-                };
-                // Its lock comes first. The block may leave it meanwhile.
-                drop(core);
-                if let Some(found) = inner.row_in(annex, addr).and_then(fits) {
-                    return Some(found);
-                }
-                lent = true;
-            }
+            let core = self.inner().core.lock();
+            core.store.row_at(addr).and_then(fits).or_else(|| core.imports.iter().copied().find_map(fits))
         })
     }
 }

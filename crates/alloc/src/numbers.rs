@@ -1,6 +1,6 @@
 //! The numbers of threads: small, and nobody else's while the thread runs.
 //!
-//! Shards, annexes, lists of rows and biased locks go by them. A thread gives its number back at its end, and the next one to come has the
+//! Shards, lists of rows and biased locks go by them. A thread gives its number back at its end, and the next one to come has the
 //! lowest there is: threads that come and go find what those before them left, and own it. Whatever goes by the number may take both for one
 //! thread, since all that the former did with it happens before the latter has it.
 //!

@@ -64,12 +64,6 @@ impl Inner {
         }
     }
 
-    /// The rows of a list.
-    pub(crate) fn aside(&self, list: Parked) -> impl Iterator<Item = &Row> {
-        let next = |row: &&Row| self.table.get(row.header.next.load(Ordering::Relaxed));
-        std::iter::successors(self.table.get(list.first), next)
-    }
-
     /// Looks at up to `most` parked rows, the oldest first, and gives the blocks back that one line at most may still be using.
     pub(crate) fn unpark(&self, core: &mut Core, most: u32) {
         let Core { parked, store, vacant, .. } = core;

@@ -1,13 +1,11 @@
-//! How blocks come and go: the ways of a request and of the last drop of a lease, through magazines, annexes and the core.
+//! How blocks come and go: the ways of a request and of the last drop of a lease, through magazines and the core.
 //!
 //! The hits are small functions that call nothing; what they cannot do is done by others that are never inlined into them.
 
 use crate::allocator::{Core, Inner, On, PARKED_AT_ONCE, inner_of, kind_bits, release};
-use crate::annex::last_annexed;
 use crate::bias::Guard;
 use crate::buffer::{
-    ARENA, Buffer, CLASSLESS, EMPTY, FIRST_ANNEX, FOREIGN, IMPORTED, NO_CLASS, NO_SLOT, Open, REGION, Row, WATCHED,
-    home_line,
+    ARENA, Buffer, CLASSLESS, EMPTY, FOREIGN, IMPORTED, NO_CLASS, NO_SLOT, Open, REGION, Row, WATCHED, home_line,
 };
 use crate::front::{Chain, Pocket, Put, Took};
 use crate::heap::{Heap, passed};
@@ -62,16 +60,13 @@ unsafe fn last_unkept(hdr: NonNull<Header>) {
     // SAFETY: a header of our table lies first in its row, and the row is out, so table and allocator are alive.
     let (row, inner) = unsafe { (hdr.cast::<Row>().as_ref(), inner_of(hdr)) };
     let (flags, slot) = (row.buffer.flags(), row.buffer.slot.load(Ordering::Relaxed));
-    if flags & UNKEPT != CLASSLESS || slot < FIRST_ANNEX {
+    if flags & UNKEPT != CLASSLESS || slot != NO_SLOT {
         // SAFETY: the row's last count went, and nothing was done with it yet.
         unsafe { last_other(hdr) }
     // SAFETY: the row is out, so its allocator is alive.
     } else if unsafe { inner.as_ref() }.may_keep(row, flags) {
         // SAFETY: the row's last count went, and nothing was done with it yet.
         unsafe { last_kept(hdr) }
-    } else if slot != NO_SLOT {
-        // SAFETY: the row's last count went, and nothing was done with it yet.
-        unsafe { last_annexed(hdr, usize::from(slot - FIRST_ANNEX)) }
     } else {
         // SAFETY: the row's last count went, and nothing was done with it yet.
         unsafe { last_large(hdr) }
@@ -187,8 +182,6 @@ impl Inner {
     fn alloc_unslabbed(&self, size: u64, on: On<'_>) -> Result<Lease<Buffer>> {
         if self.front.holds_large(thread_number_there()) {
             self.alloc_kept(size, on)
-        } else if self.annexes.are_open() {
-            self.alloc_annexed(size, on)
         } else {
             self.alloc_large(size, on)
         }
@@ -212,7 +205,7 @@ impl Inner {
                 Took::Nothing(_) | Took::Empty(_) => {}
             }
         }
-        if self.annexes.are_open() { self.alloc_annexed(size, on) } else { self.alloc_large(size, on) }
+        self.alloc_large(size, on)
     }
 
     /// One that no magazine has, from the core: the way of the owner of its lock.
@@ -286,9 +279,6 @@ impl Inner {
             let need = Need { units: 0, align: 1, class: Some(class_of(layout.size) as u16) };
             return self.alloc_in_core(need, layout, on);
         }
-        if self.annexes.are_open() && layout.align <= UNIT {
-            return self.alloc_annexed(layout.size, on);
-        }
         self.alloc_exact(layout, on)
     }
 
@@ -307,7 +297,7 @@ impl Inner {
         }
     }
 
-    /// A block that no magazine has, and no annex.
+    /// A block that no magazine has.
     pub(crate) fn alloc_block(&self, layout: Layout, on: On<'_>) -> Result<Lease<Buffer>> {
         match Need::of(layout.size, layout.align).filter(|_| layout.align <= self.most_align) {
             Some(need) => self.alloc_in_core(need, layout, on),
@@ -376,11 +366,7 @@ impl Inner {
 
     /// Memory for graphs.
     pub(crate) fn alloc_region(&self, layout: Layout, on: On<'_>) -> Result<Lease<Buffer>> {
-        let apart = self.annexes.are_open() && layout.size > SLAB_MAX;
-        match Need::of(layout.size, layout.align).filter(|_| apart && layout.align <= self.most_align) {
-            Some(need) => self.alloc_in_core(need, layout.check()?, on),
-            None => self.alloc(layout, on),
-        }
+        self.alloc(layout, on)
     }
 
     /// Where the lock goes from thread to thread, large blocks are kept in front of it too.
@@ -388,18 +374,15 @@ impl Inner {
     fn notice_contention(&self, core: &Guard<'_, Core>) {
         if !core.is_own() {
             // (Not the guard itself, which would have to lie in memory for that.)
-            self.notice_contention_slow(core.is_contended(), core.has_waited(), core.store.heap.tick);
+            self.notice_contention_slow(core.is_contended());
         }
     }
 
     #[cold]
     #[inline(never)]
-    fn notice_contention_slow(&self, contended: bool, waited: bool, tick: u64) {
+    fn notice_contention_slow(&self, contended: bool) {
         if contended {
             self.front.encourage(thread_number());
-        }
-        if waited {
-            self.warm(thread_number(), tick);
         }
     }
 
@@ -425,7 +408,7 @@ impl Inner {
         Ok(self.lend(row))
     }
 
-    /// What a row says of a block of its own of the core's or an annex's heap, as the slot says, whichever it will be. Before it is taken, so
+    /// What a row says of a block of its own of the core's heap, as the slot says, whichever it will be. Before it is taken, so
     /// that less need be kept in mind meanwhile.
     #[inline(always)]
     pub(crate) fn dress_early(&self, row: &Row, slot: u16, size: u64, line: &'static Line) {
@@ -562,7 +545,7 @@ impl Inner {
         }
         let gone = if how == Freed::No { !self.table.renew(row) } else { how == Freed::Gone };
         if gone {
-            return self.free_annexed(row, buffer.own_stamp(), len, true);
+            return self.free_in_core(row, buffer.own_stamp(), len);
         }
         // What lies in a magazine is lent again as it is, but for the tag.
         let put = if flags & CLASSLESS == 0 {
@@ -578,9 +561,6 @@ impl Inner {
                     return owed;
                 }
             }
-            if row.annex().is_some() {
-                return self.free_annexed(row, buffer.own_stamp(), len, false);
-            }
             Put::Refused
         };
         if let Put::Kept(chain, drift) = put {
@@ -595,17 +575,13 @@ impl Inner {
         u64::from(core.orphan)
     }
 
-    /// The row's generations are used up (`gone`), so it is not used again; or its block was in an annex before.
+    /// The row's generations are used up, so it is not used again.
     #[cold]
-    pub(crate) fn free_in_core(&self, row: &Row, stamp: Stamp, len: u64, gone: bool) -> u64 {
+    fn free_in_core(&self, row: &Row, stamp: Stamp, len: u64) -> u64 {
         let mut core = self.core.lock();
         core.store.give(row.spot(), stamp);
         self.counters.add_live(-(len as i64));
-        if gone {
-            core.vacant.live -= 1;
-        } else {
-            self.table.put_renewed(&mut core.vacant, row);
-        }
+        core.vacant.live -= 1;
         u64::from(core.orphan)
     }
 
@@ -613,9 +589,6 @@ impl Inner {
     /// block, its row stays out of circulation and so remembers which.
     #[cold]
     pub(crate) fn free_shared_slow(&self, row: &Row) -> u64 {
-        if let Some(owed) = self.free_annexed_shared(row) {
-            return owed;
-        }
         let (len, open) = (row.buffer.len(), row.buffer.open());
         let mut core = self.core.lock();
         let spot = row.spot();
@@ -639,25 +612,6 @@ impl Inner {
             return (0, 0);
         }
         let (mut n, mut owed) = (0, 0);
-        if self.annexes.hold_any() {
-            // The locks of annexes come first.
-            let mut others = Chain::EMPTY;
-            // SAFETY: the table lives as long as `self`, and the chain's rows are rows of it.
-            while let Some(row) = unsafe { chain.pop() } {
-                if row.annex().is_some() {
-                    // (The drift knows its bytes.)
-                    owed += self.free_annexed(row, row.buffer.own_stamp(), 0, false);
-                    n += 1;
-                } else {
-                    others.push(row);
-                }
-            }
-            chain = others;
-            if chain.is_empty() {
-                self.counters.tell(drift);
-                return (n, owed);
-            }
-        }
         let mut core = self.core.lock();
         // SAFETY: the chain has rows of this allocator's own table.
         while let Some(row) = unsafe { chain.pop() } {
@@ -689,7 +643,6 @@ impl Inner {
         let (chain, drift) = self.front.flush(true);
         let (_, owed) = self.receive(chain, drift);
         debug_assert_eq!(owed, 0);
-        self.orphan_annexes(|out| _ = self.refs.fetch_add(out, Ordering::Relaxed));
         let mut core = self.core.lock();
         core.orphan = true;
         if !mutated('g') {
@@ -702,10 +655,9 @@ impl Inner {
         if self.watch.as_ref().is_some_and(|w| !w.is_over()) {
             return false;
         }
-        let annexes = self.annexes_are_over();
         let mut core = self.core.lock();
         self.settle(&mut core);
-        let mut over = annexes && !core.parked.any();
+        let mut over = !core.parked.any();
         core.store.slabs.pending(|_, s| over &= passed(s));
         self.each_aside(core.retired, |row| over &= row.buffer.open() == Open::Over);
         over && core.store.heap.is_over()

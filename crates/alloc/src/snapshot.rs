@@ -4,8 +4,6 @@
 //! is being dropped, or that lies in a magazine, is *between*.
 
 use crate::allocator::{Allocator, Core, Inner};
-use crate::annex::{Yard, of_name};
-use crate::bias::Guard;
 use crate::buffer::{ARENA, EMPTY, IMPORTED, REGION};
 use crate::config::AllocStats;
 use crate::heap::{Heap, Span, passed};
@@ -203,7 +201,6 @@ struct Lent {
 /// What the tables say beside the nodes.
 struct Facts<'a> {
     core: &'a Core,
-    yards: &'a [Guard<'a, Yard>],
     lent: HashMap<u64, Lent>,
     held: HashSet<(u32, u16)>,
 }
@@ -230,7 +227,6 @@ impl Inner {
             Spot::Node(node) => (node, WHOLE),
             Spot::Slot(run, slot) => (run, slot),
         });
-        let yards = self.annexes.lock_all();
         let core = self.core.lock();
         let mut lent = HashMap::new();
         self.for_each_live(|id, flags, b| {
@@ -239,7 +235,7 @@ impl Inner {
                 lent.insert(b.addr, Lent { len: b.len, tag: b.tag, stream: b.stream, id, graph });
             }
         });
-        let facts = Facts { core: &core, yards: &yards, lent, held: held.collect() };
+        let facts = Facts { core: &core, lent, held: held.collect() };
         let mut out = Vec::new();
         for span in core.store.heap.spans.iter().filter(|s| s.live) {
             facts.span(span, &mut out);
@@ -288,22 +284,8 @@ impl Facts<'_> {
             State::Moving | State::Vacant => push(other(BlockState::Moving)),
             State::Quarantined => push(other(BlockState::Quarantined)),
             State::Suspended => push(self.used(addr, bytes, (id, WHOLE))),
-            State::Used if n.link[0] == NIL && of_name(n.link[1]).is_some() => self.estate(n.link[1], addr, push),
             State::Used if n.link[0] == NIL => push(self.used(addr, bytes, (id, WHOLE))),
             State::Used => self.run(n.link[0], addr, bytes, push),
-        }
-    }
-
-    /// The blocks of what an annex has.
-    fn estate(&self, name: u32, addr: u64, push: &mut dyn FnMut(BlockInfo)) {
-        let Some(yard) = of_name(name).and_then(|k| self.yards.get(k)) else { return };
-        for span in yard.heap.spans.iter().filter(|s| s.live && s.base == addr) {
-            let mut at = span.first;
-            while at != NIL {
-                let n = &yard.heap.nodes[at];
-                self.node(&yard.heap, at, n, push);
-                at = n.next;
-            }
         }
     }
 

@@ -1,4 +1,4 @@
-//! The allocator's state in numbers: what core, magazines and annexes count, added up.
+//! The allocator's state in numbers: what core and magazines count, added up.
 
 use crate::allocator::Inner;
 use crate::buffer::Row;
@@ -17,8 +17,6 @@ pub(crate) struct Counters {
     /// Written under the lock only.
     pub(crate) live_bytes: AtomicU64,
     pub(crate) live_peak: AtomicU64,
-    /// Live bytes in annexes, as far as they have told.
-    pub(crate) annexed: AtomicI64,
     /// Live bytes that magazines lent beyond what the lock's holders counted, as far as they have told.
     pub(crate) told: AtomicI64,
 }
@@ -40,16 +38,16 @@ impl Counters {
         self.live_bytes.store(self.live_bytes.load(Ordering::Relaxed).wrapping_sub(bytes), Ordering::Relaxed);
     }
 
-    /// Live bytes, but for what magazines and annexes have not told yet.
+    /// Live bytes, but for what magazines have not told yet.
     #[inline]
     pub(crate) fn live(&self) -> u64 {
         self.live_bytes.load(Ordering::Relaxed).wrapping_add_signed(self.ahead())
     }
 
-    /// What magazines and annexes have told.
+    /// What magazines have told.
     #[inline]
     fn ahead(&self) -> i64 {
-        self.annexed.load(Ordering::Relaxed).wrapping_add(self.told.load(Ordering::Relaxed))
+        self.told.load(Ordering::Relaxed)
     }
 
     /// Counts live bytes without the lock.
@@ -75,8 +73,7 @@ impl Inner {
     /// Live bytes, as asked for. Exact when nobody is inside; otherwise a sum of what was not read at one time, and may be below zero.
     pub(crate) fn live_bytes(&self) -> u64 {
         let c = &self.counters;
-        let front = self.front.stats().3.wrapping_add(c.ahead());
-        let ahead = front.wrapping_add(self.annexes.stats().live);
+        let ahead = self.front.stats().3.wrapping_add(c.ahead());
         let live = c.live_bytes.load(Ordering::Relaxed).wrapping_add_signed(ahead);
         live.cast_signed().max(0).cast_unsigned()
     }
@@ -85,13 +82,12 @@ impl Inner {
         let watched = self.watch.as_ref().map_or((0, 0), |w| w.numbers());
         let core = self.core.lock();
         let (rows, kept, hits, _) = self.front.stats();
-        let annexes = self.annexes.stats();
         let (free_ready, free_not_ready) = core.store.free_bytes();
         let c = &self.counters;
         let live = self.live_bytes();
         let cached = core.store.heap.res.cached.iter();
         AllocStats {
-            live: (u64::from(core.vacant.live) + annexes.rows).saturating_sub(core.imported + rows),
+            live: u64::from(core.vacant.live).saturating_sub(core.imported + rows),
             live_bytes: live,
             live_peak: c.live_peak.load(Ordering::Relaxed).max(live),
             reserved: self.budget.reserved(),
@@ -102,7 +98,6 @@ impl Inner {
             free_not_ready,
             free_in_slabs: core.store.slabs.bytes().1,
             free_in_magazines: kept,
-            free_in_annexes: annexes.free,
             cached_pieces: cached
                 .map(|&p| core.store.heap.res.bytes(core.store.heap.res.pieces[p as usize].granules))
                 .sum(),
@@ -110,7 +105,7 @@ impl Inner {
             held_back: watched.0,
             findings: watched.1,
             in_graphs: c.in_graphs.load(Ordering::Relaxed),
-            allocations: core.allocations + annexes.taken + hits,
+            allocations: core.allocations + hits,
             magazine_hits: hits,
             growths: c.growths.load(Ordering::Relaxed),
             remaps: c.remaps.load(Ordering::Relaxed),
@@ -119,8 +114,7 @@ impl Inner {
             failed: c.failed.load(Ordering::Relaxed),
             retired: self.retired.load(Ordering::Relaxed).into(),
             driver_calls: self.backing.driver_calls(),
-            metadata: annexes.metadata
-                + core.store.heap.host_bytes()
+            metadata: core.store.heap.host_bytes()
                 + core.store.slabs.host_bytes()
                 + u64::from(self.table.len()) * size_of::<Row>() as u64,
             limit: self.budget.limit(),

@@ -35,7 +35,7 @@ pub(crate) struct Vacant {
     heads: [*const Row; LISTS],
     /// Rows that have never been used.
     fresh: std::ops::Range<u32>,
-    /// How many are out. (An annex counts its own.)
+    /// How many are out.
     pub(crate) live: u32,
 }
 
@@ -130,14 +130,6 @@ impl Table {
         unsafe { vacant.unlink(list_of(thread)) }
     }
 
-    /// As [`pick`](Self::pick), from any list.
-    #[cold]
-    #[inline(never)]
-    pub(crate) fn pick_any(&self, vacant: &mut Vacant) -> Option<&Row> {
-        // SAFETY: the lists have rows of this table only, which is borrowed for as long as the row.
-        (0..LISTS).find_map(|list| unsafe { vacant.unlink(list) })
-    }
-
     /// Brings unused rows to a list, or names another list that has some.
     #[cold]
     fn supply_slow(&self, vacant: &mut Vacant, list: usize, owner: *const Owner) -> Result<usize> {
@@ -184,44 +176,6 @@ impl Table {
         fine
     }
 
-    /// Moves up to `n` rows that nobody holds from one set of lists to another, those of a thread last. Returns how many. Under the
-    /// locks of both.
-    pub(crate) fn carry(&self, thread: u32, from: &mut Vacant, to: &mut Vacant, n: u32) -> u32 {
-        let own = list_of(thread);
-        (1..=LISTS).fold(0, |moved, i| moved + self.carry_list((own + i) % LISTS, from, to, n - moved))
-    }
-
-    /// As [`carry`](Self::carry), from one list.
-    fn carry_list(&self, list: usize, from: &mut Vacant, to: &mut Vacant, n: u32) -> u32 {
-        let mut moved = 0;
-        while moved < n {
-            // SAFETY: rows are of this table.
-            let Some(row) = (unsafe { from.unlink(list) }) else { break };
-            to.link(row);
-            moved += 1;
-        }
-        moved
-    }
-
-    /// Moves up to `n` of the allocator's rows, and at least one, to another set of lists: a thread's, or ones that were never used, and
-    /// other threads' only if there are none. Under the allocator's lock, and the other's.
-    pub(crate) fn stock(
-        &self,
-        thread: u32,
-        vacant: &mut Vacant,
-        to: &mut Vacant,
-        n: u32,
-        owner: *const Owner,
-    ) -> Result<u32> {
-        let own = list_of(thread);
-        let mut moved = self.carry_list(own, vacant, to, n);
-        while moved < n && (moved == 0 || !vacant.fresh.is_empty()) {
-            let list = self.supply_slow(vacant, own, owner)?;
-            moved += self.carry_list(list, vacant, to, n - moved);
-        }
-        Ok(moved)
-    }
-
     /// Ends the row's generation. `false`: it was the last one.
     #[inline]
     #[must_use]
@@ -260,16 +214,14 @@ fn lost() -> Error {
 mod tests {
     use super::*;
 
-    /// Whoever takes and gives rows, and however they are carried about: the rows of a page are of one list, and go back to it.
+    /// Whoever takes and gives rows: the rows of a page are of one list, and go back to it.
     #[test]
     fn rows_of_a_page_stay_together() {
-        let (table, mut vacant, mut stock) = (Table::new(), Vacant::new(), Vacant::new());
+        let (table, mut vacant) = (Table::new(), Vacant::new());
         let mut held: Vec<u32> = Vec::new();
         for round in 0..50usize {
             // Another thread each time, and so another list.
             let (me, none) = (round as u32, ptr::null());
-            table.carry(me, &mut stock, &mut vacant, 5);
-            table.stock(me, &mut vacant, &mut stock, 7, none).expect("rows");
             let mut take = || table.take_for(me, &mut vacant, none).expect("a row").header.index();
             held.extend((0..40).map(|_| take()));
             for i in (0..30).rev() {
@@ -281,26 +233,15 @@ mod tests {
         let list = |row: u32| table.get(row).expect("a row").list.load(Ordering::Relaxed);
         assert!((0..used).all(|row| list(row) == list(row / PAGE * PAGE)));
         assert!((1..used / PAGE).any(|page| list(page * PAGE) != list(0)), "there are several lists");
-        for (name, &head) in vacant.heads.iter().chain(&stock.heads).enumerate() {
+        for (name, &head) in vacant.heads.iter().enumerate() {
             let mut at = head;
             // SAFETY: rows of the table.
             while let Some(row) = unsafe { at.as_ref() } {
-                assert_eq!(usize::from(list(row.header.index())), name % LISTS);
+                assert_eq!(usize::from(list(row.header.index())), name);
                 at = link(row);
             }
         }
         assert_eq!(vacant.live as usize, held.len());
-    }
-
-    /// An annex was stocked with what came first in the core, so that two threads wrote rows of the same pages.
-    #[test]
-    fn a_stock_has_rows_of_its_own_threads_pages() {
-        let (table, mut vacant, mut stock) = (Table::new(), Vacant::new(), Vacant::new());
-        let rows: Vec<&Row> = (0..200).map(|_| table.take_for(1, &mut vacant, ptr::null()).expect("a row")).collect();
-        rows.into_iter().for_each(|row| table.put(&mut vacant, row));
-        assert!(vacant.fresh.len() >= 64, "{:?} were never used", vacant.fresh);
-        assert_eq!(table.stock(2, &mut vacant, &mut stock, 64, ptr::null()).expect("rows"), 64);
-        assert!(stock.heads.iter().enumerate().all(|(list, head)| head.is_null() || list == list_of(2)));
     }
 
     #[test]

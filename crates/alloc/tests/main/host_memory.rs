@@ -309,18 +309,14 @@ impl Scene {
 #[test]
 fn every_call_for_host_memory_may_fail_at_every_index() {
     let mut runs = 0;
-    for (segments, annexes, policy, cross_stream) in [
-        (false, false, Policy::Compact, CrossStream::IfReady),
-        (false, false, Policy::Balanced, CrossStream::InsertWait),
-        (true, false, Policy::Balanced, CrossStream::Never),
-        (false, true, Policy::Balanced, CrossStream::IfReady),
-        (true, true, Policy::Fastest, CrossStream::Never),
+    for (segments, policy, cross_stream) in [
+        (false, Policy::Compact, CrossStream::IfReady),
+        (false, Policy::Balanced, CrossStream::InsertWait),
+        (true, Policy::Balanced, CrossStream::Never),
+        (false, Policy::Balanced, CrossStream::IfReady),
+        (true, Policy::Fastest, CrossStream::Never),
     ] {
         let config = AllocatorConfig { policy, cross_stream, ..AllocatorConfig::default() };
-        let config = match annexes {
-            true => AllocatorConfig { annex_after: 0, annex_bytes: 4 * MIB, ..config },
-            false => config,
-        };
         let scene = Scene::with(segments, config.clone());
         let ((), calls, _) = refusing(Fault::PerMille(0), || scene.work(7));
         scene.end(&|| "nothing failed".into());
@@ -334,7 +330,7 @@ fn every_call_for_host_memory_may_fail_at_every_index() {
             let scene = Scene::with(segments, config.clone());
             let ((), _, refused) = refusing(fault, || scene.work(7));
             runs += u64::from(refused > 0);
-            scene.end(&|| format!("segments {segments} annexes {annexes} {policy:?} {cross_stream:?} {fault:?}"));
+            scene.end(&|| format!("segments {segments} {policy:?} {cross_stream:?} {fault:?}"));
         }
     }
     assert!(runs > 400, "only {runs} runs were refused anything");

@@ -1,7 +1,6 @@
 //! The allocator at its public API: against a model, through failures of the driver, on recorded traces, and once per defect that other
 //! allocators of this kind have had.
 
-mod annex;
 mod arena;
 mod debug;
 mod depot;

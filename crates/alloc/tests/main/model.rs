@@ -369,8 +369,8 @@ impl Model {
     }
 }
 
-/// Backings, budgets, policies, streams that stay or come and go, one thread or two, annexes from the beginning or none.
-const KINDS: u64 = 288;
+/// Backings, budgets, policies, streams that stay or come and go, one thread or two.
+const KINDS: u64 = 144;
 
 fn run(seed: u64, steps: usize, kind: u64) {
     let mut rng = Rng(seed | 1);
@@ -380,8 +380,6 @@ fn run(seed: u64, steps: usize, kind: u64) {
         policy: [Policy::Balanced, Policy::Fastest, Policy::Compact][(kind / 4 % 3) as usize],
         cross_stream: [CrossStream::IfReady, CrossStream::Never, CrossStream::InsertWait][(kind / 12 % 3) as usize],
         budget: if kind & 1 == 0 { u64::MAX } else { 40 << 20 },
-        annex_bytes: if kind & 1 == 0 { 8 << 20 } else { 4 << 20 },
-        annex_after: if kind < 144 { 64 } else { 0 },
         ..AllocatorConfig::default()
     };
     let mut model = Model::new(fake, config);
