@@ -75,8 +75,6 @@ pub(crate) struct Core {
     pub(crate) allocations: u64,
     /// Episodes of moving granules so far.
     pub(crate) episodes: u64,
-    /// The most bytes that were live, and after how many operations the slow path saw it.
-    pub(crate) peak: (u64, u64),
     /// Times that the magazines of all threads were emptied rather than new memory taken.
     pub(crate) flushes: u64,
     /// Blocks that went to the core for that.
@@ -281,7 +279,6 @@ impl Allocator {
             imported_bytes: 0,
             allocations: 0,
             episodes: 0,
-            peak: (0, 0),
             flushes: 0,
             flushed: 0,
         };

@@ -7,12 +7,10 @@
 //!
 //! Placement and residency are separate: parts of a free node may be backed by nothing. See `residency`. A block lies at the lowest address
 //! that fits; while granules are few and are moved, a large one that fills whole granules lies at the lowest granule, if it has memory
-//! there ([`even`](Heap::even)), and where memory goes before time, other large ones too (`dense`). On the shared decoding trace and variants of it that takes a granule in a hundred less; best fit and the
-//! highest address for large blocks take more.
+//! there ([`even`](Heap::even)). Best fit, and the highest address for large blocks, take more.
 //!
 //! Plain single-threaded state: whoever owns it guards it. Makes no driver call; must not know leases.
 
-mod dense;
 mod lanes;
 mod ready;
 mod report;
@@ -117,10 +115,6 @@ pub(crate) struct Heap {
     pub(crate) pages: PageMap,
     /// Blocks of so many units and more get the alignment [`even`](Self::even), where they can have it.
     even_from: u32,
-    /// Blocks of so many units and more lie where [`dense_place`](Self::dense_place) says.
-    dense_from: u32,
-    /// The lesser of the two.
-    large_from: u32,
 }
 
 impl Heap {
@@ -145,8 +139,6 @@ impl Heap {
             reached: 0,
             pages: PageMap::new(),
             even_from: u32::MAX,
-            dense_from: u32::MAX,
-            large_from: u32::MAX,
         }
     }
 
@@ -317,7 +309,7 @@ impl Heap {
         }
         let own = &mut self.lanes[usize::from(lane)];
         own.used_at = tick;
-        let node = if units >= self.large_from {
+        let node = if units >= self.even_from {
             self.take_even(units, align, lane)
         } else {
             // Where nothing lies in a lane, it need not be asked.
@@ -337,11 +329,9 @@ impl Heap {
         self.carve(at, units, align)
     }
 
-    /// From now on large blocks begin at granules, or no longer: see [`even`](Self::even). `densely`: see [`dense_place`](Self::dense_place).
-    pub(crate) fn place_evenly(&mut self, on: bool, densely: bool) {
+    /// From now on large blocks begin at granules, or no longer: see [`even`](Self::even).
+    pub(crate) fn place_evenly(&mut self, on: bool) {
         self.even_from = if on { EVEN_FROM << self.res.shift } else { u32::MAX };
-        self.dense_from = if on && densely { 1 << self.res.shift } else { u32::MAX };
-        self.large_from = self.even_from.min(self.dense_from);
     }
 
     /// The alignment of a block: a granule's, if it is large and fills whole granules but for a little. Free, it leaves all of them to be
@@ -356,9 +346,6 @@ impl Heap {
     #[cold]
     #[inline(never)]
     fn take_even(&mut self, units: u32, align: u32, lane: u8) -> u32 {
-        if let Some(place) = self.dense_place(units, align, lane) {
-            return self.take_dense(place, units).unwrap_or(NIL);
-        }
         let even = self.even(units, align);
         let at = if even > align { self.take_lowest(units, even, lane) } else { NIL };
         if at != NIL { at } else { self.take_lowest(units, align, lane) }

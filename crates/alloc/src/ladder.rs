@@ -43,10 +43,6 @@ const LARGE_PIECE: u64 = 256 << 20;
 /// With fewer granules in hand, one of them counts: large blocks are placed so that all of theirs can be moved. With more, what that leaves
 /// empty beside hundreds of blocks is more than what it saves beside a few holes. Up to here the size of new pieces is one granule.
 const FEW_GRANULES: u64 = 256;
-/// A workload repeats once it has gone on for so many times as many operations as led to its peak.
-const REST: u64 = 12;
-/// As many operations count as having led to it at least: what is loaded first is the peak for a while only.
-const SETTLED: u64 = 16 << 10;
 /// Waits for nearly free memory, of one allocation, instead of growing.
 const MOST_NEAR_WAITS: u32 = 8;
 /// The furthest ahead, in values of its line, that a point is which is waited for so.
@@ -180,9 +176,9 @@ impl Inner {
             self.settle(&mut core);
             let moves = self.may_move(&core);
             let evenly = moves && self.few() && self.reservation.is_some();
-            core.store.heap.place_evenly(evenly, self.config.policy == Policy::Compact);
+            core.store.heap.place_evenly(evenly);
             let mut block = core.store.take(need, on.line)?;
-            if block.is_none() && (!moves || self.at_rest(&mut core, size)) {
+            if block.is_none() && !moves {
                 block = core.store.take_resident(need, on.line)?;
             }
             if block.is_none() {
@@ -303,18 +299,6 @@ impl Inner {
                     < WAITS_PER_EPISODE * (WARM_UP + self.operations(core) / OPERATIONS_PER_EPISODE)
     }
 
-    /// Whether the workload repeats: it has gone on for long since its peak, with granules that are few and may be moved. Then what is there
-    /// is taken where it lies, and moved as little as possible: density has paid once the peak was reached, while moves would come again
-    /// with each repetition.
-    fn at_rest(&self, core: &mut Core, size: u64) -> bool {
-        let live = self.counters.live().saturating_add(size);
-        let (peak, now) = (self.counters.live_peak.load(Ordering::Relaxed).max(live), self.operations(core));
-        if peak > core.peak.0 {
-            core.peak = (peak, now);
-        }
-        self.config.policy == Policy::Balanced && self.few() && now / REST >= core.peak.1.max(SETTLED)
-    }
-
     /// Whether granules are so few that one of them counts.
     fn few(&self) -> bool {
         self.budget.committed() < FEW_GRANULES * self.caps.granule
@@ -369,8 +353,7 @@ impl Inner {
                 // Where memory goes before all, only the time is bounded.
                 let near = wait.then_some(if self.config.policy == Policy::Compact { u64::MAX - 1 } else { NEAR });
                 let round = if pressed { 1 } else { self.round(&core, size, piece) };
-                let least = steal && !pressed && self.at_rest(&mut core, size);
-                let means = Means { steal, create: true, near, even: !pressed, least, piece, round };
+                let means = Means { steal, create: true, near, even: !pressed, piece, round };
                 let lane = core.store.heap.lane_for(on.line);
                 let units = core.store.units(need);
                 let planned = core.store.heap.plan(units, need.align, lane, means, &self.budget)?;

@@ -21,8 +21,6 @@ pub(crate) struct Means {
     pub(crate) near: Option<u64>,
     /// Place large blocks so that their granules can be moved later.
     pub(crate) even: bool,
-    /// Place the block where the least memory is missing, not at the lowest address.
-    pub(crate) least: bool,
     /// The size of new pieces in granules.
     pub(crate) piece: u32,
     /// What is newly taken is a multiple of so many granules, where addresses and budget allow.
@@ -76,20 +74,15 @@ impl Heap {
     /// Plans a block of `units` for `lane`.
     pub(crate) fn plan(&mut self, units: u32, align: u32, lane: u8, means: Means, budget: &Budget) -> Result<Planned> {
         self.tick += 1;
-        let place = match means {
-            Means { least: true, .. } => self.backed_place(units, align, lane),
-            Means { even: true, .. } => self.dense_place(units, align, lane),
-            _ => None,
-        };
-        let align = if means.even && place.is_none() { self.even(units, align) } else { align };
-        let node = place.map_or_else(|| self.choose(units, align, lane), |p| p.0);
+        let align = if means.even { self.even(units, align) } else { align };
+        let node = self.choose(units, align, lane);
         if node == NIL || !self.spans[usize::from(self.nodes[node].span)].paged {
             return Ok(Planned::Nothing);
         }
         let shift = self.res.shift;
         let granule = 1u32 << shift;
         let n = self.nodes[node];
-        let start = place.map_or_else(|| n.start.next_multiple_of(align.max(1)), |p| p.1);
+        let start = n.start.next_multiple_of(align.max(1));
         let missing = self.res.missing(start, start + units);
         // The target: the request, widened to whole granules where an edge is not backed.
         let bare = |heap: &Heap, unit: u32| heap.res.piece_of(unit >> shift) == NIL;
@@ -697,7 +690,7 @@ mod tests {
         let base = fake.reserve(64 << 20).expect("addresses");
         let (mut heap, budget) = (Heap::new(2 << 20), Budget::new(u64::MAX));
         heap.add_span(base, 64 << 20, 0, true).expect("a span");
-        let means = Means { steal: true, create: true, near: None, even: true, least: false, piece: 1, round: 1 };
+        let means = Means { steal: true, create: true, near: None, even: true, piece: 1, round: 1 };
         let mut steps = Vec::new();
         for _ in 0..2 {
             let planned = heap.plan(100, 1, READY, means, &budget).expect("host memory");

@@ -92,7 +92,7 @@ fn other_widths_take_little_more() {
         sum += r.ratio / 60.0;
         worst = worst.max(r.ratio);
     }
-    assert!(sum <= 1.035 && worst <= 1.06, "{sum:.4} on average, {worst:.4} at worst");
+    assert!(sum <= 1.035 && worst <= 1.07, "{sum:.4} on average, {worst:.4} at worst");
 }
 
 /// A trace whose sizes are each up to 2 % off, the same ones alike.
@@ -155,7 +155,7 @@ fn neighbours_of_a_decoding_take_little_more() {
         let (over, mean) = (ratios.iter().filter(|&&r| r > 1.05).count(), ratios.iter().sum::<f64>() / 20.0);
         let worst = ratios.iter().copied().fold(0.0, f64::max);
         assert!(
-            over <= 2 && mean <= 1.04 && worst <= 1.06,
+            over <= 1 && mean <= 1.036 && worst <= 1.06,
             "{policy:?}: {over} over 1.05, {mean:.4} in the mean, {worst:.4}"
         );
     }
