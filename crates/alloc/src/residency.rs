@@ -129,6 +129,12 @@ impl Residency {
         self.granules.get(granule as usize).map_or(NIL, |g| g.piece)
     }
 
+    /// Whether a granule under free memory that `line` used last has no memory, or its last use is over.
+    pub(crate) fn is_idle(&self, granule: u32, line: LineId) -> bool {
+        let known = self.granules.get(granule as usize).filter(|g| g.piece != NIL);
+        known.is_none_or(|g| g.last_of(line).is_some_and(passed))
+    }
+
     /// Makes the granule table reach up to `end`.
     pub(crate) fn reach(&mut self, end: u32) -> Result<()> {
         let end = end as usize;

@@ -3,7 +3,7 @@
 //! This module must not know how nodes are carved or merged.
 
 use super::{Heap, LANE_IDLE, Lane, MAX_LANES, NO_LANE, READY, passed};
-use crate::node::{Cold, NIL, Node, State};
+use crate::node::{Cold, NIL, State};
 use leasehold_core::{Line, LineId, Stamp};
 
 impl Heap {
@@ -59,53 +59,27 @@ impl Heap {
     }
 
     /// A second line comes: what the first one's lane has absorbed goes back to lane 0, granule by granule, unless its last use goes on.
-    pub(super) fn part_lanes(&mut self) {
+    fn part_lanes(&mut self) {
         let shift = self.res.shift;
-        let known = self.res.granules.len() as u32;
         for lane in 1..self.lanes.len() {
-            let mut left = self.lanes[lane].index.count();
-            let mut at = self.lanes[lane].oldest;
+            let (mut at, mut left) = (self.lanes[lane].oldest, self.lanes[lane].index.count());
             while at != NIL && left > 0 {
-                let Node { start, units, span, .. } = self.nodes[at];
-                let Cold { stamp, age_next, .. } = self.nodes.cold[at as usize];
-                left -= 1;
-                let (mut id, end) = (at, start + units);
-                at = age_next;
-                if passed(stamp) || !self.spans[usize::from(span)].paged {
-                    continue;
+                let (n, Cold { stamp, age_next, .. }) = (self.nodes[at], self.nodes.cold[at as usize]);
+                let first = n.start.div_ceil(1 << shift);
+                let (mut g, paged) = (n.end() >> shift, self.spans[usize::from(n.span)].paged);
+                // Downwards: what lies below a part that was cut out keeps its node.
+                while paged && !passed(stamp) && g > first {
+                    let to = g;
+                    while g > first && self.res.is_idle(g - 1, stamp.line_id()) {
+                        g -= 1;
+                    }
+                    if g < to && self.nodes.ensure(2).is_ok() {
+                        let (idle, _) = self.isolate(at, g << shift, to << shift);
+                        self.settle(idle, READY, Stamp::NEVER, false);
+                    }
+                    g = g.saturating_sub(1);
                 }
-                let busy = |heap: &Heap, g: u32| {
-                    let granule = heap.res.granules[g as usize];
-                    granule.piece != NIL && granule.last_of(stamp.line_id()).is_none_or(|last| !passed(last))
-                };
-                // Whole granules only; the edges stay in the lane.
-                let mut g = start.div_ceil(1 << shift);
-                while g << shift < end && (g + 1) << shift <= end {
-                    let from = g;
-                    let part = g >= known || !busy(self, g);
-                    g += 1;
-                    while (g + 1) << shift <= end && (g >= known || !busy(self, g)) == part {
-                        g = if g >= known { end >> shift } else { g + 1 };
-                    }
-                    if !part || self.nodes.ensure(2).is_err() {
-                        continue;
-                    }
-                    self.unlink_free(id);
-                    let mut ready = id;
-                    if self.nodes[id].start < from << shift {
-                        ready = self.split(id, (from << shift) - self.nodes[id].start);
-                        self.link_free(id, lane as u8, stamp);
-                    }
-                    let rest = if g << shift < end { self.split(ready, (g - from) << shift) } else { NIL };
-                    if rest != NIL {
-                        self.link_free(rest, lane as u8, stamp);
-                    }
-                    self.settle(ready, READY, Stamp::NEVER, false);
-                    if rest == NIL {
-                        break;
-                    }
-                    id = rest;
-                }
+                (at, left) = (age_next, left - 1);
             }
         }
     }
