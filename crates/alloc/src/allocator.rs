@@ -75,10 +75,6 @@ pub(crate) struct Core {
     pub(crate) allocations: u64,
     /// Episodes of moving granules so far.
     pub(crate) episodes: u64,
-    /// Times that the magazines of all threads were emptied rather than new memory taken.
-    pub(crate) flushes: u64,
-    /// Blocks that went to the core for that.
-    pub(crate) flushed: u64,
 }
 
 /// Parked rows that one allocation looks at.
@@ -279,8 +275,6 @@ impl Allocator {
             imported_bytes: 0,
             allocations: 0,
             episodes: 0,
-            flushes: 0,
-            flushed: 0,
         };
         // Without magazines no block is of a class of theirs.
         let classless = if front.is_none() { CLASSLESS } else { 0 };

@@ -19,6 +19,80 @@ pub enum Policy {
     Compact,
 }
 
+/// Episodes of moving granules that an allocator may spend while it warms up.
+pub(crate) const CREDIT: u64 = 64;
+/// One more for so many granules in hand: what grows for want of order has more to spend on order.
+pub(crate) const GRANULES_PER_EPISODE: u64 = 4;
+/// One more for so many operations.
+pub(crate) const OPERATIONS_PER_EPISODE: u64 = 1_000;
+
+/// When free granules are moved instead of taking new ones.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Moves {
+    /// Only when there is no other memory left.
+    Never,
+    /// As long as it is rare: [`CREDIT`] episodes, and more with granules and operations.
+    Credit,
+    /// Whenever they suffice.
+    Always,
+}
+
+/// How memory is taken from the driver: what a [`Policy`] means.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Growth {
+    /// When free granules are moved instead.
+    pub(crate) moves: Moves,
+    /// The host waits for free memory, instead, whose last use is at most so many values ahead on its line.
+    pub(crate) near: Option<u64>,
+    /// New pieces are one part in so many of what is reserved: the driver takes as long for each, whatever its size, but small ones fit
+    /// elsewhere later.
+    piece_share: u64,
+    /// The largest piece.
+    piece_most: u64,
+    /// Growth takes one part in so many of what is reserved, at least.
+    least_share: u64,
+}
+
+impl Growth {
+    /// The bytes of a new piece, a power of two.
+    pub(crate) fn piece(&self, reserved: u64) -> u64 {
+        let part = (reserved / self.piece_share).max(1);
+        (1u64 << part.ilog2()).min(self.piece_most)
+    }
+
+    /// The least bytes that are taken at once.
+    pub(crate) fn least(&self, reserved: u64) -> u64 {
+        reserved / self.least_share
+    }
+}
+
+impl Policy {
+    /// The policy in numbers. `budgeted`: there is a budget, up to which memory is the caller's to use. Then much is taken at once, so that
+    /// a workload that repeats comes to rest.
+    pub(crate) const fn growth(self, budgeted: bool) -> Growth {
+        let least_share = if budgeted { 32 } else { u64::MAX };
+        match self {
+            Policy::Balanced => Growth {
+                moves: if budgeted { Moves::Never } else { Moves::Credit },
+                near: if budgeted { None } else { Some(256) },
+                piece_share: 128,
+                piece_most: 32 << 20,
+                least_share,
+            },
+            Policy::Fastest => {
+                Growth { moves: Moves::Never, near: None, piece_share: 16, piece_most: 256 << 20, least_share }
+            }
+            Policy::Compact => Growth {
+                moves: Moves::Always,
+                near: Some(u64::MAX - 1),
+                piece_share: u64::MAX,
+                piece_most: 1,
+                least_share: u64::MAX,
+            },
+        }
+    }
+}
+
 /// What an allocation may do with free memory that another stream may still be using.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Hash)]
 pub enum CrossStream {

@@ -9,7 +9,7 @@
 use crate::allocator::{Core, Inner, On};
 use crate::backing::{Backing, Chunk};
 use crate::buffer::{Buffer, NO_SLOT};
-use crate::config::{CrossStream, Policy};
+use crate::config::{CREDIT, CrossStream, GRANULES_PER_EPISODE, Growth, Moves, OPERATIONS_PER_EPISODE};
 use crate::heap::passed;
 use crate::host;
 use crate::layout::{Layout, SIZE_LIMIT, UNIT_SHIFT};
@@ -24,31 +24,15 @@ use std::fmt;
 use std::panic::AssertUnwindSafe;
 use std::time::{Duration, Instant};
 
-/// Episodes of moving granules that an allocator may spend while it warms up, besides one per 1,000 operations.
-const WARM_UP: u64 = 64;
-/// One more for so many granules in hand: what grows for want of order has more to spend on order.
-const GRANULES_PER_EPISODE: u64 = 4;
-/// Waits for nearly free memory that cost as much as an episode.
-const WAITS_PER_EPISODE: u64 = 4;
-/// Operations that pay for an episode.
-const OPERATIONS_PER_EPISODE: u64 = 1_000;
-/// Operations that pay for emptying the magazines of all threads.
-const OPERATIONS_PER_FLUSH: u64 = 1 << 16;
-/// Operations that pay for a block that goes from a magazine to the core and comes back one by one, and blocks that go while it warms up.
-const OPERATIONS_PER_ROW: u64 = 512;
-const WARM_UP_ROWS: u64 = 1 << 14;
-/// The largest piece that is taken from the driver, if it may be moved one day, and if it stays.
-const PIECE: u64 = 32 << 20;
-const LARGE_PIECE: u64 = 256 << 20;
-/// With fewer granules in hand, one of them counts: large blocks are placed so that all of theirs can be moved. With more, what that leaves
-/// empty beside hundreds of blocks is more than what it saves beside a few holes. Up to here the size of new pieces is one granule.
+/// Below this many granules in hand one of them counts: large blocks are placed so that all of theirs can be moved. Above it that rule
+/// leaves more memory empty than it saves.
 const FEW_GRANULES: u64 = 256;
 /// Waits for nearly free memory, of one allocation, instead of growing.
 const MOST_NEAR_WAITS: u32 = 8;
-/// The furthest ahead, in values of its line, that a point is which is waited for so.
-const NEAR: u64 = 256;
 /// The longest of them. Longer ones cost more than the memory that they save, and might never end.
 const NEAR_WAIT: Duration = Duration::from_millis(1);
+/// The largest share of a segment, where memory comes in whole segments.
+const MOST_SEGMENT: u64 = 256 << 20;
 /// Host waits of one allocation.
 const MOST_WAITS: usize = 256;
 
@@ -170,7 +154,9 @@ impl Inner {
     fn rise(&self, need: Need, layout: Layout, on: On<'_>, trail: &mut Trail) -> Lent {
         let size = layout.size;
         // 1, 2
-        self.flush_or_some();
+        // What lies in this thread's magazines may fit, or leave something whole that does.
+        let (chain, drift) = self.front.flush_own(thread_number());
+        self.take_back(chain, drift);
         {
             let mut core = self.core.lock();
             self.settle(&mut core);
@@ -253,80 +239,32 @@ impl Inner {
         self.issue(&mut core, block, size, on.line).map(Some)
     }
 
-    /// Empties magazines before anything is taken from the driver: those of all threads as long as it is rare, since it makes them all
-    /// wait; this thread's as long as what lies there is little beside the work that was done since, for it is soon kept again.
-    fn flush_or_some(&self) {
-        let (all, own) = {
-            let mut core = self.core.lock();
-            let operations = self.operations(&core);
-            let own = core.flushed < WARM_UP_ROWS + operations / OPERATIONS_PER_ROW;
-            let all = own && core.flushes < WARM_UP + operations / OPERATIONS_PER_FLUSH;
-            core.flushes += u64::from(all);
-            (all, own)
-        };
-        if own {
-            let (chain, drift) = if all { self.front.flush(false) } else { self.front.flush_own(thread_number()) };
-            let rows = self.take_back(chain, drift);
-            self.core.lock().flushed += rows;
-        }
-    }
-
     /// Allocations and frees so far, whoever served them.
     fn operations(&self, core: &Core) -> u64 {
         2 * (core.allocations + self.front.stats().2)
     }
 
-    /// Whether free granules are moved rather than new memory taken. Within a budget the memory up to it is the caller's to use, so
-    /// that a workload that repeats comes to rest; without one the allocator is frugal as long as it is cheap.
-    fn may_move(&self, core: &Core) -> bool {
-        match self.config.policy {
-            Policy::Fastest => false,
-            Policy::Compact => true,
-            Policy::Balanced => {
-                let granules = self.budget.committed() / self.caps.granule;
-                let paid = WARM_UP + granules / GRANULES_PER_EPISODE + self.operations(core) / OPERATIONS_PER_EPISODE;
-                self.budget.limit() == u64::MAX && core.episodes < paid
-            }
-        }
+    /// How memory is taken from the driver now.
+    fn growth(&self) -> Growth {
+        self.config.policy.growth(self.budget.limit() != u64::MAX)
     }
 
-    /// Whether the host waits for memory that is nearly free rather than taking new memory: as long as it is as rare as moving.
-    fn may_wait(&self, core: &Core) -> bool {
-        self.may_move(core)
-            || self.config.policy == Policy::Balanced
-                && self.budget.limit() == u64::MAX
-                && self.counters.host_waits.load(Ordering::Relaxed)
-                    < WAITS_PER_EPISODE * (WARM_UP + self.operations(core) / OPERATIONS_PER_EPISODE)
+    /// Whether free granules are moved rather than new memory taken.
+    fn may_move(&self, core: &Core) -> bool {
+        match self.growth().moves {
+            Moves::Never => false,
+            Moves::Always => true,
+            Moves::Credit => {
+                let granules = self.budget.committed() / self.caps.granule;
+                core.episodes
+                    < CREDIT + granules / GRANULES_PER_EPISODE + self.operations(core) / OPERATIONS_PER_EPISODE
+            }
+        }
     }
 
     /// Whether granules are so few that one of them counts.
     fn few(&self) -> bool {
         self.budget.committed() < FEW_GRANULES * self.caps.granule
-    }
-
-    /// The size of new pieces: grows with what is reserved. The driver takes as long for each, whatever its size. Where free granules are
-    /// moved, pieces are small, so that they fit elsewhere and the overshoot stays below one percent.
-    fn piece(&self) -> u64 {
-        let granule = self.caps.granule;
-        let (share, most) = match self.config.policy {
-            Policy::Compact => return granule,
-            Policy::Balanced => (128, PIECE),
-            Policy::Fastest => (16, LARGE_PIECE),
-        };
-        let part = (self.budget.committed() / share).max(1);
-        (1u64 << part.ilog2()).clamp(granule, most.max(granule))
-    }
-
-    /// Growth takes multiples of so many granules. Below an earlier peak it comes from fragmentation, and within a budget the memory is there to
-    /// be used: more at once brings a workload that repeats to rest; all that a budget has left, if that is little.
-    fn round(&self, core: &Core, size: u64, piece: u32) -> u32 {
-        let below = self.counters.live().saturating_add(size) <= self.counters.live_peak.load(Ordering::Relaxed);
-        if self.may_move(core) || !below && self.budget.limit() == u64::MAX {
-            return piece;
-        }
-        let (committed, room) = (self.budget.committed(), self.budget.room());
-        let part = if room <= committed / 8 { room } else { committed / 32 };
-        u32::try_from(part / self.caps.granule).unwrap_or(piece).max(piece)
     }
 
     /// Grows. `pressed`: move free granules whatever the policy and the credit say, and take no more than needed.
@@ -342,18 +280,17 @@ impl Inner {
     }
 
     fn grow_paged(&self, need: Need, size: u64, on: On<'_>, pressed: bool, trail: &mut Trail) -> Lent {
-        let granules = |bytes: u64| (bytes / self.caps.granule).max(1) as u32;
-        let mut piece = if pressed { 1 } else { granules(self.piece()) };
+        let growth = self.growth();
+        let granules = |bytes: u64| u32::try_from(bytes / self.caps.granule).unwrap_or(u32::MAX).max(1);
+        let mut piece = if pressed { 1 } else { granules(growth.piece(self.budget.committed())) };
         let mut waits = 0;
         loop {
             let planned = {
                 let mut core = self.core.lock();
                 let steal = pressed || self.may_move(&core);
-                let wait = !pressed && waits < MOST_NEAR_WAITS && self.may_wait(&core);
-                // Where memory goes before all, only the time is bounded.
-                let near = wait.then_some(if self.config.policy == Policy::Compact { u64::MAX - 1 } else { NEAR });
-                let round = if pressed { 1 } else { self.round(&core, size, piece) };
-                let means = Means { steal, create: true, near, even: !pressed, piece, round };
+                let near = growth.near.filter(|_| !pressed && waits < MOST_NEAR_WAITS);
+                let least = if pressed { 1 } else { granules(growth.least(self.budget.committed())).max(piece) };
+                let means = Means { steal, near, even: !pressed, piece, least };
                 let lane = core.store.heap.lane_for(on.line);
                 let units = core.store.units(need);
                 let planned = core.store.heap.plan(units, need.align, lane, means, &self.budget)?;
@@ -440,7 +377,7 @@ impl Inner {
         let units = self.core.lock().store.units(need);
         let least = (u64::from(units) + u64::from(need.align.max(1)) - 1) << UNIT_SHIFT;
         let least = least.next_multiple_of(granule);
-        let part = (self.budget.committed() / 8).next_multiple_of(granule).clamp(self.caps.segment, 8 * PIECE);
+        let part = (self.budget.committed() / 8).next_multiple_of(granule).clamp(self.caps.segment, MOST_SEGMENT);
         let mut wants = [least.max(part.next_multiple_of(granule)), least.max(self.caps.segment), least];
         if pressed {
             wants = [least; 3];

@@ -15,8 +15,6 @@ use leasehold_core::{Result, Stamp};
 pub(crate) struct Means {
     /// Take pieces from under free memory.
     pub(crate) steal: bool,
-    /// Take new memory from the driver.
-    pub(crate) create: bool,
     /// Instead of taking new memory, say which point to wait for, if that makes pieces free and is at most so many values ahead.
     pub(crate) near: Option<u64>,
     /// Place large blocks so that their granules can be moved later.
@@ -24,7 +22,7 @@ pub(crate) struct Means {
     /// The size of new pieces in granules.
     pub(crate) piece: u32,
     /// What is newly taken is a multiple of so many granules, where addresses and budget allow.
-    pub(crate) round: u32,
+    pub(crate) least: u32,
 }
 
 /// What came of planning.
@@ -53,6 +51,8 @@ struct Target {
 struct Loot {
     /// When its last use is over; never for one that may be taken now.
     stamp: Stamp,
+    /// How many values ahead that is. Other threads complete them meanwhile, so it is read once.
+    ahead: u64,
     piece: u32,
     at: u32,
     granules: u32,
@@ -95,7 +95,7 @@ impl Heap {
         // What there is to back it with.
         let cached: u32 = self.res.cached.iter().map(|&p| self.res.pieces[p as usize].granules).sum();
         let mut loot = if means.steal && missing > cached { self.loot(a, b)? } else { Vec::new() };
-        loot.sort_unstable_by_key(|l| (ahead(l.stamp), std::cmp::Reverse(l.granules), std::cmp::Reverse(l.at)));
+        loot.sort_unstable_by_key(|l| (l.ahead, std::cmp::Reverse(l.granules), std::cmp::Reverse(l.at)));
         let now = loot.partition_point(|l| l.stamp.is_never());
         let stealable: u32 = loot[..now].iter().map(|l| l.granules).sum();
         let short = missing.saturating_sub(cached + stealable);
@@ -111,7 +111,7 @@ impl Heap {
             let mut more = 0;
             // What is near, as much as is short: even if it is less, that much need not be taken from the driver.
             let wanted = loot[now..].iter().take_while(|l| {
-                let wanted = more < short && ahead(l.stamp) <= near;
+                let wanted = more < short && l.ahead <= near;
                 more += l.granules;
                 wanted
             });
@@ -119,13 +119,10 @@ impl Heap {
                 return Ok(Planned::Wait(l.stamp));
             }
         }
-        if short > 0 && !means.create {
-            return Ok(Planned::Nothing);
-        }
         loot.truncate(now);
         // Growth in pieces of several granules takes more of the addresses above than it needs.
-        if means.create && short > 0 && means.round > 1 {
-            let extra = short.next_multiple_of(means.round) - short;
+        if short > 0 && means.least > 1 {
+            let extra = short.next_multiple_of(means.least) - short;
             let room = u32::try_from(budget.room() / self.res.bytes(1)).unwrap_or(u32::MAX);
             for _ in 0..extra.min(room.saturating_sub(short)) {
                 if b & (granule - 1) == 0 && b + granule <= n.end() && bare(self, b) {
@@ -217,7 +214,7 @@ impl Heap {
         // The rest comes from the driver.
         let rest: u32 = gaps.iter().map(|g| g.1).sum();
         let ticket = self.res.bytes(rest);
-        let mut fine = rest == 0 || means.create && budget.take(ticket);
+        let mut fine = rest == 0 || budget.take(ticket);
         let mut refused = None;
         if fine {
             for (mut at, mut left) in gaps {
@@ -322,7 +319,7 @@ impl Heap {
                 if apart && p.at == g && to <= end && p.place == Place::Mapped {
                     let stamp = if over { Stamp::NEVER } else { self.last_use(g, to, last) };
                     host::room(&mut loot, 1)?;
-                    loot.push(Loot { stamp, piece: id, at: g, granules: p.granules, node: at });
+                    loot.push(Loot { stamp, ahead: ahead(stamp), piece: id, at: g, granules: p.granules, node: at });
                 }
                 g = to;
             }
@@ -690,7 +687,7 @@ mod tests {
         let base = fake.reserve(64 << 20).expect("addresses");
         let (mut heap, budget) = (Heap::new(2 << 20), Budget::new(u64::MAX));
         heap.add_span(base, 64 << 20, 0, true).expect("a span");
-        let means = Means { steal: true, create: true, near: None, even: true, piece: 1, round: 1 };
+        let means = Means { steal: true, near: None, even: true, piece: 1, least: 1 };
         let mut steps = Vec::new();
         for _ in 0..2 {
             let planned = heap.plan(100, 1, READY, means, &budget).expect("host memory");
@@ -702,5 +699,49 @@ mod tests {
             heap.check().expect("the invariants");
         }
         assert_eq!((steps, budget.committed()), (vec![1, 0], 2 << 20));
+    }
+
+    /// Completion was looked up at each comparison, and sorting panics when an order changes while it sorts.
+    #[test]
+    fn streams_go_on_while_a_plan_is_made() {
+        const BLOCKS: u32 = 16_000;
+        const GRANULE: u64 = 64 << 10;
+        let fake = FakeBacking::new(8 << 30);
+        let base = fake.reserve(8 << 30).expect("addresses");
+        let (mut heap, budget) = (Heap::new(GRANULE), Budget::new(u64::MAX));
+        heap.add_span(base, 8 << 30, 0, true).expect("a span");
+        let means = Means { steal: true, near: None, even: true, piece: 1, least: 1 };
+        let owner = leasehold_core::LineOwner::take().expect("a line");
+        let lane = heap.lane_for(owner.line());
+        let take = |heap: &mut Heap, units: u32| {
+            let planned = heap.plan(units, 1, lane, means, &budget).expect("host memory");
+            let Planned::Plan(mut plan) = planned else { panic!("{planned:?}") };
+            plan.run(&fake).expect("a healthy device");
+            heap.finish(plan, true, &budget).expect("a block")
+        };
+        let granule = (GRANULE >> UNIT_SHIFT) as u32;
+        // Live blocks between them keep the free ones apart.
+        let mut blocks: Vec<u32> = (0..BLOCKS).map(|_| take(&mut heap, granule)).collect();
+        for round in 0..4 {
+            let mut values: Vec<u64> = (0..BLOCKS / 2).map(|_| owner.advance().expect("a value")).collect();
+            let (first, last) = (values[0], values[values.len() - 1]);
+            // Neither in the order of the addresses nor against it.
+            values.sort_unstable_by_key(|v| v.wrapping_mul(0x9E37_79B9_7F4A_7C15));
+            for (at, value) in values.into_iter().enumerate() {
+                heap.give(blocks[2 * at], lane, Stamp::from(owner.line().at(value)));
+            }
+            let large = std::thread::scope(|s| {
+                s.spawn(|| {
+                    for v in first..=last {
+                        owner.complete(v);
+                        (0..20).for_each(|_| std::hint::spin_loop());
+                    }
+                });
+                take(&mut heap, granule * (BLOCKS / 2 + round))
+            });
+            heap.give_ready(large);
+            heap.drain_all();
+            (0..blocks.len()).step_by(2).for_each(|at| blocks[at] = take(&mut heap, granule));
+        }
     }
 }
