@@ -10,7 +10,6 @@
 //!   driver then, but put aside until it is over ([`grave`](crate::grave)).
 
 use crate::backing::{Backing, BackingCaps};
-use crate::bias::BiasedLock;
 use crate::budget::Budget;
 use crate::buffer::{Buffer, CLASSLESS, HostKind, Row, WATCHED};
 use crate::config::{AllocStats, AllocatorConfig, Policy};
@@ -18,6 +17,7 @@ use crate::front::Front;
 use crate::heap::{STRIDE, passed};
 use crate::imports::Keep;
 use crate::layout::{Layout, UNIT};
+use crate::lock::Lock;
 use crate::parked::Parked;
 use crate::paths::last;
 use crate::stats::Counters;
@@ -88,7 +88,7 @@ pub(crate) struct Inner {
     pub(crate) refs: AtomicU64,
     pub(crate) table: Table,
     pub(crate) front: Front,
-    pub(crate) core: CachePadded<BiasedLock<Core>>,
+    pub(crate) core: CachePadded<Lock<Core>>,
     pub(crate) backing: Box<dyn Backing>,
     pub(crate) caps: BackingCaps,
     pub(crate) config: AllocatorConfig,
@@ -156,7 +156,7 @@ unsafe impl Sync for Keeper {}
 const _: () = {
     const fn shared<T: Send + Sync>() {}
     shared::<Table>();
-    shared::<BiasedLock<Core>>();
+    shared::<Lock<Core>>();
     shared::<Allocator>();
 };
 
@@ -284,7 +284,7 @@ impl Allocator {
             refs: AtomicU64::new(1),
             table: Table::new(),
             front,
-            core: CachePadded::new(BiasedLock::new(core)),
+            core: CachePadded::new(Lock::new(core)),
             backing,
             caps,
             config,

@@ -16,22 +16,11 @@
 //! to the next request for or free of another large one. Where the same sizes do not come again, it soon keeps none for a while.
 //!
 //! # Protocol
-//! `word` is an owner and a bit `locked`. A shard is *unowned*, *biased* to one thread, *shared*, or *closed* (locked for ever).
+//! A shard has one lock word. A thread enters by a compare-and-swap from free to locked and leaves by a store. It does not wait: a thread
+//! that finds the word locked goes to the core. Only a flush waits, since it must find everything that was freed before it. A shard that
+//! is closed stays locked.
 //!
-//! | who | enters by | leaves by |
-//! |---|---|---|
-//! | the owner of a biased shard | its `inside = 1`; light fence; `word` is still its own and unlocked | its `inside = 0` |
-//! | any thread, shared shard | one CAS that sets `locked` | a store |
-//! | any thread, any shard, slow path | CAS that sets `locked`; heavy fence; wait until the owner's `inside` is 0 | a store |
-//!
-//! The two fences make a Dekker pair (see `leasehold_core::barrier`): either the owner sees `locked`, or the other sees `inside`. Entering by the first two
-//! ways never waits: who fails goes to the core. A second thread on a biased shard takes the bias over, in case the owner is gone; after a
-//! few such moves the shard is shared, for good. Each ownership has an `inside` of its own: a former owner that learns late of its loss
-//! takes its flag back late, and would take back its successor's.
-//!
-//! Where the machine has no cheap fence for the owner, a shard is shared from the beginning.
-//!
-//! The owner's hits have code of their own ([`Front::take_own`], [`Front::put_own`]), which does nothing else and gives up where anything else
+//! The hits have code of their own ([`Front::take_own`], [`Front::put_own`]), which does nothing else and gives up where anything else
 //! is to be done; whatever a hit touches lies in the shard and in the first 64 bytes of a row.
 //!
 //! Nobody calls anything while inside. Rows that leave a magazine for the core are carried there after leaving.
@@ -40,11 +29,8 @@ use crate::buffer::Row;
 use crate::depot::Depot;
 use crate::layout::{CLASSES, SLAB_MAX, UNIT, class_size};
 use crate::mutant::mutated;
-use crate::numbers::NOBODY;
-use crate::owned::{Inside, OWNERS, Owned};
 use leasehold_core::LineId;
-use leasehold_core::barrier;
-use leasehold_core::sync::atomic::{AtomicI32, AtomicI64, AtomicU8, AtomicU32, AtomicU64, Ordering};
+use leasehold_core::sync::atomic::{AtomicI32, AtomicI64, AtomicU32, AtomicU64, Ordering};
 use leasehold_core::sync::{UnsafeCell, spin_loop};
 use std::ptr;
 
@@ -54,8 +40,8 @@ use shards::Shards;
 use stacks::{Kept, Stack, Stacks, add};
 
 const LINES: usize = 2;
+const FREE: u32 = 0;
 const LOCKED: u32 = 1;
-const SHARED: u32 = Owned::SHARED.0;
 /// Bytes by which a shard's count of live bytes may be ahead of the core's, after a free of a small block and of a large one. Who tells
 /// meets the others, so small blocks are told by the dozen.
 const DRIFT: [i64; 2] = [2 << 20, 256 << 10];
@@ -71,8 +57,6 @@ const QUARRELS: u32 = 64;
 const SHORT_REST: i32 = 512;
 /// Shards that there are at most.
 const MOST_SHARDS: usize = 64;
-/// In the place of a shard's word: nothing is to be done with it.
-const IDLE: u32 = u32::MAX;
 
 /// Where a block lies in a shard.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -117,8 +101,6 @@ pub(crate) struct Front {
 #[repr(align(4096))]
 pub(crate) struct Shard {
     word: AtomicU32,
-    /// For each ownership, whether its thread is inside. Written by that thread only.
-    inside: Inside,
     /// Live bytes that this shard lent and took back, beyond what the core knows. Written inside only.
     drift: AtomicI64,
     /// What lies in the stacks, small blocks and large ones. Written inside only.
@@ -204,14 +186,12 @@ impl Front {
         let depot = Depot::new(if depot == 0 { 0 } else { n }, depot);
         // Two of the largest find room.
         let most = if large / 2 <= SLAB_MAX { 0 } else { (large / 2).min(1 << 30) };
-        // Where the owner's way costs a fence, the shared one is no dearer.
-        let word = if barrier::available() { Owned::NEW.0 } else { SHARED };
-        Self { shards: Shards::new(n, || Shard::new(small, word)), bytes: [small, large], most, depot }
+        Self { shards: Shards::new(n, || Shard::new(small, FREE)), bytes: [small, large], most, depot }
     }
 
     /// No shards at all.
     pub(crate) fn none() -> Self {
-        let shards = Shards::new(0, || Shard::new(0, SHARED | LOCKED));
+        let shards = Shards::new(0, || Shard::new(0, LOCKED));
         Self { shards, bytes: [0; 2], most: 0, depot: Depot::new(0, 0) }
     }
 
@@ -259,7 +239,7 @@ impl Front {
         shard.quarrels.store(QUARRELS, Ordering::Relaxed);
     }
 
-    /// A row of a slab class that was freed on `line`, lent for `size` bytes, if it lies in a shard of the thread's own: what
+    /// A row of a slab class that was freed on `line`, lent for `size` bytes, if it lies in the shard of the thread: what
     /// [`take`](Self::take) does most of the time, and nothing besides.
     ///
     /// # Safety
@@ -267,7 +247,7 @@ impl Front {
     #[inline(always)]
     pub(crate) unsafe fn take_own<'a>(&self, thread: u32, class: usize, line: LineId, size: u64) -> Option<&'a Row> {
         let shard = self.shards.of(thread);
-        let inside = shard.enter_own(thread)?;
+        let inside = shard.enter()?;
         let row = shard.stacks.with_mut(|s| {
             // SAFETY: inside.
             let s = unsafe { &mut *s };
@@ -277,7 +257,7 @@ impl Front {
         });
         if mutated('f') {
             // Leaves too early, and the counters are written outside.
-            inside.store(0, Ordering::Release);
+            shard.leave();
             leasehold_core::sync::thread::yield_now();
         }
         if let Some((_, bytes)) = row {
@@ -285,16 +265,16 @@ impl Front {
             add(&shard.hits, 1);
             shard.drift.store(shard.drift.load(Ordering::Relaxed) + size as i64, Ordering::Relaxed);
         }
-        inside.store(0, Ordering::Release);
+        drop(inside);
         row.map(|r| r.0)
     }
 
-    /// Keeps a row of a slab class that nobody holds and whose last uses are on `line`, if a shard of the thread's own has room for it and
+    /// Keeps a row of a slab class that nobody holds and whose last uses are on `line`, if the shard of the thread has room for it and
     /// nothing else is to be done: what [`put`](Self::put) does most of the time.
     #[inline(always)]
     pub(crate) fn put_own(&self, thread: u32, row: &Row, class: usize, line: LineId, size: u64) -> bool {
         let shard = self.shards.of(thread);
-        let Some(inside) = shard.enter_own(thread) else { return false };
+        let Some(_inside) = shard.enter() else { return false };
         let drift = shard.drift.load(Ordering::Relaxed) - size as i64;
         let fine = (drift + DRIFT[0]).cast_unsigned() <= 2 * DRIFT[0].cast_unsigned()
             && shard.stacks.with_mut(|s| {
@@ -314,7 +294,6 @@ impl Front {
         if fine {
             shard.drift.store(drift, Ordering::Relaxed);
         }
-        inside.store(0, Ordering::Release);
         fine
     }
 
@@ -341,7 +320,7 @@ impl Front {
         {
             return Took::NOTHING;
         }
-        let Some(way) = shard.enter(thread) else { return Took::NOTHING };
+        let Some(inside) = shard.enter() else { return Took::NOTHING };
         let row = shard.stacks.with_mut(|s| {
             // SAFETY: inside.
             let s = unsafe { &mut *s };
@@ -367,7 +346,7 @@ impl Front {
         };
         if mutated('f') {
             // Leaves too early, and the counters are written outside.
-            shard.leave(way);
+            shard.leave();
             leasehold_core::sync::thread::yield_now();
         }
         let took = match row {
@@ -381,7 +360,7 @@ impl Front {
             None if !left.is_empty() => Took::Nothing(left),
             None => shard.miss_slow(pocket, line, self.bytes[0]),
         };
-        shard.leave(way);
+        drop(inside);
         took
     }
 
@@ -391,7 +370,7 @@ impl Front {
     /// - The table whose rows these are outlives the front.
     pub(crate) unsafe fn stock(&self, thread: u32, chain: &mut Chain, class: usize, line: LineId) {
         let shard = self.shards.of(thread);
-        let Some(way) = shard.enter(thread) else { return };
+        let Some(inside) = shard.enter() else { return };
         let counter = &shard.kept[0];
         let mut displaced = Chain::EMPTY;
         shard.stacks.with_mut(|s| {
@@ -407,7 +386,7 @@ impl Front {
                 counter.add(1, bytes);
             }
         });
-        shard.leave(way);
+        drop(inside);
         // SAFETY: what was displaced was kept here, so it is of the same table.
         while let Some(row) = unsafe { displaced.pop() } {
             chain.push(row);
@@ -431,7 +410,7 @@ impl Front {
         if credit > 0 {
             shard.credit.store(credit - 1, Ordering::Relaxed);
         }
-        let Some(way) = shard.enter(thread) else { return Put::Refused };
+        let Some(inside) = shard.enter() else { return Put::Refused };
         let mut chain = if LARGE && credit == 0 { shard.open_hand() } else { Chain::EMPTY };
         let counter = &shard.kept[usize::from(LARGE)];
         let bytes = shard.stacks.with_mut(|s| {
@@ -461,7 +440,7 @@ impl Front {
             Some(u64::from(stack.bytes))
         });
         let Some(bytes) = bytes else {
-            shard.leave(way);
+            drop(inside);
             return if chain.is_empty() {
                 Put::Refused
             } else {
@@ -476,7 +455,7 @@ impl Front {
             (told, drift) = (drift, 0);
         }
         shard.drift.store(drift, Ordering::Relaxed);
-        shard.leave(way);
+        drop(inside);
         Put::Kept(chain, told)
     }
 
@@ -489,39 +468,29 @@ impl Front {
         if shard.is_idle() {
             return (chain, 0);
         }
-        let Some(way) = shard.enter(thread) else { return (chain, 0) };
+        let Some(inside) = shard.enter() else { return (chain, 0) };
         let drift = shard.drain(&mut chain);
-        shard.leave(way);
+        drop(inside);
         (chain, drift)
     }
 
-    /// Takes everything out of all shards and the depot, with the drift. `close`: and lets nobody in again. One heavy fence at most.
+    /// Takes everything out of all shards and the depot, with the drift. `close`: and lets nobody in again.
     pub(crate) fn flush(&self, close: bool) -> (Chain, i64) {
         let mut chain = Chain::EMPTY;
         let mut drift = 0;
-        let mut biased = false;
         // What lies in the depot must not get into a shard that was looked at.
         let all = close || self.depot.any();
-        // Everybody who does this begins at the first shard, so nobody waits for who waits for him.
-        let words: [u32; MOST_SHARDS] = std::array::from_fn(|i| {
-            let shard = self.shards.all().get(i).filter(|s| all || !s.is_idle());
-            shard.map_or(IDLE, |s| {
-                let word = s.close();
-                biased |= Owned(word).is_owned();
-                word
-            })
-        });
-        if biased {
-            barrier::heavy();
+        // Every flush begins at the first shard, so no two wait for each other.
+        let mut entered: [Option<Inside<'_>>; MOST_SHARDS] = [const { None }; MOST_SHARDS];
+        for (inside, shard) in entered.iter_mut().zip(self.shards.all()).filter(|(_, s)| all || !s.is_idle()) {
+            *inside = Some(shard.await_turn());
         }
-        let entered = || self.shards.all().iter().zip(words).filter(|s| s.1 != IDLE);
-        entered().for_each(|(shard, word)| shard.await_owner(word));
         // SAFETY: rows in the depot belong to a table that outlives the front.
         unsafe { self.depot.drain(&mut chain) };
-        for (shard, word) in entered() {
-            drift += shard.drain(&mut chain);
-            if !close {
-                shard.word.store(word, Ordering::Release);
+        for inside in entered.into_iter().flatten() {
+            drift += inside.0.drain(&mut chain);
+            if close {
+                std::mem::forget(inside);
             }
         }
         (chain, drift)
@@ -543,12 +512,14 @@ impl Front {
     }
 }
 
-/// How a shard was entered.
-#[derive(Clone, Copy)]
-enum Way<'a> {
-    /// As the owner, whose flag this is.
-    Owner(&'a AtomicU8),
-    Shared,
+/// A thread inside a shard; it leaves when this goes.
+struct Inside<'a>(&'a Shard);
+
+impl Drop for Inside<'_> {
+    #[inline(always)]
+    fn drop(&mut self) {
+        self.0.leave();
+    }
 }
 
 impl Shard {
@@ -564,7 +535,6 @@ impl Shard {
         let stacks = std::array::from_fn(stack);
         Self {
             word: AtomicU32::new(word),
-            inside: std::array::from_fn(|_| AtomicU8::new(0)),
             drift: AtomicI64::new(0),
             kept: std::array::from_fn(|_| Kept { rows: AtomicU64::new(0), bytes: AtomicU64::new(0) }),
             hits: AtomicU64::new(0),
@@ -584,72 +554,16 @@ impl Shard {
         }
     }
 
-    /// Enters as the owner, if the thread is that. Who enters takes the flag back to leave.
-    #[inline(always)]
-    fn enter_own(&self, thread: u32) -> Option<&AtomicU8> {
-        let word = self.word.load(Ordering::Relaxed);
-        let inside = &self.inside[Owned(word).turn_of(thread)?];
-        inside.store(1, Ordering::Relaxed);
-        barrier::light();
-        if self.word.load(Ordering::Acquire) == word || mutated('a') {
-            return Some(inside);
-        }
-        inside.store(0, Ordering::Release);
-        None
-    }
-
     /// Enters without waiting, or not at all.
-    #[inline]
-    fn enter(&self, thread: u32) -> Option<Way<'_>> {
-        match self.enter_own(thread) {
-            Some(inside) => Some(Way::Owner(inside)),
-            None => self.enter_shared(thread),
-        }
+    #[inline(always)]
+    fn enter(&self) -> Option<Inside<'_>> {
+        let free = self.word.compare_exchange(FREE, LOCKED, Ordering::Acquire, Ordering::Relaxed).is_ok();
+        (free || mutated('a')).then(|| Inside(self))
     }
 
-    fn enter_shared(&self, thread: u32) -> Option<Way<'_>> {
-        const NEW: u32 = Owned::NEW.0;
-        let word = self.word.load(Ordering::Relaxed);
-        match word {
-            SHARED => {
-                let locked = SHARED | LOCKED;
-                let won = self.word.compare_exchange(SHARED, locked, Ordering::Acquire, Ordering::Relaxed).is_ok();
-                won.then_some(Way::Shared)
-            }
-            // Who has no number of its own must not own anything.
-            _ if thread == NOBODY => None,
-            NEW => {
-                // Unowned: it becomes this thread's, or everybody's where ownership could not be taken back cheaply any more. The next
-                // call enters.
-                let mine = if barrier::holds() { Owned::by(thread, 0).0 } else { SHARED };
-                let _ = self.word.compare_exchange(NEW, mine, Ordering::AcqRel, Ordering::Relaxed);
-                None
-            }
-            _ if word & LOCKED == 0 && !Owned(word).is(thread) => {
-                if self.word.compare_exchange(word, word | LOCKED, Ordering::AcqRel, Ordering::Relaxed).is_ok() {
-                    barrier::heavy();
-                    // The owner may be gone: the bias moves a few times before the shard is shared. Not while it is inside.
-                    let idle = self.inside[Owned(word).turn()].load(Ordering::Acquire) == 0;
-                    let next = Owned(word).turn() + 1;
-                    let to = match idle {
-                        false => word,
-                        true if next < OWNERS && barrier::holds() => Owned::by(thread, next).0,
-                        true => SHARED,
-                    };
-                    self.word.store(to, Ordering::Release);
-                }
-                None
-            }
-            _ => None,
-        }
-    }
-
-    #[inline]
-    fn leave(&self, way: Way<'_>) {
-        match way {
-            Way::Owner(inside) => inside.store(0, Ordering::Release),
-            Way::Shared => self.word.store(SHARED, Ordering::Release),
-        }
+    #[inline(always)]
+    fn leave(&self) {
+        self.word.store(FREE, if mutated('h') { Ordering::Relaxed } else { Ordering::Release });
     }
 
     /// Takes a stack from the depot, and a row of it. A line without stacks gets some: unused ones, or after a while another line's, which
@@ -752,28 +666,14 @@ impl Shard {
         self.kept.iter().all(|k| k.rows.load(Ordering::Relaxed) == 0) && self.drift.load(Ordering::Relaxed) == 0
     }
 
-    /// Keeps everybody out who is not inside yet. Returns the word to store on leaving. The caller is inside after a heavy fence and
-    /// [`await_owner`](Self::await_owner).
-    fn close(&self) -> u32 {
+    /// Enters, and waits for a thread that is inside.
+    fn await_turn(&self) -> Inside<'_> {
         let mut spins = 0u32;
         loop {
-            let word = self.word.load(Ordering::Relaxed);
-            if word & LOCKED == 0
-                && self.word.compare_exchange(word, word | LOCKED, Ordering::AcqRel, Ordering::Relaxed).is_ok()
-            {
-                return word;
+            if let Some(inside) = self.enter() {
+                return inside;
             }
             spins = pause(spins);
-        }
-    }
-
-    /// Waits until the owner is not inside, if the shard, which the caller has closed, has one.
-    fn await_owner(&self, word: u32) {
-        let mut spins = 0u32;
-        if Owned(word).is_owned() {
-            while self.inside[Owned(word).turn()].load(Ordering::Acquire) != 0 && !mutated('h') {
-                spins = pause(spins);
-            }
         }
     }
 }

@@ -6,7 +6,7 @@
 //! | layer | module | what it does |
 //! |---|---|---|
 //! | leases | `allocator`, `paths`, `buffer`, `table`, `cell` | rows at stable addresses, the record of each buffer's last uses, drops on any thread |
-//! | front | `front` | magazines of just-freed small blocks, entered by their owner without an atomic read-modify-write |
+//! | front | `front` | magazines of just-freed blocks, a lock word each |
 //! | store | `store`, `slab`, `heap`, `index`, `node` | slabs up to 64 KiB, first fit above, lanes of memory that a line may still use |
 //! | residency | `residency`, `place`, `budget` | which granules are backed, moving them to where they are needed, the hard budget |
 //! | slow path | `ladder` | what is tried, in order, before `OutOfMemory` |
@@ -19,7 +19,6 @@
 mod allocator;
 mod arena;
 mod backing;
-mod bias;
 mod budget;
 mod buffer;
 mod cell;
@@ -34,6 +33,7 @@ mod imports;
 mod index;
 mod ladder;
 mod layout;
+mod lock;
 mod lookup;
 mod map;
 mod memory_viz;
@@ -43,7 +43,6 @@ mod mutant;
 mod node;
 mod numbers;
 mod oom;
-mod owned;
 mod pages;
 mod parked;
 mod paths;

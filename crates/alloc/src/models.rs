@@ -3,7 +3,6 @@
 //! | model | what runs side by side | what must hold |
 //! |---|---|---|
 //! | a | two threads on one shard of magazines, a third that empties it | no block twice, none lost |
-//! | b | the core's lock: its owner, others | one at a time |
 //! | c | a stream's work, the last drop, the next allocation | memory is reused after its last use only |
 //! | d | growths within a budget | never above the limit; a failure gives back |
 //! | e | a launch, a suspension, the last drop of an arena | no launch on memory that is gone; one tear-down |
@@ -15,10 +14,9 @@
 //!
 //! Each counts in how many executions the interesting thing happened and fails if there was none, and each is run once more with a
 //! deliberate defect ([`mutant`](crate::mutant)) that it must find. (The design's model of a stack of remote frees has no object here: a
-//! foreign thread frees into its own shard, or under the core's lock, which b is.)
+//! foreign thread frees into its own shard, or under the core's lock.)
 
 use crate::allocator::{Allocator, On};
-use crate::bias::BiasedLock;
 use crate::budget::Budget;
 use crate::buffer::Row;
 use crate::config::AllocatorConfig;
@@ -117,7 +115,6 @@ impl Pile {
         self.cells[row.header.index() as usize].with_mut(|n| unsafe { *n += 1 });
     }
 
-    /// Puts a row, until it is kept: the first call of a thread may only take the shard over.
     fn put(&self, thread: u32, row: &Row) -> Option<usize> {
         self.touch(row);
         if self.front.put_own(thread, row, CLASS, line(), SIZE) {
@@ -160,8 +157,8 @@ impl Pile {
     }
 }
 
-/// A pile whose shard thread 1 owns, with so many rows in it.
-fn owned(rows: u32) -> Arc<Pile> {
+/// A pile with so many rows in it.
+fn filled(rows: u32) -> Arc<Pile> {
     let pile = Pile::new(rows);
     for row in &pile.rows {
         while pile.put(1, row).is_none() {}
@@ -172,7 +169,7 @@ fn owned(rows: u32) -> Arc<Pile> {
 #[test]
 fn a_no_block_twice_and_none_lost() {
     explore('a', &["owner's hit", "other's hit", "owner refused", "stolen"], |seen| {
-        let pile = owned(2);
+        let pile = filled(2);
         // What a thread has in its hands in the end: taken and not kept again.
         let turn = |pile: &Pile, thread: u32, seen: &Seen, hit: &'static str, refused: &'static str| {
             let Some(row) = pile.take(thread) else {
@@ -199,33 +196,6 @@ fn a_no_block_twice_and_none_lost() {
         let mine = turn(&pile, 1, seen, "owner's hit", "owner refused");
         let sum = mine + other.join().unwrap() + thief.join().unwrap() + pile.flush();
         assert_eq!(sum, 2, "blocks are lost or doubled");
-    });
-}
-
-#[test]
-fn b_the_cores_lock_admits_one() {
-    explore('b', &["owner", "shared"], |seen| {
-        let lock = Arc::new(BiasedLock::new(UnsafeCell::new(0u32)));
-        let enter = |lock: &BiasedLock<UnsafeCell<u32>>, me: u32, seen: &Seen| {
-            let guard = lock.lock_as(me);
-            seen.note(if guard.is_own() { "owner" } else { "shared" });
-            // SAFETY: the guard's holder is alone, as loom checks.
-            guard.with_mut(|n| unsafe { *n += 1 });
-        };
-        for _ in 0..3 {
-            enter(&lock, 1, seen);
-        }
-        let (there, note) = (lock.clone(), seen.clone());
-        // The ownership passes on, while the former owner may not know it yet.
-        let other = thread::spawn(move || (0..4).for_each(|_| enter(&there, 2, &note)));
-        let (there, note) = (lock.clone(), seen.clone());
-        let third = thread::spawn(move || enter(&there, 3, &note));
-        enter(&lock, 1, seen);
-        other.join().unwrap();
-        third.join().unwrap();
-        let guard = lock.lock_as(1);
-        // SAFETY: the guard has the value to itself.
-        assert_eq!(guard.with(|n| unsafe { *n }), 9);
     });
 }
 
@@ -363,7 +333,7 @@ fn e_no_launch_on_memory_that_is_gone() {
 #[test]
 fn f_counters_tell_no_more_than_there_is() {
     explore('f', &["some", "none"], |seen| {
-        let pile = owned(2);
+        let pile = filled(2);
         let there = pile.clone();
         let other = thread::spawn(move || there.flush());
         let row = pile.take(1);
@@ -397,7 +367,7 @@ fn g_everything_goes_back_once() {
 #[test]
 fn h_a_flush_finds_what_was_freed_before_it() {
     explore('h', &["freed before", "freed later"], |seen| {
-        let pile = owned(1);
+        let pile = filled(1);
         let row = pile.take(1).map(|row| row.header.index() as usize).expect("the owner's own block");
         let freed = Arc::new(AtomicU32::new(0));
         let (there, done) = (pile.clone(), freed.clone());

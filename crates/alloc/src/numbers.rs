@@ -1,7 +1,7 @@
 //! The numbers of threads: small, and nobody else's while the thread runs.
 //!
-//! Shards, lists of rows and biased locks go by them. A thread gives its number back at its end, and the next one to come has the
-//! lowest there is: threads that come and go find what those before them left, and own it. Whatever goes by the number may take both for one
+//! Shards and lists of rows go by them. A thread gives its number back at its end, and the next one to come has the
+//! lowest there is: threads that come and go find what those before them left. Whatever goes by the number may take both for one
 //! thread, since all that the former did with it happens before the latter has it.
 //!
 //! Must not know what goes by the numbers.
@@ -11,7 +11,7 @@ use leasehold_core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 #[cfg(not(loom))]
 use std::cell::Cell;
 
-/// The number of every thread that has none of its own, because it comes after the first 2^26 or is at its end: it owns nothing. Under loom
+/// The number of every thread that has none of its own, because it comes after the first 2^26 or is at its end. Under loom
 /// everybody's; models number their threads.
 pub(crate) const NOBODY: u32 = (1 << 26) - 2;
 

@@ -3,7 +3,6 @@
 //! The hits are small functions that call nothing; what they cannot do is done by others that are never inlined into them.
 
 use crate::allocator::{Core, Inner, On, PARKED_AT_ONCE, inner_of, kind_bits, release};
-use crate::bias::Guard;
 use crate::buffer::{
     ARENA, Buffer, CLASSLESS, EMPTY, FOREIGN, IMPORTED, NO_CLASS, NO_SLOT, Open, REGION, Row, WATCHED, home_line,
 };
@@ -13,6 +12,7 @@ use crate::layout::{Layout, MIN_ALIGN, SLAB_MAX, UNIT, UNIT_SHIFT, class_of};
 use crate::mutant::mutated;
 use crate::numbers::{thread_number, thread_number_there};
 use crate::store::{Block, Need, Spot};
+use leasehold_core::sync::MutexGuard;
 use leasehold_core::sync::atomic::Ordering;
 use leasehold_core::{Header, Lease, Line, Owner, Result, Stamp};
 use std::ptr::NonNull;
@@ -208,13 +208,13 @@ impl Inner {
         self.alloc_large(size, on)
     }
 
-    /// One that no magazine has, from the core: the way of the owner of its lock.
+    /// One that no magazine has, from the core, if its lock is free.
     #[inline(never)]
     fn alloc_large(&self, size: u64, on: On<'_>) -> Result<Lease<Buffer>> {
         let me = thread_number_there();
         if size.wrapping_sub(1) < MOST_UNITS
             && self.watch.is_none()
-            && let Some(mut core) = self.core.lock_own(me)
+            && let Some(mut core) = self.core.try_lock()
             && !core.parked.any()
             && core.store.heap.nodes.ensure(2).is_ok()
             && let Some(row) = self.table.pick(me, &mut core.vacant)
@@ -310,8 +310,7 @@ impl Inner {
     pub(crate) fn alloc_in_core(&self, need: Need, layout: Layout, on: On<'_>) -> Result<Lease<Buffer>> {
         {
             let me = thread_number();
-            let mut core = self.core.lock_as(me);
-            self.notice_contention(&core);
+            let mut core = self.lock_core();
             if core.parked.any() {
                 self.unpark(&mut core, PARKED_AT_ONCE);
             }
@@ -336,8 +335,7 @@ impl Inner {
         let need = Need { units: 0, align: 1, class: Some(class as u16) };
         let me = thread_number();
         let (first, mut chain) = {
-            let mut core = self.core.lock_as(me);
-            self.notice_contention(&core);
+            let mut core = self.lock_core();
             if core.parked.any() {
                 self.unpark(&mut core, PARKED_AT_ONCE);
             }
@@ -369,21 +367,17 @@ impl Inner {
         self.alloc(layout, on)
     }
 
-    /// Where the lock goes from thread to thread, large blocks are kept in front of it too.
-    #[inline]
-    fn notice_contention(&self, core: &Guard<'_, Core>) {
-        if !core.is_own() {
-            // (Not the guard itself, which would have to lie in memory for that.)
-            self.notice_contention_slow(core.is_contended());
-        }
+    /// The core. A thread that finds its lock taken notes that for its magazines.
+    #[inline(always)]
+    fn lock_core(&self) -> MutexGuard<'_, Core> {
+        self.core.try_lock().unwrap_or_else(|| self.lock_core_slow())
     }
 
     #[cold]
     #[inline(never)]
-    fn notice_contention_slow(&self, contended: bool) {
-        if contended {
-            self.front.encourage(thread_number());
-        }
+    fn lock_core_slow(&self) -> MutexGuard<'_, Core> {
+        self.front.encourage(thread_number());
+        self.core.lock()
     }
 
     /// A row for a block, under the lock.
@@ -506,12 +500,12 @@ impl Inner {
         self.front.keeps(row.buffer.len()) && flags & REGION == 0 && !self.front.is_refusing(thread_number_there())
     }
 
-    /// Takes a row back whose block is one of the core's own, if the core's lock is the thread's own and no magazine keeps the block; `None`:
+    /// Takes a row back whose block is one of the core's own, if the core's lock is free and no magazine keeps the block; `None`:
     /// nothing was done. Returns whether the allocator is an orphan.
     #[inline(always)]
     fn free_own_large(&self, row: &Row) -> Option<bool> {
         let me = thread_number_there();
-        let mut core = self.core.lock_own(me)?;
+        let mut core = self.core.try_lock()?;
         let (buffer, len) = (&row.buffer, row.buffer.len());
         if self.front.keeps(len) && buffer.flags() & REGION == 0 {
             self.front.count_refusal(me);
@@ -567,11 +561,10 @@ impl Inner {
             return if chain.is_empty() && drift == 0 { 0 } else { self.receive(chain, drift).1 };
         }
         let stamp = buffer.own_stamp();
-        let mut core = self.core.lock();
+        let mut core = self.lock_core();
         core.store.give(row.spot(), stamp);
         self.counters.end_live(len);
         self.table.put_renewed(&mut core.vacant, row);
-        self.notice_contention(&core);
         u64::from(core.orphan)
     }
 

@@ -110,6 +110,10 @@ mod imp {
         pub fn try_lock(&self) -> Option<MutexGuard<'_, T>> {
             self.0.try_lock().ok()
         }
+        /// The value, for the mutex's only owner.
+        pub fn get_mut(&mut self) -> &mut T {
+            self.0.get_mut().unwrap_or_else(|p| p.into_inner())
+        }
     }
 
     /// `loom`'s condition variable under `parking_lot`'s interface.

@@ -38,15 +38,8 @@ fn take(front: &Front, thread: u32, line: LineId) -> Took<'_> {
     unsafe { front.take::<false>(thread, Pocket::small(CLASS), line, 4000) }
 }
 
-/// A front in which threads 1 and 2 own their shards.
 fn front() -> Front {
-    let front = Front::new(2, 1 << 20, 0, 0);
-    for thread in [1, 2] {
-        // The first entry makes the thread the owner.
-        let shard = front.shards.of(thread);
-        assert!(shard.enter(thread).is_none());
-    }
-    front
+    Front::new(2, 1 << 20, 0, 0)
 }
 
 #[test]
@@ -77,8 +70,7 @@ fn who_quarrels_fetches_more_each_time_and_finds_it() {
 #[test]
 fn what_finds_no_room_comes_back() {
     let front = Front::new(2, 8 << 10, 0, 0);
-    let (shard, rows) = (front.shards.of(1), rows(5));
-    assert!(shard.enter(1).is_none());
+    let rows = rows(5);
     let mut more = chain(&rows);
     // SAFETY: the rows live as long as the test.
     unsafe { front.stock(1, &mut more, CLASS, line(1)) };
@@ -96,7 +88,7 @@ fn a_thread_empties_its_own_shard_only() {
     assert_eq!((count(chain), drift, front.stats().0), (2, -8000, 2));
     let (chain, drift) = front.flush(false);
     assert_eq!((count(chain), drift, front.stats()), (2, -8000, (0, 0, 0, 0)));
-    assert!(front.shards.all().iter().all(|s| s.is_idle() && s.word.load(Ordering::Relaxed) & LOCKED == 0));
+    assert!(front.shards.all().iter().all(|s| s.is_idle() && s.word.load(Ordering::Relaxed) == FREE));
 }
 
 /// A line that was gone, or sizes that nobody asked for any more, held all that a shard may hold: nothing else was kept there.
@@ -131,7 +123,6 @@ fn what_is_left_behind_gives_way() {
 #[test]
 fn what_large_blocks_are_left_behind_gives_way() {
     let front = Front::new(2, 1 << 20, 32 << 20, 0);
-    assert!(front.shards.of(1).enter(1).is_none());
     front.shards.of(1).credit.store(CREDIT, Ordering::Relaxed);
     let rows = rows(4);
     let put = |row: usize, bytes: u64, line| match front.put::<true>(1, &rows[row], Pocket::large(bytes), line, bytes) {
@@ -164,7 +155,6 @@ fn lines_that_take_turns_find_room_beside_one_that_is_gone() {
 #[test]
 fn who_only_takes_from_the_depot_finds_room_beside_lines_that_are_gone() {
     let front = Front::new(2, 1 << 20, 0, 1 << 20);
-    assert!(front.shards.of(1).enter(1).is_none());
     let rows = rows(20);
     for (row, line) in [(0, line(1)), (1, line(2))] {
         let put = front.put::<false>(1, &rows[row], Pocket::small(CLASS), line, 8);
@@ -189,9 +179,9 @@ fn who_only_takes_from_the_depot_finds_room_beside_lines_that_are_gone() {
     assert!((0..15).all(|_| matches!(take(&front, 1, line(3)), Took::Row(..))));
 }
 
-/// What the owner's way does of itself, and what it leaves to the other one.
+/// What a hit does, and what it leaves to the slow way.
 #[test]
-fn the_owner_takes_and_keeps_by_itself_what_needs_nothing_else() {
+fn a_hit_takes_and_keeps_what_needs_nothing_else() {
     let (front, rows) = (front(), rows(80));
     // SAFETY: the rows live as long as the test.
     let take = |thread, line| unsafe { front.take_own(thread, CLASS, line, 4000) };
@@ -201,8 +191,10 @@ fn the_owner_takes_and_keeps_by_itself_what_needs_nothing_else() {
     assert!(matches!(front.put::<false>(1, &rows[0], Pocket::small(CLASS), line(1), 4000), Put::Kept(..)));
     assert!(put(1, 1, line(1)));
     assert_eq!(front.stats(), (2, 8192, 0, -8000));
-    for thread in [2, 5, NOBODY] {
-        assert!(take(thread, line(1)).is_none() && !put(thread, 2, line(1)), "another thread's shard");
+    assert!(take(2, line(1)).is_none() && !put(2, 2, line(1)), "another thread's shard");
+    {
+        let _inside = front.shards.of(1).enter();
+        assert!(take(1, line(1)).is_none() && !put(1, 2, line(1)), "somebody is inside");
     }
     assert!(take(1, line(2)).is_none(), "another line");
     let index = |row: Option<&Row>| row.map(|r| r.header.index());
@@ -229,7 +221,7 @@ fn the_owner_takes_and_keeps_by_itself_what_needs_nothing_else() {
 #[test]
 fn a_front_without_shards_keeps_nothing() {
     let (front, rows) = (Front::none(), rows(1));
-    for thread in [1, 2, NOBODY] {
+    for thread in [1, 2, crate::numbers::NOBODY] {
         assert!(front.is_none() && !front.put_own(thread, &rows[0], CLASS, line(1), 4000));
         let put = front.put::<false>(thread, &rows[0], Pocket::small(CLASS), line(1), 4000);
         assert!(matches!(put, Put::Refused));
