@@ -9,8 +9,8 @@
 
 use leasehold::kernel::{CpuArgs, KernelCheck, KernelDesc, KernelSource};
 use leasehold::{
-    Access, Buffer, Context, Current, DeviceId, Error, GraphOperator, KernelBase, Lease, Operand, Result, Runtime,
-    Slice, Stream, Update, View, ops,
+    Access, Buffer, BufferView, Context, Current, DeviceId, Error, GraphOperator, KernelBase, Lease, Operand, Result,
+    Runtime, Stream, Update, View, ops,
 };
 use std::ops::Add;
 use std::sync::Arc;
@@ -181,7 +181,7 @@ impl Tensor {
 
 /// With this the runtime's operations take tensors as they take buffers.
 impl View for Tensor {
-    fn view(&self) -> Slice<'_> {
+    fn view(&self) -> BufferView<'_> {
         self.buffer.view().narrowed(self.offset, 4 * self.elements() as u64)
     }
 }

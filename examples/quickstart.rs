@@ -48,7 +48,7 @@ fn main() -> Result<()> {
     runtime.stream().launch(&kernel, &[x.read(), y.read_write()], &2.0f32, tiles)?;
     runtime.record_event(&end, None)?;
     println!("axpy of {n} elements: {:.3} ms", runtime.elapsed_time(&start, &end)?);
-    assert_eq!(runtime.download::<f32>(&y.part(0, 16)?)?, [3.0; 4]);
+    assert_eq!(runtime.download::<f32>(&y.part(..16)?)?, [3.0; 4]);
 
     // The same calls, recorded once and replayed. The temporary's memory belongs to the graph.
     let graph = runtime.record_graph(|runtime| {

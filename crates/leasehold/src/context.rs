@@ -227,7 +227,7 @@ impl Current {
         let own = CURRENT.try_with(|c| c.borrow().last().map(|c| c.1.clone())).unwrap_or(None);
         own.or_else(|| PROCESS_DEFAULT.read().clone()).ok_or_else(|| {
             Error::state(
-                "this thread has no current context; set one with ops::set_context, or a default for the process",
+                "this thread has no current context; set one with Runtime::enter or Stream::enter, or a default for the process",
             )
         })
     }

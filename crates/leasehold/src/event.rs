@@ -6,11 +6,18 @@
 //! Each record of an event with timing has a time stamp of its own, since several records may be pending at once. A graph owns one
 //! for each record in it, and its every launch writes that one again.
 
+use crate::graph::recorder;
+use crate::runtime::RuntimeInner;
 use leasehold_core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use leasehold_core::sync::{Arc, Mutex};
 use leasehold_core::{Error, Fate, Handle, Lease, Point, Resource, Result, Stamp, Tagged, tags};
 use leasehold_hal::{Device, DeviceId, Timestamp};
 use std::marker::PhantomPinned;
+use std::sync::Weak;
+use std::time::Duration;
+
+/// How often an event's time may be overwritten before it was read.
+const OVERTAKEN: u32 = 16;
 
 /// How an event is made.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -38,7 +45,23 @@ impl Default for EventFlags {
     }
 }
 
-/// A point of a stream that was marked.
+/// A point of a stream that was marked. Made by [`Runtime::create_event`](crate::Runtime::create_event), held by leases, and free for
+/// reuse with the last one.
+///
+/// ```
+/// use leasehold::{Context, DeviceId, View};
+/// # fn main() -> leasehold::Result<()> {
+/// let runtime = Context::new().runtime(DeviceId::cpu(0))?;
+/// let (start, end) = (runtime.create_event()?, runtime.create_event()?);
+/// let (stream, x) = (runtime.stream(), runtime.alloc(1 << 20)?);
+/// stream.record(&start)?;
+/// stream.fill(x.view(), 7u8)?;
+/// stream.record(&end)?;
+/// let time = end.elapsed_since(&start)?; // waits for both
+/// assert!(end.query()? && time > std::time::Duration::ZERO);
+/// # Ok(())
+/// # }
+/// ```
 #[doc(alias = "infinirtEvent_t")]
 #[derive(Debug)]
 pub struct Event {
@@ -52,6 +75,8 @@ pub struct Event {
     pub(crate) device: DeviceId,
     /// The runtime that made it: another one may be of the same device, in another context.
     pub(crate) runtime: u64,
+    /// The same, to ask its streams.
+    owner: Weak<RuntimeInner>,
     /// A pool's event stays that pool's.
     _place: PhantomPinned,
 }
@@ -86,7 +111,119 @@ impl Event {
     /// # Errors
     /// `InvalidState` when it was never recorded.
     pub fn point(&self) -> Result<Point> {
-        Stamp::from_bits(self.stamp.load(Ordering::Acquire)).point().ok_or_else(never_recorded)
+        self.last().ok_or_else(never_recorded)
+    }
+
+    /// Whether it was recorded since it was created.
+    #[must_use]
+    pub fn is_recorded(&self) -> bool {
+        self.last().is_some()
+    }
+
+    /// The point of the last record, if there is one.
+    #[inline]
+    pub(crate) fn last(&self) -> Option<Point> {
+        Stamp::from_bits(self.stamp.load(Ordering::Acquire)).point()
+    }
+
+    /// Whether the last record is complete; an event that was never recorded is. Asks the driver;
+    /// never blocks.
+    ///
+    /// # Errors
+    /// The cause of a failure before the record; `Recording` on a thread that records on the device.
+    #[doc(alias = "queryEvent")]
+    pub fn query(&self) -> Result<bool> {
+        let owner = self.owner_for("an event cannot be queried while recording")?;
+        let Some(point) = self.last() else { return Ok(true) };
+        if !point.is_settled()
+            && let Some(stream) = owner.and_then(|owner| owner.stream_of(point))
+        {
+            stream.raw.refresh()?;
+        }
+        point.line().check(point.value())
+    }
+
+    /// Blocks until the last record is over. An event that was never recorded is not waited for.
+    ///
+    /// # Errors
+    /// As [`query`](Self::query).
+    #[doc(alias = "synchronizeEvent")]
+    pub fn synchronize(&self) -> Result<()> {
+        self.synchronize_timeout(None)
+    }
+
+    /// As [`synchronize`](Self::synchronize), with a deadline. `None` waits for ever; zero polls.
+    ///
+    /// # Errors
+    /// `Timeout` as well.
+    pub fn synchronize_timeout(&self, timeout: Option<Duration>) -> Result<()> {
+        let owner = self.owner_for("an event cannot be waited for while recording")?;
+        self.last().map_or(Ok(()), |point| self.wait_for_record(owner.as_ref(), point, timeout))
+    }
+
+    /// Device time from the last record of `start` to that of this event. Blocks until both are
+    /// complete.
+    ///
+    /// Recording an event again while this waits changes nothing. A graph keeps the times of its last
+    /// launch alone: if another thread launches one that recorded one of the events meanwhile, the
+    /// answer is that of the new launch. Where launches follow each other without a pause, there may
+    /// be none.
+    ///
+    /// # Errors
+    /// `InvalidState` for an event without timing or never recorded, and when a graph was launched
+    /// again 16 times, each time before the times of the launch before could be read;
+    /// `InvalidArgument` for events of different runtimes; `Recording` while recording; the cause of
+    /// a failure.
+    #[doc(alias("elapsedTime", "cudaEventElapsedTime"))]
+    pub fn elapsed_since(&self, start: &Event) -> Result<Duration> {
+        let owner = self.owner_for("elapsed time cannot be asked for while recording")?;
+        if start.runtime != self.runtime {
+            return Err(Error::invalid(format!(
+                "an event of one runtime (of {}) cannot be timed with one of another (of {})",
+                start.device, self.device
+            )));
+        }
+        let Some(owner) = owner else { return Err(Error::state("the event's runtime has ended")) };
+        for _ in 0..OVERTAKEN {
+            let (from, to) = (start.timed()?, self.timed()?);
+            start.wait_for_record(Some(&owner), from.point, None)?;
+            self.wait_for_record(Some(&owner), to.point, None)?;
+            // SAFETY: both events bear this runtime's serial, so its device gave their stamps.
+            let time = unsafe { owner.device.elapsed(&from.time, &to.time) };
+            if from.is_kept() && to.is_kept() {
+                return time;
+            }
+            // Another thread launches a graph that recorded one of the events: the new launch is the last record soon.
+            while start.is_overtaken(&from) || self.is_overtaken(&to) {
+                std::thread::yield_now();
+            }
+        }
+        Err(Error::state("a graph that records the event is launched again before its time can be read"))
+    }
+
+    /// The runtime, while it lives.
+    ///
+    /// # Errors
+    /// `Recording` with this rule while the calling thread records on it.
+    fn owner_for(&self, rule: &'static str) -> Result<Option<Arc<RuntimeInner>>> {
+        let owner = self.owner.upgrade();
+        if let Some(owner) = &owner {
+            recorder::refuse(owner, rule)?;
+        }
+        Ok(owner)
+    }
+
+    fn wait_for_record(
+        &self,
+        owner: Option<&Arc<RuntimeInner>>,
+        point: Point,
+        timeout: Option<Duration>,
+    ) -> Result<()> {
+        match owner {
+            Some(owner) if self.blocking => owner.wait_asleep(point, timeout),
+            Some(owner) => owner.wait_point(point, timeout),
+            None => point.line().wait(point.value(), timeout),
+        }
     }
 
     /// A time stamp for one more record; `None` without timing.
@@ -178,7 +315,7 @@ fn timing(request: &EventRequest<'_>) -> Result<bool> {
 /// What an event is asked to be, and of which device.
 pub(crate) struct EventRequest<'a> {
     pub(crate) device: &'a dyn Device,
-    pub(crate) runtime: u64,
+    pub(crate) runtime: &'a Arc<RuntimeInner>,
     pub(crate) flags: EventFlags,
 }
 
@@ -195,7 +332,8 @@ impl Resource for Events {
             timed: Mutex::new(None),
             blocking: request.flags.blocking_sync,
             device: request.device.info().id,
-            runtime: request.runtime,
+            runtime: request.runtime.serial(),
+            owner: Arc::downgrade(request.runtime),
             _place: PhantomPinned,
         })
     }

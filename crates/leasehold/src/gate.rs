@@ -1,11 +1,10 @@
 //! Gates: timelines that the host signals.
 //!
-//! The one place where a stream may wait for something that has not been submitted. Raising and failing is the business of
-//! [`ops`](crate::ops).
+//! The one place where a stream may wait for something that has not been submitted.
 
 use crate::runtime::RuntimeInner;
 use leasehold_core::sync::Arc;
-use leasehold_core::{Lease, Point, Result};
+use leasehold_core::{Error, Lease, Point, Result};
 use std::fmt;
 use std::time::Duration;
 
@@ -17,15 +16,15 @@ use std::time::Duration;
 /// [`Error::Timeout`](crate::Error::Timeout) if nothing completes meanwhile: see [`Stream`](crate::Stream#room).
 ///
 /// ```
-/// use leasehold::{Context, DeviceId, View, ops};
+/// use leasehold::{Context, DeviceId, View};
 /// # fn main() -> leasehold::Result<()> {
 /// let runtime = Context::new().runtime(DeviceId::cpu(0))?;
 /// let (gate, x) = (runtime.create_gate()?, runtime.alloc(4)?);
 /// let go = gate.next();
-/// ops::wait(runtime.stream(), go)?; // before the signal
-/// ops::fill(runtime.stream(), x.view(), ops::Pattern::U32(7))?;
+/// runtime.stream().wait(go)?; // before the signal
+/// runtime.stream().fill(x.view(), 7u32)?;
 /// assert!(!runtime.stream().query()?);
-/// ops::raise(&gate, go.value())?;
+/// gate.raise(go.value())?;
 /// assert_eq!(runtime.download::<u32>(&x)?, [7]);
 /// # Ok(())
 /// # }
@@ -59,9 +58,24 @@ impl Gate {
     /// Blocks the calling thread until the value is raised. `None` waits for ever; zero polls.
     ///
     /// # Errors
-    /// `Timeout`; the cause after [`ops::fail`](crate::ops::fail).
+    /// `Timeout`; the cause after [`fail`](Self::fail).
     pub fn synchronize(&self, value: u64, timeout: Option<Duration>) -> Result<()> {
         self.raw.wait_host(value, timeout)
+    }
+
+    /// Raises the gate to `value`: whoever waits for it or less goes on. Does not block; any thread, also in a host call.
+    ///
+    /// # Errors
+    /// `InvalidArgument` unless the value grows; the cause after [`fail`](Self::fail).
+    #[doc(alias("signal_host", "set_event"))]
+    pub fn raise(&self, value: u64) -> Result<()> {
+        self.raw.signal_host(value)
+    }
+
+    /// Fails the gate: whoever waits for a value that was not raised gets the error, now or later, and streams that wait for one are
+    /// poisoned. The first cause stays. Does not block.
+    pub fn fail(&self, cause: Error) {
+        self.raw.fail(cause);
     }
 }
 

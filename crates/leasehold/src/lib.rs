@@ -10,7 +10,7 @@
 //! let runtime = context.runtime(DeviceId::cpu(0))?;
 //! let a = runtime.upload(&[1.0f32, 2.0, 3.0])?;
 //! let b = runtime.alloc(12)?;
-//! runtime.memcpy_d2d(b.view(), a.view(), true)?;
+//! runtime.stream().copy(b.view(), a.view())?;
 //! assert_eq!(runtime.download::<f32>(&b)?, [1.0, 2.0, 3.0]);
 //! # Ok(())
 //! # }
@@ -24,10 +24,12 @@
 //!
 //! This crate must not own native objects; those live in the backends' managers.
 
+pub mod array;
 pub mod context;
 pub mod event;
 pub mod gate;
 pub mod graph;
+pub mod infini;
 pub mod kernel;
 #[doc(alias = "stream_ops")]
 pub mod ops;
@@ -35,15 +37,15 @@ pub mod runtime;
 pub mod stream;
 pub mod view;
 
+pub use array::{Array, ArrayView};
 /// Plain data: what may be copied to and from a device byte by byte, and what parameters are made of. Derive `NoUninit` for what goes
 /// to the device, `AnyBitPattern` for what comes back and for parameters that a kernel reads, `Pod` for both.
 pub use bytemuck;
 pub use context::{BackendReport, Context, ContextGuard, Current};
 pub use event::{Event, EventFlags};
 pub use gate::Gate;
-pub use graph::{Graph, GraphOperator, Update};
+pub use graph::{Graph, GraphOperator, GraphUpdate};
 pub use kernel::{Grid, KernelBase, KernelSession};
-pub use leasehold_alloc::Buffer as Memory;
 pub use leasehold_alloc::{AllocStats, Allocator, Buffer, HostKind, Layout, Protection};
 /// The ground floor: handles, leases, pools, managers, timelines.
 pub use leasehold_core as core;
@@ -56,7 +58,7 @@ pub use leasehold_hal as hal;
 pub use leasehold_hal::{Access, Backend, BackendKind, DeviceId, DeviceInfo, MemoryKind};
 pub use runtime::Runtime;
 pub use stream::Stream;
-pub use view::{Operand, Slice, View};
+pub use view::{BufferView, Operand, View};
 
 /// The CPU backend's own settings.
 #[cfg(feature = "cpu")]

@@ -9,14 +9,15 @@ mod inner;
 
 pub(crate) use inner::{RuntimeInner, check_writable};
 
-use crate::context::Context;
+use crate::array::{Array, ArrayView};
+use crate::context::{Context, ContextGuard};
 use crate::event::{Event, EventFlags, EventRequest};
 use crate::gate::Gate;
 use crate::graph::{Graph, GraphOperator, recorder};
-use crate::ops;
+use crate::ops::HostBytes;
 use crate::stream::{Stream, StreamCore};
-use crate::view::{Slice, View};
-use bytemuck::{AnyBitPattern, NoUninit, Pod};
+use crate::view::View;
+use bytemuck::{AnyBitPattern, NoUninit, Zeroable};
 use leasehold_alloc::{AllocStats, Allocator, Buffer, HostKind, Layout, On};
 use leasehold_core::sync::Arc;
 use leasehold_core::sync::atomic::Ordering;
@@ -25,9 +26,6 @@ use leasehold_hal::{Device, DeviceId, DeviceInfo, MemoryKind, StreamDesc};
 use std::any::{Any, TypeId};
 use std::fmt;
 use std::time::{Duration, Instant};
-
-/// How often an event's time may be overwritten before it was read.
-const OVERTAKEN: u32 = 16;
 
 /// One device: memory, streams, events, kernels and graphs. Clones are the same runtime; `Send + Sync`.
 ///
@@ -98,6 +96,15 @@ impl Runtime {
         &*self.inner.device
     }
 
+    /// Makes this runtime and its default stream the thread's current context until the guard is dropped.
+    ///
+    /// # Errors
+    /// `DeviceLost`; the driver's own.
+    #[doc(alias("set_context", "setCurrent"))]
+    pub fn enter(&self) -> Result<ContextGuard> {
+        self.stream.enter()
+    }
+
     /// Makes the device the driver's current one on this thread, for foreign libraries that look at it. Returns itself.
     ///
     /// # Errors
@@ -108,7 +115,7 @@ impl Runtime {
         Ok(self)
     }
 
-    /// The default stream. Wherever a stream may be left out (`None`), it is this one.
+    /// The default stream: the one of all calls that name none.
     #[must_use]
     pub fn stream(&self) -> &Stream {
         &self.stream
@@ -138,15 +145,6 @@ impl Runtime {
         Ok(Stream { core, runtime: self.inner.clone() })
     }
 
-    /// The stream that `None` means, or the one given; one of another device is refused.
-    pub(crate) fn or_default<'a>(&'a self, stream: Option<&'a Stream>) -> Result<&'a Stream> {
-        match stream {
-            None => Ok(&self.stream),
-            Some(s) if Arc::ptr_eq(&s.runtime, &self.inner) => Ok(s),
-            Some(s) => Err(Error::invalid(format!("{s:?} is not a stream of {}", self.inner.id))),
-        }
-    }
-
     /// The value of type `T` in the runtime's extension slots, made when first asked for: the operator library, a cache of
     /// somebody else's. Dropped with the runtime, before its streams. It may hold buffers and kernels of this runtime, but must not hold the
     /// runtime itself, a [`Stream`] or a [`Graph`]: they hold the runtime, which then would never end.
@@ -174,21 +172,12 @@ impl Runtime {
 
     // ---- synchronisation --------------------------------------------------------------------------------------------
 
-    /// Blocks until all work of the default stream is over.
-    ///
-    /// # Errors
-    /// The stream's cause when it is poisoned; `Recording` on a thread that records on this device.
-    #[doc(alias = "syncStream")]
-    pub fn sync_stream(&self) -> Result<()> {
-        self.stream.synchronize()
-    }
-
     /// Blocks until all work of all streams of the device is over.
     ///
     /// # Errors
     /// The first stream's cause; `Recording` on a thread that records on this device.
     #[doc(alias = "syncDevice")]
-    pub fn sync_device(&self) -> Result<()> {
+    pub fn synchronize(&self) -> Result<()> {
         recorder::refuse(&self.inner, "the device cannot be synchronised while recording")?;
         self.inner.device.synchronize(None)
     }
@@ -237,6 +226,81 @@ impl Runtime {
         Ok(buffer)
     }
 
+    /// As [`Stream::alloc_array`], for first use on the default stream.
+    ///
+    /// # Errors
+    /// As [`Stream::alloc_array`].
+    pub fn alloc_array<T>(&self, len: usize) -> Result<Array<T>> {
+        self.stream.alloc_array(len)
+    }
+
+    /// A new array of `len` zeros, by the default stream.
+    ///
+    /// # Errors
+    /// As [`Stream::zeros`].
+    pub fn zeros<T: Zeroable>(&self, len: usize) -> Result<Array<T>> {
+        self.stream.zeros(len)
+    }
+
+    /// A new array of `len` times the same value, by the default stream.
+    ///
+    /// # Errors
+    /// As [`Stream::full`].
+    pub fn full<T: NoUninit>(&self, len: usize, value: T) -> Result<Array<T>> {
+        self.stream.full(len, value)
+    }
+
+    /// A new array with these values, by the default stream. The values are taken during the call.
+    ///
+    /// # Errors
+    /// As [`alloc_array`](Self::alloc_array) and [`Stream::upload`].
+    pub fn upload<T: NoUninit>(&self, values: &[T]) -> Result<Array<T>> {
+        let array = self.alloc_array(values.len())?;
+        self.stream.upload(array.buffer().view(), values)?;
+        Ok(array)
+    }
+
+    /// A new array with the values of a vector, a boxed or a shared slice, which the copy keeps alive:
+    /// nothing is staged. By the default stream.
+    ///
+    /// ```
+    /// # use leasehold::{Context, DeviceId};
+    /// # fn main() -> leasehold::Result<()> {
+    /// # let runtime = Context::new().runtime(DeviceId::cpu(0))?;
+    /// let weights: std::sync::Arc<[f32]> = vec![1.0; 1000].into();
+    /// let (a, b) = (runtime.upload_owned(weights.clone())?, runtime.upload_owned(vec![2u8; 10])?);
+    /// assert_eq!((a.len(), b.len()), (1000, 10));
+    /// assert_eq!(runtime.to_vec(&a)?, *weights);
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// As [`alloc_array`](Self::alloc_array) and [`Stream::upload_owned`].
+    pub fn upload_owned<T: NoUninit>(&self, values: impl HostBytes + AsRef<[T]>) -> Result<Array<T>> {
+        let array = self.alloc_array(values.as_ref().len())?;
+        self.stream.upload_owned(array.buffer().view(), values)?;
+        Ok(array)
+    }
+
+    /// The values of an array or a part of it, by the default stream. Blocks until they are there.
+    ///
+    /// # Errors
+    /// As [`Stream::to_vec`].
+    pub fn to_vec<'a, T: AnyBitPattern>(&self, from: impl Into<ArrayView<'a, T>>) -> Result<Vec<T>> {
+        self.stream.to_vec(from)
+    }
+
+    /// The bytes of a buffer or a part of it as values, by the default stream. Blocks until they are there.
+    ///
+    /// # Errors
+    /// As [`Stream::download_into`].
+    pub fn download<T: AnyBitPattern>(&self, from: &impl View) -> Result<Vec<T>> {
+        let mut values = Vec::new();
+        self.stream.download_into(&mut values, from.view())?;
+        Ok(values)
+    }
+
     /// The allocator of the device's memory: statistics, budget, trim, imports.
     #[must_use]
     pub fn allocator(&self) -> &Allocator {
@@ -249,104 +313,6 @@ impl Runtime {
         self.inner.memory.stats()
     }
 
-    /// A new buffer with these values. The values are taken during the call.
-    ///
-    /// # Errors
-    /// As [`alloc`](Self::alloc) and [`memcpy_h2d`](Self::memcpy_h2d).
-    pub fn upload<T: NoUninit>(&self, values: &[T]) -> Result<Lease<Buffer>> {
-        let buffer = self.alloc(size_of_val(values) as u64)?;
-        self.memcpy_h2d(buffer.view(), values, true)?;
-        Ok(buffer)
-    }
-
-    /// The values of a buffer or a part of it. Blocks until they are there.
-    ///
-    /// The vector is new, and so are its pages if it is large: the system makes them while the copy runs, which takes longer than the
-    /// copy. [`download_into`](Self::download_into) uses a vector again.
-    ///
-    /// # Errors
-    /// `InvalidArgument` when the length is no multiple of the type's size; `OutOfMemory` on the host; as
-    /// [`memcpy_d2h`](Self::memcpy_d2h).
-    pub fn download<T: AnyBitPattern>(&self, from: &impl View) -> Result<Vec<T>> {
-        let mut values = Vec::new();
-        self.download_into(&mut values, from)?;
-        Ok(values)
-    }
-
-    /// As [`download`](Self::download), into a vector whose room is used again. What it held is gone,
-    /// also after an error, which leaves it empty.
-    ///
-    /// ```
-    /// # use leasehold::{Context, DeviceId};
-    /// # fn main() -> leasehold::Result<()> {
-    /// # let runtime = Context::new().runtime(DeviceId::cpu(0))?;
-    /// let (first, second) = (runtime.upload(&[1u32, 2, 3])?, runtime.upload(&[4u32, 5])?);
-    /// let mut values: Vec<u32> = Vec::new();
-    /// runtime.download_into(&mut values, &first)?;
-    /// let room = values.as_ptr();
-    /// runtime.download_into(&mut values, &second)?;
-    /// assert_eq!((&values[..], values.as_ptr()), (&[4, 5][..], room));
-    /// # Ok(())
-    /// # }
-    /// ```
-    ///
-    /// # Errors
-    /// As [`download`](Self::download).
-    pub fn download_into<T: AnyBitPattern>(&self, into: &mut Vec<T>, from: &impl View) -> Result<()> {
-        let from = from.view();
-        into.clear();
-        let size = size_of::<T>() as u64;
-        // Of values without a size no number has these bytes.
-        if !from.len().is_multiple_of(size) {
-            return Err(Error::invalid(format!("{} bytes are no whole number of values", from.len())));
-        }
-        let no_room = || Error::from(leasehold_core::OutOfMemory::new("the host", from.len()));
-        let count = usize::try_from(from.len().checked_div(size).unwrap_or(0)).map_err(|_| no_room())?;
-        into.try_reserve_exact(count).map_err(|_| no_room())?;
-        // SAFETY: there is room for as many bytes, which nobody else sees. Once they are written, which
-        // the call's success says, they are values: every pattern of bytes is one of an `AnyBitPattern`.
-        unsafe {
-            ops::download_to(&self.stream, into.as_mut_ptr().cast(), from)?;
-            into.set_len(count);
-        }
-        Ok(())
-    }
-
-    /// Copies host values to the device, on the default stream. The bytes are taken during the call, so that they may change or go
-    /// right after it. With `asynchronous` they are staged, however many they are, and the call does not wait for the stream; without it
-    /// the call waits for the copy. [`ops::upload_owned`] and [`ops::copy_pinned`] neither stage nor wait.
-    ///
-    /// # Errors
-    /// As [`ops::upload`].
-    #[doc(alias = "memcpyH2D")]
-    pub fn memcpy_h2d<T: NoUninit>(&self, dst: Slice<'_>, src: &[T], asynchronous: bool) -> Result<()> {
-        ops::upload(&self.stream, dst, src, asynchronous)
-    }
-
-    /// Copies device bytes to host values, on the default stream, and waits for them.
-    ///
-    /// # Errors
-    /// As [`ops::download`].
-    #[doc(alias = "memcpyD2H")]
-    pub fn memcpy_d2h<T: Pod>(&self, dst: &mut [T], src: Slice<'_>) -> Result<()> {
-        ops::download(&self.stream, dst, src)
-    }
-
-    /// Copies on the device, or between it and another one of its context, on the default stream; waits for it when `asynchronous` is false.
-    ///
-    /// # Errors
-    /// As [`ops::copy`]; with `asynchronous` false also `Recording` while
-    /// recording, and `InvalidState` in a host call of the stream.
-    #[doc(alias = "memcpyD2D")]
-    pub fn memcpy_d2d(&self, dst: Slice<'_>, src: Slice<'_>, asynchronous: bool) -> Result<()> {
-        if !asynchronous {
-            recorder::refuse(&self.inner, "a copy cannot be waited for while recording; make it asynchronous")?;
-            ops::may_wait(&self.stream)?;
-        }
-        ops::copy(&self.stream, dst, src)?;
-        if asynchronous { Ok(()) } else { self.stream.synchronize() }
-    }
-
     // ---- events -----------------------------------------------------------------------------------------------------
 
     /// An event with timing.
@@ -355,7 +321,7 @@ impl Runtime {
     /// The driver's own.
     #[doc(alias = "createEvent")]
     pub fn create_event(&self) -> Result<Lease<Event>> {
-        self.create_event_with_flags(EventFlags::TIMING)
+        self.create_event_with(EventFlags::TIMING)
     }
 
     /// An event.
@@ -363,8 +329,8 @@ impl Runtime {
     /// # Errors
     /// `Unsupported` for timing on a device without time stamps; the driver's own.
     #[doc(alias = "createEventWithFlags")]
-    pub fn create_event_with_flags(&self, flags: EventFlags) -> Result<Lease<Event>> {
-        self.inner.events.acquire(&EventRequest { device: &*self.inner.device, runtime: self.inner.serial, flags })
+    pub fn create_event_with(&self, flags: EventFlags) -> Result<Lease<Event>> {
+        self.inner.events.acquire(&EventRequest { device: &*self.inner.device, runtime: &self.inner, flags })
     }
 
     /// The event that a handle names.
@@ -373,115 +339,6 @@ impl Runtime {
     /// `StaleHandle` when it is gone or another runtime's.
     pub fn event(&self, handle: EventHandle) -> Result<Lease<Event>> {
         self.inner.events.lease(handle)
-    }
-
-    /// Marks a stream's present end (the default stream's for `None`): the event then means everything submitted before.
-    ///
-    /// # Errors
-    /// The stream's cause; `InvalidArgument` for a stream or an event of another device.
-    #[doc(alias = "recordEvent")]
-    pub fn record_event(&self, event: &Lease<Event>, stream: Option<&Stream>) -> Result<()> {
-        ops::signal(self.or_default(stream)?, event)
-    }
-
-    /// Whether the event's point is complete. Asks the driver; never blocks.
-    ///
-    /// # Errors
-    /// `InvalidState` for an event that was never recorded; the cause of a failure before the point; `Recording` while recording.
-    #[doc(alias = "queryEvent")]
-    pub fn query_event(&self, event: &Event) -> Result<bool> {
-        recorder::refuse(&self.inner, "an event cannot be queried while recording")?;
-        let point = event.point()?;
-        if !point.is_settled()
-            && let Some(stream) = self.inner.stream_of(point)
-        {
-            stream.raw.refresh()?;
-        }
-        point.line().check(point.value())
-    }
-
-    /// Blocks until the event's point is over.
-    ///
-    /// # Errors
-    /// As [`query_event`](Self::query_event).
-    #[doc(alias = "synchronizeEvent")]
-    pub fn synchronize_event(&self, event: &Event) -> Result<()> {
-        self.synchronize_event_timeout(event, None)
-    }
-
-    /// As [`synchronize_event`](Self::synchronize_event), with a deadline. Zero polls.
-    ///
-    /// # Errors
-    /// `Timeout` as well.
-    pub fn synchronize_event_timeout(&self, event: &Event, timeout: Option<Duration>) -> Result<()> {
-        recorder::refuse(&self.inner, "an event cannot be waited for while recording")?;
-        self.wait_for_record(event, event.point()?, timeout)
-    }
-
-    fn wait_for_record(&self, event: &Event, point: Point, timeout: Option<Duration>) -> Result<()> {
-        if event.blocking { self.inner.wait_asleep(point, timeout) } else { self.inner.wait_point(point, timeout) }
-    }
-
-    /// Ends an event. Dropping the lease does the same; this says so where a handle outlives it.
-    ///
-    /// Other holders of the event are untouched.
-    #[doc(alias = "destroyEvent")]
-    pub fn destroy_event(&self, event: Lease<Event>) {
-        drop(event);
-    }
-
-    /// Milliseconds of device time from `start` to `end`, as [`elapsed`](Self::elapsed). Blocks until both are complete.
-    ///
-    /// # Errors
-    /// `InvalidState` for an event without timing or never recorded; `InvalidArgument` for events of different devices.
-    #[doc(alias = "elapsedTime")]
-    pub fn elapsed_time(&self, start: &Event, end: &Event) -> Result<f32> {
-        Ok(self.elapsed(start, end)?.as_secs_f64() as f32 * 1e3)
-    }
-
-    /// Device time between the last records of `start` and `end`. Blocks until both are complete.
-    ///
-    /// Recording an event again while this waits changes nothing. A graph keeps the times of its last launch alone: if another thread
-    /// launches one that recorded one of the events meanwhile, the answer is that of the new launch. Where launches follow each
-    /// other without a pause, there may be none.
-    ///
-    /// # Errors
-    /// As [`elapsed_time`](Self::elapsed_time); `InvalidState` when a graph was launched again 16 times, each time before the times
-    /// of the launch before could be read.
-    pub fn elapsed(&self, start: &Event, end: &Event) -> Result<Duration> {
-        recorder::refuse(&self.inner, "elapsed time cannot be asked for while recording")?;
-        for event in [start, end] {
-            if event.runtime != self.inner.serial {
-                return Err(Error::invalid(format!(
-                    "an event of another runtime (of {}) cannot be timed on {}",
-                    event.device, self.inner.id
-                )));
-            }
-        }
-        for _ in 0..OVERTAKEN {
-            let (from, to) = (start.timed()?, end.timed()?);
-            self.wait_for_record(start, from.point, None)?;
-            self.wait_for_record(end, to.point, None)?;
-            // SAFETY: both events bear this runtime's serial, so its device gave their stamps.
-            let time = unsafe { self.inner.device.elapsed(&from.time, &to.time) };
-            if from.is_kept() && to.is_kept() {
-                return time;
-            }
-            // Another thread launches a graph that recorded one of the events: the new launch is the last record soon.
-            while start.is_overtaken(&from) || end.is_overtaken(&to) {
-                std::thread::yield_now();
-            }
-        }
-        Err(Error::state("a graph that records the event is launched again before its time can be read"))
-    }
-
-    /// Makes later work of a stream (the default stream for `None`) start after the event. Does not block the host.
-    ///
-    /// # Errors
-    /// `InvalidState` for an event that was never recorded; the stream's cause.
-    #[doc(alias = "streamWaitEvent")]
-    pub fn stream_wait_event(&self, stream: Option<&Stream>, event: &Lease<Event>) -> Result<()> {
-        ops::wait_event(self.or_default(stream)?, event)
     }
 
     /// Blocks until a point is over: of any of the device's streams (then it allocates nothing), of another of the context's runtimes, or of a
@@ -544,7 +401,7 @@ impl Runtime {
 
     // ---- gates ------------------------------------------------------------------------------------------------------
 
-    /// A timeline that the host signals, for streams to wait for before the signal: see [`ops::wait`], [`ops::raise`], [`ops::fail`].
+    /// A timeline that the host signals, for streams to wait for before the signal: see [`Stream::wait`], [`Gate::raise`], [`Gate::fail`].
     ///
     /// # Errors
     /// `Unsupported` on a device without gates; the driver's own.

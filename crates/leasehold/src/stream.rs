@@ -25,6 +25,7 @@
 //! While a thread records, its calls on any stream of that device go to the recorder instead, and
 //! the stream is not touched.
 
+use crate::context::ContextGuard;
 use crate::graph::recorder;
 use crate::kernel::{Grid, KernelBase, KernelSession, Params, session_ops, session_sync_ops};
 use crate::ops::call;
@@ -368,7 +369,7 @@ pub(crate) trait Use {
 impl Use for Operand<'_> {
     #[inline(always)]
     fn lease(&self) -> &Lease<Buffer> {
-        self.slice.lease
+        self.view.lease
     }
 
     #[inline(always)]
@@ -437,7 +438,7 @@ impl<'u, U: Use> Locked<'u, U> {
             // other use needs the lock.
             unsafe {
                 mark(operand, p);
-                operand.slice.lease.unlock_record();
+                operand.view.lease.unlock_record();
             }
         }
     }
@@ -460,14 +461,14 @@ impl<U: Use> Drop for Locked<'_, U> {
 /// # Safety
 /// - As [`Locked::mark`]; the record is locked since it was gathered.
 #[inline(always)]
-unsafe fn mark(Operand { slice, access }: Operand<'_>, p: Point) {
+unsafe fn mark(Operand { view, access }: Operand<'_>, p: Point) {
     // SAFETY: the caller's turn keeps marks in the line's order. The record's write was gathered,
     // and for a write its reads too.
     unsafe {
         if access.writes() {
-            slice.lease.mark_write(p);
+            view.lease.mark_write(p);
         } else {
-            slice.lease.mark_read(p);
+            view.lease.mark_read(p);
         }
     }
 }
@@ -527,7 +528,7 @@ unsafe fn gather_slow(line: &Line, uses: &[impl Use], waits: &mut Vec<Point>) ->
 /// buffer can be used again after a failure.
 #[inline(always)]
 fn gather(line: &Line, operand: &Operand<'_>, waits: &mut Vec<Point>) {
-    let buffer = operand.slice.lease;
+    let buffer = operand.view.lease;
     let written = buffer.write_stamp();
     if !line.knows(written) {
         add_unknown(written, operand.access.reads() || operand.is_part(), waits);
@@ -625,6 +626,7 @@ impl Stream {
     ///
     /// # Errors
     /// The stream's cause when it is poisoned; `Recording` on a thread that records on this device.
+    #[doc(alias = "syncStream")]
     pub fn synchronize(&self) -> Result<()> {
         self.synchronize_timeout(None)
     }
@@ -657,10 +659,10 @@ impl Stream {
     ///
     /// The call runs on the thread that runs the stream's host calls. After a failure it runs on
     /// whichever thread notices or gives up what failed, possibly in
-    /// [`ops::raise`](crate::ops::raise), [`ops::fail`](crate::ops::fail) or the drop of a gate;
+    /// [`Gate::raise`](crate::Gate::raise), [`Gate::fail`](crate::Gate::fail) or the drop of a gate;
     /// where nothing could be submitted, on the calling thread before this returns. It must not
     /// block, and must not wait for a stream. It may submit work to sound streams and raise gates.
-    /// A panic poisons the stream, as in [`host_call`](crate::ops::host_call), unless it has failed
+    /// A panic poisons the stream, as in [`host_call`](Self::host_call), unless it has failed
     /// already.
     ///
     /// ```
@@ -766,6 +768,15 @@ impl Stream {
         let session = session_ops::params_bytes(session, params.bytes())?;
         let session = session_ops::dispatch_3d(session, blocks, threads, shared)?;
         session_sync_ops::update_tokens(session).finish().map(drop)
+    }
+
+    /// Makes the stream and its runtime the thread's current context until the guard is dropped:
+    /// [`Current::get`](crate::Current::get) returns them then, and the driver has the device current.
+    ///
+    /// # Errors
+    /// `DeviceLost`; the driver's own.
+    pub fn enter(&self) -> Result<ContextGuard> {
+        ContextGuard::enter(&self.runtime(), self)
     }
 
     /// Sets how long a submission waits for room while none of the stream's work completes; 30

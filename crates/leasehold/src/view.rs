@@ -2,19 +2,21 @@
 //!
 //! A view is a borrow: it keeps nothing alive and shares the buffer's record of uses.
 
+use crate::array::{ArrayView, bounds};
 use leasehold_alloc::Buffer;
-use leasehold_core::{Error, Lease, Result};
+use leasehold_core::{Lease, Result};
 use leasehold_hal::{Access, Binding};
+use std::ops::RangeBounds;
 
-/// A part of a buffer.
+/// A buffer, or a part of it: a borrow. It counts bytes; [`values`](Self::values) counts values.
 #[derive(Debug, Clone, Copy)]
-pub struct Slice<'a> {
+pub struct BufferView<'a> {
     pub(crate) lease: &'a Lease<Buffer>,
     pub(crate) offset: u64,
     pub(crate) len: u64,
 }
 
-impl<'a> Slice<'a> {
+impl<'a> BufferView<'a> {
     /// The buffer.
     pub fn buffer(&self) -> &'a Lease<Buffer> {
         self.lease
@@ -49,36 +51,39 @@ impl<'a> Slice<'a> {
     }
 }
 
-impl<'a> Slice<'a> {
+impl<'a> BufferView<'a> {
     /// `len` bytes from `offset` on; what lies beyond the end is cut off.
     #[inline]
     #[must_use]
-    pub fn narrowed(self, offset: u64, len: u64) -> Slice<'a> {
+    pub fn narrowed(self, offset: u64, len: u64) -> BufferView<'a> {
         let offset = offset.min(self.len);
-        Slice { lease: self.lease, offset: self.offset + offset, len: len.min(self.len - offset) }
+        BufferView { lease: self.lease, offset: self.offset + offset, len: len.min(self.len - offset) }
     }
 
     /// The part with a role; lives as long as the buffer's borrow.
     #[inline]
     #[must_use]
     pub fn with(self, access: Access) -> Operand<'a> {
-        Operand { slice: self, access }
+        Operand { view: self, access }
     }
 
     // As the methods of `View`, but bound to the buffer's borrow, not to that of this value.
 
-    /// `len` bytes from `offset` on.
+    /// The bytes of a range, counted from this view's beginning.
     ///
     /// # Errors
-    /// `InvalidArgument` beyond the end.
-    pub fn part(self, offset: u64, len: u64) -> Result<Slice<'a>> {
-        match offset.checked_add(len) {
-            Some(end) if end <= self.len => Ok(Slice { lease: self.lease, offset: self.offset + offset, len }),
-            _ => Err(Error::invalid(format!(
-                "bytes {offset}..{offset}+{len} do not lie in a buffer of {} bytes",
-                self.len
-            ))),
-        }
+    /// `InvalidArgument` when the range does not lie in the view.
+    pub fn part(self, range: impl RangeBounds<usize>) -> Result<BufferView<'a>> {
+        let (from, to) = bounds(range, self.len as usize, "bytes")?;
+        Ok(BufferView { lease: self.lease, offset: self.offset + from as u64, len: (to - from) as u64 })
+    }
+
+    /// The bytes as values of one type.
+    ///
+    /// # Errors
+    /// `InvalidArgument` when their number is no multiple of a value's.
+    pub fn values<T>(self) -> Result<ArrayView<'a, T>> {
+        ArrayView::from_view(self)
     }
 
     /// The operation reads it.
@@ -106,15 +111,15 @@ impl<'a> Slice<'a> {
 /// A part of a buffer, and what an operation does with it.
 #[derive(Debug, Clone, Copy)]
 pub struct Operand<'a> {
-    pub(crate) slice: Slice<'a>,
+    pub(crate) view: BufferView<'a>,
     pub(crate) access: Access,
 }
 
 impl<'a> Operand<'a> {
     /// The part.
     #[must_use]
-    pub fn slice(&self) -> Slice<'a> {
-        self.slice
+    pub fn view(&self) -> BufferView<'a> {
+        self.view
     }
 
     /// The role.
@@ -126,12 +131,12 @@ impl<'a> Operand<'a> {
     /// Whether it leaves something of its buffer out.
     #[inline]
     pub(crate) fn is_part(&self) -> bool {
-        self.slice.len < self.slice.lease.len()
+        self.view.len < self.view.lease.len()
     }
 
     #[inline]
     pub(crate) fn binding(&self) -> Binding {
-        Binding { addr: self.slice.addr(), len: self.slice.len, native: self.slice.lease.native(), access: self.access }
+        Binding { addr: self.view.addr(), len: self.view.len, native: self.view.lease.native(), access: self.access }
     }
 }
 
@@ -142,23 +147,26 @@ impl<'a> Operand<'a> {
 /// # fn main() -> leasehold::Result<()> {
 /// # let runtime = Context::new().runtime(DeviceId::cpu(0))?;
 /// let buffer = runtime.alloc(1024)?;
-/// let head = buffer.part(0, 256)?;
+/// let head = buffer.part(..256)?;
 /// assert_eq!(head.len(), 256);
-/// assert!(buffer.part(1000, 100).is_err());
+/// assert!(buffer.part(1000..1100).is_err());
 /// let operand = head.write();
 /// # let _ = operand; Ok(())
 /// # }
 /// ```
 pub trait View {
     /// All of it.
-    fn view(&self) -> Slice<'_>;
+    fn view(&self) -> BufferView<'_>;
 
-    /// `len` bytes from `offset` on.
+    /// The bytes of a range, counted from the beginning.
     ///
     /// # Errors
-    /// `InvalidArgument` beyond the end.
-    fn part(&self, offset: u64, len: u64) -> Result<Slice<'_>> {
-        self.view().part(offset, len)
+    /// `InvalidArgument` when the range does not lie in it.
+    fn part(&self, range: impl RangeBounds<usize>) -> Result<BufferView<'_>>
+    where
+        Self: Sized,
+    {
+        self.view().part(range)
     }
 
     /// The operation reads it.
@@ -182,14 +190,14 @@ pub trait View {
 
 impl View for Lease<Buffer> {
     #[inline]
-    fn view(&self) -> Slice<'_> {
-        Slice { lease: self, offset: 0, len: self.len() }
+    fn view(&self) -> BufferView<'_> {
+        BufferView { lease: self, offset: 0, len: self.len() }
     }
 }
 
-impl View for Slice<'_> {
+impl View for BufferView<'_> {
     #[inline]
-    fn view(&self) -> Slice<'_> {
+    fn view(&self) -> BufferView<'_> {
         *self
     }
 }

@@ -156,7 +156,7 @@ fn main() -> Result<()> {
     check("alloc and drop", &|| runtime.alloc(4096).map(drop))?;
     let used = || {
         let t = runtime.alloc(1 << 20)?;
-        ops::fill(runtime.stream(), t.part(0, 16)?, ops::Pattern::U32(1))
+        ops::fill(runtime.stream(), t.part(..16)?, ops::Pattern::U32(1))
     };
     run_ahead(&used)?;
     check("alloc, use and drop", &used)?;

@@ -297,7 +297,7 @@ impl<'m> Decoder<'m> {
     pub fn token(&self, index: usize, point: Point) -> Result<u32> {
         let runtime = self.model.runtime();
         let ring = self.state.ring.len() / 4;
-        let slot = self.state.ring.part(index as u64 % ring * 4, 4)?;
+        let slot = self.state.ring.part(index as u64 % ring * 4..index as u64 % ring * 4 + 4)?;
         let mut word = [0u8; 4];
         if runtime.raw_device().caps().host_visible || self.state.ring.host_kind() == HostKind::Pinned {
             runtime.wait_for(self.born)?;

@@ -478,7 +478,7 @@ impl World {
 
     fn check(&self, read: Read, span: Span, planned: &Planned, again: &mut Vec<u8>) -> Outcome {
         let buffer = self.buffer(span.slot)?;
-        let part = buffer.part(span.at.into(), span.len.into())?;
+        let part = buffer.part(span.at.into()..span.at.into() + span.len.into())?;
         let mut new = Vec::new();
         let got = if read == Read::Again { again } else { &mut new };
         let runtime = self.runtime(is_far(span.slot))?;
@@ -660,8 +660,8 @@ impl World {
     ) -> Outcome {
         let leases = work.from.iter().map(|s| find(s.slot)).collect::<std::result::Result<Vec<_>, _>>()?;
         let lease = find(work.to.slot)?;
-        let to = lease.part(work.to.at.into(), work.to.len.into())?;
-        let from = |i: usize| leases[i].part(work.from[i].at.into(), work.from[i].len.into());
+        let to = lease.part(work.to.at.into()..work.to.at.into() + work.to.len.into())?;
+        let from = |i: usize| leases[i].part(work.from[i].at.into()..work.from[i].at.into() + work.from[i].len.into());
         match work.op {
             Op::Fill { pattern, width } => {
                 let pattern = match width {
@@ -771,9 +771,9 @@ impl World {
 fn operands<'a>(work: &Work, to: &'a Lease<Buffer>, from: &'a [Lease<Buffer>]) -> Result<Vec<Operand<'a>>> {
     let mut operands = Vec::with_capacity(from.len() + 1);
     for (span, lease) in work.from.iter().zip(from) {
-        operands.push(lease.part(span.at.into(), span.len.into())?.read());
+        operands.push(lease.part(span.at.into()..span.at.into() + span.len.into())?.read());
     }
-    let part = to.part(work.to.at.into(), work.to.len.into())?;
+    let part = to.part(work.to.at.into()..work.to.at.into() + work.to.len.into())?;
     let role =
         if matches!(work.op, Op::Launch { kernel: Kernel::Mask, .. }) { part.read_write() } else { part.write() };
     operands.push(role);

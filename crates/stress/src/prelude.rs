@@ -11,7 +11,7 @@ pub use leasehold::hal::alloc::On;
 pub use leasehold::ops::{self, Pattern};
 pub use leasehold::{
     Buffer, Context, Current, DeviceId, Error, Event, EventFlags, Gate, Graph, KernelBase, Layout, Lease, Operand,
-    Result, Runtime, Slice, Stream, Update, View,
+    Result, Runtime, BufferView, Stream, Update, View,
 };
 
 use crate::dice::Dice;
@@ -212,7 +212,7 @@ impl Completions {
 ///
 /// # Errors
 /// The stream's.
-pub fn read(stream: &Stream, part: Slice<'_>) -> Result<Vec<u8>> {
+pub fn read(stream: &Stream, part: BufferView<'_>) -> Result<Vec<u8>> {
     let mut got = vec![0xEE; part.len() as usize];
     ops::download(stream, &mut got, part)?;
     Ok(got)

@@ -90,10 +90,10 @@ pub fn refused(
 ) -> std::result::Result<(), String> {
     let len = buffer.len();
     let result = match wrong {
-        Wrong::Part => buffer.part(len - 4, 8).map(drop),
-        Wrong::Overlap => buffer.part(0, len - 1).and_then(|to| ops::copy(stream, to, buffer.part(1, len - 1)?)),
+        Wrong::Part => buffer.part(len - 4..len - 4 + 8).map(drop),
+        Wrong::Overlap => buffer.part(..len - 1).and_then(|to| ops::copy(stream, to, buffer.part(1..1 + len - 1)?)),
         Wrong::Lengths => ops::upload(stream, buffer.view(), &[0u8; 3], true),
-        Wrong::Pattern => buffer.part(1, 4).and_then(|to| ops::fill(stream, to, ops::Pattern::U32(0))),
+        Wrong::Pattern => buffer.part(1..5).and_then(|to| ops::fill(stream, to, ops::Pattern::U32(0))),
         Wrong::Stop => runtime.stop_graph_recording().map(drop),
         Wrong::Future => {
             let now = stream.now();

@@ -449,12 +449,12 @@ fn nothing_lives(env: &Env) -> Outcome {
         ops::fill(&other, buffer.view(), ops::Pattern::U8(2))?;
         runtime.record_event(&event, Some(&other))?;
         ops::wait_event(runtime.stream(), &event)?;
-        ops::copy_pinned(runtime.stream(), pinned.view(), buffer.view().part(0, 4096)?)?;
+        ops::copy_pinned(runtime.stream(), pinned.view(), buffer.view().part(..4096)?)?;
         if caps.graphs {
             let graph = runtime.record_graph(|rt| {
                 let temporary = rt.alloc(4096)?;
-                ops::copy(rt.stream(), temporary.view(), buffer.view().part(0, 4096)?)?;
-                ops::copy(rt.stream(), buffer.view().part(4096, 4096)?, temporary.view())
+                ops::copy(rt.stream(), temporary.view(), buffer.view().part(..4096)?)?;
+                ops::copy(rt.stream(), buffer.view().part(4096..8192)?, temporary.view())
             })?;
             graph.launch()?;
         }

@@ -375,7 +375,7 @@ fn carried_on(env: &Env, from: &Runtime, to: &Runtime, on: &Runtime) -> Outcome 
     ops::fill(from.stream(), x.view(), Pattern::U8(2))?;
     check!(to.download::<u8>(&y)? == bytes, "{what}: other bytes arrived");
     // Up to the middle and no farther.
-    ops::copy(&stream, y.part(7, 1000)?, x.part(500, 1000)?)?;
+    ops::copy(&stream, y.part(7..1007)?, x.part(500..1500)?)?;
     stream.synchronize_timeout(Some(env.patience()))?;
     let got = to.download::<u8>(&y)?;
     check!(got[7..1007].iter().all(|&b| b == 2), "{what}: a part did not arrive once the stream was over");

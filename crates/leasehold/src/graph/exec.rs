@@ -48,7 +48,7 @@ impl Use for Outside {
             (false, true) => Access::Write,
             (_, false) => Access::Read,
         };
-        Operand { slice: self.lease.view(), access }
+        Operand { view: self.lease.view(), access }
     }
 }
 
@@ -87,7 +87,7 @@ impl NodeId {
 /// What an update did.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[must_use]
-pub enum Updated {
+pub enum UpdateOutcome {
     /// The graph was changed in place.
     InPlace,
     /// The dependencies (or what the driver can change) did not allow that: the graph was
@@ -180,18 +180,10 @@ impl Graph {
     ///
     /// # Errors
     /// The stream's cause when it is poisoned; `Suspended`; `Recording` on a thread that records on
-    /// this device (graphs are not nested); `InvalidState` for an event that is waited for and was
-    /// never recorded; the driver's own.
+    /// this device (graphs are not nested); the driver's own.
+    #[doc(alias = "execute")]
     pub fn launch(&self) -> Result<Point> {
         self.submit(&self.0.runtime.default)
-    }
-
-    /// The second design document's name for [`launch`](Self::launch), without the point.
-    ///
-    /// # Errors
-    /// As [`launch`](Self::launch).
-    pub fn execute(&self) -> Result<()> {
-        self.launch().map(drop)
     }
 
     /// Launches the graph on a stream of its device.
@@ -227,7 +219,9 @@ impl Graph {
             need(line, p.into(), true, &mut frame.waits);
         }
         for event in &inner.waits {
-            need(line, event.point()?.into(), true, &mut frame.waits);
+            if let Some(point) = event.last() {
+                need(line, point.into(), true, &mut frame.waits);
+            }
         }
         // From the submission on, the time stamps are this launch's.
         let number = *launches + 1;
@@ -310,7 +304,7 @@ impl Graph {
     /// does not use, or one that is too small or another device's; what a kernel's check says of a
     /// launch as it is with the changes, and bindings that overlap then; `Recording` on a thread
     /// that records on this device; `InvalidState` in a host call of the graph itself.
-    pub fn update(&self, update: &Update<'_>) -> Result<Updated> {
+    pub fn update(&self, update: &GraphUpdate<'_>) -> Result<UpdateOutcome> {
         let inner = &*self.0;
         recorder::refuse(&inner.runtime, "a graph cannot be updated while recording on its device")?;
         let mut state = self.idle_state()?;
@@ -359,18 +353,18 @@ impl Graph {
         let redundant = redundant(&recorded);
         let plan = plan_of(&recorded, &redundant);
         let same = redundant == state.redundant && plan.pred == state.plan.pred && plan.pred_at == state.plan.pred_at;
-        let mut outcome = Updated::Reinstantiated;
+        let mut outcome = UpdateOutcome::Reinstantiated;
         if same && let Some(patches) = patches(&plan, &redundant, &changed) {
             // SAFETY: the last launch was waited for above, and the lock of the state keeps
             // launches and updates out; the plan that was derived anew has the same dependencies,
             // and buffers and parameters were checked as when they were recorded.
             match unsafe { state.exec.update(&patches) } {
-                Ok(()) => outcome = Updated::InPlace,
+                Ok(()) => outcome = UpdateOutcome::InPlace,
                 Err(Error::TopologyChanged(_)) => {}
                 Err(e) => return Err(e),
             }
         }
-        if outcome == Updated::Reinstantiated {
+        if outcome == UpdateOutcome::Reinstantiated {
             // SAFETY: the same operations as when the graph was built, with buffers and parameters
             // that were checked alike, and dependencies derived anew.
             state.exec = unsafe { inner.runtime.device.instantiate(plan.clone()) }?;
@@ -495,12 +489,12 @@ type NodeChange = (NodeId, Option<Vec<u8>>, Option<[u32; 3]>);
 /// Changes to a graph.
 #[derive(Debug, Default)]
 #[must_use = "an update does nothing until it is given to Graph::update"]
-pub struct Update<'a> {
+pub struct GraphUpdate<'a> {
     nodes: Vec<NodeChange>,
     buffers: Vec<(&'a Lease<Buffer>, &'a Lease<Buffer>)>,
 }
 
-impl<'a> Update<'a> {
+impl<'a> GraphUpdate<'a> {
     /// No changes yet.
     pub fn new() -> Self {
         Self::default()

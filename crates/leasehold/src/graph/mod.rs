@@ -5,15 +5,15 @@
 //! the outside buffers' last uses, submits one operation, and marks them.
 //!
 //! ```
-//! use leasehold::{Context, DeviceId, View, ops};
+//! use leasehold::{Context, DeviceId, View};
 //! # fn main() -> leasehold::Result<()> {
 //! let runtime = Context::new().runtime(DeviceId::cpu(0))?;
 //! let x = runtime.upload(&[1.0f32; 64])?;
 //! let y = runtime.alloc(256)?;
 //! let graph = runtime.record_graph(|runtime| {
 //!     let scratch = runtime.alloc(256)?; // has no address until the recording stops
-//!     ops::copy(runtime.stream(), scratch.view(), x.view())?;
-//!     ops::copy(runtime.stream(), y.view(), scratch.view())
+//!     runtime.stream().copy(scratch.view(), x.view())?;
+//!     runtime.stream().copy(y.view(), scratch.view())
 //! })?;
 //! graph.launch()?;
 //! assert_eq!(runtime.download::<f32>(&y)?, [1.0; 64]);
@@ -26,5 +26,5 @@ mod operator;
 mod optimise;
 pub(crate) mod recorder;
 
-pub use exec::{Graph, NodeId, Update, Updated};
+pub use exec::{Graph, GraphUpdate, NodeId, UpdateOutcome};
 pub use operator::GraphOperator;

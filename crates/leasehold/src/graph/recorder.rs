@@ -256,7 +256,7 @@ impl Recording {
     /// Refuses buffers of another recording, which have no address here.
     fn check(&self, operands: &[Operand<'_>]) -> Result<()> {
         let strange = |o: &Operand<'_>| {
-            let lease = o.slice.lease;
+            let lease = o.view.lease;
             lease.is_symbolic() && self.members.get(&lease.addr()).is_none_or(|m| m.handle != lease.handle())
         };
         if operands.iter().any(strange) {
@@ -268,7 +268,7 @@ impl Recording {
     }
 
     fn note(&mut self, operand: &Operand<'_>, node: u32) {
-        let lease = operand.slice.lease;
+        let lease = operand.view.lease;
         if lease.is_empty() {
             return;
         }
@@ -390,7 +390,6 @@ pub(crate) fn wait_event(runtime: &Arc<RuntimeInner>, event: &Lease<Event>) -> O
         if r.events.iter().any(|s| s.event.same(event)) {
             return Ok(());
         }
-        event.point()?;
         r.waits.push(event.clone());
         Ok(())
     })
@@ -408,7 +407,7 @@ pub(crate) fn wait_point(runtime: &Arc<RuntimeInner>, point: Point) -> Option<Re
 pub(crate) fn add_operator(runtime: &Runtime, operator: &dyn GraphOperator) -> Result<()> {
     let Some(open) = OpenEncoding::begin(&runtime.inner) else { return operator.encode(runtime.stream()) };
     operator.encode(runtime.stream())?;
-    let declared: Vec<_> = operator.accesses().iter().map(|o| (o.slice.lease.handle(), o.access.writes())).collect();
+    let declared: Vec<_> = operator.accesses().iter().map(|o| (o.view.lease.handle(), o.access.writes())).collect();
     open.keep(operator.name(), &declared)
 }
 

@@ -19,5 +19,5 @@ pub mod session_sync_ops;
 pub use base::KernelBase;
 pub use grid::{Grid, Params};
 pub use leasehold_hal::{Access, CpuArgs, CpuFn, KernelCheck, KernelDesc, KernelSource, LaunchInfo, Overlap};
-pub use registry::{KernelRegistry, Registry};
+pub use registry::Registry;
 pub use session::{Begun, Bound, Dispatched, KernelSession, Parametrised, Ready, Updated};

@@ -17,8 +17,6 @@ pub struct Registry {
     kernels: RwLock<HashMap<String, Vec<(String, KernelBase)>>>,
 }
 
-/// The registry's name in full.
-pub type KernelRegistry = Registry;
 
 impl Registry {
     /// An empty registry.

@@ -93,7 +93,7 @@ struct Way<'a> {
 /// their parts.
 pub(super) fn copy(stream: &Stream, copy: &Copy2d, to: Operand<'_>, from: Operand<'_>) -> Result<()> {
     let ours = &stream.runtime;
-    let (src, dst) = (from.slice().buffer(), to.slice().buffer());
+    let (src, dst) = (from.view().buffer(), to.view().buffer());
     let down = ours.owns(src);
     if !down && !ours.owns(dst) {
         return Err(Error::invalid(format!(
@@ -283,7 +283,7 @@ impl Way<'_> {
                 piece,
                 down: !down,
                 host: host.1,
-                buffer: theirs.slice().buffer().clone(),
+                buffer: theirs.view().buffer().clone(),
                 staging: staging.clone(),
             };
             let call = HostCall::new("copy between devices", move || carrier.carry());

@@ -53,7 +53,7 @@ fn see_out(stream: &Stream, point: Point) -> Result<()> {
 }
 
 /// Refuses to wait for a stream in one of its own host calls, before anything is submitted.
-pub(crate) fn may_wait(stream: &Stream) -> Result<()> {
+fn may_wait(stream: &Stream) -> Result<()> {
     if call::inside() {
         let next = stream.core.line.submitted() + 1;
         if let Err(e @ Error::InvalidState(_)) = stream.core.raw.wait_host(next, Some(Duration::ZERO)) {

@@ -37,50 +37,6 @@ impl Drop for Inside {
     }
 }
 
-/// Runs a function on the host, in stream order. It may submit more work, also to its own stream; it must not wait for its own stream. An
-/// error or a panic poisons the stream. While recording: every launch of the graph runs it, so it must be `Fn`.
-///
-/// A function behind a failure is dropped and never called: [`Stream::on_complete`] tells of failures too.
-///
-/// The stream keeps the function until it has run (a graph, as long as the graph lives): one that holds a clone of its own [`Graph`](crate::Graph)
-/// or is kept by a graph while it holds the graph's runtime is a cycle that nothing ends.
-///
-/// # Errors
-/// `Unsupported` on a device without host calls; the stream's cause.
-#[doc(alias = "launchHostFunc")]
-pub fn host_call(
-    stream: &Stream,
-    name: &'static str,
-    call: impl Fn() -> Result<()> + Send + Sync + 'static,
-) -> Result<()> {
-    if !stream.runtime.device.caps().host_calls {
-        return Err(Error::Unsupported(format!("{} has no host calls in streams", stream.runtime.id()).into()));
-    }
-    let call = HostCall::new(name, move || {
-        let _inside = Inside::enter();
-        call()
-    });
-    // SAFETY: a host call touches no device memory by itself, and is kept by the submission.
-    unsafe { stream.pass(&Op::Host(&call), &[]) }.map(drop)
-}
-
-/// As [`host_call`], for a function that can run once only; not while recording.
-///
-/// # Errors
-/// `Recording` while recording; as [`host_call`].
-pub fn host_call_once(
-    stream: &Stream,
-    name: &'static str,
-    call: impl FnOnce() -> Result<()> + Send + 'static,
-) -> Result<()> {
-    recorder::refuse(&stream.runtime, "a function that runs once cannot be recorded; use host_call")?;
-    let cell = Mutex::new(Some(call));
-    host_call(stream, name, move || match cell.lock().take() {
-        Some(call) => call(),
-        None => Ok(()),
-    })
-}
-
 /// What waits for a stream's work, and hears of it once: by its call in stream order, or by its end without one.
 struct Completion<F: FnOnce(Result<()>)> {
     line: &'static Line,
@@ -112,13 +68,79 @@ impl<F: FnOnce(Result<()>)> Drop for Completion<F> {
     }
 }
 
+/// Functions in stream order.
+impl Stream {
+    /// Runs a function on the host, in stream order. It may submit more work, also to its own stream; it must not wait for its own stream. An
+    /// error or a panic poisons the stream. While recording: every launch of the graph runs it, so it must be `Fn`.
+    ///
+    /// A function behind a failure is dropped and never called: [`on_complete`](Self::on_complete) tells of failures too.
+    ///
+    /// The stream keeps the function until it has run (a graph, as long as the graph lives): one that holds a clone of its own [`Graph`](crate::Graph)
+    /// or is kept by a graph while it holds the graph's runtime is a cycle that nothing ends.
+    ///
+    /// # Errors
+    /// `Unsupported` on a device without host calls; the stream's cause.
+    #[doc(alias = "launchHostFunc")]
+    pub fn host_call(&self, name: &'static str, call: impl Fn() -> Result<()> + Send + Sync + 'static) -> Result<()> {
+        if !self.runtime.device.caps().host_calls {
+            return Err(Error::Unsupported(format!("{} has no host calls in streams", self.runtime.id()).into()));
+        }
+        let call = HostCall::new(name, move || {
+            let _inside = Inside::enter();
+            call()
+        });
+        // SAFETY: a host call touches no device memory by itself, and is kept by the submission.
+        unsafe { self.pass(&Op::Host(&call), &[]) }.map(drop)
+    }
+
+    /// As [`host_call`](Self::host_call), for a function that can run once only; not while recording.
+    ///
+    /// # Errors
+    /// `Recording` while recording; as [`host_call`](Self::host_call).
+    pub fn host_call_once(&self, name: &'static str, call: impl FnOnce() -> Result<()> + Send + 'static) -> Result<()> {
+        recorder::refuse(&self.runtime, "a function that runs once cannot be recorded; use host_call")?;
+        let cell = Mutex::new(Some(call));
+        self.host_call(name, move || match cell.lock().take() {
+            Some(call) => call(),
+            None => Ok(()),
+        })
+    }
+
+    /// Runs a library call that enqueues its own work on the native stream and touches only the operands. It is given the native stream, and
+    /// where the operands lie: not known before in a recording, where its temporaries get their addresses late and updates replace buffers.
+    ///
+    /// # Errors
+    /// `Unsupported` on a device without foreign calls; `InvalidArgument` for memory of another device; the stream's cause.
+    ///
+    /// # Safety
+    /// - The call touches only the operands' memory, at the addresses that it is given, as their roles say, and only through work on the native
+    ///   stream that it is given.
+    pub unsafe fn foreign_call(
+        &self,
+        name: &'static str,
+        operands: &[Operand<'_>],
+        call: impl Fn(u64, &[Binding]) -> Result<()> + Send + Sync + 'static,
+    ) -> Result<()> {
+        if !self.runtime.device.caps().foreign_calls {
+            return Err(Error::Unsupported(format!("{} has no foreign calls", self.runtime.id()).into()));
+        }
+        let call =
+            ForeignCall::with_bindings(name, operands.iter().map(Operand::binding).collect(), move |word, bindings| {
+                let _inside = Inside::enter();
+                call(word, bindings)
+            });
+        // SAFETY: by the contract.
+        unsafe { self.pass(&Op::Foreign(&call), operands) }.map(drop)
+    }
+}
+
 /// [`Stream::on_complete`].
 pub(crate) fn on_complete(stream: &Stream, call: impl FnOnce(Result<()>) + Send + 'static) {
     let done = Arc::new(Completion { line: stream.core.line, call: Mutex::new(Some(call)) });
     let in_order = done.clone();
     let submitted = recorder::refuse(&stream.runtime, "a completion runs once and cannot be recorded; use host_call")
         .and_then(|()| {
-            host_call(stream, "on_complete", move || {
+            stream.host_call("on_complete", move || {
                 in_order.tell(Ok(()));
                 Ok(())
             })
@@ -126,31 +148,4 @@ pub(crate) fn on_complete(stream: &Stream, call: impl FnOnce(Result<()>) + Send 
     if let Err(cause) = submitted {
         done.tell(Err(cause));
     }
-}
-
-/// Runs a library call that enqueues its own work on the native stream and touches only the operands. It is given the native stream, and
-/// where the operands lie: not known before in a recording, where its temporaries get their addresses late and updates replace buffers.
-///
-/// # Errors
-/// `Unsupported` on a device without foreign calls; `InvalidArgument` for memory of another device; the stream's cause.
-///
-/// # Safety
-/// - The call touches only the operands' memory, at the addresses that it is given, as their roles say, and only through work on the native
-///   stream that it is given.
-pub unsafe fn foreign_call(
-    stream: &Stream,
-    name: &'static str,
-    operands: &[Operand<'_>],
-    call: impl Fn(u64, &[Binding]) -> Result<()> + Send + Sync + 'static,
-) -> Result<()> {
-    if !stream.runtime.device.caps().foreign_calls {
-        return Err(Error::Unsupported(format!("{} has no foreign calls", stream.runtime.id()).into()));
-    }
-    let call =
-        ForeignCall::with_bindings(name, operands.iter().map(Operand::binding).collect(), move |word, bindings| {
-            let _inside = Inside::enter();
-            call(word, bindings)
-        });
-    // SAFETY: by the contract.
-    unsafe { stream.pass(&Op::Foreign(&call), operands) }.map(drop)
 }

@@ -111,7 +111,7 @@ impl RuntimeInner {
     }
 
     /// As [`wait_point`](Self::wait_point), without a moment of spinning: the thread sleeps on the line, which whoever completes it wakes.
-    pub(super) fn wait_asleep(&self, point: Point, timeout: Option<Duration>) -> Result<()> {
+    pub(crate) fn wait_asleep(&self, point: Point, timeout: Option<Duration>) -> Result<()> {
         // Sees to it that the work is on its way, and that nobody waits for itself.
         match self.wait_point(point, Some(Duration::ZERO)) {
             Err(Error::Timeout(_)) => point.line().wait(point.value(), timeout),
@@ -157,7 +157,7 @@ impl RuntimeInner {
     #[inline]
     pub(crate) fn check_operands(&self, operands: &[Operand<'_>]) -> Result<()> {
         for operand in operands {
-            if !self.memory.owns(operand.slice.lease) {
+            if !self.memory.owns(operand.view.lease) {
                 self.check_operand_slow(operand)?;
             }
             check_writable(operand)?;
@@ -167,12 +167,12 @@ impl RuntimeInner {
 
     #[cold]
     fn check_operand_slow(&self, operand: &Operand<'_>) -> Result<()> {
-        if self.owns_pinned(operand.slice.lease) {
+        if self.owns_pinned(operand.view.lease) {
             return Ok(());
         }
         Err(Error::invalid(format!(
             "a buffer of {} bytes was not allocated on {}; copy it there first",
-            operand.slice.lease.len(),
+            operand.view.lease.len(),
             self.id
         )))
     }
@@ -252,7 +252,7 @@ impl RuntimeInner {
     /// Refuses memory that has no address yet.
     #[inline]
     pub(crate) fn refuse_symbolic(&self, operands: &[Operand<'_>]) -> Result<()> {
-        if operands.iter().any(|o| o.slice.lease.is_symbolic()) {
+        if operands.iter().any(|o| o.view.lease.is_symbolic()) {
             return Err(no_address());
         }
         Ok(())
@@ -263,11 +263,11 @@ impl RuntimeInner {
     pub(crate) fn check_eager(&self, operands: &[Operand<'_>]) -> Result<()> {
         let mut addresses = 0;
         for operand in operands {
-            if !self.memory.owns(operand.slice.lease) {
+            if !self.memory.owns(operand.view.lease) {
                 self.check_operand_slow(operand)?;
             }
             check_writable(operand)?;
-            addresses |= operand.slice.lease.addr();
+            addresses |= operand.view.lease.addr();
         }
         if addresses & SYMBOLIC == 0 { Ok(()) } else { Err(no_address()) }
     }
@@ -279,14 +279,14 @@ impl RuntimeInner {
 /// `InvalidArgument`.
 #[inline]
 pub(crate) fn check_writable(operand: &Operand<'_>) -> Result<()> {
-    if operand.access.writes() && operand.slice.lease.is_read_only() { Err(read_only(operand)) } else { Ok(()) }
+    if operand.access.writes() && operand.view.lease.is_read_only() { Err(read_only(operand)) } else { Ok(()) }
 }
 
 #[cold]
 fn read_only(operand: &Operand<'_>) -> Error {
     Error::invalid(format!(
         "a buffer of {} bytes was imported read-only and cannot be written",
-        operand.slice.lease.len()
+        operand.view.lease.len()
     ))
 }
 

@@ -9,7 +9,7 @@ fn forget(runtime: &Runtime, session: KernelSession<'_, Begun>, x: &leasehold::L
     runtime.sync_stream();
     session;
     Update::new();
-    x.part(0, 4);
+    x.part(..4);
 }
 
 fn main() {}

@@ -1,8 +1,8 @@
 //! A view keeps nothing alive.
 
-use leasehold::{Runtime, Slice, View};
+use leasehold::{Runtime, BufferView, View};
 
-fn dangle(runtime: &Runtime) -> Slice<'_> {
+fn dangle(runtime: &Runtime) -> BufferView<'_> {
     let x = runtime.alloc(16).unwrap();
     x.view()
 }

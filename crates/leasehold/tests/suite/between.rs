@@ -73,7 +73,7 @@ fn bytes_arrive_between_every_two_devices_on_the_stream_of_either() {
                 let what = format!("{len} bytes from {} to {} by {}", a.device(), b.device(), owner.device());
                 let source = pattern(len + 64, i as u8);
                 let (x, y) = (a.upload(&source).unwrap(), b.upload(&vec![0xEEu8; len + 64]).unwrap());
-                let (from, to) = (x.part(3, len as u64).unwrap(), y.part(17, len as u64).unwrap());
+                let (from, to) = (x.part(3..3 + len as u64).unwrap(), y.part(17..17 + len as u64).unwrap());
                 ops::copy(owner.stream(), to, from).unwrap();
                 let got = bytes(&b, &y);
                 assert!(got[17..17 + len] == source[3..3 + len], "{what}");
@@ -110,7 +110,7 @@ fn rows_are_copied_between_devices_at_their_pitches() {
                 [(7u64, 300u64, 16u64, 9u64), (16, 300, 16, 16), (10, 1, 0, 0), (1, 400, 3, 2)]
             {
                 let (x, y) = (a.upload(&source).unwrap(), b.upload(&[0xEEu8; 5000]).unwrap());
-                ops::copy_2d(owner.stream(), y.view(), to, x.part(5, 4995).unwrap(), from, width, rows).unwrap();
+                ops::copy_2d(owner.stream(), y.view(), to, x.part(5..5000).unwrap(), from, width, rows).unwrap();
                 let mut expect = vec![0xEEu8; 5000];
                 for r in 0..rows {
                     for i in 0..width {
@@ -332,7 +332,7 @@ fn a_recorded_copy_comes_between_what_is_recorded_before_and_after_it() {
                 ops::fill(r.stream(), temporary.view(), ops::Pattern::U8(1))?;
                 ops::copy(r.stream(), temporary.view(), far.view())?;
                 ops::copy(r.stream(), result.view(), temporary.view())?;
-                ops::fill(r.stream(), temporary.part(100, 200)?, ops::Pattern::U8(6))?;
+                ops::fill(r.stream(), temporary.part(100..300)?, ops::Pattern::U8(6))?;
                 ops::copy(r.stream(), far.view(), temporary.view())
             })
             .unwrap();

@@ -111,13 +111,13 @@ fn a_download_into_a_vector_uses_its_room_again_and_leaves_it_empty_after_an_err
     let room = (values.as_ptr(), values.capacity());
     runtime.download_into(&mut values, &short).unwrap();
     assert_eq!(values, [2; 10]);
-    runtime.download_into(&mut values, &short.part(4, 8).unwrap()).unwrap();
+    runtime.download_into(&mut values, &short.part(4..12).unwrap()).unwrap();
     assert_eq!((&values[..], (values.as_ptr(), values.capacity())), (&[2, 2][..], room));
-    runtime.download_into(&mut values, &short.part(0, 0).unwrap()).unwrap();
+    runtime.download_into(&mut values, &short.part(..0).unwrap()).unwrap();
     assert!(values.is_empty());
 
     values.push(5);
-    let odd = short.part(0, 7).unwrap();
+    let odd = short.part(..7).unwrap();
     assert_eq!(kind(runtime.download_into(&mut values, &odd)), "InvalidArgument");
     assert!(values.is_empty(), "what was there is gone");
     poison(runtime.stream());
@@ -130,5 +130,5 @@ fn values_without_a_size_are_no_bytes() {
     let runtime = runtime();
     let x = runtime.upload(&[1u32; 4]).unwrap();
     assert_eq!(kind(runtime.download::<[u32; 0]>(&x)), "InvalidArgument");
-    assert!(runtime.download::<[u32; 0]>(&x.part(0, 0).unwrap()).unwrap().is_empty());
+    assert!(runtime.download::<[u32; 0]>(&x.part(..0).unwrap()).unwrap().is_empty());
 }

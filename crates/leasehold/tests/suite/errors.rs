@@ -44,7 +44,7 @@ fn after_a_kernel_trapped_every_call_tells_the_first_cause() {
         ops::copy(&stream, y.view(), x.view()).unwrap_err(),
         ops::fill(&stream, y.view(), ops::Pattern::U8(0)).unwrap_err(),
         ops::upload(&stream, y.view(), &bytes, true).unwrap_err(),
-        ops::upload(&stream, y.part(0, 8).unwrap(), &bytes[..8], true).unwrap_err(),
+        ops::upload(&stream, y.part(..8).unwrap(), &bytes[..8], true).unwrap_err(),
         ops::download(&stream, &mut vec![0u8; 200_000], y.view()).unwrap_err(),
         ops::signal(&stream, &event).unwrap_err(),
         ops::wait(&stream, settled).unwrap_err(),
@@ -79,7 +79,7 @@ fn a_failure_reaches_who_reads_its_result_and_ends_when_it_is_overwritten() {
     }
     // A part is not all of it: the rest is still the failed one's.
     let partial = runtime.create_stream().unwrap();
-    let part = ops::fill(&partial, x.part(0, 4).unwrap(), ops::Pattern::U8(0));
+    let part = ops::fill(&partial, x.part(..4).unwrap(), ops::Pattern::U8(0));
     assert!(part.and_then(|()| partial.synchronize_timeout(LONG)).is_err());
     // Nor are rows with gaps between them, though they lie in a part that is all of it.
     let rows = runtime.create_stream().unwrap();
@@ -172,7 +172,7 @@ fn errors_name_what_was_asked() {
         let text = error.to_string();
         assert!(words.iter().all(|w| text.contains(w)), "{text:?} should say {words:?}");
     };
-    says(x.part(10, 10).unwrap_err(), &["10", "16 bytes"]);
+    says(x.part(10..20).unwrap_err(), &["10", "16 bytes"]);
     says(runtime.memcpy_h2d(x.view(), &[0u8; 3], true).unwrap_err(), &["3", "16"]);
     says(launch(runtime.stream(), &axpy(), &[x.read()], &[], 1).unwrap_err(), &["axpy", "2", "1"]);
     says(leasehold::Context::with_backends(Vec::new()).runtime(DeviceId::cpu(0)).unwrap_err(), &["cpu:0"]);

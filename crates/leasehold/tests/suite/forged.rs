@@ -51,7 +51,7 @@ fn nobody_writes_what_was_imported_read_only() {
     let params = 1.0f32.to_ne_bytes();
     let refused = |what: &str, result: leasehold::Result<()>| assert_eq!(kind(result), "InvalidArgument", "{what}");
     refused("fill", ops::fill(stream, found.view(), ops::Pattern::U8(1)));
-    refused("fill a part", ops::fill(stream, found.part(4, 4).unwrap(), ops::Pattern::U32(1)));
+    refused("fill a part", ops::fill(stream, found.part(4..8).unwrap(), ops::Pattern::U32(1)));
     refused("upload", ops::upload(stream, found.view(), &[9u32; 4], false));
     refused("upload, staged", ops::upload(stream, found.view(), &[9u32; 4], true));
     refused("upload, owned", ops::upload_owned(stream, found.view(), Arc::new(vec![9u32; 4])));

@@ -75,13 +75,13 @@ fn temporaries_are_packed_by_liveness() {
                 ops::copy(r.stream(), next.view(), last.view())?;
                 last = next;
             }
-            ops::copy(r.stream(), work.y.part(0, 16)?, last.part(0, 16)?)
+            ops::copy(r.stream(), work.y.part(..16)?, last.part(..16)?)
         })
         .unwrap();
     // Two live at a time; rounded up to what the driver gives.
     assert!(graph.arena_bytes() < 4 * bytes + (4 << 20), "{} of {}", graph.arena_bytes(), 16 * bytes);
     graph.launch().unwrap();
-    assert_eq!(runtime.download::<u32>(&work.y.part(0, 16).unwrap()).unwrap(), [0, 1, 2, 3]);
+    assert_eq!(runtime.download::<u32>(&work.y.part(..16).unwrap()).unwrap(), [0, 1, 2, 3]);
     let live = runtime.memory_stats().live_bytes;
     drop(graph);
     runtime.sync_device().unwrap();
@@ -177,9 +177,9 @@ fn what_repeats_is_left_out() {
             let s = r.stream();
             ops::copy(s, y.view(), x.view())?;
             ops::copy(s, y.view(), x.view())?;
-            ops::fill(s, x.part(0, 4)?, ops::Pattern::U32(5))?;
+            ops::fill(s, x.part(..4)?, ops::Pattern::U32(5))?;
             ops::copy(s, y.view(), x.view())?;
-            ops::fill(s, x.part(0, 4)?, ops::Pattern::U32(5))
+            ops::fill(s, x.part(..4)?, ops::Pattern::U32(5))
         })
         .unwrap();
     assert_eq!((graph.recorded(), graph.nodes()), (5, 3));
@@ -197,12 +197,13 @@ fn temporaries_that_share_an_address_are_not_taken_for_repeats() {
                 // The same memory both times.
                 let t = r.alloc(16)?;
                 launch(r.stream(), &work, &[t.write()], &first.to_ne_bytes(), 1)?;
-                ops::copy(r.stream(), out.part(0, 16)?, t.view())?;
-                ops::copy(r.stream(), out.part(u64::from(first - 10) / 10 * 16, 16)?, out.part(0, 16)?).or_else(
-                    |e| {
-                        if first == 10 { Ok(()) } else { Err(e) }
-                    },
-                )?;
+                ops::copy(r.stream(), out.part(..16)?, t.view())?;
+                ops::copy(
+                    r.stream(),
+                    out.part(u64::from(first - 10) / 10 * 16..u64::from(first - 10) / 10 * 16 + 16)?,
+                    out.part(..16)?,
+                )
+                .or_else(|e| if first == 10 { Ok(()) } else { Err(e) })?;
             }
             Ok(())
         })
@@ -223,7 +224,7 @@ fn branches_without_a_common_buffer_do_not_wait_for_each_other() {
                 launch(r.stream(), &work, &[b.write()], &(i as u32).to_ne_bytes(), 16)?;
             }
             for (i, b) in buffers.iter().enumerate() {
-                ops::copy(r.stream(), out.part(64 * i as u64, 64)?, b.part(0, 64)?)?;
+                ops::copy(r.stream(), out.part(64 * i as u64..64 * i as u64 + 64)?, b.part(..64)?)?;
             }
             Ok(())
         })
@@ -501,7 +502,7 @@ fn a_suspended_graph_says_so_and_goes_on_after_it_is_resumed() {
         .record_graph(|r| {
             let t = r.alloc(8 << 20)?;
             ops::fill(r.stream(), t.view(), ops::Pattern::U32(3))?;
-            ops::copy(r.stream(), y.view(), t.part(4096, 16)?)
+            ops::copy(r.stream(), y.view(), t.part(4096..4112)?)
         })
         .unwrap();
     graph.launch().unwrap();

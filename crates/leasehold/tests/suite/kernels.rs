@@ -445,7 +445,7 @@ fn operands_that_overlap_are_refused_unless_the_kernel_says_that_they_may() {
     let (refused, in_place, any) = (of(Overlap::Refused), of(Overlap::InPlace), of(Overlap::Any));
     let x = runtime.upload(&[1.0f32; 64]).unwrap();
     let run = |kernel: &KernelBase, a: (u64, u64), b: (u64, u64)| {
-        let operands = [x.part(a.0, a.1).unwrap().read(), x.part(b.0, b.1).unwrap().write()];
+        let operands = [x.part(a.0..a.0 + a.1).unwrap().read(), x.part(b.0..b.0 + b.1).unwrap().write()];
         launch(runtime.stream(), kernel, &operands, &words(1, 1), 1)
     };
     let (same, part, beside) = (((0, 64), (0, 64)), ((0, 64), (60, 64)), ((0, 64), (64, 64)));
@@ -455,7 +455,7 @@ fn operands_that_overlap_are_refused_unless_the_kernel_says_that_they_may() {
     assert_eq!(all(&refused), [false, false, true]);
     assert_eq!(all(&in_place), [true, false, true]);
     assert_eq!(all(&any), [true, true, true]);
-    let empty = [x.part(128, 0).unwrap().read(), x.part(64, 128).unwrap().write()];
+    let empty = [x.part(128..128).unwrap().read(), x.part(64..192).unwrap().write()];
     launch(runtime.stream(), &refused, &empty, &words(0, 1), 1).expect("an empty part shares no byte");
     let recorded = runtime.record_graph(|_| run(&refused, part.0, part.1).map(drop));
     assert_eq!(kind(recorded), "InvalidArgument");
@@ -477,7 +477,7 @@ fn a_misaligned_binding_is_refused_when_it_is_bound() {
     let (runtime, asked) = (runtime(), Arc::new(AtomicU32::new(0)));
     let kernel = base(checked(&asked)).unwrap();
     let (x, y) = (runtime.upload(&[0u8; 64]).unwrap(), runtime.upload(&[0u8; 64]).unwrap());
-    let odd = y.part(2, 32).unwrap();
+    let odd = y.part(2..34).unwrap();
     let error = launch(runtime.stream(), &kernel, &[x.read(), odd.write()], &words(1, 1), 1).unwrap_err();
     assert_eq!(error.kind(), "InvalidArgument");
     let text = error.to_string();

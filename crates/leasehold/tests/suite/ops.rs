@@ -16,7 +16,7 @@ fn copies_of_every_alignment_and_length() {
         for dst in 0..16 {
             for len in [0, 1, 3, 15, 16, 17, 33] {
                 ops::fill(runtime.stream(), to.view(), ops::Pattern::U8(0)).unwrap();
-                let (s, d) = (from.part(src, len).unwrap(), to.part(dst, len).unwrap());
+                let (s, d) = (from.part(src..src + len).unwrap(), to.part(dst..dst + len).unwrap());
                 ops::copy(runtime.stream(), d, s).unwrap();
                 let mut expect = [0u8; 64];
                 let (src, dst, len) = (src as usize, dst as usize, len as usize);
@@ -34,7 +34,7 @@ fn uploads_and_downloads_of_every_alignment() {
     for offset in 0..16 {
         for len in 0..33 {
             let bytes: Vec<u8> = (0..len).map(|i| (i * 3 + offset) as u8).collect();
-            let part = x.part(offset, len).unwrap();
+            let part = x.part(offset..offset + len).unwrap();
             runtime.memcpy_h2d(part, &bytes, offset % 2 == 0).unwrap();
             assert_eq!(runtime.download::<u8>(&part).unwrap(), bytes);
         }
@@ -55,7 +55,8 @@ fn fills_of_every_pattern_offset_and_length() {
         for offset in 0..16usize {
             for len in 0..20usize {
                 ops::fill(runtime.stream(), x.view(), ops::Pattern::U8(0)).unwrap();
-                let result = ops::fill(runtime.stream(), x.part(offset as u64, len as u64).unwrap(), pattern);
+                let result =
+                    ops::fill(runtime.stream(), x.part(offset as u64..offset as u64 + len as u64).unwrap(), pattern);
                 if offset % width != 0 || len % width != 0 {
                     assert_eq!(kind(result), "InvalidArgument");
                     continue;
@@ -78,7 +79,7 @@ fn rows_are_copied_at_their_pitches() {
     for (width, rows, src_pitch, dst_pitch) in [(1u64, 5u64, 7u64, 11u64), (8, 8, 8, 24), (13, 6, 20, 13), (9, 1, 0, 0)]
     {
         ops::fill(runtime.stream(), to.view(), ops::Pattern::U8(0xff)).unwrap();
-        let (s, d) = (from.part(3, 190).unwrap(), to.part(5, 190).unwrap());
+        let (s, d) = (from.part(3..193).unwrap(), to.part(5..195).unwrap());
         ops::copy_2d(runtime.stream(), d, dst_pitch, s, src_pitch, width, rows).unwrap();
         let mut expect = vec![0xffu8; 200];
         for r in 0..rows {
@@ -101,14 +102,14 @@ fn the_columns_of_one_matrix_are_copied_to_others_of_the_same() {
     let runtime = runtime();
     let x = runtime.upload(&(0..64u8).collect::<Vec<_>>()).unwrap();
     // 8 rows of 8: columns 0..3 to columns 4..7.
-    let (left, right) = (x.part(0, 60).unwrap(), x.part(4, 60).unwrap());
+    let (left, right) = (x.part(..60).unwrap(), x.part(4..64).unwrap());
     ops::copy_2d(runtime.stream(), right, 8, left, 8, 3, 8).unwrap();
     let got = runtime.download::<u8>(&x).unwrap();
     for r in 0..8usize {
         let row = [0, 1, 2, 3, 0, 1, 2, 7].map(|c| (r * 8 + c) as u8);
         assert_eq!(got[r * 8..r * 8 + 8], row);
     }
-    let close = x.part(2, 62).unwrap();
+    let close = x.part(2..64).unwrap();
     assert_eq!(kind(ops::copy_2d(runtime.stream(), close, 8, left, 8, 3, 7)), "InvalidArgument");
 }
 
@@ -116,18 +117,18 @@ fn the_columns_of_one_matrix_are_copied_to_others_of_the_same() {
 fn overlaps_and_unequal_lengths_are_refused() {
     let runtime = runtime();
     let x = runtime.upload(&[0u8; 64]).unwrap();
-    let part = |offset| x.part(offset, 16).unwrap();
+    let part = |offset| x.part(offset..offset + 16).unwrap();
     for offset in [0, 1, 15] {
         assert_eq!(kind(ops::copy(runtime.stream(), part(offset), part(0))), "InvalidArgument");
         assert_eq!(kind(ops::copy(runtime.stream(), part(0), part(offset))), "InvalidArgument");
     }
     ops::copy(runtime.stream(), part(16), part(0)).unwrap();
-    assert_eq!(kind(ops::copy(runtime.stream(), x.part(0, 8).unwrap(), part(16))), "InvalidArgument");
+    assert_eq!(kind(ops::copy(runtime.stream(), x.part(..8).unwrap(), part(16))), "InvalidArgument");
     assert_eq!(kind(runtime.memcpy_h2d(part(0), &[0u8; 15], true)), "InvalidArgument");
     assert_eq!(kind(runtime.memcpy_d2h(&mut [0u8; 17], part(0))), "InvalidArgument");
-    assert_eq!(kind(runtime.download::<u32>(&x.part(0, 7).unwrap())), "InvalidArgument");
-    assert_eq!(kind(x.part(60, 5)), "InvalidArgument");
-    assert_eq!(kind(x.part(u64::MAX, 2)), "InvalidArgument");
+    assert_eq!(kind(runtime.download::<u32>(&x.part(..7).unwrap())), "InvalidArgument");
+    assert_eq!(kind(x.part(60..65)), "InvalidArgument");
+    assert_eq!(kind(x.part(u64::MAX..u64::MAX + 2)), "InvalidArgument");
     assert_eq!(x.view().narrowed(60, 100).len(), 4);
     assert_eq!(x.view().narrowed(100, 1).len(), 0);
 }
@@ -144,12 +145,12 @@ fn memory_that_is_handed_over_is_kept_until_it_was_copied() {
     assert_eq!(runtime.download::<u8>(&x).unwrap(), *bytes);
     assert_eq!(Arc::strong_count(&bytes), 1);
     let values: Arc<Box<[f32]>> = Arc::new(vec![1.5f32; 10].into());
-    ops::upload_owned(runtime.stream(), x.part(0, 40).unwrap(), values).unwrap();
-    assert_eq!(runtime.download::<f32>(&x.part(0, 40).unwrap()).unwrap(), [1.5; 10]);
+    ops::upload_owned(runtime.stream(), x.part(..40).unwrap(), values).unwrap();
+    assert_eq!(runtime.download::<f32>(&x.part(..40).unwrap()).unwrap(), [1.5; 10]);
     let shared: Arc<[u16]> = Arc::from([7u16; 4]);
-    ops::upload_owned(runtime.stream(), x.part(0, 8).unwrap(), Arc::new(shared)).unwrap();
-    ops::upload_owned(runtime.stream(), x.part(8, 4).unwrap(), Arc::new(&[1u8, 2, 3, 4][..])).unwrap();
-    assert_eq!(runtime.download::<u8>(&x.part(0, 12).unwrap()).unwrap(), [7, 0, 7, 0, 7, 0, 7, 0, 1, 2, 3, 4]);
+    ops::upload_owned(runtime.stream(), x.part(..8).unwrap(), Arc::new(shared)).unwrap();
+    ops::upload_owned(runtime.stream(), x.part(8..12).unwrap(), Arc::new(&[1u8, 2, 3, 4][..])).unwrap();
+    assert_eq!(runtime.download::<u8>(&x.part(..12).unwrap()).unwrap(), [7, 0, 7, 0, 7, 0, 7, 0, 1, 2, 3, 4]);
 }
 
 #[test]
@@ -173,7 +174,7 @@ fn pinned_memory_is_copied_in_both_directions_without_waiting() {
     assert_eq!(unsafe { ops::map_read(&runtime, back.view()) }.unwrap(), [3; 256]);
     let y = runtime.alloc(256).unwrap();
     assert_eq!(kind(ops::copy_pinned(runtime.stream(), y.view(), x.view())), "InvalidArgument");
-    assert_eq!(kind(ops::copy_pinned(runtime.stream(), x.part(0, 1).unwrap(), there.view())), "InvalidArgument");
+    assert_eq!(kind(ops::copy_pinned(runtime.stream(), x.part(..1).unwrap(), there.view())), "InvalidArgument");
 }
 
 #[test]
@@ -191,7 +192,7 @@ fn mapping_waits_for_who_uses_the_memory() {
             open(held);
         });
         // SAFETY: nobody writes it any more.
-        assert_eq!(unsafe { ops::map_read(&runtime, x.part(4, 4).unwrap()) }.unwrap(), [6, 0, 0, 0]);
+        assert_eq!(unsafe { ops::map_read(&runtime, x.part(4..8).unwrap()) }.unwrap(), [6, 0, 0, 0]);
     });
     // SAFETY: nobody else touches it.
     unsafe { ops::map_write(&runtime, x.view()) }.unwrap().fill(1);
@@ -232,7 +233,7 @@ fn a_host_call_may_submit_to_its_own_stream() {
     let (again, to) = (runtime.clone(), x.clone());
     ops::host_call(runtime.stream(), "submits", move || {
         ops::fill(again.stream(), to.view(), ops::Pattern::U32(8))?;
-        again.memcpy_h2d(to.part(0, 4)?, &[9u32], true)
+        again.memcpy_h2d(to.part(..4)?, &[9u32], true)
     })
     .unwrap();
     runtime.sync_stream().unwrap();
@@ -276,7 +277,7 @@ fn a_host_call_must_not_wait_for_its_own_stream_and_is_told_so() {
         notes.push(kind(again.memcpy_d2h(&mut bytes, to.view())));
         notes.push(kind(again.memcpy_h2d(to.view(), &bytes, false)));
         notes.push(kind(again.sync_stream()));
-        notes.push(kind(again.memcpy_d2d(to.part(0, 4)?, to.part(8, 4)?, false)));
+        notes.push(kind(again.memcpy_d2d(to.part(..4)?, to.part(8..12)?, false)));
         // Too large to be staged elsewhere; here it is, since it cannot be waited for.
         notes.push(kind(again.memcpy_h2d(to.view(), &bytes, true)));
         Ok(())
@@ -314,7 +315,7 @@ fn a_library_call_runs_in_stream_order_with_its_operands() {
             Ok(())
         };
         // SAFETY: it touches its operand alone.
-        unsafe { ops::foreign_call(runtime.stream(), "add", &[x.part(4, 8).unwrap().read_write()], add) }
+        unsafe { ops::foreign_call(runtime.stream(), "add", &[x.part(4..12).unwrap().read_write()], add) }
     };
     let held = hold(runtime.stream());
     run(10).unwrap();
@@ -348,7 +349,7 @@ fn a_stream_may_be_given_to_other_threads() {
             let (runtime, x) = (&runtime, &x);
             s.spawn(move || {
                 for n in 0..200 {
-                    ops::fill(runtime.stream(), x.part(i * 4, 4).unwrap(), ops::Pattern::U32(n)).unwrap();
+                    ops::fill(runtime.stream(), x.part(i * 4..i * 4 + 4).unwrap(), ops::Pattern::U32(n)).unwrap();
                 }
             });
         }

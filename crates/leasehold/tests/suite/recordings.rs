@@ -57,7 +57,7 @@ fn what_asks_or_waits_is_refused_and_the_recording_goes_on() {
                 kind(r.download::<u32>(&x)),
                 kind(r.alloc_pinned(4)),
                 kind(r.memcpy_h2d(x.view(), &[0u32; 4], false)),
-                kind(r.memcpy_d2d(x.part(0, 4)?, x.part(8, 4)?, false)),
+                kind(r.memcpy_d2d(x.part(..4)?, x.part(8..12)?, false)),
                 // SAFETY: nothing is read.
                 kind(unsafe { ops::map_read(r, x.view()) }),
                 // SAFETY: nothing is written.
@@ -146,7 +146,7 @@ fn an_abandoned_recording_rolls_back() {
     };
     let record = |r: &Runtime| -> Result<()> {
         let t = r.alloc(1 << 20)?;
-        ops::copy(r.stream(), t.part(0, 16)?, x.view())?;
+        ops::copy(r.stream(), t.part(..16)?, x.view())?;
         ops::fill(r.stream(), x.view(), ops::Pattern::U32(9))
     };
     runtime.start_graph_recording().unwrap();
@@ -297,7 +297,7 @@ fn an_operator_runs_eagerly_or_is_recorded_by_the_same_code() {
     let op = Op::new(&[x.read(), y.write()], |stream| {
         let t = stream.alloc(16)?;
         ops::copy(stream, t.view(), x.view())?;
-        ops::fill(stream, t.part(0, 4)?, ops::Pattern::U32(7))?;
+        ops::fill(stream, t.part(..4)?, ops::Pattern::U32(7))?;
         ops::copy(stream, y.view(), t.view())
     });
     runtime.add_graph_operator(&op).unwrap();
@@ -335,7 +335,7 @@ fn an_operator_that_fails_in_the_middle_leaves_no_trace() {
             assert_eq!(kind(r.add_graph_operator(&failing)), "InvalidState");
             assert!(catch_unwind(AssertUnwindSafe(|| r.add_graph_operator(&panicking))).is_err());
             assert_eq!(ops::recorded_nodes(r), Some(1));
-            ops::fill(r.stream(), y.part(0, 4)?, ops::Pattern::U32(5))
+            ops::fill(r.stream(), y.part(..4)?, ops::Pattern::U32(5))
         })
         .unwrap();
     assert_eq!(z.strong_count(), 1, "what only the failed operators used is not retained");

@@ -139,7 +139,7 @@ impl Ground {
             let at = i as u64 * (PART + GAP) + if words.below(8) == 0 { u64::from(words.below(16)) } else { 0 };
             let len = if words.below(12) == 0 { PART + 2 * GAP } else { u64::from(words.below(PART as u32 / 4)) * 4 };
             let len = len.min(self.buffer.len() - at);
-            self.buffer.part(at, len).expect("a part").with(o.access)
+            self.buffer.part(at..at + len).expect("a part").with(o.access)
         };
         spec.operands.iter().enumerate().map(part).collect()
     }
@@ -184,7 +184,7 @@ fn a_kernel_of_the_library_may_be_launched_and_updated_with_anything() {
             let shape = grid(&old, &mut words);
             let operands = ground.operands(spec, &mut words);
             let written: Vec<_> =
-                operands.iter().map(|o| (o.slice().offset(), o.slice().len(), o.access().writes())).collect();
+                operands.iter().map(|o| (o.view().offset(), o.view().len(), o.access().writes())).collect();
             let launch = |runtime: &Runtime| runtime.stream().launch(kernel.base(), &operands, &old[..], shape);
             let graph = if words.coin() {
                 let recorded = runtime.record_graph(|rt| launch(rt));

@@ -96,7 +96,7 @@ fn gaps_of_padded_rows_are_the_same_in_a_graph() {
                 ops::fill(runtime.stream(), y.view(), Pattern::U32(pattern))?;
                 runtime.add_graph_operator(&copy)?;
             }
-            ops::fill(runtime.stream(), y.part(40, 8)?, Pattern::U32(3))
+            ops::fill(runtime.stream(), y.part(40..48)?, Pattern::U32(3))
         };
         run(&runtime).expect("eager work");
         let eager = runtime.download::<u32>(&y).expect("the rows");
