@@ -9,8 +9,8 @@
 
 use leasehold::kernel::{CpuArgs, KernelCheck, KernelDesc, KernelSource};
 use leasehold::{
-    Access, Buffer, BufferView, Context, Current, DeviceId, Error, GraphOperator, KernelBase, Lease, Operand, Result,
-    Runtime, Stream, Update, View, ops,
+    Access, Buffer, BufferView, Context, Current, DeviceId, Error, GraphOperator, GraphUpdate, KernelBase, Lease,
+    Operand, Result, Runtime, Stream, View,
 };
 use std::ops::Add;
 use std::sync::Arc;
@@ -126,13 +126,13 @@ impl Tensor {
     fn from_slice(shape: &[usize], values: &[f32]) -> Result<Self> {
         let tensor = Self::empty(shape)?;
         let current = Current::get()?;
-        ops::upload(current.stream(), tensor.view(), values, true)?;
+        current.stream().upload(tensor.view(), values)?;
         Ok(tensor)
     }
 
     fn full(shape: &[usize], value: f32) -> Result<Self> {
         let tensor = Self::empty(shape)?;
-        ops::fill(Current::get()?.stream(), tensor.view(), ops::Pattern::f32(value))?;
+        Current::get()?.stream().fill(tensor.view(), value)?;
         Ok(tensor)
     }
 
@@ -168,13 +168,13 @@ impl Tensor {
     }
 
     fn copy_from(&self, other: &Tensor) -> Result<()> {
-        ops::copy(Current::get()?.stream(), self.view(), other.view())
+        Current::get()?.stream().copy(self.view(), other.view())
     }
 
     /// The values; waits for them.
     fn to_vec(&self) -> Result<Vec<f32>> {
         let mut values = vec![0.0f32; self.elements()];
-        ops::download(Current::get()?.stream(), &mut values, self.view())?;
+        Current::get()?.stream().download(&mut values, self.view())?;
         Ok(values)
     }
 }
@@ -208,7 +208,7 @@ fn run(operation: &Elementwise<'_>) -> Result<()> {
 
 fn main() -> Result<()> {
     let runtime = Context::new().runtime(DeviceId::cpu(0))?;
-    let _current = ops::set_context(&runtime, None)?;
+    let _current = runtime.enter()?;
 
     let a = Tensor::from_slice(&[4, 3], &(0..12).map(|i| i as f32).collect::<Vec<_>>())?;
     let b = Tensor::full(&[4, 3], 0.5)?;
@@ -225,7 +225,7 @@ fn main() -> Result<()> {
     let out = Tensor::full(&[4, 3], 0.0)?;
     let mut scaling = None;
     let graph = runtime.record_graph(|runtime| {
-        scaling = ops::next_node(runtime);
+        scaling = runtime.next_node();
         let scaled = a.scale(2.0)?;
         out.copy_from(&(&scaled + &b)?)
     })?;
@@ -236,7 +236,7 @@ fn main() -> Result<()> {
     // Its buffers and parameters can change without recording again.
     if let Some(node) = scaling {
         let other = Tensor::full(&[4, 3], 100.0)?;
-        let updated = graph.update(&Update::new().buffer(&a.buffer, &other.buffer).params(node, &0.25f32))?;
+        let updated = graph.update(&GraphUpdate::new().buffer(&a.buffer, &other.buffer).params(node, &0.25f32))?;
         graph.launch()?;
         println!("updated ({updated:?}): {:?}", out.to_vec()?);
         assert_eq!(out.to_vec()?, [25.5; 12]);

@@ -29,7 +29,7 @@ fn main() -> Result<()> {
     let n = 256 * TILE;
     let x = runtime.upload(&vec![1.0f32; n])?;
     let y = runtime.alloc(4 * n as u64)?;
-    runtime.memcpy_d2d(y.view(), x.view(), true)?;
+    runtime.stream().copy(y.view(), x.view())?;
 
     // Launching is safe, since each launch is checked: whoever defines a kernel says which launches it can run.
     let check = KernelCheck::new(|launch| match launch.grid {
@@ -44,30 +44,25 @@ fn main() -> Result<()> {
 
     // Everything above is asynchronous; events tell when the device got there.
     let (start, end) = (runtime.create_event()?, runtime.create_event()?);
-    runtime.record_event(&start, None)?;
+    runtime.stream().record(&start)?;
     runtime.stream().launch(&kernel, &[x.read(), y.read_write()], &2.0f32, tiles)?;
-    runtime.record_event(&end, None)?;
-    println!("axpy of {n} elements: {:.3} ms", runtime.elapsed_time(&start, &end)?);
+    runtime.stream().record(&end)?;
+    println!("axpy of {n} elements: {:.3?}", end.elapsed_since(&start)?);
     assert_eq!(runtime.download::<f32>(&y.part(..16)?)?, [3.0; 4]);
 
     // The same calls, recorded once and replayed. The temporary's memory belongs to the graph.
     let graph = runtime.record_graph(|runtime| {
         let sum = runtime.alloc(4 * n as u64)?;
-        runtime.memcpy_d2d(sum.view(), x.view(), true)?;
+        runtime.stream().copy(sum.view(), x.view())?;
         runtime.stream().launch(&kernel, &[y.read(), sum.read_write()], &0.5f32, tiles)?;
-        runtime.memcpy_d2d(y.view(), sum.view(), true)
+        runtime.stream().copy(y.view(), sum.view())
     })?;
-    runtime.record_event(&start, None)?;
+    runtime.stream().record(&start)?;
     for _ in 0..10 {
         graph.launch()?;
     }
-    runtime.record_event(&end, None)?;
-    println!(
-        "{} replays of {} operations: {:.3} ms",
-        graph.launches(),
-        graph.nodes(),
-        runtime.elapsed_time(&start, &end)?
-    );
+    runtime.stream().record(&end)?;
+    println!("{} replays of {} operations: {:.3?}", graph.launches(), graph.nodes(), end.elapsed_since(&start)?);
 
     // y = 1 + y / 2, ten times, from 3 on.
     let expect = (0..10).fold(3.0f32, |y, _| 1.0 + 0.5 * y);

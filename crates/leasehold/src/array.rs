@@ -296,5 +296,5 @@ fn beyond((from, to): (Bound<usize>, Bound<usize>), len: usize, of: &'static str
         Bound::Excluded(at) => at.to_string(),
         Bound::Unbounded => String::new(),
     };
-    Error::invalid(format!("{of} {from}..{to} do not lie in {len}"))
+    Error::invalid(format!("{of} {from}..{to} do not lie in {len} {of}"))
 }

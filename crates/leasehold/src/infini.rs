@@ -29,8 +29,11 @@ use crate::view::BufferView;
 use bytemuck::{NoUninit, Pod};
 use leasehold_core::{Lease, Point, Result};
 
-pub use crate::kernel::Registry as KernelRegistry;
-pub use leasehold_alloc::Buffer as Memory;
+/// The second document's name of a buffer.
+pub type Memory = leasehold_alloc::Buffer;
+
+/// [`Registry`](crate::kernel::Registry) in full.
+pub type KernelRegistry = crate::kernel::Registry;
 
 /// Calls of a runtime by the second document's names. A stream that is left out is the default one.
 pub trait InfiniRuntime {

@@ -5,7 +5,7 @@
 
 use leasehold::core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use leasehold::kernel::{CpuArgs, KernelCheck, KernelDesc, KernelSource, session_ops, session_sync_ops};
-use leasehold::{Access, Context, DeviceId, KernelBase, KernelSession, Operand, Result, Stream, View, ops};
+use leasehold::{Access, Context, DeviceId, KernelBase, KernelSession, Operand, Result, Stream, View};
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::Arc;
 
@@ -84,9 +84,9 @@ fn main() -> Result<()> {
     let other = runtime.create_stream()?;
     let graph = runtime.record_graph(|runtime| {
         let t = runtime.alloc(16)?;
-        ops::copy(runtime.stream(), t.view(), x.view())?;
+        runtime.stream().copy(t.view(), x.view())?;
         launch(runtime.stream(), &kernel, &[t.read_write()], 1)?;
-        ops::copy(runtime.stream(), x.view(), t.view())
+        runtime.stream().copy(x.view(), t.view())
     })?;
     let operands = [y.read_write()];
     // Both lists that a queue takes in turns, its pending one and its worker's, grow as far ahead as the rounds ever get; so that no luck is in
@@ -96,7 +96,7 @@ fn main() -> Result<()> {
             let (open, held) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU32::new(0)));
             for stream in [runtime.stream(), &other] {
                 let (open, held) = (open.clone(), held.clone());
-                ops::host_call_once(stream, "held", move || {
+                stream.host_call_once("held", move || {
                     held.fetch_add(1, Ordering::AcqRel);
                     while !open.load(Ordering::Acquire) {
                         std::thread::yield_now();
@@ -112,7 +112,7 @@ fn main() -> Result<()> {
             result?;
             for stream in [runtime.stream(), &other] {
                 stream.synchronize()?;
-                ops::host_call_once(stream, "alone", || Ok(()))?;
+                stream.host_call_once("alone", || Ok(()))?;
                 stream.synchronize()?;
             }
         }
@@ -156,7 +156,7 @@ fn main() -> Result<()> {
     check("alloc and drop", &|| runtime.alloc(4096).map(drop))?;
     let used = || {
         let t = runtime.alloc(1 << 20)?;
-        ops::fill(runtime.stream(), t.part(..16)?, ops::Pattern::U32(1))
+        runtime.stream().fill(t.part(..16)?, 1u32)
     };
     run_ahead(&used)?;
     check("alloc, use and drop", &used)?;
@@ -169,12 +169,12 @@ fn main() -> Result<()> {
     check("launch on two streams in turn", &graphs)?;
     let event = runtime.create_event()?;
     check("record and wait for an event", &|| {
-        runtime.record_event(&event, None)?;
-        runtime.synchronize_event(&event)
+        runtime.stream().record(&event)?;
+        event.synchronize()
     })?;
     let mut word = [0u8; 16];
     let word = std::cell::RefCell::new(&mut word);
-    check("read back", &|| runtime.memcpy_d2h(*word.borrow_mut(), x.view()))?;
+    check("read back", &|| runtime.stream().download(*word.borrow_mut(), x.view()))?;
     assert_eq!(runtime.download::<u32>(&y)?, [3 * 2400; 4]);
     assert_eq!(runtime.download::<u32>(&x)?, [2200 + 2 * 2400; 4]);
     Ok(())

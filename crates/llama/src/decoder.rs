@@ -5,7 +5,7 @@
 
 use crate::model::{Dense, Layer, Model};
 use leasehold::core::sync::atomic::{AtomicU32, Ordering};
-use leasehold::ops::{self as rt, Pattern};
+use leasehold::ops::Pattern;
 use leasehold::{Buffer, Error, Graph, GraphOperator, HostKind, Lease, Point, Result, Runtime, View};
 use leasehold_operators::{DType, Operator, Tensor, ops};
 
@@ -55,7 +55,7 @@ fn shared_words(runtime: &Runtime, count: usize) -> Result<Lease<Buffer>> {
         words = Some(runtime.alloc_pinned(bytes)?).filter(|w| w.host_kind() == HostKind::Pinned);
     }
     let words = words.map_or_else(|| runtime.alloc(bytes), Ok)?;
-    rt::fill(runtime.stream(), words.view(), Pattern::U32(0))?;
+    runtime.stream().fill(words.view(), 0u32)?;
     Ok(words)
 }
 
@@ -103,17 +103,17 @@ impl<'m> Decoder<'m> {
         // An operator that appends declares the whole cache, which therefore has to be something from the beginning.
         let cache = || -> Result<Lease<Buffer>> {
             let cache = runtime.alloc(cache_bytes)?;
-            rt::fill(runtime.stream(), cache.view(), Pattern::U8(0))?;
+            runtime.stream().fill(cache.view(), 0u8)?;
             Ok(cache)
         };
         let caches = (0..c.num_hidden_layers)
             .map(|_| Ok(ops::Cache { keys: cache()?, values: cache()?, dtype: model.activations() }))
             .collect::<Result<Vec<_>>>()?;
         let state = ops::Loop {
-            token: runtime.upload(&[0i32])?,
-            position: runtime.upload(&[0i32])?,
+            token: runtime.upload(&[0i32])?.into_buffer(),
+            position: runtime.upload(&[0i32])?.into_buffer(),
             ring: shared_words(runtime, ring)?,
-            count: runtime.upload(&[0u32])?,
+            count: runtime.upload(&[0u32])?.into_buffer(),
         };
         let table = model.rope_table(positions)?;
         let logits = Tensor::alloc(runtime, DType::F32, 1, c.vocab_size as u32)?;
@@ -218,20 +218,20 @@ impl<'m> Decoder<'m> {
             return Err(Error::invalid(format!("token id {id} is not in the vocabulary (0 to {})", c.vocab_size - 1)));
         }
         let (runtime, stream) = (self.model.runtime(), self.model.runtime().stream());
-        rt::fill(stream, self.state.count.view(), Pattern::U32(0))?;
+        stream.fill(self.state.count.view(), 0u32)?;
         let mut last = None;
         for (i, chunk) in prompt.chunks(CHUNK).enumerate() {
             let scratch = Scratch::new(self.model, chunk.len() as u32)?;
             let ids: Vec<i32> = chunk.iter().map(|&id| id as i32).collect();
             let ids = runtime.upload(&ids)?;
-            rt::fill(stream, self.state.position.view(), Pattern::U32((i * CHUNK) as u32))?;
+            stream.fill(self.state.position.view(), Pattern::U32((i * CHUNK) as u32))?;
             let mut operators = Vec::new();
             self.rows(&scratch, &ids, false, &mut operators)?;
             self.run(&operators)?;
             last = Some(scratch.h.slice_rows(chunk.len() as u32 - 1, 1)?);
         }
         if let Some(h) = last {
-            rt::fill(stream, self.state.position.view(), Pattern::U32(prompt.len() as u32 - 1))?;
+            stream.fill(self.state.position.view(), Pattern::U32(prompt.len() as u32 - 1))?;
             let mut operators = Vec::new();
             self.finish(&h, &mut operators)?;
             self.run(&operators)?;
@@ -296,8 +296,9 @@ impl<'m> Decoder<'m> {
     /// The stream's cause; `InvalidArgument` where no logit of that step is a number.
     pub fn token(&self, index: usize, point: Point) -> Result<u32> {
         let runtime = self.model.runtime();
-        let ring = self.state.ring.len() / 4;
-        let slot = self.state.ring.part(index as u64 % ring * 4..index as u64 % ring * 4 + 4)?;
+        let ring = self.state.ring.view().values::<u32>()?;
+        let at = index % ring.len();
+        let slot = ring.slice(at..at + 1).view();
         let mut word = [0u8; 4];
         if runtime.raw_device().caps().host_visible || self.state.ring.host_kind() == HostKind::Pinned {
             runtime.wait_for(self.born)?;
@@ -307,7 +308,7 @@ impl<'m> Decoder<'m> {
             let slot = unsafe { AtomicU32::from_ptr(std::ptr::with_exposed_provenance_mut(slot.addr() as usize)) };
             word = slot.load(Ordering::Acquire).to_ne_bytes();
         } else {
-            runtime.memcpy_d2h(&mut word, slot)?;
+            runtime.stream().download(&mut word, slot)?;
         }
         let id = i32::from_le_bytes(word);
         u32::try_from(id).map_err(|_| {

@@ -115,7 +115,7 @@ pub fn generate(
         Mode::Eager => None,
         Mode::Graph => Some(decoder.record()?),
     };
-    model.runtime().sync_stream()?;
+    model.runtime().stream().synchronize()?;
 
     let start = Instant::now();
     let mut point = decoder.prefill(request.prompt)?;

@@ -98,7 +98,7 @@ impl Loader<'_> {
             }
         } else {
             let buffer = self.runtime.alloc(bytes.len() as u64)?;
-            self.runtime.memcpy_h2d(leasehold::View::view(&buffer), bytes, false)?;
+            self.runtime.stream().upload_blocking(leasehold::View::view(&buffer), bytes)?;
             buffer
         };
         self.done += bytes.len() as u64;
@@ -171,7 +171,7 @@ impl Model {
         }
         let norm = loader.vector("model.norm.weight")?;
         let head = if config.tie_word_embeddings { embedding.clone() } else { loader.tensor("lm_head.weight")? };
-        runtime.sync_stream()?;
+        runtime.stream().synchronize()?;
         Ok(Model {
             runtime: runtime.clone(),
             library,
@@ -206,7 +206,7 @@ impl Model {
     pub(crate) fn rope_table(&self, positions: usize) -> Result<Lease<leasehold::Buffer>> {
         let frequencies: Vec<f64> =
             self.config.rope.inverse_frequencies(self.config.head_dim).into_iter().map(f64::from).collect();
-        self.runtime.upload(&rope::table(&frequencies, positions))
+        self.runtime.upload(&rope::table(&frequencies, positions)).map(leasehold::Array::into_buffer)
     }
 }
 

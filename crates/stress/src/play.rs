@@ -15,8 +15,8 @@ use leasehold::core::sync::{Arc, Condvar, Mutex};
 use leasehold::graph::NodeId;
 use leasehold::hal::StreamDesc;
 use leasehold::{
-    Buffer, ContextGuard, Current, DeviceId, Error, Event, EventFlags, Gate, Graph, KernelBase, Lease, Operand, Result,
-    Runtime, Stream, Update, View, ops,
+    Buffer, ContextGuard, Current, DeviceId, Error, Event, EventFlags, Gate, Graph, GraphUpdate, KernelBase, Lease,
+    Operand, Result, Runtime, Stream, View, ops,
 };
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -116,7 +116,7 @@ impl Drop for Raise {
     fn drop(&mut self) {
         if self.always && self.next > self.gate.value() {
             // Another thread may have raised it since.
-            let _ = ops::raise(&self.gate, self.next);
+            let _ = self.gate.raise(self.next);
         }
     }
 }
@@ -368,7 +368,7 @@ impl World {
             }
             Step::New { slot, len, seed } => {
                 let made = self.runtime(is_far(slot))?.upload(&bytes(seed, len as usize))?;
-                self.buffers[usize::from(slot)].put(made);
+                self.buffers[usize::from(slot)].put(made.into_buffer());
             }
             Step::Pin { slot, len } => {
                 let made = runtime.alloc_pinned(len.into())?;
@@ -392,10 +392,10 @@ impl World {
             Step::Sync(s) => self.stream(s)?.synchronize()?,
             Step::Query(s) => drop(self.stream(s)?.query()?),
             Step::Flush(s) => self.stream(s)?.flush()?,
-            Step::SyncDevice => runtime.sync_device()?,
+            Step::SyncDevice => runtime.synchronize()?,
             Step::Enter(s) => {
                 let entered = self.stream(s).and_then(|stream| {
-                    let guard = ops::set_context(runtime, Some(&stream))?;
+                    let guard = stream.enter()?;
                     Ok((guard, stream))
                 });
                 match entered {
@@ -421,11 +421,8 @@ impl World {
                     calls.fetch_add(1, Ordering::SeqCst);
                     Ok(())
                 };
-                let called = if once {
-                    ops::host_call_once(&stream, "count", count)
-                } else {
-                    ops::host_call(&stream, "count", count)
-                };
+                let called =
+                    if once { stream.host_call_once("count", count) } else { stream.host_call("count", count) };
                 called?;
             }
             Step::Complete(stream) => self.completions.ask(&self.stream(stream)?)?,
@@ -478,16 +475,16 @@ impl World {
 
     fn check(&self, read: Read, span: Span, planned: &Planned, again: &mut Vec<u8>) -> Outcome {
         let buffer = self.buffer(span.slot)?;
-        let part = buffer.part(span.at.into()..span.at.into() + span.len.into())?;
+        let part = buffer.part(span.range())?;
         let mut new = Vec::new();
         let got = if read == Read::Again { again } else { &mut new };
         let runtime = self.runtime(is_far(span.slot))?;
         match read {
             Read::New => *got = runtime.download::<u8>(&part)?,
-            Read::Again => runtime.download_into::<u8>(got, &part)?,
+            Read::Again => runtime.stream().download_into(got, part.view())?,
             Read::On(s) => {
                 got.resize(span.len as usize, 0xEE);
-                ops::download(&self.stream(s)?, got, part)?;
+                self.stream(s)?.download(got, part)?;
             }
         }
         let (Some(expect), Some(&b)) = (&planned.expect, planned.reads.first()) else { return Ok(()) };
@@ -501,29 +498,26 @@ impl World {
         let runtime = &self.runtime;
         match *step {
             Step::Event { slot, timing } => {
-                let made = runtime.create_event_with_flags(if timing {
-                    EventFlags::TIMING
-                } else {
-                    EventFlags::DISABLE_TIMING
-                })?;
+                let made =
+                    runtime.create_event_with(if timing { EventFlags::TIMING } else { EventFlags::DISABLE_TIMING })?;
                 self.events[usize::from(slot)].put(made);
             }
             Step::DropEvent(slot) => drop(self.events[usize::from(slot)].take()),
-            Step::Record { event, stream } => ops::signal(&self.stream(stream)?, &self.event(event)?)?,
-            Step::WaitEvent { stream, event } => ops::wait_event(&self.stream(stream)?, &self.event(event)?)?,
+            Step::Record { event, stream } => self.stream(stream)?.record(&self.event(event)?)?,
+            Step::WaitEvent { stream, event } => self.stream(stream)?.wait_event(&self.event(event)?)?,
             Step::WaitStream { stream, on } => {
                 let now = self.stream(on)?.now();
-                ops::wait(&self.stream(stream)?, now)?;
+                self.stream(stream)?.wait(now)?;
             }
-            Step::QueryEvent(event) => drop(runtime.query_event(&*self.event(event)?)?),
+            Step::QueryEvent(event) => drop(self.event(event)?.query()?),
             Step::SyncEvent(event) => {
                 let event = self.event(event)?;
-                runtime.synchronize_event(&event)?;
-                if !runtime.query_event(&event)? {
+                event.synchronize()?;
+                if !event.query()? {
                     return wrong("an event is not complete after it was waited for");
                 }
             }
-            Step::Elapsed(a, b) => drop(runtime.elapsed(&*self.event(a)?, &*self.event(b)?)?),
+            Step::Elapsed(a, b) => drop(self.event(b)?.elapsed_since(&*self.event(a)?)?),
             _ => {}
         }
         Ok(())
@@ -545,7 +539,7 @@ impl World {
                     held.next += 1;
                     held.gate.at(held.next)
                 };
-                ops::wait(&stream, point)?;
+                stream.wait(point)?;
             }
             Step::Raise(gate) => {
                 let (gate, next) = {
@@ -554,15 +548,15 @@ impl World {
                 };
                 // Nothing may have come to wait, where calls fail.
                 if next > gate.value() {
-                    ops::raise(&gate, next)?;
+                    gate.raise(next)?;
                 }
             }
             Step::CallRaise { stream, gate } => {
                 // The gate is the call's from here: nobody else raises it, at the end neither, when the call may be still to come.
                 let Raisable { gate, next } = self.gates[usize::from(gate)].take().ok_or(EMPTY)?;
                 let raise = Raise { gate, next, always: !self.strict };
-                let call = move || ops::raise(&raise.gate, raise.next);
-                self.stream(stream).and_then(|s| Ok(ops::host_call_once(&s, "raise", call)?))?;
+                let call = move || raise.gate.raise(raise.next);
+                self.stream(stream).and_then(|s| Ok(s.host_call_once("raise", call)?))?;
             }
             _ => {}
         }
@@ -580,17 +574,17 @@ impl World {
             };
             for node in nodes {
                 let elements = if let Node::Work(work) = node { work.to.len / 4 } else { 0 };
-                names.push((ops::next_node(runtime), elements));
+                names.push((runtime.next_node(), elements));
                 match node {
                     Node::Work(work) => self.work(runtime.stream(), work, &find)?,
                     Node::Call => {
                         let calls = self.calls.clone();
-                        ops::host_call(runtime.stream(), "count", move || {
+                        runtime.stream().host_call("count", move || {
                             calls.fetch_add(1, Ordering::SeqCst);
                             Ok(())
                         })?;
                     }
-                    Node::Record(event) => ops::signal(runtime.stream(), &self.event(*event)?)?,
+                    Node::Record(event) => runtime.stream().record(&self.event(*event)?)?,
                 }
             }
             Ok(())
@@ -615,7 +609,7 @@ impl World {
                 };
                 let params: Params = [n, words[0], words[1]];
                 let Some(name) = name else { return wrong("a recorded node without a name") };
-                let updated = self.graph(graph)?.update(&Update::new().params(name, &params));
+                let updated = self.graph(graph)?.update(&GraphUpdate::new().params(name, &params));
                 self.give_up(graph, updated.map(drop).map_err(Trouble::from))?;
             }
             Step::Grid { graph, node, blocks } => {
@@ -624,13 +618,13 @@ impl World {
                     place.as_ref().and_then(|r| r.nodes.get(node as usize).copied()).ok_or(EMPTY)?.0
                 };
                 let Some(name) = name else { return wrong("a recorded node without a name") };
-                let updated = self.graph(graph)?.update(&Update::new().grid(name, [blocks, 1, 1]));
+                let updated = self.graph(graph)?.update(&GraphUpdate::new().grid(name, [blocks, 1, 1]));
                 self.give_up(graph, updated.map(drop).map_err(Trouble::from))?;
             }
             Step::Swap { graph, old, new } => {
                 let swap = || -> Outcome {
                     let (old, new) = (self.buffer(old)?, self.buffer(new)?);
-                    Ok(self.graph(graph)?.update(&Update::new().buffer(&old, &new)).map(drop)?)
+                    Ok(self.graph(graph)?.update(&GraphUpdate::new().buffer(&old, &new)).map(drop)?)
                 };
                 self.give_up(graph, swap())?;
             }
@@ -660,8 +654,8 @@ impl World {
     ) -> Outcome {
         let leases = work.from.iter().map(|s| find(s.slot)).collect::<std::result::Result<Vec<_>, _>>()?;
         let lease = find(work.to.slot)?;
-        let to = lease.part(work.to.at.into()..work.to.at.into() + work.to.len.into())?;
-        let from = |i: usize| leases[i].part(work.from[i].at.into()..work.from[i].at.into() + work.from[i].len.into());
+        let to = lease.part(work.to.range())?;
+        let from = |i: usize| leases[i].part(work.from[i].range());
         match work.op {
             Op::Fill { pattern, width } => {
                 let pattern = match width {
@@ -669,21 +663,23 @@ impl World {
                     2 => ops::Pattern::U16(pattern as u16),
                     _ => ops::Pattern::U32(pattern),
                 };
-                ops::fill(stream, to, pattern)?;
+                stream.fill(to, pattern)?;
             }
             Op::Upload { seed, hand } => {
                 let bytes = bytes(seed, work.to.len as usize);
                 match hand {
-                    Hand::Asynchronous => ops::upload(stream, to, &bytes, true)?,
-                    Hand::Synchronous => ops::upload(stream, to, &bytes, false)?,
-                    Hand::Owned => ops::upload_owned(stream, to, Arc::new(bytes))?,
+                    Hand::Asynchronous => stream.upload(to, &bytes)?,
+                    Hand::Synchronous => stream.upload_blocking(to, &bytes)?,
+                    Hand::Owned => stream.upload_owned(to, bytes)?,
                 }
             }
-            Op::Copy => ops::copy(stream, to, from(0)?)?,
-            Op::Copy2d { width, rows, from_pitch, to_pitch } => {
-                ops::copy_2d(stream, to, to_pitch.into(), from(0)?, from_pitch.into(), width.into(), rows.into())?
-            }
-            Op::Pinned => ops::copy_pinned(stream, to, from(0)?)?,
+            Op::Copy => stream.copy(to, from(0)?)?,
+            Op::Copy2d { width, rows, from_pitch, to_pitch } => stream.copy_2d(
+                to,
+                from(0)?,
+                ops::Rows::new(width.into(), rows.into()).src_pitch(from_pitch.into()).dst_pitch(to_pitch.into()),
+            )?,
+            Op::Pinned => stream.copy_pinned(to, from(0)?)?,
             Op::Launch { .. } => {
                 let operands = operands(work, &lease, &leases)?;
                 launch(stream, &[self.call(work, &operands)])?;
@@ -724,7 +720,7 @@ impl World {
             if let Some(Raisable { gate, next }) = place.take()
                 && next > gate.value()
             {
-                ops::raise(&gate, next).or_else(said)?;
+                gate.raise(next).or_else(said)?;
             }
         }
         for stream in self.streams.iter().filter_map(Place::get) {
@@ -751,8 +747,8 @@ impl World {
             }
         }
         self.graphs.iter().for_each(|p| drop(p.take()));
-        self.runtime.sync_device().or_else(said)?;
-        self.far.take().map_or(Ok(()), |far| far.sync_device()).or_else(said)?;
+        self.runtime.synchronize().or_else(said)?;
+        self.far.take().map_or(Ok(()), |far| far.synchronize()).or_else(said)?;
         let calls = self.calls.load(Ordering::SeqCst);
         if calls != self.watch.plan.calls && self.strict {
             return Err(format!("{calls} host calls ran, not {}", self.watch.plan.calls));
@@ -771,9 +767,9 @@ impl World {
 fn operands<'a>(work: &Work, to: &'a Lease<Buffer>, from: &'a [Lease<Buffer>]) -> Result<Vec<Operand<'a>>> {
     let mut operands = Vec::with_capacity(from.len() + 1);
     for (span, lease) in work.from.iter().zip(from) {
-        operands.push(lease.part(span.at.into()..span.at.into() + span.len.into())?.read());
+        operands.push(lease.part(span.range())?.read());
     }
-    let part = to.part(work.to.at.into()..work.to.at.into() + work.to.len.into())?;
+    let part = to.part(work.to.range())?;
     let role =
         if matches!(work.op, Op::Launch { kernel: Kernel::Mask, .. }) { part.read_write() } else { part.write() };
     operands.push(role);

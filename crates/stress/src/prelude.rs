@@ -10,8 +10,8 @@ pub use leasehold::hal::StreamDesc;
 pub use leasehold::hal::alloc::On;
 pub use leasehold::ops::{self, Pattern};
 pub use leasehold::{
-    Buffer, Context, Current, DeviceId, Error, Event, EventFlags, Gate, Graph, KernelBase, Layout, Lease, Operand,
-    Result, Runtime, BufferView, Stream, Update, View,
+    Buffer, BufferView, Context, Current, DeviceId, Error, Event, EventFlags, Gate, Graph, GraphUpdate, KernelBase,
+    Layout, Lease, Operand, Result, Runtime, Stream, View,
 };
 
 use crate::dice::Dice;
@@ -168,7 +168,7 @@ impl Completions {
     pub fn ask(&self, stream: &Stream) -> Result<()> {
         let ran = Arc::new(AtomicU32::new(0));
         let (runs, heard) = (ran.clone(), self.0.clone());
-        let called = ops::host_call_once(stream, "comes before", move || {
+        let called = stream.host_call_once("comes before", move || {
             runs.store(1, Ordering::SeqCst);
             Ok(())
         });
@@ -214,7 +214,7 @@ impl Completions {
 /// The stream's.
 pub fn read(stream: &Stream, part: BufferView<'_>) -> Result<Vec<u8>> {
     let mut got = vec![0xEE; part.len() as usize];
-    ops::download(stream, &mut got, part)?;
+    stream.download(&mut got, part)?;
     Ok(got)
 }
 
@@ -252,7 +252,7 @@ impl Order {
 /// # Errors
 /// `Recording` when the thread does not record.
 pub fn name(runtime: &Runtime) -> Result<NodeId> {
-    ops::next_node(runtime).ok_or_else(|| Error::recording("this thread does not record"))
+    runtime.next_node().ok_or_else(|| Error::recording("this thread does not record"))
 }
 
 /// Opens a device's runtime, which is one however often it is opened.
@@ -272,7 +272,7 @@ pub fn refuses(stream: &Stream, buffer: &Lease<Buffer>) -> Result<()> {
     let into = stream.alloc(buffer.len())?;
     // Whoever waits for a point looks at all runtimes, and has them for a moment.
     let end = Instant::now() + Duration::from_secs(5);
-    while ops::copy(stream, into.view(), buffer.view()).is_ok() {
+    while stream.copy(into.view(), buffer.view()).is_ok() {
         if Instant::now() > end {
             return Err(Error::invalid("a closed runtime's buffer was used"));
         }

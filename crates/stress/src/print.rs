@@ -74,7 +74,7 @@ fn write(to: &mut String, target: &Target, seed: u64, faults: bool, plan: &Plan,
             steps.iter().try_for_each(|p| step(to, "    ", p))?;
         }
     } else if !threads.is_empty() {
-        writeln!(to, "    let order = Order::new({});", threads.len())?;
+        writeln!(to, "    let order = Order::new{};", threads.len())?;
         writeln!(to, "    std::thread::scope(|scope| {{")?;
         for (t, steps) in &threads {
             writeln!(to, "        scope.spawn(|| {{")?;
@@ -85,7 +85,7 @@ fn write(to: &mut String, target: &Target, seed: u64, faults: bool, plan: &Plan,
                     writeln!(to, "                order.after({}, {count});", rank(*on))?;
                 }
                 step(to, "                ", p)?;
-                writeln!(to, "                order.done({});", rank(*t))?;
+                writeln!(to, "                order.done{};", rank(*t))?;
             }
             writeln!(to, "                Ok(())\n            }};")?;
             writeln!(to, "            run().expect(\"thread {}\");\n        }});", rank(*t))?;
@@ -136,9 +136,9 @@ fn own(to: &mut String, pad: &str, steps: &[&Planned]) -> fmt::Result {
 fn finish(to: &mut String, plan: &Plan, calls: bool, completions: bool, far: bool) -> fmt::Result {
     if last(plan, "g").is_some() {
         writeln!(to, "    for (gate, next) in g.iter().filter_map(Place::take) {{")?;
-        writeln!(to, "        let _ = ops::raise(&gate, next);\n    }}")?;
+        writeln!(to, "        let _ = gate.raise(next);\n    }}")?;
     }
-    writeln!(to, "    runtime.sync_device()?;")?;
+    writeln!(to, "    runtime.synchronize()?;")?;
     if plan.remains.iter().any(|r| is_far(r.0)) {
         writeln!(to, "    if far.get().is_none() {{")?;
         writeln!(to, "        far.put(bench.far().expect(\"another device\")?);\n    }}")?;
@@ -166,12 +166,12 @@ fn runtime(far: bool) -> &'static str {
 
 fn part(span: &Span) -> String {
     let place = if span.slot >= TEMPS { format!("t{}", span.slot - TEMPS) } else { format!("b[{}].the()", span.slot) };
-    format!("{place}.part({}, {})?", span.at, span.len)
+    format!("{place}.part({}..{})?", span.at, span.at + span.len)
 }
 
 /// One statement or more for a step.
 fn step(to: &mut String, pad: &str, planned: &Planned) -> fmt::Result {
-    let the = |s: &Slot| format!("&s[{s}].the()");
+    let the = |s: &Slot| format!("s[{s}].the()");
     let line = match &planned.step {
         Step::Stream(s, priority) => {
             let runtime = runtime(is_far_stream(*s));
@@ -180,7 +180,7 @@ fn step(to: &mut String, pad: &str, planned: &Planned) -> fmt::Result {
         Step::DropStream(s) => format!("drop(s[{s}].take());"),
         Step::Alloc { slot, len, stream } => format!("b[{slot}].put(s[{stream}].the().alloc({len})?);"),
         Step::New { slot, len, seed } => {
-            format!("b[{slot}].put({}.upload(&bytes({seed}, {len}))?);", runtime(is_far(*slot)))
+            format!("b[{slot}].put({}.upload(&bytes({seed}, {len}))?.into_buffer());", runtime(is_far(*slot)))
         }
         Step::Pin { slot, len } => format!("b[{slot}].put(runtime.alloc_pinned({len})?);"),
         Step::Drop(slot) => format!("drop(b[{slot}].take());"),
@@ -189,40 +189,38 @@ fn step(to: &mut String, pad: &str, planned: &Planned) -> fmt::Result {
         Step::Run(stream, w) => work(&the(stream), w),
         Step::Session(stream, works) => {
             let calls: String = works.iter().map(|w| call(w) + ", ").collect();
-            format!("launch({}, &[{}])?;", the(stream), calls.trim_end_matches(", "))
+            format!("launch(&{}, &[{}])?;", the(stream), calls.trim_end_matches(", "))
         }
-        Step::Try(stream, w) => format!("try_launch({}, {})?;", the(stream), call(w)),
+        Step::Try(stream, w) => format!("try_launch(&{}, {})?;", the(stream), call(w)),
         Step::Check(read, span) => {
             let hash = digest(planned.expect.as_deref().unwrap_or_default());
             let runtime = runtime(is_far(span.slot));
             match read {
                 Read::New => format!("assert_eq!(digest(&{runtime}.download::<u8>(&{})?), {hash:#x});", part(span)),
                 Read::Again => format!(
-                    "{runtime}.download_into(&mut again, &{})?;\n{pad}assert_eq!(digest(&again), {hash:#x});",
+                    "{runtime}.stream().download_into(&mut again, {}.view())?;\n{pad}assert_eq!(digest(&again), {hash:#x});",
                     part(span)
                 ),
-                Read::On(s) => format!("assert_eq!(digest(&read({}, {})?), {hash:#x});", the(s), part(span)),
+                Read::On(s) => format!("assert_eq!(digest(&read(&{}, {})?), {hash:#x});", the(s), part(span)),
             }
         }
         Step::Sync(s) => format!("s[{s}].the().synchronize()?;"),
         Step::Query(s) => format!("s[{s}].the().query()?;"),
         Step::Flush(s) => format!("s[{s}].the().flush()?;"),
-        Step::SyncDevice => "runtime.sync_device()?;".into(),
+        Step::SyncDevice => "runtime.synchronize()?;".into(),
         Step::Event { slot, timing } => {
             let flags = if *timing { "TIMING" } else { "DISABLE_TIMING" };
-            format!("e[{slot}].put(runtime.create_event_with_flags(EventFlags::{flags})?);")
+            format!("e[{slot}].put(runtime.create_event_with(EventFlags::{flags})?);")
         }
         Step::DropEvent(slot) => format!("drop(e[{slot}].take());"),
-        Step::Record { event, stream } => format!("ops::signal({}, &e[{event}].the())?;", the(stream)),
-        Step::WaitEvent { stream, event } => format!("ops::wait_event({}, &e[{event}].the())?;", the(stream)),
-        Step::WaitStream { stream, on } => format!("ops::wait({}, s[{on}].the().now())?;", the(stream)),
-        Step::QueryEvent(event) => format!("runtime.query_event(&e[{event}].the())?;"),
+        Step::Record { event, stream } => format!("{}.record(&e[{event}].the())?;", the(stream)),
+        Step::WaitEvent { stream, event } => format!("{}.wait_event(&e[{event}].the())?;", the(stream)),
+        Step::WaitStream { stream, on } => format!("{}.wait(s[{on}].the().now())?;", the(stream)),
+        Step::QueryEvent(event) => format!("e[{event}].the().query()?;"),
         Step::SyncEvent(event) => {
-            format!(
-                "runtime.synchronize_event(&e[{event}].the())?;\n{pad}assert!(runtime.query_event(&e[{event}].the())?);"
-            )
+            format!("e[{event}].the().synchronize()?;\n{pad}assert!(e[{event}].the().query()?);")
         }
-        Step::Elapsed(a, b) => format!("runtime.elapsed(&e[{a}].the(), &e[{b}].the())?;"),
+        Step::Elapsed(a, b) => format!("e[{b}].the().elapsed_since(&e[{a}].the())?;"),
         Step::Gate(slot) => {
             format!(
                 "let gate = runtime.create_gate()?;\n{pad}let value = gate.value();\n{pad}g[{slot}].put((gate, value));"
@@ -230,39 +228,37 @@ fn step(to: &mut String, pad: &str, planned: &Planned) -> fmt::Result {
         }
         Step::DropGate(slot) => format!("drop(g[{slot}].take());"),
         Step::Hold { stream, gate } => format!(
-            "let (gate, value) = g[{gate}].the();\n{pad}ops::wait({}, gate.at(value + 1))?;\n{pad}g[{gate}].put((gate, value + 1));",
+            "let (gate, value) = g[{gate}].the();\n{pad}{}.wait(gate.at(value + 1))?;\n{pad}g[{gate}].put((gate, value + 1));",
             the(stream)
         ),
-        Step::Raise(gate) => format!("let (gate, value) = g[{gate}].the();\n{pad}ops::raise(&gate, value)?;"),
+        Step::Raise(gate) => format!("let (gate, value) = g[{gate}].the();\n{pad}gate.raise(value)?;"),
         Step::CallRaise { stream, gate } => format!(
             "let (gate, value) = g[{gate}].take().expect(\"a gate that is waited for\");\n{pad}\
-             ops::host_call_once({}, \"raise\", move || ops::raise(&gate, value))?;",
+             {}.host_call_once(\"raise\", move || gate.raise(value))?;",
             the(stream)
         ),
         Step::Call { stream, once } => {
             let function = if *once { "host_call_once" } else { "host_call" };
-            format!(
-                "{}\n{pad}ops::{function}({}, \"count\", count)?;",
-                COUNT.replace('\n', &format!("\n{pad}")),
-                the(stream)
-            )
+            format!("{}\n{pad}{}.{function}(\"count\", count)?;", COUNT.replace('\n', &format!("\n{pad}")), the(stream))
         }
-        Step::Complete(stream) => format!("completions.ask({})?;", the(stream)),
+        Step::Complete(stream) => format!("completions.ask(&{})?;", the(stream)),
         Step::Graph { slot, temps, nodes } => return graph(to, pad, *slot, temps, nodes),
         Step::DropGraph(slot) => format!("drop(graphs[{slot}].take());"),
-        Step::Launch { graph, stream } => format!("graphs[{graph}].the().0.launch_on({})?;", the(stream)),
+        Step::Launch { graph, stream } => format!("graphs[{graph}].the().0.launch_on(&{})?;", the(stream)),
         Step::Params { graph, node, words: [first, second] } => format!(
-            "let (graph, nodes) = graphs[{graph}].the();\n{pad}let (node, n) = nodes[{node}];\n{pad}let _ = graph.update(&Update::new().params(node, &[n, {first}, {second}]))?;"
+            "let (graph, nodes) = graphs[{graph}].the();\n{pad}let (node, n) = nodes[{node}];\n{pad}let _ = graph.update(&GraphUpdate::new().params(node, &[n, {first}, {second}]))?;"
         ),
         Step::Grid { graph, node, blocks } => format!(
-            "let (graph, nodes) = graphs[{graph}].the();\n{pad}let _ = graph.update(&Update::new().grid(nodes[{node}].0, [{blocks}, 1, 1]))?;"
+            "let (graph, nodes) = graphs[{graph}].the();\n{pad}let _ = graph.update(&GraphUpdate::new().grid(nodes[{node}].0, [{blocks}, 1, 1]))?;"
         ),
         Step::Swap { graph, old, new } => {
-            format!("let _ = graphs[{graph}].the().0.update(&Update::new().buffer(&b[{old}].the(), &b[{new}].the()))?;")
+            format!(
+                "let _ = graphs[{graph}].the().0.update(&GraphUpdate::new().buffer(&b[{old}].the(), &b[{new}].the()))?;"
+            )
         }
-        Step::Suspend { graph, stream } => format!("suspend(&graphs[{graph}].the().0, {})?;", the(stream)),
+        Step::Suspend { graph, stream } => format!("suspend(&graphs[{graph}].the().0, &{})?;", the(stream)),
         Step::Resume(graph) => format!("resume(&graphs[{graph}].the().0)?;"),
-        Step::Enter(s) => format!("entered.push(ops::set_context(&runtime, Some({}))?);", the(s)),
+        Step::Enter(s) => format!("entered.push({}.enter()?);", the(s)),
         Step::Leave => "drop(entered.pop());".into(),
         Step::Open => format!(
             "far.put(open(runtime.context(), bench.far().expect(\"another device\")?.device())?);\n{pad}s[{FAR_STREAM}].put(far.the().stream().clone());"
@@ -302,8 +298,8 @@ fn graph(to: &mut String, pad: &str, slot: Slot, temps: &[u32], nodes: &[Node]) 
         let stream = "runtime.stream()";
         let line = match node {
             Node::Work(w) => work(stream, w),
-            Node::Call => format!("{COUNT}\n{pad}    ops::host_call({stream}, \"count\", count)?;"),
-            Node::Record(e) => format!("ops::signal({stream}, &e[{e}].the())?;"),
+            Node::Call => format!("{COUNT}\n{pad}    {stream}.host_call(\"count\", count)?;"),
+            Node::Record(e) => format!("{stream}.record(&e[{e}].the())?;"),
         };
         writeln!(to, "{pad}    {line}")?;
     }
@@ -315,23 +311,26 @@ fn work(stream: &str, work: &Work) -> String {
     let to = part(&work.to);
     match work.op {
         Op::Fill { pattern, width } => {
-            format!("ops::fill({stream}, {to}, Pattern::U{}({pattern:#x}))?;", u32::from(width) * 8)
+            format!("{stream}.fill({to}, Pattern::U{}({pattern:#x}))?;", u32::from(width) * 8)
         }
         Op::Upload { seed, hand } => {
             let bytes = format!("bytes({seed}, {})", work.to.len);
             match hand {
-                Hand::Asynchronous => format!("ops::upload({stream}, {to}, &{bytes}, true)?;"),
-                Hand::Synchronous => format!("ops::upload({stream}, {to}, &{bytes}, false)?;"),
-                Hand::Owned => format!("ops::upload_owned({stream}, {to}, Arc::new({bytes}))?;"),
+                Hand::Asynchronous => format!("{stream}.upload({to}, &{bytes})?;"),
+                Hand::Synchronous => format!("{stream}.upload_blocking({to}, &{bytes})?;"),
+                Hand::Owned => format!("{stream}.upload_owned({to}, {bytes})?;"),
             }
         }
-        Op::Copy => format!("ops::copy({stream}, {to}, {})?;", part(&work.from[0])),
+        Op::Copy => format!("{stream}.copy({to}, {})?;", part(&work.from[0])),
         Op::Copy2d { width, rows, from_pitch, to_pitch } => format!(
-            "ops::copy_2d({stream}, {to}, {to_pitch}, {}, {from_pitch}, {width}, {rows})?;",
+            "{stream}.copy_2d({to}, {}, ops::Rows::new({width}, {rows}).src_pitch({from_pitch}).dst_pitch({to_pitch}))?;",
             part(&work.from[0])
         ),
-        Op::Pinned => format!("ops::copy_pinned({stream}, {to}, {})?;", part(&work.from[0])),
-        Op::Launch { .. } => format!("launch({stream}, &[{}])?;", call(work)),
+        Op::Pinned => format!("{stream}.copy_pinned({to}, {})?;", part(&work.from[0])),
+        Op::Launch { .. } => {
+            let borrow = if stream.starts_with("s[") { "&" } else { "" };
+            format!("launch({borrow}{stream}, &[{}])?;", call(work))
+        }
     }
 }
 

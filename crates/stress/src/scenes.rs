@@ -2,7 +2,6 @@
 
 use crate::kernels::{BLOCK, Kernel, Params};
 use crate::prelude::{Call, launch};
-use leasehold::core::sync::Arc;
 use leasehold::kernel::{session_ops, session_sync_ops};
 use leasehold::{
     Buffer, Context, DeviceId, Error, KernelBase, KernelSession, Lease, Result, Runtime, Stream, View, ops,
@@ -88,16 +87,16 @@ pub fn refused(
     buffer: &Lease<Buffer>,
     wrong: Wrong,
 ) -> std::result::Result<(), String> {
-    let len = buffer.len();
+    let len = buffer.len() as usize;
     let result = match wrong {
-        Wrong::Part => buffer.part(len - 4..len - 4 + 8).map(drop),
-        Wrong::Overlap => buffer.part(..len - 1).and_then(|to| ops::copy(stream, to, buffer.part(1..1 + len - 1)?)),
-        Wrong::Lengths => ops::upload(stream, buffer.view(), &[0u8; 3], true),
-        Wrong::Pattern => buffer.part(1..5).and_then(|to| ops::fill(stream, to, ops::Pattern::U32(0))),
+        Wrong::Part => buffer.part(len - 4..len + 4).map(drop),
+        Wrong::Overlap => buffer.part(..len - 1).and_then(|to| stream.copy(to, buffer.part(1..)?)),
+        Wrong::Lengths => stream.upload(buffer.view(), &[0u8; 3]),
+        Wrong::Pattern => buffer.part(1..5).and_then(|to| stream.fill(to, 0u32)),
         Wrong::Stop => runtime.stop_graph_recording().map(drop),
         Wrong::Future => {
             let now = stream.now();
-            ops::wait(stream, now.line().at(now.value() + (1 << 32)))
+            stream.wait(now.line().at(now.value() + (1 << 32)))
         }
     };
     match result {
@@ -118,7 +117,7 @@ pub fn play(runtime: &Runtime, kernels: &[KernelBase], scene: Scene) -> std::res
     match scene {
         Scene::FailedGate => {
             let (stream, buffer) = held(runtime, |gate| {
-                ops::fail(&gate, Error::state("on purpose"));
+                gate.fail(Error::state("on purpose"));
             })
             .map_err(said)?;
             failed(&stream)?;
@@ -133,13 +132,14 @@ pub fn play(runtime: &Runtime, kernels: &[KernelBase], scene: Scene) -> std::res
         Scene::FailedCall { panics } => {
             let stream = runtime.create_stream().map_err(said)?;
             let buffer = stream.alloc(64).map_err(said)?;
-            ops::host_call(&stream, "fails", move || {
-                assert!(!panics, "{ON_PURPOSE}");
-                Err(Error::state("on purpose"))
-            })
-            .map_err(said)?;
+            stream
+                .host_call("fails", move || {
+                    assert!(!panics, "{ON_PURPOSE}");
+                    Err(Error::state("on purpose"))
+                })
+                .map_err(said)?;
             // Refused already, if the call has run.
-            let _ = ops::fill(&stream, buffer.view(), ops::Pattern::U8(1));
+            let _ = stream.fill(buffer.view(), 1u8);
             failed(&stream)?;
             used_again(runtime, &buffer)
         }
@@ -147,8 +147,8 @@ pub fn play(runtime: &Runtime, kernels: &[KernelBase], scene: Scene) -> std::res
             runtime.start_graph_recording().map_err(said)?;
             let recorded = (|| -> Result<()> {
                 let (a, b) = (runtime.alloc(256)?, runtime.alloc(256)?);
-                ops::fill(runtime.stream(), a.view(), ops::Pattern::U8(1))?;
-                ops::copy(runtime.stream(), b.view(), a.view())
+                runtime.stream().fill(a.view(), 1u8)?;
+                runtime.stream().copy(b.view(), a.view())
             })();
             runtime.abandon_graph_recording();
             recorded.map_err(said)
@@ -164,8 +164,8 @@ pub fn play(runtime: &Runtime, kernels: &[KernelBase], scene: Scene) -> std::res
 fn held(runtime: &Runtime, end: impl FnOnce(leasehold::Gate)) -> Result<(Stream, Lease<Buffer>)> {
     let (stream, gate) = (runtime.create_stream()?, runtime.create_gate()?);
     let buffer = stream.alloc(64)?;
-    ops::wait(&stream, gate.next())?;
-    ops::fill(&stream, buffer.view(), ops::Pattern::U8(7))?;
+    stream.wait(gate.next())?;
+    stream.fill(buffer.view(), 7u8)?;
     end(gate);
     Ok((stream, buffer))
 }
@@ -181,9 +181,9 @@ fn failed(stream: &Stream) -> std::result::Result<(), String> {
 /// What a failed stream wrote is overwritten and read on another one.
 fn used_again(runtime: &Runtime, buffer: &Lease<Buffer>) -> std::result::Result<(), String> {
     let stream = runtime.create_stream().map_err(said)?;
-    ops::upload_owned(&stream, buffer.view(), Arc::new(vec![9u8; 64])).map_err(said)?;
+    stream.upload_owned(buffer.view(), vec![9u8; 64]).map_err(said)?;
     let mut got = [0u8; 64];
-    ops::download(&stream, &mut got, buffer.view()).map_err(said)?;
+    stream.download(&mut got, buffer.view()).map_err(said)?;
     if got == [9; 64] {
         Ok(())
     } else {
@@ -194,14 +194,14 @@ fn used_again(runtime: &Runtime, buffer: &Lease<Buffer>) -> std::result::Result<
 fn dropped_session(runtime: &Runtime, kernels: &[KernelBase]) -> Result<()> {
     let stream = runtime.create_stream()?;
     let buffer = stream.alloc(256)?;
-    ops::fill(&stream, buffer.view(), ops::Pattern::U8(3))?;
+    stream.fill(buffer.view(), 3u8)?;
     let operands = [buffer.read_write()];
     let begun = KernelSession::begin(&kernels[Kernel::Mask as usize], &stream)?;
     let bound = session_ops::bind(session_sync_ops::wait(begun, &operands)?)?;
     let params: Params = [64, u32::MAX, 0];
     drop(session_ops::dispatch_1d(session_ops::params(bound, &params)?, 1, BLOCK)?);
     let mut got = [0u8; 256];
-    ops::download(&stream, &mut got, buffer.view())?;
+    stream.download(&mut got, buffer.view())?;
     if got == [3; 256] { Ok(()) } else { Err(Error::state("a session that was dropped was launched")) }
 }
 
@@ -219,13 +219,13 @@ fn common(runtime: &Runtime, kernels: &[KernelBase]) -> std::result::Result<(), 
     let layout = leasehold::Layout::new(u64::from(COMMON) * 4);
     let zeros = || -> Result<Lease<Buffer>> {
         let buffer = streams[0].alloc_layout(layout)?;
-        ops::fill(&streams[0], buffer.view(), ops::Pattern::U8(0))?;
+        streams[0].fill(buffer.view(), 0u8)?;
         Ok(buffer)
     };
     let (changed, written) = (zeros().map_err(said)?, zeros().map_err(said)?);
     let read = |buffer: &Lease<Buffer>| -> Result<Vec<u32>> {
         let mut got = vec![0; COMMON as usize];
-        ops::download(&streams[0], &mut got, buffer.view())?;
+        streams[0].download(&mut got, buffer.view())?;
         Ok(got)
     };
     let word = |thread: u32, round: u32| (1 + thread * COMMON_ROUNDS + round).wrapping_mul(0x9E37_79B9);
@@ -236,9 +236,9 @@ fn common(runtime: &Runtime, kernels: &[KernelBase]) -> std::result::Result<(), 
                 let operands = [changed.read_write()];
                 let params = [COMMON, word(thread, round), 0];
                 launch(stream, &[Call { kernel: &kernels[Kernel::Mask as usize], operands: &operands, params }])?;
-                ops::fill(stream, written.view(), ops::Pattern::U32(word(thread, round)))?;
+                stream.fill(written.view(), ops::Pattern::U32(word(thread, round)))?;
                 let seen = stream.alloc_layout(layout)?;
-                ops::copy(stream, seen.view(), written.view())?;
+                stream.copy(seen.view(), written.view())?;
                 Ok((seen, round))
             })
             .collect()
@@ -275,7 +275,7 @@ fn told(runtime: &Runtime, fails: bool) -> std::result::Result<(), String> {
     let gate = runtime.create_gate().map_err(said)?;
     let (kept, dropped) = (runtime.create_stream().map_err(said)?, runtime.create_stream().map_err(said)?);
     for (stream, name) in [(&kept, "kept"), (&dropped, "dropped")] {
-        ops::wait(stream, gate.next()).map_err(said)?;
+        stream.wait(gate.next()).map_err(said)?;
         ask(stream, name);
     }
     // On some devices nothing happens unless somebody waits for it.
@@ -296,9 +296,9 @@ fn told(runtime: &Runtime, fails: bool) -> std::result::Result<(), String> {
     };
     said_of(&mut vec![("recording", false)])?;
     if fails {
-        ops::fail(&gate, Error::state("on purpose"));
+        gate.fail(Error::state("on purpose"));
     } else {
-        ops::raise(&gate, gate.value() + 1).map_err(said)?;
+        gate.raise(gate.value() + 1).map_err(said)?;
     }
     for point in points {
         if runtime.wait_for(point).is_err() != fails {
@@ -324,7 +324,7 @@ fn other_context() -> Result<()> {
     let runtime = Context::new().runtime(DeviceId::cpu(0))?;
     let buffer = runtime.upload(&[5u32; 64])?;
     let other = runtime.alloc(256)?;
-    runtime.memcpy_d2d(other.view(), buffer.view(), true)?;
+    runtime.stream().copy(other.view(), buffer.view())?;
     drop(buffer);
     if runtime.download::<u32>(&other)? != [5; 64] {
         return Err(Error::state("a second context holds something else"));

@@ -46,6 +46,13 @@ pub struct Span {
     pub len: u32,
 }
 
+impl Span {
+    /// Its bytes.
+    pub(crate) fn range(&self) -> std::ops::Range<usize> {
+        self.at as usize..(self.at + self.len) as usize
+    }
+}
+
 /// How an upload hands its bytes over.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Hand {

@@ -299,7 +299,7 @@ impl Bench {
             None
         });
         for runtime in [Some(self.runtime), far].into_iter().flatten() {
-            if let Err(e) = runtime.sync_device()
+            if let Err(e) = runtime.synchronize()
                 && self.weather != Weather::Foul
             {
                 findings.push(format!("the device ends with an error: {e}"));

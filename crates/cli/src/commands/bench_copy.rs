@@ -105,15 +105,15 @@ pub(crate) fn run(a: &CopyArguments) -> Result<(), Failure> {
         let (mut host, mut twin) = (Block::new(bytes), Block::new(bytes));
         // Where the host sees no device memory its blocks begin with a page, as good as ever.
         let address = device.addr() as usize;
-        runtime.memcpy_h2d(device.view(), host.after(address, 0, bytes), false)?;
+        runtime.stream().upload_blocking(device.view(), host.after(address, 0, bytes))?;
         let mut times = vec![[const { Vec::new() }; 3]; OFFSETS.len()];
         let (mut new, mut again) = (Vec::new(), Vec::new());
         let mut vector: Vec<u8> = runtime.download(&device)?;
         for _ in 0..a.rounds {
             for (offset, [down, up, plain]) in OFFSETS.iter().zip(&mut times) {
                 let to = host.after(address, *offset, bytes);
-                down.push(seconds(bytes, || runtime.memcpy_d2h(to, device.view()))?);
-                up.push(seconds(bytes, || runtime.memcpy_h2d(device.view(), to, false))?);
+                down.push(seconds(bytes, || runtime.stream().download(to, device.view()))?);
+                up.push(seconds(bytes, || runtime.stream().upload_blocking(device.view(), to))?);
                 let from = &*twin.after(address, 0, bytes);
                 plain.push(seconds(bytes, || {
                     to.copy_from_slice(std::hint::black_box(from));
@@ -122,7 +122,7 @@ pub(crate) fn run(a: &CopyArguments) -> Result<(), Failure> {
                 })?);
             }
             new.push(seconds(bytes, || runtime.download::<u8>(&device).map(drop))?);
-            again.push(seconds(bytes, || runtime.download_into(&mut vector, &device))?);
+            again.push(seconds(bytes, || runtime.stream().download_into(&mut vector, device.view()))?);
         }
         for (offset, [down, up, plain]) in OFFSETS.iter().zip(&times) {
             let ratios: Vec<f64> = down.iter().zip(plain).map(|(down, plain)| down / plain).collect();

@@ -4,9 +4,7 @@ use crate::commands::{open, percentile, print_json};
 use crate::failure::Failure;
 use crate::table::Table;
 use leasehold::kernel::{KernelCheck, KernelDesc, KernelSource};
-use leasehold::{
-    Access, BackendKind, Buffer, DeviceId, EventFlags, KernelBase, Layout, Lease, Runtime, Stream, View, ops,
-};
+use leasehold::{Access, BackendKind, Buffer, DeviceId, EventFlags, KernelBase, Layout, Lease, Runtime, Stream, View};
 use leasehold_alloc::{Allocator, AllocatorConfig, On};
 use leasehold_alloc_bench::FakeBacking;
 use leasehold_alloc_bench::VirtualStream;
@@ -184,7 +182,7 @@ impl Ours {
         let kernel = unsafe { KernelBase::new(desc.entry("trace_nothing")) }?;
         let buffers = [runtime.alloc(4096)?, runtime.alloc(4096)?, runtime.alloc(4096)?];
         for buffer in &buffers {
-            ops::fill(runtime.stream(), buffer.view(), ops::Pattern::U8(0))?;
+            runtime.stream().fill(buffer.view(), 0u8)?;
         }
         Ok(Self { runtime, kernel, buffers })
     }
@@ -202,7 +200,7 @@ impl Ours {
         bytes: u64,
         call: impl FnMut() -> leasehold::Result<()>,
     ) -> leasehold::Result<Figure> {
-        Figure::measure(name, samples, batch, bytes, call, || self.runtime.sync_stream())
+        Figure::measure(name, samples, batch, bytes, call, || self.runtime.stream().synchronize())
     }
 }
 
@@ -227,23 +225,23 @@ fn measure(samples: u32, ordinal: u32) -> Result<(Vec<Pair>, Vec<Threads>), Fail
         let device = runtime.alloc(bytes)?;
         let pinned = runtime.alloc_pinned(bytes)?;
         let batch = if bytes > 1 << 20 { 4 } else { 64 };
-        ops::fill(runtime.stream(), device.view(), ops::Pattern::U8(1))?;
+        runtime.stream().fill(device.view(), 1u8)?;
         for (direction, kind) in [("download", CopyKind::DeviceToHost), ("upload", CopyKind::HostToDevice)] {
             let figure =
                 ours.figure(format!("{direction} {bytes} bytes, pinned"), samples, batch, bytes, || match kind {
-                    CopyKind::HostToDevice => ops::copy_pinned(runtime.stream(), device.view(), pinned.view()),
-                    _ => ops::copy_pinned(runtime.stream(), pinned.view(), device.view()),
+                    CopyKind::HostToDevice => runtime.stream().copy_pinned(device.view(), pinned.view()),
+                    _ => runtime.stream().copy_pinned(pinned.view(), device.view()),
                 })?;
             pairs.push(Pair::new(figure, raw.pinned_copy(kind, bytes, samples)?));
         }
         let mut host = vec![1u8; bytes as usize];
         let batch = if bytes > 1 << 20 { 2 } else { 16 };
         let up = ours.figure(format!("upload {bytes} bytes, pageable"), samples, batch, bytes, || {
-            runtime.memcpy_h2d(device.view(), &host, false)
+            runtime.stream().upload_blocking(device.view(), &host)
         })?;
         pairs.push(Pair::new(up, raw.pageable_copy(CopyKind::HostToDevice, bytes, samples)?));
         let down = ours.figure(format!("download {bytes} bytes, pageable"), samples, batch, bytes, || {
-            runtime.memcpy_d2h(&mut host, device.view())
+            runtime.stream().download(&mut host, device.view())
         })?;
         pairs.push(Pair::new(down, raw.pageable_copy(CopyKind::DeviceToHost, bytes, samples)?));
     }
@@ -257,11 +255,11 @@ fn measure(samples: u32, ordinal: u32) -> Result<(Vec<Pair>, Vec<Threads>), Fail
         ours.figure("allocation and drop, 1048576 bytes".into(), samples, 64, 0, || runtime.alloc(1 << 20).map(drop))?;
     pairs.push(Pair::new(plain, raw.alloc_pair(1 << 20, samples)?));
 
-    let event = runtime.create_event_with_flags(EventFlags::DISABLE_TIMING)?;
-    let record = ours.figure("event record".into(), samples, 256, 0, || runtime.record_event(&event, None))?;
+    let event = runtime.create_event_with(EventFlags::DISABLE_TIMING)?;
+    let record = ours.figure("event record".into(), samples, 256, 0, || runtime.stream().record(&event))?;
     pairs.push(Pair::new(record, raw.event_record(samples)?));
     let scaling = scaling(runtime)?;
-    runtime.sync_device()?;
+    runtime.synchronize()?;
     Ok((pairs, scaling))
 }
 

@@ -359,7 +359,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
         return Err(Failure::new("eager and graph mode do not agree: this is a defect of the runtime"));
     }
     drop(model);
-    runtime.sync_device()?;
+    runtime.synchronize()?;
     drop(runtime);
     system.check()?;
     drop(system);

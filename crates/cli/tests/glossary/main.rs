@@ -55,10 +55,19 @@ const SPELLINGS: [(&str, &str); 8] = [
     ("leasehold::core::FixedSlotStore", "leasehold::core::FixedSlotStore::<R>"),
     ("leasehold::core::PoolManager", "leasehold::core::PoolManager::<R, K>"),
     ("leasehold::hal::Device", "<dyn leasehold::hal::Device>"),
+    ("leasehold::infini::InfiniGraph", "<leasehold::Graph as leasehold::infini::InfiniGraph>"),
+    ("leasehold::infini::InfiniRuntime", "<leasehold::Runtime as leasehold::infini::InfiniRuntime>"),
     ("leasehold::Runtime::extension", "|r: &leasehold::Runtime| r.extension(|_| Ok(()))"),
-    ("leasehold::Runtime::memcpy_d2h", "leasehold::Runtime::memcpy_d2h::<u8>"),
-    ("leasehold::Runtime::memcpy_h2d", "leasehold::Runtime::memcpy_h2d::<u8>"),
-    ("leasehold::ops::upload_owned", "leasehold::ops::upload_owned::<Vec<u8>>"),
+    ("leasehold::Stream::upload_owned", "|s: &leasehold::Stream, v| s.upload_owned(v, vec![0u8])"),
+];
+
+/// Methods that are generic over a plain type.
+const GENERIC: [&str; 5] = [
+    "leasehold::Stream::upload",
+    "leasehold::Stream::upload_blocking",
+    "leasehold::Stream::download",
+    "leasehold::infini::InfiniRuntime::memcpy_h2d",
+    "leasehold::infini::InfiniRuntime::memcpy_d2h",
 ];
 
 /// `use` for what can be imported, `let` for what belongs to a type.
@@ -75,7 +84,8 @@ fn expected() -> String {
         match owner {
             None => writeln!(uses, "use {path} as _;").unwrap(),
             Some((owner, name)) => {
-                let whole = format!("{}::{name}", spelling(owner).unwrap_or(owner));
+                let of = if GENERIC.contains(&path) { "::<u8>" } else { "" };
+                let whole = format!("{}::{name}{of}", spelling(owner).unwrap_or(owner));
                 writeln!(lets, "    let _ = {};", spelling(path).unwrap_or(&whole)).unwrap();
             }
         }

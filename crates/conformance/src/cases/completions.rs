@@ -4,7 +4,7 @@ use crate::case::{Case, Need, Outcome, check, check_eq, skipped};
 use crate::env::Env;
 use crate::factory::Injected;
 use leasehold::core::sync::Mutex;
-use leasehold::ops::{self, Pattern};
+use leasehold::ops::Pattern;
 use leasehold::{Error, Result, Stream, View};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -56,7 +56,7 @@ fn told_once(env: &Env) -> Outcome {
     let x = runtime.alloc(4096)?;
     // Success, after all that was submitted.
     let hold = env.hold_runtime(runtime.stream())?;
-    ops::fill(runtime.stream(), x.view(), Pattern::U8(1))?;
+    runtime.stream().fill(x.view(), 1u8)?;
     let told = Told::by(runtime.stream());
     env.linger(Duration::from_millis(2));
     check_eq!(told.count(), 0, "how often a completion was told while its stream was held back");
@@ -66,19 +66,19 @@ fn told_once(env: &Env) -> Outcome {
     let (failing, other) = (runtime.create_gate()?, runtime.create_gate()?);
     let go = other.next();
     let stream = runtime.create_stream()?;
-    ops::wait(&stream, failing.next())?;
+    stream.wait(failing.next())?;
     let first = Told::by(&stream);
-    ops::fill(&stream, x.view(), Pattern::U8(2))?;
+    stream.fill(x.view(), 2u8)?;
     let second = Told::default();
     stream.on_complete({
         let (list, runtime, raised) = (second.0.clone(), runtime.clone(), other.clone());
         move |result| {
-            let y = runtime.alloc(64).and_then(|y| ops::fill(runtime.stream(), y.view(), Pattern::U8(3)));
-            list.lock().push(result.and(y).and(ops::raise(&raised, go.value())));
+            let y = runtime.alloc(64).and_then(|y| runtime.stream().fill(y.view(), 3u8));
+            list.lock().push(result.and(y).and(raised.raise(go.value())));
         }
     });
     check_eq!(first.count() + second.count(), 0, "how often completions behind a gate were told");
-    ops::fail(&failing, Error::NotFound("the producer".into()));
+    failing.fail(Error::NotFound("the producer".into()));
     check_eq!(first.kind(env, "a completion behind a failed gate")?, "NotFound", "what it was told");
     check_eq!(second.kind(env, "a completion behind that")?, "NotFound", "what it was told");
     // A stream that has failed: at once.
@@ -87,26 +87,26 @@ fn told_once(env: &Env) -> Outcome {
     // A host call that fails, and one that is dropped before it is told.
     let stream = runtime.create_stream()?;
     let hold = env.hold_runtime(&stream)?;
-    ops::host_call_once(&stream, "fails", || Err(Error::NotFound("on purpose".into())))?;
+    stream.host_call_once("fails", || Err(Error::NotFound("on purpose".into())))?;
     let told = Told::by(&stream);
     hold.release()?;
     check!(told.kind(env, "a completion behind a failed call")? != "ok", "it was told of success");
     // A gate that is dropped.
     let stream = runtime.create_stream()?;
     let gate = runtime.create_gate()?;
-    ops::wait(&stream, gate.next())?;
+    stream.wait(gate.next())?;
     let told = Told::by(&stream);
     drop(gate);
     check!(told.kind(env, "a completion behind a dropped gate")? != "ok", "it was told of success");
     // A stream, and a runtime, that are dropped first.
     let gate = runtime.create_gate()?;
     let stream = runtime.create_stream()?;
-    ops::wait(&stream, gate.next())?;
+    stream.wait(gate.next())?;
     let told = Told::by(&stream);
     drop(stream);
     env.linger(Duration::from_millis(1));
     check_eq!(told.count(), 0, "how often a dropped stream told before its gate was raised");
-    ops::raise(&gate, gate.next().value())?;
+    gate.raise(gate.next().value())?;
     check_eq!(told.kind(env, "a completion of a dropped stream")?, "ok", "what it was told");
     let hold = env.hold_runtime(runtime.stream())?;
     let told = Told::by(runtime.stream());
@@ -131,14 +131,14 @@ fn told_once(env: &Env) -> Outcome {
 fn told_of_loss(env: &Env) -> Outcome {
     let runtime = env.runtime()?;
     let (x, stream) = (runtime.alloc(4096)?, runtime.create_stream()?);
-    runtime.sync_device()?;
+    runtime.synchronize()?;
     let faults = env.faults()?.clone();
     let hold = if env.device().caps().gates { Some(env.hold_runtime(&stream)?) } else { None };
     let pending = hold.is_some().then(|| Told::by(&stream));
     if !faults.next(Injected::DeviceLost) {
         return skipped("the device of this driver cannot be lost");
     }
-    let taken = ops::fill(runtime.stream(), x.view(), Pattern::U8(1)).and_then(|()| {
+    let taken = runtime.stream().fill(x.view(), 1u8).and_then(|()| {
         let told = Told::by(runtime.stream());
         runtime.stream().synchronize_timeout(Some(env.patience()))?;
         drop(told);
@@ -159,11 +159,11 @@ fn endless_submission(env: &Env) -> Outcome {
     let (stream, x) = (runtime.create_stream()?, runtime.upload(&[0u32; 64])?);
     stream.set_submit_timeout(Duration::from_millis(100));
     let gate = runtime.create_gate()?;
-    ops::wait(&stream, gate.next())?;
+    stream.wait(gate.next())?;
     let start = Instant::now();
     let mut submitted = 0u32;
     let error = loop {
-        match ops::fill(&stream, x.view(), Pattern::U32(submitted)) {
+        match stream.fill(x.view(), Pattern::U32(submitted)) {
             Ok(()) if submitted > 100_000 => return crate::case::failed("100,000 operations are pending"),
             Ok(()) => submitted += 1,
             Err(e) => break e,
@@ -175,10 +175,10 @@ fn endless_submission(env: &Env) -> Outcome {
     check!(start.elapsed() >= Duration::from_millis(100), "it did not wait for room");
     check!(stream.failure().is_none(), "a submission without room poisoned the stream");
     // The call may be repeated, and the gate raised.
-    check!(ops::fill(&stream, x.view(), Pattern::U32(0)).is_err(), "there is room again, and nothing was over");
+    check!(stream.fill(x.view(), 0u32).is_err(), "there is room again, and nothing was over");
     stream.set_submit_timeout(env.patience());
-    ops::raise(&gate, gate.next().value())?;
-    ops::fill(&stream, x.view(), Pattern::U32(submitted))?;
+    gate.raise(gate.next().value())?;
+    stream.fill(x.view(), Pattern::U32(submitted))?;
     stream.synchronize_timeout(Some(env.patience()))?;
     check_eq!(runtime.download::<u32>(&x)?, [submitted; 64], "the buffer at the end");
     Ok(())

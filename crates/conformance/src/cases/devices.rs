@@ -230,7 +230,7 @@ fn failed_creations(env: &Env) -> Outcome {
 
 fn unknown_device_leaves_current(env: &Env) -> Outcome {
     let runtime = env.runtime()?;
-    let guard = leasehold::ops::set_context(&runtime, None)?;
+    let guard = runtime.enter()?;
     let unknown = DeviceId::new(env.id().backend, 4_000_000_000);
     expect_error(env.context().runtime(unknown), "NotFound", "a runtime on a device that does not exist")?;
     let current = leasehold::Current::get()?;

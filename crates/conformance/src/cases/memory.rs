@@ -5,7 +5,7 @@ use crate::cases::streams::{copy, fill};
 use crate::env::{Env, direct, leasehold_on};
 use leasehold::core::sync::atomic::{AtomicU32, Ordering};
 use leasehold::hal::{MemoryKind, Op, Stream};
-use leasehold::{Allocator, Buffer, Error, Layout, Lease, Protection, View, ops};
+use leasehold::{Allocator, Buffer, Error, Layout, Lease, Protection, View};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -383,30 +383,30 @@ fn maps(env: &Env) -> Outcome {
     let buffer = runtime.upload(&[1u8; 4096])?;
     let pinned = runtime.alloc_pinned(4096)?;
     // SAFETY: here and below: while the bytes are borrowed nothing is submitted that touches them.
-    let mapped = unsafe { ops::map_read(&runtime, buffer.view()) }.map(<[u8]>::to_vec);
+    let mapped = unsafe { runtime.map_read(buffer.view()) }.map(<[u8]>::to_vec);
     if visible {
         check_eq!(mapped?, [1; 4096], "device memory as the host sees it");
         // SAFETY: as above.
-        unsafe { ops::map_write(&runtime, buffer.view()) }?.fill(2);
+        unsafe { runtime.map_write(buffer.view()) }?.fill(2);
         check_eq!(env.read(runtime.stream().raw(), &buffer)?, [2; 4096], "device memory that the host wrote");
     } else {
         expect_error(mapped, "Unsupported", "mapping memory that the host cannot touch")?;
         // SAFETY: as above.
-        let written = unsafe { ops::map_write(&runtime, buffer.view()) }.map(drop);
+        let written = unsafe { runtime.map_write(buffer.view()) }.map(drop);
         expect_error(written, "Unsupported", "mapping memory that the host cannot touch, to write")?;
     }
     // Host memory always maps, and a map waits for those who use it.
     // SAFETY: as above.
-    unsafe { ops::map_write(&runtime, pinned.view()) }?.fill(5);
-    ops::copy_pinned(runtime.stream(), buffer.view(), pinned.view())?;
+    unsafe { runtime.map_write(pinned.view()) }?.fill(5);
+    runtime.stream().copy_pinned(buffer.view(), pinned.view())?;
     check_eq!(env.read(runtime.stream().raw(), &buffer)?, [5; 4096], "what came from mapped host memory");
     let hold = env.hold_runtime(runtime.stream())?;
-    ops::fill(runtime.stream(), buffer.view(), ops::Pattern::U8(6))?;
-    ops::copy_pinned(runtime.stream(), pinned.view(), buffer.view())?;
+    runtime.stream().fill(buffer.view(), 6u8)?;
+    runtime.stream().copy_pinned(pinned.view(), buffer.view())?;
     std::thread::scope(|scope| {
         let reader = scope.spawn(|| {
             // SAFETY: as above.
-            unsafe { ops::map_read(&runtime, pinned.view()) }.map(<[u8]>::to_vec)
+            unsafe { runtime.map_read(pinned.view()) }.map(<[u8]>::to_vec)
         });
         env.linger(Duration::from_millis(20));
         let early = reader.is_finished();
@@ -420,7 +420,7 @@ fn maps(env: &Env) -> Outcome {
     if env.device().caps().graphs {
         runtime.start_graph_recording()?;
         // SAFETY: as above.
-        let refused = unsafe { ops::map_read(&runtime, pinned.view()) }.map(drop);
+        let refused = unsafe { runtime.map_read(pinned.view()) }.map(drop);
         runtime.abandon_graph_recording();
         expect_error(refused, "Recording", "mapping while recording")?;
     }
@@ -446,27 +446,27 @@ fn nothing_lives(env: &Env) -> Outcome {
         let runtime = env.runtime()?;
         let (other, buffer) = (runtime.create_stream()?, runtime.upload(&[1u8; 100_000])?);
         let (pinned, event) = (runtime.alloc_pinned(4096)?, runtime.create_event()?);
-        ops::fill(&other, buffer.view(), ops::Pattern::U8(2))?;
-        runtime.record_event(&event, Some(&other))?;
-        ops::wait_event(runtime.stream(), &event)?;
-        ops::copy_pinned(runtime.stream(), pinned.view(), buffer.view().part(..4096)?)?;
+        other.fill(buffer.view(), 2u8)?;
+        other.record(&event)?;
+        runtime.stream().wait_event(&event)?;
+        runtime.stream().copy_pinned(pinned.view(), buffer.view().part(..4096)?)?;
         if caps.graphs {
             let graph = runtime.record_graph(|rt| {
                 let temporary = rt.alloc(4096)?;
-                ops::copy(rt.stream(), temporary.view(), buffer.view().part(..4096)?)?;
-                ops::copy(rt.stream(), buffer.view().part(4096..8192)?, temporary.view())
+                rt.stream().copy(temporary.view(), buffer.view().part(..4096)?)?;
+                rt.stream().copy(buffer.view().part(4096..8192)?, temporary.view())
             })?;
             graph.launch()?;
         }
         if caps.gates {
             let gate = runtime.create_gate()?;
             let next = gate.next();
-            ops::wait(&other, next)?;
-            ops::raise(&gate, next.value())?;
+            other.wait(next)?;
+            gate.raise(next.value())?;
             other.synchronize_timeout(Some(env.patience()))?;
         }
         if caps.host_calls {
-            ops::host_call(&other, "counted", || Ok(()))?;
+            other.host_call("counted", || Ok(()))?;
             other.synchronize_timeout(Some(env.patience()))?;
         }
         drop((buffer, pinned, event, other));

@@ -6,7 +6,7 @@ use crate::env::{Env, Other, direct};
 use crate::factory::TestKernel;
 use leasehold::core::PoolStats;
 use leasehold::hal::{Copy2d, Device, Dispatch, MemoryKind, Op, OpList, Plan, Stream};
-use leasehold::ops::{self, Pattern};
+use leasehold::ops::Pattern;
 use leasehold::{Buffer, Context, Current, Error, Lease, Runtime, View};
 
 pub(crate) const CASES: &[Case] = &[
@@ -272,24 +272,24 @@ fn mistaken(env: &Env) -> Outcome {
         Err(Error::InvalidArgument(_) | Error::Unsupported(_)) => Ok(true),
         Err(e) => failed(format!("{what} is {}: {e}", e.kind())),
     };
-    if !refused(ops::copy(here.stream(), a.view(), b.view()), "a copy from another device")? {
+    if !refused(here.stream().copy(a.view(), b.view()), "a copy from another device")? {
         check_eq!(here.download::<u8>(&a)?, [2; 4096], "what was copied from another device");
     }
     let sent = [7u8; 4096];
-    ops::upload(here.stream(), a.view(), &sent, false)?;
-    if !refused(ops::copy(here.stream(), b.view(), a.view()), "a copy to another device")? {
-        here.sync_stream()?;
+    here.stream().upload_blocking(a.view(), &sent)?;
+    if !refused(here.stream().copy(b.view(), a.view()), "a copy to another device")? {
+        here.stream().synchronize()?;
         check_eq!(there.download::<u8>(&b)?, [7; 4096], "what was copied to another device");
     } else {
         check_eq!(there.download::<u8>(&b)?, [2; 4096], "the other device's memory after refused copies");
     }
     // Never taken for memory of one's own.
     let mut bytes = vec![0u8; 4096];
-    if !refused(ops::fill(here.stream(), b.view(), Pattern::U8(9)), "a fill of another device's memory")? {
-        here.sync_stream()?;
+    if !refused(here.stream().fill(b.view(), 9u8), "a fill of another device's memory")? {
+        here.stream().synchronize()?;
         check_eq!(there.download::<u8>(&b)?, [9; 4096], "what was filled on another device");
     }
-    if !refused(ops::download(here.stream(), &mut bytes, b.view()), "a download of another device's memory")? {
+    if !refused(here.stream().download(&mut bytes, b.view()), "a download of another device's memory")? {
         check_eq!(bytes, there.download::<u8>(&b)?, "what was downloaded from another device");
     }
     // Over the host it always works.
@@ -306,18 +306,18 @@ fn waits_across(env: &Env, here: &Runtime, there: &Runtime, other: &Other, [a, b
     }
     let gate = there.create_gate()?;
     let next = gate.next();
-    ops::wait(there.stream(), next)?;
-    ops::fill(there.stream(), b.view(), Pattern::U8(3))?;
+    there.stream().wait(next)?;
+    there.stream().fill(b.view(), 3u8)?;
     let point = there.stream().now();
     there.stream().flush()?;
     match here.stream().raw().wait(point) {
         Ok(()) => {
-            ops::fill(here.stream(), a.view(), Pattern::U8(4))?;
+            here.stream().fill(a.view(), 4u8)?;
             let after = here.stream().now();
             here.stream().flush()?;
             env.linger(std::time::Duration::from_millis(5));
             check!(!here.stream().query()? && !after.is_settled(), "a stream did not wait for another device's");
-            ops::raise(&gate, next.value())?;
+            gate.raise(next.value())?;
             env.reached(after)?;
             check!(point.is_settled(), "a stream ran before the other device's that it waits for");
             check_eq!(here.download::<u8>(a)?, [4; 4096], "work after a wait for another device");
@@ -325,7 +325,7 @@ fn waits_across(env: &Env, here: &Runtime, there: &Runtime, other: &Other, [a, b
         Err(Error::Unsupported(_)) => {
             let promised = other.same_backend || env.device().caps().waits_for_any_line;
             check!(!promised, "a wait for another device is not supported, against the capabilities");
-            ops::raise(&gate, next.value())?;
+            gate.raise(next.value())?;
         }
         Err(e) => return failed(format!("a wait for another device is {}: {e}", e.kind())),
     }
@@ -349,7 +349,7 @@ fn carried(env: &Env) -> Outcome {
     let waits = |r: &Runtime| r.raw_device().caps().waits_for_any_line;
     if !(same || waits(&here) && waits(&there)) {
         let (x, y) = (here.alloc(64)?, there.alloc(64)?);
-        return match ops::copy(here.stream(), y.view(), x.view()) {
+        return match here.stream().copy(y.view(), x.view()) {
             Err(Error::Unsupported(_)) => Ok(()),
             other => failed(format!("a copy to a device that cannot be waited for is {other:?}")),
         };
@@ -368,14 +368,14 @@ fn carried_on(env: &Env, from: &Runtime, to: &Runtime, on: &Runtime) -> Outcome 
     let what = format!("{} to {} on {}", from.device(), to.device(), on.device());
     let bytes: Vec<u8> = (0..LEN).map(|i| (i % 251) as u8).collect();
     let (x, y) = (from.upload(&bytes)?, to.alloc(LEN)?);
-    ops::fill(to.stream(), y.view(), Pattern::U8(1))?;
+    to.stream().fill(y.view(), 1u8)?;
     let stream = on.create_stream()?;
-    ops::copy(&stream, y.view(), x.view())?;
+    stream.copy(y.view(), x.view())?;
     // These come after it, since it reads and writes what they write and read.
-    ops::fill(from.stream(), x.view(), Pattern::U8(2))?;
+    from.stream().fill(x.view(), 2u8)?;
     check!(to.download::<u8>(&y)? == bytes, "{what}: other bytes arrived");
     // Up to the middle and no farther.
-    ops::copy(&stream, y.part(7..1007)?, x.part(500..1500)?)?;
+    stream.copy(y.part(7..1007)?, x.part(500..1500)?)?;
     stream.synchronize_timeout(Some(env.patience()))?;
     let got = to.download::<u8>(&y)?;
     check!(got[7..1007].iter().all(|&b| b == 2), "{what}: a part did not arrive once the stream was over");
@@ -383,9 +383,9 @@ fn carried_on(env: &Env, from: &Runtime, to: &Runtime, on: &Runtime) -> Outcome 
     if !on.raw_device().caps().graphs {
         return Ok(());
     }
-    let graph = on.record_graph(|r| ops::copy(r.stream(), y.view(), x.view()))?;
+    let graph = on.record_graph(|r| r.stream().copy(y.view(), x.view()))?;
     for value in [3, 4] {
-        ops::fill(from.stream(), x.view(), Pattern::U8(value))?;
+        from.stream().fill(x.view(), Pattern::U8(value))?;
         graph.launch_on(&stream)?;
         let got = to.download::<u8>(&y)?;
         check!(got.iter().all(|&b| b == value), "{what}: a replay brought {} and not {value}", got[0]);
@@ -395,7 +395,7 @@ fn carried_on(env: &Env, from: &Runtime, to: &Runtime, on: &Runtime) -> Outcome 
 
 fn current_stays(env: &Env) -> Outcome {
     let (here, there, other) = runtimes(env)?;
-    let guard = ops::set_context(&here, None)?;
+    let guard = here.enter()?;
     let driver = || env.factory().current_device();
     let before = driver();
     let stays = |what: &str| -> Outcome {
@@ -417,17 +417,17 @@ fn current_stays(env: &Env) -> Outcome {
     stays("a download")?;
     let (stream, event) = (there.create_stream()?, there.create_event()?);
     stays("the creation of a stream and an event")?;
-    there.record_event(&event, Some(&stream))?;
-    there.synchronize_event_timeout(&event, Some(env.patience()))?;
+    stream.record(&event)?;
+    event.synchronize_timeout(Some(env.patience()))?;
     stays("a record and a wait")?;
-    ops::fill(&stream, memory.view(), Pattern::U8(1))?;
-    there.sync_device()?;
+    stream.fill(memory.view(), 1u8)?;
+    there.synchronize()?;
     stays("a fill and a synchronisation")?;
     if there.raw_device().caps().graphs {
-        let graph = there.record_graph(|rt| ops::fill(rt.stream(), memory.view(), Pattern::U8(2)))?;
+        let graph = there.record_graph(|rt| rt.stream().fill(memory.view(), 2u8))?;
         stays("a recording")?;
         graph.launch()?;
-        there.sync_stream()?;
+        there.stream().synchronize()?;
         stays("a launch of a graph")?;
     }
     if env.device().caps().gates && there.raw_device().caps().gates {

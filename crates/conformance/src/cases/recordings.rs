@@ -5,7 +5,7 @@ use crate::cases::kernels::launch;
 use crate::env::Env;
 use crate::factory::TestKernel;
 use leasehold::graph::NodeId;
-use leasehold::ops::{self, Pattern};
+use leasehold::ops::Pattern;
 use leasehold::{Buffer, Error, Graph, Lease, Runtime, View};
 use std::time::Duration;
 
@@ -35,7 +35,7 @@ fn filler(env: &Env) -> Outcome<Filler> {
     let kernel = TestKernel::base(env.desc(TestKernel::Fill)?)?;
     let buffer = runtime.upload(&[0u32; 256])?;
     let graph = runtime.record_graph(|rt| launch(rt, &kernel, &buffer, 7).map(drop))?;
-    Ok(Filler { runtime, buffer, graph })
+    Ok(Filler { runtime, buffer: buffer.into_buffer(), graph })
 }
 
 fn update_in_flight(env: &Env) -> Outcome {
@@ -43,7 +43,7 @@ fn update_in_flight(env: &Env) -> Outcome {
     let hold = env.hold_runtime(f.runtime.stream())?;
     f.graph.launch()?;
     std::thread::scope(|scope| {
-        let other = scope.spawn(|| f.graph.update(&leasehold::graph::Update::new().params(NodeId::new(0), &8u32)));
+        let other = scope.spawn(|| f.graph.update(&leasehold::graph::GraphUpdate::new().params(NodeId::new(0), &8u32)));
         env.linger(Duration::from_millis(20));
         let early = other.is_finished();
         hold.release()?;
@@ -67,23 +67,23 @@ fn illegal_calls(env: &Env) -> Outcome {
     runtime.start_graph_recording()?;
     check!(runtime.is_graph_recording(), "a recording that was started");
     let refused = [
-        ("synchronising the stream", runtime.sync_stream().err()),
-        ("synchronising the device", runtime.sync_device().err()),
+        ("synchronising the stream", runtime.stream().synchronize().err()),
+        ("synchronising the device", runtime.synchronize().err()),
         ("reading back", runtime.download::<u8>(&buffer).err()),
         ("querying the stream", runtime.stream().query().err()),
-        ("querying an event", runtime.query_event(&event).err()),
+        ("querying an event", event.query().err()),
         ("allocating host memory", runtime.alloc_pinned(64).err()),
         ("a second recording", runtime.start_graph_recording().err()),
     ];
     for (what, e) in refused {
         check!(matches!(e, Some(Error::Recording { .. })), "{what} while recording gave {e:?}");
     }
-    ops::fill(runtime.stream(), buffer.view(), Pattern::U8(9))?;
+    runtime.stream().fill(buffer.view(), 9u8)?;
     runtime.abandon_graph_recording();
     check!(!runtime.is_graph_recording(), "a recording that was abandoned");
     check_eq!(runtime.download::<u8>(&buffer)?, [1; 64], "the buffer after an abandoned recording");
     expect_error(runtime.stop_graph_recording().map(drop), "Recording", "stopping without a recording")?;
-    ops::fill(runtime.stream(), buffer.view(), Pattern::U8(3))?;
+    runtime.stream().fill(buffer.view(), 3u8)?;
     check_eq!(runtime.download::<u8>(&buffer)?, [3; 64], "the stream after an abandoned recording");
     Ok(())
 }
@@ -95,9 +95,9 @@ fn other_thread_allocates(env: &Env) -> Outcome {
         let work = || -> leasehold::Result<Vec<u8>> {
             let stream = runtime.create_stream()?;
             let buffer = stream.alloc(64)?;
-            ops::fill(&stream, buffer.view(), Pattern::U8(5))?;
+            stream.fill(buffer.view(), 5u8)?;
             let mut bytes = vec![0u8; 64];
-            ops::download(&stream, &mut bytes, buffer.view())?;
+            stream.download(&mut bytes, buffer.view())?;
             Ok(bytes)
         };
         scope.spawn(work).join().map_err(|_| Stop::Failed("the other thread panicked".into()))
@@ -113,18 +113,18 @@ fn arena(env: &Env) -> Outcome {
     let output = runtime.alloc(1 << 16)?;
     let graph = runtime.record_graph(|rt| {
         let temporary = rt.alloc(1 << 16)?;
-        ops::copy(rt.stream(), temporary.view(), input.view())?;
-        ops::copy(rt.stream(), output.view(), temporary.view())
+        rt.stream().copy(temporary.view(), input.view())?;
+        rt.stream().copy(output.view(), temporary.view())
         // Freed here: back to the plan, not to the pool.
     })?;
     check!(graph.arena_bytes() >= 1 << 16, "the graph holds {} bytes for its temporary", graph.arena_bytes());
     for round in 0..5u8 {
-        ops::fill(runtime.stream(), input.view(), Pattern::U8(round))?;
+        runtime.stream().fill(input.view(), Pattern::U8(round))?;
         graph.launch()?;
         // What the general pool gives out meanwhile must not be the graph's.
         let noise: Vec<_> = (0..8).map(|_| runtime.alloc(1 << 16)).collect::<leasehold::Result<_>>()?;
         for buffer in &noise {
-            ops::fill(runtime.stream(), buffer.view(), Pattern::U8(0xff))?;
+            runtime.stream().fill(buffer.view(), 0xffu8)?;
         }
         check!(
             runtime.download::<u8>(&output)?.iter().all(|&b| b == round),
@@ -137,18 +137,18 @@ fn arena(env: &Env) -> Outcome {
 fn events(env: &Env) -> Outcome {
     let runtime = env.runtime()?;
     let buffer = runtime.upload(&[0u8; 4096])?;
-    let event = runtime.create_event_with_flags(leasehold::EventFlags::DISABLE_TIMING)?;
+    let event = runtime.create_event_with(leasehold::EventFlags::DISABLE_TIMING)?;
     let graph = runtime.record_graph(|rt| {
-        ops::fill(rt.stream(), buffer.view(), Pattern::U8(6))?;
-        rt.record_event(&event, None)
+        rt.stream().fill(buffer.view(), 6u8)?;
+        rt.stream().record(&event)
     })?;
     graph.launch()?;
     let other = runtime.create_stream()?;
-    runtime.stream_wait_event(Some(&other), &event)?;
+    other.wait_event(&event)?;
     let mut bytes = vec![0u8; 4096];
-    ops::download(&other, &mut bytes, buffer.view())?;
+    other.download(&mut bytes, buffer.view())?;
     check!(bytes.iter().all(|&b| b == 6), "a wait for an event that a graph recorded");
-    runtime.synchronize_event(&event)?;
+    event.synchronize()?;
     Ok(())
 }
 
@@ -176,7 +176,7 @@ fn invisible(env: &Env) -> Outcome {
     expect_error(stopped, "Recording", "stopping another thread's recording")?;
     check_eq!(bytes?, [1; 64], "another thread's read-back");
     check!(runtime.is_graph_recording(), "another thread ended the recording");
-    ops::fill(runtime.stream(), buffer.view(), Pattern::U8(2))?;
+    runtime.stream().fill(buffer.view(), 2u8)?;
     let graph = runtime.stop_graph_recording()?;
     check_eq!(runtime.download::<u8>(&buffer)?, [1; 64], "the buffer before the launch");
     graph.launch()?;
@@ -195,7 +195,7 @@ impl leasehold::GraphOperator for Broken<'_> {
         vec![self.0.write()]
     }
     fn encode(&self, stream: &leasehold::Stream) -> leasehold::Result<()> {
-        leasehold::ops::fill(stream, self.0.view(), Pattern::U8(0xbb))?;
+        stream.fill(self.0.view(), 0xbbu8)?;
         Err(Error::invalid("it was meant to fail"))
     }
 }

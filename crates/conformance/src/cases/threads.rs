@@ -5,7 +5,6 @@ use crate::cases::kernels::launch;
 use crate::env::{Env, bind};
 use crate::factory::TestKernel;
 use leasehold::hal::Access;
-use leasehold::ops::{self, Pattern};
 use leasehold::{Runtime, View};
 
 pub(crate) const CASES: &[Case] = &[
@@ -90,29 +89,29 @@ fn readers_then_writer(env: &Env) -> Outcome {
         let graphs = match reads {
             Reads::Graphs => outs
                 .iter()
-                .map(|out| runtime.record_graph(|rt| ops::copy(rt.stream(), out.view(), buffer.view())))
+                .map(|out| runtime.record_graph(|rt| rt.stream().copy(out.view(), buffer.view())))
                 .collect::<leasehold::Result<Vec<_>>>()?,
             _ => Vec::new(),
         };
-        let overwrite = |runtime: &Runtime| ops::fill(runtime.stream(), buffer.view(), Pattern::U8(0xff));
+        let overwrite = |runtime: &Runtime| runtime.stream().fill(buffer.view(), 0xffu8);
         let overwriting = in_graph.then(|| runtime.record_graph(overwrite)).transpose()?;
         let holds = [env.hold_running(r1.raw())?, env.hold_running(r2.raw())?];
         for (i, stream) in [&r1, &r2].into_iter().enumerate() {
             match reads {
-                Reads::Eager => ops::copy(stream, outs[i].view(), buffer.view())?,
+                Reads::Eager => stream.copy(outs[i].view(), buffer.view())?,
                 Reads::Graphs => _ = graphs[i].launch_on(stream)?,
-                Reads::Downloads => ops::copy_pinned(stream, outs[i].view(), buffer.view())?,
+                Reads::Downloads => stream.copy_pinned(outs[i].view(), buffer.view())?,
             }
         }
         match &overwriting {
             Some(graph) => _ = graph.launch_on(writer)?,
-            None => ops::fill(writer, buffer.view(), Pattern::U8(0xff))?,
+            None => writer.fill(buffer.view(), 0xffu8)?,
         }
         drop((buffer, overwriting, graphs));
         // Whoever gets the memory next writes it too.
         let next: Vec<_> = (0..4).map(|_| runtime.alloc(4096)).collect::<leasehold::Result<_>>()?;
         for b in &next {
-            ops::fill(runtime.stream(), b.view(), Pattern::U8(0xee))?;
+            runtime.stream().fill(b.view(), 0xeeu8)?;
         }
         env.linger(std::time::Duration::from_millis(2));
         for hold in holds {
@@ -121,7 +120,7 @@ fn readers_then_writer(env: &Env) -> Outcome {
         for out in &outs {
             let bytes = match reads {
                 // SAFETY: nobody submits anything that writes it any more.
-                Reads::Downloads => unsafe { ops::map_read(&runtime, out.view()) }?.to_vec(),
+                Reads::Downloads => unsafe { runtime.map_read(out.view()) }?.to_vec(),
                 _ => runtime.download::<u8>(out)?,
             };
             check!(
@@ -152,10 +151,10 @@ fn one_stream(env: &Env) -> Outcome {
             for round in 1..=rounds {
                 launch(&runtime, &kernel, &mine, thread << 16 | round)?;
                 if round % 16 == 0 || round == rounds {
-                    ops::copy(runtime.stream(), copy.view(), mine.view())?;
-                    runtime.record_event(&event, None)?;
-                    runtime.stream_wait_event(None, &event)?;
-                    ops::fill(runtime.stream(), mine.view(), Pattern::U8(0))?;
+                    runtime.stream().copy(copy.view(), mine.view())?;
+                    runtime.stream().record(&event)?;
+                    runtime.stream().wait_event(&event)?;
+                    runtime.stream().fill(mine.view(), 0u8)?;
                 }
             }
             let last = thread << 16 | rounds;

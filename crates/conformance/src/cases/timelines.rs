@@ -7,7 +7,6 @@ use crate::factory::TestKernel;
 use leasehold::Error;
 use leasehold::core::VALUE_LIMIT;
 use leasehold::hal::Op;
-use leasehold::ops;
 use std::time::Duration;
 
 const GATES: &[Need] = &[Need::Gates];
@@ -123,24 +122,24 @@ fn wait_lists(env: &Env) -> Outcome {
     runtime.wait_for_all(&[], short)?;
     expect_error(runtime.wait_for_any(&[], short), "InvalidArgument", "waiting for one of nothing")?;
     expect_error(runtime.wait_for_any(&points, short), "Timeout", "waiting for one of three that are not there")?;
-    ops::raise(&gates[1], points[1].value())?;
+    gates[1].raise(points[1].value())?;
     check_eq!(runtime.wait_for_any(&points, long)?, 1, "which of three is there");
     expect_error(runtime.wait_for_all(&points, short), "Timeout", "waiting for three of which one is there")?;
-    ops::raise(&gates[0], points[0].value())?;
+    gates[0].raise(points[0].value())?;
     expect_error(runtime.wait_for_all(&points, short), "Timeout", "waiting for three of which two are there")?;
     std::thread::scope(|scope| {
         let all = scope.spawn(|| runtime.wait_for_all(&points, long));
         let any = scope.spawn(|| runtime.wait_for_any(&points[2..], long));
         std::thread::sleep(Duration::from_millis(5));
         check!(!all.is_finished() && !any.is_finished(), "a wait ended without the value that it waits for");
-        ops::raise(&gates[2], points[2].value())?;
+        gates[2].raise(points[2].value())?;
         all.join().map_err(|_| Stop::Failed("a waiter panicked".into()))??;
         check_eq!(any.join().map_err(|_| Stop::Failed("a waiter panicked".into()))??, 0, "which of one is there");
         Ok::<_, Stop>(())
     })?;
     // One that fails is everybody's answer, and does not wait for the others.
     let (broken, silent) = (runtime.create_gate()?, runtime.create_gate()?);
-    ops::fail(&broken, Error::state("the cause"));
+    broken.fail(Error::state("the cause"));
     let list = [points[0], broken.next(), silent.next()];
     let e = expect_error(runtime.wait_for_all(&list, long), "InvalidState", "waiting for all with a failure")?;
     check!(e.to_string().contains("the cause"), "the waiter got {e}");

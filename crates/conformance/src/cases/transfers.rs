@@ -5,7 +5,7 @@ use crate::cases::streams::fill;
 use crate::env::{Env, bind, direct, leasehold_on};
 use crate::factory::TestKernel;
 use leasehold::hal::{Access, Copy2d, Fill, MemoryKind, Op};
-use leasehold::{Buffer, Error, Layout, Lease, View, ops};
+use leasehold::{Buffer, Error, Layout, Lease, View};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -154,7 +154,7 @@ fn upload_captures(env: &Env) -> Outcome {
     let buffer = runtime.alloc(1000)?;
     let hold = env.hold_runtime(runtime.stream())?;
     let mut source = vec![1u8; 1000];
-    ops::upload(runtime.stream(), buffer.view(), &source, true)?;
+    runtime.stream().upload(buffer.view(), &source)?;
     source.fill(2);
     hold.release()?;
     check!(runtime.download::<u8>(&buffer)?.iter().all(|&b| b == 1), "the upload took bytes that came after the call");
@@ -166,7 +166,7 @@ fn pageable_mutated(env: &Env) -> Outcome {
     for n in [1usize, 1000, 65_536, 65_537, 1 << 20] {
         let buffer = runtime.alloc(n as u64)?;
         let mut source = vec![1u8; n];
-        runtime.memcpy_h2d(buffer.view(), &source, true)?;
+        runtime.stream().upload(buffer.view(), &source)?;
         source.fill(2);
         check!(runtime.download::<u8>(&buffer)?.iter().all(|&b| b == 1), "{n} bytes: not those of the call");
     }
@@ -291,23 +291,23 @@ fn uploads_never_wait(env: &Env) -> Outcome {
         let pageable = vec![1u8; bytes];
         let pinned = runtime.alloc_pinned(bytes as u64)?;
         let (first, second) = (runtime.alloc(bytes as u64)?, runtime.alloc(bytes as u64)?);
-        ops::fill(runtime.stream(), first.view(), ops::Pattern::U8(9))?;
-        ops::fill(runtime.stream(), second.view(), ops::Pattern::U8(9))?;
+        runtime.stream().fill(first.view(), 9u8)?;
+        runtime.stream().fill(second.view(), 9u8)?;
         // This very thread raises the gate afterwards: whoever waits for the stream hangs.
         let gate = runtime.create_gate()?;
         let go = gate.next();
-        ops::wait(runtime.stream(), go)?;
+        runtime.stream().wait(go)?;
         let mut source = pageable;
-        runtime.memcpy_h2d(first.view(), &source, true)?;
+        runtime.stream().upload(first.view(), &source)?;
         source.fill(0xee);
         // SAFETY: nobody submits anything that uses the memory.
-        let mapped = unsafe { ops::map_write(&runtime, pinned.view()) }?;
+        let mapped = unsafe { runtime.map_write(pinned.view()) }?;
         mapped.fill(2);
-        runtime.memcpy_h2d(second.view(), mapped, true)?;
+        runtime.stream().upload(second.view(), mapped)?;
         mapped.fill(0xee);
         let third = runtime.upload(&source)?;
         check!(!runtime.stream().query()?, "the stream of the uploads did not wait for its gate");
-        ops::raise(&gate, go.value())?;
+        gate.raise(go.value())?;
         for (buffer, expected) in [(&first, 1u8), (&second, 2), (&third, 0xee)] {
             check!(runtime.download::<u8>(buffer)? == vec![expected; bytes], "{bytes} bytes that were not {expected}");
         }
@@ -321,7 +321,7 @@ fn dropped_source(env: &Env) -> Outcome {
     let hold = env.hold_runtime(runtime.stream())?;
     for (i, buffer) in buffers.iter().enumerate() {
         let source = Arc::new(vec![i as u8 + 1; 100_000]);
-        ops::upload_owned(runtime.stream(), buffer.view(), source)?;
+        runtime.stream().upload_owned(buffer.view(), source)?;
     }
     // What the allocator of the host would hand out again at once, were it free.
     let noise: Vec<Vec<u8>> = (0..8).map(|_| vec![0xff; 100_000]).collect();

@@ -17,7 +17,6 @@ pub struct Registry {
     kernels: RwLock<HashMap<String, Vec<(String, KernelBase)>>>,
 }
 
-
 impl Registry {
     /// An empty registry.
     #[must_use]

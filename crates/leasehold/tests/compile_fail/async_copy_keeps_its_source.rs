@@ -1,7 +1,6 @@
 //! A copy that nobody waits for must own its source.
 
 use leasehold::{Lease, Buffer, Stream, View, ops};
-use std::sync::Arc;
 
 struct Borrowed<'a>(&'a [u8]);
 
@@ -14,8 +13,8 @@ unsafe impl ops::HostBytes for Borrowed<'_> {
 
 fn dangle(stream: &Stream, to: &Lease<Buffer>) {
     let local = vec![0u8; 16];
-    ops::upload_owned(stream, to.view(), Arc::new(Borrowed(&local))).unwrap();
-    ops::upload_owned(stream, to.view(), Arc::new(&local[..])).unwrap();
+    stream.upload_owned(to.view(), Borrowed(&local)).unwrap();
+    stream.upload_owned(to.view(), &local[..]).unwrap();
 }
 
 fn main() {}

@@ -3,7 +3,7 @@
 fn elsewhere<T: Send>(_: T) {}
 
 fn send(runtime: &leasehold::Runtime) {
-    elsewhere(leasehold::ops::set_context(runtime, None).unwrap());
+    elsewhere(runtime.enter().unwrap());
 }
 
 fn main() {}

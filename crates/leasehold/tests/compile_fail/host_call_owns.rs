@@ -2,7 +2,7 @@
 
 fn dangle(stream: &leasehold::Stream) {
     let local = 5;
-    leasehold::ops::host_call(stream, "dangles", || {
+    stream.host_call("dangles", || {
         assert_eq!(local, 5);
         Ok(())
     })

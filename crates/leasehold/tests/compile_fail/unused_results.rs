@@ -2,13 +2,13 @@
 
 #![deny(unused_must_use)]
 
-use leasehold::{KernelSession, Runtime, Update, View};
+use leasehold::{KernelSession, Runtime, GraphUpdate, View};
 use leasehold::kernel::Begun;
 
 fn forget(runtime: &Runtime, session: KernelSession<'_, Begun>, x: &leasehold::Lease<leasehold::Buffer>) {
-    runtime.sync_stream();
+    runtime.stream().synchronize();
     session;
-    Update::new();
+    GraphUpdate::new();
     x.part(..4);
 }
 

@@ -3,7 +3,7 @@
 
 use crate::common::*;
 use leasehold::cpu::CpuBackend;
-use leasehold::{Buffer, Context, Error, Lease, Runtime, Stream, Update, View, ops};
+use leasehold::{Buffer, Context, Error, GraphUpdate, Lease, Runtime, Stream, View, ops};
 use leasehold_cuda::driver::sim::{SimDriver, SimDriverConfig};
 use leasehold_cuda::{CudaBackend, CudaConfig};
 use leasehold_sim::{MachineConfig, Monitor, SimBackend};
@@ -73,8 +73,8 @@ fn bytes_arrive_between_every_two_devices_on_the_stream_of_either() {
                 let what = format!("{len} bytes from {} to {} by {}", a.device(), b.device(), owner.device());
                 let source = pattern(len + 64, i as u8);
                 let (x, y) = (a.upload(&source).unwrap(), b.upload(&vec![0xEEu8; len + 64]).unwrap());
-                let (from, to) = (x.part(3..3 + len as u64).unwrap(), y.part(17..17 + len as u64).unwrap());
-                ops::copy(owner.stream(), to, from).unwrap();
+                let (from, to) = (x.part(3..3 + len).unwrap(), y.part(17..17 + len).unwrap());
+                owner.stream().copy(to, from).unwrap();
                 let got = bytes(&b, &y);
                 assert!(got[17..17 + len] == source[3..3 + len], "{what}");
                 assert!(got[..17].iter().chain(&got[17 + len..]).all(|&b| b == 0xEE), "beside {what}");
@@ -91,10 +91,10 @@ fn without_peer_access_the_driver_still_has_a_way() {
     let (a, b) = (world.runtime("cuda:0"), world.runtime("cuda:1"));
     let source = pattern(100_000, 5);
     let (x, y) = (a.upload(&source).unwrap(), b.alloc(100_000).unwrap());
-    a.memcpy_d2d(y.view(), x.view(), false).unwrap();
+    a.stream().copy(y.view(), x.view()).and_then(|()| a.stream().synchronize()).unwrap();
     assert!(bytes(&b, &y) == source);
-    let graph = a.record_graph(|a| ops::copy(a.stream(), x.view(), y.view())).unwrap();
-    ops::fill(a.stream(), x.view(), ops::Pattern::U8(0)).unwrap();
+    let graph = a.record_graph(|a| a.stream().copy(x.view(), y.view())).unwrap();
+    a.stream().fill(x.view(), 0u8).unwrap();
     graph.launch().unwrap();
     assert!(bytes(&a, &x) == source);
     world.check();
@@ -110,7 +110,14 @@ fn rows_are_copied_between_devices_at_their_pitches() {
                 [(7u64, 300u64, 16u64, 9u64), (16, 300, 16, 16), (10, 1, 0, 0), (1, 400, 3, 2)]
             {
                 let (x, y) = (a.upload(&source).unwrap(), b.upload(&[0xEEu8; 5000]).unwrap());
-                ops::copy_2d(owner.stream(), y.view(), to, x.part(5..5000).unwrap(), from, width, rows).unwrap();
+                owner
+                    .stream()
+                    .copy_2d(
+                        y.view(),
+                        x.part(5..5000).unwrap(),
+                        ops::Rows::new(width, rows).src_pitch(from).dst_pitch(to),
+                    )
+                    .unwrap();
                 let mut expect = vec![0xEEu8; 5000];
                 for r in 0..rows {
                     for i in 0..width {
@@ -132,18 +139,18 @@ fn host_memory_of_either_device_takes_part() {
         let (x, y) = (a.upload(&source).unwrap(), b.alloc(200_000).unwrap());
         let (near, far) = (a.alloc_pinned(200_000).unwrap(), b.alloc_pinned(200_000).unwrap());
         let what = format!("{} and {}", a.device(), b.device());
-        ops::copy(a.stream(), near.view(), x.view()).unwrap();
-        ops::copy(b.stream(), y.view(), near.view()).unwrap();
+        a.stream().copy(near.view(), x.view()).unwrap();
+        b.stream().copy(y.view(), near.view()).unwrap();
         assert!(bytes(&b, &y) == source, "{what}: from the other's host memory");
-        ops::fill(b.stream(), y.view(), ops::Pattern::U8(0)).unwrap();
-        ops::copy(a.stream(), far.view(), x.view()).unwrap();
-        ops::copy_pinned(b.stream(), y.view(), far.view()).unwrap();
+        b.stream().fill(y.view(), 0u8).unwrap();
+        a.stream().copy(far.view(), x.view()).unwrap();
+        b.stream().copy_pinned(y.view(), far.view()).unwrap();
         assert!(bytes(&b, &y) == source, "{what}: to the other's host memory");
         // Between two of one device.
         let twin = a.alloc_pinned(200_000).unwrap();
-        ops::copy_pinned(a.stream(), twin.view(), near.view()).unwrap();
-        ops::fill(a.stream(), x.view(), ops::Pattern::U8(0)).unwrap();
-        ops::copy_pinned(a.stream(), x.view(), twin.view()).unwrap();
+        a.stream().copy_pinned(twin.view(), near.view()).unwrap();
+        a.stream().fill(x.view(), 0u8).unwrap();
+        a.stream().copy_pinned(x.view(), twin.view()).unwrap();
         assert!(bytes(&a, &x) == source, "{what}: between host memories");
     }
     world.check();
@@ -157,18 +164,18 @@ fn a_copy_has_its_place_in_the_order_of_its_stream_and_of_both_buffers() {
         for owner in [&a, &b] {
             let (x, y) = (a.alloc(LEN as u64).unwrap(), b.alloc(LEN as u64).unwrap());
             let fill = |r: &Runtime, buffer: &Lease<Buffer>, value| {
-                ops::fill(r.stream(), buffer.view(), ops::Pattern::U8(value)).unwrap();
+                r.stream().fill(buffer.view(), ops::Pattern::U8(value)).unwrap();
             };
             // Each device's own stream, and no wait of the program's.
             fill(&a, &x, 1);
             fill(&b, &y, 2);
-            ops::copy(owner.stream(), y.view(), x.view()).unwrap();
+            owner.stream().copy(y.view(), x.view()).unwrap();
             fill(&a, &x, 3);
             let z = b.alloc(LEN as u64).unwrap();
-            ops::copy(b.stream(), z.view(), y.view()).unwrap();
+            b.stream().copy(z.view(), y.view()).unwrap();
             fill(&b, &y, 4);
-            ops::copy(owner.stream(), x.view(), y.view()).unwrap();
-            owner.sync_stream().unwrap();
+            owner.stream().copy(x.view(), y.view()).unwrap();
+            owner.stream().synchronize().unwrap();
             let last = |r: &Runtime, buffer: &Lease<Buffer>| {
                 let got = bytes(r, buffer);
                 (got[0], got[LEN / 2], got[LEN - 1])
@@ -189,8 +196,8 @@ fn a_source_that_is_held_back_holds_the_copy_and_not_the_caller() {
             let (x, y) = (a.upload(&[1u8; 2_500_000]).unwrap(), b.upload(&[2u8; 2_500_000]).unwrap());
             let (writer, copier) = (a.create_stream().unwrap(), owner.create_stream().unwrap());
             let held = hold(&writer);
-            ops::fill(&writer, x.view(), ops::Pattern::U8(7)).unwrap();
-            ops::copy(&copier, y.view(), x.view()).unwrap();
+            writer.fill(x.view(), 7u8).unwrap();
+            copier.copy(y.view(), x.view()).unwrap();
             let end = copier.now();
             std::thread::sleep(Duration::from_millis(2));
             assert!(!copier.query().unwrap() && !end.is_settled(), "{what}: it is over before its source is written");
@@ -209,13 +216,13 @@ fn a_stream_that_is_held_back_holds_the_other_device_too() {
         for owner in [&a, &b] {
             let what = format!("{} to {} by {}", a.device(), b.device(), owner.device());
             let (x, y) = (a.upload(&[1u8; 70_000]).unwrap(), b.upload(&[2u8; 70_000]).unwrap());
-            [&a, &b].iter().for_each(|r| r.sync_device().unwrap());
+            [&a, &b].iter().for_each(|r| r.synchronize().unwrap());
             let stream = owner.create_stream().unwrap();
             let held = hold(&stream);
-            ops::copy(&stream, y.view(), x.view()).unwrap();
+            stream.copy(y.view(), x.view()).unwrap();
             // Comes after the copy, since that reads what it writes.
             let later = a.create_stream().unwrap();
-            ops::fill(&later, x.view(), ops::Pattern::U8(9)).unwrap();
+            later.fill(x.view(), 9u8).unwrap();
             std::thread::sleep(Duration::from_millis(2));
             assert!(!later.query().unwrap(), "{what}: a write overtook the copy that reads");
             open(held);
@@ -235,17 +242,17 @@ fn memory_that_is_dropped_in_flight_is_lent_to_nobody_before_the_copy_is_over() 
         for owner in [&a, &b] {
             let what = format!("{} to {} by {}", a.device(), b.device(), owner.device());
             let (x, y) = (a.upload(&vec![1u8; LEN as usize]).unwrap(), b.upload(&vec![2u8; LEN as usize]).unwrap());
-            [&a, &b].iter().for_each(|r| r.sync_device().unwrap());
+            [&a, &b].iter().for_each(|r| r.synchronize().unwrap());
             let stream = owner.create_stream().unwrap();
             let held = hold(&stream);
-            ops::copy(&stream, y.view(), x.view()).unwrap();
+            stream.copy(y.view(), x.view()).unwrap();
             drop((x, y, stream));
             // Of the same size, first used on streams that know nothing of the copy.
             let fresh = |r: &Runtime, value| -> Vec<(Stream, Lease<Buffer>)> {
                 let one = |_| {
                     let s = r.create_stream().unwrap();
                     let z = s.alloc(LEN).unwrap();
-                    ops::fill(&s, z.view(), ops::Pattern::U8(value)).unwrap();
+                    s.fill(z.view(), ops::Pattern::U8(value)).unwrap();
                     (s, z)
                 };
                 (0..3).map(one).collect()
@@ -253,7 +260,7 @@ fn memory_that_is_dropped_in_flight_is_lent_to_nobody_before_the_copy_is_over() 
             let (in_a, in_b) = (fresh(&a, 3), fresh(&b, 4));
             in_a.iter().chain(&in_b).for_each(|(s, _)| s.synchronize_timeout(LONG).unwrap());
             open(held);
-            [&a, &b].iter().for_each(|r| r.sync_device().unwrap());
+            [&a, &b].iter().for_each(|r| r.synchronize().unwrap());
             for (r, all, value) in [(&a, &in_a, 3), (&b, &in_b, 4)] {
                 assert!(all.iter().all(|(_, z)| bytes(r, z).iter().all(|&v| v == value)), "{what}: on {}", r.device());
             }
@@ -271,20 +278,20 @@ fn a_failure_of_the_source_reaches_the_copy_and_whoever_reads_the_destination() 
             let (x, y) = (a.upload(&[1u8; 70_000]).unwrap(), b.upload(&[2u8; 70_000]).unwrap());
             let (writer, copier) = (a.create_stream().unwrap(), owner.create_stream().unwrap());
             let held = hold(&writer);
-            ops::host_call(&writer, "fails", || Err(Error::state("on purpose"))).unwrap();
-            ops::fill(&writer, x.view(), ops::Pattern::U8(7)).unwrap();
-            let submitted = ops::copy(&copier, y.view(), x.view());
+            writer.host_call("fails", || Err(Error::state("on purpose"))).unwrap();
+            writer.fill(x.view(), 7u8).unwrap();
+            let submitted = copier.copy(y.view(), x.view());
             open(held);
             assert!(submitted.is_err() || copier.synchronize_timeout(LONG).is_err(), "{what}: the copy did not fail");
             assert!(copier.failure().is_some(), "{what}");
-            assert_eq!(kind(ops::copy(&copier, y.view(), x.view())), "Fault", "{what}: a poisoned stream");
+            assert_eq!(kind(copier.copy(y.view(), x.view())), "Fault", "{what}: a poisoned stream");
             // Once both are overwritten they are as good as new.
             let _ = writer.synchronize_timeout(LONG);
-            let _ = (a.sync_device(), b.sync_device());
+            let _ = (a.synchronize(), b.synchronize());
             drop((writer, copier));
             let fresh = owner.create_stream().unwrap();
-            ops::fill(a.stream(), x.view(), ops::Pattern::U8(8)).unwrap();
-            ops::copy(&fresh, y.view(), x.view()).unwrap();
+            a.stream().fill(x.view(), 8u8).unwrap();
+            fresh.copy(y.view(), x.view()).unwrap();
             fresh.synchronize_timeout(LONG).unwrap();
             assert!(bytes(&b, &y).iter().all(|&v| v == 8), "{what}: after the failure");
         }
@@ -300,17 +307,17 @@ fn a_recorded_copy_takes_what_is_there_at_each_launch() {
         for owner in [&a, &b] {
             let what = format!("{} to {} by {}", a.device(), b.device(), owner.device());
             let (x, y) = (a.alloc(LEN as u64).unwrap(), b.alloc(LEN as u64).unwrap());
-            let graph = owner.record_graph(|r| ops::copy(r.stream(), y.view(), x.view())).unwrap();
+            let graph = owner.record_graph(|r| r.stream().copy(y.view(), x.view())).unwrap();
             for round in 0..3 {
                 // Written on the source's own stream, read on the destination's own one.
-                ops::fill(a.stream(), x.view(), ops::Pattern::U8(10 + round)).unwrap();
-                ops::fill(b.stream(), y.view(), ops::Pattern::U8(0)).unwrap();
+                a.stream().fill(x.view(), ops::Pattern::U8(10 + round)).unwrap();
+                b.stream().fill(y.view(), 0u8).unwrap();
                 graph.launch().unwrap();
                 let got = bytes(&b, &y);
                 assert!(got.iter().all(|&v| v == 10 + round), "{what}, launch {round}: {} {}", got[0], got[LEN - 1]);
             }
             let last = pattern(LEN, 3);
-            a.memcpy_h2d(x.view(), &last, false).unwrap();
+            a.stream().upload_blocking(x.view(), &last).unwrap();
             graph.launch().unwrap();
             assert!(bytes(&b, &y) == last, "{what}");
         }
@@ -329,11 +336,11 @@ fn a_recorded_copy_comes_between_what_is_recorded_before_and_after_it() {
         let graph = here
             .record_graph(|r| {
                 let temporary = r.alloc(LEN)?;
-                ops::fill(r.stream(), temporary.view(), ops::Pattern::U8(1))?;
-                ops::copy(r.stream(), temporary.view(), far.view())?;
-                ops::copy(r.stream(), result.view(), temporary.view())?;
-                ops::fill(r.stream(), temporary.part(100..300)?, ops::Pattern::U8(6))?;
-                ops::copy(r.stream(), far.view(), temporary.view())
+                r.stream().fill(temporary.view(), 1u8)?;
+                r.stream().copy(temporary.view(), far.view())?;
+                r.stream().copy(result.view(), temporary.view())?;
+                r.stream().fill(temporary.part(100..300)?, 6u8)?;
+                r.stream().copy(far.view(), temporary.view())
             })
             .unwrap();
         for round in 0..2 {
@@ -358,12 +365,12 @@ fn a_graph_with_a_copy_may_go_while_it_runs() {
             let (x, y) = (a.upload(&[4u8; 70_000]).unwrap(), b.upload(&[0u8; 70_000]).unwrap());
             let stream = owner.create_stream().unwrap();
             let held = hold(&stream);
-            let graph = owner.record_graph(|r| ops::copy(r.stream(), y.view(), x.view())).unwrap();
+            let graph = owner.record_graph(|r| r.stream().copy(y.view(), x.view())).unwrap();
             graph.launch_on(&stream).unwrap();
             drop((graph, x));
             let noise = a.alloc(70_000).unwrap();
-            ops::fill(a.stream(), noise.view(), ops::Pattern::U8(9)).unwrap();
-            a.sync_stream().unwrap();
+            a.stream().fill(noise.view(), 9u8).unwrap();
+            a.stream().synchronize().unwrap();
             open(held);
             assert!(bytes(&b, &y).iter().all(|&v| v == 4), "{what}");
             assert!(bytes(&a, &noise).iter().all(|&v| v == 9), "{what}");
@@ -377,20 +384,20 @@ fn buffers_of_recorded_copies_are_replaced_by_their_own_kind_or_refused() {
     let world = World::new(13);
     let (a, b) = (world.runtime("sim:0"), world.runtime("sim:1"));
     let (x, y, z) = (a.alloc(64).unwrap(), b.upload(&[1u8; 64]).unwrap(), b.upload(&[2u8; 64]).unwrap());
-    let graph = a.record_graph(|a| ops::copy(a.stream(), x.view(), y.view())).unwrap();
-    let _ = graph.update(&Update::new().buffer(&y, &z)).unwrap();
+    let graph = a.record_graph(|a| a.stream().copy(x.view(), y.view())).unwrap();
+    let _ = graph.update(&GraphUpdate::new().buffer(&y, &z)).unwrap();
     graph.launch().unwrap();
     assert_eq!(bytes(&a, &x), [2; 64]);
     let cpu = world.runtime("cpu:0");
     let host = cpu.upload(&[3u8; 64]).unwrap();
-    assert_eq!(kind(graph.update(&Update::new().buffer(&z, &host))), "InvalidArgument");
-    assert_eq!(kind(graph.update(&Update::new().buffer(&x, &y))), "InvalidArgument");
+    assert_eq!(kind(graph.update(&GraphUpdate::new().buffer(&z, &host))), "InvalidArgument");
+    assert_eq!(kind(graph.update(&GraphUpdate::new().buffer(&x, &y))), "InvalidArgument");
 
-    let graph = a.record_graph(|a| ops::copy(a.stream(), x.view(), host.view())).unwrap();
+    let graph = a.record_graph(|a| a.stream().copy(x.view(), host.view())).unwrap();
     let other = cpu.upload(&[4u8; 64]).unwrap();
-    assert_eq!(kind(graph.update(&Update::new().buffer(&host, &other))), "Unsupported");
+    assert_eq!(kind(graph.update(&GraphUpdate::new().buffer(&host, &other))), "Unsupported");
     let own = a.alloc(64).unwrap();
-    let _ = graph.update(&Update::new().buffer(&x, &own)).unwrap();
+    let _ = graph.update(&GraphUpdate::new().buffer(&x, &own)).unwrap();
     graph.launch().unwrap();
     assert_eq!((bytes(&a, &own), bytes(&a, &x)), (vec![3; 64], vec![2; 64]));
     world.check();
@@ -401,18 +408,18 @@ fn what_is_of_neither_device_or_of_another_context_is_refused() {
     let (world, strangers) = (World::new(14), World::new(14));
     let (cpu, sim, other) = (world.runtime("cpu:0"), world.runtime("sim:0"), world.runtime("sim:1"));
     let (x, y) = (sim.alloc(64).unwrap(), other.alloc(64).unwrap());
-    assert_eq!(kind(ops::copy(cpu.stream(), x.view(), y.view())), "InvalidArgument");
+    assert_eq!(kind(cpu.stream().copy(x.view(), y.view())), "InvalidArgument");
     let stranger = strangers.runtime("sim:0");
     let strange = stranger.alloc(64).unwrap();
-    assert_eq!(kind(ops::copy(sim.stream(), x.view(), strange.view())), "InvalidArgument");
+    assert_eq!(kind(sim.stream().copy(x.view(), strange.view())), "InvalidArgument");
     let mine = cpu.alloc(64).unwrap();
-    assert_eq!(kind(ops::copy(cpu.stream(), mine.view(), strange.view())), "InvalidArgument");
+    assert_eq!(kind(cpu.stream().copy(mine.view(), strange.view())), "InvalidArgument");
     // A recording's temporary has no address for the other device.
     let error = sim.record_graph(|sim| {
         let temporary = sim.alloc(64)?;
-        assert_eq!(kind(ops::copy(cpu.stream(), mine.view(), temporary.view())), "Recording");
-        assert_eq!(kind(ops::copy(other.stream(), y.view(), temporary.view())), "Recording");
-        ops::copy(sim.stream(), temporary.view(), mine.view())
+        assert_eq!(kind(cpu.stream().copy(mine.view(), temporary.view())), "Recording");
+        assert_eq!(kind(other.stream().copy(y.view(), temporary.view())), "Recording");
+        sim.stream().copy(temporary.view(), mine.view())
     });
     error.unwrap();
     world.check();
@@ -427,7 +434,7 @@ fn the_stream_that_works_for_another_ends_with_it() {
     let before = live(&sim);
     let stream = cpu.create_stream().unwrap();
     for _ in 0..100 {
-        ops::copy(&stream, y.view(), x.view()).unwrap();
+        stream.copy(y.view(), x.view()).unwrap();
     }
     stream.synchronize().unwrap();
     assert_eq!(live(&sim), before + 1);
@@ -447,10 +454,10 @@ fn threads_copy_back_and_forth() {
                 let (x, y) = (a.alloc(5000).unwrap(), b.alloc(5000).unwrap());
                 for round in 0..20u32 {
                     let value = (i as u32 * 20 + round) as u8;
-                    ops::fill(&s, x.view(), ops::Pattern::U8(value)).unwrap();
-                    ops::copy(if round % 2 == 0 { &s } else { &t }, y.view(), x.view()).unwrap();
-                    ops::fill(&s, x.view(), ops::Pattern::U8(0)).unwrap();
-                    ops::copy(if round % 3 == 0 { &s } else { &t }, x.view(), y.view()).unwrap();
+                    s.fill(x.view(), ops::Pattern::U8(value)).unwrap();
+                    (if round % 2 == 0 { &s } else { &t }).copy(y.view(), x.view()).unwrap();
+                    s.fill(x.view(), 0u8).unwrap();
+                    (if round % 3 == 0 { &s } else { &t }).copy(x.view(), y.view()).unwrap();
                     let got = bytes(a, &x);
                     let what = format!("{} and {}, round {round}", a.device(), b.device());
                     assert!(got.iter().all(|&v| v == value), "{what}: {} {} and not {value}", got[0], got[4999]);

@@ -3,7 +3,7 @@
 use crate::common::*;
 use leasehold::core::sync::atomic::{AtomicUsize, Ordering};
 use leasehold::hal::Traced;
-use leasehold::{BackendKind, Context, DeviceId, Error, Runtime, View, ops};
+use leasehold::{BackendKind, Context, DeviceId, Error, Runtime, View};
 use leasehold_sim::{MachineConfig, SimBackend};
 use std::sync::Arc;
 use std::time::Duration;
@@ -21,7 +21,7 @@ fn a_download_whose_wait_gives_up_does_not_come_later() {
     let stream = runtime.create_stream().unwrap();
     let held = hold(&stream);
     let mut to = vec![1u8; 1000];
-    let error = ops::download(&stream, &mut to, x.view()).unwrap_err();
+    let error = stream.download(&mut to, x.view()).unwrap_err();
     assert!(error.to_string().contains("dead-lock"), "{error}");
     // The call is over: the bytes are the caller's again.
     to.fill(2);
@@ -35,16 +35,16 @@ fn a_download_whose_wait_gives_up_does_not_come_later() {
 fn an_upload_whose_wait_gives_up_does_not_come_later() {
     let runtime = impatient();
     let x = runtime.upload(&[7u8; 100_000]).unwrap();
-    runtime.sync_stream().unwrap();
+    runtime.stream().synchronize().unwrap();
     let stream = runtime.create_stream().unwrap();
     let held = hold(&stream);
     let mut from = vec![1u8; 100_000];
-    let error = ops::upload(&stream, x.view(), &from, false).unwrap_err();
+    let error = stream.upload_blocking(x.view(), &from).unwrap_err();
     assert!(error.to_string().contains("dead-lock"), "{error}");
     from.fill(2);
     open(held);
     assert!(stream.synchronize_timeout(LONG).is_err());
-    ops::fill(runtime.stream(), x.view(), ops::Pattern::U8(3)).unwrap();
+    runtime.stream().fill(x.view(), 3u8).unwrap();
     assert_eq!(runtime.download::<u8>(&x).unwrap(), vec![3; 100_000]);
 }
 
@@ -53,13 +53,14 @@ fn a_download_behind_a_failure_returns_once_the_failed_work_is_over() {
     let runtime = runtime();
     let x = runtime.upload(&[7u8; 1000]).unwrap();
     let stream = runtime.create_stream().unwrap();
-    ops::host_call(&stream, "slow to fail", || {
-        std::thread::sleep(Duration::from_millis(20));
-        Err(Error::state("on purpose"))
-    })
-    .unwrap();
+    stream
+        .host_call("slow to fail", || {
+            std::thread::sleep(Duration::from_millis(20));
+            Err(Error::state("on purpose"))
+        })
+        .unwrap();
     let mut to = vec![1u8; 1000];
-    assert_eq!(kind(ops::download(&stream, &mut to, x.view())), "Fault");
+    assert_eq!(kind(stream.download(&mut to, x.view())), "Fault");
     assert!(stream.now().line().is_idle(), "the call ended before the work that it lent its memory to");
     assert_eq!(to, [1; 1000]);
 }
@@ -92,10 +93,10 @@ fn a_subscriber_that_panics_does_not_come_between_a_submission_and_its_memory() 
     let (stream, mut to, heard) = (runtime.create_stream().unwrap(), vec![1u8; 1000], Arc::default());
     let held = hold(&stream);
     tracing::subscriber::with_default(Panics(Arc::clone(&heard)), || {
-        ops::copy(&stream, y.view(), x.view()).unwrap();
+        stream.copy(y.view(), x.view()).unwrap();
         assert!(!y.write_stamp().is_never(), "a write that is under way is not marked");
         open(held);
-        ops::download(&stream, &mut to, y.view()).unwrap();
+        stream.download(&mut to, y.view()).unwrap();
     });
     assert!(heard.load(Ordering::Relaxed) >= 2);
     assert_eq!(to, [7; 1000]);
@@ -106,22 +107,22 @@ fn a_download_into_a_vector_uses_its_room_again_and_leaves_it_empty_after_an_err
     let runtime = runtime();
     let (long, short) = (runtime.upload(&[1u32; 1000]).unwrap(), runtime.upload(&[2u32; 10]).unwrap());
     let mut values = vec![9u32; 3];
-    runtime.download_into(&mut values, &long).unwrap();
+    runtime.stream().download_into(&mut values, long.view()).unwrap();
     assert_eq!(values, [1; 1000]);
     let room = (values.as_ptr(), values.capacity());
-    runtime.download_into(&mut values, &short).unwrap();
+    runtime.stream().download_into(&mut values, short.view()).unwrap();
     assert_eq!(values, [2; 10]);
-    runtime.download_into(&mut values, &short.part(4..12).unwrap()).unwrap();
+    runtime.stream().download_into(&mut values, short.part(4..12).unwrap().view()).unwrap();
     assert_eq!((&values[..], (values.as_ptr(), values.capacity())), (&[2, 2][..], room));
-    runtime.download_into(&mut values, &short.part(..0).unwrap()).unwrap();
+    runtime.stream().download_into(&mut values, short.part(..0).unwrap().view()).unwrap();
     assert!(values.is_empty());
 
     values.push(5);
     let odd = short.part(..7).unwrap();
-    assert_eq!(kind(runtime.download_into(&mut values, &odd)), "InvalidArgument");
+    assert_eq!(kind(runtime.stream().download_into(&mut values, odd.view())), "InvalidArgument");
     assert!(values.is_empty(), "what was there is gone");
     poison(runtime.stream());
-    assert_eq!(kind(runtime.download_into(&mut values, &short)), "Fault");
+    assert_eq!(kind(runtime.stream().download_into(&mut values, short.view())), "Fault");
     assert_eq!((values.len(), values.capacity()), (0, room.1));
 }
 

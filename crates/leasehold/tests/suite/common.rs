@@ -95,17 +95,17 @@ pub fn launch(
 pub fn hold(stream: &Stream) -> (Gate, Point) {
     let gate = stream.runtime().create_gate().expect("the CPU has gates");
     let point = gate.next();
-    leasehold::ops::wait(stream, point).expect("a stream waits for its gate");
+    stream.wait(point).expect("a stream waits for its gate");
     (gate, point)
 }
 
 pub fn open((gate, point): (Gate, Point)) {
-    leasehold::ops::raise(&gate, point.value()).expect("a gate that nobody failed");
+    gate.raise(point.value()).expect("a gate that nobody failed");
 }
 
 /// Poisons a stream.
 pub fn poison(stream: &Stream) {
-    leasehold::ops::host_call(stream, "fails", || Err(Error::state("on purpose"))).expect("it is accepted");
+    stream.host_call("fails", || Err(Error::state("on purpose"))).expect("it is accepted");
     assert!(stream.synchronize_timeout(LONG).is_err());
 }
 

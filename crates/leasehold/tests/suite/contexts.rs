@@ -2,7 +2,7 @@
 
 use crate::common::*;
 use leasehold::hal::Device;
-use leasehold::{Backend, BackendKind, Context, Current, DeviceId, DeviceInfo, ops};
+use leasehold::{Backend, BackendKind, Context, Current, DeviceId, DeviceInfo};
 use std::sync::Arc;
 
 #[test]
@@ -11,10 +11,10 @@ fn a_guard_sets_the_context_and_restores_the_former_one() {
     let stream = b.create_stream().unwrap();
     assert_eq!(kind(Current::get()), "InvalidState");
     {
-        let _a = ops::set_context(&a, None).unwrap();
+        let _a = a.enter().unwrap();
         assert!(Current::get().unwrap().runtime().same(&a));
         {
-            let _b = ops::set_context(&b, Some(&stream)).unwrap();
+            let _b = stream.enter().unwrap();
             let now = Current::get().unwrap();
             assert!(now.runtime().same(&b) && now.stream().same(&stream));
             assert!(now.allocator().same(b.allocator()));
@@ -29,8 +29,8 @@ fn a_guard_sets_the_context_and_restores_the_former_one() {
 #[test]
 fn guards_dropped_out_of_order_leave_no_context_behind() {
     let (a, b) = (runtime(), runtime());
-    let first = ops::set_context(&a, None).unwrap();
-    let second = ops::set_context(&b, None).unwrap();
+    let first = a.enter().unwrap();
+    let second = b.enter().unwrap();
     drop(first);
     assert!(Current::get().unwrap().runtime().same(&b));
     drop(second);
@@ -41,7 +41,7 @@ fn guards_dropped_out_of_order_leave_no_context_behind() {
 fn a_guard_restores_on_panic() {
     let runtime = runtime();
     let caught = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
-        let _guard = ops::set_context(&runtime, None).unwrap();
+        let _guard = runtime.enter().unwrap();
         panic!("on purpose");
     }));
     assert!(caught.is_err());
@@ -51,14 +51,14 @@ fn a_guard_restores_on_panic() {
 #[test]
 fn a_foreign_stream_is_no_context() {
     let (a, b) = (runtime(), runtime());
-    assert_eq!(kind(ops::set_context(&a, Some(b.stream()))), "InvalidArgument");
+    assert_eq!(kind(leasehold::infini::set_context(&a, Some(b.stream()))), "InvalidArgument");
 }
 
 #[test]
 fn a_new_thread_inherits_nothing_but_the_process_default() {
     let context = context();
     let runtime = context.runtime(DeviceId::cpu(0)).unwrap();
-    let _guard = ops::set_context(&runtime, None).unwrap();
+    let _guard = runtime.enter().unwrap();
     let elsewhere = || std::thread::scope(|s| s.spawn(|| Current::get().map(|c| c.runtime().clone())).join().unwrap());
     assert_eq!(kind(elsewhere()), "InvalidState");
     Current::set_process_default(Some(&runtime));
@@ -167,9 +167,9 @@ fn the_last_guard_restores_what_the_driver_had_current() {
         // SAFETY: no context, or one that lives until the end of the test.
         unsafe { driver.set_current(before) }.unwrap();
         // In order, with another driver's device between.
-        let first = ops::set_context(&a, None).unwrap();
-        let between = ops::set_context(&cpu, None).unwrap();
-        let second = ops::set_context(&b, None).unwrap();
+        let first = a.enter().unwrap();
+        let between = cpu.enter().unwrap();
+        let second = b.enter().unwrap();
         assert_eq!(current(), natives[1]);
         drop(second);
         assert_eq!(current(), natives[0], "the latest guard of this driver that is left");
@@ -178,11 +178,11 @@ fn the_last_guard_restores_what_the_driver_had_current() {
         drop(first);
         assert_eq!(current(), before);
         // The outermost first: what it found is kept for the last one.
-        let first = ops::set_context(&a, None).unwrap();
-        let second = ops::set_context(&b, None).unwrap();
+        let first = a.enter().unwrap();
+        let second = b.enter().unwrap();
         drop(first);
         assert_eq!(current(), natives[1]);
-        let third = ops::set_context(&cpu, None).unwrap();
+        let third = cpu.enter().unwrap();
         drop(second);
         assert_eq!(current(), before, "no guard of this driver is left");
         drop(third);
@@ -202,7 +202,7 @@ fn the_last_guard_restores_what_the_driver_had_current() {
 fn the_current_context_reaches_its_backend_and_managers() {
     let (context, _driver) = with_cuda();
     let runtime = context.runtime(DeviceId::cuda(1)).unwrap();
-    let guard = ops::set_context(&runtime, None).unwrap();
+    let guard = runtime.enter().unwrap();
     let now = Current::get().unwrap();
     assert_eq!(now.backend().unwrap().kind(), leasehold::BackendKind::Cuda);
     assert!(now.runtime().context().same(&context));

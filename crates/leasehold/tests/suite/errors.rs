@@ -8,16 +8,16 @@ fn memory_and_streams_of_another_runtime_are_refused() {
     let (a, b) = (runtime(), runtime());
     let (x, y) = (a.upload(&[1u32; 4]).unwrap(), b.upload(&[2u32; 4]).unwrap());
     let refused = [
-        kind(ops::copy(a.stream(), x.view(), y.view())),
-        kind(ops::copy(b.stream(), x.view(), y.view())),
-        kind(ops::fill(a.stream(), y.view(), ops::Pattern::U8(0))),
-        kind(a.memcpy_h2d(y.view(), &[0u32; 4], true)),
+        kind(a.stream().copy(x.view(), y.view())),
+        kind(b.stream().copy(x.view(), y.view())),
+        kind(a.stream().fill(y.view(), 0u8)),
+        kind(a.stream().upload(y.view(), &[0u32; 4])),
         kind(a.download::<u32>(&y)),
-        kind(ops::upload_owned(a.stream(), y.view(), std::sync::Arc::new(vec![0u8; 16]))),
+        kind(a.stream().upload_owned(y.view(), vec![0u8; 16])),
         // SAFETY: nothing is touched.
-        kind(unsafe { ops::map_read(&a, y.view()) }),
+        kind(unsafe { a.map_read(y.view()) }),
         // SAFETY: it does nothing.
-        kind(unsafe { ops::foreign_call(a.stream(), "f", &[y.read()], |_, _| Ok(())) }),
+        kind(unsafe { a.stream().foreign_call("f", &[y.read()], |_, _| Ok(())) }),
     ];
     assert_eq!(refused, ["InvalidArgument"; 8]);
     let error = a.download::<u32>(&y).unwrap_err().to_string();
@@ -36,19 +36,19 @@ fn after_a_kernel_trapped_every_call_tells_the_first_cause() {
     assert!(matches!(first, Error::Fault(_)) && first.to_string().contains("trap"), "{first}");
     assert!(first.to_string().contains("a kernel that traps"), "{first}");
     let y = runtime.alloc(200_000).unwrap();
-    let event = runtime.create_event_with_flags(EventFlags::DISABLE_TIMING).unwrap();
+    let event = runtime.create_event_with(EventFlags::DISABLE_TIMING).unwrap();
     let settled = runtime.stream().now();
     let bytes = vec![0u8; 200_000];
     let later: Vec<Error> = vec![
         KernelSession::begin(&trap, &stream).unwrap_err(),
-        ops::copy(&stream, y.view(), x.view()).unwrap_err(),
-        ops::fill(&stream, y.view(), ops::Pattern::U8(0)).unwrap_err(),
-        ops::upload(&stream, y.view(), &bytes, true).unwrap_err(),
-        ops::upload(&stream, y.part(..8).unwrap(), &bytes[..8], true).unwrap_err(),
-        ops::download(&stream, &mut vec![0u8; 200_000], y.view()).unwrap_err(),
-        ops::signal(&stream, &event).unwrap_err(),
-        ops::wait(&stream, settled).unwrap_err(),
-        ops::host_call(&stream, "h", || Ok(())).unwrap_err(),
+        stream.copy(y.view(), x.view()).unwrap_err(),
+        stream.fill(y.view(), 0u8).unwrap_err(),
+        stream.upload(y.view(), &bytes).unwrap_err(),
+        stream.upload(y.part(..8).unwrap(), &bytes[..8]).unwrap_err(),
+        stream.download(&mut vec![0u8; 200_000], y.view()).unwrap_err(),
+        stream.record(&event).unwrap_err(),
+        stream.wait(settled).unwrap_err(),
+        stream.host_call("h", || Ok(())).unwrap_err(),
         stream.query().unwrap_err(),
         stream.failure().unwrap(),
     ];
@@ -56,7 +56,7 @@ fn after_a_kernel_trapped_every_call_tells_the_first_cause() {
         assert_eq!(error.to_string(), first.to_string());
     }
     assert!(runtime.stream().failure().is_none());
-    ops::fill(runtime.stream(), y.view(), ops::Pattern::U32(4)).unwrap();
+    runtime.stream().fill(y.view(), 4u32).unwrap();
     assert_eq!(runtime.download::<u32>(&y).unwrap(), vec![4; 50_000]);
 }
 
@@ -65,33 +65,33 @@ fn a_failure_reaches_who_reads_its_result_and_ends_when_it_is_overwritten() {
     let runtime = runtime();
     let stream = runtime.create_stream().unwrap();
     let [x, y, z] = [1u32; 3].map(|i| runtime.upload(&[i; 4]).unwrap());
-    runtime.sync_device().unwrap();
+    runtime.synchronize().unwrap();
     launch(&stream, &trap(), &[x.read_write()], &[], 1).unwrap();
     let cause = stream.synchronize_timeout(LONG).unwrap_err().to_string();
     let reader = runtime.create_stream().unwrap();
-    let read = ops::copy(&reader, y.view(), x.view()).and_then(|()| reader.synchronize_timeout(LONG));
+    let read = reader.copy(y.view(), x.view()).and_then(|()| reader.synchronize_timeout(LONG));
     assert_eq!(read.unwrap_err().to_string(), cause);
     // Two hops.
     let second = runtime.create_stream().unwrap();
-    let third = ops::wait(&second, reader.now()).and_then(|()| second.synchronize_timeout(LONG));
+    let third = second.wait(reader.now()).and_then(|()| second.synchronize_timeout(LONG));
     if reader.now().value() > 0 {
         assert_eq!(third.unwrap_err().to_string(), cause);
     }
     // A part is not all of it: the rest is still the failed one's.
     let partial = runtime.create_stream().unwrap();
-    let part = ops::fill(&partial, x.part(..4).unwrap(), ops::Pattern::U8(0));
+    let part = partial.fill(x.part(..4).unwrap(), 0u8);
     assert!(part.and_then(|()| partial.synchronize_timeout(LONG)).is_err());
     // Nor are rows with gaps between them, though they lie in a part that is all of it.
     let rows = runtime.create_stream().unwrap();
-    let copied = ops::copy_2d(&rows, x.view(), 12, z.view(), 12, 4, 2);
+    let copied = rows.copy_2d(x.view(), z.view(), ops::Rows::new(4, 2).src_pitch(12).dst_pitch(12));
     assert!(copied.and_then(|()| rows.synchronize_timeout(LONG)).is_err());
     // All of it is.
-    ops::fill(runtime.stream(), x.view(), ops::Pattern::U32(9)).unwrap();
-    ops::fill(runtime.stream(), y.view(), ops::Pattern::U32(9)).unwrap();
-    runtime.sync_stream().unwrap();
+    runtime.stream().fill(x.view(), 9u32).unwrap();
+    runtime.stream().fill(y.view(), 9u32).unwrap();
+    runtime.stream().synchronize().unwrap();
     assert_eq!(runtime.download::<u32>(&x).unwrap(), [9; 4]);
     let fresh = runtime.create_stream().unwrap();
-    ops::copy(&fresh, y.view(), x.view()).unwrap();
+    fresh.copy(y.view(), x.view()).unwrap();
     fresh.synchronize_timeout(LONG).unwrap();
 }
 
@@ -107,7 +107,7 @@ fn memory_of_a_failed_stream_is_as_good_as_new() {
         assert!(stream.synchronize_timeout(LONG).is_err());
         let other = runtime.create_stream().unwrap();
         let y = other.alloc_layout(layout).unwrap();
-        ops::fill(&other, y.view(), ops::Pattern::U32(round)).unwrap();
+        other.fill(y.view(), ops::Pattern::U32(round)).unwrap();
         other.synchronize_timeout(LONG).unwrap();
     }
     assert!(runtime.memory_stats().reserved <= 64 << 20, "{:?}", runtime.memory_stats());
@@ -122,7 +122,7 @@ fn a_device_that_was_synchronised_has_nothing_at_work_even_after_a_failure() {
         let stream = runtime.create_stream().unwrap();
         launch(&stream, &trap(), &[x.read_write()], &[], 1).unwrap();
         let point = stream.now();
-        assert!(runtime.sync_device().is_err());
+        assert!(runtime.synchronize().is_err());
         assert!(point.line().completed() >= point.value(), "{point:?} is still at work");
     }
 }
@@ -132,8 +132,8 @@ fn a_stream_does_not_wait_for_itself() {
     let runtime = runtime();
     let stream = runtime.stream();
     let future = stream.raw().line().at(stream.now().value() + 10);
-    assert_eq!(kind(ops::wait(stream, future)), "InvalidArgument");
-    ops::wait(stream, stream.now()).unwrap();
+    assert_eq!(kind(stream.wait(future)), "InvalidArgument");
+    stream.wait(stream.now()).unwrap();
 }
 
 #[test]
@@ -173,7 +173,7 @@ fn errors_name_what_was_asked() {
         assert!(words.iter().all(|w| text.contains(w)), "{text:?} should say {words:?}");
     };
     says(x.part(10..20).unwrap_err(), &["10", "16 bytes"]);
-    says(runtime.memcpy_h2d(x.view(), &[0u8; 3], true).unwrap_err(), &["3", "16"]);
+    says(runtime.stream().upload(x.view(), &[0u8; 3]).unwrap_err(), &["3", "16"]);
     says(launch(runtime.stream(), &axpy(), &[x.read()], &[], 1).unwrap_err(), &["axpy", "2", "1"]);
     says(leasehold::Context::with_backends(Vec::new()).runtime(DeviceId::cpu(0)).unwrap_err(), &["cpu:0"]);
 }

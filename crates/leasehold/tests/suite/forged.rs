@@ -1,9 +1,8 @@
 //! What safe code can make up, and what the runtime says to it.
 
 use crate::common::*;
-use leasehold::graph::Update;
+use leasehold::GraphUpdate;
 use leasehold::{Buffer, BufferHandle, Lease, Protection, Runtime, View, ops};
-use std::sync::Arc;
 use std::sync::OnceLock;
 
 /// What the test shows for ever stays in a static, where a leak detector finds it.
@@ -18,13 +17,13 @@ fn a_lease_that_shows_another_buffer_than_its_own_is_refused() {
     for shown in [foreign, own] {
         let forged: Lease<Buffer> = Lease::map(a.alloc(16).unwrap(), |_| &**shown);
         assert_eq!(kind(a.download::<u8>(&forged)), "InvalidArgument");
-        assert_eq!(kind(ops::fill(a.stream(), forged.view(), ops::Pattern::U8(1))), "InvalidArgument");
+        assert_eq!(kind(a.stream().fill(forged.view(), 1u8)), "InvalidArgument");
         assert!(!a.allocator().owns(&forged) && !b.allocator().owns(&forged));
     }
     // The same buffer, mapped, is still that buffer.
     let same: Lease<Buffer> = Lease::map(a.alloc(16).unwrap(), |buffer| buffer);
     assert!(a.allocator().owns(&same));
-    ops::fill(a.stream(), same.view(), ops::Pattern::U8(7)).unwrap();
+    a.stream().fill(same.view(), 7u8).unwrap();
     assert_eq!(a.download::<u8>(&same).unwrap(), [7; 16]);
 }
 
@@ -50,28 +49,28 @@ fn nobody_writes_what_was_imported_read_only() {
     let pinned = runtime.alloc_pinned(16).unwrap();
     let params = 1.0f32.to_ne_bytes();
     let refused = |what: &str, result: leasehold::Result<()>| assert_eq!(kind(result), "InvalidArgument", "{what}");
-    refused("fill", ops::fill(stream, found.view(), ops::Pattern::U8(1)));
-    refused("fill a part", ops::fill(stream, found.part(4..8).unwrap(), ops::Pattern::U32(1)));
-    refused("upload", ops::upload(stream, found.view(), &[9u32; 4], false));
-    refused("upload, staged", ops::upload(stream, found.view(), &[9u32; 4], true));
-    refused("upload, owned", ops::upload_owned(stream, found.view(), Arc::new(vec![9u32; 4])));
-    refused("copy", ops::copy(stream, found.view(), other.view()));
-    refused("rows", ops::copy_2d(stream, found.view(), 8, other.view(), 8, 4, 2));
-    refused("copy, pinned", ops::copy_pinned(stream, found.view(), pinned.view()));
-    refused("memcpy_h2d", runtime.memcpy_h2d(found.view(), &[9u32; 4], true));
+    refused("fill", stream.fill(found.view(), 1u8));
+    refused("fill a part", stream.fill(found.part(4..8).unwrap(), 1u32));
+    refused("upload", stream.upload_blocking(found.view(), &[9u32; 4]));
+    refused("upload, staged", stream.upload(found.view(), &[9u32; 4]));
+    refused("upload, owned", stream.upload_owned(found.view(), vec![9u32; 4]));
+    refused("copy", stream.copy(found.view(), other.view()));
+    refused("rows", stream.copy_2d(found.view(), other.view(), ops::Rows::new(4, 2).src_pitch(8).dst_pitch(8)));
+    refused("copy, pinned", stream.copy_pinned(found.view(), pinned.view()));
+    refused("memcpy_h2d", runtime.stream().upload(found.view(), &[9u32; 4]));
     let operands = [other.read(), found.read_write()];
     refused("kernel", launch(stream, &axpy(), &operands, &params, 1).map(drop));
     refused("kernel, write", launch(stream, &iota(), &[found.write()], &params, 1).map(drop));
     // SAFETY: nobody else is here.
-    refused("map", unsafe { ops::map_write(&runtime, found.view()) }.map(drop));
+    refused("map", unsafe { runtime.map_write(found.view()) }.map(drop));
     // SAFETY: it does nothing.
-    refused("call", unsafe { ops::foreign_call(stream, "writes", &[found.write()], |_, _| Ok(())) });
-    let record = |r: &Runtime| ops::fill(r.stream(), found.view(), ops::Pattern::U8(1));
+    refused("call", unsafe { stream.foreign_call("writes", &[found.write()], |_, _| Ok(())) });
+    let record = |r: &Runtime| r.stream().fill(found.view(), 1u8);
     refused("recording", runtime.record_graph(record).map(drop));
 
     // Whoever reads is welcome.
     launch(stream, &axpy(), &[found.read(), other.read_write()], &params, 1).unwrap();
-    ops::copy(stream, pinned.view(), found.view()).unwrap();
+    stream.copy(pinned.view(), found.view()).unwrap();
     assert_eq!(runtime.download::<u32>(&pinned).unwrap(), WEIGHTS);
     assert_eq!(runtime.download::<u32>(&own).unwrap(), WEIGHTS);
 }
@@ -81,9 +80,9 @@ fn no_update_puts_read_only_memory_where_a_graph_writes() {
     let runtime = runtime();
     let (_own, found) = weights(&runtime);
     let (x, y) = (runtime.upload(&[9u32; 4]).unwrap(), runtime.alloc(16).unwrap());
-    let graph = runtime.record_graph(|r| ops::copy(r.stream(), y.view(), x.view())).unwrap();
-    assert_eq!(kind(graph.update(&Update::new().buffer(&y, &found))), "InvalidArgument");
-    let _ = graph.update(&Update::new().buffer(&x, &found)).unwrap();
+    let graph = runtime.record_graph(|r| r.stream().copy(y.view(), x.view())).unwrap();
+    assert_eq!(kind(graph.update(&GraphUpdate::new().buffer(&y, &found))), "InvalidArgument");
+    let _ = graph.update(&GraphUpdate::new().buffer(&x, &found)).unwrap();
     graph.launch().unwrap();
     assert_eq!(runtime.download::<u32>(&y).unwrap(), WEIGHTS);
 }

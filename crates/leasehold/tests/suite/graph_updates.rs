@@ -1,11 +1,11 @@
 //! Changing graphs after they were recorded.
 
 use crate::common::*;
-use leasehold::graph::{NodeId, Updated};
-use leasehold::{Graph, Runtime, Update, View, ops};
+use leasehold::graph::{NodeId, UpdateOutcome};
+use leasehold::{Graph, GraphUpdate, Runtime, View};
 use std::time::Duration;
 
-fn add(runtime: &Runtime, a: f32) -> (Graph, [leasehold::Lease<leasehold::Buffer>; 2]) {
+fn add(runtime: &Runtime, a: f32) -> (Graph, [leasehold::Array<f32>; 2]) {
     let x = runtime.upload(&[1.0f32; 16]).unwrap();
     let y = runtime.upload(&[0.0f32; 16]).unwrap();
     let kernel = axpy();
@@ -21,25 +21,25 @@ fn parameters_buffers_and_grids_change_in_place() {
     let (graph, [x, y]) = add(&runtime, 1.0);
     let node = NodeId::new(0);
     graph.launch().unwrap();
-    assert_eq!(graph.update(&Update::new().params(node, &10.0f32)).unwrap(), Updated::InPlace);
+    assert_eq!(graph.update(&GraphUpdate::new().params(node, &10.0f32)).unwrap(), UpdateOutcome::InPlace);
     graph.launch().unwrap();
     assert_eq!(runtime.download::<f32>(&y).unwrap(), [11.0; 16]);
-    assert_eq!(graph.update(&Update::new().grid(node, [2, 1, 1])).unwrap(), Updated::InPlace);
+    assert_eq!(graph.update(&GraphUpdate::new().grid(node, [2, 1, 1])).unwrap(), UpdateOutcome::InPlace);
     graph.launch().unwrap();
     let got = runtime.download::<f32>(&y).unwrap();
     assert_eq!((got[7], got[8]), (21.0, 11.0));
     let (x2, y2) = (runtime.upload(&[5.0f32; 16]).unwrap(), runtime.upload(&[0.0f32; 20]).unwrap());
-    let update = Update::new().buffer(&x, &x2).buffer(&y, &y2).params(node, &2.0f32).grid(node, [4, 1, 1]);
-    assert_eq!(graph.update(&update).unwrap(), Updated::InPlace);
+    let update = GraphUpdate::new().buffer(&x, &x2).buffer(&y, &y2).params(node, &2.0f32).grid(node, [4, 1, 1]);
+    assert_eq!(graph.update(&update).unwrap(), UpdateOutcome::InPlace);
     graph.launch().unwrap();
     assert_eq!(runtime.download::<f32>(&y2).unwrap()[..17], [&[10.0; 16][..], &[0.0]].concat());
     assert_eq!(runtime.download::<f32>(&y).unwrap()[0], 21.0, "the old one is left alone");
     assert_eq!((x.strong_count(), y.strong_count()), (1, 1), "and is not kept");
-    assert_eq!(graph.update(&Update::new()).unwrap(), Updated::InPlace);
+    assert_eq!(graph.update(&GraphUpdate::new()).unwrap(), UpdateOutcome::InPlace);
     // An empty grid and back.
-    assert_eq!(graph.update(&Update::new().grid(node, [0, 1, 1])).unwrap(), Updated::InPlace);
+    assert_eq!(graph.update(&GraphUpdate::new().grid(node, [0, 1, 1])).unwrap(), UpdateOutcome::InPlace);
     graph.launch().unwrap();
-    assert_eq!(graph.update(&Update::new().grid(node, [1, 1, 1])).unwrap(), Updated::InPlace);
+    assert_eq!(graph.update(&GraphUpdate::new().grid(node, [1, 1, 1])).unwrap(), UpdateOutcome::InPlace);
     graph.launch().unwrap();
     assert_eq!(runtime.download::<f32>(&y2).unwrap()[..5], [20.0, 20.0, 20.0, 20.0, 10.0]);
 }
@@ -53,11 +53,11 @@ fn a_buffer_that_meets_another_changes_the_dependencies() {
         .record_graph(|r| {
             launch(r.stream(), &kernel, &[a.write()], &1u32.to_ne_bytes(), 1)?;
             launch(r.stream(), &kernel, &[b.write()], &2u32.to_ne_bytes(), 1)?;
-            ops::copy(r.stream(), out.view(), b.view())
+            r.stream().copy(out.view(), b.view())
         })
         .unwrap();
     assert!(graph.describe()[1].1.is_empty());
-    assert_eq!(graph.update(&Update::new().buffer(&a, &b)).unwrap(), Updated::Reinstantiated);
+    assert_eq!(graph.update(&GraphUpdate::new().buffer(&a, &b)).unwrap(), UpdateOutcome::Reinstantiated);
     assert_eq!(graph.describe()[1].1, [0]);
     graph.launch().unwrap();
     assert_eq!(runtime.download::<u32>(&out).unwrap(), [2, 3, 4, 5]);
@@ -71,7 +71,7 @@ fn a_buffer_that_meets_another_changes_the_dependencies() {
             std::thread::sleep(Duration::from_millis(5));
             open(held);
         });
-        ops::download(&other, &mut bytes, b.view()).unwrap();
+        other.download(&mut bytes, b.view()).unwrap();
         assert!(runtime.stream().query().unwrap());
     });
 }
@@ -83,18 +83,18 @@ fn a_buffer_that_was_only_read_is_written_once_it_stands_for_both() {
     let [x, y, out] = [0, 1, 2].map(|_| runtime.upload(&[0u32; 4]).unwrap());
     let graph = runtime
         .record_graph(|r| {
-            ops::copy(r.stream(), out.view(), x.view())?;
+            r.stream().copy(out.view(), x.view())?;
             launch(r.stream(), &kernel, &[y.write()], &1u32.to_ne_bytes(), 1).map(drop)
         })
         .unwrap();
-    assert_eq!(graph.update(&Update::new().buffer(&x, &y)).unwrap(), Updated::Reinstantiated);
+    assert_eq!(graph.update(&GraphUpdate::new().buffer(&x, &y)).unwrap(), UpdateOutcome::Reinstantiated);
     assert_eq!(graph.describe()[1].1, [0], "the launch writes what the copy reads");
-    runtime.sync_device().unwrap();
+    runtime.synchronize().unwrap();
     let held = hold(runtime.stream());
     graph.launch().unwrap();
     let other = runtime.create_stream().unwrap();
     let elsewhere = other.alloc(16).unwrap();
-    ops::copy(&other, elsewhere.view(), y.view()).unwrap();
+    other.copy(elsewhere.view(), y.view()).unwrap();
     assert_eq!(kind(other.synchronize_timeout(Some(Duration::from_millis(3)))), "Timeout");
     open(held);
     other.synchronize_timeout(LONG).unwrap();
@@ -110,16 +110,16 @@ fn what_was_redundant_may_be_needed_after_an_update() {
         (runtime.upload(&[0u32; 4]).unwrap(), runtime.alloc(16).unwrap(), runtime.upload(&[0u32; 4]).unwrap());
     let graph = runtime
         .record_graph(|r| {
-            ops::fill(r.stream(), x.view(), ops::Pattern::U32(9))?;
+            r.stream().fill(x.view(), 9u32)?;
             launch(r.stream(), &kernel, &[y.write()], &1u32.to_ne_bytes(), 1)?;
-            ops::fill(r.stream(), x.view(), ops::Pattern::U32(9))?;
-            ops::copy(r.stream(), z.view(), x.view())
+            r.stream().fill(x.view(), 9u32)?;
+            r.stream().copy(z.view(), x.view())
         })
         .unwrap();
     assert_eq!((graph.recorded(), graph.nodes()), (4, 3));
     graph.launch().unwrap();
     // The launch writes between the fills from now on.
-    assert_eq!(graph.update(&Update::new().buffer(&y, &x)).unwrap(), Updated::Reinstantiated);
+    assert_eq!(graph.update(&GraphUpdate::new().buffer(&y, &x)).unwrap(), UpdateOutcome::Reinstantiated);
     assert_eq!(graph.nodes(), 4);
     graph.launch().unwrap();
     assert_eq!(runtime.download::<u32>(&z).unwrap(), [9; 4]);
@@ -133,15 +133,15 @@ fn nodes_are_named_by_their_place_in_the_recording() {
     let mut node = None;
     let graph = runtime
         .record_graph(|r| {
-            ops::fill(r.stream(), x.view(), ops::Pattern::U32(1))?;
-            ops::fill(r.stream(), x.view(), ops::Pattern::U32(1))?; // left out
-            node = ops::recorded_nodes(r).map(NodeId::new);
+            r.stream().fill(x.view(), 1u32)?;
+            r.stream().fill(x.view(), 1u32)?; // left out
+            node = r.recorded_nodes().map(NodeId::new);
             launch(r.stream(), &kernel, &[y.write()], &1u32.to_ne_bytes(), 1).map(drop)
         })
         .unwrap();
     let node = node.unwrap();
     assert_eq!((node.index(), graph.nodes()), (2, 2));
-    assert_eq!(graph.update(&Update::new().params(node, &7u32)).unwrap(), Updated::InPlace);
+    assert_eq!(graph.update(&GraphUpdate::new().params(node, &7u32)).unwrap(), UpdateOutcome::InPlace);
     graph.launch().unwrap();
     assert_eq!(runtime.download::<u32>(&y).unwrap(), [7, 8, 9, 10]);
 }
@@ -153,7 +153,7 @@ fn an_update_is_all_or_nothing() {
     let node = NodeId::new(0);
     let (small, other) = (runtime.upload(&[9.0f32; 8]).unwrap(), runtime.upload(&[9.0f32; 16]).unwrap());
     let foreign = crate::common::runtime().upload(&[9.0f32; 16]).unwrap();
-    let good = || Update::new().buffer(&x, &other).params(node, &100.0f32);
+    let good = || GraphUpdate::new().buffer(&x, &other).params(node, &100.0f32);
     let bad = [
         good().params(NodeId::new(1), &1.0f32),
         good().params(node, &[1.0f32; 2]),
@@ -184,7 +184,7 @@ fn an_update_waits_for_the_launch_that_runs() {
             std::thread::sleep(Duration::from_millis(10));
             open(held);
         });
-        let _ = graph.update(&Update::new().params(NodeId::new(0), &50.0f32)).unwrap();
+        let _ = graph.update(&GraphUpdate::new().params(NodeId::new(0), &50.0f32)).unwrap();
         assert!(point.is_settled());
     });
     assert_eq!(runtime.download::<f32>(&y).unwrap(), [1.0; 16]);
@@ -203,9 +203,9 @@ fn a_graph_whose_launch_failed_can_be_updated() {
         })
         .unwrap();
     graph.launch_on(&stream).unwrap();
-    assert_eq!(graph.update(&Update::new().grid(NodeId::new(0), [0, 1, 1])).unwrap(), Updated::InPlace);
+    assert_eq!(graph.update(&GraphUpdate::new().grid(NodeId::new(0), [0, 1, 1])).unwrap(), UpdateOutcome::InPlace);
     // What the failed launch wrote is made anew.
-    ops::fill(runtime.stream(), x.view(), ops::Pattern::U8(0)).unwrap();
+    runtime.stream().fill(x.view(), 0u8).unwrap();
     graph.launch().unwrap();
     assert_eq!(runtime.download::<u32>(&y).unwrap(), [1, 2, 3, 4]);
 }
@@ -217,11 +217,11 @@ fn pinned_memory_of_a_recorded_copy_can_be_replaced() {
     let x = runtime.alloc(16).unwrap();
     // SAFETY: nobody else touches them.
     unsafe {
-        ops::map_write(&runtime, a.view()).unwrap().fill(1);
-        ops::map_write(&runtime, b.view()).unwrap().fill(2);
+        runtime.map_write(a.view()).unwrap().fill(1);
+        runtime.map_write(b.view()).unwrap().fill(2);
     }
-    let graph = runtime.record_graph(|r| ops::copy_pinned(r.stream(), x.view(), a.view())).unwrap();
-    let _ = graph.update(&Update::new().buffer(&a, &b)).unwrap();
+    let graph = runtime.record_graph(|r| r.stream().copy_pinned(x.view(), a.view())).unwrap();
+    let _ = graph.update(&GraphUpdate::new().buffer(&a, &b)).unwrap();
     assert_eq!(a.strong_count(), 1);
     drop(a);
     graph.launch().unwrap();
@@ -240,11 +240,11 @@ fn threads_launch_and_update_at_the_same_time() {
         });
         s.spawn(|| {
             for i in 0..50 {
-                let _ = graph.update(&Update::new().params(NodeId::new(0), &(i as f32))).unwrap();
+                let _ = graph.update(&GraphUpdate::new().params(NodeId::new(0), &(i as f32))).unwrap();
             }
         });
     });
-    let _ = graph.update(&Update::new().params(NodeId::new(0), &0.0f32)).unwrap();
+    let _ = graph.update(&GraphUpdate::new().params(NodeId::new(0), &0.0f32)).unwrap();
     graph.launch().unwrap();
     let got = runtime.download::<f32>(&y).unwrap();
     assert!(got.iter().all(|&v| v == got[0]), "no launch saw half an update");

@@ -2,11 +2,11 @@
 
 use crate::common::*;
 use leasehold::core::sync::atomic::{AtomicBool, AtomicU32, Ordering};
-use leasehold::graph::{NodeId, Updated};
+use leasehold::graph::{NodeId, UpdateOutcome};
 use leasehold::kernel::{
     CpuArgs, KernelCheck, KernelDesc, KernelSource, Overlap, Registry, session_ops, session_sync_ops,
 };
-use leasehold::{Access, DeviceId, Grid, KernelBase, KernelSession, Operand, Update, View, ops};
+use leasehold::{Access, DeviceId, GraphUpdate, Grid, KernelBase, KernelSession, Operand, View};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -86,19 +86,19 @@ fn while_a_session_is_open_its_stream_is_occupied_for_its_own_thread_only() {
     let error = KernelSession::begin(&kernel, runtime.stream()).unwrap_err();
     assert_eq!(error.kind(), "Occupied");
     assert!(error.to_string().contains("this very thread"), "{error}");
-    assert_eq!(kind(ops::fill(runtime.stream(), x.view(), ops::Pattern::U8(0))), "Occupied");
+    assert_eq!(kind(runtime.stream().fill(x.view(), 0u8)), "Occupied");
     let event = runtime.create_event().unwrap();
-    assert_eq!(kind(runtime.record_event(&event, None)), "Occupied");
+    assert_eq!(kind(runtime.stream().record(&event)), "Occupied");
     assert_eq!(kind(KernelSession::try_begin(&kernel, runtime.stream())), "Occupied");
-    ops::fill(&other, x.view(), ops::Pattern::U8(0)).unwrap();
+    other.fill(x.view(), 0u8).unwrap();
     drop(KernelSession::begin(&kernel, &other).unwrap());
-    runtime.sync_stream().unwrap();
+    runtime.stream().synchronize().unwrap();
     let _more = runtime.alloc(16).unwrap();
     // Other threads wait for their turn, or say so if they are asked not to.
     let went_in = AtomicBool::new(false);
     std::thread::scope(|s| {
         let waiter = s.spawn(|| {
-            ops::fill(runtime.stream(), x.view(), ops::Pattern::U8(7)).unwrap();
+            runtime.stream().fill(x.view(), 7u8).unwrap();
             went_in.store(true, Ordering::Release);
         });
         s.spawn(|| {
@@ -131,7 +131,7 @@ fn a_forgotten_session_leaves_its_stream_occupied_and_hurts_nobody() {
     assert_eq!(kind(KernelSession::begin(&axpy(), &stream)), "Occupied");
     stream.synchronize().unwrap();
     drop(stream);
-    runtime.sync_device().unwrap();
+    runtime.synchronize().unwrap();
 }
 
 #[test]
@@ -184,7 +184,7 @@ fn grids_and_blocks_are_within_the_limits() {
     assert_eq!(kind(shape([1, 1, 1], [1, 1, 1], u32::MAX)), "InvalidArgument");
     let before = runtime.stream().now().value();
     assert_eq!(shape([0, 1, 1], [1, 1, 1], 0).unwrap().unwrap().value(), before + 1, "an empty grid still counts");
-    runtime.sync_stream().unwrap();
+    runtime.stream().synchronize().unwrap();
 }
 
 #[test]
@@ -225,13 +225,13 @@ fn a_session_waits_for_other_streams_on_the_device() {
     let (a, b) = (runtime.create_stream().unwrap(), runtime.create_stream().unwrap());
     let x = runtime.upload(&[0.0f32; 16]).unwrap();
     let y = runtime.upload(&[0.0f32; 16]).unwrap();
-    runtime.sync_device().unwrap();
+    runtime.synchronize().unwrap();
     let held = hold(&a);
-    ops::fill(&a, x.view(), ops::Pattern::f32(5.0)).unwrap();
+    a.fill(x.view(), 5.0).unwrap();
     let point = launch(&b, &kernel, &[x.read(), y.read_write()], &ones(), 4).unwrap().unwrap();
     assert!(!b.query().unwrap(), "it waits");
     // A write after the read waits for the reader.
-    ops::fill(&a, x.view(), ops::Pattern::f32(7.0)).unwrap();
+    a.fill(x.view(), 7.0).unwrap();
     open(held);
     runtime.wait_for(point).unwrap();
     assert_eq!(runtime.download::<f32>(&y).unwrap(), [5.0; 16]);
@@ -372,7 +372,7 @@ fn a_graph_is_launched_by_many_threads_on_one_stream_and_updated_meanwhile() {
             });
         }
         for _ in 0..20 {
-            _ = graph.update(&Update::new().params(NodeId::new(0), &1.0f32)).unwrap();
+            _ = graph.update(&GraphUpdate::new().params(NodeId::new(0), &1.0f32)).unwrap();
         }
     });
     assert_eq!(runtime.download::<f32>(&y).unwrap(), [1600.0; 4]);
@@ -424,18 +424,18 @@ fn every_launch_recording_and_update_asks_the_kernel() {
     let graph = record(16).unwrap();
     assert_eq!(count(), 2);
     let node = NodeId::new(0);
-    assert_eq!(kind(graph.update(&Update::new().params(node, &[1u32 << 20, 7]))), "InvalidArgument");
-    assert_eq!(graph.update(&Update::new().params(node, &[8u32, 7])).unwrap(), Updated::InPlace);
+    assert_eq!(kind(graph.update(&GraphUpdate::new().params(node, &[1u32 << 20, 7]))), "InvalidArgument");
+    assert_eq!(graph.update(&GraphUpdate::new().params(node, &[8u32, 7])).unwrap(), UpdateOutcome::InPlace);
     assert_eq!(count(), 2);
     graph.launch().unwrap();
     let got = runtime.download::<f32>(&y).unwrap();
     assert_eq!((got[7], got[8]), (14.0, 6.0), "what was refused has changed nothing");
     // The bindings of now count: a longer one has room for what the old one had not.
     let (x2, y2) = (runtime.upload(&[1.0f32; 32]).unwrap(), runtime.upload(&[0.0f32; 32]).unwrap());
-    let longer = |rows: u32| graph.update(&Update::new().buffer(&x, &x2).buffer(&y, &y2).params(node, &[rows, 1]));
+    let longer = |rows: u32| graph.update(&GraphUpdate::new().buffer(&x, &x2).buffer(&y, &y2).params(node, &[rows, 1]));
     assert_eq!(kind(longer(33)), "InvalidArgument");
     assert!(longer(16).is_ok());
-    runtime.sync_stream().expect("nothing poisoned the stream");
+    runtime.stream().synchronize().expect("nothing poisoned the stream");
 }
 
 #[test]
@@ -444,7 +444,7 @@ fn operands_that_overlap_are_refused_unless_the_kernel_says_that_they_may() {
     let of = |overlap| base(checked(&asked).overlapping(overlap)).unwrap();
     let (refused, in_place, any) = (of(Overlap::Refused), of(Overlap::InPlace), of(Overlap::Any));
     let x = runtime.upload(&[1.0f32; 64]).unwrap();
-    let run = |kernel: &KernelBase, a: (u64, u64), b: (u64, u64)| {
+    let run = |kernel: &KernelBase, a: (usize, usize), b: (usize, usize)| {
         let operands = [x.part(a.0..a.0 + a.1).unwrap().read(), x.part(b.0..b.0 + b.1).unwrap().write()];
         launch(runtime.stream(), kernel, &operands, &words(1, 1), 1)
     };
@@ -468,8 +468,8 @@ fn operands_that_overlap_are_refused_unless_the_kernel_says_that_they_may() {
     let graph = runtime
         .record_graph(|r| launch(r.stream(), &refused, &[x.read(), y.write()], &words(1, 1), 1).map(drop))
         .unwrap();
-    assert_eq!(kind(graph.update(&Update::new().buffer(&y, &x))), "InvalidArgument");
-    runtime.sync_stream().unwrap();
+    assert_eq!(kind(graph.update(&GraphUpdate::new().buffer(&y, &x))), "InvalidArgument");
+    runtime.stream().synchronize().unwrap();
 }
 
 #[test]
@@ -483,7 +483,7 @@ fn a_misaligned_binding_is_refused_when_it_is_bound() {
     let text = error.to_string();
     assert!(text.contains("kernel scale: binding 1 at") && text.contains("not aligned to 4 bytes"), "{text}");
     launch(runtime.stream(), &kernel, &[x.read(), y.write()], &words(1, 1), 1).expect("the stream is as it was");
-    runtime.sync_stream().unwrap();
+    runtime.stream().synchronize().unwrap();
 }
 
 #[test]

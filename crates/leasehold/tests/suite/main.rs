@@ -1,5 +1,6 @@
 //! Behaviour of the runtime at its public API, on the CPU backend.
 
+mod arrays;
 mod between;
 mod borrowed;
 mod common;

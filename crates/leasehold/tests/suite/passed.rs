@@ -2,7 +2,7 @@
 
 use crate::between::World;
 use crate::common::*;
-use leasehold::{Buffer, Error, Gate, Lease, Runtime, Stream, View, ops};
+use leasehold::{Buffer, Error, Gate, Lease, Runtime, Stream, View};
 use std::time::Instant;
 
 /// A buffer that a stream is yet to fill with ones, behind a gate. Another stream was to overwrite it after that, and failed.
@@ -17,11 +17,11 @@ fn scene(runtime: &Runtime) -> Scene {
     let [writer, failed] = [(); 2].map(|()| runtime.create_stream().unwrap());
     let [gate, broken] = [(); 2].map(|()| runtime.create_gate().unwrap());
     let buffer = writer.alloc(1 << 20).unwrap();
-    ops::wait(&writer, gate.next()).unwrap();
-    ops::fill(&writer, buffer.view(), ops::Pattern::U8(1)).unwrap();
-    ops::wait(&failed, broken.next()).unwrap();
-    ops::fill(&failed, buffer.view(), ops::Pattern::U8(2)).unwrap();
-    ops::fail(&broken, Error::state("broken"));
+    writer.wait(gate.next()).unwrap();
+    writer.fill(buffer.view(), 1u8).unwrap();
+    failed.wait(broken.next()).unwrap();
+    failed.fill(buffer.view(), 2u8).unwrap();
+    broken.fail(Error::state("broken"));
     let (end, last) = (Instant::now() + LONG.unwrap(), failed.now());
     while last.line().completed() < last.value() {
         // A failure shows in the line.
@@ -40,14 +40,14 @@ fn who_overwrites_what_failed_comes_after_all_that_the_failed_one_came_after() {
         let runtime = world.runtime(name);
         let Scene { gate, writer, failed, buffer } = scene(&runtime);
         let early = runtime.create_stream().unwrap();
-        let filled = ops::fill(&early, buffer.view(), ops::Pattern::U8(3));
+        let filled = early.fill(buffer.view(), 3u8);
         assert!(filled.and_then(|()| early.synchronize_timeout(LONG)).is_err(), "{name}: nothing waits for the first");
-        ops::raise(&gate, gate.next().value()).unwrap();
+        gate.raise(gate.next().value()).unwrap();
         writer.synchronize_timeout(LONG).unwrap();
         assert!(failed.synchronize_timeout(LONG).is_err());
         assert!(failed.now().has_passed(), "{name}");
         let late = runtime.create_stream().unwrap();
-        ops::fill(&late, buffer.view(), ops::Pattern::U8(4)).unwrap();
+        late.fill(buffer.view(), 4u8).unwrap();
         late.synchronize_timeout(LONG).unwrap();
         assert!(runtime.download::<u8>(&buffer).unwrap().iter().all(|&b| b == 4), "{name}");
     }
@@ -63,9 +63,9 @@ fn memory_is_not_lent_again_while_what_the_failed_one_came_after_still_runs() {
         drop(buffer);
         let other = runtime.create_stream().unwrap();
         let next = other.alloc(1 << 20).unwrap();
-        ops::fill(&other, next.view(), ops::Pattern::U8(5)).unwrap();
+        other.fill(next.view(), 5u8).unwrap();
         other.synchronize_timeout(LONG).unwrap();
-        ops::raise(&gate, gate.next().value()).unwrap();
+        gate.raise(gate.next().value()).unwrap();
         writer.synchronize_timeout(LONG).unwrap();
         assert!(runtime.download::<u8>(&next).unwrap().iter().all(|&b| b == 5), "{name}");
         assert!(failed.synchronize_timeout(LONG).is_err());

@@ -2,6 +2,7 @@
 
 use crate::common::*;
 use leasehold::kernel::{session_ops, session_sync_ops};
+use leasehold::infini::InfiniRuntime;
 use leasehold::{Buffer, Error, GraphOperator, KernelSession, Lease, Operand, Result, Runtime, Stream, View, ops};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::Duration;
@@ -37,43 +38,43 @@ fn what_asks_or_waits_is_refused_and_the_recording_goes_on() {
     let runtime = runtime();
     let x = runtime.upload(&[1u32; 4]).unwrap();
     let event = runtime.create_event().unwrap();
-    runtime.record_event(&event, None).unwrap();
+    runtime.stream().record(&event).unwrap();
     let point = runtime.stream().now();
     let finished = runtime.record_graph(|_| Ok(())).unwrap();
     let graph = runtime
         .record_graph(|r| {
             let zero = Some(Duration::ZERO);
             let refused = [
-                kind(r.sync_stream()),
-                kind(r.sync_device()),
+                kind(r.stream().synchronize()),
+                kind(r.synchronize()),
                 kind(r.stream().query()),
                 kind(r.stream().synchronize_timeout(zero)),
-                kind(r.query_event(&event)),
-                kind(r.synchronize_event(&event)),
-                kind(r.elapsed(&event, &event)),
+                kind(event.query()),
+                kind(event.synchronize()),
+                kind(event.elapsed_since(&event)),
                 kind(r.wait_for(point)),
                 kind(r.wait_for_all(&[], zero)),
                 kind(r.wait_for_any(&[point], zero)),
                 kind(r.download::<u32>(&x)),
                 kind(r.alloc_pinned(4)),
-                kind(r.memcpy_h2d(x.view(), &[0u32; 4], false)),
+                kind(r.stream().upload_blocking(x.view(), &[0u32; 4])),
                 kind(r.memcpy_d2d(x.part(..4)?, x.part(8..12)?, false)),
                 // SAFETY: nothing is read.
-                kind(unsafe { ops::map_read(r, x.view()) }),
+                kind(unsafe { r.map_read(x.view()) }),
                 // SAFETY: nothing is written.
-                kind(unsafe { ops::map_write(r, x.view()) }),
-                kind(ops::host_call_once(r.stream(), "once", || Ok(()))),
+                kind(unsafe { r.map_write(x.view()) }),
+                kind(r.stream().host_call_once("once", || Ok(()))),
                 kind(r.start_graph_recording()),
                 kind(finished.launch()),
-                kind(finished.update(&leasehold::Update::new())),
+                kind(finished.update(&leasehold::GraphUpdate::new())),
                 kind(r.clone().close(Duration::ZERO)),
             ];
             assert_eq!(refused, ["Recording"; 21]);
-            assert_eq!(ops::recorded_nodes(r), Some(0), "none of it was recorded");
-            ops::fill(r.stream(), x.view(), ops::Pattern::U32(6))
+            assert_eq!(r.recorded_nodes(), Some(0), "none of it was recorded");
+            r.stream().fill(x.view(), 6u32)
         })
         .unwrap();
-    assert_eq!(ops::recorded_nodes(&runtime), None);
+    assert_eq!(runtime.recorded_nodes(), None);
     graph.launch().unwrap();
     assert_eq!(runtime.download::<u32>(&x).unwrap(), [6; 4]);
 }
@@ -83,18 +84,18 @@ fn other_threads_are_not_affected() {
     let runtime = runtime();
     let x = runtime.upload(&[0u32; 4]).unwrap();
     runtime.start_graph_recording().unwrap();
-    ops::fill(runtime.stream(), x.view(), ops::Pattern::U32(1)).unwrap();
+    runtime.stream().fill(x.view(), 1u32).unwrap();
     std::thread::scope(|s| {
         s.spawn(|| {
             assert!(!runtime.is_graph_recording());
             assert_eq!(kind(runtime.stop_graph_recording()), "Recording");
             let y = runtime.alloc(16).unwrap();
             assert!(!y.is_symbolic());
-            ops::fill(runtime.stream(), y.view(), ops::Pattern::U32(2)).unwrap();
+            runtime.stream().fill(y.view(), 2u32).unwrap();
             assert_eq!(runtime.download::<u32>(&y).unwrap(), [2; 4]);
             assert_eq!(runtime.download::<u32>(&x).unwrap(), [0; 4]);
             // It may record as well.
-            let graph = runtime.record_graph(|r| ops::fill(r.stream(), y.view(), ops::Pattern::U32(3))).unwrap();
+            let graph = runtime.record_graph(|r| r.stream().fill(y.view(), 3u32)).unwrap();
             graph.launch().unwrap();
             assert_eq!(runtime.download::<u32>(&y).unwrap(), [3; 4]);
         });
@@ -146,8 +147,8 @@ fn an_abandoned_recording_rolls_back() {
     };
     let record = |r: &Runtime| -> Result<()> {
         let t = r.alloc(1 << 20)?;
-        ops::copy(r.stream(), t.part(..16)?, x.view())?;
-        ops::fill(r.stream(), x.view(), ops::Pattern::U32(9))
+        r.stream().copy(t.part(..16)?, x.view())?;
+        r.stream().fill(x.view(), 9u32)
     };
     runtime.start_graph_recording().unwrap();
     record(&runtime).unwrap();
@@ -196,16 +197,18 @@ fn a_thread_that_ends_while_it_records_may_be_the_runtimes_last_holder() {
         let x = runtime.upload(&[1u32; 4]).unwrap();
         let nosy = Nosy(other);
         runtime.start_graph_recording().unwrap();
-        ops::host_call(runtime.stream(), "holds", move || {
-            let _ = &nosy;
-            Ok(())
-        })
-        .unwrap();
+        runtime
+            .stream()
+            .host_call("holds", move || {
+                let _ = &nosy;
+                Ok(())
+            })
+            .unwrap();
         x
     })
     .join()
     .expect("the thread's end must not panic");
-    assert_eq!(x.len(), 16);
+    assert_eq!(x.len(), 4);
 }
 
 #[test]
@@ -218,12 +221,12 @@ fn a_buffer_of_a_recording_belongs_to_it() {
     std::thread::scope(|s| {
         s.spawn(|| {
             // Eagerly, or in another recording: it has no address there.
-            assert_eq!(kind(ops::copy(runtime.stream(), x.view(), t.view())), "Recording");
+            assert_eq!(kind(runtime.stream().copy(x.view(), t.view())), "Recording");
             assert_eq!(kind(runtime.download::<u32>(&t)), "Recording");
             assert_eq!(kind(launch(runtime.stream(), &iota(), &[t.write()], &[0; 4], 1)), "Recording");
             let graph = runtime
                 .record_graph(|r| {
-                    assert_eq!(kind(ops::copy(r.stream(), x.view(), t.view())), "Recording");
+                    assert_eq!(kind(r.stream().copy(x.view(), t.view())), "Recording");
                     assert_eq!(kind(launch(r.stream(), &iota(), &[t.write()], &[0; 4], 1)), "Recording");
                     Ok(())
                 })
@@ -235,7 +238,7 @@ fn a_buffer_of_a_recording_belongs_to_it() {
     let other = crate::common::runtime();
     runtime.abandon_graph_recording();
     other.start_graph_recording().unwrap();
-    assert_eq!(kind(ops::copy(runtime.stream(), x.view(), t.view())), "Recording");
+    assert_eq!(kind(runtime.stream().copy(x.view(), t.view())), "Recording");
     assert_eq!(kind(launch(runtime.stream(), &iota(), &[t.write()], &[0; 4], 1)), "Recording");
     other.abandon_graph_recording();
     assert_eq!(runtime.download::<u32>(&x).unwrap(), [1; 4]);
@@ -256,7 +259,7 @@ fn a_session_stays_where_it_was_begun() {
     let session = KernelSession::begin(&kernel, runtime.stream()).unwrap();
     runtime.start_graph_recording().unwrap();
     assert!(finish(session).unwrap().is_some());
-    assert_eq!(ops::recorded_nodes(&runtime), Some(0));
+    assert_eq!(runtime.recorded_nodes(), Some(0));
     // Begun in a recording that is gone: it is refused, and never runs on the stream.
     let session = KernelSession::begin(&kernel, runtime.stream()).unwrap();
     runtime.abandon_graph_recording();
@@ -296,13 +299,13 @@ fn an_operator_runs_eagerly_or_is_recorded_by_the_same_code() {
     let (x, y) = (runtime.upload(&[2u32; 4]).unwrap(), runtime.upload(&[0u32; 4]).unwrap());
     let op = Op::new(&[x.read(), y.write()], |stream| {
         let t = stream.alloc(16)?;
-        ops::copy(stream, t.view(), x.view())?;
-        ops::fill(stream, t.part(..4)?, ops::Pattern::U32(7))?;
-        ops::copy(stream, y.view(), t.view())
+        stream.copy(t.view(), x.view())?;
+        stream.fill(t.part(..4)?, 7u32)?;
+        stream.copy(y.view(), t.view())
     });
     runtime.add_graph_operator(&op).unwrap();
     assert_eq!(runtime.download::<u32>(&y).unwrap(), [7, 2, 2, 2]);
-    ops::fill(runtime.stream(), y.view(), ops::Pattern::U8(0)).unwrap();
+    runtime.stream().fill(y.view(), 0u8).unwrap();
     let graph = runtime.record_graph(|r| r.add_graph_operator(&op)).unwrap();
     assert_eq!(runtime.download::<u32>(&y).unwrap(), [0; 4]);
     graph.launch().unwrap();
@@ -319,23 +322,23 @@ fn an_operator_that_fails_in_the_middle_leaves_no_trace() {
     let (z, event) = (runtime.upload(&[8u32; 4]).unwrap(), runtime.create_event().unwrap());
     let failing = Op::new(&[x.read_write(), z.read_write()], |stream| {
         let r = stream.runtime();
-        ops::fill(stream, x.view(), ops::Pattern::U32(66))?; // so far x was only read
-        ops::fill(stream, z.view(), ops::Pattern::U32(66))?;
-        r.record_event(&event, None)?;
-        ops::wait(stream, r.create_gate()?.next())?;
+        stream.fill(x.view(), 66u32)?; // so far x was only read
+        stream.fill(z.view(), 66u32)?;
+        r.stream().record(&event)?;
+        stream.wait(r.create_gate()?.next())?;
         Err(Error::state("on purpose"))
     });
     let panicking = Op::new(&[z.read_write()], |stream| {
-        ops::fill(stream, z.view(), ops::Pattern::U32(77))?;
+        stream.fill(z.view(), 77u32)?;
         panic!("on purpose")
     });
     let graph = runtime
         .record_graph(|r| {
-            ops::copy(r.stream(), y.view(), x.view())?;
+            r.stream().copy(y.view(), x.view())?;
             assert_eq!(kind(r.add_graph_operator(&failing)), "InvalidState");
             assert!(catch_unwind(AssertUnwindSafe(|| r.add_graph_operator(&panicking))).is_err());
-            assert_eq!(ops::recorded_nodes(r), Some(1));
-            ops::fill(r.stream(), y.part(..4)?, ops::Pattern::U32(5))
+            assert_eq!(r.recorded_nodes(), Some(1));
+            r.stream().fill(y.part(..4)?, 5u32)
         })
         .unwrap();
     assert_eq!(z.strong_count(), 1, "what only the failed operators used is not retained");
@@ -349,7 +352,7 @@ fn an_operator_that_fails_in_the_middle_leaves_no_trace() {
     graph.launch().unwrap();
     let other = runtime.create_stream().unwrap();
     let elsewhere = other.alloc(16).unwrap();
-    ops::copy(&other, elsewhere.view(), x.view()).unwrap();
+    other.copy(elsewhere.view(), x.view()).unwrap();
     other.synchronize_timeout(LONG).unwrap();
     open(held);
 }
@@ -359,19 +362,19 @@ fn an_operator_that_fails_leaves_an_event_its_record_before() {
     let runtime = runtime();
     let (start, event) = (runtime.create_event().unwrap(), runtime.create_event().unwrap());
     let failing = Op::new(&[], |stream| {
-        ops::signal(stream, &event)?;
+        stream.record(&event)?;
         Err(Error::state("on purpose"))
     });
     let graph = runtime
         .record_graph(|r| {
-            r.record_event(&start, None)?;
-            r.record_event(&event, None)?;
+            r.stream().record(&start)?;
+            r.stream().record(&event)?;
             assert_eq!(kind(r.add_graph_operator(&failing)), "InvalidState");
             Ok(())
         })
         .unwrap();
     graph.launch().unwrap();
-    runtime.elapsed(&start, &event).unwrap();
+    event.elapsed_since(&start).unwrap();
 }
 
 #[test]
@@ -379,10 +382,10 @@ fn an_operator_must_declare_what_it_touches() {
     let runtime = runtime();
     let (x, y) = (runtime.upload(&[1u32; 4]).unwrap(), runtime.upload(&[0u32; 4]).unwrap());
     let copy = |accesses: &[Operand<'_>]| {
-        let op = Op::new(accesses, |stream| ops::copy(stream, y.view(), x.view()));
+        let op = Op::new(accesses, |stream| stream.copy(y.view(), x.view()));
         let graph = runtime.record_graph(|r| {
             let result = r.add_graph_operator(&op);
-            assert_eq!(ops::recorded_nodes(r), Some(u32::from(result.is_ok())));
+            assert_eq!(r.recorded_nodes(), Some(u32::from(result.is_ok())));
             result
         });
         kind(graph)
@@ -395,13 +398,13 @@ fn an_operator_must_declare_what_it_touches() {
     runtime
         .record_graph(|r| {
             let t = r.alloc(16)?;
-            ops::copy(r.stream(), t.view(), x.view())?;
-            let op = Op::new(&[y.write()], |stream| ops::copy(stream, y.view(), t.view()));
+            r.stream().copy(t.view(), x.view())?;
+            let op = Op::new(&[y.write()], |stream| stream.copy(y.view(), t.view()));
             assert_eq!(kind(r.add_graph_operator(&op)), "InvalidArgument");
             let op = Op::new(&[y.write(), t.read()], |stream| {
                 let own = stream.alloc(16)?;
-                ops::copy(stream, own.view(), t.view())?;
-                ops::copy(stream, y.view(), own.view())
+                stream.copy(own.view(), t.view())?;
+                stream.copy(y.view(), own.view())
             });
             r.add_graph_operator(&op)
         })
@@ -412,9 +415,9 @@ fn an_operator_must_declare_what_it_touches() {
 fn operators_may_be_made_of_operators() {
     let runtime = runtime();
     let (x, y) = (runtime.upload(&[1u32; 4]).unwrap(), runtime.upload(&[0u32; 4]).unwrap());
-    let inner = Op::new(&[x.read(), y.write()], |stream| ops::copy(stream, y.view(), x.view()));
+    let inner = Op::new(&[x.read(), y.write()], |stream| stream.copy(y.view(), x.view()));
     let broken = Op::new(&[x.read_write()], |stream| {
-        ops::fill(stream, x.view(), ops::Pattern::U8(0))?;
+        stream.fill(x.view(), 0u8)?;
         Err(Error::state("on purpose"))
     });
     let outer = Op::new(&[x.read(), y.write()], |stream| {
@@ -428,7 +431,7 @@ fn operators_may_be_made_of_operators() {
             r.add_graph_operator(&outer)?;
             assert_eq!(kind(r.add_graph_operator(&careless)), "InvalidArgument");
             assert_eq!(kind(r.add_graph_operator(&meddling)), "Recording");
-            assert_eq!(ops::recorded_nodes(r), Some(1));
+            assert_eq!(r.recorded_nodes(), Some(1));
             Ok(())
         })
         .unwrap();
@@ -441,10 +444,10 @@ fn host_bytes_are_taken_when_they_are_recorded() {
     let runtime = runtime();
     let x = runtime.upload(&[0u32; 4]).unwrap();
     let mut values = vec![4u32; 4];
-    let graph = runtime.record_graph(|r| r.memcpy_h2d(x.view(), &values, true)).unwrap();
+    let graph = runtime.record_graph(|r| r.stream().upload(x.view(), &values)).unwrap();
     values.fill(0);
     for _ in 0..3 {
-        ops::fill(runtime.stream(), x.view(), ops::Pattern::U8(0)).unwrap();
+        runtime.stream().fill(x.view(), 0u8).unwrap();
         graph.launch().unwrap();
         assert_eq!(runtime.download::<u32>(&x).unwrap(), [4; 4]);
     }
@@ -458,8 +461,8 @@ fn memory_freed_while_recording_does_not_go_to_the_pool() {
         .record_graph(|r| {
             for i in 0..8 {
                 let t = r.alloc(16)?;
-                ops::fill(r.stream(), t.view(), ops::Pattern::U32(i))?;
-                ops::copy(r.stream(), y.view(), t.view())?;
+                r.stream().fill(t.view(), ops::Pattern::U32(i))?;
+                r.stream().copy(y.view(), t.view())?;
             }
             assert_eq!(runtime.memory_stats().live_bytes, seen.live_bytes, "a recording takes no memory");
             Ok(())
@@ -473,7 +476,7 @@ fn memory_freed_while_recording_does_not_go_to_the_pool() {
 fn a_dropped_runtime_lives_as_long_as_its_graph() {
     let runtime = runtime();
     let x = runtime.upload(&[0u32; 4]).unwrap();
-    let graph = runtime.record_graph(|r| ops::fill(r.stream(), x.view(), ops::Pattern::U32(3))).unwrap();
+    let graph = runtime.record_graph(|r| r.stream().fill(x.view(), 3u32)).unwrap();
     drop(runtime);
     graph.launch().unwrap();
     let clone = graph.clone();

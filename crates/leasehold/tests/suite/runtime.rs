@@ -1,7 +1,8 @@
 //! Every method of document 002's API section, in Rust's spelling.
 
 use crate::common::*;
-use leasehold::{DeviceId, EventFlags, HostKind, Layout, Runtime, View, ops};
+use leasehold::infini::InfiniRuntime;
+use leasehold::{DeviceId, EventFlags, HostKind, Layout, Runtime, View};
 use std::sync::Arc;
 use std::sync::mpsc;
 use std::time::Duration;
@@ -56,15 +57,15 @@ fn sync_stream_and_sync_device_wait_for_what_was_submitted() {
     let other = runtime.create_stream().unwrap();
     let x = runtime.alloc(4).unwrap();
     let held = hold(&other);
-    ops::fill(&other, x.view(), ops::Pattern::U32(3)).unwrap();
-    runtime.sync_stream().unwrap();
+    other.fill(x.view(), 3u32).unwrap();
+    runtime.stream().synchronize().unwrap();
     assert!(!other.query().unwrap(), "the default stream is not the device");
     std::thread::scope(|s| {
         s.spawn(|| {
             std::thread::sleep(Duration::from_millis(20));
             open(held);
         });
-        runtime.sync_device().unwrap();
+        runtime.synchronize().unwrap();
     });
     assert!(other.query().unwrap());
     assert_eq!(runtime.download::<u32>(&x).unwrap(), [3]);
@@ -91,8 +92,8 @@ fn nothing_is_a_buffer_too() {
     let empty = runtime.alloc(0).unwrap();
     assert_eq!((empty.len(), empty.addr()), (0, 0));
     assert_eq!(runtime.download::<f32>(&empty).unwrap(), [0f32; 0]);
-    runtime.memcpy_h2d::<u8>(empty.view(), &[], true).unwrap();
-    runtime.memcpy_d2d(empty.view(), empty.view(), false).unwrap();
+    runtime.stream().upload::<u8>(empty.view(), &[]).unwrap();
+    runtime.stream().copy(empty.view(), empty.view()).and_then(|()| runtime.stream().synchronize()).unwrap();
     assert!(runtime.upload::<u32>(&[]).unwrap().is_empty());
 }
 
@@ -163,28 +164,30 @@ fn the_three_copies_in_both_forms() {
 fn events_are_created_recorded_queried_waited_for_and_destroyed() {
     let runtime = runtime();
     let (start, end) = (runtime.create_event().unwrap(), runtime.create_event().unwrap());
-    let plain = runtime.create_event_with_flags(EventFlags::DISABLE_TIMING).unwrap();
+    let plain = runtime.create_event_with(EventFlags::DISABLE_TIMING).unwrap();
     assert!(start.has_timing() && !plain.has_timing());
-    runtime.record_event(&start, None).unwrap();
-    ops::host_call(runtime.stream(), "nap", || {
-        std::thread::sleep(Duration::from_millis(3));
-        Ok(())
-    })
-    .unwrap();
-    runtime.record_event(&end, Some(runtime.stream())).unwrap();
-    runtime.record_event(&plain, None).unwrap();
-    runtime.synchronize_event(&plain).unwrap();
-    assert!(runtime.query_event(&end).unwrap());
+    runtime.stream().record(&start).unwrap();
+    runtime
+        .stream()
+        .host_call("nap", || {
+            std::thread::sleep(Duration::from_millis(3));
+            Ok(())
+        })
+        .unwrap();
+    runtime.stream().record(&end).unwrap();
+    runtime.stream().record(&plain).unwrap();
+    plain.synchronize().unwrap();
+    assert!(end.query().unwrap());
     let millis = runtime.elapsed_time(&start, &end).unwrap();
     assert!((2.9..5000.0).contains(&millis), "{millis} ms");
-    let precise = runtime.elapsed(&start, &end).unwrap();
+    let precise = end.elapsed_since(&start).unwrap();
     assert!((precise.as_secs_f64() * 1e3 - f64::from(millis)).abs() < 0.01);
     let other = runtime.create_stream().unwrap();
-    runtime.stream_wait_event(Some(&other), &end).unwrap();
-    runtime.stream_wait_event(None, &end).unwrap();
+    other.wait_event(&end).unwrap();
+    runtime.stream().wait_event(&end).unwrap();
     let handle = end.handle();
     assert!(runtime.event(handle).unwrap().same(&end));
-    runtime.destroy_event(end);
+    drop(end);
     assert_eq!(kind(runtime.event(handle)), "StaleHandle");
 }
 
@@ -196,10 +199,10 @@ fn a_recording_becomes_a_graph() {
     assert!(!runtime.is_graph_recording());
     runtime.start_graph_recording().unwrap();
     assert!(runtime.is_graph_recording());
-    ops::copy(runtime.stream(), y.view(), x.view()).unwrap();
+    runtime.stream().copy(y.view(), x.view()).unwrap();
     let graph = runtime.stop_graph_recording().unwrap();
     assert!(!runtime.is_graph_recording());
-    ops::fill(runtime.stream(), y.view(), ops::Pattern::U32(0)).unwrap();
+    runtime.stream().fill(y.view(), 0u32).unwrap();
     assert_eq!(runtime.download::<u32>(&y).unwrap(), [0; 4]);
     graph.launch().unwrap();
     assert_eq!(runtime.download::<u32>(&y).unwrap(), [1, 2, 3, 4]);
@@ -209,7 +212,7 @@ fn a_recording_becomes_a_graph() {
 fn closing_waits_no_longer_than_it_is_told_to() {
     let runtime = runtime();
     let held = hold(runtime.stream());
-    ops::host_call(runtime.stream(), "nothing", || Ok(())).unwrap();
+    runtime.stream().host_call("nothing", || Ok(())).unwrap();
     assert_eq!(kind(runtime.clone().close(Duration::from_millis(5))), "Timeout");
     open(held);
     runtime.close(LONG.unwrap()).unwrap();
@@ -220,11 +223,13 @@ fn dropping_never_waits_and_loses_nothing() {
     let (say, heard) = mpsc::channel();
     let runtime = runtime();
     let held = hold(runtime.stream());
-    ops::host_call(runtime.stream(), "says", move || {
-        say.send(()).ok();
-        Ok(())
-    })
-    .unwrap();
+    runtime
+        .stream()
+        .host_call("says", move || {
+            say.send(()).ok();
+            Ok(())
+        })
+        .unwrap();
     drop(runtime);
     assert!(heard.try_recv().is_err());
     open(held);
@@ -294,9 +299,9 @@ fn nothing_is_left_when_all_is_dropped() {
             .unwrap();
         graph.launch_on(&stream).unwrap();
         let event = runtime.create_event().unwrap();
-        runtime.record_event(&event, Some(&stream)).unwrap();
+        stream.record(&event).unwrap();
         assert_eq!(kind(context.shutdown()), "LeasesOutstanding");
-        runtime.sync_device().unwrap();
+        runtime.synchronize().unwrap();
     }
     context.shutdown().unwrap();
     context.shutdown().unwrap();
@@ -314,11 +319,11 @@ fn leases_outlive_the_runtime() {
     kernel.prepare(&runtime).unwrap();
     drop((runtime, context));
     let y = stream.runtime().alloc(16).unwrap();
-    ops::copy(&stream, y.view(), x.view()).unwrap();
-    ops::signal(&stream, &event).unwrap();
+    stream.copy(y.view(), x.view()).unwrap();
+    stream.record(&event).unwrap();
     stream.synchronize_timeout(LONG).unwrap();
     drop(stream);
-    assert_eq!((x.len(), y.len()), (16, 16));
+    assert_eq!((x.len(), y.len()), (4, 16));
 }
 
 #[test]

@@ -14,25 +14,25 @@ fn eight_threads_work_on_streams_of_their_own() {
             let (runtime, kernel) = (&runtime, &kernel);
             s.spawn(move || {
                 let stream = runtime.create_stream().unwrap();
-                let _current = ops::set_context(runtime, Some(&stream)).unwrap();
+                let _current = stream.enter().unwrap();
                 for round in 0..50u32 {
                     let current = Current::get().unwrap();
                     let n = 4 * (1 + (t + round) as usize % 9);
                     let layout = Layout::new(4 * n as u64);
                     let x = current.stream().alloc_layout(layout).unwrap();
                     let y = current.stream().alloc_layout(layout).unwrap();
-                    ops::fill(&stream, x.view(), ops::Pattern::f32(t as f32)).unwrap();
-                    ops::fill(&stream, y.view(), ops::Pattern::f32(round as f32)).unwrap();
+                    stream.fill(x.view(), t as f32).unwrap();
+                    stream.fill(y.view(), round as f32).unwrap();
                     launch(&stream, kernel, &[x.read(), y.read_write()], &2.0f32.to_ne_bytes(), n as u32 / 4).unwrap();
                     let mut bytes = vec![0u8; 4 * n];
-                    ops::download(&stream, &mut bytes, y.view()).unwrap();
+                    stream.download(&mut bytes, y.view()).unwrap();
                     let expect = round as f32 + 2.0 * t as f32;
                     assert!(bytes.chunks(4).all(|b| f32::from_ne_bytes(b.try_into().unwrap()) == expect));
                 }
             });
         }
     });
-    runtime.sync_device().unwrap();
+    runtime.synchronize().unwrap();
     assert_eq!(runtime.memory_stats().live_bytes, 0);
 }
 
@@ -48,7 +48,7 @@ fn buffers_go_from_thread_to_thread() {
             let stream = runtime.create_stream().unwrap();
             for i in 0..100 {
                 let x = stream.alloc(256).unwrap();
-                ops::fill(&stream, x.view(), ops::Pattern::f32(i as f32)).unwrap();
+                stream.fill(x.view(), i as f32).unwrap();
                 to.send(x).unwrap();
             }
         });
@@ -57,7 +57,7 @@ fn buffers_go_from_thread_to_thread() {
             for (i, x) in from.iter().enumerate() {
                 launch(&stream, kernel, &[one.read(), x.read_write()], &1.0f32.to_ne_bytes(), 16).unwrap();
                 let mut bytes = [0u8; 256];
-                ops::download(&stream, &mut bytes, x.view()).unwrap();
+                stream.download(&mut bytes, x.view()).unwrap();
                 assert!(bytes.chunks(4).all(|b| f32::from_ne_bytes(b.try_into().unwrap()) == i as f32 + 1.0));
             }
         });
@@ -71,11 +71,11 @@ fn a_stream_is_waited_for_while_another_thread_submits_to_it() {
     std::thread::scope(|s| {
         let submit = s.spawn(|| {
             for i in 0..2000 {
-                ops::fill(runtime.stream(), x.view(), ops::Pattern::U32(i)).unwrap();
+                runtime.stream().fill(x.view(), ops::Pattern::U32(i)).unwrap();
             }
         });
         while !submit.is_finished() {
-            runtime.sync_stream().unwrap();
+            runtime.stream().synchronize().unwrap();
         }
     });
     assert_eq!(runtime.download::<u32>(&x).unwrap(), [1999]);
@@ -90,7 +90,7 @@ fn streams_are_made_and_dropped_by_many_threads() {
                 for i in 0..50u32 {
                     let stream = runtime.create_stream().unwrap();
                     let x = stream.alloc(64).unwrap();
-                    ops::fill(&stream, x.view(), ops::Pattern::U32(i)).unwrap();
+                    stream.fill(x.view(), ops::Pattern::U32(i)).unwrap();
                     let point = stream.now();
                     drop(stream);
                     // A stream that was dropped runs what it was given.
@@ -99,7 +99,7 @@ fn streams_are_made_and_dropped_by_many_threads() {
             });
         }
     });
-    runtime.sync_device().unwrap();
+    runtime.synchronize().unwrap();
 }
 
 /// Of two submissions with a common buffer the second waits for the first, however close they are: the race detector says so.
@@ -109,7 +109,7 @@ fn work_of_several_threads_with_common_buffers_is_ordered() {
     let machine = sim.machine().clone();
     let runtime = Context::with_backends(vec![Arc::new(sim)]).runtime(DeviceId::new(BackendKind::Sim, 0)).unwrap();
     let buffers = [runtime.upload(&[1u8; 256]).unwrap(), runtime.upload(&[2u8; 256]).unwrap()];
-    let copy = |stream: &Stream, i: usize| ops::copy(stream, buffers[i % 2].view(), buffers[(i + 1) % 2].view());
+    let copy = |stream: &Stream, i: usize| stream.copy(buffers[i % 2].view(), buffers[(i + 1) % 2].view());
     let graphs: [_; 2] = std::array::from_fn(|i| runtime.record_graph(|r| copy(r.stream(), i)).unwrap());
     std::thread::scope(|s| {
         for t in 0..4 {
@@ -126,7 +126,7 @@ fn work_of_several_threads_with_common_buffers_is_ordered() {
             });
         }
     });
-    runtime.sync_device().unwrap();
+    runtime.synchronize().unwrap();
     let reports = machine.take_reports();
     assert!(reports.is_empty(), "{} reports, first {:?}", reports.len(), reports[0]);
 }
@@ -142,11 +142,13 @@ fn a_call_in_the_middle_of_a_submission_is_told_so() {
     let (tell, hear) = std::sync::mpsc::channel();
     // SAFETY: the call submits to other streams only, by the runtime.
     unsafe {
-        ops::foreign_call(runtime.stream(), "nested", &[x.read_write()], move |_, _| {
-            tell.send(ops::fill(&other, same.view(), ops::Pattern::U8(2))).unwrap();
-            ops::fill(&other, free.view(), ops::Pattern::U8(3))
-        })
-        .unwrap();
+        runtime
+            .stream()
+            .foreign_call("nested", &[x.read_write()], move |_, _| {
+                tell.send(other.fill(same.view(), 2u8)).unwrap();
+                other.fill(free.view(), 3u8)
+            })
+            .unwrap();
     }
     assert!(matches!(hear.recv().unwrap(), Err(leasehold::Error::Occupied { .. })));
     assert_eq!(runtime.download::<u32>(&x).unwrap(), [1; 4]);

@@ -8,7 +8,7 @@ mod words;
 use crate::kernels::{Level, emulated, levels};
 use guarded::Guarded;
 use leasehold::graph::NodeId;
-use leasehold::{Buffer, Context, DeviceId, Error, Lease, Operand, Runtime, Update, View};
+use leasehold::{Buffer, Context, DeviceId, Error, GraphUpdate, Lease, Operand, Runtime, View};
 use leasehold_hal::LaunchInfo;
 use leasehold_hal::kernel::Binding;
 use leasehold_operators::Library;
@@ -129,7 +129,7 @@ impl Ground {
     fn new(runtime: Runtime, words: &mut Words, parts: usize) -> Self {
         let mut bytes = vec![0; parts * (PART + GAP) as usize];
         words.fill(&mut bytes);
-        let buffer = runtime.upload(&bytes).expect("a buffer");
+        let buffer = runtime.upload(&bytes).expect("a buffer").into_buffer();
         Self { runtime, buffer, bytes }
     }
 
@@ -139,7 +139,7 @@ impl Ground {
             let at = i as u64 * (PART + GAP) + if words.below(8) == 0 { u64::from(words.below(16)) } else { 0 };
             let len = if words.below(12) == 0 { PART + 2 * GAP } else { u64::from(words.below(PART as u32 / 4)) * 4 };
             let len = len.min(self.buffer.len() - at);
-            self.buffer.part(at..at + len).expect("a part").with(o.access)
+            self.buffer.view().narrowed(at, len).with(o.access)
         };
         spec.operands.iter().enumerate().map(part).collect()
     }
@@ -195,14 +195,14 @@ fn a_kernel_of_the_library_may_be_launched_and_updated_with_anything() {
             };
             if let Some(graph) = graph {
                 let new = params(spec.name, &mut words);
-                let mut update = Update::new().grid(NodeId::new(0), grid(&new, &mut words));
+                let mut update = GraphUpdate::new().grid(NodeId::new(0), grid(&new, &mut words));
                 update = update.params_bytes(NodeId::new(0), &new);
                 updated += u32::from(taken(graph.update(&update)));
                 graph.launch().expect("a launch of what was accepted");
             }
             ground.compare(spec.name, &written);
         }
-        runtime.sync_stream().expect("a stream that nothing poisoned");
+        runtime.stream().synchronize().expect("a stream that nothing poisoned");
         assert!(launched + updated > 0, "{}: nothing was accepted", spec.name);
     }
 }

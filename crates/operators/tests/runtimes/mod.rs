@@ -73,7 +73,7 @@ fn a_matrix_of_more_bytes_than_there_are_numbers_is_refused() {
 /// may only leave out what repeats.
 #[test]
 fn gaps_of_padded_rows_are_the_same_in_a_graph() {
-    use leasehold::ops::{self, Pattern};
+    use leasehold::ops::Pattern;
     use leasehold::{Runtime, View};
     use leasehold_operators::kernels::cpu::elementwise::CopyParams;
     use leasehold_operators::{Library, Operator, Part};
@@ -93,17 +93,17 @@ fn gaps_of_padded_rows_are_the_same_in_a_graph() {
         let run = |runtime: &Runtime| {
             // The second fill is no repeat of the first one, since rows were written between them.
             for pattern in [1, 1, 2] {
-                ops::fill(runtime.stream(), y.view(), Pattern::U32(pattern))?;
+                runtime.stream().fill(y.view(), Pattern::U32(pattern))?;
                 runtime.add_graph_operator(&copy)?;
             }
-            ops::fill(runtime.stream(), y.part(40..48)?, Pattern::U32(3))
+            runtime.stream().fill(y.part(40..48)?, 3u32)
         };
         run(&runtime).expect("eager work");
         let eager = runtime.download::<u32>(&y).expect("the rows");
         assert_eq!(eager, [7, 7, 2, 2, 7, 7, 2, 2, 7, 7, 3, 3]);
         let graph = runtime.record_graph(run).expect("a graph");
         for launch in 0..2 {
-            ops::fill(runtime.stream(), y.view(), Pattern::U32(9)).expect("other contents");
+            runtime.stream().fill(y.view(), 9u32).expect("other contents");
             graph.launch().expect("a launch");
             assert_eq!(runtime.download::<u32>(&y).expect("the rows"), eager, "{runtime:?}, launch {launch}");
         }
