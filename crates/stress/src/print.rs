@@ -311,7 +311,7 @@ fn work(stream: &str, work: &Work) -> String {
     let to = part(&work.to);
     match work.op {
         Op::Fill { pattern, width } => {
-            format!("{stream}.fill({to}, Pattern::U{}({pattern:#x}))?;", u32::from(width) * 8)
+            format!("{stream}.fill({to}, {pattern:#x}u{})?;", u32::from(width) * 8)
         }
         Op::Upload { seed, hand } => {
             let bytes = format!("bytes({seed}, {})", work.to.len);

@@ -96,7 +96,7 @@ fn asleep(env: &Env) -> Outcome {
     let flags = EventFlags { timing: false, blocking_sync: true };
     let (event, buffer) = (runtime.create_event_with(flags)?, runtime.upload(&[0u8; 4096])?);
     check!(event.is_blocking_sync(), "the flag is lost");
-    expect_error(event.synchronize(), "InvalidState", "waiting for what was never recorded")?;
+    event.synchronize()?; // never recorded: there is nothing to wait for
     for round in 0..20 {
         let hold = env.hold_runtime(runtime.stream())?;
         runtime.stream().fill(buffer.view(), Pattern::U8(round))?;

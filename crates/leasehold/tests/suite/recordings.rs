@@ -1,8 +1,8 @@
 //! What may and may not happen while a thread records, and how recordings are undone.
 
 use crate::common::*;
-use leasehold::kernel::{session_ops, session_sync_ops};
 use leasehold::infini::InfiniRuntime;
+use leasehold::kernel::{session_ops, session_sync_ops};
 use leasehold::{Buffer, Error, GraphOperator, KernelSession, Lease, Operand, Result, Runtime, Stream, View, ops};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::Duration;
