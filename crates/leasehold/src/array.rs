@@ -69,7 +69,6 @@ impl<T> Array<T> {
     }
 
     /// The array as bytes.
-    #[must_use]
     pub fn into_buffer(self) -> Lease<Buffer> {
         self.lease
     }

@@ -74,7 +74,7 @@ fn write(to: &mut String, target: &Target, seed: u64, faults: bool, plan: &Plan,
             steps.iter().try_for_each(|p| step(to, "    ", p))?;
         }
     } else if !threads.is_empty() {
-        writeln!(to, "    let order = Order::new{};", threads.len())?;
+        writeln!(to, "    let order = Order::new({});", threads.len())?;
         writeln!(to, "    std::thread::scope(|scope| {{")?;
         for (t, steps) in &threads {
             writeln!(to, "        scope.spawn(|| {{")?;
@@ -85,7 +85,7 @@ fn write(to: &mut String, target: &Target, seed: u64, faults: bool, plan: &Plan,
                     writeln!(to, "                order.after({}, {count});", rank(*on))?;
                 }
                 step(to, "                ", p)?;
-                writeln!(to, "                order.done{};", rank(*t))?;
+                writeln!(to, "                order.done({});", rank(*t))?;
             }
             writeln!(to, "                Ok(())\n            }};")?;
             writeln!(to, "            run().expect(\"thread {}\");\n        }});", rank(*t))?;

@@ -19,7 +19,7 @@ fn copies_of_every_alignment_and_length() {
                 let (s, d) = (from.part(src..src + len).unwrap(), to.part(dst..dst + len).unwrap());
                 runtime.stream().copy(d, s).unwrap();
                 let mut expect = [0u8; 64];
-                let (src, dst, len) = (src as usize, dst as usize, len as usize);
+                let (src, dst, len) = (src, dst, len);
                 expect[dst..dst + len].copy_from_slice(&source[src..src + len]);
                 assert_eq!(runtime.download::<u8>(&to).unwrap(), expect, "{src} to {dst}, {len} bytes");
             }
