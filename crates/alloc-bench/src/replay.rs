@@ -8,8 +8,8 @@ use crate::fake::FakeBacking;
 use crate::trace::Trace;
 use crate::virtual_stream::{VirtualStream, pass};
 use leasehold_alloc::{Allocator, AllocatorConfig, Backing, Buffer, Layout, On, Policy};
+use leasehold_core::sync::CachePadded;
 use leasehold_core::sync::atomic::{AtomicU64, Ordering};
-use leasehold_core::sync::{Arc, CachePadded};
 use leasehold_core::{Error, Lease, Point, Result, crew};
 use std::collections::VecDeque;
 use std::fmt;
@@ -221,13 +221,7 @@ impl Own {
             name: "replay".into(),
             ..AllocatorConfig::default()
         };
-        let allocator = Allocator::new(backing, config)?;
-        // Every wait ends at once: the epochs are virtual.
-        allocator.set_waiter(Arc::new(|p: Point, _| {
-            pass(p);
-            Ok(())
-        }));
-        Ok(Self(allocator))
+        Ok(Self(Allocator::new(backing, config)?))
     }
 }
 

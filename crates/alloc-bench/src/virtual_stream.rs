@@ -5,7 +5,7 @@
 
 use leasehold_core::sync::atomic::{AtomicU64, Ordering};
 use leasehold_core::sync::{Mutex, OnceLock};
-use leasehold_core::{Line, LineOwner, Point, Result, Timeline};
+use leasehold_core::{Line, LineOwner, Point, Publisher, Result, Timeline};
 use std::collections::BTreeMap;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
@@ -56,8 +56,19 @@ impl VirtualStream {
     /// `OutOfMemory` when all lines are in use.
     pub fn new() -> Result<Self> {
         let owner = Arc::new(LineOwner::take()?);
+        let line = owner.line();
+        owner.set_publisher(Some(Arc::new(move |value, _| {
+            pass(line.at(value));
+            Ok(())
+        })));
         OWNERS.lock().insert(owner.line().id().get(), Arc::downgrade(&owner));
         Ok(Self { owner, host_waits: AtomicU64::new(0) })
+    }
+
+    /// From now on a wait for it asks `publisher` first. `None`: nothing is over before somebody says
+    /// so.
+    pub fn on_wait(&self, publisher: Option<Publisher>) {
+        self.owner.set_publisher(publisher);
     }
 
     /// Submits nothing, and returns its point.

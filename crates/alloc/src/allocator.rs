@@ -26,10 +26,9 @@ use crate::table::{Table, Vacant};
 use crate::watch::Watch;
 use leasehold_core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use leasehold_core::sync::{Arc, CachePadded, Mutex, OnceLock};
-use leasehold_core::{BufferHandle, Error, Header, Lease, Line, Miss, Owner, OwnerOps, Point, Result, Stamp, Timeline};
+use leasehold_core::{BufferHandle, Error, Header, Lease, Line, Miss, Owner, OwnerOps, Result, Stamp, Timeline};
 use std::fmt;
 use std::ptr::NonNull;
-use std::time::Duration;
 
 /// The stream that asks. A hit touches only the line; the timeline is for the slow path.
 #[derive(Clone, Copy)]
@@ -52,9 +51,6 @@ impl<'a> On<'a> {
 /// It is called without any lock of the allocator and may free, not allocate. It returns how many bytes it freed, as far as it knows; zero
 /// ends its turn. One that panics is not called again.
 pub type Reclaimer = Box<dyn Fn(u64) -> u64 + Send + Sync>;
-
-/// Blocks the host until a point is over, or for so long at most. What it says is not believed: the point's line is asked.
-pub type PointWaiter = Arc<dyn Fn(Point, Option<Duration>) -> Result<()> + Send + Sync>;
 
 /// What the lock guards.
 pub(crate) struct Core {
@@ -104,7 +100,6 @@ pub(crate) struct Inner {
     pub(crate) reservation: Option<(u64, u64)>,
     /// The largest alignment that there is.
     pub(crate) most_align: u64,
-    pub(crate) waiter: Mutex<Option<PointWaiter>>,
     /// The device is gone, and why: what needs the driver or a stream fails from then on.
     pub(crate) lost: OnceLock<Error>,
     /// The next of the allocators that are gone but for memory in use.
@@ -296,7 +291,6 @@ impl Allocator {
             reservation,
             most_align,
             watch,
-            waiter: Mutex::new(None),
             lost: OnceLock::new(),
             next_grave: None,
         });
@@ -393,12 +387,6 @@ impl Allocator {
     /// The most bytes to take from the driver from now on. Lowering it below what is taken stops growth; `trim` gives back.
     pub fn set_budget(&self, bytes: u64) {
         self.inner().budget.set_limit(bytes);
-    }
-
-    /// How the host waits for a point of any stream of this device. Without it an allocation that must wait for another stream relies on
-    /// that stream's completion being published by itself.
-    pub fn set_waiter(&self, waiter: PointWaiter) {
-        *self.inner().waiter.lock() = Some(waiter);
     }
 
     /// Registers something that can free memory when there is none; lower `priority` first.

@@ -306,12 +306,6 @@ impl Inner {
                     // Moving memory that is nearly free costs less than holding more for ever.
                     waits += 1;
                     let Some(p) = stamp.point() else { continue };
-                    // Without a way to wait for another stream, growing is the better choice.
-                    let blind = p.line_id() != on.line.id() && self.waiter.lock().is_none();
-                    if blind {
-                        waits = MOST_NEAR_WAITS;
-                        continue;
-                    }
                     // Bounded: the caller itself may be the one who lets that stream go on.
                     if let Err(e) = self.wait_point(p, on, Some(NEAR_WAIT)) {
                         if matches!(e, Error::DeviceLost { .. }) {
@@ -504,7 +498,7 @@ impl Inner {
             on.timeline.signal()?;
             return on.timeline.wait_host(point.value(), timeout);
         }
-        match self.wait_foreign(point, timeout) {
+        match point.line().wait(point.value(), timeout) {
             // It may be another device's line; the work is over either way, and our own driver will tell.
             Err(Error::DeviceLost { .. }) if passed(Stamp::from(point)) => Ok(()),
             waited => waited,
@@ -559,18 +553,6 @@ impl Inner {
         self.core.lock().store.heap.finish_resume(plan, &self.budget);
         self.destroy_loose();
         result
-    }
-
-    fn wait_foreign(&self, point: Point, timeout: Option<Duration>) -> Result<()> {
-        let waiter = self.waiter.lock().clone();
-        match waiter {
-            Some(wait) => {
-                wait(point, timeout)?;
-                // The waiter is anybody's. Memory depends on what the line says.
-                if passed(Stamp::from(point)) { Ok(()) } else { point.line().wait(point.value(), timeout) }
-            }
-            None => point.line().wait(point.value(), Some(timeout.unwrap_or(Duration::from_secs(10)))),
-        }
     }
 
     /// Gives free memory back to the driver until at most `keep` bytes lie free.

@@ -67,7 +67,7 @@ pub mod fake;
 #[path = "../../alloc-bench/src/virtual_stream.rs"]
 pub mod virtual_stream;
 
-pub use allocator::{Allocator, On, PointWaiter, Reclaimer};
+pub use allocator::{Allocator, On, Reclaimer};
 pub use arena::{ArenaState, Bindings, GraphArena, LaunchGuard, Lifetime};
 pub use backing::*;
 pub use buffer::{Buffer, HostKind, SYMBOLIC};

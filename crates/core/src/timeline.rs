@@ -56,7 +56,7 @@ use std::fmt;
 use std::ops::Range;
 use std::time::Duration;
 #[cfg(not(loom))]
-use std::{sync::Arc, time::Instant};
+use std::{cell::Cell, sync::Arc, time::Instant};
 
 /// Values of a line end here; beyond it a line is retired.
 pub const VALUE_LIMIT: u64 = 1 << 48;
@@ -218,9 +218,15 @@ impl fmt::Debug for Stamp {
 }
 
 /// Sees to it that the completion of a value will be published without further calls. Called by a thread that is about to sleep for that
-/// value; where nobody else would publish it, the call may do so itself and block, for the given time at most.
+/// value; where nobody else would publish it, the call may do so itself and block, for the given time at most. An error is the wait's.
 #[cfg(not(loom))]
-pub type Publisher = Arc<dyn Fn(u64, Option<Duration>) + Send + Sync>;
+pub type Publisher = Arc<dyn Fn(u64, Option<Duration>) -> Result<()> + Send + Sync>;
+
+#[cfg(not(loom))]
+thread_local! {
+    /// The line whose host call this thread runs, and the call's value.
+    static CALL: Cell<Option<(LineId, u64)>> = const { Cell::new(None) };
+}
 
 /// What failed on a line.
 #[derive(Default)]
@@ -479,19 +485,49 @@ impl Line {
         self.failures.lock().former_cause(value).is_none()
     }
 
+    /// Runs a host call of this line's `value`. A wait of this thread for that value or a later one would
+    /// never end; it is an error until `call` returns.
+    #[cfg(not(loom))]
+    pub fn run_call<R>(&self, value: u64, call: impl FnOnce() -> R) -> R {
+        struct Former(Option<(LineId, u64)>);
+        impl Drop for Former {
+            fn drop(&mut self) {
+                CALL.set(self.0);
+            }
+        }
+        let _former = Former(CALL.replace(Some((self.id, value))));
+        call()
+    }
+
+    /// Whether this thread may wait for `value`: no [host call](Self::run_call) that it runs has to end first.
+    ///
+    /// # Errors
+    /// `InvalidState`: it may not.
+    #[cfg(not(loom))]
+    pub fn check_caller(&self, value: u64) -> Result<()> {
+        match CALL.get() {
+            Some((line, running)) if line == self.id && value >= running => {
+                Err(Error::state("a host call waits for the stream that it runs on"))
+            }
+            _ => Ok(()),
+        }
+    }
+
     /// Blocks until `value` is over or known to have failed, whichever backend's line it is.
     ///
     /// # Errors
-    /// The cause, when `value` failed; `Timeout`. A timeout of zero polls.
+    /// The cause, when `value` failed; `Timeout`; `InvalidState` in a [host call](Self::run_call) that must
+    /// end first. A timeout of zero polls.
     #[cfg(not(loom))]
     pub fn wait(&self, value: u64, timeout: Option<Duration>) -> Result<()> {
         if self.check(value)? {
             return Ok(());
         }
+        self.check_caller(value)?;
         let publisher = self.publisher.lock().clone();
         let Some(publish) = publisher else { return self.wait_published(value, timeout) };
         let deadline = timeout.and_then(|t| Instant::now().checked_add(t));
-        publish(value, timeout);
+        publish(value, timeout)?;
         let left = deadline.map(|at| at.saturating_duration_since(Instant::now()));
         self.wait_published(value, if deadline.is_some() { left } else { timeout })
     }

@@ -8,13 +8,12 @@ use crate::stream::Stream;
 use leasehold_alloc::Allocator;
 use leasehold_core::defects::{Defect, planted};
 use leasehold_core::sync::{Arc, Mutex, RwLock};
-use leasehold_core::{Error, Point, Result};
+use leasehold_core::{Error, Result};
 use leasehold_hal::{Backend, BackendKind, Device, DeviceId, DeviceInfo, Former};
 use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
 use std::fmt;
 use std::sync::{OnceLock, Weak};
-use std::time::Duration;
 
 struct Inner {
     backends: Vec<Arc<dyn Backend>>,
@@ -157,7 +156,6 @@ impl Context {
             return Err(Error::Unavailable(format!("{device}: {why}").into()));
         };
         let inner = Arc::new(RuntimeInner::open(self.clone(), &**backend, device)?);
-        inner.supply_waiter();
         let mut open = place.open.lock();
         if !planted(Defect::OpenedTwice) || open.ptr_eq(&Weak::new()) {
             *open = Arc::downgrade(&inner);
@@ -170,12 +168,6 @@ impl Context {
     pub(crate) fn open_runtimes(&self) -> impl Iterator<Item = Arc<RuntimeInner>> {
         let places: Vec<_> = self.0.runtimes.lock().values().cloned().collect();
         places.into_iter().filter_map(|p| p.open())
-    }
-
-    /// Who of the context's other runtimes advances the point's line waits for it; `None` when none does.
-    pub(crate) fn wait_elsewhere(&self, point: Point, timeout: Option<Duration>) -> Option<Result<()>> {
-        let stream = self.open_runtimes().find_map(|r| r.stream_of(point))?;
-        Some(stream.raw.wait_host(point.value(), timeout))
     }
 
     /// Ends the backends' managers, one after the other.

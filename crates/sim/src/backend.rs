@@ -232,9 +232,7 @@ unsafe impl Timeline for StreamState {
         if line.check(value)? {
             return Ok(());
         }
-        if self.common().machine.is_calling(self.queue) {
-            return Err(Error::state("a host call waits for the stream that it runs on"));
-        }
+        line.check_caller(value)?;
         self.common().await_line(line, value, timeout)
     }
 }

@@ -119,16 +119,16 @@ fn an_output_outlives_its_graph() {
     assert_eq!(b.allocator.stats().in_graphs, 0);
 }
 
-/// Anybody may set how the host waits for a point; memory is given back by what the point's line says.
+/// A stream may say that a wait is over; memory is given back by what its line says.
 #[test]
-fn a_suspension_believes_no_waiter() {
+fn a_suspension_waits_for_the_line() {
     let b = Bench::new(64 * MIB);
     let arena = at(&b, ArenaState::Sealed);
     let other = VirtualStream::new().expect("a line");
+    other.on_wait(None);
     let p = other.submit().expect("a value");
     // SAFETY: the backing is a fake, whose memory nobody uses.
     unsafe { arena.launch().expect("launches").launched(p) };
-    b.allocator.set_waiter(leasehold_core::sync::Arc::new(|_, _| Ok(())));
     std::thread::scope(|s| {
         s.spawn(|| {
             std::thread::sleep(std::time::Duration::from_millis(20));

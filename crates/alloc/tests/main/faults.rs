@@ -107,8 +107,8 @@ enum Refusal {
     Signal,
     /// Waiting on the host.
     WaitHost,
-    /// The host's waiter for other streams.
-    Waiter,
+    /// Publishing completion for a host that waits for another stream.
+    Publisher,
 }
 
 /// When it does.
@@ -177,13 +177,16 @@ fn rivals(cross_stream: CrossStream, faulty: Faulty) -> (Bench, Arc<Mutex<Faulty
     let config = AllocatorConfig { budget: 24 * MIB, cross_stream, ..AllocatorConfig::default() };
     let b = Bench::with(FakeBacking::new(64 * MIB), config);
     let faulty = Arc::new(Mutex::new(faulty));
-    let waiter = faulty.clone();
-    b.allocator.set_waiter(Arc::new(move |p, _| {
-        waiter.lock().ask(Refusal::Waiter)?;
-        pass(p);
-        Ok(())
-    }));
-    let streams = [(); 2].map(|()| FaultyStream(VirtualStream::new().expect("a line"), faulty.clone()));
+    let streams = [(); 2].map(|()| {
+        let stream = VirtualStream::new().expect("a line");
+        let (line, publisher) = (stream.line(), faulty.clone());
+        stream.on_wait(Some(Arc::new(move |value, _| {
+            publisher.lock().ask(Refusal::Publisher)?;
+            pass(line.at(value));
+            Ok(())
+        })));
+        FaultyStream(stream, faulty.clone())
+    });
     (b, faulty, streams)
 }
 
@@ -227,7 +230,7 @@ fn contend(cross_stream: CrossStream, armed: Option<(Refusal, When)>) -> u64 {
 #[test]
 fn every_call_of_a_stream_may_fail_at_every_index() {
     for cross_stream in [CrossStream::Never, CrossStream::IfReady, CrossStream::InsertWait] {
-        for refusal in [Refusal::Wait, Refusal::Signal, Refusal::WaitHost, Refusal::Waiter] {
+        for refusal in [Refusal::Wait, Refusal::Signal, Refusal::WaitHost, Refusal::Publisher] {
             // Armed with what never happens, it counts.
             let calls = contend(cross_stream, Some((refusal, When::PerMille(0))));
             for k in 0..calls + 2 {
@@ -240,7 +243,7 @@ fn every_call_of_a_stream_may_fail_at_every_index() {
         }
     }
     let waits = contend(CrossStream::InsertWait, Some((Refusal::Wait, When::PerMille(0))));
-    let host = contend(CrossStream::Never, Some((Refusal::Waiter, When::PerMille(0))));
+    let host = contend(CrossStream::Never, Some((Refusal::Publisher, When::PerMille(0))));
     assert!(waits > 3 && host > 3, "{waits} waits on the device and {host} on the host prove nothing");
 }
 
@@ -293,7 +296,7 @@ fn lose(cross_stream: CrossStream, armed: (Refusal, When)) -> (u64, bool) {
 fn a_stream_may_lose_the_device_at_every_index() {
     let mut losses = 0;
     for cross_stream in [CrossStream::Never, CrossStream::IfReady, CrossStream::InsertWait] {
-        for refusal in [Refusal::Wait, Refusal::Signal, Refusal::WaitHost, Refusal::Waiter] {
+        for refusal in [Refusal::Wait, Refusal::Signal, Refusal::WaitHost, Refusal::Publisher] {
             let (calls, _) = lose(cross_stream, (refusal, When::PerMille(0)));
             for k in 0..calls + 1 {
                 for when in [When::Once(k), When::From(k)] {

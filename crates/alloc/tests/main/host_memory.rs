@@ -164,7 +164,13 @@ struct Stream(VirtualStream);
 
 impl Stream {
     fn new() -> Self {
-        Self(VirtualStream::new().expect("a line"))
+        let stream = VirtualStream::new().expect("a line");
+        let line = stream.line();
+        stream.on_wait(Some(Arc::new(move |value, _| {
+            paused(|| pass(line.at(value)));
+            Ok(())
+        })));
+        Self(stream)
     }
 }
 
@@ -203,10 +209,6 @@ impl Scene {
         let physical = 48 * MIB;
         let fake = if segments { FakeBacking::segments(physical) } else { FakeBacking::new(physical) };
         let allocator = Allocator::new(Box::new(Apart(fake.clone())), config).expect("an allocator");
-        allocator.set_waiter(Arc::new(|p, _| {
-            paused(|| pass(p));
-            Ok(())
-        }));
         Self { fake, allocator, streams: (0..3).map(|_| Stream::new()).collect() }
     }
 

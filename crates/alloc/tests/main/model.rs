@@ -166,10 +166,6 @@ struct Model {
 impl Model {
     fn new(fake: FakeBacking, config: AllocatorConfig) -> Self {
         let allocator = Allocator::new(Box::new(fake.clone()), config).expect("an allocator");
-        allocator.set_waiter(Arc::new(|p: Point, _| {
-            pass(p);
-            Ok(())
-        }));
         let order = Arc::new(Mutex::new(Order::default()));
         let stream = |_| Stream { inner: VirtualStream::new().expect("a line"), order: order.clone() };
         let streams: Vec<_> = (0..STREAMS).map(stream).collect();

@@ -35,7 +35,7 @@ fn the_report_says_where_the_memory_is() {
     unsafe { other.mark_write(side.submit().expect("a value")) };
     drop(other);
     // Nothing completes the side stream, and nobody can wait for it.
-    b.allocator.set_waiter(Arc::new(|_, _| Err(Error::Timeout("the side stream".into()))));
+    side.on_wait(Some(Arc::new(|_, _| Err(Error::Timeout("the side stream".into())))));
     let report = refused(&b, 40 * MIB);
     assert_eq!((report.requested, report.limit, report.live), (40 * MIB, 64 * MIB, 30 * MIB + 3000));
     assert_eq!(place(&report, "live with tag 7 (4 buffers)"), 12 * MIB);

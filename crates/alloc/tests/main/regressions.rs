@@ -240,6 +240,7 @@ fn foreign_thread_free_neither_syncs_nor_strands() {
 fn a_block_in_use_by_another_stream_is_taken_only_when_there_is_no_other() {
     let b = Bench::new(64 * MIB);
     let other = VirtualStream::new().expect("a line");
+    other.on_wait(None);
     let x = b.allocator.alloc(Layout::new(20 * MIB), On::new(&other)).expect("20 MiB");
     let (addr, p) = (x.addr(), other.submit().expect("a value"));
     // SAFETY: nothing uses the memory behind a fake backing, so nothing can use it too early.
@@ -260,10 +261,6 @@ fn a_block_in_use_by_another_stream_is_taken_only_when_there_is_no_other() {
 fn never_means_never() {
     let config = AllocatorConfig { cross_stream: CrossStream::Never, budget: 24 * MIB, ..AllocatorConfig::default() };
     let b = Bench::with(FakeBacking::new(64 * MIB), config);
-    b.allocator.set_waiter(leasehold_core::sync::Arc::new(|p, _| {
-        leasehold_alloc_bench::pass(p);
-        Ok(())
-    }));
     let other = VirtualStream::new().expect("a line");
     let x = b.allocator.alloc(Layout::new(20 * MIB), On::new(&other)).expect("20 MiB");
     // SAFETY: nothing uses the memory behind a fake backing, so nothing can use it too early.

@@ -256,12 +256,17 @@ fn a_sleeper_asks_the_publisher_first_and_a_given_up_line_has_none() {
     owner.set_publisher(Some(Arc::new(move |value, _| {
         seen.fetch_add(1, Ordering::Relaxed);
         publishing.upgrade().expect("it is asked while it lives").complete(value);
+        Ok(())
     })));
     let value = owner.advance().unwrap();
     line.wait(value, None).unwrap();
     line.wait(value, None).unwrap();
     assert_eq!(asked.load(Ordering::Relaxed), 1, "a value that is over is nobody's business");
     let pending = owner.advance().unwrap();
+    line.run_call(pending, || {
+        assert_eq!(kind(line.wait(pending, None)), "InvalidState", "the call would wait for its own end");
+        line.wait(value, None).unwrap();
+    });
     assert_eq!(kind(line.wait_published(pending, Some(Duration::ZERO))), "Timeout");
     assert_eq!(asked.load(Ordering::Relaxed), 1);
     owner.complete(pending);

@@ -7,7 +7,6 @@ pub mod pinned_host;
 
 use crate::manager::device::DeviceState;
 use leasehold_alloc::{Allocator, AllocatorConfig, HostKind};
-use leasehold_core::sync::Arc;
 use leasehold_core::{Result, Text};
 
 /// Pages of the system. All sources of a device share the machine's memory.
@@ -24,8 +23,5 @@ fn make(device: &DeviceState, what: &'static str) -> Result<Allocator> {
         trace_events: device.config().trace_events,
         ..AllocatorConfig::default()
     };
-    let allocator = Allocator::new(Box::new(backing(device)), config)?;
-    // Every line that a CPU stream's work can be behind is completed by another thread.
-    allocator.set_waiter(Arc::new(|point, timeout| point.line().wait(point.value(), timeout)));
-    Ok(allocator)
+    Allocator::new(Box::new(backing(device)), config)
 }

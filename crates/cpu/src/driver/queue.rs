@@ -30,9 +30,8 @@ use leasehold_core::defects::{Defect, planted};
 use leasehold_core::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use leasehold_core::sync::thread::{self, JoinHandle};
 use leasehold_core::sync::{Arc, CachePadded, Condvar, Mutex, MutexGuard};
-use leasehold_core::{Error, Fault, Line, LineId, LineOwner, Point, Result, VALUE_LIMIT};
+use leasehold_core::{Error, Fault, Line, LineOwner, Point, Result, VALUE_LIMIT};
 use leasehold_hal::{Op, OpList};
-use std::cell::Cell;
 use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::Duration;
@@ -45,11 +44,6 @@ const FIRST_ROOM: (usize, usize, usize) = (512, 2048, 32 << 10);
 const KEEP_BYTES: u64 = 16 << 20;
 /// The largest scratch memory of a tile.
 pub(crate) const SHARED_MAX: u32 = 1 << 20;
-
-thread_local! {
-    /// The line whose submissions this thread runs, and the value that it is running.
-    static RUNNING: Cell<Option<(LineId, u64)>> = const { Cell::new(None) };
-}
 
 /// What was submitted and not yet taken by the worker.
 #[derive(Default)]
@@ -218,12 +212,7 @@ impl Queue {
             return Ok(());
         }
         self.shared.pool.check_process()?;
-        if let Some((id, running)) = RUNNING.get()
-            && id == line.id()
-            && value >= running
-        {
-            return Err(Error::state("a host call waits for the stream that it runs on"));
-        }
+        line.check_caller(value)?;
         if timeout.is_none_or(|t| t > Duration::from_micros(100)) {
             let worker = self.shared.worker_cpu.load(Ordering::Relaxed);
             self.shared.pool.spin_outside(worker, || !matches!(line.check(value), Ok(false)));
@@ -354,10 +343,8 @@ fn work(shared: &Shared) {
         for i in 0..=last {
             let (to, value) = (mine.ends[i] as usize, first + i as u64);
             if !line.failed(value) {
-                RUNNING.set(Some((line.id(), value)));
                 // SAFETY: the list holds what `submit` was given, whose caller vouches for it until the value is complete, below.
-                unsafe { Runner { pool, owner, value }.run(&mine.ops, from, to) };
-                RUNNING.set(None);
+                line.run_call(value, || unsafe { Runner { pool, owner, value }.run(&mine.ops, from, to) });
             }
             for index in from..to {
                 // What is given up may be anybody's; its destructor must not end the worker.

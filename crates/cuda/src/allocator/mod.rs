@@ -88,8 +88,5 @@ fn make(memory: &Memory, what: &'static str, kind: HostKind, backing: Box<dyn Ba
         trace_events: memory.shared.config.trace_events,
         ..AllocatorConfig::default()
     };
-    let allocator = Allocator::new(backing, config)?;
-    // Every line publishes itself when somebody sleeps for it.
-    allocator.set_waiter(Arc::new(|point, timeout| point.line().wait(point.value(), timeout)));
-    Ok(allocator)
+    Allocator::new(backing, config)
 }

@@ -14,7 +14,7 @@
 //! This module must not know threads.
 
 use super::program::{Program, Step};
-use super::stream::{RUNNING, State, StreamCore};
+use super::stream::{State, StreamCore};
 use crate::encoder::{Prepared, Ready};
 use leasehold_core::sync::atomic::{AtomicBool, Ordering};
 use leasehold_core::sync::{Arc, MutexGuard};
@@ -382,7 +382,7 @@ impl StreamCore {
 
     /// Runs the host call in front of a job, and goes on. Called by a thread of the backend's, without any lock.
     pub(super) fn run_call(&self, mut job: Job) {
-        let (id, value) = (self.line().id(), job.value);
+        let (_id, value) = (self.line().id(), job.value);
         let found = match job.ops.get(job.next) {
             Some(Op::Host(call)) => Some((call.clone(), false)),
             Some(Op::Graph(exec)) => {
@@ -396,9 +396,7 @@ impl StreamCore {
         };
         let result = match &found {
             Some((call, _)) => {
-                let former = RUNNING.replace(Some((id, value)));
-                let result = catch_unwind(AssertUnwindSafe(|| call.run()));
-                RUNNING.set(former);
+                let result = self.line().run_call(value, || catch_unwind(AssertUnwindSafe(|| call.run())));
                 result.unwrap_or_else(|panic| Err(Error::state(panic_text(panic))))
             }
             None => Err(Error::state("no host call where one was")),

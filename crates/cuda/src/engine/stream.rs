@@ -37,8 +37,7 @@ use super::words::Word;
 use crate::driver::ops::NativeStream;
 use leasehold_core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use leasehold_core::sync::{Arc, Mutex};
-use leasehold_core::{Error, Lease, Line, LineId, LineOwner, Point, Result, Timeline, VALUE_LIMIT};
-use std::cell::Cell;
+use leasehold_core::{Error, Lease, Line, LineOwner, Point, Result, Timeline, VALUE_LIMIT};
 use std::collections::VecDeque;
 use std::fmt;
 use std::sync::Weak;
@@ -57,11 +56,6 @@ const YIELDS: u32 = 200;
 const PASSING: u32 = 1000;
 /// The longest sleep between looks.
 const NAP_MAX: Duration = Duration::from_millis(1);
-
-thread_local! {
-    /// The line whose host call this thread runs, and its value.
-    pub(super) static RUNNING: Cell<Option<(LineId, u64)>> = const { Cell::new(None) };
-}
 
 /// An event that was recorded when all up to `value` had been given to the driver.
 struct Mark {
@@ -164,6 +158,8 @@ impl StreamCore {
             if let Some(stream) = me.upgrade() {
                 stream.publish_for(value, timeout);
             }
+            // What becomes of it shows in the line.
+            Ok(())
         })));
         stream.core.shared.add_origin(stream.line(), Origin::Stream(stream.me.clone()));
         stream.core.add_stream(&stream);

@@ -87,15 +87,6 @@ impl RuntimeInner {
         bases.push(Arc::downgrade(base));
     }
 
-    /// Tells the allocator how to wait for other streams of this device.
-    pub(crate) fn supply_waiter(self: &Arc<Self>) {
-        let weak = Arc::downgrade(self);
-        self.memory.set_waiter(Arc::new(move |point, timeout| match weak.upgrade() {
-            Some(runtime) => runtime.wait_point(point, timeout),
-            None => point.line().wait(point.value(), timeout),
-        }));
-    }
-
     /// Blocks until a point is over, or known to have failed.
     pub(crate) fn wait_point(&self, point: Point, timeout: Option<Duration>) -> Result<()> {
         if point.line().check(point.value())? {
@@ -104,10 +95,7 @@ impl RuntimeInner {
         if let Some(stream) = self.stream_of(point) {
             return stream.raw.wait_host(point.value(), timeout);
         }
-        match self.context.wait_elsewhere(point, timeout) {
-            Some(result) => result,
-            None => point.line().wait(point.value(), timeout),
-        }
+        point.line().wait(point.value(), timeout)
     }
 
     /// As [`wait_point`](Self::wait_point), without a moment of spinning: the thread sleeps on the line, which whoever completes it wakes.

@@ -6,8 +6,8 @@
 use crate::machine::{DEVICE_BASE, GRANULARITY, Machine, PieceId};
 use crate::manager::device::DeviceState;
 use leasehold_alloc::{Allocator, AllocatorConfig, Backing, BackingCaps, Chunk, HostKind};
+use leasehold_core::sync::Mutex;
 use leasehold_core::sync::atomic::{AtomicU64, Ordering};
-use leasehold_core::sync::{Arc, Mutex};
 use leasehold_core::{Error, Result, Text};
 use leasehold_hal::MemoryKind;
 use std::collections::BTreeMap;
@@ -28,10 +28,7 @@ pub fn of(device: &DeviceState, kind: MemoryKind) -> Result<&Allocator> {
             host_kind,
             ..AllocatorConfig::default()
         };
-        let allocator = Allocator::new(backing(device, kind)?, config)?;
-        // A line of this backend's steps the machine when somebody is about to sleep.
-        allocator.set_waiter(Arc::new(|point, timeout| point.line().wait(point.value(), timeout)));
-        Ok(allocator)
+        Allocator::new(backing(device, kind)?, config)
     })
 }
 

@@ -120,7 +120,9 @@ impl Common {
 
     /// Runs a host call; an error or a panic fails the queue.
     pub(crate) fn host_call(&self, call: &HostCall, name: &str, queue: QueueId, value: u64) {
-        let text = match catch_unwind(AssertUnwindSafe(|| call.run())) {
+        let line = self.running.lock().get(&queue).copied();
+        let run = || catch_unwind(AssertUnwindSafe(|| call.run()));
+        let text = match line.map_or_else(run, |line| line.run_call(value, run)) {
             Ok(Ok(())) => return,
             Ok(Err(e)) => e.to_string(),
             Err(panic) => panic_text(&*panic),

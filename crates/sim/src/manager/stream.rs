@@ -50,10 +50,7 @@ impl StreamState {
         common.machine.queue_set_name(queue, &format!("{} {:?}", common.name, line.id()))?;
         common.machine.queue_report_as(queue, &name, line.submitted())?;
         let publisher = common.clone();
-        owner.set_publisher(Some(Arc::new(move |value, timeout| {
-            // What stays open shows in the line, which the caller looks at.
-            let _ = publisher.await_line(line, value, timeout);
-        })));
+        owner.set_publisher(Some(Arc::new(move |value, timeout| publisher.await_line(line, value, timeout))));
         Ok(Self { common, owner, queue, semaphore, turn: Mutex::new(()), _place: PhantomPinned })
     }
 

@@ -2,7 +2,7 @@
 //!
 //! This module must not know what was submitted.
 
-use super::{NAP_MAX, PASSING, RUNNING, SPINS, State, StreamCore, YIELDS};
+use super::{NAP_MAX, PASSING, SPINS, State, StreamCore, YIELDS};
 use crate::driver::ops::Progress;
 use crate::engine::deferred::Turn;
 use leasehold_core::sync::atomic::Ordering;
@@ -279,12 +279,7 @@ impl StreamCore {
         if line.check(value)? {
             return Ok(());
         }
-        if let Some((id, running)) = RUNNING.get()
-            && id == line.id()
-            && value >= running
-        {
-            return Err(Error::state("a host call waits for the stream that it runs on"));
-        }
+        line.check_caller(value)?;
         let deadline = timeout.and_then(|t| Instant::now().checked_add(t));
         let interval = self.core.door.ops().poll_interval();
         let mut nap = interval.max(Duration::from_micros(10));
