@@ -1,6 +1,6 @@
-//! The implementation of `hal`: leases of the managers' states, shown as the traits' objects.
+//! The implementation of `hal`: leases of the managers' states as objects of the traits.
 //!
-//! This module must hold no state beside the execution manager and the way to the driver.
+//! This module must hold no state beside the execution manager and the access to the driver.
 
 use crate::config::CudaConfig;
 use crate::driver::ops::CudaSlowOps;
@@ -21,14 +21,15 @@ use std::any::Any;
 use std::fmt;
 use std::time::{Duration, Instant};
 
-/// Finds the driver.
+/// Finds and loads the driver.
 type Source = Box<dyn Fn() -> Result<Arc<dyn CudaSlowOps>> + Send + Sync>;
 
-/// NVIDIA's devices as a backend.
+/// The backend for NVIDIA's devices.
 ///
-/// The driver is looked for when devices are first asked for; without one every call says why it is not there.
+/// The backend loads the driver when devices are first requested. Without a driver, every call
+/// fails with the reason.
 ///
-/// Dropping it ends idle threads; leases may outlive it.
+/// Dropping the backend ends idle threads. Leases may outlive the backend.
 pub struct CudaBackend {
     manager: CudaExecutionManager,
     source: Source,
@@ -44,7 +45,8 @@ impl Default for CudaBackend {
 }
 
 impl CudaBackend {
-    /// A backend over the vendor's driver, with the default configuration. Looks for nothing yet and cannot fail.
+    /// A backend over the vendor's driver, with the default configuration. The call does not load
+    /// the driver, and cannot fail.
     ///
     /// ```
     /// use leasehold_cuda::CudaBackend;
@@ -59,7 +61,8 @@ impl CudaBackend {
         Self::with_config(CudaConfig::default())
     }
 
-    /// A backend over the vendor's driver. What is wrong with the configuration shows when devices are asked for.
+    /// A backend over the vendor's driver. An error of the configuration is reported when devices
+    /// are requested.
     #[must_use]
     pub fn with_config(config: CudaConfig) -> Self {
         Self::over(Box::new(|| Ok(Arc::new(RealDriver::new()))), config)
@@ -68,13 +71,13 @@ impl CudaBackend {
     /// A backend over a simulated driver.
     ///
     /// # Errors
-    /// As [`with_ops`](Self::with_ops), and those of the machine.
+    /// As [`with_ops`](Self::with_ops), or an error of the simulated machine.
     #[cfg(feature = "sim")]
     pub fn simulated(machine: crate::driver::sim::SimDriverConfig, config: CudaConfig) -> Result<Self> {
         Self::with_ops(Arc::new(crate::driver::sim::SimDriver::new(machine)?), config)
     }
 
-    /// A backend over a driver that was found already.
+    /// A backend over a loaded driver.
     ///
     /// # Errors
     /// As [`CudaExecutionManager::configure`].
@@ -84,7 +87,7 @@ impl CudaBackend {
         Ok(backend)
     }
 
-    /// A backend over a driver that is looked for when it is needed.
+    /// A backend over a driver that is loaded at its first use.
     pub(crate) fn over(source: Source, config: CudaConfig) -> Self {
         Self {
             manager: CudaExecutionManager::new(),
@@ -95,7 +98,7 @@ impl CudaBackend {
         }
     }
 
-    /// Starts the driver, once; a driver that is not there stays away.
+    /// Starts the driver once. A failure is kept, and later calls return it.
     fn start(&self) -> Result<()> {
         if let Some(outcome) = self.started.get() {
             return outcome.clone();
@@ -147,8 +150,9 @@ unsafe impl Backend for CudaBackend {
     }
 
     fn shutdown(&self) -> Result<()> {
-        // Managers do not wait. What the driver was given and host calls end by themselves; what a gate or another
-        // backend holds back is not waited for, and refuses the shutdown.
+        // Managers do not wait. The driver's work and host calls end by themselves. Work that a
+        // host timeline or another backend holds back is not waited for, and makes the shutdown
+        // fail.
         for stream in self.manager.devices().left_behind() {
             stream.run_down();
         }
@@ -161,12 +165,12 @@ unsafe impl Backend for CudaBackend {
 }
 
 impl DeviceState {
-    /// The loss of the device as an error.
+    /// Returns the loss of the device as an error.
     fn sound(&self) -> Result<()> {
         self.primary().core().door.loss().map_or(Ok(()), Err)
     }
 
-    /// Lets this device into the memory of another one.
+    /// Gives this device access to the memory of another device.
     fn let_in(&self, peer: u32) -> Result<bool> {
         let own = self.ordinal();
         let shared = self.shared();
@@ -175,7 +179,7 @@ impl DeviceState {
         }
         let core = self.primary().core();
         if let Some(other) = shared.primary(peer) {
-            // SAFETY: the other door holds its context, and is held here.
+            // SAFETY: the other door holds its context, and `other` holds the door.
             core.door.within(|ops| unsafe { ops.enable_peer(other.door.native()) })?;
         } else {
             return Err(Error::state(format!("{}: open it first", DeviceId::cuda(peer))));
@@ -184,10 +188,10 @@ impl DeviceState {
         let mut who = shared.guests(peer);
         who.insert(0, peer);
         let opened = mapped.iter().try_for_each(|&(addr, bytes)| {
-            // SAFETY: a piece that its device's table says is mapped; one that was unmapped
-            // meanwhile is refused by the driver.
+            // SAFETY: the owner's table says that the piece is mapped. The driver refuses a piece
+            // that was unmapped meanwhile.
             match core.door.within(|ops| unsafe { ops.set_access(addr, bytes, &who) }) {
-                // Given back meanwhile.
+                // The piece was given back meanwhile.
                 Err(Error::Driver { .. }) if !shared.has_piece(peer, addr) => Ok(()),
                 other => other,
             }
@@ -196,7 +200,8 @@ impl DeviceState {
     }
 }
 
-// SAFETY: memory is the driver's, mapped for this device before it is lent; all that the device lends is of its own context.
+// SAFETY: memory is the driver's, mapped for this device before it is lent. All resources that the
+// device lends are of its own context.
 unsafe impl Device for DeviceState {
     fn info(&self) -> &DeviceInfo {
         DeviceState::info(self)
@@ -224,7 +229,8 @@ unsafe impl Device for DeviceState {
         let ops = self.shared().ops.clone();
         let former = ops.current()?;
         Ok(Former::new(move || {
-            // SAFETY: it was current on this thread, by somebody who keeps it; the driver refuses one that is gone.
+            // SAFETY: the former context was current on this thread, and its owner keeps it. The
+            // driver refuses a context that is gone.
             if let Err(error) = unsafe { ops.set_current(former) } {
                 tracing::debug!(%error, "the former context could not be restored");
             }
@@ -258,7 +264,8 @@ unsafe impl Device for DeviceState {
     }
 
     unsafe fn elapsed(&self, start: &Timestamp, end: &Timestamp) -> Result<Duration> {
-        // SAFETY: the caller vouches that both stamps are leased from this device, by the trait's contract.
+        // SAFETY: the caller vouches that both stamps are leased from this device, by the trait's
+        // contract.
         unsafe { self.primary().events().elapsed(start, end) }
     }
 
@@ -296,11 +303,11 @@ unsafe impl Device for DeviceState {
                 Ok(()) => {}
                 Err(e @ Error::Timeout(_)) => return Err(e),
                 Err(e) => {
-                    // A failure is told before what failed is over.
+                    // The stream reports the failure before the failed work is over.
                     if line.failed(value) {
                         line.see_off(value, deadline, || stream.refresh());
                     }
-                    // What nobody holds any more is nobody's failure.
+                    // A failure of a stream without a holder is reported to no caller.
                     if stream.is_held() || matches!(e, Error::DeviceLost { .. }) {
                         first = first.and(Err(e));
                     }
@@ -315,7 +322,8 @@ unsafe impl Device for DeviceState {
     }
 }
 
-// SAFETY: a value is published after the driver's signal behind the submission and the host's part of it, or after the loss of the context.
+// SAFETY: a value is published after the driver's signal behind the submission and the host's part
+// of it, or after the loss of the context.
 unsafe impl Timeline for StreamState {
     fn line(&self) -> &'static Line {
         StreamState::line(self)
@@ -338,7 +346,8 @@ unsafe impl Timeline for StreamState {
     }
 }
 
-// SAFETY: operations go to one stream of the driver in order, or are held back in order; a value is taken after they were accepted.
+// SAFETY: operations go to one stream of the driver in order, or are held back in order. A value is
+// taken after the driver accepted the operations.
 unsafe impl Stream for StreamState {
     #[inline]
     unsafe fn submit(&self, ops: &[Op<'_>]) -> Result<u64> {
@@ -359,7 +368,7 @@ unsafe impl Stream for StreamState {
     }
 }
 
-// SAFETY: nothing is submitted to a gate.
+// SAFETY: nothing is submitted to a host timeline.
 unsafe impl Timeline for GateState {
     fn line(&self) -> &'static Line {
         GateState::line(self)
@@ -374,7 +383,7 @@ unsafe impl Timeline for GateState {
     }
 
     /// # Errors
-    /// `Unsupported`: only the host advances a gate.
+    /// `Unsupported`: only the host advances a host timeline.
     fn wait(&self, _: Point) -> Result<()> {
         Err(Error::Unsupported("a gate is signalled by the host; it waits for nothing".into()))
     }
@@ -394,7 +403,8 @@ impl Gate for GateState {
     }
 }
 
-// SAFETY: a launch runs the plan's segments by their dependencies; the word is the program's address, kept by this state.
+// SAFETY: a launch runs the plan's segments by their dependencies. The native value is the
+// program's address, which this state keeps.
 unsafe impl GraphExec for GraphState {
     fn nodes(&self) -> usize {
         self.program.nodes()

@@ -1,17 +1,18 @@
-//! What can be chosen about the backend.
+//! The configuration of the backend.
 //!
 //! This module must not know how any of it is used.
 
 use leasehold_alloc::DebugAids;
 use leasehold_core::{Error, Result};
 
-/// Where device memory comes from.
+/// The source of device memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Hash)]
 pub enum MemorySource {
-    /// The best that the device has: virtual memory management, else the driver's pools, else plain allocations.
+    /// The best source of the device: virtual memory management, else the driver's pools, else
+    /// plain allocations.
     #[default]
     Auto,
-    /// Virtual memory management: addresses and memory apart.
+    /// Virtual memory management: address ranges and physical memory are allocated separately.
     Vmm,
     /// Segments from the driver's stream-ordered pool.
     Pool,
@@ -19,36 +20,38 @@ pub enum MemorySource {
     Plain,
 }
 
-/// How the host learns what is complete.
+/// The means by which the host learns of completion.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Hash)]
 pub enum CompletionSource {
-    /// Words in pinned memory where streams can write them, else events.
+    /// Words in pinned memory if streams can write them, else events.
     #[default]
     Auto,
     /// Events.
     Events,
 }
 
-/// The settings of the backend. All have defaults.
+/// The settings of the backend. Every setting has a default.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct CudaConfig {
-    /// Streams of a device at a time.
+    /// The most streams of a device at a time.
     pub streams: u32,
-    /// Where device memory comes from.
+    /// The source of device memory.
     pub memory: MemorySource,
-    /// How the host learns what is complete.
+    /// The means by which the host learns of completion.
     pub completion: CompletionSource,
-    /// After so many submissions at the latest their completion is made visible to the host.
+    /// The most submissions before the host can see their completion without a signal.
     pub signal_every: u32,
-    /// No threads of the backend's own: deferred work, host calls and completion are seen to by whoever waits, asks or synchronises. For
-    /// tests that must be the same every time; a host call then runs on the thread that waits.
+    /// No threads of the backend's own, for deterministic tests. The thread that waits, queries or
+    /// synchronises then handles deferred work, host calls and completion. A host call runs on the
+    /// thread that waits.
     pub inline: bool,
-    /// What looks for wrong uses of memory. All off. The host cannot write device memory, so of the aids for it those that write do nothing.
+    /// Debug aids that detect wrong uses of memory. All are off by default. The host cannot write
+    /// device memory, so aids that write have no effect on it.
     pub debug: DebugAids,
-    /// Entries of each memory's trace ring; 0 switches it off.
+    /// The entries of each memory's trace ring. 0 disables the ring.
     pub trace_events: usize,
-    /// A mistake that tests must find.
+    /// A planted defect that tests must find.
     #[cfg(feature = "planted-defects")]
     pub defect: Option<crate::defects::Defect>,
 }
@@ -70,49 +73,49 @@ impl Default for CudaConfig {
 }
 
 impl CudaConfig {
-    /// As before, with this many streams at most.
+    /// Sets the most streams of a device.
     #[must_use]
     pub fn streams(mut self, streams: u32) -> Self {
         self.streams = streams;
         self
     }
 
-    /// As before, with this source of device memory.
+    /// Sets the source of device memory.
     #[must_use]
     pub fn memory(mut self, memory: MemorySource) -> Self {
         self.memory = memory;
         self
     }
 
-    /// As before, with this way to learn of completion.
+    /// Sets the means by which the host learns of completion.
     #[must_use]
     pub fn completion(mut self, completion: CompletionSource) -> Self {
         self.completion = completion;
         self
     }
 
-    /// As before, with or without threads of the backend's own.
+    /// Enables or disables threads of the backend's own.
     #[must_use]
     pub fn inline(mut self, inline: bool) -> Self {
         self.inline = inline;
         self
     }
 
-    /// As before, with these debug aids for memory.
+    /// Sets the debug aids for memory.
     #[must_use]
     pub fn debug(mut self, aids: DebugAids) -> Self {
         self.debug = aids;
         self
     }
 
-    /// As before, with a trace ring of this many events for each kind of memory.
+    /// Sets the entries of the trace ring of each kind of memory.
     #[must_use]
     pub fn trace_events(mut self, events: usize) -> Self {
         self.trace_events = events;
         self
     }
 
-    /// As before, with a mistake that tests must find.
+    /// Plants a defect that tests must find.
     #[cfg(feature = "planted-defects")]
     #[must_use]
     pub fn defect(mut self, defect: crate::defects::Defect) -> Self {
@@ -123,7 +126,7 @@ impl CudaConfig {
     /// Checks the values.
     ///
     /// # Errors
-    /// `InvalidArgument` for no streams, and for a signal after no or more than 1,024 submissions.
+    /// `InvalidArgument` for 0 streams, and for a signal interval outside 1 to 1,024 submissions.
     pub fn validate(&self) -> Result<()> {
         if self.streams == 0 {
             return Err(Error::invalid("a device without streams can do nothing"));
@@ -134,7 +137,7 @@ impl CudaConfig {
         Ok(())
     }
 
-    /// Whether a mistake was planted.
+    /// Whether this defect was planted.
     #[cfg(feature = "planted-defects")]
     #[inline]
     pub(crate) fn has(&self, defect: crate::defects::Defect) -> bool {

@@ -1,7 +1,7 @@
-//! The only place where the vendor's numbers are translated: result codes into [`Error`], flags and kinds into the
-//! driver's.
+//! Conversions: result codes of the driver to [`Error`], and flags and kinds to the driver's
+//! numbers. No other module translates the driver's numbers.
 //!
-//! The real and the simulated driver both speak through [`error`], so that a code means the same above either.
+//! The real and the simulated driver both use [`error`], so a code has the same meaning above both.
 //!
 //! This module must not call the driver.
 
@@ -10,7 +10,8 @@ use cudarc::driver::sys;
 use leasehold_core::{Error, OutOfMemory};
 use std::sync::Arc;
 
-/// Result codes, their names in the driver's header, and the check that cudarc's bindings give them the same numbers.
+/// Defines result codes and their names in the driver's header, and checks that cudarc's bindings
+/// give them the same numbers.
 macro_rules! codes {
     ($($(#[$doc:meta])* $name:ident = $value:literal $text:ident;)*) => {
         /// Result codes of the driver.
@@ -20,7 +21,7 @@ macro_rules! codes {
 
         $(const _: () = assert!(code::$name == sys::CUresult::$text as i32);)*
 
-        /// The name of a code in the driver's header, where this crate knows it.
+        /// The name of a code in the driver's header, if this crate knows the code.
         #[must_use]
         pub fn name(code: i32) -> Option<&'static str> {
             match code {
@@ -33,63 +34,63 @@ macro_rules! codes {
 }
 
 codes! {
-    /// An argument that can never be right.
+    /// An argument is invalid in every state.
     INVALID_VALUE = 1 CUDA_ERROR_INVALID_VALUE;
-    /// No room.
+    /// Not enough memory.
     OUT_OF_MEMORY = 2 CUDA_ERROR_OUT_OF_MEMORY;
     /// `cuInit` was not called.
     NOT_INITIALIZED = 3 CUDA_ERROR_NOT_INITIALIZED;
     /// The driver is being torn down.
     DEINITIALIZED = 4 CUDA_ERROR_DEINITIALIZED;
-    /// The toolkit's stub was loaded instead of the driver.
+    /// The toolkit's stub library was loaded instead of the driver.
     STUB_LIBRARY = 34 CUDA_ERROR_STUB_LIBRARY;
     /// No device.
     NO_DEVICE = 100 CUDA_ERROR_NO_DEVICE;
-    /// An ordinal that no device has.
+    /// No device has this ordinal.
     INVALID_DEVICE = 101 CUDA_ERROR_INVALID_DEVICE;
-    /// A module's image is no image.
+    /// The image of a module is invalid.
     INVALID_IMAGE = 200 CUDA_ERROR_INVALID_IMAGE;
-    /// No context is current, or it is none.
+    /// No context is current, or the context is invalid.
     INVALID_CONTEXT = 201 CUDA_ERROR_INVALID_CONTEXT;
     /// Mapping failed.
     MAP_FAILED = 205 CUDA_ERROR_MAP_FAILED;
-    /// Something is mapped there.
+    /// The range is mapped already.
     ALREADY_MAPPED = 208 CUDA_ERROR_ALREADY_MAPPED;
     /// No code for this device.
     NO_BINARY_FOR_GPU = 209 CUDA_ERROR_NO_BINARY_FOR_GPU;
-    /// Nothing is mapped there.
+    /// The range is not mapped.
     NOT_MAPPED = 211 CUDA_ERROR_NOT_MAPPED;
-    /// Memory is broken.
+    /// An uncorrectable memory error.
     ECC_UNCORRECTABLE = 214 CUDA_ERROR_ECC_UNCORRECTABLE;
-    /// These two devices are no peers.
+    /// The two devices are not peers.
     PEER_ACCESS_UNSUPPORTED = 217 CUDA_ERROR_PEER_ACCESS_UNSUPPORTED;
     /// PTX that does not compile.
     INVALID_PTX = 218 CUDA_ERROR_INVALID_PTX;
-    /// A link between devices is broken.
+    /// An uncorrectable error of a link between devices.
     NVLINK_UNCORRECTABLE = 220 CUDA_ERROR_NVLINK_UNCORRECTABLE;
     /// The driver's PTX compiler is not installed.
     JIT_COMPILER_NOT_FOUND = 221 CUDA_ERROR_JIT_COMPILER_NOT_FOUND;
     /// PTX newer than the driver.
     UNSUPPORTED_PTX_VERSION = 222 CUDA_ERROR_UNSUPPORTED_PTX_VERSION;
-    /// The driver's PTX compiler is switched off.
+    /// The driver's PTX compiler is disabled.
     JIT_COMPILATION_DISABLED = 223 CUDA_ERROR_JIT_COMPILATION_DISABLED;
-    /// A fault that the device contained.
+    /// The device contained a fault.
     CONTAINED = 226 CUDA_ERROR_CONTAINED;
     /// Source that does not compile.
     INVALID_SOURCE = 300 CUDA_ERROR_INVALID_SOURCE;
     /// A call of the operating system failed.
     OPERATING_SYSTEM = 304 CUDA_ERROR_OPERATING_SYSTEM;
-    /// A handle that names nothing, or something of another context.
+    /// The handle is invalid, or belongs to another context.
     INVALID_HANDLE = 400 CUDA_ERROR_INVALID_HANDLE;
-    /// A resource is in no state for this.
+    /// The resource is not in a valid state for this call.
     ILLEGAL_STATE = 401 CUDA_ERROR_ILLEGAL_STATE;
-    /// Nothing bears this name.
+    /// The name was not found.
     NOT_FOUND = 500 CUDA_ERROR_NOT_FOUND;
-    /// Not over yet.
+    /// The work is not over yet.
     NOT_READY = 600 CUDA_ERROR_NOT_READY;
-    /// A kernel touched memory that is not there.
+    /// A kernel accessed an address that is not mapped.
     ILLEGAL_ADDRESS = 700 CUDA_ERROR_ILLEGAL_ADDRESS;
-    /// A launch asks for more than the device has.
+    /// A launch needs more resources than the device has.
     LAUNCH_OUT_OF_RESOURCES = 701 CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES;
     /// A kernel ran too long.
     LAUNCH_TIMEOUT = 702 CUDA_ERROR_LAUNCH_TIMEOUT;
@@ -105,15 +106,15 @@ codes! {
     HOST_MEMORY_ALREADY_REGISTERED = 712 CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED;
     /// Memory is not registered.
     HOST_MEMORY_NOT_REGISTERED = 713 CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED;
-    /// A kernel broke its call stack.
+    /// A kernel corrupted its call stack.
     HARDWARE_STACK_ERROR = 714 CUDA_ERROR_HARDWARE_STACK_ERROR;
     /// A kernel ran an illegal instruction (a trap).
     ILLEGAL_INSTRUCTION = 715 CUDA_ERROR_ILLEGAL_INSTRUCTION;
     /// A kernel used a misaligned address.
     MISALIGNED_ADDRESS = 716 CUDA_ERROR_MISALIGNED_ADDRESS;
-    /// A kernel used an address of another space.
+    /// A kernel used an address of another address space.
     INVALID_ADDRESS_SPACE = 717 CUDA_ERROR_INVALID_ADDRESS_SPACE;
-    /// A kernel jumped to nowhere.
+    /// A kernel's program counter is invalid.
     INVALID_PC = 718 CUDA_ERROR_INVALID_PC;
     /// A kernel failed for another reason.
     LAUNCH_FAILED = 719 CUDA_ERROR_LAUNCH_FAILED;
@@ -121,9 +122,9 @@ codes! {
     NOT_PERMITTED = 800 CUDA_ERROR_NOT_PERMITTED;
     /// Not supported.
     NOT_SUPPORTED = 801 CUDA_ERROR_NOT_SUPPORTED;
-    /// The system is not ready (a service of the machine is not running).
+    /// The system is not ready: a service of the machine is not running.
     SYSTEM_NOT_READY = 802 CUDA_ERROR_SYSTEM_NOT_READY;
-    /// Kernel module and library are of different versions.
+    /// The kernel module and the driver's library have different versions.
     SYSTEM_DRIVER_MISMATCH = 803 CUDA_ERROR_SYSTEM_DRIVER_MISMATCH;
     /// Forward compatibility is not supported on this device.
     COMPAT_NOT_SUPPORTED_ON_DEVICE = 804 CUDA_ERROR_COMPAT_NOT_SUPPORTED_ON_DEVICE;
@@ -133,7 +134,7 @@ codes! {
     MPS_RPC_FAILURE = 806 CUDA_ERROR_MPS_RPC_FAILURE;
     /// The multi-process service ended this client.
     MPS_CLIENT_TERMINATED = 810 CUDA_ERROR_MPS_CLIENT_TERMINATED;
-    /// A call that is not allowed while a stream is captured.
+    /// The call is not allowed while a stream is captured.
     STREAM_CAPTURE_UNSUPPORTED = 900 CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
     /// An earlier error broke the capture.
     STREAM_CAPTURE_INVALIDATED = 901 CUDA_ERROR_STREAM_CAPTURE_INVALIDATED;
@@ -143,22 +144,22 @@ codes! {
     STREAM_CAPTURE_UNMATCHED = 903 CUDA_ERROR_STREAM_CAPTURE_UNMATCHED;
     /// A fork of the capture was not joined.
     STREAM_CAPTURE_UNJOINED = 904 CUDA_ERROR_STREAM_CAPTURE_UNJOINED;
-    /// A dependency would cross the border of the capture.
+    /// A dependency would cross the boundary of the capture.
     STREAM_CAPTURE_ISOLATION = 905 CUDA_ERROR_STREAM_CAPTURE_ISOLATION;
     /// A dependency on the legacy stream.
     STREAM_CAPTURE_IMPLICIT = 906 CUDA_ERROR_STREAM_CAPTURE_IMPLICIT;
-    /// An event that was last recorded in a capture.
+    /// The event was last recorded in a capture.
     CAPTURED_EVENT = 907 CUDA_ERROR_CAPTURED_EVENT;
-    /// A capture that another thread began.
+    /// Another thread began the capture.
     STREAM_CAPTURE_WRONG_THREAD = 908 CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD;
-    /// An executable graph cannot take this update.
+    /// The executable graph cannot take this update.
     GRAPH_EXEC_UPDATE_FAILURE = 910 CUDA_ERROR_GRAPH_EXEC_UPDATE_FAILURE;
-    /// Nobody knows.
+    /// The cause is unknown.
     UNKNOWN = 999 CUDA_ERROR_UNKNOWN;
 }
 
-/// Whether the context is dead after this code, as the driver's manual says: "leaves the process in an inconsistent
-/// state".
+/// Whether the context is lost after this code. For these codes the driver's manual says: "leaves
+/// the process in an inconsistent state".
 #[must_use]
 pub fn is_sticky(code: i32) -> bool {
     matches!(
@@ -180,7 +181,7 @@ pub fn is_sticky(code: i32) -> bool {
     )
 }
 
-/// Whether a module's image is to blame, so that the driver's log belongs to the error.
+/// Whether a module's image caused the error, so that the driver's log belongs to the error.
 #[must_use]
 pub fn is_compile(code: i32) -> bool {
     matches!(
@@ -195,8 +196,9 @@ pub fn is_compile(code: i32) -> bool {
     )
 }
 
-/// Whether an executable graph's update was refused, as opposed to wrong: the driver says 1 where the operands' kind or
-/// shape may not change, 801 where the node cannot be updated, 910 where its function may not change.
+/// Whether the code means that an update of an executable graph was refused, not that it was wrong.
+/// The driver returns 1 if the operands' kind or shape may not change. It returns 801 if the node
+/// cannot be updated, and 910 if the node's function may not change.
 #[must_use]
 pub fn is_refused_update(code: i32) -> bool {
     matches!(code, code::INVALID_VALUE | code::NOT_SUPPORTED | code::GRAPH_EXEC_UPDATE_FAILURE)
@@ -208,7 +210,7 @@ pub fn name_or_number(code: i32) -> Box<str> {
     name(code).map_or_else(|| format!("CUDA_ERROR_{code}").into(), Into::into)
 }
 
-/// A driver function's name without the suffix of its version.
+/// A driver function's name without the suffix for its version.
 #[must_use]
 pub fn api_name(symbol: &'static str) -> &'static str {
     match symbol.rsplit_once("_v") {
@@ -217,14 +219,14 @@ pub fn api_name(symbol: &'static str) -> &'static str {
     }
 }
 
-/// The first cause of a lost context, in words.
+/// The text for the first cause of a lost context.
 #[must_use]
 pub fn cause(api: &'static str, code: i32, name: &str) -> Arc<str> {
     format!("{} reported {name} ({code}); everything in its context is lost", api_name(api)).into()
 }
 
-/// What a code other than success and a sticky one becomes. `requested` is the size that was asked for, where there was
-/// one.
+/// The error for a code that is neither success nor sticky. `requested` is the requested size in
+/// bytes, or 0.
 #[cold]
 #[must_use]
 pub fn error(api: &'static str, code: i32, name: Box<str>, requested: u64) -> Error {
@@ -235,7 +237,7 @@ pub fn error(api: &'static str, code: i32, name: Box<str>, requested: u64) -> Er
     Error::Driver { api, code, name }
 }
 
-/// What a failure of `cuInit` becomes: `Unavailable`, with what can be done.
+/// The error for a failure of `cuInit`: `Unavailable`, with a hint for the user.
 #[cold]
 #[must_use]
 pub fn unavailable(code: i32, name: &str) -> Error {
@@ -263,7 +265,8 @@ pub fn event_flags(flags: EventFlags) -> u32 {
     blocking | timing
 }
 
-/// Flags of `cuMemHostAlloc`: portable and mapped, so that every context reaches it at the same address.
+/// Flags of `cuMemHostAlloc`: portable and mapped, so that every context reaches the memory at the
+/// same address.
 #[must_use]
 pub fn host_flags(flags: HostFlags) -> u32 {
     const PORTABLE: u32 = 1;
@@ -275,7 +278,7 @@ pub fn host_flags(flags: HostFlags) -> u32 {
 /// Flags of `cuMemHostRegister`: portable and mapped.
 pub const REGISTER_FLAGS: u32 = 3;
 
-/// Memory types of a copy: source, destination.
+/// The memory types of a copy: source, destination.
 #[must_use]
 pub fn memory_types(kind: CopyKind) -> (sys::CUmemorytype, sys::CUmemorytype) {
     use sys::CUmemorytype::{CU_MEMORYTYPE_DEVICE as DEVICE, CU_MEMORYTYPE_HOST as HOST};

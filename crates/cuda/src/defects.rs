@@ -1,34 +1,35 @@
-//! Mistakes that can be planted, so that tests show that they would be found. Never in a build that ships.
+//! Planted defects: mistakes that a test build can contain, so that tests show that they would find
+//! them. A shipped build contains none.
 //!
-//! This module must not know how they are found.
+//! This module must not know how the defects are found.
 
-/// A mistake in the order of things.
+/// A mistake in the order of operations.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Defect {
-    /// A stream does not wait for another one's value.
+    /// A stream does not wait for another stream's value.
     MissingWait,
-    /// A mark that was recorded too early is reused.
+    /// A stream reuses a mark that was recorded too early.
     StaleMark,
-    /// Memory is given to another stream although its last use is not over.
+    /// Memory goes to another stream although its last use is not over.
     ReuseBeforeCompletion,
     /// An update of a graph leaves the old addresses in the node.
     StaleGraphAddress,
-    /// What keeps the host memory of an upload alive is given up at once.
+    /// The keep of an upload's host memory is dropped at once.
     KeepDroppedEarly,
     /// A value is published before the host has done its part.
     EarlyPublication,
-    /// What is held back is given to the driver in another order.
+    /// Deferred submissions go to the driver in another order.
     DeferredOutOfOrder,
-    /// A mark's event is recorded again before the wait for it was given to the driver.
+    /// A mark's event is recorded again before the driver has got the wait for it.
     EventRecycledEarly,
-    /// A node of a graph does not wait for all that it must.
+    /// A node of a graph lacks a dependency.
     MissingEdge,
-    /// The word that says that work is over is written before the work.
+    /// The completion word is written before the work.
     WordBeforeWork,
 }
 
 impl Defect {
-    /// All of them.
+    /// All defects.
     pub const ALL: [Defect; 10] = [
         Defect::MissingWait,
         Defect::StaleMark,

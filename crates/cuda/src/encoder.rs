@@ -1,12 +1,16 @@
-//! Operations as calls of the driver.
+//! The encoder: translates operations to driver calls.
 //!
-//! One operation is one call; a 2-D copy between devices that cannot reach each other, or from rows that overlap, is one per row. Nothing is allocated: a launch's
-//! arguments are put together on the stack.
+//! One operation is one driver call. Some 2-D copies take one call per row: those between devices
+//! that cannot reach each other, and those with overlapping rows. The encoder allocates nothing. It
+//! builds the arguments of a launch on the stack.
 //!
 //! # Arguments of a kernel
-//! One buffer: the addresses of all bindings in order, 8 bytes each, then the parameters. So a kernel is declared as
-//! `extern "C" __global__ void name(T* b0, …, Tn* bn, Params p)`, or with the parameters as scalars of the same layout. Parameters are aligned
-//! to 8 bytes at most.
+//! The arguments are one buffer: the addresses of all bindings in order, 8 bytes each, then the
+//! parameters. Parameters are aligned to 8 bytes at most. So a kernel is declared like this, or
+//! with the parameters as scalars of the same layout:
+//! ```text
+//! extern "C" __global__ void name(T0* b0, …, Tn* bn, Params p)
+//! ```
 //!
 //! This module must not know what holds work back.
 
@@ -27,21 +31,21 @@ use std::mem::MaybeUninit;
 /// Bytes of the largest argument buffer.
 pub(crate) const ARGUMENTS: usize = Limits::BINDINGS as usize * 8 + Limits::PARAMS as usize;
 
-/// What an operation was given before the lock was taken.
+/// The preparation of an operation, made before the lock is taken.
 pub(crate) enum Ready {
-    /// It needs nothing.
+    /// The operation needs no preparation.
     Plain,
-    /// The event that it waits for, and what is over when the event is.
+    /// The event to wait for, and the item that is due once the event is over.
     Event(Lease<EventState>, Item),
-    /// Pinned memory where its bytes land first.
+    /// Pinned memory for the operation's bytes.
     Staging(Lease<Buffer>),
-    /// The host must do something first.
+    /// The operation must wait for the host.
     Blocked,
-    /// What it waits for has failed.
+    /// The timepoint that the operation waits for has failed.
     Failed(Error),
 }
 
-/// What the operations of a submission were given, by index.
+/// The preparations of a submission's operations, by index.
 #[derive(Default)]
 pub(crate) struct Prepared {
     few: [Option<(usize, Ready)>; 4],
@@ -84,7 +88,7 @@ impl Arguments {
         Self([MaybeUninit::uninit(); ARGUMENTS])
     }
 
-    /// Puts a dispatch's arguments together.
+    /// Fills the buffer with a dispatch's arguments.
     #[inline]
     pub(crate) fn fill(&mut self, d: &Dispatch<'_>) -> Result<&[u8]> {
         let len = d.bindings.len() * 8 + d.params.len();
@@ -92,7 +96,8 @@ impl Arguments {
             return Err(Error::invalid(format!("{len} bytes of arguments; the limit is {ARGUMENTS}")));
         }
         let to = self.0.as_mut_ptr().cast::<u8>();
-        // SAFETY: `len` bytes fit (checked above); the sources are slices; the first `len` bytes are all written.
+        // SAFETY: `len` bytes fit (checked above). The sources are slices. The loop and the copy
+        // write all of the first `len` bytes.
         unsafe {
             for (i, b) in d.bindings.iter().enumerate() {
                 to.add(i * 8).cast::<u64>().write(b.addr);
@@ -103,7 +108,7 @@ impl Arguments {
     }
 }
 
-/// A dispatch as the driver takes it.
+/// A dispatch in the driver's form.
 pub(crate) fn launch<'a>(d: &'a Dispatch<'_>, args: &'a [u8]) -> Launch<'a> {
     Launch {
         function: NativeFunction(d.pipeline.native),
@@ -115,29 +120,29 @@ pub(crate) fn launch<'a>(d: &'a Dispatch<'_>, args: &'a [u8]) -> Launch<'a> {
     }
 }
 
-/// A fill as the driver takes it.
+/// A fill in the driver's form.
 pub(crate) fn native_fill(f: &Fill) -> NativeFill {
     NativeFill { dst: f.dst, value: f.pattern, width: f.width, count: f.bytes / u64::from(f.width.max(1)) }
 }
 
-/// How a copy is made.
+/// The driver calls that make a copy.
 pub(crate) enum Route {
     /// One call.
     Direct(NativeCopy),
-    /// Row by row: the driver takes no rows that overlap what they are read from.
+    /// One call per row, because the driver takes no rows that overlap.
     Rows(CopyKind),
-    /// Row by row between these contexts.
+    /// One call per row, between these contexts.
     Peer(NativeContext, NativeContext),
 }
 
-/// How a copy between two places is made.
+/// Chooses the driver calls for a copy between two places.
 pub(crate) fn route(core: &Core, c: &Copy2d) -> Result<Route> {
     let own = core.door.ordinal();
     let at = |addr, pitch| core.shared.place(addr, c.extent(pitch)).unwrap_or(Place::Device(own));
     let (src, dst) = (at(c.src, c.src_pitch), at(c.dst, c.dst_pitch));
     let direct = |kind| {
         if c.rows == 1 {
-            // Pitches mean nothing then, and the driver refuses some.
+            // Pitches have no meaning for one row, and the driver refuses some.
             return Route::Direct(NativeCopy::linear(kind, c.dst, c.src, c.width));
         }
         if c.src_pitch < c.width || c.dst_pitch < c.width {
@@ -178,7 +183,7 @@ pub(crate) fn route(core: &Core, c: &Copy2d) -> Result<Route> {
     })
 }
 
-/// Whether a download needs no staging: it goes to pinned memory, or nowhere.
+/// Whether a download needs no staging, because its destination is pinned memory or empty.
 pub(crate) fn lands_directly(core: &Core, d: &Download<'_>) -> bool {
     d.bytes == 0 || core.shared.place(d.dst as u64, d.bytes) == Some(Place::Pinned)
 }
@@ -190,7 +195,7 @@ pub(crate) struct Encoder<'a> {
     stream: NativeStream,
     value: u64,
     host: &'a HostPart,
-    /// The driver took something.
+    /// Whether the driver accepted an operation.
     accepted: &'a mut bool,
 }
 
@@ -206,10 +211,10 @@ impl<'a> Encoder<'a> {
         Self { core, ops, stream, value, host, accepted }
     }
 
-    /// One operation.
+    /// Encodes one operation.
     ///
     /// # Safety
-    /// - The memory that it names may be used until its submission is over.
+    /// - The memory that the operation names may be used until its submission is over.
     #[inline]
     pub(crate) unsafe fn encode(&mut self, op: &Op<'_>, ready: Ready) -> Result<()> {
         match op {
@@ -225,7 +230,8 @@ impl<'a> Encoder<'a> {
             Op::Upload(u) => {
                 if u.bytes != 0 {
                     let copy = NativeCopy::linear(CopyKind::HostToDevice, u.dst, u.src as u64, u.bytes);
-                    // SAFETY: the caller vouches for source and target until the submission is over.
+                    // SAFETY: the caller vouches for source and target until the submission is
+                    // over.
                     self.took(unsafe { self.ops.copy(self.stream, &copy) })?;
                 }
                 if let Some(keep) = u.keep {
@@ -241,8 +247,8 @@ impl<'a> Encoder<'a> {
             Op::Download(d) => unsafe { self.download(d, ready) },
             Op::Stamp(stamp) => {
                 stamp.clear();
-                // SAFETY: a time stamp of this context, which the submission's promise keeps alive;
-                // the stream is this one's own.
+                // SAFETY: the event is a time stamp of this context, which the submission's promise
+                // keeps alive. The stream is this one's own.
                 self.took(unsafe { self.ops.event_record(NativeEvent(stamp.native()), self.stream) })?;
                 self.host.leave(self.value, Item::Stamp((*stamp).clone()));
                 Ok(())
@@ -257,10 +263,12 @@ impl<'a> Encoder<'a> {
                 _ => Ok(()),
             },
             Op::Graph(exec) => {
-                // SAFETY: graphs of a submission belong to this device (the submitter's promise), whose execs give their own address.
+                // SAFETY: graphs of a submission belong to this device (the submitter's promise),
+                // so `native` is the address of a program.
                 let program = unsafe { Program::of(exec) };
                 if !program.is_empty() {
-                    // SAFETY: the caller vouches for the graph's memory; the item below keeps the graph.
+                    // SAFETY: the caller vouches for the graph's memory. The item below keeps the
+                    // graph.
                     self.took(unsafe { program.launch(0, self.ops, self.stream) })?;
                     self.host.leave(self.value, Item::Graph { exec: (*exec).clone(), segment: 0 });
                 }
@@ -285,8 +293,8 @@ impl<'a> Encoder<'a> {
         }
         let mut arguments = Arguments::new();
         let args = arguments.fill(d)?;
-        // SAFETY: the caller vouches for the bindings' memory; numbers and sizes were checked against the pipeline, and those
-        // against the function.
+        // SAFETY: the caller vouches for the bindings' memory. Numbers and sizes were checked
+        // against the pipeline, and the pipeline's own against the function.
         self.took(unsafe { self.ops.launch(self.stream, &launch(d, args)) })
     }
 
@@ -310,7 +318,8 @@ impl<'a> Encoder<'a> {
             Route::Peer(dst, src) => {
                 for row in 0..c.rows {
                     let (to, from) = (c.dst + row * c.dst_pitch, c.src + row * c.src_pitch);
-                    // SAFETY: a row of ranges that the caller vouches for; the contexts are those of the addresses' devices.
+                    // SAFETY: a row of ranges that the caller vouches for. The contexts are those
+                    // of the addresses' devices.
                     self.took(unsafe { self.ops.copy_peer(self.stream, (to, dst), (from, src), c.width) })?;
                 }
                 Ok(())
@@ -328,13 +337,15 @@ impl<'a> Encoder<'a> {
         match ready {
             Ready::Staging(staging) => {
                 let copy = NativeCopy::linear(CopyKind::DeviceToHost, staging.addr(), d.src, d.bytes);
-                // SAFETY: the caller vouches for the device memory; the item keeps the staging memory.
+                // SAFETY: the caller vouches for the device memory. The item keeps the staging
+                // memory.
                 self.took(unsafe { self.ops.copy(self.stream, &copy) })?;
                 self.host.leave(self.value, Item::Land { staging, dst: HostAddress(d.dst), bytes: d.bytes, keep });
             }
             _ => {
                 let copy = NativeCopy::linear(CopyKind::DeviceToHost, d.dst as u64, d.src, d.bytes);
-                // SAFETY: the caller vouches for the device memory and for the destination, which is pinned.
+                // SAFETY: the caller vouches for the device memory and for the destination, which
+                // is pinned.
                 self.took(unsafe { self.ops.copy(self.stream, &copy) })?;
                 if let Some(keep) = keep {
                     self.host.leave(self.value, Item::Keep(keep));
@@ -345,7 +356,7 @@ impl<'a> Encoder<'a> {
     }
 }
 
-/// Refuses what cannot be run, before anything is submitted.
+/// Checks that an operation can run, before anything is submitted.
 #[inline]
 pub(crate) fn check(op: &Op<'_>, device: &DeviceProperties, line: &Line) -> Result<()> {
     match op {
@@ -388,10 +399,10 @@ fn wrong_arguments(d: &Dispatch<'_>) -> Error {
     ))
 }
 
-/// Checks what a kernel declares against what its function takes, where the driver can tell.
+/// Checks a kernel's declaration against its function's parameters, where the driver reports them.
 ///
 /// # Errors
-/// `InvalidArgument`, with both.
+/// `InvalidArgument`, with the declaration and the parameters.
 pub(crate) fn check_function(name: &str, bindings: usize, params: u32, info: &FunctionInfo) -> Result<()> {
     let Some(declared) = &info.params else { return Ok(()) };
     let wrong = |why: String| {
@@ -408,7 +419,7 @@ pub(crate) fn check_function(name: &str, bindings: usize, params: u32, info: &Fu
     }
     let rest = &declared[bindings..];
     let end = rest.last().map_or(bytes, |&(offset, size)| offset + size);
-    // Scalars end where the last one ends; a structure of the same layout may be padded to its alignment.
+    // Scalars end with the last one. A structure of the same layout may be padded to its alignment.
     if rest.first().is_some_and(|&(offset, _)| offset != bytes) || end > bytes + params || bytes + params - end >= 8 {
         return Err(wrong(format!("the parameters end at {end} and not at {}", bytes + params)));
     }

@@ -1,12 +1,13 @@
-//! Device memory: virtual memory management where the device has it, else segments.
+//! The backing of device memory: virtual memory management if the device has it, else segments.
 //!
-//! | source | reserve | commit | enable |
+//! | source | reserve | commit | create, map and enable |
 //! |---|---|---|---|
-//! | [`MemorySource::Vmm`] | `cuMemAddressReserve` | – | `cuMemCreate`, `cuMemMap` per piece, `cuMemSetAccess` for all pieces at once |
+//! | [`MemorySource::Vmm`] | `cuMemAddressReserve` | – | `cuMemCreate`, `Map`, `SetAccess` |
 //! | [`MemorySource::Pool`] | – | `cuMemAllocAsync` on a stream of its own, awaited | – |
 //! | [`MemorySource::Plain`] | – | `cuMemAlloc` | – |
 //!
-//! Where reserving fails, the first works with plain segments too.
+//! One `cuMemSetAccess` enables all pieces of a range. If a reservation fails, the first source
+//! works with plain segments too.
 //!
 //! This module must not know how blocks are placed.
 
@@ -23,39 +24,39 @@ use std::fmt;
 
 /// The least bytes of a segment.
 const SEGMENT: u64 = 32 << 20;
-/// The size of which segments are multiples.
+/// Sizes of segments are multiples of this size.
 const SEGMENT_GRANULE: u64 = 2 << 20;
 
-/// The allocator of the device's memory; the first call makes it.
+/// The allocator of the device's memory. The first call makes it.
 ///
 /// # Errors
-/// `OutOfMemory`; the driver's.
+/// `OutOfMemory`, or a driver error.
 pub(crate) fn of(memory: &Memory) -> Result<&Allocator> {
     memory.device.get_or_make(|| super::make(memory, "device memory", HostKind::None, Box::new(backing(memory)?)))
 }
 
-/// A source of the device's memory.
+/// Makes a backing of the device's memory.
 pub(crate) fn backing(memory: &Memory) -> Result<DeviceBacking> {
     DeviceBacking::new(memory.door.clone(), memory.shared.clone(), &memory.properties)
 }
 
-/// Memory of a device.
+/// The backing of a device's memory.
 pub struct DeviceBacking {
     door: Arc<Door>,
     shared: Arc<Shared>,
     source: MemorySource,
     granule: u64,
     physical: u64,
-    /// For the pool: the stream in whose order it gives and takes.
+    /// For `MemorySource::Pool`: the stream that orders the pool's allocations and frees.
     stream: Mutex<Option<NativeStream>>,
     calls: AtomicU64,
 }
 
 impl DeviceBacking {
-    /// A backing with the source that the configuration asks for, or the best.
+    /// Makes a backing with the configured source, or the best one.
     ///
     /// # Errors
-    /// `Unsupported` for a source that the device has not got; the driver's.
+    /// `Unsupported` for a source that the device does not have, or a driver error.
     pub fn new(door: Arc<Door>, shared: Arc<Shared>, properties: &DeviceProperties) -> Result<Self> {
         let best = if properties.vmm {
             MemorySource::Vmm
@@ -90,7 +91,7 @@ impl DeviceBacking {
         Place::Device(self.door.ordinal())
     }
 
-    /// The pool's stream. One user at a time: it is given back afterwards.
+    /// Makes calls with the pool's stream. One caller at a time uses the stream.
     fn with_stream<R>(&self, calls: impl FnOnce(NativeStream) -> Result<R>) -> Result<R> {
         let taken = self.stream.lock().take();
         let stream = match taken {
@@ -100,7 +101,7 @@ impl DeviceBacking {
         let result = calls(stream);
         let extra = self.stream.lock().replace(stream);
         if let Some(extra) = extra {
-            // SAFETY: the pool's own stream, taken out of its place: nobody else has it.
+            // SAFETY: the pool's own stream was taken out of its place, so no other thread has it.
             self.door.leave_behind(|ops| unsafe { ops.stream_destroy(extra) });
         }
         result
@@ -135,13 +136,12 @@ unsafe impl Backing for DeviceBacking {
         let addr = match self.source {
             MemorySource::Pool => self.with_stream(|stream| {
                 self.door.within(|ops| {
-                    // SAFETY: the pool's own stream, which is this call's alone meanwhile.
+                    // SAFETY: the pool's own stream, which only this call uses meanwhile.
                     let addr = unsafe { ops.alloc_async(bytes, stream) }?;
-                    // Other streams may use it from now on.
-                    // SAFETY: the pool's own stream, which is this call's alone meanwhile.
+                    // Other streams may use the memory from now on.
+                    // SAFETY: the pool's own stream, which only this call uses meanwhile.
                     if let Err(e) = unsafe { ops.stream_synchronize(stream) } {
-                        // SAFETY: the memory came from this pool; the allocator gives it back once,
-                        // when no work uses it.
+                        // SAFETY: the memory came from this pool and was not given to any caller.
                         let _ = unsafe { ops.free_async(addr, stream) };
                         return Err(e);
                     }
@@ -159,14 +159,14 @@ unsafe impl Backing for DeviceBacking {
         match self.source {
             MemorySource::Pool => self.with_stream(|stream| {
                 self.door.give_back(|ops| {
-                    // SAFETY: the memory came from this pool; the allocator gives it back once,
+                    // SAFETY: the memory came from this pool. The allocator gives it back once,
                     // when no work uses it.
                     unsafe { ops.free_async(chunk.addr, stream) }?;
-                    // SAFETY: the pool's own stream, which is this call's alone meanwhile.
+                    // SAFETY: the pool's own stream, which only this call uses meanwhile.
                     unsafe { ops.stream_synchronize(stream) }
                 })
             })?,
-            // SAFETY: the memory came from `alloc`; the allocator gives it back once, when no work
+            // SAFETY: the memory came from `alloc`. The allocator gives it back once, when no work
             // uses it.
             _ => self.door.give_back(|ops| unsafe { ops.free(chunk.addr) })?,
         }
@@ -177,7 +177,7 @@ unsafe impl Backing for DeviceBacking {
     unsafe fn release(&self, addr: u64, bytes: u64) {
         self.calls(1);
         self.shared.remove_range(addr);
-        // SAFETY: the reservation is this backing's; the allocator gives it back once, with nothing
+        // SAFETY: the reservation is this backing's. The allocator gives it back once, with nothing
         // mapped in it.
         self.door.leave_behind(|ops| unsafe { ops.address_free(addr, bytes) });
     }
@@ -189,7 +189,7 @@ unsafe impl Backing for DeviceBacking {
 
     unsafe fn destroy(&self, handle: u64, _: u64) -> Result<()> {
         self.calls(1);
-        // SAFETY: the handle came from `create`; the allocator gives it back once.
+        // SAFETY: the handle came from `create`. The allocator gives it back once.
         self.door.give_back(|ops| unsafe { ops.memory_release(NativeMemory(handle)) })
     }
 
@@ -218,7 +218,8 @@ unsafe impl Backing for DeviceBacking {
         Ok(())
     }
 
-    /// `cuMemAlloc`, whatever the source: the vendor's memory checkers know the bounds of these.
+    /// Allocates with `cuMemAlloc` for every source, because the vendor's memory checkers know the
+    /// bounds of such allocations.
     fn exact(&self, bytes: u64, align: u64) -> Result<Chunk> {
         self.calls(1);
         let addr = self.door.within(|ops| {
@@ -226,8 +227,7 @@ unsafe impl Backing for DeviceBacking {
             if addr.is_multiple_of(align.max(1)) {
                 return Ok(addr);
             }
-            // SAFETY: the memory came from `alloc`; the allocator gives it back once, when no work
-            // uses it.
+            // SAFETY: the memory came from `alloc` and was not given to any caller.
             unsafe { ops.free(addr) }?;
             Err(Error::Unsupported(format!("an alignment of {align}: the driver gave {addr:#x}").into()))
         })?;
@@ -237,7 +237,7 @@ unsafe impl Backing for DeviceBacking {
 
     unsafe fn exact_free(&self, chunk: Chunk, _: u64) -> Result<()> {
         self.calls(1);
-        // SAFETY: the memory came from `alloc`; the allocator gives it back once, when no work uses
+        // SAFETY: the memory came from `alloc`. The allocator gives it back once, when no work uses
         // it.
         self.door.give_back(|ops| unsafe { ops.free(chunk.addr) })?;
         self.shared.remove_range(chunk.addr);
@@ -252,7 +252,7 @@ unsafe impl Backing for DeviceBacking {
 impl Drop for DeviceBacking {
     fn drop(&mut self) {
         if let Some(stream) = self.stream.get_mut().take() {
-            // SAFETY: the pool's own stream, taken out of its place: nobody else has it.
+            // SAFETY: the pool's own stream was taken out of its place, so no other thread has it.
             self.door.leave_behind(|ops| unsafe { ops.stream_destroy(stream) });
         }
     }

@@ -1,4 +1,4 @@
-//! A device's memory: the allocators of its kinds, and where their memory comes from.
+//! A device's memory: one allocator for each kind of memory, and its backing.
 //!
 //! This module must not know managers, or how blocks are placed.
 
@@ -13,7 +13,7 @@ use leasehold_core::sync::Arc;
 use leasehold_core::{Error, Result, Text};
 use leasehold_hal::MemoryKind;
 
-/// A device's memory, whichever context uses it.
+/// A device's memory, which all its contexts share.
 pub(crate) struct Memory {
     /// The primary context.
     pub(crate) door: Arc<Door>,
@@ -24,21 +24,21 @@ pub(crate) struct Memory {
 }
 
 impl Memory {
-    /// Memory of which nothing is in use.
+    /// Makes the memory without allocators.
     pub(crate) fn new(door: Arc<Door>, shared: Arc<Shared>, properties: DeviceProperties) -> Self {
         Self { door, shared, properties, device: AllocatorCell::default(), pinned: AllocatorCell::default() }
     }
 
-    /// The allocator of a kind of memory; the first call makes it.
+    /// The allocator of a kind of memory. The first call makes it.
     ///
     /// # Errors
-    /// `Unsupported` for a kind that there is not; `OutOfMemory`; the driver's.
+    /// `Unsupported` for a kind that the device does not have; `OutOfMemory`; a driver error.
     pub(crate) fn of(&self, kind: MemoryKind) -> Result<&Allocator> {
         self.check(kind)?;
         if kind == MemoryKind::Pinned { pinned_host::of(self) } else { device::of(self) }
     }
 
-    /// The allocator of a kind of memory, if it was made.
+    /// The allocator of a kind of memory, if it exists.
     pub(crate) fn existing(&self, kind: MemoryKind) -> Option<&Allocator> {
         match kind {
             MemoryKind::Device => self.device.get(),
@@ -47,7 +47,7 @@ impl Memory {
         }
     }
 
-    /// A second source of a kind of memory.
+    /// Makes a second backing of a kind of memory.
     ///
     /// # Errors
     /// As [`of`](Self::of).
@@ -59,7 +59,7 @@ impl Memory {
         Ok(Box::new(device::backing(self)?))
     }
 
-    /// Whether the device has this kind of memory.
+    /// Checks that the device has this kind of memory.
     pub(crate) fn check(&self, kind: MemoryKind) -> Result<()> {
         match kind {
             MemoryKind::Device | MemoryKind::Pinned => Ok(()),
@@ -67,7 +67,10 @@ impl Memory {
         }
     }
 
-    /// What somebody holds of it.
+    /// Checks that no buffer is held.
+    ///
+    /// # Errors
+    /// `LeasesOutstanding`.
     pub(crate) fn outstanding(&self) -> Result<()> {
         for (resource, cell) in [("buffer", &self.device), ("pinned buffer", &self.pinned)] {
             let strong = cell.get().map_or(0, |a| a.stats().live);
@@ -79,7 +82,7 @@ impl Memory {
     }
 }
 
-/// An allocator for one kind of memory of a device.
+/// Makes an allocator for one kind of memory of a device.
 fn make(memory: &Memory, what: &'static str, kind: HostKind, backing: Box<dyn Backing>) -> Result<Allocator> {
     let config = AllocatorConfig {
         name: Text::Owned(format!("{} {what}", memory.door.id())),

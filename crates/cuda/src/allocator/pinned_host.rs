@@ -1,5 +1,5 @@
-//! Pinned host memory: segments from `cuMemHostAlloc`, which is far too slow to be called for each buffer. Every device reaches it at the
-//! host's address.
+//! The backing of pinned host memory: segments from `cuMemHostAlloc`, which is far too slow for a
+//! call per buffer. Every device reaches the memory at the host's address.
 //!
 //! This module must not know how blocks are placed.
 
@@ -12,25 +12,25 @@ use leasehold_core::sync::Arc;
 use leasehold_core::sync::atomic::{AtomicU64, Ordering};
 use leasehold_core::{Error, Result};
 
-/// The size of which segments are multiples, and their least size.
+/// Sizes of segments are multiples of `GRANULE` and at least `SEGMENT`.
 const GRANULE: u64 = 64 << 10;
 const SEGMENT: u64 = 2 << 20;
 
-/// The allocator of pinned memory; the first call makes it.
+/// The allocator of pinned memory. The first call makes it.
 ///
 /// # Errors
-/// `OutOfMemory`; the driver's.
+/// `OutOfMemory`, or a driver error.
 #[doc(alias = "DevicePinnedHostAllocator")]
 pub(crate) fn of(memory: &Memory) -> Result<&Allocator> {
     memory.pinned.get_or_make(|| super::make(memory, "pinned host memory", HostKind::Pinned, Box::new(backing(memory))))
 }
 
-/// A source of pinned memory.
+/// Makes a backing of pinned memory.
 pub(crate) fn backing(memory: &Memory) -> PinnedBacking {
     PinnedBacking::new(memory.door.clone(), memory.shared.clone())
 }
 
-/// Host memory that devices reach by DMA.
+/// The backing of host memory that devices reach by DMA.
 #[derive(Debug)]
 pub struct PinnedBacking {
     door: Arc<Door>,
@@ -39,7 +39,7 @@ pub struct PinnedBacking {
 }
 
 impl PinnedBacking {
-    /// A backing in a context.
+    /// Makes a backing in a context.
     #[must_use]
     pub fn new(door: Arc<Door>, shared: Arc<Shared>) -> Self {
         Self { door, shared, calls: AtomicU64::new(0) }
@@ -66,8 +66,8 @@ unsafe impl Backing for PinnedBacking {
     unsafe fn decommit(&self, chunk: Chunk) -> Result<()> {
         self.calls.fetch_add(1, Ordering::Relaxed);
         self.shared.remove_range(chunk.addr);
-        // SAFETY: the segment came from `host_alloc`; the allocator gives it back once, when nobody
-        // uses it.
+        // SAFETY: the segment came from `host_alloc`. The allocator gives it back once, when
+        // nothing uses it.
         let freed = self.door.give_back(|ops| unsafe { ops.host_free(chunk.addr) });
         if freed.is_err() {
             self.shared.add_range(chunk.addr, chunk.bytes, Place::Pinned);
@@ -80,7 +80,8 @@ unsafe impl Backing for PinnedBacking {
     unsafe fn fill(&self, at: u64, bytes: u64, byte: u8) -> Result<()> {
         if bytes > 0 {
             self.door.ops().host_access(at, bytes, true);
-            // SAFETY: the caller names committed memory of this backing, which is the host's to write, and nobody uses it.
+            // SAFETY: the caller names committed memory of this backing. The host may write this
+            // memory, and nothing else uses it.
             unsafe { std::ptr::write_bytes(at as *mut u8, byte, bytes as usize) };
         }
         Ok(())
@@ -91,8 +92,9 @@ unsafe impl Backing for PinnedBacking {
             return Ok(None);
         }
         self.door.ops().host_access(at, bytes, false);
-        // SAFETY: the caller names committed memory of this backing that was filled, so it is initialised; nobody writes it meanwhile.
-        // (A program that does has a defect of its own, which is what is looked for.)
+        // SAFETY: the caller names committed memory of this backing that was filled, so it is
+        // initialised. Nothing writes it meanwhile. A program that does write it has a defect,
+        // which this check is to find.
         let memory = unsafe { std::slice::from_raw_parts(at as *const u8, bytes as usize) };
         Ok(memory.iter().position(|&b| b != byte).map(|i| i as u64))
     }

@@ -1,4 +1,4 @@
-//! What all streams of a context share.
+//! The state that all streams of a context share.
 //!
 //! This module must not know managers.
 
@@ -17,32 +17,33 @@ use std::fmt;
 use std::sync::Weak;
 use std::time::Duration;
 
-/// Makes the allocator of pinned memory when it is first needed.
+/// Makes the allocator of pinned memory at its first use.
 pub type PinnedSource = Box<dyn Fn() -> Result<Allocator> + Send + Sync>;
 
-/// What all streams of a context share.
+/// The state that all streams of a context share.
 pub struct Core {
     /// The context.
     pub door: Arc<Door>,
-    /// What all devices share.
+    /// The tables that all devices share.
     pub shared: Arc<Shared>,
     /// Completion words.
     pub words: Arc<Words>,
-    /// The threads.
+    /// The context's threads.
     pub watch: Arc<Watch>,
-    /// Marks.
+    /// The pool of events that mark positions on streams.
     marks: Arc<Marks>,
     properties: DeviceProperties,
-    /// The line of nobody's work: memory taken for it is ready for everybody.
+    /// The timeline of an owner that never submits: memory taken for this timeline is ready for
+    /// every stream.
     nobody: LineOwner,
     pinned: OnceLock<PinnedSource>,
     streams: Mutex<Vec<Weak<StreamCore>>>,
-    /// A stream for uploads of graphs and for captures, made when first needed.
+    /// A stream for uploads of graphs and for captures, made at its first use.
     utility: Mutex<Option<NativeStream>>,
 }
 
 impl Core {
-    /// The shared part of a context.
+    /// Makes the shared state of a context.
     ///
     /// # Errors
     /// `OutOfMemory`.
@@ -72,33 +73,34 @@ impl Core {
         Ok(core)
     }
 
-    /// What the device is.
+    /// The device's properties.
     #[must_use]
     pub fn properties(&self) -> &DeviceProperties {
         &self.properties
     }
 
-    /// Whether completion is learned of by words.
+    /// Whether the device reports completion through words in memory.
     #[must_use]
     pub fn has_words(&self) -> bool {
         self.properties.stream_words && self.shared.config.completion == CompletionSource::Auto
     }
 
-    /// Says where pinned memory comes from; the first to say so is heard.
+    /// Sets the source of pinned memory. Only the first call has an effect.
     pub fn set_pinned(&self, source: PinnedSource) {
         let _ = self.pinned.set(source);
     }
 
-    /// Pinned memory for bytes that are on their way to pageable memory. Never makes the stream wait for another.
+    /// Allocates pinned memory for bytes on their way to pageable memory. The allocation never
+    /// makes the stream wait for another stream.
     ///
     /// # Errors
-    /// `OutOfMemory`; the driver's.
+    /// `OutOfMemory`, or a driver error.
     pub(crate) fn staging(&self, bytes: u64, on: On<'_>) -> Result<Lease<Buffer>> {
         let source = self.pinned.get().ok_or_else(|| Error::state("the device has no pinned memory yet"))?;
         source()?.alloc(Layout::new(bytes), on)
     }
 
-    /// Pinned memory that no stream uses: where the bytes of graphs land.
+    /// Allocates pinned memory that no stream uses, as the destination of a graph's downloads.
     ///
     /// # Errors
     /// As [`staging`](Self::staging).
@@ -107,12 +109,12 @@ impl Core {
         self.staging(bytes, On { line: nobody.0, timeline: &nobody })
     }
 
-    /// An event for a mark.
+    /// Acquires an event for a mark.
     pub(crate) fn mark(&self) -> Result<Lease<EventState>> {
         self.marks.acquire(&EventFlags::default())
     }
 
-    /// Notes a stream.
+    /// Registers a stream.
     pub(crate) fn add_stream(&self, stream: &Arc<StreamCore>) {
         let mut streams = self.streams.lock();
         if streams.len() == streams.capacity() {
@@ -126,28 +128,28 @@ impl Core {
         self.streams.lock().iter().filter_map(Weak::upgrade).collect()
     }
 
-    /// How many streams have work pending.
+    /// The number of streams that have pending work.
     pub(crate) fn busy_streams(&self) -> u64 {
         self.streams().iter().filter(|s| !s.line().is_idle()).count() as u64
     }
 
-    /// Brings a graph's resources to the device.
+    /// Uploads an executable graph to the device. Blocks until the upload is done.
     pub(crate) fn upload(&self, exec: NativeGraphExec) -> Result<()> {
         self.on_utility(|ops, stream| {
-            // SAFETY: the caller's executable lives, and nobody else has the utility stream
+            // SAFETY: the caller's executable lives, and no other thread has the utility stream
             // meanwhile.
             unsafe { ops.exec_upload(exec, stream) }?;
-            // SAFETY: nobody else has the utility stream meanwhile.
+            // SAFETY: no other thread has the utility stream meanwhile.
             unsafe { ops.stream_synchronize(stream) }
         })
     }
 
-    /// Makes calls with a stream that nobody else uses meanwhile.
+    /// Makes calls with a stream that no other thread uses meanwhile.
     pub(crate) fn on_utility<R>(
         &self,
         calls: impl FnOnce(&dyn crate::driver::ops::CudaSlowOps, NativeStream) -> Result<R>,
     ) -> Result<R> {
-        // Taken out rather than locked: the calls may block, and may be anybody's.
+        // The stream is taken out instead of locked: the calls may block, and may run user code.
         let taken = self.utility.lock().take();
         let stream = match taken {
             Some(stream) => stream,
@@ -156,13 +158,13 @@ impl Core {
         let result = self.door.within(|ops| calls(ops, stream));
         let extra = self.utility.lock().replace(stream);
         if let Some(extra) = extra {
-            // SAFETY: the utility stream, taken out of its place: nobody else has it.
+            // SAFETY: the utility stream was taken out of its place, so no other thread has it.
             self.door.leave_behind(|ops| unsafe { ops.stream_destroy(extra) });
         }
         result
     }
 
-    /// After a loss: fails every stream and completes what it was given. Once; called without any lock.
+    /// After a loss, fails every stream and completes its submissions. The caller holds no lock.
     pub(crate) fn settle_loss(&self) {
         let Some(loss) = self.door.loss() else { return };
         for stream in self.streams() {
@@ -170,7 +172,7 @@ impl Core {
         }
     }
 
-    /// Notes an error; after a loss, settles it. Called without any lock.
+    /// Records an error, and settles a loss. The caller holds no lock.
     pub(crate) fn settle(&self, error: Error) -> Error {
         let error = self.door.note(error);
         if matches!(error, Error::DeviceLost { .. }) {
@@ -184,7 +186,7 @@ impl Drop for Core {
     fn drop(&mut self) {
         self.watch.close();
         if let Some(stream) = self.utility.get_mut().take() {
-            // SAFETY: the utility stream, taken out of its place: nobody else has it.
+            // SAFETY: the utility stream was taken out of its place, so no other thread has it.
             self.door.leave_behind(|ops| unsafe { ops.stream_destroy(stream) });
         }
     }
@@ -196,10 +198,10 @@ impl fmt::Debug for Core {
     }
 }
 
-/// Somebody without work.
+/// A timeline without submissions.
 struct Nobody(&'static Line);
 
-// SAFETY: nothing is ever submitted to it.
+// SAFETY: nothing is ever submitted to this timeline.
 unsafe impl Timeline for Nobody {
     fn line(&self) -> &'static Line {
         self.0

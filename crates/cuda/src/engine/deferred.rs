@@ -1,15 +1,23 @@
-//! What the host holds back, and how it goes on.
+//! Deferred submissions: work that the host holds back, and how it is resumed.
 //!
-//! A submission whose next operation needs the host (a wait for a gate, for another backend's line, for a value that its own stream holds
-//! back; a host call; a foreign call; a graph with host calls) is kept as a [`Job`] from that operation on, and so is everything that comes
-//! later, until nothing is held back any more. The driver never sees work that waits for the host.
+//! A submission is kept as a [`Job`] from its first operation that needs the host. Such an
+//! operation is one of these:
+//! - a wait for a host timeline, for another backend's timeline, or for a value that its own stream
+//!   holds back
+//! - a host call or a foreign call
+//! - a graph with host calls
+//!
+//! Every later submission on the stream queues behind the job, until the stream holds nothing back.
+//! The driver never gets work that waits for the host.
 //!
 //! # Protocol
-//! One thread at a time goes on with a stream (`Turn::Pumping`); it works without the lock and takes it for each call of the driver. Another
-//! that comes meanwhile sets `again` and leaves. A host call runs on a thread of the backend's (`Turn::Calling`) once the device is done
-//! with all before it and the host's part of that is done too.
+//! One thread at a time resumes a stream (`Turn::Pumping`). The thread works without the lock, and
+//! takes the lock for each driver call. Another thread that comes meanwhile sets `again` and
+//! returns. A host call runs on a thread of the backend (`Turn::Calling`). The call starts once the
+//! device and the host's part are done with all before it.
 //!
-//! Who waits for what is noted in [`Shared`](super::shared::Shared) *before* the job is looked at, so no wake-up is lost.
+//! A wait is recorded in [`Shared`](super::shared::Shared) *before* the job is examined, so no
+//! wake-up is lost.
 //!
 //! This module must not know threads.
 
@@ -24,10 +32,10 @@ use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::Duration;
 
-/// Who is at it.
+/// The activity of the thread that resumes a stream.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Turn {
-    /// Nobody.
+    /// No thread resumes the stream.
     Free,
     /// A thread gives operations to the driver.
     Pumping,
@@ -42,11 +50,11 @@ pub struct Job {
     ops: OpList,
     /// The next operation.
     next: usize,
-    /// The next step of the graph that the next operation is.
+    /// The next step of the graph, if the next operation is a graph.
     step: usize,
 }
 
-/// What became of a job.
+/// The outcome of running a job.
 enum Outcome {
     Done,
     Blocked,
@@ -54,20 +62,20 @@ enum Outcome {
     Failed(Error),
 }
 
-/// What an operation is to the host.
+/// How the host proceeds with an operation.
 enum Next {
-    /// It can be given to the driver with this.
+    /// The operation can be given to the driver with this preparation.
     Give(Ready),
-    /// A host call, and everything before it is over.
+    /// The operation is a host call, and everything before it is over.
     Call,
-    /// It must wait.
+    /// The operation must wait.
     Blocked,
-    /// Done already.
+    /// The operation is done.
     Over,
 }
 
 impl StreamCore {
-    /// Holds a whole submission back behind what is held back already.
+    /// Defers a whole submission behind those that are deferred already.
     pub(super) fn defer(&self, mut state: MutexGuard<'_, State>, ops: &[Op<'_>]) -> Result<u64> {
         let value = self.owner.advance()?;
         let job = self.job(value, ops);
@@ -81,7 +89,7 @@ impl StreamCore {
         Ok(value)
     }
 
-    /// Holds the rest of a submission back, whose value was taken.
+    /// Defers the rest of a submission whose value was taken.
     pub(super) fn hold_back(&self, mut state: MutexGuard<'_, State>, value: u64, ops: &[Op<'_>]) -> u64 {
         let job = self.job(value, ops);
         state.deferred.push_back(job);
@@ -95,7 +103,8 @@ impl StreamCore {
             match op {
                 Op::Wait(p) => self.note_wait(*p),
                 Op::Graph(exec) => {
-                    // SAFETY: graphs of a submission belong to this device (the submitter's promise).
+                    // SAFETY: graphs of a submission belong to this device (the submitter's
+                    // promise).
                     unsafe { Program::of(exec) }.for_each_wait(|p| self.note_wait(p));
                 }
                 _ => {}
@@ -111,7 +120,8 @@ impl StreamCore {
         }
     }
 
-    /// Goes on with what is held back, as far as it goes. Called without a lock; never blocks on the device.
+    /// Resumes the deferred submissions, as far as possible. The caller holds no lock. The call
+    /// never blocks on the device.
     pub(super) fn pump(&self) {
         let mut progressed = false;
         let mut attention = false;
@@ -127,7 +137,8 @@ impl StreamCore {
             drop(state);
             let outcome = self.run(&mut job);
             if let Outcome::Failed(cause) = &outcome {
-                // Before the turn is free: whoever takes it next must not run what comes after.
+                // The poison comes before the turn is free: the thread that takes the turn next
+                // must not run later jobs.
                 self.owner.poison(job.value, cause.clone());
             }
             state = self.state.lock();
@@ -137,7 +148,7 @@ impl StreamCore {
                     self.issued.store(job.value, Ordering::Release);
                     progressed = true;
                     drop(state);
-                    // What it holds may be anybody's.
+                    // The job may hold user objects, so it is dropped without the lock.
                     drop_quietly(job);
                     state = self.state.lock();
                 }
@@ -183,14 +194,14 @@ impl StreamCore {
         }
     }
 
-    /// Lets those go on who wait for values that the driver knows now.
+    /// Resumes the streams that wait for values which the driver has got by now.
     fn progress(&self, progressed: bool) {
         if progressed {
             self.core.shared.wake(self.line().id(), self.issued.load(Ordering::Acquire));
         }
     }
 
-    /// Goes on with a job.
+    /// Runs a job as far as possible.
     fn run(&self, job: &mut Job) -> Outcome {
         loop {
             if self.line().failed(job.value) {
@@ -201,7 +212,8 @@ impl StreamCore {
                 Op::Foreign(call) => self.foreign(call).map(|()| Next::Over),
                 Op::Host(_) => self.at_host_call(job.value),
                 Op::Graph(exec) => {
-                    // SAFETY: graphs of a submission belong to this device (the submitter's promise).
+                    // SAFETY: graphs of a submission belong to this device (the submitter's
+                    // promise).
                     let program = unsafe { Program::of(exec) };
                     if program.is_plain() { Ok(Next::Give(Ready::Plain)) } else { self.next_step(job, program) }
                 }
@@ -222,7 +234,8 @@ impl StreamCore {
                     let mut prepared = Prepared::default();
                     prepared.put(job.next, ready);
                     if let Op::Graph(exec) = &op
-                        // SAFETY: as above.
+                        // SAFETY: graphs of a submission belong to this device (the submitter's
+                        // promise).
                         && let program = unsafe { Program::of(exec) }
                         && !program.is_plain()
                     {
@@ -234,7 +247,8 @@ impl StreamCore {
                     }
                     let mut state = self.state.lock();
                     let ops = std::iter::once((job.next, &op));
-                    // SAFETY: an operation of a submission that is not over, for which its submitter vouched.
+                    // SAFETY: an operation of a submission that is not over, for which its
+                    // submitter vouched.
                     let given = unsafe { self.issue(&mut state, job.value, ops, &mut prepared, true) };
                     drop(state);
                     if let Err(refusal) = given {
@@ -248,14 +262,15 @@ impl StreamCore {
         }
     }
 
-    /// An error of an operation, as the line's cause.
+    /// The failure of an operation, as the cause for the timeline.
     fn failure(&self, op: &Op<'_>, value: u64, error: Error) -> Error {
         let error = self.core.settle(error);
         self.fault(op.name(), value, &error)
     }
 
-    /// Notes whether the operation that blocks waits for a line that nobody of ours advances, and has whoever does publish it: a
-    /// backend may go on only when it is asked.
+    /// Records whether the blocked operation waits for a timeline that nothing of this backend
+    /// advances. The call asks the owner of such a timeline to publish: another backend may make
+    /// progress only when it is asked.
     fn note_foreign(&self, op: &Op<'_>) {
         let foreign = |p: Point| {
             use super::shared::Origin;
@@ -265,7 +280,7 @@ impl StreamCore {
                 None => true,
             };
             if is {
-                // What it says shows in the line, at which the watcher looks again.
+                // The timeline shows the outcome, and the watcher checks the timeline again.
                 let _ = p.line().wait(p.value(), Some(Duration::ZERO));
             }
             is
@@ -283,7 +298,7 @@ impl StreamCore {
         self.state.lock().foreign = is;
     }
 
-    /// Whether everything before a host call is over: on the device, and the host's part of it.
+    /// Whether everything before a host call is over, on the device and on the host.
     fn at_host_call(&self, value: u64) -> Result<Next> {
         let mut state = self.state.lock();
         if state.dirty {
@@ -313,14 +328,15 @@ impl StreamCore {
                 Ok(Next::Call)
             }
             None => {
-                // Another thread is at it, and does not know that somebody waits for it: look again soon.
+                // Another thread is running the items, and does not know that this job waits for
+                // them. The set flag makes the watcher check again soon.
                 self.state.lock().fence = Some(Arc::new(AtomicBool::new(true)));
                 Ok(Next::Blocked)
             }
         }
     }
 
-    /// Runs a library's call with the context current and no lock.
+    /// Runs a library's call with the context current and without a lock.
     fn foreign(&self, call: &leasehold_hal::ForeignCall) -> Result<()> {
         let entry = self.core.door.enter()?;
         self.state.lock().dirty = true;
@@ -329,7 +345,7 @@ impl StreamCore {
         result.unwrap_or_else(|panic| Err(Error::state(panic_text(panic))))
     }
 
-    /// What the next step of a graph needs.
+    /// The preparation of a graph's next step.
     fn next_step(&self, job: &Job, program: &Program) -> Result<Next> {
         match program.step(job.step) {
             None => Ok(Next::Over),
@@ -342,7 +358,7 @@ impl StreamCore {
         }
     }
 
-    /// Gives the next step of a graph to the driver.
+    /// Gives a graph's next step to the driver.
     fn give_step(
         &self,
         job: &Job,
@@ -363,7 +379,8 @@ impl StreamCore {
         state.dirty = true;
         match step {
             Some(Step::Run(segment)) => {
-                // SAFETY: the submission, which is not over, keeps the graph and the memory of its nodes.
+                // SAFETY: the submission, which is not over, keeps the graph and the memory of its
+                // nodes.
                 unsafe { program.launch(segment, &*entry, self.native()) }?;
                 self.host.leave(job.value, super::host::Item::Graph { exec: exec.clone(), segment });
                 Ok(())
@@ -380,7 +397,8 @@ impl StreamCore {
         }
     }
 
-    /// Runs the host call in front of a job, and goes on. Called by a thread of the backend's, without any lock.
+    /// Runs the host call at the front of a job, then resumes the stream. A thread of the backend
+    /// calls this function, without any lock.
     pub(super) fn run_call(&self, mut job: Job) {
         let (_id, value) = (self.line().id(), job.value);
         let found = match job.ops.get(job.next) {
@@ -418,7 +436,8 @@ impl StreamCore {
         };
         drop_quietly(found);
         if let Some(cause) = &failed {
-            // As in `pump`: before the turn is free.
+            // The poison comes before the turn is free: the thread that takes the turn next must
+            // not run later jobs.
             self.owner.poison(value, cause.clone());
         }
         let mut state = self.state.lock();
@@ -437,7 +456,8 @@ impl StreamCore {
         self.finish_failed();
     }
 
-    /// What the watcher does with a stream: goes on, and publishes. Says whether there was news.
+    /// Serves a stream on behalf of the watcher: resumes its jobs and publishes its values. Returns
+    /// whether the stream made progress.
     pub(super) fn tend(&self, look: bool) -> bool {
         let line = self.line();
         let before = (line.completed(), self.issued.load(Ordering::Acquire));
@@ -446,7 +466,7 @@ impl StreamCore {
         if line.completed() < aim {
             self.poll();
             if look && line.completed() < aim {
-                // A loss settles itself; anything else shows again.
+                // A loss is settled within the call. Any other error shows again at the next query.
                 let _ = self.look();
             }
         }
@@ -454,7 +474,7 @@ impl StreamCore {
         before != (line.completed(), self.issued.load(Ordering::Acquire))
     }
 
-    /// Whether the watcher has to come back.
+    /// Whether the watcher must serve the stream again.
     pub(super) fn needs_attention(&self) -> bool {
         let line = self.line();
         if line.is_idle() {
@@ -469,14 +489,14 @@ impl StreamCore {
     }
 }
 
-/// Drops what may be anybody's; its destructor must not end the thread.
+/// Drops an object that may be the user's. A panic of its destructor must not end the thread.
 pub(super) fn drop_quietly<T>(it: T) {
     if catch_unwind(AssertUnwindSafe(|| drop(it))).is_err() {
         tracing::error!("something that an operation held panicked as it was given up");
     }
 }
 
-/// The text of a panic.
+/// The message of a panic.
 pub(super) fn panic_text(panic: Box<dyn Any + Send>) -> String {
     let text = panic.downcast_ref::<&str>().copied().or_else(|| panic.downcast_ref::<String>().map(String::as_str));
     let text = format!("panicked: {}", text.unwrap_or("without a message"));

@@ -1,7 +1,8 @@
-//! A context and the way into it.
+//! A context and the entry into it.
 //!
-//! Whoever calls the driver enters first: the context is made current, and what was current before is restored when the entry is dropped.
-//! The first error that says that the context is dead is kept here; from then on nobody enters any more.
+//! A caller enters the context before it calls the driver. The entry makes the context current.
+//! Dropping the entry restores the context that was current before. The door keeps the first error
+//! that says that the context is lost. After such an error every entry fails.
 //!
 //! This module must not know streams.
 
@@ -12,7 +13,7 @@ use leasehold_hal::DeviceId;
 use std::fmt;
 use std::ops::Deref;
 
-/// A context, given back when the last who uses it is gone.
+/// A context. Dropping the last reference gives the context back to the driver.
 pub struct Door {
     ops: Arc<dyn CudaSlowOps>,
     native: NativeContext,
@@ -22,23 +23,23 @@ pub struct Door {
     witness: OnceLock<Witness>,
 }
 
-/// Says what was pending when the context was lost.
+/// Returns a text about the work that was pending when the context was lost.
 pub type Witness = Box<dyn Fn() -> Option<String> + Send + Sync>;
 
 impl Door {
-    /// The device's primary context.
+    /// Retains the device's primary context.
     ///
     /// # Errors
-    /// The driver's.
+    /// A driver error.
     pub fn primary(ops: Arc<dyn CudaSlowOps>, ordinal: u32) -> Result<Self> {
         let native = ops.primary_retain(ordinal)?;
         Ok(Self { ops, native, ordinal, owned: false, lost: OnceLock::new(), witness: OnceLock::new() })
     }
 
-    /// A context of one's own.
+    /// Creates a context that this door owns.
     ///
     /// # Errors
-    /// The driver's.
+    /// A driver error.
     pub fn owned(ops: Arc<dyn CudaSlowOps>, ordinal: u32) -> Result<Self> {
         let native = ops.context_create(ordinal)?;
         Ok(Self { ops, native, ordinal, owned: true, lost: OnceLock::new(), witness: OnceLock::new() })
@@ -50,7 +51,7 @@ impl Door {
         self.native
     }
 
-    /// The device's number.
+    /// The device's ordinal.
     #[must_use]
     pub fn ordinal(&self) -> u32 {
         self.ordinal
@@ -68,7 +69,7 @@ impl Door {
         &*self.ops
     }
 
-    /// The driver itself.
+    /// A reference-counted handle of the driver.
     #[must_use]
     pub fn driver(&self) -> &Arc<dyn CudaSlowOps> {
         &self.ops
@@ -77,7 +78,7 @@ impl Door {
     /// Makes the context current until the entry is dropped.
     ///
     /// # Errors
-    /// `DeviceLost` once the context is dead; the driver's own.
+    /// `DeviceLost` once the context is lost, or a driver error.
     #[inline]
     pub fn enter(&self) -> Result<Entry<'_>> {
         if let Some(cause) = self.lost.get() {
@@ -97,12 +98,14 @@ impl Door {
         Ok(Entry { ops: &*self.ops, former: Some(current) })
     }
 
-    /// Enters a context that may be dead, and does not give up at the first failure: what is not given back now is lost.
+    /// Enters a context that may be lost. The call tries twice: an object that is not given back
+    /// now leaks.
     fn enter_again(&self) -> Result<Entry<'_>> {
         self.enter_slow_if_other().or_else(|_| self.enter_slow_if_other())
     }
 
-    /// Makes the context current to give something back to it, dead or not. What goes wrong then is nobody's concern any more.
+    /// Makes the context current to give an object back to the driver, even if the context is lost.
+    /// An error is only logged.
     pub fn leave_behind(&self, give_back: impl FnOnce(&dyn CudaSlowOps) -> Result<()>) {
         let outcome = self.enter_again().and_then(|entry| give_back(&*entry));
         if let Err(error) = outcome
@@ -112,10 +115,11 @@ impl Door {
         }
     }
 
-    /// As [`leave_behind`](Self::leave_behind), for who can do something about a failure. In a dead context nothing is left to be done.
+    /// As [`leave_behind`](Self::leave_behind), for callers that can handle a failure. In a lost
+    /// context the call succeeds.
     ///
     /// # Errors
-    /// The driver's, while the context is sound.
+    /// A driver error, while the context is not lost.
     pub fn give_back(&self, calls: impl FnOnce(&dyn CudaSlowOps) -> Result<()>) -> Result<()> {
         let outcome = self.enter_again().and_then(|entry| calls(&*entry));
         match outcome.map_err(|e| self.note(e)) {
@@ -127,7 +131,7 @@ impl Door {
     /// Makes calls with the context current.
     ///
     /// # Errors
-    /// As [`enter`](Self::enter), and what the calls say.
+    /// As [`enter`](Self::enter), or an error of the calls.
     pub fn within<R>(&self, calls: impl FnOnce(&dyn CudaSlowOps) -> Result<R>) -> Result<R> {
         let entry = self.enter()?;
         calls(&*entry).map_err(|e| self.note(e))
@@ -143,12 +147,13 @@ impl Door {
         Ok(())
     }
 
-    /// Who says what was pending at a loss; the first to be named is heard.
+    /// Sets the source of the text about work pending at a loss. Only the first call has an effect.
     pub fn set_witness(&self, witness: Witness) {
         let _ = self.witness.set(witness);
     }
 
-    /// Keeps the first loss, with what was pending then; a later one becomes the first.
+    /// Keeps the first loss, with the work that was pending then. A later loss is replaced by the
+    /// first.
     #[must_use]
     pub fn note(&self, error: Error) -> Error {
         let Error::DeviceLost { cause } = error else { return error };
@@ -163,7 +168,7 @@ impl Door {
         Error::DeviceLost { cause: self.lost.get_or_init(|| text).clone() }
     }
 
-    /// Why the context is dead, if it is.
+    /// The cause of the loss, if the context is lost.
     #[must_use]
     pub fn loss(&self) -> Option<Error> {
         self.lost.get().map(|cause| Error::DeviceLost { cause: cause.clone() })
@@ -173,12 +178,12 @@ impl Door {
 impl Drop for Door {
     fn drop(&mut self) {
         let result = if self.owned {
-            // SAFETY: made by `context_create` for this door, and this is the last who uses it: all that was made in it
-            // holds the door.
+            // SAFETY: `context_create` made the context for this door. All objects made in the
+            // context hold the door, so this drop is the last user.
             unsafe { self.ops.context_destroy(self.native) }
         } else {
-            // SAFETY: counted once when the door was made, and this is the last who uses it: all that was made in it holds
-            // the door.
+            // SAFETY: the door was counted once when it was made. All objects made in the context
+            // hold the door, so this drop is the last user.
             unsafe { self.ops.primary_release(self.ordinal) }
         };
         if let Err(error) = result
@@ -199,10 +204,10 @@ impl fmt::Debug for Door {
     }
 }
 
-/// The context is current on this thread.
+/// Proof that the context is current on this thread.
 pub struct Entry<'a> {
     ops: &'a dyn CudaSlowOps,
-    /// What was current before, if that was something else.
+    /// The context that was current before, if it was a different one.
     former: Option<NativeContext>,
 }
 
@@ -218,7 +223,8 @@ impl Drop for Entry<'_> {
     #[inline]
     fn drop(&mut self) {
         let Some(former) = self.former else { return };
-        // SAFETY: it was current on this thread a moment ago, by somebody who keeps it; the driver refuses one that is gone.
+        // SAFETY: the former context was current on this thread at the entry, and its owner keeps
+        // it. The driver refuses a context that is gone.
         if let Err(error) = unsafe { self.ops.set_current(former) } {
             tracing::debug!(%error, "the former context could not be restored");
         }

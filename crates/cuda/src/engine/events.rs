@@ -1,7 +1,8 @@
 //! The pool of native events: marks on streams, and time stamps.
 //!
-//! A mark's event may be recorded again as soon as every wait for it was given to the driver (a wait binds to the record before it), so it
-//! is free when the last lease on it is dropped. A time stamp's event keeps its time until it is recorded again.
+//! A wait binds to the event's last record before the wait. So a mark's event may be recorded again
+//! once the driver has got every wait for it. The event is free when its last lease is dropped. A
+//! time stamp's event keeps its time until it is recorded again.
 //!
 //! This module must not know what events mark.
 
@@ -17,12 +18,12 @@ use std::marker::PhantomPinned;
 pub struct EventState {
     pub(crate) native: NativeEvent,
     flags: EventFlags,
-    /// Its manager's: nobody swaps it with another one.
+    /// The payload belongs to its pool: safe code cannot swap it with another payload.
     _place: PhantomPinned,
 }
 
 impl EventState {
-    /// How it behaves.
+    /// The flags that the event was made with.
     #[must_use]
     pub fn flags(&self) -> EventFlags {
         self.flags
@@ -33,11 +34,11 @@ impl Tagged for EventState {
     type Tag = tags::Event;
 }
 
-/// Makes events.
+/// The resource type of events.
 #[derive(Debug)]
 pub struct Events(pub Arc<Door>);
 
-/// The engine's marks.
+/// The pool of events for the engine's marks.
 pub type Marks = SlotPool<Events>;
 
 impl Resource for Events {
@@ -64,7 +65,7 @@ impl Resource for Events {
     }
 }
 
-/// Makes time stamps: events with timing.
+/// The resource type of time stamps: events with timing.
 #[derive(Debug)]
 pub struct Timestamps(pub Arc<Door>);
 

@@ -1,16 +1,20 @@
-//! The host's part of completion: bytes that land, keeps and leases that are given up, time stamps that count as written.
+//! The host's part of completion: bytes to land, keeps and leases to drop, time stamps to mark as
+//! written.
 //!
 //! # Protocol
-//! Items are left here, in the order of their values, before the driver is told to signal the value. Whoever learns that the device is done
-//! with a value carries out the items up to it and only then publishes the value. One thread at a time carries out; another that comes
-//! meanwhile notes what is due and goes. Items run without the lock: destructors may be anybody's.
+//! A stream queues items in the order of their values, before it tells the driver to signal the
+//! value. A thread that learns that the device is done with a value runs the items up to it. Only
+//! then does the thread publish the value. One thread at a time runs items. A thread that comes
+//! meanwhile records the due items and returns. Items run without the lock, because destructors may
+//! be user code.
 //!
-//! What is due is a number of items, those that lie here when somebody says so. A submission with a host call leaves items before it and
-//! after it, of one value: that the first are due says nothing of the others, whose work may still run.
+//! The due items are a count: those in the queue when a thread reports a value. A submission with a
+//! host call queues items of one value before and after the call. The items after the call must not
+//! become due with those before it: their work may still run.
 //!
-//! Before an item waits for another stream's publication, the values below the item's own are published.
-//! A stream only ever waits for values from before its wait. So no two streams, and no thread that comes
-//! back to the stream it carries out, wait for each other here.
+//! Before an item waits for another stream's publication, the values below the item's own are
+//! published. A stream only ever waits for values from before its wait. So no two streams wait for
+//! each other here, and no thread waits for the items that it runs itself.
 //!
 //! This module must not know how completion is learned of.
 
@@ -29,34 +33,34 @@ use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Weak;
 
-/// Host memory that bytes go to.
+/// The destination of a download in host memory.
 #[derive(Debug, Clone, Copy)]
 pub struct HostAddress(pub *mut u8);
 
-// SAFETY: who submitted promised that the memory stays valid and untouched until the value completes; only the one thread that carries
-// out the item writes to it.
+// SAFETY: the submitter promised that the memory stays valid and untouched until the value
+// completes. Only the one thread that runs the item writes to the memory.
 unsafe impl Send for HostAddress {}
-// SAFETY: a shared reference to it only copies the address.
+// SAFETY: a shared reference only copies the address.
 unsafe impl Sync for HostAddress {}
 
-/// Something to be done or given up before a value is published.
+/// An action before the publication of a value.
 pub enum Item {
-    /// Bytes lie in pinned memory and go to their destination.
+    /// Bytes to copy from pinned memory to their destination.
     Land {
-        /// Where they lie.
+        /// The pinned memory with the bytes.
         staging: Lease<Buffer>,
-        /// Where they go.
+        /// The destination.
         dst: HostAddress,
-        /// How many.
+        /// The number of bytes.
         bytes: u64,
-        /// What keeps the destination alive.
+        /// Keeps the destination alive.
         keep: Option<Keep>,
     },
-    /// Something that was kept alive.
+    /// An object that was kept alive.
     Keep(Keep),
-    /// A time stamp, written by now.
+    /// A time stamp, which the device has written by now.
     Stamp(Lease<Timestamp>),
-    /// Another stream is done up to a value too: this one has waited for it.
+    /// A wait for another stream, which proves that the other stream is done up to a value.
     Passed {
         /// The other stream.
         source: Weak<StreamCore>,
@@ -67,7 +71,7 @@ pub enum Item {
     Graph {
         /// The graph.
         exec: Lease<dyn GraphExec>,
-        /// Which of its segments.
+        /// The segment's number.
         segment: u32,
     },
 }
@@ -76,7 +80,7 @@ pub enum Item {
 struct Queue {
     items: VecDeque<(u64, Item)>,
     carrying: bool,
-    /// So many items from the front are due.
+    /// The number of due items at the front.
     due: usize,
     publish: u64,
 }
@@ -85,26 +89,28 @@ struct Queue {
 #[derive(Default)]
 pub struct HostPart {
     queue: Mutex<Queue>,
-    /// Items that were left and are not carried out.
+    /// Items that are queued or running.
     pending: AtomicUsize,
 }
 
 impl HostPart {
-    /// Leaves an item for a value. In the order of values.
+    /// Queues an item for a value. The caller queues items in the order of their values.
     pub fn leave(&self, value: u64, item: Item) {
         let mut queue = self.queue.lock();
         queue.items.push_back((value, item));
         self.pending.fetch_add(1, Ordering::Release);
     }
 
-    /// Whether nothing is left.
+    /// Whether no item is queued or running.
     #[inline]
     pub fn is_empty(&self) -> bool {
         self.pending.load(Ordering::Acquire) == 0
     }
 
-    /// Carries out what was left up to `target` by now, and says up to which value the line may be published: `publish`, or what others who came
-    /// meanwhile know. `None` when another thread is at it: it goes as far, and publishes.
+    /// Runs the items that are queued now, up to `target`, and returns the value that the caller
+    /// may publish. That value is `publish`, or a larger one that other threads reported meanwhile.
+    /// Returns `None` if another thread is running items. That thread runs these items too, and
+    /// publishes.
     pub fn carry_out(&self, owner: &LineOwner, target: u64, publish: u64, ops: &dyn CudaSlowOps) -> Option<u64> {
         if self.is_empty() {
             return Some(publish);
@@ -124,7 +130,8 @@ impl HostPart {
             if matches!(item, Item::Passed { .. }) && line.completed() < value - 1 {
                 owner.complete(value - 1);
             }
-            // What is given up may be anybody's; its destructor must not end this thread.
+            // A dropped object may be the user's. A panic of its destructor must not end this
+            // thread.
             if catch_unwind(AssertUnwindSafe(|| item.carry_out(!line.failed(value), ops))).is_err() {
                 tracing::error!(?line, value, "something that was kept alive panicked as it was given up");
             }
@@ -135,7 +142,7 @@ impl HostPart {
         Some(queue.publish)
     }
 
-    /// Keeps for ever what was left: the device may use it at any time.
+    /// Leaks the queued items, because the device may use their memory at any time.
     pub fn abandon(&mut self) {
         std::mem::forget(std::mem::take(&mut self.queue.get_mut().items));
     }
@@ -146,8 +153,8 @@ impl Item {
         match self {
             Item::Land { staging, dst, bytes, keep } => {
                 if sound {
-                    // SAFETY: the device is done with the copy; the submitter vouches for the destination until the value,
-                    // which is published after this, is over.
+                    // SAFETY: the device is done with the copy. The submitter vouches for the
+                    // destination until the value is over, and the value is published after this.
                     unsafe { land(&staging, dst, bytes, ops) };
                 }
                 drop(keep);
@@ -165,7 +172,8 @@ impl Item {
             }
             Item::Graph { exec, segment } => {
                 if sound {
-                    // SAFETY: graphs of a submission belong to this device (the submitter's promise), whose execs give their own address.
+                    // SAFETY: graphs of a submission belong to this device (the submitter's
+                    // promise), so `native` is the address of a program.
                     unsafe { Program::of(&exec) }.landed(segment, ops);
                 }
             }
@@ -173,11 +181,12 @@ impl Item {
     }
 }
 
-/// Copies bytes from pinned memory to where they go.
+/// Copies bytes from pinned memory to their destination.
 ///
 /// # Safety
-/// - `staging` is pinned memory of at least so many bytes, which the device has written and is done with.
-/// - `dst` may be written, and nobody else uses it meanwhile.
+/// - `staging` is pinned memory of at least `bytes` bytes, which the device has written and is done
+///   with.
+/// - `dst` may be written, and no other thread uses it meanwhile.
 pub(crate) unsafe fn land(staging: &Lease<Buffer>, dst: HostAddress, bytes: u64, ops: &dyn CudaSlowOps) {
     ops.host_access(staging.addr(), bytes, false);
     // SAFETY: the caller vouches for both sides, which are `bytes` long.

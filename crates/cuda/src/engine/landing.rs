@@ -1,18 +1,19 @@
-//! Bytes on their way from pinned memory to where the caller wants them.
+//! Copies from pinned memory to the caller's memory.
 //!
-//! What is larger than the caches is written past them: nobody reads it at once, and a line that will be overwritten need not be fetched first.
-//! What takes milliseconds is shared out among a few threads, since one alone does not keep the memory busy.
+//! A copy larger than the caches bypasses them with streaming stores: no reader follows at once,
+//! and a line that is overwritten whole need not be fetched. A copy of milliseconds is divided
+//! among a few threads, because one thread does not saturate the memory.
 //!
 //! This module must not know streams.
 
 use leasehold_core::sync::OnceLock;
 use std::thread;
 
-/// Bytes from which on a copy goes past the caches.
+/// Copies of this many bytes and more bypass the caches.
 const PAST_CACHES: usize = 4 << 20;
-/// Bytes that are worth a thread.
+/// The least bytes per thread.
 const SHARE: usize = 16 << 20;
-/// The most threads, this one included; and at most every fourth processor.
+/// The most threads, including the caller; at most every fourth processor.
 const THREADS: usize = 4;
 
 /// A part of a copy.
@@ -23,20 +24,22 @@ struct Part {
     bytes: usize,
 }
 
-// SAFETY: a part is copied by one thread, while the caller of `copy` waits, which has both ranges to itself.
+// SAFETY: one thread copies a part while the caller of `copy` waits. The caller has both ranges to
+// itself.
 unsafe impl Send for Part {}
 
-/// Copies `bytes`. Blocks until all of them lie there.
+/// Copies `bytes`. Blocks until all bytes are copied.
 ///
 /// # Safety
-/// - `src` is readable and `dst` writable for `bytes`, both by any thread; they do not overlap, and nobody else uses them meanwhile.
+/// - `src` is readable and `dst` writable for `bytes`, both by any thread. The ranges do not
+///   overlap, and no other thread uses them meanwhile.
 pub(crate) unsafe fn copy(src: *const u8, dst: *mut u8, bytes: usize) {
-    // SAFETY: both sides are `bytes` long and nobody else uses the destination (the contract of
+    // SAFETY: both sides are `bytes` long and no other thread uses the destination (the contract of
     // this function).
     unsafe { copy_by((bytes / SHARE).min(threads()).max(1), src, dst, bytes) };
 }
 
-/// As [`copy`], with so many threads.
+/// As [`copy`], with the given number of threads.
 ///
 /// # Safety
 /// - As [`copy`].
@@ -49,9 +52,9 @@ unsafe fn copy_by(threads: usize, src: *const u8, dst: *mut u8, bytes: usize) {
     let each = (bytes / threads).next_multiple_of(4096);
     thread::scope(|scope| {
         for at in (each..bytes).step_by(each) {
-            // SAFETY: within both ranges.
+            // SAFETY: both offsets lie within their ranges.
             let part = unsafe { Part { src: src.add(at), dst: dst.add(at), bytes: each.min(bytes - at) } };
-            // SAFETY: a part of the ranges that the caller vouches for; parts do not overlap.
+            // SAFETY: a part of the ranges that the caller vouches for. Parts do not overlap.
             let run = move || unsafe { Part::copy(part) };
             if thread::Builder::new().name("leasehold landing".into()).spawn_scoped(scope, run).is_err() {
                 // SAFETY: a part of the ranges that the caller vouches for, which no thread has
@@ -59,8 +62,8 @@ unsafe fn copy_by(threads: usize, src: *const u8, dst: *mut u8, bytes: usize) {
                 unsafe { part.copy() };
             }
         }
-        // SAFETY: the first part of the ranges that the caller vouches for; the others begin behind
-        // it.
+        // SAFETY: the first part of the ranges that the caller vouches for. The other parts begin
+        // behind it.
         unsafe { Part { bytes: each, ..whole }.copy() };
     });
 }
@@ -86,7 +89,7 @@ impl Part {
     }
 }
 
-/// As [`copy`], without the caches.
+/// As [`copy`], with streaming stores that bypass the caches.
 ///
 /// # Safety
 /// - As [`copy`].
@@ -97,8 +100,9 @@ unsafe fn past_caches(src: *const u8, dst: *mut u8, bytes: usize) {
     let head = dst.align_offset(LINE).min(bytes);
     let lines = (bytes - head) / LINE;
     let tail = head + lines * LINE;
-    // SAFETY: all within the ranges. Every x86-64 processor has these instructions; the stores are to aligned addresses, and the fence makes
-    // them visible before anything that follows.
+    // SAFETY: all accesses lie within the ranges. Every x86-64 processor has these instructions.
+    // The streaming stores are to aligned addresses. The fence makes the stores visible before
+    // anything that follows.
     unsafe {
         std::ptr::copy_nonoverlapping(src, dst, head);
         for line in 0..lines {
@@ -118,7 +122,8 @@ unsafe fn past_caches(src: *const u8, dst: *mut u8, bytes: usize) {
 mod tests {
     use super::*;
 
-    /// Of every size around the borders, from and to every alignment: all bytes, and no others.
+    /// Every size around the thresholds, from and to every alignment, copies all bytes and no
+    /// others.
     #[test]
     fn all_bytes_and_no_others() {
         let pattern = |i: usize| (i.wrapping_mul(0x9E37_79B9) >> 13) as u8;
@@ -137,14 +142,14 @@ mod tests {
         }
     }
 
-    /// However many threads there are, the parts are all of it.
+    /// For each number of threads, the parts together are the whole range.
     #[test]
     fn parts_are_copied_by_threads_of_their_own() {
         let src: Vec<u8> = (0..3 * SHARE + 77).map(|i| i as u8 ^ (i >> 8) as u8).collect();
         let mut dst = vec![0u8; src.len()];
         for threads in [1, 2, 3, 4] {
             dst.fill(0);
-            // SAFETY: both vectors are as long.
+            // SAFETY: both vectors have the same length.
             unsafe { copy_by(threads, src.as_ptr(), dst.as_mut_ptr(), src.len()) };
             assert!(src == dst, "{threads} threads");
         }

@@ -1,22 +1,23 @@
-//! The engine: what a stream is on this device, and what streams share.
+//! The engine: execution of streams on a CUDA device, and the state that streams share.
 //!
-//! | module | what |
+//! | module | content |
 //! |---|---|
-//! | [`door`] | a context and the way into it: made current before, restored after; the first loss |
-//! | [`shared`] | what all devices of a backend share: who advances which line, who waits for what, whose memory an address is |
-//! | [`core`] | what all streams of a context share |
+//! | [`door`] | a context and its entry: made current before, restored after; the first loss |
+//! | [`shared`] | tables of all devices: signallers of timelines, waiting streams, ranges |
+//! | [`core`] | the state that all streams of a context share |
 //! | [`words`] | completion words in pinned memory |
 //! | [`events`] | the pool of native events |
 //! | [`stream`] | submission, completion, waiting |
-//! | [`deferred`] | what the host holds back, and how it goes on |
+//! | [`deferred`] | submissions that the host holds back, and how the engine resumes them |
 //! | [`host`] | the host's part of completion: landings, keeps, time stamps |
-//! | `landing` | copies from pinned memory to where the caller wants the bytes |
+//! | `landing` | copies from pinned memory to the caller's memory |
 //! | [`program`] | instantiated plans |
-//! | [`watcher`] | the threads that do what nobody waits for |
+//! | [`watcher`] | threads for streams that no caller waits for |
 //!
 //! # Locks
-//! A stream's lock is held across driver calls and is a leaf but for the tables of [`shared`] and the stream's own queue of the host's part.
-//! Never are two streams' locks held. User code (host calls, foreign calls, destructors of keeps) runs without any lock.
+//! A stream's lock is held across driver calls. Under a stream's lock, a thread takes only the
+//! locks of [`shared`]'s tables and of the stream's queue of items. No thread holds the locks of
+//! two streams. User code (host calls, foreign calls, destructors of keeps) runs without any lock.
 //!
 //! This module must not know managers.
 

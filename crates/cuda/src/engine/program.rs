@@ -1,11 +1,13 @@
-//! Instantiated plans: explicit graph nodes.
+//! Instantiated plans: executable graphs of explicitly added nodes.
 //!
-//! Every operation is one node, with the plan's edges. The device cannot run a host call that may call the driver, nor wait for what the host
-//! holds back; so a plan is split there: what lies between is a *segment*, an executable graph of its own, and the stream goes from step to
-//! step. Both kinds of operation are barriers of a plan, so nothing is lost by it. A plan without any is one segment and one launch.
+//! Every operation is one node, with the plan's edges. The device cannot run a host call that may
+//! call the driver, nor wait for work that the host holds back. So a plan is split at such
+//! operations. The nodes between two of them are a *segment*, an executable graph of its own, and
+//! the stream goes from step to step. Host calls and waits are barriers of a plan, so the split
+//! loses no parallelism. A plan without them is one segment and one launch.
 //!
-//! Bytes that go to pageable memory land in pinned memory that the graph owns, and are copied on when the launch is over. Calls of foreign
-//! libraries are captured, each into a child graph.
+//! Bytes for pageable memory land in pinned memory that the graph owns. The host copies them on
+//! when the launch is over. Calls of foreign libraries are captured, each into a child graph.
 //!
 //! This module must not know streams.
 
@@ -22,7 +24,7 @@ use leasehold_core::{Error, Lease, Point, Result};
 use leasehold_hal::{Copy2d, Dispatch, Download, GraphExec, HostCall, NodePatch, Op, Plan};
 use std::fmt;
 
-/// What comes next in a launch.
+/// The next step of a launch.
 pub(crate) enum Step {
     /// A segment.
     Run(u32),
@@ -30,7 +32,7 @@ pub(crate) enum Step {
     Call(HostCall),
     /// A wait.
     Wait(Point),
-    /// A copy that is more than one call.
+    /// A copy that takes more than one driver call.
     Copy(Copy2d),
 }
 
@@ -47,7 +49,7 @@ struct Landing {
     bytes: u64,
 }
 
-/// What runs in one launch.
+/// A part of a plan that is one launch.
 struct Segment {
     graph: NativeGraph,
     exec: NativeGraphExec,
@@ -57,27 +59,27 @@ struct Segment {
     children: Vec<Lease<dyn GraphExec>>,
 }
 
-/// A dispatch that the driver has a node for.
+/// A dispatch that has a node of the driver.
 #[derive(Clone, Copy)]
 struct Kernel {
     segment: u32,
     node: NativeNode,
 }
 
-/// A plan that is ready to run.
+/// An instantiated plan.
 pub struct Program {
     door: Arc<Door>,
     plan: Mutex<Plan>,
     parts: Vec<Part>,
     segments: Vec<Segment>,
-    /// By node of the plan.
+    /// The kernel nodes, by node of the plan.
     kernels: Vec<Option<Kernel>>,
     nodes: usize,
     #[cfg(feature = "planted-defects")]
     stale: bool,
 }
 
-/// Segments under construction; what was made is given back unless it is finished.
+/// Segments under construction. Unless they are finished, the drop gives them back.
 struct Building<'a> {
     core: &'a Core,
     segments: Vec<Segment>,
@@ -92,31 +94,36 @@ impl Drop for Building<'_> {
 fn give_back(door: &Door, segments: &mut Vec<Segment>) {
     for segment in segments.drain(..) {
         if !segment.exec.is_null() {
-            // SAFETY: the executable is this segment's, and nobody uses the segment any more.
+            // SAFETY: the executable is this segment's, and nothing uses the segment any more.
             door.leave_behind(|ops| unsafe { ops.exec_destroy(segment.exec) });
         }
         if !segment.graph.is_null() {
-            // SAFETY: the graph was made here and is given up once.
+            // SAFETY: the graph was made here and is destroyed once.
             door.leave_behind(|ops| unsafe { ops.graph_destroy(segment.graph) });
         }
     }
 }
 
 impl Program {
-    /// The program that an exec of this device stands for.
+    /// The program of an exec of this device.
     ///
     /// # Safety
     /// - The exec was instantiated on a device of this backend.
     pub unsafe fn of(exec: &Lease<dyn GraphExec>) -> &Program {
-        // SAFETY: execs of this backend give the address of their program, which lives as long as the lease.
+        // SAFETY: the native value of this backend's execs is the address of their program, which
+        // lives as long as the lease.
         unsafe { &*(exec.native() as *const Program) }
     }
 
-    /// Makes nodes of a plan, instantiates and uploads them. May block on the driver.
+    /// Makes the nodes of a plan, instantiates and uploads them. May block on the driver.
     ///
     /// # Errors
-    /// `InvalidArgument` for dependencies that are those of no order; `Unsupported` for a graph with host calls inside a graph, and for
-    /// copies between devices that cannot reach each other; the driver's. Nothing is left behind then.
+    /// - `InvalidArgument` for a plan whose nodes do not come after their predecessors.
+    /// - `Unsupported` for a graph with host calls inside a graph, and for copies between devices
+    ///   that cannot reach each other.
+    /// - A driver error.
+    ///
+    /// After an error all made objects are given back.
     pub fn new(core: &Core, plan: Plan) -> Result<Self> {
         let n = plan.len();
         if n != 0 && plan.pred_at.len() != n + 1
@@ -157,13 +164,14 @@ impl Program {
         })
     }
 
-    /// How many nodes the plan has.
+    /// The number of the plan's nodes.
     #[must_use]
     pub fn nodes(&self) -> usize {
         self.nodes
     }
 
-    /// Bytes of host and pinned memory that are known of: the driver does not tell what an executable takes.
+    /// Bytes of host and pinned memory that this program knows of. The driver does not report the
+    /// memory of an executable.
     #[must_use]
     pub fn bytes(&self) -> u64 {
         let pinned: u64 = self.segments.iter().flat_map(|s| &s.landings).map(|l| l.staging.len()).sum();
@@ -174,7 +182,7 @@ impl Program {
         pinned + tables as u64 + self.plan.lock().ops.bytes()
     }
 
-    /// Whether a launch is one call of the driver, or none.
+    /// Whether a launch is at most one driver call.
     #[inline]
     #[must_use]
     pub fn is_plain(&self) -> bool {
@@ -188,7 +196,7 @@ impl Program {
         self.parts.is_empty()
     }
 
-    /// What comes as number `i` in a launch.
+    /// Step number `i` of a launch.
     pub(crate) fn step(&self, i: usize) -> Option<Step> {
         Some(match self.parts.get(i)? {
             Part::Run(segment) => Step::Run(*segment),
@@ -198,7 +206,7 @@ impl Program {
         })
     }
 
-    /// Calls `f` with the points that a launch waits for.
+    /// Calls `f` with the timepoints that a launch waits for.
     pub(crate) fn for_each_wait(&self, mut f: impl FnMut(Point)) {
         for part in &self.parts {
             if let Part::Wait(point) = part {
@@ -212,16 +220,18 @@ impl Program {
     /// # Safety
     /// - The graph, and the memory that its nodes touch, live until the launch is over.
     pub(crate) unsafe fn launch(&self, segment: u32, ops: &dyn CudaSlowOps, stream: NativeStream) -> Result<()> {
-        // SAFETY: the caller keeps the graph, and so this executable, and vouches for the memory of its nodes.
+        // SAFETY: the caller keeps the graph, and so this executable, and vouches for the memory of
+        // its nodes.
         unsafe { ops.exec_launch(self.segments[segment as usize].exec, stream) }
     }
 
-    /// A launch of a segment is over: the host's part of it.
+    /// Does the host's part of a segment's launch that is over.
     pub(crate) fn landed(&self, segment: u32, ops: &dyn CudaSlowOps) {
         let Some(segment) = self.segments.get(segment as usize) else { return };
         for landing in &segment.landings {
-            // SAFETY: the segment ran, so its bytes are in the staging memory; the plan's maker vouches for the destination
-            // whenever the graph runs, and a stream's items are carried out by one thread.
+            // SAFETY: the segment ran, so its bytes are in the staging memory. The plan's maker
+            // vouches for the destination whenever the graph runs. One thread runs a stream's
+            // items.
             unsafe { land(&landing.staging, landing.dst, landing.bytes, ops) };
         }
         if !segment.stamps.is_empty() {
@@ -233,12 +243,12 @@ impl Program {
             }
         }
         for child in &segment.children {
-            // SAFETY: it was checked to be of this device when it became a child.
+            // SAFETY: the child was checked to be of this device when it became a child.
             unsafe { Program::of(child) }.landed(0, ops);
         }
     }
 
-    /// Changes nodes in place; all of them or, after an error, none.
+    /// Changes nodes in place: all of them or, after an error, none.
     ///
     /// # Errors
     /// See `hal::GraphExec::update`.
@@ -266,7 +276,7 @@ impl Program {
                 ));
             }
         }
-        // The same node may be patched twice; the last one counts.
+        // If a node is patched twice, the last patch counts.
         let mut new = plan.ops.clone();
         for p in patches {
             new.patch(p.node as usize, p.bindings, p.params, p.grid)?;
@@ -290,10 +300,10 @@ impl Program {
         Ok(())
     }
 
-    /// Sets a kernel node to what a list says.
+    /// Sets a kernel node to the parameters of a list.
     fn set(&self, ops: &leasehold_hal::OpList, node: u32) -> Result<Updated> {
         let (Some(kernel), Some(Op::Dispatch(d))) = (self.kernels[node as usize], ops.get(node as usize)) else {
-            // No blocks before and after: nothing to set.
+            // The launch has no blocks before and after, so nothing is to be set.
             return Ok(Updated::InPlace);
         };
         #[cfg(feature = "planted-defects")]
@@ -304,13 +314,15 @@ impl Program {
         let args = arguments.fill(&d)?;
         let exec = self.segments[kernel.segment as usize].exec;
         self.door.within(|driver| {
-            // SAFETY: whoever launches the graph keeps its memory alive; numbers and sizes are those of the node.
+            // SAFETY: the graph's launcher keeps the memory alive. Numbers and sizes are those of
+            // the node.
             unsafe { driver.exec_set_kernel(exec, kernel.node, &encoder::launch(&d, args)) }
         })
     }
 }
 
-/// Whether an operation cannot be a node. Cutting the order of a plan anywhere is right: what comes later runs later.
+/// Whether an operation cannot be a node. A cut at any place keeps the order of a plan: later nodes
+/// run later.
 fn splits(core: &Core, op: &Op<'_>) -> bool {
     match op {
         Op::Host(_) | Op::Wait(_) => true,
@@ -320,7 +332,7 @@ fn splits(core: &Core, op: &Op<'_>) -> bool {
 }
 
 impl Building<'_> {
-    /// One segment: nodes `from..to` of the plan.
+    /// Builds one segment from the nodes `from..to` of the plan.
     fn segment(&mut self, plan: &Plan, from: usize, to: usize, kernels: &mut [Option<Kernel>]) -> Result<()> {
         let core = self.core;
         let number = self.segments.len() as u32;
@@ -337,7 +349,7 @@ impl Building<'_> {
         for (i, kernel) in kernels.iter_mut().enumerate().take(to).skip(from) {
             let Some(op) = plan.ops.get(i) else { break };
             after.clear();
-            // What lies in an earlier segment is over by then.
+            // Nodes of an earlier segment are over when this segment starts.
             let inside = plan.predecessors(i).iter().filter(|&&p| p as usize >= from);
             after.extend(inside.map(|&p| nodes[p as usize - from]));
             #[cfg(feature = "planted-defects")]
@@ -350,7 +362,7 @@ impl Building<'_> {
             }
             nodes.push(node);
         }
-        // SAFETY: the graph was made here and is nobody else's.
+        // SAFETY: the graph was made here and has no other user.
         let exec = core.door.within(|ops| unsafe { ops.graph_instantiate(graph) })?;
         if let Some(segment) = self.segments.last_mut() {
             segment.exec = exec;
@@ -358,25 +370,28 @@ impl Building<'_> {
         core.upload(exec)
     }
 
-    /// One node.
+    /// Adds one node.
     fn node(&mut self, graph: NativeGraph, after: &[NativeNode], index: u32, op: &Op<'_>) -> Result<NativeNode> {
         let core = self.core;
         let Some(segment) = self.segments.last_mut() else { return Err(Error::state("no segment is being built")) };
         let door = &core.door;
-        // SAFETY: the graph and its nodes were made here and are nobody else's.
+        // SAFETY: the graph and its nodes were made here and have no other user.
         let empty = || door.within(|ops| unsafe { ops.graph_add_empty(graph, after) });
-        // SAFETY (all of the calls below): whoever launches the graph keeps its memory alive (the submitter's promise); host memory of its
-        // uploads and landings is kept by the plan and the segment.
+        // SAFETY (all of the calls below): the graph's launcher keeps its memory alive (the
+        // submitter's promise). The plan and the segment keep the host memory of the uploads and
+        // landings.
         match op {
             Op::Dispatch(d) if d.grid.contains(&0) => empty(),
             Op::Dispatch(d) => kernel(door, graph, after, d),
             Op::Copy(c) if c.width == 0 || c.rows == 0 => empty(),
             Op::Copy(c) => match encoder::route(core, c)? {
                 Route::Direct(copy) => door.within(|ops| {
-                    // SAFETY: the plan's maker vouches for the node's memory whenever the graph runs.
+                    // SAFETY: the plan's maker vouches for the node's memory whenever the graph
+                    // runs.
                     unsafe { ops.graph_add_copy(graph, after, &copy) }
                 }),
-                // Split off before; only peer access that was taken back meanwhile leads here.
+                // Such copies were split off before. This arm is reached only if peer access was
+                // revoked meanwhile.
                 Route::Peer(..) | Route::Rows(_) => Err(Error::state("two devices ceased to reach each other")),
             },
             Op::Fill(f) if f.bytes == 0 => empty(),
@@ -388,7 +403,8 @@ impl Building<'_> {
             Op::Upload(u) => {
                 let copy = NativeCopy::linear(CopyKind::HostToDevice, u.dst, u.src as u64, u.bytes);
                 door.within(|ops| {
-                    // SAFETY: the plan's maker vouches for the node's memory whenever the graph runs.
+                    // SAFETY: the plan's maker vouches for the node's memory whenever the graph
+                    // runs.
                     unsafe { ops.graph_add_copy(graph, after, &copy) }
                 })
             }
@@ -397,7 +413,8 @@ impl Building<'_> {
                 let dst = if encoder::lands_directly(core, d) { d.dst as u64 } else { staged(core, segment, d)? };
                 let copy = NativeCopy::linear(CopyKind::DeviceToHost, dst, d.src, d.bytes);
                 door.within(|ops| {
-                    // SAFETY: the plan's maker vouches for the node's memory whenever the graph runs.
+                    // SAFETY: the plan's maker vouches for the node's memory whenever the graph
+                    // runs.
                     unsafe { ops.graph_add_copy(graph, after, &copy) }
                 })
             }
@@ -414,7 +431,7 @@ impl Building<'_> {
                     [] => empty(),
                     [Part::Run(run)] => {
                         let native = program.segments[*run as usize].graph;
-                        // SAFETY: both graphs were made here and are nobody else's.
+                        // SAFETY: both graphs were made here and have no other user.
                         let node = door.within(|ops| unsafe { ops.graph_add_child(graph, after, native) })?;
                         segment.children.push((*child).clone());
                         Ok(node)
@@ -424,9 +441,9 @@ impl Building<'_> {
             }
             Op::Foreign(call) => {
                 let captured = capture(core, call)?;
-                // SAFETY: both graphs were made here and are nobody else's.
+                // SAFETY: both graphs were made here and have no other user.
                 let node = door.within(|ops| unsafe { ops.graph_add_child(graph, after, captured) });
-                // SAFETY: the graph was made here and is given up once.
+                // SAFETY: the graph was made here and is destroyed once.
                 door.leave_behind(|ops| unsafe { ops.graph_destroy(captured) });
                 node
             }
@@ -439,13 +456,14 @@ fn kernel(door: &Door, graph: NativeGraph, after: &[NativeNode], d: &Dispatch<'_
     let mut arguments = Arguments::new();
     let args = arguments.fill(d)?;
     door.within(|ops| {
-        // SAFETY: whoever launches the graph keeps its memory alive; numbers and sizes were checked against the pipeline when it was recorded
-        // (the caller's promise), and those against the function.
+        // SAFETY: the graph's launcher keeps the memory alive. Numbers and sizes were checked
+        // against the pipeline when the launch was recorded (the caller's promise). The pipeline's
+        // own were checked against the function.
         unsafe { ops.graph_add_kernel(graph, after, &encoder::launch(d, args)) }
     })
 }
 
-/// Pinned memory for a download, owned by the segment.
+/// Allocates pinned memory for a download. The segment owns the memory.
 fn staged(core: &Core, segment: &mut Segment, d: &Download<'_>) -> Result<u64> {
     let staging = core.landing(d.bytes)?;
     let addr = staging.addr();
@@ -453,14 +471,14 @@ fn staged(core: &Core, segment: &mut Segment, d: &Download<'_>) -> Result<u64> {
     Ok(addr)
 }
 
-/// What a library enqueues, as a graph.
+/// Captures a library's call as a graph.
 fn capture(core: &Core, call: &leasehold_hal::ForeignCall) -> Result<NativeGraph> {
     core.on_utility(|ops, stream| {
-        // SAFETY: nobody else has the utility stream meanwhile.
+        // SAFETY: no other thread has the utility stream meanwhile.
         unsafe { ops.capture_begin(stream) }?;
         let called = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| call.run(stream.0)));
-        // Always: a stream that is being captured is of no use to anybody.
-        // SAFETY: nobody else has the utility stream meanwhile.
+        // The capture always ends here: a stream under capture is of no further use.
+        // SAFETY: no other thread has the utility stream meanwhile.
         let graph = unsafe { ops.capture_end(stream) };
         let named = |e: &Error| Error::recording(format!("foreign call {} cannot be captured: {e}", call.name));
         match (called, graph) {
@@ -469,7 +487,7 @@ fn capture(core: &Core, call: &leasehold_hal::ForeignCall) -> Result<NativeGraph
             (Ok(Ok(())), Err(e)) => Err(named(&e)),
             (outcome, graph) => {
                 if let Ok(graph) = graph {
-                    // SAFETY: the graph was made here and is given up once.
+                    // SAFETY: the graph was made here and is destroyed once.
                     let _ = unsafe { ops.graph_destroy(graph) };
                 }
                 match outcome {

@@ -1,13 +1,15 @@
-//! What all devices of a backend share.
+//! Tables that all devices of a backend share.
 //!
-//! | table | key | who writes |
+//! | table | key | writers |
 //! |---|---|---|
-//! | origins | a line | streams and gates, when they are made and when they end |
-//! | waits | a line | who defers a submission that waits for it; whoever advances the line takes them out and goes on with the streams |
+//! | origins | a timeline | streams and host timelines, at their start and end |
+//! | waits | a timeline | a stream that defers a submission adds, the signaller removes |
 //! | ranges | an address | the allocators' backings |
-//! | grants | a device | who is let into whose memory |
+//! | grants | a device | a device that gets access to another's memory |
 //!
-//! All locks here are leaves and held for a few instructions.
+//! The signaller of a timeline resumes the streams that it removes from the waits.
+//!
+//! All locks here are leaves and are held for a few instructions.
 //!
 //! This module must not know how streams run.
 
@@ -21,16 +23,16 @@ use std::collections::{BTreeMap, HashMap};
 use std::fmt;
 use std::sync::Weak;
 
-/// Who advances a line.
+/// The signaller of a timeline.
 #[derive(Clone)]
 pub enum Origin {
     /// A stream of this backend.
     Stream(Weak<StreamCore>),
-    /// A gate of this backend.
+    /// A host timeline of this backend.
     Gate,
 }
 
-/// Whose memory an address is.
+/// The place of memory at an address.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Place {
     /// The device with this number.
@@ -39,17 +41,17 @@ pub enum Place {
     Pinned,
 }
 
-/// A stream that waits for a point which the driver does not know yet.
+/// A stream that waits for a timepoint which the driver does not know yet.
 type Waiting = (Point, Weak<StreamCore>);
 
-/// Who is let into a device's memory, and what is mapped of it.
+/// The devices that are admitted to a device's memory, and the mapped pieces of that memory.
 #[derive(Default)]
 struct Grant {
     guests: Vec<u32>,
     mapped: BTreeMap<u64, u64>,
 }
 
-/// The tables.
+/// The tables that all devices of a backend share.
 pub struct Shared {
     /// The driver.
     pub ops: Arc<dyn CudaSlowOps>,
@@ -66,7 +68,7 @@ pub struct Shared {
 }
 
 impl Shared {
-    /// Empty tables.
+    /// Makes empty tables.
     #[must_use]
     pub fn new(ops: Arc<dyn CudaSlowOps>, config: CudaConfig) -> Self {
         Self {
@@ -81,22 +83,23 @@ impl Shared {
         }
     }
 
-    /// Notes who advances a line.
+    /// Records the signaller of a timeline.
     pub fn add_origin(&self, line: &Line, origin: Origin) {
         self.origins.write().insert(line.id(), origin);
     }
 
-    /// Nobody of ours advances the line any more.
+    /// Removes the signaller of a timeline.
     pub fn remove_origin(&self, line: &Line) {
         self.origins.write().remove(&line.id());
     }
 
-    /// Who advances a line; `None` for another backend's.
+    /// The signaller of a timeline. `None` for a timeline of another backend.
     pub fn origin(&self, line: LineId) -> Option<Origin> {
         self.origins.read().get(&line).cloned()
     }
 
-    /// Notes that a stream waits for a point. Where there are many, those go whose point is over.
+    /// Records that a stream waits for a timepoint. If the table is full, the call first removes
+    /// the entries whose timepoints are over.
     pub fn note_wait(&self, point: Point, stream: &Weak<StreamCore>) {
         let mut over = Vec::new();
         let mut waits = self.waits.lock();
@@ -111,19 +114,21 @@ impl Shared {
         }
         waits.push((point, stream.clone()));
         drop(waits);
-        // The thread that gave such a point to the driver may not have come to `wake`, and will not find the note.
+        // The thread that gave such a timepoint to the driver may not have called `wake` yet, and
+        // would not find the entry.
         over.iter().for_each(|stream| stream.attend());
     }
 
-    /// The largest value of a line that is waited for.
+    /// The largest value of a timeline that some stream waits for.
     pub fn most_waited(&self, line: LineId) -> Option<u64> {
         self.waits.lock().iter().filter(|(p, _)| p.line_id() == line).map(|(p, _)| p.value()).max()
     }
 
-    /// Goes on with the streams that wait for `line` up to `value`. Called without a lock of a stream.
+    /// Resumes the streams that wait for `line` up to `value`. The caller holds no stream's lock.
     pub fn wake(&self, line: LineId, value: u64) {
         loop {
-            // A few at a time, so that nothing is allocated and a stream that ends drops without the lock.
+            // A batch has a fixed size: the loop allocates nothing, and a stream's last reference
+            // drops without the lock.
             let mut some: [Option<Waiting>; 8] = Default::default();
             {
                 let mut waits = self.waits.lock();
@@ -149,17 +154,18 @@ impl Shared {
         }
     }
 
-    /// Notes whose memory a range is.
+    /// Records the place of a range.
     pub fn add_range(&self, addr: u64, bytes: u64, place: Place) {
         self.ranges.write().insert(addr, (addr + bytes, place));
     }
 
-    /// Forgets a range.
+    /// Removes a range.
     pub fn remove_range(&self, addr: u64) {
         self.ranges.write().remove(&addr);
     }
 
-    /// Whose memory a range is; `None` for memory of nobody here, and for a range that goes beyond what it begins in.
+    /// The place of a range. `None` for memory that this backend does not know, and for a range
+    /// that exceeds the recorded range at its start.
     #[must_use]
     pub fn place(&self, addr: u64, bytes: u64) -> Option<Place> {
         let ranges = self.ranges.read();
@@ -167,7 +173,7 @@ impl Shared {
         (addr < end && bytes <= end - addr).then_some(place)
     }
 
-    /// Notes that a piece was mapped; gives who may use it beside its device.
+    /// Records a mapped piece, and returns the devices that may use the piece beside its owner.
     pub fn mapped(&self, owner: u32, addr: u64, bytes: u64) -> Vec<u32> {
         let mut grants = self.grants.lock();
         let grant = grants.entry(owner).or_default();
@@ -175,12 +181,12 @@ impl Shared {
         grant.guests.clone()
     }
 
-    /// Who may use the memory of `owner` beside itself.
+    /// The devices that may use the memory of `owner` beside itself.
     pub fn guests(&self, owner: u32) -> Vec<u32> {
         self.grants.lock().get(&owner).map(|g| g.guests.clone()).unwrap_or_default()
     }
 
-    /// Forgets a piece.
+    /// Removes a mapped piece.
     pub fn unmapped(&self, owner: u32, addr: u64) {
         if let Some(grant) = self.grants.lock().get_mut(&owner) {
             grant.mapped.remove(&addr);
@@ -192,7 +198,8 @@ impl Shared {
         self.grants.lock().get(&owner).is_some_and(|g| g.mapped.contains_key(&addr))
     }
 
-    /// Lets `guest` into the memory of `owner` from now on; gives the pieces that are mapped already. `None` when it was let in before.
+    /// Admits `guest` to the memory of `owner` from now on, and returns the pieces that are already
+    /// mapped. `None` if `guest` was admitted before.
     pub fn invite(&self, owner: u32, guest: u32) -> Option<Vec<(u64, u64)>> {
         let mut grants = self.grants.lock();
         let grant = grants.entry(owner).or_default();
@@ -203,44 +210,44 @@ impl Shared {
         Some(grant.mapped.iter().map(|(&a, &b)| (a, b)).collect())
     }
 
-    /// Takes an invitation back that could not be carried out.
+    /// Revokes an admission that could not be carried out.
     pub fn uninvite(&self, owner: u32, guest: u32) {
         if let Some(grant) = self.grants.lock().get_mut(&owner) {
             grant.guests.retain(|&g| g != guest);
         }
     }
 
-    /// Whether `guest` was let into the memory of `owner`.
+    /// Whether `guest` was admitted to the memory of `owner`.
     pub fn is_guest(&self, owner: u32, guest: u32) -> bool {
         self.grants.lock().get(&owner).is_some_and(|g| g.guests.contains(&guest))
     }
 
-    /// Notes how a function is called.
+    /// Records a function's name.
     pub fn name_function(&self, function: u64, name: &str) {
         self.functions.write().insert(function, name.into());
     }
 
-    /// How a function is called.
+    /// A function's name.
     pub fn function_name(&self, function: u64) -> Option<String> {
         self.functions.read().get(&function).map(|n| n.to_string())
     }
 
-    /// Forgets a function.
+    /// Removes a function's name.
     pub fn forget_function(&self, function: u64) {
         self.functions.write().remove(&function);
     }
 
-    /// Notes a device's open primary context.
+    /// Records a device's open primary context.
     pub fn add_primary(&self, core: &Arc<Core>) {
         self.primaries.lock().insert(core.door.ordinal(), Arc::downgrade(core));
     }
 
-    /// A device's primary context, if it is open.
+    /// A device's primary context, if the context is open.
     pub fn primary(&self, ordinal: u32) -> Option<Arc<Core>> {
         self.primaries.lock().get(&ordinal)?.upgrade()
     }
 
-    /// A device that is closed lets nobody in, and is let in nowhere.
+    /// Removes every admission that a closed device gave or got.
     pub fn close(&self, ordinal: u32) {
         let mut grants = self.grants.lock();
         grants.remove(&ordinal);

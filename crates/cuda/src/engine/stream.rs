@@ -1,4 +1,4 @@
-//! A stream: submission, completion, waiting. What the host holds back is in
+//! A stream: submission, completion, waiting. Submissions that the host holds back are in
 //! [`deferred`](super::deferred).
 //!
 //! # Protocol
@@ -6,22 +6,23 @@
 //! |---|---|---|
 //! | `line.submitted` | values that were taken | in the lock |
 //! | `issued` | all up to this value was given to the driver | in the lock |
-//! | `signalled` | the driver was told to make completion visible up to this value | in the lock |
+//! | `signalled` | the driver was told to signal completion up to this value | in the lock |
 //! | the word | the device is done up to this value | by the device |
-//! | `line.completed` | and the host has done its part | by whoever looks |
-//! | `wanted` | somebody relies on the publication of this value without asking | by anyone, monotone |
+//! | `line.completed` | device and host are done up to this value | by an observing thread |
+//! | `wanted` | a waiter that does not poll needs the publication | by any thread, monotone |
 //!
-//! A submission on a stream that holds nothing back is: the lock, a look at the current context,
-//! the driver's calls, the next value. Nothing is allocated. The word is written every
-//! [`signal_every`](crate::config::CudaConfig::signal_every) submissions, at a signal, at a flush
-//! and when somebody waits.
+//! A submission on a stream that holds nothing back takes the lock, checks the current context,
+//! makes the driver's calls and takes the next value. Such a submission allocates nothing. The
+//! device writes the word every [`signal_every`](crate::config::CudaConfig::signal_every)
+//! submissions, at a signal, at a flush and for a waiter.
 //!
-//! What needs other locks (a mark on another stream, staging memory) is prepared before the lock is
-//! taken.
+//! Resources that need other locks (a mark on another stream, staging memory) are prepared before
+//! the lock is taken.
 //!
 //! # After a failure
-//! The line is poisoned from the failed value on, what was held back is dropped, and values are
-//! published once the driver says that all it was given is over. A lost context is over at once.
+//! The stream poisons its timeline from the failed value on, and drops the submissions that it held
+//! back. The stream publishes the values once the driver is done with all work that it was given.
+//! In a lost context the values are published at once.
 //!
 //! This module must not know managers.
 
@@ -43,18 +44,19 @@ use std::fmt;
 use std::sync::Weak;
 use std::time::Duration;
 
-/// Marks that a stream remembers.
+/// The most marks that a stream keeps.
 const MARKS: usize = 4;
-/// Without words: events that may be under way before no more are recorded by the way.
+/// Without words: once this many events are pending, submissions record no more events of their own
+/// accord.
 const SIGNALS: usize = 16;
-/// Of so many submissions the kernel is remembered, for reports.
+/// The number of submissions whose kernels are remembered, for reports.
 const RECENT: usize = 64;
-/// A waiting thread looks so often before it yields, and then so often before it sleeps.
+/// Checks before a waiting thread yields, and then checks before it sleeps.
 const SPINS: u32 = 200;
 const YIELDS: u32 = 200;
-/// How often a thread looks whether another one has published what it knows to be over.
+/// The most checks whether another thread has published a value that is over.
 const PASSING: u32 = 1000;
-/// The longest sleep between looks.
+/// The longest sleep between checks.
 const NAP_MAX: Duration = Duration::from_millis(1);
 
 /// An event that was recorded when all up to `value` had been given to the driver.
@@ -63,17 +65,18 @@ struct Mark {
     event: Lease<EventState>,
 }
 
-/// What the lock guards.
+/// The state that the lock guards.
 pub(super) struct State {
     pub(super) deferred: VecDeque<Job>,
     pub(super) turn: Turn,
-    /// Somebody came to go on while another was at it.
+    /// A thread came to resume the stream while another thread was doing so.
     pub(super) again: bool,
-    /// Set by the device when it has come to the host call in front.
+    /// Set by the device when it has reached the host call at the front.
     pub(super) fence: Option<Arc<AtomicBool>>,
-    /// The first of what is held back waits for a line that nobody of ours advances.
+    /// The first submission that is held back waits for a timeline that nothing of this backend
+    /// advances.
     pub(super) foreign: bool,
-    /// The driver was given something since it was last seen to be done with all.
+    /// The driver was given work since it was last seen idle on this stream.
     pub(super) dirty: bool,
     marks: VecDeque<Mark>,
     /// Without words: events by value.
@@ -81,22 +84,22 @@ pub(super) struct State {
 }
 
 impl State {
-    /// Whether something is held back, so that whatever comes must queue behind it.
+    /// Whether submissions are held back, so that a new one must queue behind them.
     pub(super) fn is_busy(&self) -> bool {
         self.turn != Turn::Free || !self.deferred.is_empty()
     }
 }
 
-/// A driver that did not take an operation.
+/// An operation that the driver refused.
 pub(super) struct Refusal {
     pub(super) error: Error,
-    /// It had taken something of the same submission.
+    /// The driver had accepted another operation of the same submission.
     accepted: bool,
-    /// The operation.
+    /// The refused operation.
     op: String,
 }
 
-/// What a stream is.
+/// The execution state of a stream.
 pub struct StreamCore {
     pub(super) core: Arc<Core>,
     pub(super) owner: LineOwner,
@@ -105,11 +108,11 @@ pub struct StreamCore {
     word: Option<Word>,
     pub(super) issued: AtomicU64,
     signalled: AtomicU64,
-    /// Without words: what the events said.
+    /// Without words: the value that the events reported.
     seen: AtomicU64,
     pub(super) wanted: AtomicU64,
     pub(super) watched: AtomicBool,
-    /// Whether somebody holds the stream, who is told of its failures.
+    /// Whether a holder of the stream exists, to whom failures are reported.
     held: AtomicBool,
     pub(super) state: Mutex<State>,
     pub(super) host: HostPart,
@@ -118,10 +121,10 @@ pub struct StreamCore {
 }
 
 impl StreamCore {
-    /// A stream with a line of its own. May block on the driver.
+    /// Makes a stream with a timeline of its own. May block on the driver.
     ///
     /// # Errors
-    /// `OutOfMemory` without lines or memory; the driver's.
+    /// `OutOfMemory` without timelines or memory, or a driver error.
     pub fn new(core: Arc<Core>, priority: i32) -> Result<Arc<Self>> {
         let owner = LineOwner::take()?;
         let start = owner.line().submitted();
@@ -166,7 +169,7 @@ impl StreamCore {
         Ok(stream)
     }
 
-    /// Its line.
+    /// The stream's timeline.
     #[inline]
     #[must_use]
     pub fn line(&self) -> &'static Line {
@@ -185,39 +188,41 @@ impl StreamCore {
         self.priority
     }
 
-    /// Whether it can be lent again.
+    /// Whether the pool can lend the stream again.
     #[must_use]
     pub fn is_sound(&self) -> bool {
         let line = self.line();
         line.is_idle() && !line.failed(VALUE_LIMIT) && line.submitted() < VALUE_LIMIT / 2 && self.host.is_empty()
     }
 
-    /// Somebody holds the stream from now on.
+    /// Marks the stream as held from now on.
     pub(crate) fn take_up(&self) {
         self.held.store(true, Ordering::Release);
     }
 
-    /// Whether somebody holds the stream. What nobody holds is nobody's failure.
+    /// Whether a holder of the stream exists. A failure of a stream without a holder is reported to
+    /// no caller.
     pub(crate) fn is_held(&self) -> bool {
         self.held.load(Ordering::Acquire)
     }
 
-    /// How it is called in reports.
+    /// The stream's name in reports.
     pub(super) fn name(&self) -> String {
         format!("{} {:?}", self.core.door.id(), self.line().id())
     }
 
     /// Fails everything from `value` on.
     ///
-    /// What the failed submission `held` is given up in between: it finds the cause, and is gone
-    /// before the value is published.
+    /// The failed submission `held` is dropped after the cause is set, and before the value is
+    /// published.
     pub(super) fn fail<T>(&self, value: u64, cause: Error, held: T) {
         self.owner.poison(value, cause);
         drop_quietly(held);
         self.after_failure();
     }
 
-    /// Drops what is held back, tells who waits, and completes what is over.
+    /// Drops the submissions that are held back, wakes the waiting streams, and completes the
+    /// values that are over.
     fn after_failure(&self) {
         let dropped = {
             let mut state = self.state.lock();
@@ -233,27 +238,28 @@ impl StreamCore {
         }
     }
 
-    /// Of a failed stream: publishes all values once the driver is done with what it was given.
+    /// Publishes all values of a failed stream once the driver is done with its work.
     pub(super) fn finish_failed(&self) {
         let line = self.line();
         if line.is_idle() && self.host.is_empty() || !line.failed(VALUE_LIMIT) {
             return;
         }
         if self.state.lock().turn != Turn::Free {
-            // Whoever is at it comes here when done.
+            // The thread that has the turn calls this function when it is done.
             return;
         }
         let over = self.core.door.loss().is_some() || self.query().is_ok_and(|over| over);
         if over || self.core.door.loss().is_some() {
             let end = line.submitted();
-            // Also of a submission that was lost half way, and so has no value.
+            // `VALUE_LIMIT` includes the items of a submission that was lost half way, and so has
+            // no value.
             if let Some(publish) = self.host.carry_out(&self.owner, VALUE_LIMIT, end, self.core.door.ops()) {
                 self.owner.complete(publish);
             }
         }
     }
 
-    /// The context is dead: nothing of it runs any more.
+    /// Fails the stream of a lost context, where no work runs any more.
     pub(super) fn lost(&self, loss: &Error) {
         let line = self.line();
         if !line.failed(VALUE_LIMIT) {
@@ -262,7 +268,7 @@ impl StreamCore {
         self.after_failure();
     }
 
-    /// The submissions that are not over, and their kernels; for the report of a loss.
+    /// The submissions that are not over, and their kernels, for the report of a loss.
     pub(super) fn pending_text(&self) -> Option<String> {
         let line = self.line();
         let (done, issued) = (line.completed(), line.submitted());
@@ -291,16 +297,17 @@ impl Drop for StreamCore {
         self.core.shared.remove_origin(line);
         let pending = !line.is_idle();
         if pending {
-            // Only when the backend was dropped without a shutdown while a gate held work back.
+            // This happens only if the backend was dropped without a shutdown while a host timeline
+            // held work back.
             let jobs = std::mem::take(&mut self.state.get_mut().deferred);
             self.owner
                 .poison(line.completed() + 1, Error::state("the backend ended while the stream's work was held back"));
             drop(jobs);
         }
-        // All may be over, and the signal of it still on its way to the word, which somebody else
-        // gets next.
+        // All work may be over while the last signal is still on its way to the word. The next
+        // owner of the word must not get this write.
         let signalled = self.core.door.loss().is_none() && self.reached() < self.signalled.load(Ordering::Acquire);
-        // SAFETY: the stream is this one's own and is given up below only.
+        // SAFETY: the stream is this one's own and is destroyed only below.
         let waited = || self.core.door.give_back(|ops| unsafe { ops.stream_synchronize(self.native) });
         match if pending || signalled { waited() } else { Ok(()) } {
             Ok(()) if pending => {
@@ -310,13 +317,15 @@ impl Drop for StreamCore {
             }
             Ok(()) => {}
             Err(error) => {
-                // The line does not say that it is over, and what it uses stays for ever.
+                // The timeline does not say that the work is over. The memory that the work uses
+                // leaks.
                 tracing::error!(%error, stream = %self.name(), "the driver may still run work of a stream that ends");
                 self.host.abandon();
                 std::mem::forget(self.word.take());
             }
         }
-        // SAFETY: made by `stream_create` for this stream, and given up here only.
+        // SAFETY: `stream_create` made the native stream for this stream, and only this drop
+        // destroys it.
         self.core.door.leave_behind(|ops| unsafe { ops.stream_destroy(self.native) });
     }
 }
@@ -332,10 +341,10 @@ impl fmt::Debug for StreamCore {
     }
 }
 
-/// The stream as its own staging memory sees it: it waits for nobody else's.
+/// The stream's timeline for its own staging memory. The timeline waits for no other stream.
 struct Own<'a>(&'a StreamCore);
 
-// SAFETY: the line and all that is said of it are the stream's own.
+// SAFETY: the timeline and all its answers are the stream's own.
 unsafe impl Timeline for Own<'_> {
     fn line(&self) -> &'static Line {
         self.0.line()

@@ -1,11 +1,14 @@
-//! The threads of a context: one that watches streams which need attention, and a few for host calls. Started when first needed, parked
-//! without work.
+//! The threads of a context: one that watches streams in need of attention, and a few for host
+//! calls. The threads start at their first use. Without work they are parked.
 //!
 //! # Protocol
-//! A stream that needs attention is put on the list once (`watched`); the watcher goes on with each and keeps those that need more. Whoever
-//! puts one on it unparks the watcher; a park token makes sure that no ring is lost. In the driver's own callbacks nothing happens but a ring.
+//! A stream that needs attention is put on the list once (`watched`). The watcher serves each
+//! stream of the list and keeps those that need more attention. A thread that puts a stream on the
+//! list unparks the watcher; a park token ensures that no wake-up is lost. The driver's own
+//! callbacks only wake the watcher.
 //!
-//! Without threads (`inline`) whoever waits or asks makes a round and runs host calls itself.
+//! Without threads (`inline`), a thread that waits or queries makes a round and runs host calls
+//! itself.
 //!
 //! This module must not know what a stream does.
 
@@ -19,23 +22,24 @@ use std::collections::VecDeque;
 use std::fmt;
 use std::time::Duration;
 
-/// Host calls that may run at a time.
+/// The most host calls that run at a time.
 const CALLERS_MAX: u32 = 8;
-/// Rounds without news before the watcher naps.
+/// Rounds without progress before the watcher sleeps.
 const EAGER: u32 = 200;
-/// Rounds without news after which a watcher that is to end gives up what is left.
+/// Rounds without progress after which a closing watcher abandons the remaining streams.
 const LAST_ROUNDS: u32 = EAGER + 20;
-/// The longest nap.
+/// The longest sleep.
 const NAP_MAX: Duration = Duration::from_micros(500);
-/// Every so many rounds without news the driver is asked, which finds a lost context.
+/// In every round of this number without progress, the watcher queries the driver, which finds a
+/// lost context.
 const LOOK_EVERY: u32 = 16;
 
-/// Rings the watcher; may be called from the driver's callbacks.
+/// Wakes the watcher. The driver's callbacks may call it.
 #[derive(Clone, Default)]
 pub struct Waker(Arc<OnceLock<Thread>>);
 
 impl Waker {
-    /// Rings.
+    /// Wakes the watcher.
     pub fn wake(&self) {
         if let Some(thread) = self.0.get() {
             thread.unpark();
@@ -71,7 +75,7 @@ pub struct Watch {
 }
 
 impl Watch {
-    /// No threads yet. `interval`: between looks at the device.
+    /// Makes the state without threads. `interval`: the time between queries of the device.
     #[must_use]
     pub fn new(id: DeviceId, inline: bool, interval: Duration) -> Arc<Self> {
         Arc::new(Self {
@@ -93,13 +97,13 @@ impl Watch {
         self.inline
     }
 
-    /// What rings the watcher.
+    /// A handle that wakes the watcher.
     #[must_use]
     pub fn waker(&self) -> Waker {
         self.waker.clone()
     }
 
-    /// Puts a stream on the list, unless it is there.
+    /// Puts a stream on the list, unless the stream is on it.
     pub fn attend(self: &Arc<Self>, stream: &Arc<StreamCore>) {
         if stream.watched.swap(true, Ordering::AcqRel) {
             return;
@@ -124,13 +128,15 @@ impl Watch {
                 list.started = true;
             }
             Err(error) => {
-                // Whoever waits goes on by itself; the next stream that needs attention tries again.
+                // A waiting thread makes progress by itself. The next stream that needs attention
+                // tries again.
                 tracing::error!(%error, "the watcher of {} could not be started", self.id);
             }
         }
     }
 
-    /// Goes on with every stream of the list once. Says whether there are any, and whether there was news.
+    /// Serves every stream of the list once. Returns whether a stream remains, and whether one made
+    /// progress.
     fn pass(&self, look: bool) -> (bool, bool) {
         let mut streams = std::mem::take(&mut self.list.lock().streams);
         if streams.is_empty() {
@@ -143,7 +149,7 @@ impl Watch {
                 return true;
             }
             stream.watched.store(false, Ordering::Release);
-            // Somebody may have asked for attention just before.
+            // Another thread may have asked for attention just before.
             stream.needs_attention() && !stream.watched.swap(true, Ordering::AcqRel)
         });
         let any = !streams.is_empty();
@@ -153,7 +159,7 @@ impl Watch {
         (any || !list.streams.is_empty(), news)
     }
 
-    /// The watcher's life.
+    /// The watcher's main loop.
     fn run(self: Arc<Self>) {
         let mut quiet = 0u32;
         let mut nap = self.interval.max(Duration::from_micros(20));
@@ -174,7 +180,8 @@ impl Watch {
             }
             quiet = quiet.saturating_add(1);
             if quiet > LAST_ROUNDS && self.closing.load(Ordering::Acquire) {
-                // What is left waits for another backend. It is finished by nobody, and fails as it is dropped.
+                // The remaining streams wait for another backend. Their work never completes, and
+                // fails when the streams are dropped.
                 drop(std::mem::take(&mut self.list.lock().streams));
                 return;
             }
@@ -187,7 +194,7 @@ impl Watch {
         }
     }
 
-    /// Runs a host call on a thread of ours; without threads it is left for the next round.
+    /// Runs a host call on a thread of the backend. Without threads, the next round runs the call.
     pub fn call(self: &Arc<Self>, stream: Arc<StreamCore>, job: Job) {
         let mut calls = self.calls.lock();
         calls.tasks.push_back((stream, job));
@@ -215,7 +222,7 @@ impl Watch {
         self.bell.notify_one();
     }
 
-    /// A caller's life.
+    /// The main loop of a thread for host calls.
     fn serve(&self) {
         let mut calls = self.calls.lock();
         loop {
@@ -242,35 +249,37 @@ impl Watch {
         }
     }
 
-    /// Without threads: goes on with every stream once, and runs the host calls that are due.
+    /// Without threads: serves every stream once, and runs the host calls that are due.
     pub fn round(&self) {
         self.pass(false);
         self.run_calls();
     }
 
-    /// The threads end when they have nothing to do any more. Does not wait.
+    /// Tells the threads to end when they have no more work. Does not block.
     pub fn close(&self) {
         self.closing.store(true, Ordering::Release);
-        // In the lock: a caller that looked at the flag before is asleep now.
+        // The lock orders this after the check of the flag: a thread that saw the flag unset now
+        // waits on the bell.
         drop(self.calls.lock());
         self.bell.notify_all();
         self.waker.wake();
     }
 
-    /// Waits for the end of the threads after [`close`](Self::close), which is soon: they finish what they can. The caller may be one of them.
+    /// Waits for the end of the threads after [`close`](Self::close). The threads only finish the
+    /// work that they can. The caller may be one of the threads.
     pub fn join(&self) {
         let mut handles = std::mem::take(&mut self.calls.lock().handles);
         handles.extend(self.list.lock().thread.take());
         for handle in handles {
             if handle.thread().id() != thread::current().id() {
-                // They catch what they run; there is nothing to learn from the result.
+                // The threads catch the panics of their work, so the result says nothing.
                 drop(handle.join());
             }
         }
         if self.inline {
             self.round();
         }
-        // A host call that ended last may have left its stream to a watcher that was gone by then.
+        // A host call that ended last may have put its stream on the list after the watcher ended.
         drop(std::mem::take(&mut self.list.lock().streams));
     }
 }
@@ -292,7 +301,7 @@ mod tests {
     use crate::manager::stream::StreamManager;
     use leasehold_core::{LineOwner, Result};
 
-    /// The list would hold the stream, and with it the context, for ever.
+    /// Otherwise the list would keep the stream, and with it the context, for ever.
     #[test]
     fn a_stream_that_is_left_to_a_watcher_which_is_gone_is_let_go() -> Result<()> {
         let id = DeviceId::cuda(0);
@@ -312,7 +321,7 @@ mod tests {
         Ok(())
     }
 
-    /// The thread that gave the point to the driver comes to `wake` later, and finds no note.
+    /// The thread that gave the timepoint to the driver calls `wake` later, and finds no entry.
     #[test]
     fn a_stream_whose_note_is_cleared_away_is_gone_on_with() -> Result<()> {
         let id = DeviceId::cuda(0);

@@ -1,5 +1,5 @@
-//! Completion words: 8 bytes of pinned memory per stream, a cache line apart. The device writes them, the host reads them, and no driver
-//! call is made for that.
+//! Completion words: 8 bytes of pinned memory per stream, each in a cache line of its own. The
+//! device writes the words and the host reads them. Reading a word makes no driver call.
 //!
 //! This module must not know what the values mean.
 
@@ -11,7 +11,7 @@ use std::fmt;
 
 /// Bytes of a page of words.
 const PAGE: u64 = 4096;
-/// Bytes from word to word, so that no two streams share a cache line (or a pair of them).
+/// Bytes from word to word. No two streams share a cache line or a pair of adjacent lines.
 const STRIDE: u64 = 128;
 
 #[derive(Default)]
@@ -20,23 +20,23 @@ struct Pages {
     free: Vec<u64>,
 }
 
-/// The words of a context. Pages are given back with the last user.
+/// The words of a context. The drop of the last user frees the pages.
 pub struct Words {
     door: Arc<Door>,
     pages: Mutex<Pages>,
 }
 
 impl Words {
-    /// No words yet.
+    /// Makes an empty set of words.
     #[must_use]
     pub fn new(door: Arc<Door>) -> Self {
         Self { door, pages: Mutex::new(Pages::default()) }
     }
 
-    /// A word, with `value` in it. May block on the driver.
+    /// Takes a word and stores `value` in it. May block on the driver.
     ///
     /// # Errors
-    /// `OutOfMemory`; the driver's.
+    /// `OutOfMemory`, or a driver error.
     pub fn take(self: &Arc<Self>, value: u64) -> Result<Word> {
         let free = self.pages.lock().free.pop();
         let addr = match free {
@@ -50,7 +50,7 @@ impl Words {
             }
         };
         let word = Word { words: self.clone(), addr };
-        // SAFETY: a word of a live page that no work uses.
+        // SAFETY: the word is in a live page, and no work uses the word.
         unsafe { self.door.ops().store_word(addr, value) };
         Ok(word)
     }
@@ -59,8 +59,8 @@ impl Words {
 impl Drop for Words {
     fn drop(&mut self) {
         for page in std::mem::take(&mut self.pages.get_mut().pages) {
-            // SAFETY: the page came from `host_alloc`; each word of it held these pages and is
-            // gone.
+            // SAFETY: the page came from `host_alloc`. Each word of the page held these pages and
+            // is gone.
             self.door.leave_behind(|ops| unsafe { ops.host_free(page) });
         }
     }
@@ -73,25 +73,26 @@ impl fmt::Debug for Words {
     }
 }
 
-/// One word; free again when dropped. Whoever drops it knows that no work writes it any more.
+/// One word. Dropping the word makes it free again; before the drop, the owner ensures that no work
+/// writes it any more.
 pub struct Word {
     words: Arc<Words>,
     addr: u64,
 }
 
 impl Word {
-    /// Where it is.
+    /// The word's device address.
     #[inline]
     #[must_use]
     pub fn addr(&self) -> u64 {
         self.addr
     }
 
-    /// What is in it.
+    /// The word's value.
     #[inline]
     #[must_use]
     pub fn load(&self) -> u64 {
-        // SAFETY: the word lives as long as its page, which we hold.
+        // SAFETY: the word lives as long as its page, which `words` keeps.
         unsafe { self.words.door.ops().load_word(self.addr) }
     }
 }

@@ -1,5 +1,5 @@
-//! Buffers: allocated and freed here, out of a device's allocator. The allocator's block table is
-//! the pool; there is no second one.
+//! Buffers: allocation and freeing, through a device's allocator. The allocator's block table is
+//! the pool of buffers; no second pool exists.
 //!
 //! This module must not know how blocks are placed.
 
@@ -12,7 +12,7 @@ use std::fmt;
 
 /// Owns the buffers of one kind of memory of a device: allocation, look-up, life cycle, statistics.
 ///
-/// All contexts of a device share its memory. The allocator is made with the first buffer.
+/// All contexts of a device share its memory. The first buffer makes the allocator.
 #[doc(alias = "CudaBufferManager")]
 pub struct BufferManager {
     memory: Arc<Memory>,
@@ -31,10 +31,10 @@ impl BufferManager {
         }
     }
 
-    /// A manager of a device's buffers over a driver of the test's, with all that is below it.
+    /// A manager of a device's buffers over a driver that a test supplies, with all lower layers.
     ///
     /// # Errors
-    /// `Unsupported` for a kind of memory that there is not; the driver's.
+    /// `Unsupported` for a kind of memory that the device does not have, or a driver error.
     #[cfg(feature = "test-hooks")]
     #[doc(alias = "configureForTest")]
     pub fn configure_for_test(
@@ -47,28 +47,28 @@ impl BufferManager {
         Ok(Self { memory, kind, for_test: true })
     }
 
-    /// Whether it was [configured for a test](Self::configure_for_test).
+    /// Whether the manager was [configured for a test](Self::configure_for_test).
     #[cfg(feature = "test-hooks")]
     #[doc(alias = "isConfiguredForTest")]
     pub fn is_configured_for_test(&self) -> bool {
         self.for_test
     }
 
-    /// Which memory.
+    /// The kind of memory.
     pub fn kind(&self) -> MemoryKind {
         self.kind
     }
 
-    /// The allocator; the first call makes it.
+    /// The allocator. The first call makes it.
     ///
     /// # Errors
-    /// `OutOfMemory`; the driver's.
+    /// `OutOfMemory`, or a driver error.
     pub fn allocator(&self) -> Result<&Allocator> {
         self.memory.of(self.kind)
     }
 
-    /// A buffer that is ready for `on`'s stream. Makes no driver call if there is free memory; may
-    /// block on the driver otherwise.
+    /// Allocates a buffer that is ready for the stream of `on`. If free memory exists, the call
+    /// makes no driver call. Otherwise it may block on the driver.
     ///
     /// # Errors
     /// As [`Allocator::alloc`].
@@ -76,9 +76,8 @@ impl BufferManager {
         self.allocator()?.alloc(layout, on)
     }
 
-    /// Gives up a lease on a buffer: what dropping it does. With the last one the memory is free
-    /// for others, once the work that was marked on the buffer is over. Never blocks and makes no
-    /// driver call.
+    /// Drops a lease on a buffer. The last lease frees the memory once the work that was marked on
+    /// the buffer is over. Never blocks and makes no driver call.
     pub fn free(&self, buffer: Lease<Buffer>) {
         drop(buffer);
     }
@@ -101,16 +100,16 @@ impl BufferManager {
         self.memory.existing(self.kind).is_some_and(|a| a.is_alive(buffer))
     }
 
-    /// Gives free memory back to the driver until at most `keep` bytes are kept; says how much
-    /// went.
+    /// Gives free memory back to the driver until at most `keep` bytes are kept. Returns the number
+    /// of bytes given back.
     ///
     /// # Errors
-    /// The driver's.
+    /// A driver error.
     pub fn trim(&self, keep: u64) -> Result<u64> {
         self.memory.existing(self.kind).map_or(Ok(0), |a| a.trim(keep))
     }
 
-    /// The state in numbers.
+    /// The allocator's statistics.
     #[must_use]
     pub fn stats(&self) -> AllocStats {
         self.memory.existing(self.kind).map(Allocator::stats).unwrap_or_default()

@@ -1,10 +1,12 @@
-//! Contexts: a device's primary one, and owned ones beside it.
+//! Contexts: a device's primary context, and owned contexts beside it.
 //!
-//! A context's payload holds the managers of its streams, time stamps, gates, modules, functions and graphs. The device's memory is shared by
-//! all of them: what one allocates the others may use.
+//! A context's payload holds the managers of its streams, time stamps, host timelines, modules,
+//! functions and graphs. All contexts of a device share its memory: one context may use memory that
+//! another one allocated.
 //!
-//! Streams, graphs and functions hold the engine's part of their context (`Core`), never the payload, so that no pool lies inside a payload
-//! that its own entries keep alive. The driver's context goes when the last of them goes.
+//! Streams, graphs and functions hold the engine's part of their context (`Core`), never the
+//! payload. So no pool lies inside a payload that its own entries keep alive. The driver's context
+//! is released with the last reference to the engine's part.
 //!
 //! This module must not know backings.
 
@@ -30,7 +32,7 @@ use leasehold_hal::MemoryKind;
 use std::fmt;
 use std::marker::PhantomPinned;
 
-/// A device's memory over a driver of the test's.
+/// A device's memory over a driver that a test supplies.
 #[cfg(feature = "test-hooks")]
 pub(crate) fn memory_for_test(
     ops: Arc<dyn crate::driver::ops::CudaSlowOps>,
@@ -43,7 +45,7 @@ pub(crate) fn memory_for_test(
     Ok(Arc::new(Memory::new(Arc::new(Door::primary(ops, ordinal)?), shared, properties)))
 }
 
-/// A context and what it owns.
+/// A context and the resources that it owns.
 pub struct ContextState {
     pub(crate) streams: StreamManager,
     pub(crate) events: EventManager,
@@ -55,9 +57,10 @@ pub struct ContextState {
     pinned: BufferManager,
     pub(crate) memory: Arc<Memory>,
     pub(crate) core: Arc<Core>,
-    /// It is the device's primary one: it ends after the device's memory is given back.
+    /// Whether the context is the device's primary one. The primary context ends after the device's
+    /// memory is given back.
     primary: bool,
-    /// Its manager's: nobody swaps it with another one.
+    /// The payload belongs to its pool: safe code cannot swap it with another payload.
     _place: PhantomPinned,
 }
 
@@ -99,7 +102,7 @@ impl ContextState {
         &self.events
     }
 
-    /// The gates.
+    /// The host timelines.
     pub fn gates(&self) -> &GateManager {
         &self.gates
     }
@@ -122,7 +125,7 @@ impl ContextState {
     /// The buffers of a kind of memory. All contexts of a device share them.
     ///
     /// # Errors
-    /// `Unsupported` for a kind that there is not.
+    /// `Unsupported` for a kind that the device does not have.
     pub fn buffers(&self, kind: MemoryKind) -> Result<&BufferManager> {
         self.memory.check(kind)?;
         Ok(if kind == MemoryKind::Pinned { &self.pinned } else { &self.buffers })
@@ -133,12 +136,12 @@ impl ContextState {
         self.core.door.native()
     }
 
-    /// The engine's part.
+    /// The context's part of the engine.
     pub(crate) fn core(&self) -> &Arc<Core> {
         &self.core
     }
 
-    /// The statistics of all pools.
+    /// Reports the statistics of all pools.
     pub fn pools(&self, report: &mut dyn FnMut(&'static str, PoolStats)) {
         report("stream", self.streams.stats());
         report("event", self.events.stats());
@@ -150,17 +153,21 @@ impl ContextState {
         report("mark", self.events.mark_stats());
     }
 
-    /// What somebody holds of this context beside itself, and what streams that nobody holds have pending. Reads only.
+    /// Checks whether leases on this context's resources are held, or streams have work pending.
+    /// The check only reads.
+    ///
+    /// # Errors
+    /// `LeasesOutstanding` for the first pool with leases or pending work.
     pub(crate) fn outstanding(&self) -> Result<()> {
         let mut first = None;
         self.pools(&mut |name, stats| {
             let strong = match name {
-                // Work goes on without its holder.
+                // A stream's work continues after its holder dropped it.
                 "stream" => self.streams.in_use().max(self.core.busy_streams()),
-                // Managers hold their own once.
+                // Each manager holds one lease of its own.
                 "event" => self.events.in_use(),
                 "pipeline" => self.functions.in_use(),
-                // Held by functions and by streams, which are counted.
+                // Functions and streams hold these, and are counted.
                 "module" | "mark" => return,
                 _ => stats.live,
             };
@@ -171,20 +178,21 @@ impl ContextState {
         first.map_or(Ok(()), Err)
     }
 
-    /// As [`outstanding`](Self::outstanding), of a context that nobody leases; its device's memory counts too.
+    /// As [`outstanding`](Self::outstanding), for a context without a lease. The device's memory
+    /// counts too, if the context is the primary one.
     pub(crate) fn retired_outstanding(&self) -> Result<()> {
         self.outstanding()?;
         if self.primary { self.memory.outstanding() } else { Ok(()) }
     }
 
-    /// Whether a context that nobody leases may end. Asks the driver; waits for nothing.
+    /// Whether a context without a lease may end. Queries the driver, and does not block.
     pub(crate) fn is_over(&self) -> bool {
         self.streams.settle();
-        // Streams of other contexts may still hold marks of this one.
+        // Streams of other contexts may still hold marks of this context.
         self.retired_outstanding().is_ok() && self.events.mark_stats().live == 0
     }
 
-    /// Ends the managers, children first.
+    /// Shuts the managers down, children first.
     fn end(&self) -> Result<()> {
         self.streams.shutdown()?;
         self.graphs.shutdown()?;
@@ -198,7 +206,8 @@ impl ContextState {
 impl Drop for ContextState {
     fn drop(&mut self) {
         if let Err(error) = self.end() {
-            // Only when the backend was dropped without a shutdown and has no threads: what is out ends with its last lease.
+            // This happens only if the backend was dropped without a shutdown and has no threads.
+            // The resources in use end with their last lease.
             tracing::debug!(%error, "a context ended while something of it was held");
         }
         self.core.watch.close();
@@ -212,7 +221,7 @@ impl fmt::Debug for ContextState {
     }
 }
 
-/// Which context.
+/// The requested context.
 pub(crate) enum Wanted {
     Primary(Arc<Memory>),
     Owned(Arc<Memory>),
@@ -246,12 +255,12 @@ impl Resource for Contexts {
     }
 
     fn destroy(&self, context: ContextState) {
-        // Its end blocks.
+        // The end of a context blocks.
         self.retired.push(context);
     }
 }
 
-/// Owns the contexts of a device: the primary one first, owned ones when asked for.
+/// Owns the contexts of a device: the primary one first, owned ones on request.
 #[doc(alias = "CudaContextManager")]
 pub struct ContextManager {
     manager: PoolManager<Contexts, ()>,
@@ -274,10 +283,10 @@ impl ContextManager {
         })
     }
 
-    /// A manager of a device's contexts over a driver of the test's.
+    /// A manager of a device's contexts over a driver that a test supplies.
     ///
     /// # Errors
-    /// `NotFound` for a device that there is not; the driver's.
+    /// `NotFound` for a device that does not exist, or a driver error.
     #[cfg(feature = "test-hooks")]
     #[doc(alias = "configureForTest")]
     pub fn configure_for_test(
@@ -288,17 +297,17 @@ impl ContextManager {
         Ok(Self { for_test: true, ..Self::new(memory, Retired::new(true))? })
     }
 
-    /// Whether it was [configured for a test](Self::configure_for_test).
+    /// Whether the manager was [configured for a test](Self::configure_for_test).
     #[cfg(feature = "test-hooks")]
     #[doc(alias = "isConfiguredForTest")]
     pub fn is_configured_for_test(&self) -> bool {
         self.for_test
     }
 
-    /// The primary context, made when first asked for.
+    /// The primary context, made at the first call.
     ///
     /// # Errors
-    /// `OutOfMemory`; the driver's.
+    /// `OutOfMemory`, or a driver error.
     pub fn primary(&self) -> Result<Lease<ContextState>> {
         self.manager.get_or_create(&(), &Wanted::Primary(self.memory.clone()))
     }
@@ -321,7 +330,8 @@ impl ContextManager {
         self.manager.lease(context)
     }
 
-    /// Gives up the manager's own lease on the primary context; other holders (its device is one) are untouched. Never blocks.
+    /// Drops the manager's own lease on the primary context. Other holders, such as the device,
+    /// keep theirs. Never blocks.
     ///
     /// # Errors
     /// `StaleHandle` for a context that the manager does not keep.
@@ -329,16 +339,17 @@ impl ContextManager {
         self.manager.release(context)
     }
 
-    /// A context of one's own, with streams and kernels of its own, and the device's memory. May block on the driver.
+    /// Creates an owned context. The context has streams and kernels of its own, and shares the
+    /// device's memory. May block on the driver.
     ///
     /// # Errors
-    /// `OutOfMemory`; the driver's.
+    /// `OutOfMemory`, or a driver error.
     pub fn create_owned(&self) -> Result<Lease<ContextState>> {
         self.manager.acquire(&Wanted::Owned(self.memory.clone()))
     }
 
-    /// Ends contexts of the backend that nobody leases, of which nothing is held, and whose work is over. Blocks on the
-    /// driver. Says how many ended.
+    /// Ends the backend's contexts that have no lease, no resource in use and no pending work.
+    /// Blocks on the driver. Returns the number of ended contexts.
     pub fn collect(&self) -> usize {
         self.retired.reclaim()
     }
@@ -348,15 +359,15 @@ impl ContextManager {
         self.manager.is_alive(context)
     }
 
-    /// What the pool did so far.
+    /// The pool's statistics.
     pub fn stats(&self) -> PoolStats {
         self.manager.stats()
     }
 
-    /// Ends the manager.
+    /// Shuts the manager down.
     ///
     /// # Errors
-    /// `LeasesOutstanding`; nothing has changed then.
+    /// `LeasesOutstanding`. After the error nothing has changed.
     pub fn shutdown(&self) -> Result<()> {
         self.manager.shutdown()?;
         self.retired.reclaim();

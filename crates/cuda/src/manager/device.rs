@@ -1,6 +1,7 @@
-//! Devices: which there are, and what each owns.
+//! Devices: enumeration, and the resources that each device owns.
 //!
-//! A device's payload holds its context manager and a lease on the primary context. Streams and graphs do not lease their device.
+//! A device's payload holds its context manager and a lease on the primary context. Streams and
+//! graphs do not lease their device.
 //!
 //! This module must not know backings.
 
@@ -22,7 +23,7 @@ use leasehold_hal::{BackendKind, Caps, DeviceId, DeviceInfo, Limits, MemoryInfo}
 use std::fmt;
 use std::marker::PhantomPinned;
 
-/// The number of a device of this backend.
+/// The ordinal of a device of this backend.
 pub(crate) fn ordinal_of(device: DeviceId) -> Result<u32> {
     if device.backend == BackendKind::Cuda {
         return Ok(device.ordinal);
@@ -30,21 +31,21 @@ pub(crate) fn ordinal_of(device: DeviceId) -> Result<u32> {
     Err(Error::NotFound(format!("{device}: this is the CUDA backend").into()))
 }
 
-/// The most devices that a driver is believed to have.
+/// The largest count of devices that the backend accepts from a driver.
 const DEVICES_MAX: u32 = 1024;
 
-/// A device that was opened.
+/// An open device.
 pub struct DeviceState {
     info: DeviceInfo,
     caps: Caps,
     limits: Limits,
-    /// Before the context, so that the memory's end is part of the context's.
+    /// Declared before the context, so that the memory's end is part of the context's end.
     memory: Arc<Memory>,
     shared: Arc<Shared>,
-    /// Before the manager that it came from.
+    /// Declared before its manager, so that the lease is dropped first.
     primary: Lease<ContextState>,
     contexts: ContextManager,
-    /// Its manager's: nobody swaps it with another one.
+    /// The payload belongs to its pool: safe code cannot swap it with another payload.
     _place: PhantomPinned,
 }
 
@@ -87,27 +88,27 @@ impl DeviceState {
         Ok(Self { info, caps, limits, primary, contexts, memory, shared, _place: PhantomPinned })
     }
 
-    /// What it is.
+    /// The device's description.
     pub fn info(&self) -> &DeviceInfo {
         &self.info
     }
 
-    /// What it can do.
+    /// The device's capabilities.
     pub fn caps(&self) -> Caps {
         self.caps
     }
 
-    /// How much of everything.
+    /// The device's limits.
     pub fn limits(&self) -> &Limits {
         &self.limits
     }
 
-    /// What the driver says about it.
+    /// The properties that the driver reports.
     pub fn properties(&self) -> &DeviceProperties {
         &self.memory.properties
     }
 
-    /// Which one.
+    /// The device's name.
     pub fn id(&self) -> DeviceId {
         self.info.id
     }
@@ -134,13 +135,13 @@ impl DeviceState {
         &self.shared
     }
 
-    /// The statistics of all pools.
+    /// Reports the statistics of all pools.
     pub fn pools(&self, report: &mut dyn FnMut(&'static str, PoolStats)) {
         self.primary.pools(report);
         report("context", self.contexts.stats());
     }
 
-    /// What somebody holds of this device beside itself.
+    /// Checks whether leases on this device's resources are held.
     fn outstanding(&self) -> Result<()> {
         self.primary.streams.settle();
         self.primary.outstanding()?;
@@ -165,15 +166,16 @@ impl fmt::Debug for DeviceState {
     }
 }
 
-/// Compute capabilities whose code this device runs, the newest first: all of its own generation up to its own, then only what is in the
-/// intermediate code of earlier ones.
+/// Compute capabilities whose code this device runs, the newest first: first all of its own
+/// generation up to its own capability. Earlier generations follow only through their intermediate
+/// code.
 fn architectures((major, minor): (u32, u32)) -> Vec<String> {
     let mut arch: Vec<String> = (0..=minor).rev().map(|m| format!("cuda/sm_{major}{m}")).collect();
     arch.push("cuda".to_owned());
     arch
 }
 
-/// What a device is, as far as the driver tells without a context.
+/// Describes a device, as far as the driver tells without a context.
 fn describe(ordinal: u32, p: &DeviceProperties, driver: Option<i32>) -> DeviceInfo {
     let mut info = DeviceInfo::new(DeviceId::cuda(ordinal), p.name.clone());
     let hex = |range: std::ops::Range<usize>| p.uuid[range].iter().map(|b| format!("{b:02x}")).collect::<String>();
@@ -247,16 +249,19 @@ impl fmt::Debug for DeviceManager {
 }
 
 impl DeviceManager {
-    /// A manager that knows no devices yet.
+    /// Makes a manager without devices.
     #[must_use]
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Enumerates the devices. None is opened. Blocks on the driver.
+    /// Enumerates the devices, and opens none. Blocks on the driver.
     ///
     /// # Errors
-    /// As [`CudaConfig::validate`]; `InvalidState` the second time; `Unavailable` for a driver that cannot be believed; the driver's.
+    /// - As [`CudaConfig::validate`].
+    /// - `InvalidState` at the second call.
+    /// - `Unavailable` for a driver whose answers are not plausible.
+    /// - A driver error.
     #[doc(alias = "initializeDevices")]
     pub fn initialize_devices(&self, ops: Arc<dyn CudaSlowOps>, config: CudaConfig) -> Result<()> {
         config.validate()?;
@@ -285,7 +290,7 @@ impl DeviceManager {
             .map_err(|_| Error::state("the device manager is configured already"))
     }
 
-    /// Enumerates the devices of a driver of the test's.
+    /// Enumerates the devices of a driver that a test supplies.
     ///
     /// # Errors
     /// As [`initialize_devices`](Self::initialize_devices).
@@ -298,7 +303,7 @@ impl DeviceManager {
         Ok(())
     }
 
-    /// Whether it was [configured for a test](Self::configure_for_test).
+    /// Whether the manager was [configured for a test](Self::configure_for_test).
     #[cfg(feature = "test-hooks")]
     #[doc(alias = "isConfiguredForTest")]
     pub fn is_configured_for_test(&self) -> bool {
@@ -309,12 +314,14 @@ impl DeviceManager {
         self.known.get().ok_or_else(|| Error::state("the device manager is not configured"))
     }
 
-    /// How many devices there are; 0 before [`initialize_devices`](Self::initialize_devices).
+    /// The number of devices. The number is 0 before
+    /// [`initialize_devices`](Self::initialize_devices).
     pub fn device_count(&self) -> u32 {
         self.known.get().map_or(0, |k| k.store.len())
     }
 
-    /// What the devices are, without opening them. How much memory is free is only known of open ones.
+    /// Describes the devices without opening them. The amount of free memory is known of open
+    /// devices only.
     ///
     /// # Errors
     /// `InvalidState` before [`initialize_devices`](Self::initialize_devices).
@@ -332,7 +339,8 @@ impl DeviceManager {
     /// Opens the device unless it is open, and returns its handle.
     ///
     /// # Errors
-    /// `NotFound`; `InvalidState` before [`initialize_devices`](Self::initialize_devices) and after a shutdown; the driver's.
+    /// `NotFound`; `InvalidState` before [`initialize_devices`](Self::initialize_devices) and after
+    /// a shutdown; a driver error.
     #[doc(alias = "ensureAlive")]
     pub fn ensure_alive(&self, device: DeviceId) -> Result<DeviceHandle> {
         self.open(device).map(|device| device.handle())
@@ -349,7 +357,7 @@ impl DeviceManager {
         known.store.get(Index::new(ordinal), &ordinal)
     }
 
-    /// The state of an open device.
+    /// A lease on the state of an open device.
     ///
     /// # Errors
     /// `StaleHandle`, `Occupied`.
@@ -363,7 +371,7 @@ impl DeviceManager {
         self.known.get().is_some_and(|k| k.store.is_alive(device))
     }
 
-    /// Gives up the manager's own lease; other holders are untouched.
+    /// Drops the manager's own lease. Other holders keep theirs.
     ///
     /// # Errors
     /// `StaleHandle`.
@@ -371,21 +379,26 @@ impl DeviceManager {
         self.known()?.store.release(device)
     }
 
-    /// The statistics of the store.
+    /// The store's statistics.
     pub fn stats(&self) -> PoolStats {
         self.known.get().map(|k| k.store.stats()).unwrap_or_default()
     }
 
-    /// Ends the manager and all contexts. Waits for no work: that is [`Backend::shutdown`](leasehold_hal::Backend)'s part.
-    /// Blocks on the driver. A second call is `Ok`, and so is one before [`initialize_devices`](Self::initialize_devices).
+    /// Ends the manager and all contexts. Blocks on the driver. The call waits for no work:
+    /// [`Backend::shutdown`](leasehold_hal::Backend) does. A second call is `Ok`, and so is one
+    /// before [`initialize_devices`](Self::initialize_devices).
     ///
     /// # Errors
-    /// `LeasesOutstanding` while somebody holds a device, or anything of one or of a context that nobody leases any more,
-    /// or a dropped stream has work pending; nothing has changed then.
+    /// `LeasesOutstanding` while one of these is true:
+    /// - A lease on a device is held, or on a resource of a device.
+    /// - A lease on a resource of a context without a lease is held.
+    /// - A dropped stream has work pending.
+    ///
+    /// After the error nothing has changed.
     pub fn shutdown(&self) -> Result<()> {
         let Some(known) = self.known.get() else { return Ok(()) };
         for i in 0..known.store.len() {
-            // Dropped before the store decides.
+            // The lease is dropped before the store decides.
             if let Some(device) = known.store.existing(Index::new(i)) {
                 device.outstanding()?;
             }
@@ -394,7 +407,8 @@ impl DeviceManager {
         known.retired.settling(|| known.store.shutdown())
     }
 
-    /// The streams of contexts whose streams nobody holds: their work is what was left behind.
+    /// The streams of contexts whose streams have no holder. Their work is what dropped streams
+    /// left behind.
     pub(crate) fn left_behind(&self) -> Vec<Arc<StreamCore>> {
         let Some(known) = self.known.get() else { return Vec::new() };
         let mut left = Vec::new();
@@ -414,7 +428,7 @@ impl Drop for DeviceManager {
     fn drop(&mut self) {
         if let Some(known) = self.known.take() {
             drop(known.store);
-            // The rest ends with its last holder, or in the background.
+            // The remaining contexts end with their last holder, or in the background.
             known.retired.reclaim();
         }
     }

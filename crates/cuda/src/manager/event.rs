@@ -1,5 +1,5 @@
-//! Events: created and destroyed here. Marks, which the engine records for its waits, events of a
-//! caller's, and time stamps, which are events with timing.
+//! Events: pools of marks, of a caller's events, and of time stamps. The engine records marks for
+//! its waits. A time stamp is an event with timing.
 //!
 //! This module must not know when events are recorded.
 
@@ -18,7 +18,7 @@ use std::time::Duration;
 pub struct EventManager {
     door: Arc<Door>,
     events: PoolManager<Events, EventFlags>,
-    /// The engine takes its marks from here.
+    /// The source of the engine's marks.
     marks: Arc<Marks>,
     timestamps: PoolManager<Timestamps>,
     #[cfg(feature = "test-hooks")]
@@ -42,10 +42,10 @@ impl EventManager {
         })
     }
 
-    /// A manager of events in a device's primary context over a driver of the test's.
+    /// A manager of events in a device's primary context, over a driver that a test supplies.
     ///
     /// # Errors
-    /// The driver's.
+    /// A driver error.
     #[cfg(feature = "test-hooks")]
     #[doc(alias = "configureForTest")]
     pub fn configure_for_test(
@@ -56,30 +56,30 @@ impl EventManager {
         Ok(Self { for_test: true, ..Self::new(memory.door.clone())? })
     }
 
-    /// Whether it was [configured for a test](Self::configure_for_test).
+    /// Whether the manager was [configured for a test](Self::configure_for_test).
     #[cfg(feature = "test-hooks")]
     #[doc(alias = "isConfiguredForTest")]
     pub fn is_configured_for_test(&self) -> bool {
         self.for_test
     }
 
-    /// Where the engine takes its marks from.
+    /// The pool of the engine's marks.
     pub(crate) fn marks(&self) -> &Arc<Marks> {
         &self.marks
     }
 
-    /// An event that behaves so: an idle one, or a new one. May block on the driver when none is
-    /// idle.
+    /// Acquires an event with these flags: an idle one, or a new one. If no event is idle, the call
+    /// may block on the driver.
     ///
     /// # Errors
-    /// `OutOfMemory`; the driver's.
+    /// `OutOfMemory`, or a driver error.
     pub fn acquire(&self, flags: EventFlags) -> Result<Lease<EventState>> {
         self.sound()?;
         self.events.acquire(&flags)
     }
 
-    /// The manager's own event that behaves so: made unless it is alive, and kept until it is
-    /// [released](Self::release).
+    /// The manager's own event with these flags. The call makes the event unless it is alive. The
+    /// manager keeps the event until its [release](Self::release).
     ///
     /// # Errors
     /// As [`acquire`](Self::acquire).
@@ -103,7 +103,7 @@ impl EventManager {
         self.events.is_alive(event)
     }
 
-    /// Gives up the manager's own lease on an event; other holders are untouched.
+    /// Drops the manager's own lease on an event. Other holders keep theirs.
     ///
     /// # Errors
     /// `StaleHandle` for an event that the manager does not keep.
@@ -111,10 +111,11 @@ impl EventManager {
         self.events.release(event)
     }
 
-    /// A time stamp that was not written. May block on the driver when none is idle.
+    /// Acquires a time stamp that was not written. If no time stamp is idle, the call may block on
+    /// the driver.
     ///
     /// # Errors
-    /// `OutOfMemory`; the driver's.
+    /// `OutOfMemory`, or a driver error.
     pub fn timestamp(&self) -> Result<Lease<Timestamp>> {
         self.sound()?;
         self.timestamps.acquire(&())
@@ -124,54 +125,54 @@ impl EventManager {
         self.door.loss().map_or(Ok(()), Err)
     }
 
-    /// The time between two stamps; zero when they were written in the other order.
+    /// The time between two time stamps. The time is zero if `end` was written before `start`.
     ///
     /// # Errors
-    /// `InvalidState` for a stamp that was not written, or not yet; the driver's.
+    /// `InvalidState` for a time stamp that was not written yet, or a driver error.
     ///
     /// # Safety
-    /// - Both stamps are of this manager, and their leases are held.
+    /// - Both time stamps are of this manager, and their leases are held.
     pub(crate) unsafe fn elapsed(&self, start: &Timestamp, end: &Timestamp) -> Result<Duration> {
         if start.get().is_none() || end.get().is_none() {
             return Err(Error::state("a time stamp that was not written yet"));
         }
         let (start, end) = (NativeEvent(start.native()), NativeEvent(end.native()));
-        // SAFETY: both stamps are of this device and leased (the caller's promise by the trait's
-        // contract).
+        // SAFETY: both time stamps are of this device and leased (the caller's promise by the
+        // trait's contract).
         let nanos = self.door.within(|ops| unsafe { ops.event_elapsed(start, end) })?;
         Ok(Duration::from_nanos(u64::try_from(nanos).unwrap_or(0)))
     }
 
-    /// Gives idle events, marks and time stamps back to the driver until `keep` of each are left;
-    /// says how many went.
+    /// Gives idle events, marks and time stamps back to the driver until `keep` of each are left.
+    /// Returns the number given back.
     pub fn trim(&self, keep: u64) -> u64 {
         self.events.trim(keep) + self.marks.trim(keep) + self.timestamps.trim(keep)
     }
 
-    /// How many events somebody beside the manager holds.
+    /// The number of events with a holder beside the manager.
     pub(crate) fn in_use(&self) -> u64 {
         self.events.in_use()
     }
 
-    /// What the pool of events did so far.
+    /// The statistics of the pool of events.
     pub fn stats(&self) -> PoolStats {
         self.events.stats()
     }
 
-    /// What the pool of the engine's marks did so far.
+    /// The statistics of the pool of the engine's marks.
     pub fn mark_stats(&self) -> PoolStats {
         self.marks.stats()
     }
 
-    /// What the pool of time stamps did so far.
+    /// The statistics of the pool of time stamps.
     pub fn timestamp_stats(&self) -> PoolStats {
         self.timestamps.stats()
     }
 
-    /// Ends the manager. Marks end with the streams that hold them.
+    /// Shuts the manager down. Marks end with the streams that hold them.
     ///
     /// # Errors
-    /// `LeasesOutstanding`; nothing has changed then.
+    /// `LeasesOutstanding`. After the error nothing has changed.
     pub fn shutdown(&self) -> Result<()> {
         for (resource, strong, stats) in
             [("event", self.in_use(), self.stats()), ("timestamp", self.timestamp_stats().live, self.timestamp_stats())]

@@ -1,4 +1,4 @@
-//! The top: the driver, and the life cycle of everything that the backend has.
+//! The execution manager: the driver, and the life cycle of all managers of the backend.
 //!
 //! This module must not know streams, memory or kernels.
 
@@ -10,7 +10,8 @@ use leasehold_core::sync::atomic::{AtomicBool, Ordering};
 use leasehold_core::{LifeCycle, Result};
 use std::fmt;
 
-/// Owns the driver and the managers of the backend: the first to be made and the last to go.
+/// Owns the driver and the managers of the backend. The execution manager is made first and ends
+/// last.
 #[doc(alias = "RuntimeManager")]
 pub struct CudaExecutionManager {
     devices: DeviceManager,
@@ -25,23 +26,27 @@ impl Default for CudaExecutionManager {
 }
 
 impl CudaExecutionManager {
-    /// A manager that must be configured.
+    /// Makes a manager that is not configured.
     #[must_use]
     pub fn new() -> Self {
         Self { devices: DeviceManager::new(), life: LifeCycle::new(), for_test: AtomicBool::new(false) }
     }
 
-    /// Makes it ready: starts the driver and enumerates devices. All-or-nothing. Blocks on the driver, without a lock.
+    /// Starts the driver and enumerates the devices, all or nothing. Blocks on the driver, without
+    /// a lock.
     ///
     /// # Errors
-    /// As [`CudaConfig::validate`]; `Unavailable` without a driver; `InvalidState` when it is configured already, and after a
-    /// [`shutdown`](Self::shutdown): a new start needs a new manager, so that no handle of before names a thing of after;
-    /// the driver's.
+    /// - As [`CudaConfig::validate`].
+    /// - `Unavailable` without a driver.
+    /// - `InvalidState` if the manager is configured already, and after a
+    ///   [`shutdown`](Self::shutdown). A new start needs a new manager, so that no handle of the
+    ///   old one names a resource of the new one.
+    /// - A driver error.
     pub fn configure(&self, ops: Arc<dyn CudaSlowOps>, config: CudaConfig) -> Result<()> {
         self.configure_as(ops, config, false)
     }
 
-    /// As [`configure`](Self::configure), over a driver of the test's.
+    /// As [`configure`](Self::configure), over a driver that a test supplies.
     ///
     /// # Errors
     /// As [`configure`](Self::configure).
@@ -51,7 +56,7 @@ impl CudaExecutionManager {
         self.configure_as(ops, CudaConfig::default(), true)
     }
 
-    /// Whether it was [configured for a test](Self::configure_for_test).
+    /// Whether the manager was [configured for a test](Self::configure_for_test).
     #[cfg(feature = "test-hooks")]
     #[doc(alias = "isConfiguredForTest")]
     pub fn is_configured_for_test(&self) -> bool {
@@ -68,7 +73,8 @@ impl CudaExecutionManager {
         })
     }
 
-    /// Whether [`configure`](Self::configure) has succeeded, and the manager was not shut down.
+    /// Whether [`configure`](Self::configure) has succeeded and [`shutdown`](Self::shutdown) has
+    /// not.
     pub fn is_configured(&self) -> bool {
         self.life.is_configured()
     }
@@ -78,10 +84,11 @@ impl CudaExecutionManager {
         &self.devices
     }
 
-    /// Ends everything; a second call is `Ok`. Waits for no work, and blocks on the driver without a lock.
+    /// Ends all managers. A second call is `Ok`. The call waits for no work, and blocks on the
+    /// driver without a lock.
     ///
     /// # Errors
-    /// `LeasesOutstanding`, as [`DeviceManager::shutdown`]; nothing has changed then.
+    /// `LeasesOutstanding`, as [`DeviceManager::shutdown`]. After the error nothing has changed.
     pub fn shutdown(&self) -> Result<()> {
         self.life.shutdown(|| self.devices.shutdown())
     }

@@ -1,7 +1,9 @@
-//! Functions: kernels made ready. One for each name, entry and image; each keeps its module loaded.
+//! Functions: kernels as pipelines. Each name, entry and image has one function, which keeps its
+//! module loaded.
 //!
-//! A function is loaded at once, so that no launch is the first to do it, and may ask for all the shared memory that a block can have. Its own
-//! parameters are checked against what the kernel declares, where the driver can tell.
+//! A function is loaded when it is made, so that no launch is delayed by loading. The function may
+//! use all the shared memory that a block can have. Where the driver reports a function's
+//! parameters, they are checked against the kernel's declaration.
 //!
 //! This module must not know which kernels exist.
 
@@ -34,7 +36,7 @@ struct Functions {
     core: Arc<Core>,
 }
 
-/// A kernel, and its module once it is loaded.
+/// A kernel's description, and the means to load its module.
 struct Wanted<'a> {
     desc: &'a KernelDesc<'a>,
     image: &'a Image,
@@ -92,11 +94,14 @@ impl FunctionManager {
         Ok(Self { manager, core: core.clone() })
     }
 
-    /// The kernel's pipeline. Blocks while it compiles.
+    /// The kernel's pipeline. Blocks while the kernel is compiled.
     ///
     /// # Errors
-    /// `InvalidArgument` beyond the limits, for another context's modules, for a kernel that declares something else than the one of the same key, or than its function takes;
-    /// `Unsupported` for what is neither CUDA C++ nor PTX; `Compile`; `NotFound`; the driver's.
+    /// - `InvalidArgument` beyond the limits, or for modules of another context.
+    /// - `InvalidArgument` for a declaration that differs from the one of the same key, or from the
+    ///   function's parameters.
+    /// - `Unsupported` for a source that is neither CUDA C++ nor PTX.
+    /// - `Compile`, `NotFound`, or a driver error.
     pub fn get_or_create(&self, modules: &ModuleManager, desc: &KernelDesc<'_>) -> Result<Lease<Pipeline>> {
         desc.validate()?;
         if !modules.is_of(&self.core) {
@@ -115,20 +120,20 @@ impl FunctionManager {
         Ok(Lease::map(function, |f| &f.pipeline))
     }
 
-    /// How many pipelines somebody beside this manager holds (a snapshot).
+    /// The number of pipelines with a holder beside this manager (a snapshot).
     pub fn in_use(&self) -> u64 {
         self.manager.in_use()
     }
 
-    /// What the pool did so far.
+    /// The pool's statistics.
     pub fn stats(&self) -> PoolStats {
         self.manager.stats()
     }
 
-    /// Ends the manager.
+    /// Shuts the manager down.
     ///
     /// # Errors
-    /// `LeasesOutstanding`; nothing has changed then.
+    /// `LeasesOutstanding`. After the error nothing has changed.
     pub fn shutdown(&self) -> Result<()> {
         self.manager.shutdown()
     }

@@ -1,8 +1,9 @@
-//! Gates: timelines that the host signals. Nothing of them is the driver's: streams that wait for one hold their work back, and whoever
-//! signals goes on with them at once.
+//! Host timelines: timelines that the host signals. A host timeline uses no object of the driver.
+//! Streams that wait for one hold their work back, and a signal resumes these streams at once.
 //!
-//! A gate begins where its line was left: its first value is [`Line::completed`], usually 0. A gate that is dropped while a stream waits for it
-//! fails, so that nobody hangs and the line is not lent again.
+//! A host timeline begins at the value that its line had reached: its first value is
+//! [`Line::completed`], usually 0. If a host timeline is dropped while a stream waits for it, it
+//! fails. So no waiter hangs, and the line is not lent again.
 //!
 //! This module must not know how streams wait.
 
@@ -14,29 +15,29 @@ use leasehold_core::{
 use std::fmt;
 use std::marker::PhantomPinned;
 
-/// A gate.
+/// A host timeline.
 pub struct GateState {
     signals: HostLine,
     shared: Arc<Shared>,
-    /// Its manager's: nobody swaps it with another one.
+    /// The payload belongs to its pool: safe code cannot swap it with another payload.
     _place: PhantomPinned,
 }
 
 impl GateState {
-    /// Its line.
+    /// The timeline.
     #[inline]
     pub fn line(&self) -> &'static Line {
         self.signals.line()
     }
 
-    /// Raises the value and goes on with the streams that wait for it.
+    /// Signals the value and resumes the streams that wait for it.
     pub(crate) fn raise(&self, value: u64) -> Result<()> {
         self.signals.raise(value)?;
         self.shared.wake(self.line().id(), value);
         Ok(())
     }
 
-    /// Fails everything that was not signalled, and the streams that wait for it.
+    /// Fails all values that were not signalled, and the streams that wait for them.
     pub(crate) fn fail(&self, cause: Error) {
         if self.signals.fail(cause) {
             self.shared.wake(self.line().id(), u64::MAX);
@@ -82,7 +83,7 @@ impl Resource for Gates {
     }
 }
 
-/// Owns the gates of a context.
+/// Owns the host timelines of a context.
 #[derive(Debug)]
 pub struct GateManager {
     manager: PoolManager<Gates>,
@@ -95,23 +96,23 @@ impl GateManager {
         Ok(Self { manager })
     }
 
-    /// A gate.
+    /// Makes a host timeline.
     ///
     /// # Errors
-    /// `OutOfMemory` without lines.
+    /// `OutOfMemory` without free lines.
     pub fn acquire(&self) -> Result<Lease<GateState>> {
         self.manager.acquire(&())
     }
 
-    /// What the pool did so far.
+    /// The pool's statistics.
     pub fn stats(&self) -> PoolStats {
         self.manager.stats()
     }
 
-    /// Ends the manager.
+    /// Shuts the manager down.
     ///
     /// # Errors
-    /// `LeasesOutstanding`; nothing has changed then.
+    /// `LeasesOutstanding`. After the error nothing has changed.
     pub fn shutdown(&self) -> Result<()> {
         self.manager.shutdown()
     }

@@ -15,7 +15,7 @@ use std::marker::PhantomPinned;
 #[doc(alias = "Graph")]
 pub struct GraphState {
     pub(crate) program: Box<Program>,
-    /// Its manager's: nobody swaps it with another one.
+    /// The payload belongs to its pool: safe code cannot swap it with another payload.
     _place: PhantomPinned,
 }
 
@@ -61,7 +61,7 @@ impl GraphManager {
         Ok(Self { manager, core: core.clone() })
     }
 
-    /// Makes a plan ready to be launched. May block on the driver.
+    /// Instantiates a plan. May block on the driver.
     ///
     /// # Errors
     /// As [`Program::new`].
@@ -72,15 +72,15 @@ impl GraphManager {
         self.manager.acquire(&Cell::new(Some(plan))).map_err(|e| self.core.settle(e))
     }
 
-    /// What the pool did so far.
+    /// The pool's statistics.
     pub fn stats(&self) -> PoolStats {
         self.manager.stats()
     }
 
-    /// Ends the manager.
+    /// Shuts the manager down.
     ///
     /// # Errors
-    /// `LeasesOutstanding`; nothing has changed then.
+    /// `LeasesOutstanding`. After the error nothing has changed.
     pub fn shutdown(&self) -> Result<()> {
         self.manager.shutdown()
     }

@@ -1,4 +1,4 @@
-//! Modules: images that the driver has loaded, one for each image.
+//! Modules: images that the driver has loaded. Each image is loaded once.
 //!
 //! This module must not know which functions are used.
 
@@ -14,7 +14,7 @@ use std::marker::PhantomPinned;
 /// A loaded image.
 pub struct ModuleState {
     pub(crate) native: NativeModule,
-    /// Its manager's: nobody swaps it with another one.
+    /// The payload belongs to its pool: safe code cannot swap it with another payload.
     _place: PhantomPinned,
 }
 
@@ -28,7 +28,7 @@ impl fmt::Debug for ModuleState {
     }
 }
 
-/// What a module is made of.
+/// The code of a module.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub(crate) enum Image {
     /// CUDA C++ and the compiler's options.
@@ -80,10 +80,10 @@ impl Resource for Modules {
         Fate::Destroy
     }
 
-    /// Modules end when their manager does, with nothing running: the driver has nothing to wait for.
+    /// Modules end with their manager, when no work runs: so the driver does not block here.
     fn destroy(&self, module: ModuleState) {
-        // SAFETY: the module was made for this payload, whose last lease is gone; functions hold
-        // one.
+        // SAFETY: the module was made for this payload, whose last lease is gone. Every function
+        // holds a lease on its module.
         self.door.leave_behind(|ops| unsafe { ops.module_unload(module.native) });
     }
 }
@@ -104,28 +104,28 @@ impl ModuleManager {
         Ok(Self { manager, door: core.door.clone() })
     }
 
-    /// Whether its modules are loaded in this context.
+    /// Whether this manager's modules are loaded in this context.
     pub(crate) fn is_of(&self, core: &Core) -> bool {
         Arc::ptr_eq(&self.door, &core.door)
     }
 
-    /// The module of an image. Blocks while it compiles.
+    /// The module of an image. Blocks while the image is compiled.
     ///
     /// # Errors
-    /// `Compile` with the log; `Unavailable` without a compiler; the driver's.
+    /// `Compile` with the log; `Unavailable` without a compiler; a driver error.
     pub(crate) fn get_or_create(&self, image: &Image, name: &str) -> Result<Lease<ModuleState>> {
         self.manager.get_or_create(image, &(image, name))
     }
 
-    /// What the pool did so far.
+    /// The pool's statistics.
     pub fn stats(&self) -> PoolStats {
         self.manager.stats()
     }
 
-    /// Ends the manager.
+    /// Shuts the manager down.
     ///
     /// # Errors
-    /// `LeasesOutstanding`; nothing has changed then.
+    /// `LeasesOutstanding`. After the error nothing has changed.
     pub fn shutdown(&self) -> Result<()> {
         self.manager.shutdown()
     }

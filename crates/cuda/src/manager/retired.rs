@@ -1,14 +1,14 @@
-//! Contexts that nobody leases any more, until they may end.
+//! Retired contexts: contexts without a lease, until they may end.
 //!
 //! The end of a context blocks: the driver waits for its work, memory goes back, threads are
-//! joined. So the drop of the last lease only leaves the context here. It ends once nothing of it
-//! is held and no work of it is pending: until then streams, buffers and graphs that outlive their
-//! device keep all that they need, and no drop of theirs ends it.
+//! joined. So the drop of the last lease only puts the context on this list. A context ends once
+//! none of its resources is held and none of its work is pending. Until then, streams, buffers and
+//! graphs that outlive their device keep all that they need. Their drops never end the context.
 //!
-//! A thread of the backend's looks after the list while there is something on it. Without threads
-//! (`inline`) the next call that opens, collects or shuts down does. Work that waits for a gate
-//! which nobody raises keeps its context here; nothing waits for that, also not the end of the
-//! process.
+//! While the list is not empty, a thread of the backend serves it. Without threads (`inline`), the
+//! next call that opens, collects or shuts down serves the list. If work waits for a host timeline
+//! that is never signalled, its context stays on the list. Nothing waits for such a context, not
+//! even the end of the process.
 //!
 //! This module must not know devices.
 
@@ -19,17 +19,17 @@ use leasehold_core::sync::{Arc, Condvar, Mutex};
 use std::fmt;
 use std::time::Duration;
 
-/// Between looks at contexts that are not over, at least and at most.
+/// The least and the longest time between two checks of contexts that are not over.
 const NAP: (Duration, Duration) = (Duration::from_micros(100), Duration::from_millis(20));
 
 #[derive(Default)]
 struct List {
     waiting: Vec<ContextState>,
-    /// Contexts that were taken out: somebody asks whether they are over, or ends them.
+    /// The number of contexts that a thread has taken out to check or to end them.
     taken: usize,
-    /// A thread looks after the list.
+    /// A thread serves the list.
     running: bool,
-    /// Somebody else looks after the list now.
+    /// The number of callers that serve the list themselves, so that no thread is needed.
     attended: usize,
 }
 
@@ -41,19 +41,19 @@ pub(crate) struct Retired {
 }
 
 impl Retired {
-    /// Without contexts. `inline`: no thread.
+    /// Makes an empty list. `inline`: the list uses no thread.
     pub(crate) fn new(inline: bool) -> Arc<Self> {
         Arc::new(Self { list: Mutex::new(List::default()), changed: Condvar::new(), inline })
     }
 
-    /// Leaves a context. Never blocks, makes no driver call; any thread.
+    /// Retires a context. Never blocks and makes no driver call. Any thread may call it.
     pub(crate) fn push(self: &Arc<Self>, context: ContextState) {
         let mut list = self.list.lock();
         list.waiting.push(context);
         self.attend(&mut list);
     }
 
-    /// Sees to it that a thread looks after the list.
+    /// Starts a thread for the list if the list needs one.
     fn attend(self: &Arc<Self>, list: &mut List) {
         if self.inline || list.running || list.attended > 0 || list.waiting.is_empty() {
             return;
@@ -61,12 +61,12 @@ impl Retired {
         let retired = self.clone();
         match thread::Builder::new().name("lh-cuda-end".to_owned()).spawn(move || retired.run()) {
             Ok(_) => list.running = true,
-            // The next call that may block ends what is over.
+            // The next call that may block ends the contexts that are over.
             Err(error) => tracing::warn!(%error, "no thread that ends contexts in the background"),
         }
     }
 
-    /// The thread's life: until the list is empty.
+    /// The thread's main loop. The thread ends when the list is empty.
     fn run(self: Arc<Self>) {
         let mut nap = NAP.0;
         loop {
@@ -83,7 +83,8 @@ impl Retired {
         }
     }
 
-    /// Ends what is over; says how many ended. Blocks on the driver, never on what is not over.
+    /// Ends the contexts that are over, and returns their number. Blocks on the driver, never on a
+    /// context that is not over.
     pub(crate) fn reclaim(&self) -> usize {
         let mut taken = Taken { retired: self, contexts: Vec::new(), count: 0 };
         {
@@ -98,24 +99,24 @@ impl Retired {
         ended
     }
 
-    /// Ends what is over, and says what is not, if anything. Blocks on the driver.
+    /// Ends the contexts that are over, and checks that none is left. Blocks on the driver.
     ///
     /// # Errors
-    /// `LeasesOutstanding` for the first context of which something is held or pending.
+    /// `LeasesOutstanding` for the first context with a resource in use or with pending work.
     pub(crate) fn settle(&self) -> Result<()> {
         self.reclaim();
         let mut list = self.list.lock();
         while list.taken > 0 {
-            // Another thread ends contexts.
+            // Another thread is ending contexts.
             self.changed.wait(&mut list);
         }
         list.waiting.iter().try_for_each(ContextState::retired_outstanding)
     }
 
-    /// Runs `calls`, which leave contexts here, and ends those at once: the caller may block.
+    /// Runs `calls`, which retire contexts, and ends those contexts at once: the caller may block.
     ///
     /// # Errors
-    /// What `calls` say; as [`settle`](Self::settle).
+    /// An error of `calls`, or as [`settle`](Self::settle).
     pub(crate) fn settling(self: &Arc<Self>, calls: impl FnOnce() -> Result<()>) -> Result<()> {
         let attending = Attending::new(self);
         calls()?;
@@ -124,13 +125,13 @@ impl Retired {
         Ok(())
     }
 
-    /// Runs `look` over the contexts that wait.
+    /// Runs `look` for each context on the list.
     pub(crate) fn each(&self, mut look: impl FnMut(&ContextState)) {
         self.list.lock().waiting.iter().for_each(&mut look);
     }
 }
 
-/// While it lives, no thread is started for the list.
+/// While this guard lives, no thread is started for the list.
 struct Attending<'a>(&'a Arc<Retired>);
 
 impl<'a> Attending<'a> {
@@ -148,7 +149,7 @@ impl Drop for Attending<'_> {
     }
 }
 
-/// Contexts that were taken out of the list; those that are left go back.
+/// Contexts that were taken out of the list. The drop puts the remaining ones back.
 struct Taken<'a> {
     retired: &'a Retired,
     contexts: Vec<ContextState>,

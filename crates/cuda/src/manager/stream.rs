@@ -1,7 +1,7 @@
-//! Streams: recycled while they are idle and sound.
+//! Streams: a pool that recycles idle streams without a failure.
 //!
-//! One that is dropped with work pending goes to the retire list and is taken from there again once its work is over; the watcher publishes
-//! that. A poisoned one ends.
+//! A stream that is dropped with work pending goes to the retire list. The watcher publishes the
+//! end of its work, and then the pool lends the stream again. A failed stream is destroyed.
 //!
 //! This module must not know what streams run.
 
@@ -18,12 +18,12 @@ use std::marker::PhantomPinned;
 /// A stream.
 pub struct StreamState {
     pub(crate) core: Arc<StreamCore>,
-    /// Its manager's: nobody swaps it with another one.
+    /// The payload belongs to its pool: safe code cannot swap it with another payload.
     _place: PhantomPinned,
 }
 
 impl StreamState {
-    /// Its line.
+    /// The stream's timeline.
     #[inline]
     pub fn line(&self) -> &'static Line {
         self.core.line()
@@ -42,7 +42,7 @@ impl fmt::Debug for StreamState {
 
 struct Common {
     retired: RetireList<StreamState>,
-    /// Streams that exist, the retired ones too.
+    /// The number of streams that exist, including the retired ones.
     count: Mutex<u32>,
 }
 
@@ -61,7 +61,7 @@ struct Streams {
 
 impl Resource for Streams {
     type Payload = StreamState;
-    /// The driver's priority.
+    /// The priority, in the driver's numbers.
     type Request<'a> = i32;
     const NAME: &'static str = "stream";
 
@@ -114,7 +114,7 @@ impl Resource for Streams {
     }
 
     fn destroy(&self, stream: StreamState) {
-        // Work may be pending.
+        // The stream may have work pending.
         self.common.retired.push(stream);
     }
 }
@@ -125,7 +125,7 @@ pub struct StreamManager {
     manager: PoolManager<Streams, i32>,
     common: Arc<Common>,
     core: Arc<Core>,
-    /// Lowest and highest priority, in the driver's numbers.
+    /// The lowest and the highest priority, in the driver's numbers.
     range: (i32, i32),
     #[cfg(feature = "test-hooks")]
     for_test: bool,
@@ -150,10 +150,10 @@ impl StreamManager {
         })
     }
 
-    /// A manager of streams in a device's primary context over a driver of the test's.
+    /// A manager of streams in a device's primary context, over a driver that a test supplies.
     ///
     /// # Errors
-    /// The driver's.
+    /// A driver error.
     #[cfg(feature = "test-hooks")]
     #[doc(alias = "configureForTest")]
     pub fn configure_for_test(
@@ -168,30 +168,32 @@ impl StreamManager {
         Ok(Self { for_test: true, ..Self::new(&core, range)? })
     }
 
-    /// Whether it was [configured for a test](Self::configure_for_test).
+    /// Whether the manager was [configured for a test](Self::configure_for_test).
     #[cfg(feature = "test-hooks")]
     #[doc(alias = "isConfiguredForTest")]
     pub fn is_configured_for_test(&self) -> bool {
         self.for_test
     }
 
-    /// A priority in the driver's numbers.
+    /// Translates a priority to the driver's numbers.
     fn native(&self, priority: i32) -> i32 {
         let (lowest, highest) = self.range;
-        // The driver counts the other way round.
+        // The driver's numbers fall as the priority rises.
         priority.saturating_neg().clamp(highest.min(lowest), lowest.max(highest))
     }
 
-    /// A stream: an idle one, or a new one. More urgent is greater; clamped to what the device has.
+    /// Acquires a stream: an idle one, or a new one. A greater priority is more urgent. The
+    /// priority is clamped to the device's range.
     ///
     /// # Errors
-    /// `OverBudget` beyond the limit of streams; `OutOfMemory`; the driver's.
+    /// `OverBudget` beyond the limit of streams; `OutOfMemory`; a driver error.
     pub fn acquire(&self, priority: i32) -> Result<Lease<StreamState>> {
         self.collect();
         self.manager.acquire(&self.native(priority))
     }
 
-    /// The manager's own stream of this priority: made unless it is alive, and kept until it is [released](Self::release).
+    /// The manager's own stream of this priority. The call makes the stream unless it is alive. The
+    /// manager keeps the stream until its [release](Self::release).
     ///
     /// # Errors
     /// As [`acquire`](Self::acquire).
@@ -202,7 +204,8 @@ impl StreamManager {
         self.manager.get_or_create(&priority, &priority).map(|stream| stream.handle())
     }
 
-    /// Gives up the manager's own lease on a stream; other holders are untouched. Never blocks: work that is pending goes on.
+    /// Drops the manager's own lease on a stream. Other holders keep theirs. Never blocks: pending
+    /// work continues.
     ///
     /// # Errors
     /// `StaleHandle` for a stream that the manager does not keep.
@@ -216,7 +219,8 @@ impl StreamManager {
         self.range.0 != self.range.1
     }
 
-    /// Ends retired streams that are over and cannot be lent again. One load when there are none.
+    /// Destroys retired streams that are idle and cannot be lent again. If none is retired, the
+    /// call is one load.
     pub fn collect(&self) {
         self.common.retired.drain(|s| s.line().is_idle() && !s.core.is_sound(), |s| self.common.forget(s));
     }
@@ -235,44 +239,46 @@ impl StreamManager {
         self.manager.is_alive(stream)
     }
 
-    /// Ends idle streams until at most `keep` are left; says how many.
+    /// Destroys idle streams until at most `keep` are left. Returns the number of destroyed
+    /// streams.
     pub fn trim(&self, keep: u64) -> u64 {
         let ended = self.manager.trim(keep);
         self.common.retired.drain(|s| s.line().is_idle(), |s| self.common.forget(s));
         ended
     }
 
-    /// Streams that were dropped while work was pending, or that failed, and have not ended yet.
+    /// The number of streams that were dropped with pending work or after a failure, and still
+    /// exist.
     pub fn retired(&self) -> usize {
         self.common.retired.len()
     }
 
-    /// Publishes what streams have done meanwhile. Asks the driver; waits for nothing.
+    /// Publishes the values that the streams have reached. Queries the driver, and does not block.
     pub(crate) fn settle(&self) {
         for stream in self.core.streams() {
-            // What became of its work is nobody's concern here.
+            // The outcome of the stream's work does not matter here.
             let _ = stream.refresh();
             if stream.line().is_idle() {
-                // Its context ends once nobody holds its marks.
+                // Dropping the marks lets their context end.
                 stream.let_go();
             }
         }
     }
 
-    /// How many streams somebody beside the manager holds.
+    /// The number of streams with a holder beside the manager.
     pub(crate) fn in_use(&self) -> u64 {
         self.manager.in_use()
     }
 
-    /// What the pool did so far.
+    /// The pool's statistics.
     pub fn stats(&self) -> PoolStats {
         self.manager.stats()
     }
 
-    /// Ends the manager. Work that dropped streams left behind and the host still holds back fails.
+    /// Shuts the manager down. Work of dropped streams that the host still holds back fails.
     ///
     /// # Errors
-    /// `LeasesOutstanding`; nothing has changed then.
+    /// `LeasesOutstanding`. After the error nothing has changed.
     pub fn shutdown(&self) -> Result<()> {
         self.manager.shutdown()?;
         self.common.retired.take_all().into_iter().for_each(|s| self.common.forget(s));

@@ -1,4 +1,4 @@
-//! Completion: telling the driver to make it visible, learning of it, publishing it, and waiting for it.
+//! Completion: signalling by the driver, observation, publication, and waiting.
 //!
 //! This module must not know what was submitted.
 
@@ -12,7 +12,8 @@ use leasehold_hal::Op;
 use std::time::{Duration, Instant};
 
 impl StreamCore {
-    /// Tells the driver to make completion visible up to what it was given. In the lock.
+    /// Tells the driver to signal completion up to the last issued value. The caller holds the
+    /// lock.
     pub(in crate::engine) fn signal_locked(&self, state: &mut State) -> Result<()> {
         let issued = self.issued.load(Ordering::Relaxed);
         if self.signalled.load(Ordering::Relaxed) >= issued {
@@ -20,7 +21,7 @@ impl StreamCore {
         }
         match &self.word {
             Some(word) => {
-                // SAFETY: the stream and its word are this one's own; the drop waits for the last
+                // SAFETY: the stream and its word are this one's own. The drop waits for the last
                 // write.
                 self.core.door.within(|ops| unsafe { ops.stream_write_word(self.native, word.addr(), issued) })?;
             }
@@ -36,7 +37,7 @@ impl StreamCore {
         Ok(())
     }
 
-    /// What remains to be done about an error once the lock is released.
+    /// Handles an error after the lock is released.
     pub(in crate::engine) fn after(&self, result: Result<()>) {
         if let Err(e) = result {
             let e = self.core.settle(e);
@@ -44,7 +45,7 @@ impl StreamCore {
         }
     }
 
-    /// How far the device is, as far as it told. No driver call with words.
+    /// The last value that the device reported. With words, no driver call.
     pub(super) fn reached(&self) -> u64 {
         #[cfg(feature = "planted-defects")]
         if self.core.shared.config.has(crate::defects::Defect::ReuseBeforeCompletion) {
@@ -67,14 +68,15 @@ impl StreamCore {
         self.seen.load(Ordering::Acquire)
     }
 
-    /// Publishes what the device is done with. Says whether that was news.
+    /// Publishes the values that the device is done with. Returns whether a new value was
+    /// published.
     pub(in crate::engine) fn poll(&self) -> bool {
         let line = self.line();
         let reached = self.reached().min(line.submitted());
         reached > line.completed() && self.publish(reached)
     }
 
-    /// The device is done up to `value`: the host's part, then publication.
+    /// The device is done up to `value`: runs the host's part, then publishes.
     pub(super) fn publish(&self, value: u64) -> bool {
         let line = self.line();
         let before = line.completed();
@@ -92,11 +94,14 @@ impl StreamCore {
         line.completed() > before
     }
 
-    /// Somebody who has waited for `value` is done: so is this stream, up to there. Whoever sees that the other one is over sees it here too.
+    /// A stream that has waited for `value` is done, so this stream is done up to `value` too. The
+    /// call publishes `value` here, so that a caller that sees the other stream done also sees this
+    /// one done.
     pub(in crate::engine) fn passed(&self, value: u64) {
         let line = self.line();
         self.publish(value);
-        // Another thread may be at it: not for long, unless a destructor that it runs waits for us.
+        // Another thread may be running the items. The wait is short, and bounded: a destructor
+        // there may wait for this thread.
         let mut turns = 0;
         while line.completed() < value && turns < PASSING {
             turns += 1;
@@ -104,17 +109,17 @@ impl StreamCore {
         }
     }
 
-    /// Whether the driver is done with all that it was given.
+    /// Whether the driver is done with all work of the stream.
     pub(in crate::engine) fn query(&self) -> Result<bool> {
         // SAFETY: the stream is this one's own and lives until the drop.
         let progress = self.core.door.within(|ops| unsafe { ops.stream_query(self.native) });
         Ok(progress? == Progress::Complete)
     }
 
-    /// Asks the driver; see `hal::Timeline::refresh`.
+    /// Queries the driver; see `hal::Timeline::refresh`.
     ///
     /// # Errors
-    /// `DeviceLost`; the driver's.
+    /// `DeviceLost`, or a driver error.
     pub fn refresh(&self) -> Result<u64> {
         let line = self.line();
         self.take_turn();
@@ -133,10 +138,10 @@ impl StreamCore {
         }
     }
 
-    /// Makes later submissions start after a point; see `hal::Timeline::wait`.
+    /// Makes later submissions start after a timepoint; see `hal::Timeline::wait`.
     ///
     /// # Errors
-    /// See there.
+    /// See `hal::Timeline::wait`.
     pub fn wait(&self, on: Point) -> Result<()> {
         self.healthy()?;
         let own = on.line_id() == self.line().id() && on.value() <= self.line().submitted();
@@ -147,7 +152,8 @@ impl StreamCore {
         unsafe { self.submit(&[Op::Wait(on)]) }.map(drop)
     }
 
-    /// Nobody holds the stream any more: its work goes on by itself. Whether it can be lent again at once.
+    /// The last holder dropped the stream: the stream's work continues without calls. Returns
+    /// whether the pool can lend the stream again at once.
     pub(crate) fn let_go(&self) -> bool {
         self.held.store(false, Ordering::Release);
         let line = self.line();
@@ -160,14 +166,14 @@ impl StreamCore {
             self.finish_failed();
         }
         if line.is_idle() {
-            // Nobody waits for what was marked, and the events may serve others.
+            // No stream waits for the marks, and their events may serve other streams.
             let marks = std::mem::take(&mut self.state.lock().marks);
             drop(marks);
         }
         self.is_sound()
     }
 
-    /// Asks the driver whether all is over, and has a signal under way where there is none.
+    /// Queries the driver whether all work is over, after it ensures that a signal is pending.
     pub(in crate::engine) fn look(&self) -> Result<()> {
         let before = self.issued.load(Ordering::Acquire);
         if self.signalled.load(Ordering::Acquire) < before {
@@ -183,7 +189,7 @@ impl StreamCore {
     /// Makes completion observable; see `hal::Timeline::signal`.
     ///
     /// # Errors
-    /// The stream's cause; `DeviceLost`.
+    /// The cause of the stream's failure, or `DeviceLost`.
     pub fn signal(&self) -> Result<u64> {
         self.healthy()?;
         let submitted = self.line().submitted();
@@ -194,7 +200,7 @@ impl StreamCore {
     /// See `hal::Stream::flush`.
     ///
     /// # Errors
-    /// `DeviceLost`; the driver's.
+    /// `DeviceLost`, or a driver error.
     pub fn flush(&self) -> Result<()> {
         if self.issued.load(Ordering::Acquire) > self.signalled.load(Ordering::Acquire) {
             let result = self.signal_locked(&mut self.state.lock());
@@ -206,7 +212,7 @@ impl StreamCore {
         }
     }
 
-    /// Sees to it that `value` gets published without further calls.
+    /// Ensures that `value` gets published without further calls.
     pub(in crate::engine) fn want(&self, value: u64) -> Result<()> {
         self.wanted.fetch_max(value, Ordering::AcqRel);
         if self.line().completed() >= value {
@@ -220,22 +226,22 @@ impl StreamCore {
         Ok(())
     }
 
-    /// As the line's publisher.
+    /// The timeline's publisher.
     pub(super) fn publish_for(&self, value: u64, timeout: Option<Duration>) {
         if self.core.watch.is_inline() {
-            // What becomes of it shows in the line.
+            // The timeline shows the outcome.
             let _ = self.wait_host(value, timeout);
         } else if let Err(error) = self.want(value) {
             tracing::debug!(%error, stream = %self.name(), "completion could not be signalled");
         }
     }
 
-    /// Waits for the work that goes on by itself: what the driver has, and host calls. Not for what a gate or another line
-    /// holds back.
+    /// Waits for work that continues without calls: the driver's work, and host calls. The call
+    /// does not wait for work that a host timeline or another timeline holds back.
     pub(crate) fn run_down(&self) {
         let mut looks = 0u32;
         loop {
-            // A failure shows in the line.
+            // The timeline shows a failure.
             let _ = self.refresh();
             if self.line().is_idle() || !self.is_moving() {
                 return;
@@ -249,21 +255,22 @@ impl StreamCore {
         }
     }
 
-    /// Whether something of the stream goes on without the host's help.
+    /// Whether some work of the stream continues without the host's help.
     fn is_moving(&self) -> bool {
         let state = self.state.lock();
         let given = self.line().completed() < self.issued.load(Ordering::Acquire);
         given || state.turn != Turn::Free || state.fence.is_some() || self.line().failed(VALUE_LIMIT)
     }
 
-    /// Leaves the stream to the watcher, which goes on with it as long as it needs attention.
+    /// Puts the stream on the watcher's list. The watcher serves the stream as long as it needs
+    /// attention.
     pub(in crate::engine) fn attend(&self) {
         if let Some(stream) = self.me.upgrade() {
             self.core.watch.attend(&stream);
         }
     }
 
-    /// Without threads: sees to everything that a thread would.
+    /// Without threads, does the work that a thread would do.
     pub(super) fn take_turn(&self) {
         if self.core.watch.is_inline() {
             self.core.watch.round();
@@ -273,7 +280,7 @@ impl StreamCore {
     /// Blocks until a value is over; see `hal::Timeline::wait_host`.
     ///
     /// # Errors
-    /// See there; `InvalidState` in a host call of this very stream.
+    /// See `hal::Timeline::wait_host`; `InvalidState` in a host call of this very stream.
     pub fn wait_host(&self, value: u64, timeout: Option<Duration>) -> Result<()> {
         let line = self.line();
         if line.check(value)? {
@@ -295,8 +302,9 @@ impl StreamCore {
             if line.completed() < aim {
                 self.poll();
             }
-            // Without an interval the device goes on only when it is asked: each time then, and with few pauses, since on a busy machine who
-            // yields may not get to run again for long.
+            // Without an interval the device advances only when it is queried: so each round
+            // queries it. Pauses are few, because on a busy machine a thread that yields may not
+            // run again for long.
             if (looks % 64 == 63 || interval.is_zero()) && line.completed() < aim {
                 self.look()?;
             }
@@ -326,7 +334,8 @@ impl StreamCore {
                     Err(Error::Timeout(_)) => {}
                     Err(e) => return Err(e),
                 }
-                // The device is polled at its interval; for the host's part somebody else wakes us.
+                // The host polls the device at its interval. For the host's part, another thread
+                // wakes this one.
                 if line.completed() >= aim {
                     nap = (nap * 2).min(NAP_MAX);
                 }

@@ -1,6 +1,8 @@
-//! Submission: what may go to the driver at once, what must be prepared first, and what is held back.
+//! Submission: operations that go to the driver at once, operations to prepare first, and
+//! operations to hold back.
 //!
-//! What needs other locks (a mark on another stream, staging memory) is prepared before the stream's own is taken.
+//! Resources that need other locks (a mark on another stream, staging memory) are prepared before
+//! the stream's own lock is taken.
 //!
 //! This module must not know how completion becomes known.
 
@@ -15,13 +17,13 @@ use leasehold_core::{Error, Fault, Lease, Point, Result, VALUE_LIMIT};
 use leasehold_hal::Op;
 
 impl StreamCore {
-    /// Hands over operations as one submission; see `hal::Stream::submit`.
+    /// Submits operations as one submission; see `hal::Stream::submit`.
     ///
     /// # Errors
-    /// See there.
+    /// See `hal::Stream::submit`.
     ///
     /// # Safety
-    /// - See there.
+    /// - See `hal::Stream::submit`.
     pub unsafe fn submit(&self, ops: &[Op<'_>]) -> Result<u64> {
         let mut plain = true;
         for op in ops {
@@ -41,20 +43,21 @@ impl StreamCore {
         unsafe { self.submit_now(state, ops, &mut Prepared::default(), ops.len()) }
     }
 
-    /// Whether an operation is given to the driver without preparation.
+    /// Whether an operation can go to the driver without preparation.
     #[inline]
     pub(super) fn is_plain(&self, op: &Op<'_>) -> bool {
         match op {
             Op::Dispatch(_) | Op::Copy(_) | Op::Fill(_) | Op::Upload(_) | Op::Stamp(_) => true,
             Op::Wait(p) => self.is_own(*p) || p.is_settled(),
             Op::Download(d) => crate::encoder::lands_directly(&self.core, d),
-            // SAFETY: graphs of a submission belong to this device (the submitter's promise), whose execs give their own address.
+            // SAFETY: graphs of a submission belong to this device (the submitter's promise), so
+            // `native` is the address of a program.
             Op::Graph(exec) => unsafe { crate::engine::program::Program::of(exec) }.is_plain(),
             _ => false,
         }
     }
 
-    /// The cause of a poisoned line as an error.
+    /// Returns the cause of a poisoned timeline as an error.
     #[inline]
     pub(in crate::engine) fn healthy(&self) -> Result<()> {
         self.line().check(VALUE_LIMIT).map(drop)
@@ -68,10 +71,12 @@ impl StreamCore {
         Ok(value)
     }
 
-    /// Submits to a stream that holds nothing back: `ops[..cut]` to the driver, the rest is held back.
+    /// Submits to a stream that holds nothing back: `ops[..cut]` go to the driver, the rest is held
+    /// back.
     ///
     /// # Safety
-    /// - As [`submit`](Self::submit): memory of the operations may be used until the submission is over.
+    /// - As [`submit`](Self::submit): the memory of the operations may be used until the submission
+    ///   is over.
     #[inline]
     pub(super) unsafe fn submit_now(
         &self,
@@ -118,14 +123,15 @@ impl StreamCore {
         Ok(value)
     }
 
-    /// The driver refused an operation of a submission that was to have `value`.
+    /// Handles a refusal by the driver in a submission that was to have `value`.
     #[cold]
     pub(super) fn refused(&self, mut state: MutexGuard<'_, State>, value: u64, refusal: Refusal) -> Result<u64> {
         if !refusal.accepted || matches!(refusal.error, Error::DeviceLost { .. }) {
             drop(state);
             return Err(self.core.settle(refusal.error));
         }
-        // A part runs: its memory must be guarded by a value, so there is one, and it has failed. Who sees the value sees that.
+        // A part of the submission runs, and a value must guard its memory. So the submission takes
+        // a value, and that value has failed.
         state.dirty = true;
         let cause = self.fault(refusal.op, value, &refusal.error);
         self.owner.poison(value, cause.clone());
@@ -136,7 +142,7 @@ impl StreamCore {
         Ok(value)
     }
 
-    /// A failure of an operation of ours, with its place.
+    /// The failure of an operation, with its stream and value.
     pub(in crate::engine) fn fault(&self, op: String, value: u64, cause: &Error) -> Error {
         match cause {
             Error::DeviceLost { .. } => cause.clone(),
@@ -144,10 +150,11 @@ impl StreamCore {
         }
     }
 
-    /// Submits operations of which some must be prepared.
+    /// Submits operations of which some need preparation.
     ///
     /// # Safety
-    /// - As [`submit`](Self::submit): memory of the operations may be used until the submission is over.
+    /// - As [`submit`](Self::submit): the memory of the operations may be used until the submission
+    ///   is over.
     #[cold]
     pub(super) unsafe fn submit_slow(&self, ops: &[Op<'_>]) -> Result<u64> {
         {
@@ -190,10 +197,12 @@ impl StreamCore {
         Ok(value)
     }
 
-    /// Gives operations to the driver, in the lock. `part`: operations of the same submission were given before.
+    /// Gives operations to the driver, in the lock. `part`: the driver was given operations of the
+    /// same submission before.
     ///
     /// # Safety
-    /// - As [`submit`](Self::submit): memory of the operations may be used until the submission is over.
+    /// - As [`submit`](Self::submit): the memory of the operations may be used until the submission
+    ///   is over.
     pub(in crate::engine) unsafe fn issue<'o, 'r>(
         &self,
         state: &mut State,
@@ -212,7 +221,7 @@ impl StreamCore {
             Ok(entry) => {
                 for (i, op) in ops {
                     let mut encoder = Encoder::new(&self.core, &*entry, self.native, value, &self.host, &mut accepted);
-                    // SAFETY: an operation that the caller vouches for.
+                    // SAFETY: the caller vouches for the operation.
                     if let Err(error) = unsafe { encoder.encode(op, prepared.take(i)) } {
                         failed = Some((error, op.name()));
                         break;
@@ -230,7 +239,7 @@ impl StreamCore {
         }
     }
 
-    /// What an operation needs before the driver can be given it. Called without a lock.
+    /// Prepares an operation for the driver. The caller holds no lock.
     pub(in crate::engine) fn prepare(&self, op: &Op<'_>) -> Result<Ready> {
         match op {
             Op::Wait(p) => self.resolve(*p),
@@ -243,13 +252,14 @@ impl StreamCore {
         }
     }
 
-    /// Whether a point is this stream's own, and no failure that a former owner of its line left behind.
+    /// Whether a timepoint is this stream's own. A failure that a former owner of the timeline left
+    /// behind does not count as the stream's own.
     #[inline]
     fn is_own(&self, point: Point) -> bool {
         point.line_id() == self.line().id() && self.line().knows(point.into())
     }
 
-    /// How this stream can wait for a point.
+    /// How this stream can wait for a timepoint.
     pub(in crate::engine) fn resolve(&self, point: Point) -> Result<Ready> {
         if self.is_own(point) {
             return Ok(Ready::Plain);
@@ -279,15 +289,15 @@ impl StreamCore {
                         Ready::Event(event, Item::Passed { source: source.me.clone(), value })
                     }))
                 }
-                // It is gone: then all its values are over, or soon will be.
+                // The stream is gone, so all its values are over or soon will be.
                 None => Ok(Ready::Blocked),
             },
             _ => Ok(Ready::Blocked),
         }
     }
 
-    /// An event that was recorded after everything up to `value`, and before as little else as may be, with the value up to which all is over
-    /// when it is. `None` while `value` is held back.
+    /// Returns a recorded event that covers `value` and as little later work as possible. The
+    /// returned value is the last one that the event covers. `None` while `value` is held back.
     pub(super) fn mark_for(&self, value: u64) -> Result<Option<(Lease<EventState>, u64)>> {
         let find = |state: &State| {
             #[cfg(feature = "planted-defects")]
