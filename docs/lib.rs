@@ -1,0 +1,20 @@
+//! The pages of the book with Rust in them. `cargo test -p leasehold-book --doc` compiles and runs their examples.
+
+macro_rules! pages {
+    ($($name:ident $path:literal)*) => { $( #[doc = include_str!($path)] pub mod $name {} )* };
+}
+
+pages! {
+    leases "concepts/leases.md"
+    timelines "concepts/timelines.md"
+    memory "concepts/memory.md"
+    kernels "concepts/kernels.md"
+    graphs "concepts/graphs.md"
+    backends "concepts/backends.md"
+    first_program "tutorials/first-program.md"
+    tensor_type "tutorials/tensor-type.md"
+    out_of_memory "how-to/out-of-memory.md"
+    wait_without_blocking "how-to/wait-without-blocking.md"
+    test_without_a_gpu "how-to/test-without-a-gpu.md"
+    readme "../README.md"
+}
