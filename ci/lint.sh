@@ -18,7 +18,7 @@ rule() {
 # Atomics come from `leasehold_core::sync`, so that loom can take their place. Models may name `loom::model`.
 rule "atomics, locks and loom only through leasehold_core::sync" "$(
     git grep --untracked -nE '(std|core)::sync::(atomic|\{[^}]*atomic)|(^|[^_a-z])parking_lot::|(^|[^_a-z])loom::' -- 'crates/*.rs' 'examples/*.rs' |
-        grep -vE '^crates/core/src/sync\.rs:|leasehold_core::sync|leasehold::core::sync|crate::core::sync|loom::model' || true
+        grep -vE '^crates/core/src/sync\.rs:|leasehold_core::sync|leasehold::backend::sync|crate::core::sync|loom::model' || true
 )"
 
 rule "every source file opens with what it is" "$(

@@ -3,7 +3,7 @@
 //! This module must not know what a case does.
 
 use crate::system::simulated;
-use leasehold::hal::{Backend, KernelDesc, KernelSource};
+use leasehold::backend::{Backend, KernelDesc, KernelSource};
 use leasehold_alloc::DebugAids;
 use leasehold_conformance::{Expectation, Expectations, Factory, Faults, Injected, TestKernel};
 use leasehold_core::sync::Mutex;
@@ -199,7 +199,7 @@ impl Factory for Simulated {
 mod tests {
     use super::*;
     use leasehold::MemoryKind;
-    use leasehold::hal::StreamDesc;
+    use leasehold::backend::StreamDesc;
     use leasehold::{DeviceId, Layout};
     use leasehold_conformance::{Filter, Status, Tag, Wrap, run};
 
@@ -234,7 +234,7 @@ mod tests {
         let (backend, driver) = pass_through().make().unwrap();
         let device = backend.open(DeviceId::cuda(0)).unwrap();
         let stream = device.stream(&StreamDesc::default()).unwrap();
-        let on = leasehold::hal::alloc::On { line: stream.line(), timeline: &*stream };
+        let on = leasehold::backend::On { line: stream.line(), timeline: &*stream };
         let memory = device.memory(MemoryKind::Device).unwrap();
         for n in 1..=20 {
             drop(memory.alloc(Layout::new(1000 * n), on).unwrap());

@@ -5,8 +5,8 @@
 
 use crate::failure::Failure;
 use crate::table::bytes;
+use leasehold::backend::Backend;
 use leasehold::cpu::{CpuBackend, CpuConfig};
-use leasehold::hal::Backend;
 
 /// Bytes of memory that this process may still take: what the machine and the control group have
 /// left, and no more than its limit of addresses (`ulimit -v`) leaves.

@@ -7,8 +7,8 @@
 
 use crate::commands::memory::Wishes;
 use crate::failure::Failure;
+use leasehold::backend::Backend;
 use leasehold::cpu::{CpuBackend, CpuConfig};
-use leasehold::hal::Backend;
 use leasehold::{BackendKind, Context, DeviceId, Runtime};
 use std::sync::Arc;
 

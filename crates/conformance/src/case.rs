@@ -51,7 +51,7 @@ pub enum Need {
     /// Library calls in streams.
     ForeignCalls,
     /// Device memory that keeps what is freed and lends it again: not while each buffer comes straight from the driver
-    /// ([`DebugAids::pass_through`](leasehold::hal::alloc::DebugAids::pass_through)).
+    /// ([`DebugAids::pass_through`](leasehold::backend::DebugAids::pass_through)).
     Pooling,
 }
 

@@ -5,14 +5,14 @@
 use crate::case::{Case, Need, Outcome, Setup, Stop, skipped};
 use crate::factory::{Factory, Faults, TestKernel};
 use crate::runner::{Filter, Mode, Variant, Wrap};
-use leasehold::core::sync::Mutex;
-use leasehold::core::sync::atomic::{AtomicU32, Ordering};
-use leasehold::core::{Line, PoolStats};
-use leasehold::hal::op::Keep;
-use leasehold::hal::{
+use leasehold::backend::Keep;
+use leasehold::backend::sync::Mutex;
+use leasehold::backend::sync::atomic::{AtomicU32, Ordering};
+use leasehold::backend::{
     Access, Backend, Binding, Device, Dispatch, Download, Gate, GraphExec, KernelDesc, MemoryKind, Op, OpList,
     Pipeline, Plan, Stream, StreamDesc, Upload, Validated,
 };
+use leasehold::backend::{Line, PoolStats};
 use leasehold::{Buffer, Context, DeviceId, Error, Layout, Lease, Point, Runtime};
 use std::cell::UnsafeCell;
 use std::fmt::Write as _;
@@ -580,8 +580,8 @@ pub(crate) fn bind(buffer: &Lease<Buffer>, access: Access) -> Binding {
 }
 
 /// The stream as the allocator wants it.
-pub(crate) fn leasehold_on(stream: &Lease<dyn Stream>) -> leasehold::hal::alloc::On<'_> {
-    leasehold::hal::alloc::On { line: stream.line(), timeline: &**stream }
+pub(crate) fn leasehold_on(stream: &Lease<dyn Stream>) -> leasehold::backend::On<'_> {
+    leasehold::backend::On { line: stream.line(), timeline: &**stream }
 }
 
 /// Submits without recording.

@@ -2,7 +2,7 @@
 //!
 //! This module must not know the cases.
 
-use leasehold::hal::{Access, Backend, ForeignCall, KernelDesc};
+use leasehold::backend::{Access, Backend, ForeignCall, KernelDesc};
 use leasehold::{DeviceId, Result};
 use std::sync::Arc;
 

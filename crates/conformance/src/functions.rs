@@ -5,8 +5,8 @@
 
 use crate::factory::TestKernel;
 use leasehold::Error;
-use leasehold::core::sync::atomic::{AtomicU32, Ordering};
-use leasehold::hal::{Access, CpuArgs, CpuFn, KernelCheck, KernelDesc, KernelSource};
+use leasehold::backend::sync::atomic::{AtomicU32, Ordering};
+use leasehold::backend::{Access, CpuArgs, CpuFn, KernelCheck, KernelDesc, KernelSource};
 use std::time::{Duration, Instant};
 
 /// The elements that a tile serves.

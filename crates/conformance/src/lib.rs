@@ -6,7 +6,7 @@
 //! 2. Run the suite. What fails says which sentence is not true of the backend, and how that showed. What is skipped says why.
 //!
 //! ```
-//! use leasehold::hal::{Backend, KernelDesc};
+//! use leasehold::backend::{Backend, KernelDesc};
 //! use leasehold_conformance::{Factory, Filter, TestKernel, run};
 //! use leasehold_cpu::CpuBackend; // here: one's own
 //! use std::sync::Arc;
@@ -40,7 +40,7 @@
 //! ```
 //!
 //! ```no_run
-//! # use leasehold::hal::{Backend, KernelDesc, NullBackend};
+//! # use leasehold::backend::{Backend, KernelDesc, NullBackend};
 //! # use leasehold_conformance::{Expectation, Expectations, Factory, TestKernel};
 //! # use std::sync::Arc;
 //! # struct Mine;
@@ -62,7 +62,7 @@
 //! ```
 //!
 //! `cargo test --test conformance -- 013` then runs one case. Each runs plain and under
-//! [`Validated`](leasehold::hal::Validated), and one that makes work runs eager and replayed from a graph. Every wait is bounded: a hang is a
+//! [`Validated`](leasehold::backend::Validated), and one that makes work runs eager and replayed from a graph. Every wait is bounded: a hang is a
 //! failure with a dump of lines and pools. `LEASEHOLD_CONFORMANCE_THOROUGH=1` repeats in full what is otherwise repeated a tenth as often.
 //! `leasehold conformance` runs the same cases from the command line, on the backends that the command knows.
 //!
@@ -90,7 +90,7 @@
 //! ```
 //!
 //! # Tiers
-//! [`Tier::Hal`] cases use the traits of `leasehold::hal` alone; [`Tier::Runtime`] cases use `leasehold::Runtime` with the backend
+//! [`Tier::Hal`] cases use the traits of `leasehold::backend` alone; [`Tier::Runtime`] cases use `leasehold::Runtime` with the backend
 //! injected; [`Tier::Abi`] is for crates with a C interface, which state their cases themselves under the same numbers. A number that is no case
 //! here is in [`ELSEWHERE`], with the reason.
 //!

@@ -25,7 +25,7 @@ use std::time::{Duration, Instant};
 pub enum Wrap {
     /// As it is.
     Plain,
-    /// In [`Validated`](leasehold::hal::Validated).
+    /// In [`Validated`](leasehold::backend::Validated).
     Validated,
 }
 

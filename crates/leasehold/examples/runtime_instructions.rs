@@ -4,10 +4,10 @@
 //!
 //! The backend accepts everything and does nothing, at once, so what is counted is the public path alone and the same every time.
 
-use leasehold::core::{Fate, Handle, Line, LineOwner, PoolConfig, Resource, SlotPool, Tagged, Timeline, tags};
-use leasehold::hal::{
+use leasehold::backend::{
     Caps, Device, GraphExec, Limits, MemoryInfo, NodePatch, Op, Pipeline, Plan, Stream, StreamDesc, Timestamp,
 };
+use leasehold::backend::{Fate, Handle, Line, LineOwner, PoolConfig, Resource, SlotPool, Tagged, Timeline, tags};
 use leasehold::kernel::{KernelCheck, KernelDesc, KernelSource, session_ops, session_sync_ops};
 use leasehold::{
     Access, Allocator, Backend, BackendKind, Context, DeviceId, DeviceInfo, Error, Graph, KernelBase, KernelSession,

@@ -4,28 +4,48 @@
 //! device resource; everyone else holds a [`Lease`]. One API hides the differences between the backends.
 //!
 //! ```
-//! use leasehold::{Context, DeviceId, View};
-//! # fn main() -> leasehold::Result<()> {
-//! let context = Context::new();
-//! let runtime = context.runtime(DeviceId::cpu(0))?;
+//! use leasehold::prelude::*;
+//! # fn main() -> Result<()> {
+//! let runtime = Runtime::open(DeviceId::cpu(0))?;
 //! let a = runtime.upload(&[1.0f32, 2.0, 3.0])?;
-//! let b = runtime.alloc(12)?;
+//! let b = runtime.zeros::<f32>(3)?;
 //! runtime.stream().copy(b.view(), a.view())?;
-//! assert_eq!(runtime.download::<f32>(&b)?, [1.0, 2.0, 3.0]);
+//! assert_eq!(runtime.to_vec(&b)?, [1.0, 2.0, 3.0]);
 //! # Ok(())
 //! # }
 //! ```
 //!
-//! * [`Context`] owns the runtimes; [`Runtime`] is one device: memory, streams, events, kernels, graphs.
-//! * [`ops`] has waits, signals, copies, fills and host calls.
-//! * [`kernel`] launches kernels of one's own; [`graph`] records, plans and replays.
+//! Three types to know:
 //!
-//! Nothing waits for work that is pending when `main` returns: a program ends with [`Runtime::close`].
+//! * [`Runtime`] is one device: memory, streams, events, kernels, graphs. A [`Context`] owns the runtimes.
+//! * [`Stream`] is an ordered queue of work: copies, fills, launches, waits. No call on it waits for the device
+//!   unless its documentation says so, and operations on a common buffer are ordered across streams.
+//! * [`Array`] is typed memory, a [`Lease`] of a [`Buffer`]: counted, and free for reuse with the last clone.
+//!
+//! [`kernel`] has kernels of one's own, [`graph`] records and replays, [`prelude`] has what most programs use. Nothing waits for
+//! work that is pending when `main` returns: a program ends with [`Runtime::close`].
+//!
+//! # Features
+//!
+//! | feature | default | what |
+//! |---|---|---|
+//! | `cpu` | yes | the CPU backend: `cpu:0` |
+//! | `cuda` | no | the CUDA backend: `cuda:0` and so on. Needs nothing at build time; the driver is looked for at run time |
+//!
+//! # Modules for others than users
+//!
+//! [`backend`] is for implementers of backends, `cpu` and `cuda` for backends with a configuration, `cuda` also for other libraries
+//! on the same device. [`infini`] has the names of the design documents where they differ.
 //!
 //! This crate must not own native objects; those live in the backends' managers.
 
 pub mod array;
+pub mod backend;
 pub mod context;
+#[cfg(feature = "cpu")]
+pub mod cpu;
+#[cfg(feature = "cuda")]
+pub mod cuda;
 pub mod event;
 pub mod gate;
 pub mod graph;
@@ -33,35 +53,39 @@ pub mod infini;
 pub mod kernel;
 #[doc(alias = "stream_ops")]
 pub mod ops;
+pub mod prelude;
 pub mod runtime;
 pub mod stream;
 pub mod view;
 
-pub use array::{Array, ArrayView};
 /// Plain data: what may be copied to and from a device byte by byte, and what parameters are made of. Derive `NoUninit` for what goes
 /// to the device, `AnyBitPattern` for what comes back and for parameters that a kernel reads, `Pod` for both.
 pub use bytemuck;
+
+#[doc(inline)]
+pub use array::{Array, ArrayView};
+#[doc(inline)]
 pub use context::{BackendReport, Context, ContextGuard, Current};
+#[doc(inline)]
 pub use event::{Event, EventFlags};
+#[doc(inline)]
 pub use gate::Gate;
+#[doc(inline)]
 pub use graph::{Graph, GraphOperator, GraphUpdate};
+#[doc(inline)]
 pub use kernel::{Grid, KernelBase, KernelSession};
+#[doc(inline)]
 pub use leasehold_alloc::{AllocStats, Allocator, Buffer, HostKind, Layout, Protection};
-/// The ground floor: handles, leases, pools, managers, timelines.
-pub use leasehold_core as core;
+#[doc(inline)]
 pub use leasehold_core::{
     AnyLease, BufferHandle, Claim, DeviceHandle, Error, EventHandle, Fault, GraphHandle, Handle, Lease, OutOfMemory,
     Point, PoolStats, Result, StreamHandle, UniqueLease, WeakLease,
 };
-/// The border to the backends, for those who write one.
-pub use leasehold_hal as hal;
-pub use leasehold_hal::{Access, Backend, BackendKind, DeviceId, DeviceInfo, MemoryKind};
+#[doc(inline)]
+pub use leasehold_hal::{Access, Backend, BackendKind, DeviceId, DeviceInfo, MemoryKind, StreamDesc};
+#[doc(inline)]
 pub use runtime::Runtime;
+#[doc(inline)]
 pub use stream::Stream;
+#[doc(inline)]
 pub use view::{BufferView, Operand, View};
-
-/// The CPU backend's own settings.
-#[cfg(feature = "cpu")]
-pub use leasehold_cpu as cpu;
-#[cfg(feature = "cuda")]
-pub use leasehold_cuda as cuda;

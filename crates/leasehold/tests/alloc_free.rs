@@ -3,7 +3,7 @@
 //!
 //! A test binary of its own, without the test harness, so that nothing else allocates meanwhile.
 
-use leasehold::core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use leasehold::backend::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use leasehold::kernel::{CpuArgs, KernelCheck, KernelDesc, KernelSource, session_ops, session_sync_ops};
 use leasehold::{Access, Context, DeviceId, KernelBase, KernelSession, Operand, Result, Stream, View};
 use std::alloc::{GlobalAlloc, Layout, System};

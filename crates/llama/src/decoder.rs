@@ -4,7 +4,7 @@
 //! ring of tokens. So one recording serves every token.
 
 use crate::model::{Dense, Layer, Model};
-use leasehold::core::sync::atomic::{AtomicU32, Ordering};
+use leasehold::backend::sync::atomic::{AtomicU32, Ordering};
 use leasehold::ops::Pattern;
 use leasehold::{Buffer, Error, Graph, GraphOperator, HostKind, Lease, Point, Result, Runtime, View};
 use leasehold_operators::{DType, Operator, Tensor, ops};

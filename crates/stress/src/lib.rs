@@ -56,7 +56,7 @@ pub use play::Finding;
 pub use target::{Bench, Target};
 
 use generate::{Program, Taste};
-use leasehold::core::sync::Arc;
+use leasehold::backend::sync::Arc;
 use model::Far;
 use serde::Serialize;
 use std::sync::Once;

@@ -10,10 +10,10 @@ use crate::prelude::{Call, Completions, Place, bytes, launch, open, refuses, res
 use crate::scenes;
 use crate::step::{FAR_STREAM, Hand, Node, Op, PINNED, Read, Slot, Span, Step, TEMPS, Work, is_far, is_far_stream};
 use crate::target::{Bench, Target, Weather};
-use leasehold::core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
-use leasehold::core::sync::{Arc, Condvar, Mutex};
+use leasehold::backend::StreamDesc;
+use leasehold::backend::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use leasehold::backend::sync::{Arc, Condvar, Mutex};
 use leasehold::graph::NodeId;
-use leasehold::hal::StreamDesc;
 use leasehold::{
     Buffer, ContextGuard, Current, DeviceId, Error, Event, EventFlags, Gate, Graph, GraphUpdate, KernelBase, Lease,
     Operand, Result, Runtime, Stream, View, ops,
@@ -214,7 +214,7 @@ fn get<T: Clone>(places: &[Place<T>], slot: Slot) -> Option<T> {
 
 /// A slot is empty because a call failed before.
 const EMPTY: Trouble =
-    Trouble::Error(Error::TopologyChanged(leasehold::core::Text::Borrowed("an earlier step failed")));
+    Trouble::Error(Error::TopologyChanged(leasehold::backend::Text::Borrowed("an earlier step failed")));
 
 impl World {
     fn new(bench: &Bench, watch: Arc<Watch>) -> Self {

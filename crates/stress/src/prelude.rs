@@ -3,11 +3,11 @@
 pub use crate::kernels::{BLOCK, Kernel, Params};
 pub use crate::scenes::{self, Scene, Wrong};
 pub use crate::target::{Bench, Target};
-pub use leasehold::core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
-pub use leasehold::core::sync::{Arc, Mutex, MutexGuard};
+pub use leasehold::backend::On;
+pub use leasehold::backend::StreamDesc;
+pub use leasehold::backend::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+pub use leasehold::backend::sync::{Arc, Mutex, MutexGuard};
 pub use leasehold::graph::NodeId;
-pub use leasehold::hal::StreamDesc;
-pub use leasehold::hal::alloc::On;
 pub use leasehold::ops::{self, Pattern};
 pub use leasehold::{
     Buffer, BufferView, Context, Current, DeviceId, Error, Event, EventFlags, Gate, Graph, GraphUpdate, KernelBase,

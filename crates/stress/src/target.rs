@@ -5,14 +5,14 @@
 use crate::dice::Dice;
 use crate::kernels::Kernel;
 use crate::prelude::Place;
-use leasehold::core::sync::Arc;
-use leasehold::hal::Backend;
+use leasehold::backend::Backend;
+use leasehold::backend::sync::Arc;
 use leasehold::kernel::KernelSource;
 use leasehold::{BackendKind, Context, DeviceId, Error, KernelBase, Result, Runtime};
 use std::time::{Duration, Instant};
 
 #[cfg(feature = "planted-defects")]
-use leasehold::core::defects;
+use leasehold::backend::defects;
 #[cfg(feature = "cuda")]
 use leasehold_cuda::driver::sim::{SimDriver, SimDriverConfig};
 #[cfg(feature = "cuda")]

@@ -14,8 +14,8 @@ use crate::host;
 use crate::system::{simulated, unaided};
 use crate::table::Table;
 use indicatif::{ProgressBar, ProgressStyle};
+use leasehold::backend::{Backend, KernelDesc};
 use leasehold::cpu::{CpuBackend, CpuConfig};
-use leasehold::hal::{Backend, KernelDesc};
 use leasehold::{BackendKind, Context, DeviceId};
 use leasehold_alloc::DebugAids;
 use leasehold_conformance::{

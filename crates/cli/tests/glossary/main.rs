@@ -52,9 +52,9 @@ fn paths_in(cell: &str) -> impl Iterator<Item = &str> {
 /// Types with parameters, traits, and methods with arguments of any type: what to write for them in a `let`.
 const SPELLINGS: [(&str, &str); 8] = [
     ("leasehold::Handle", "leasehold::Handle::<T>"),
-    ("leasehold::core::FixedSlotStore", "leasehold::core::FixedSlotStore::<R>"),
-    ("leasehold::core::PoolManager", "leasehold::core::PoolManager::<R, K>"),
-    ("leasehold::hal::Device", "<dyn leasehold::hal::Device>"),
+    ("leasehold::backend::FixedSlotStore", "leasehold::backend::FixedSlotStore::<R>"),
+    ("leasehold::backend::PoolManager", "leasehold::backend::PoolManager::<R, K>"),
+    ("leasehold::backend::Device", "<dyn leasehold::backend::Device>"),
     ("leasehold::infini::InfiniGraph", "<leasehold::Graph as leasehold::infini::InfiniGraph>"),
     ("leasehold::infini::InfiniRuntime", "<leasehold::Runtime as leasehold::infini::InfiniRuntime>"),
     ("leasehold::Runtime::extension", "|r: &leasehold::Runtime| r.extension(|_| Ok(()))"),
@@ -95,7 +95,7 @@ fn expected() -> String {
          {uses}\n\
          /// Methods and associated functions cannot be imported; naming them is enough.\n\
          pub fn methods<T, K, R>()\n\
-         where\n    K: Eq + std::hash::Hash + Clone,\n    R: leasehold::core::Resource,\n{{\n{lets}}}\n"
+         where\n    K: Eq + std::hash::Hash + Clone,\n    R: leasehold::backend::Resource,\n{{\n{lets}}}\n"
     )
 }
 
@@ -115,7 +115,7 @@ fn every_path_of_the_glossary_compiles() {
 /// A resource to name generic managers with.
 struct Nothing;
 
-impl leasehold::core::Resource for Nothing {
+impl leasehold::backend::Resource for Nothing {
     type Payload = Payload;
     type Request<'a> = ();
     const NAME: &'static str = "nothing";
@@ -124,14 +124,14 @@ impl leasehold::core::Resource for Nothing {
         Ok(Payload)
     }
 
-    fn recycle(&self, _: &mut Payload) -> leasehold::core::Fate {
-        leasehold::core::Fate::Destroy
+    fn recycle(&self, _: &mut Payload) -> leasehold::backend::Fate {
+        leasehold::backend::Fate::Destroy
     }
 }
 
 struct Payload;
 
-impl leasehold::core::Tagged for Payload {
+impl leasehold::backend::Tagged for Payload {
     type Tag = u8;
 }
 

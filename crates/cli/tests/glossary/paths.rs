@@ -26,25 +26,24 @@ use leasehold::Runtime as _;
 use leasehold::Stream as _;
 use leasehold::StreamHandle as _;
 use leasehold::UniqueLease as _;
+use leasehold::backend::Backend as _;
+use leasehold::backend::CommandQueueHandle as _;
+use leasehold::backend::ContextHandle as _;
+use leasehold::backend::Fate as _;
+use leasehold::backend::FenceHandle as _;
+use leasehold::backend::FixedSlotStore as _;
+use leasehold::backend::HeapHandle as _;
+use leasehold::backend::Index as _;
+use leasehold::backend::LibraryHandle as _;
+use leasehold::backend::Pipeline as _;
+use leasehold::backend::Plan as _;
+use leasehold::backend::PoolManager as _;
+use leasehold::backend::Resource as _;
+use leasehold::backend::RetireList as _;
+use leasehold::backend::SlotPool as _;
+use leasehold::backend::handle as _;
 use leasehold::context as _;
-use leasehold::core as _;
-use leasehold::core::CommandQueueHandle as _;
-use leasehold::core::ContextHandle as _;
-use leasehold::core::Fate as _;
-use leasehold::core::FenceHandle as _;
-use leasehold::core::FixedSlotStore as _;
-use leasehold::core::HeapHandle as _;
-use leasehold::core::Index as _;
-use leasehold::core::LibraryHandle as _;
-use leasehold::core::PoolManager as _;
-use leasehold::core::Resource as _;
-use leasehold::core::RetireList as _;
-use leasehold::core::SlotPool as _;
-use leasehold::core::handle as _;
 use leasehold::graph as _;
-use leasehold::hal::Backend as _;
-use leasehold::hal::Pipeline as _;
-use leasehold::hal::Plan as _;
 use leasehold::infini::Memory as _;
 use leasehold::infini::set_context as _;
 use leasehold::infini::signal as _;
@@ -62,6 +61,7 @@ use leasehold::runtime as _;
 use leasehold_alloc as _;
 use leasehold_alloc::Backing as _;
 use leasehold_alloc::GraphArena as _;
+use leasehold_core as _;
 use leasehold_cpu::CpuExecutionManager as _;
 use leasehold_cpu::allocator as _;
 use leasehold_cpu::allocator::device as _;
@@ -127,7 +127,7 @@ use leasehold_operators::Library as _;
 pub fn methods<T, K, R>()
 where
     K: Eq + std::hash::Hash + Clone,
-    R: leasehold::core::Resource,
+    R: leasehold::backend::Resource,
 {
     let _ = leasehold::Buffer::addr;
     let _ = leasehold::Buffer::host_kind;
@@ -172,11 +172,11 @@ where
     let _ = |s: &leasehold::Stream, v| s.upload_owned(v, vec![0u8]);
     let _ = leasehold::Stream::wait;
     let _ = leasehold::Stream::wait_event;
-    let _ = leasehold::core::FixedSlotStore::<R>::ensure_alive;
-    let _ = leasehold::core::PoolManager::<R, K>::configure;
-    let _ = leasehold::core::PoolManager::<R, K>::get_or_create;
-    let _ = leasehold::core::PoolManager::<R, K>::release;
-    let _ = <dyn leasehold::hal::Device>::make_current;
+    let _ = <dyn leasehold::backend::Device>::make_current;
+    let _ = leasehold::backend::FixedSlotStore::<R>::ensure_alive;
+    let _ = leasehold::backend::PoolManager::<R, K>::configure;
+    let _ = leasehold::backend::PoolManager::<R, K>::get_or_create;
+    let _ = leasehold::backend::PoolManager::<R, K>::release;
     let _ = <leasehold::Graph as leasehold::infini::InfiniGraph>::execute;
     let _ = <leasehold::Runtime as leasehold::infini::InfiniRuntime>::create_event_with_flags;
     let _ = <leasehold::Runtime as leasehold::infini::InfiniRuntime>::destroy_event;

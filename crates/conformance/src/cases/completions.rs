@@ -3,7 +3,7 @@
 use crate::case::{Case, Need, Outcome, check, check_eq, skipped};
 use crate::env::Env;
 use crate::factory::Injected;
-use leasehold::core::sync::Mutex;
+use leasehold::backend::sync::Mutex;
 use leasehold::ops::Pattern;
 use leasehold::{Error, Result, Stream, View};
 use std::sync::Arc;

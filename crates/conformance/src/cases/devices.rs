@@ -3,8 +3,8 @@
 use crate::case::{Case, Need, Outcome, Stop, check, check_eq, expect_error, skipped};
 use crate::env::{Env, direct};
 use crate::factory::TestKernel;
-use leasehold::core::PoolStats;
-use leasehold::hal::{Device, Fill, MemoryKind, Op};
+use leasehold::backend::PoolStats;
+use leasehold::backend::{Device, Fill, MemoryKind, Op};
 use leasehold::{BackendKind, DeviceId, Error};
 use std::collections::BTreeMap;
 

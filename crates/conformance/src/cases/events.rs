@@ -83,7 +83,7 @@ fn again(env: &Env) -> Outcome {
 }
 
 /// The point of something that the stream is given now.
-fn work_on(runtime: &leasehold::Runtime, stream: &leasehold::Stream) -> Outcome<leasehold::core::Point> {
+fn work_on(runtime: &leasehold::Runtime, stream: &leasehold::Stream) -> Outcome<leasehold::Point> {
     let small = stream.alloc(64)?;
     stream.fill(small.view(), 1u8)?;
     let marker = runtime.create_event_with(EventFlags::DISABLE_TIMING)?;

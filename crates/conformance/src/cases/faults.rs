@@ -4,8 +4,8 @@ use crate::case::{Case, Need, Outcome, check, check_eq, expect_error, failed};
 use crate::cases::streams::fill;
 use crate::env::{Env, bind, direct};
 use crate::factory::{Injected, TestKernel};
-use leasehold::core::sync::atomic::{AtomicU32, Ordering};
-use leasehold::hal::{Access, Dispatch, HostCall, Op, Stream};
+use leasehold::backend::sync::atomic::{AtomicU32, Ordering};
+use leasehold::backend::{Access, Dispatch, HostCall, Op, Stream};
 use leasehold::{Error, Lease};
 use std::sync::Arc;
 
@@ -75,7 +75,7 @@ fn host_call_fails(env: &Env) -> Outcome {
     let target = env.buffer(&again, 64)?;
     let (addr, native) = (target.addr(), target.native());
     let call = HostCall::new("submits", move || {
-        let fill = leasehold::hal::Fill { dst: addr, native, bytes: 64, pattern: 5, width: 1 };
+        let fill = leasehold::backend::Fill { dst: addr, native, bytes: 64, pattern: 5, width: 1 };
         direct(&own, &[Op::Fill(fill)]).map(drop)
     });
     let first = direct(&again, &[Op::Host(&call)])?;
@@ -150,7 +150,7 @@ fn drops_after_fault(env: &Env) -> Outcome {
 fn lost(env: &Env, cause: &Error) -> Outcome {
     for _ in 0..3 {
         let used = || -> leasehold::Result<()> {
-            let stream = env.device().stream(&leasehold::hal::StreamDesc::default())?;
+            let stream = env.device().stream(&leasehold::backend::StreamDesc::default())?;
             let value = direct(&stream, &[])?;
             stream.wait_host(value, Some(env.patience()))
         };

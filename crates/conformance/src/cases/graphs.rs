@@ -4,7 +4,7 @@ use crate::case::{Case, Need, Outcome, check, check_eq, expect_error, skipped};
 use crate::cases::streams::{copy, fill};
 use crate::env::{Env, bind, direct};
 use crate::factory::TestKernel;
-use leasehold::hal::{Access, Binding, Dispatch, GraphExec, NodePatch, Op, OpList, Pipeline, Plan};
+use leasehold::backend::{Access, Binding, Dispatch, GraphExec, NodePatch, Op, OpList, Pipeline, Plan};
 use leasehold::{Buffer, Lease};
 use std::time::Duration;
 
@@ -41,14 +41,14 @@ struct Counter {
 fn op<'a>(
     kernel: &'a Lease<Pipeline>,
     blocks: u32,
-    bindings: &'a [leasehold::hal::Binding],
+    bindings: &'a [leasehold::backend::Binding],
     params: &'a [u8],
 ) -> Op<'a> {
     let block = [TestKernel::BLOCK.min(kernel.block_threads), 1, 1];
     Op::Dispatch(Dispatch { pipeline: kernel, grid: [blocks, 1, 1], block, shared: 0, bindings, params })
 }
 
-fn counter(env: &Env, stream: &Lease<dyn leasehold::hal::Stream>, steps: usize) -> Outcome<Counter> {
+fn counter(env: &Env, stream: &Lease<dyn leasehold::backend::Stream>, steps: usize) -> Outcome<Counter> {
     let add = env.kernel(TestKernel::Add)?;
     let (a, b, one) = (env.buffer(stream, 512)?, env.buffer(stream, 512)?, env.buffer(stream, 512)?);
     env.write(stream, &one, &1u32.to_le_bytes().repeat(128))?;

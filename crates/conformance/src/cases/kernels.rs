@@ -3,7 +3,7 @@
 use crate::case::{Case, Need, Outcome, Stop, check, check_eq, expect_error, failed, skipped};
 use crate::env::{Env, bind, direct};
 use crate::factory::{Injected, TestKernel};
-use leasehold::hal::{Access, Dispatch, KernelDesc, KernelSource, MemoryKind, Op, Pipeline};
+use leasehold::backend::{Access, Dispatch, KernelDesc, KernelSource, MemoryKind, Op, Pipeline};
 use leasehold::kernel::{KernelSession, session_ops, session_sync_ops};
 use leasehold::{KernelBase, Lease, View};
 

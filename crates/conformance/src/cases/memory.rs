@@ -3,8 +3,8 @@
 use crate::case::{Case, Need, Outcome, check, check_eq, expect_error};
 use crate::cases::streams::{copy, fill};
 use crate::env::{Env, direct, leasehold_on};
-use leasehold::core::sync::atomic::{AtomicU32, Ordering};
-use leasehold::hal::{MemoryKind, Op, Stream};
+use leasehold::backend::sync::atomic::{AtomicU32, Ordering};
+use leasehold::backend::{MemoryKind, Op, Stream};
 use leasehold::{Allocator, Buffer, Error, Layout, Lease, Protection, View};
 use std::sync::Arc;
 use std::time::Duration;
@@ -531,7 +531,7 @@ fn pinned(env: &Env) -> Outcome {
     // SAFETY: host memory of `n` bytes that only this thread touches while no submission uses it.
     let bytes = unsafe { std::slice::from_raw_parts_mut(host.addr() as *mut u8, n as usize) };
     bytes.iter_mut().enumerate().for_each(|(i, b)| *b = i as u8);
-    let up = leasehold::hal::Upload {
+    let up = leasehold::backend::Upload {
         src: host.addr() as *const u8,
         dst: device.addr(),
         native: device.native(),
@@ -541,7 +541,7 @@ fn pinned(env: &Env) -> Outcome {
     let value = direct(&stream, &[Op::Upload(up)])?;
     env.wait(&stream, value)?;
     bytes.fill(0);
-    let down = leasehold::hal::Download {
+    let down = leasehold::backend::Download {
         src: device.addr(),
         native: device.native(),
         dst: host.addr() as *mut u8,
@@ -597,7 +597,7 @@ fn import_released_once(env: &Env) -> Outcome {
     let buffer = import(env, &memory, &ended)?;
     let out = env.buffer(&stream, 8192)?;
     let hold = env.hold(&stream)?;
-    let up = leasehold::hal::Upload {
+    let up = leasehold::backend::Upload {
         src: buffer.addr() as *const u8,
         dst: out.addr(),
         native: out.native(),

@@ -4,8 +4,8 @@ use crate::case::{Case, Need, Outcome, Stop, check, check_eq, failed, skipped};
 use crate::cases::streams::fill;
 use crate::env::{Env, Other, direct};
 use crate::factory::TestKernel;
-use leasehold::core::PoolStats;
-use leasehold::hal::{Copy2d, Device, Dispatch, MemoryKind, Op, OpList, Plan, Stream};
+use leasehold::backend::PoolStats;
+use leasehold::backend::{Copy2d, Device, Dispatch, MemoryKind, Op, OpList, Plan, Stream};
 use leasehold::ops::Pattern;
 use leasehold::{Buffer, Context, Current, Error, Lease, Runtime, View};
 

@@ -5,7 +5,7 @@ use crate::cases::streams::fill;
 use crate::env::{Env, bind, direct};
 use crate::factory::TestKernel;
 use leasehold::Error;
-use leasehold::hal::{Access, Dispatch, HostCall, Op, OpList, Plan};
+use leasehold::backend::{Access, Dispatch, HostCall, Op, OpList, Plan};
 use std::time::Duration;
 
 const FILL: Need = Need::Kernel(TestKernel::Fill);

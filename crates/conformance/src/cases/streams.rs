@@ -3,8 +3,8 @@
 use crate::case::{Case, Need, Outcome, check, check_eq, expect_error};
 use crate::env::{Env, direct, leasehold_on};
 use crate::factory::TestKernel;
-use leasehold::core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
-use leasehold::hal::{Access, Binding, Copy2d, Fill, ForeignCall, MemoryKind, Op, OpList, Plan, StreamDesc};
+use leasehold::backend::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use leasehold::backend::{Access, Binding, Copy2d, Fill, ForeignCall, MemoryKind, Op, OpList, Plan, StreamDesc};
 use leasehold::{Buffer, Layout, Lease};
 use std::sync::Arc;
 use std::time::{Duration, Instant};

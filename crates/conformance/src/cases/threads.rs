@@ -4,7 +4,7 @@ use crate::case::{Case, Need, Outcome, Stop, check, check_eq};
 use crate::cases::kernels::launch;
 use crate::env::{Env, bind};
 use crate::factory::TestKernel;
-use leasehold::hal::Access;
+use leasehold::backend::Access;
 use leasehold::{Runtime, View};
 
 pub(crate) const CASES: &[Case] = &[

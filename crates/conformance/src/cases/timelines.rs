@@ -5,8 +5,8 @@ use crate::cases::streams::{copy, fill};
 use crate::env::{Env, direct};
 use crate::factory::TestKernel;
 use leasehold::Error;
-use leasehold::core::VALUE_LIMIT;
-use leasehold::hal::Op;
+use leasehold::backend::Op;
+use leasehold::backend::VALUE_LIMIT;
 use std::time::Duration;
 
 const GATES: &[Need] = &[Need::Gates];

@@ -4,7 +4,7 @@ use crate::case::{Case, Need, Outcome, check, check_eq, skipped};
 use crate::cases::streams::fill;
 use crate::env::{Env, bind, direct, leasehold_on};
 use crate::factory::TestKernel;
-use leasehold::hal::{Access, Copy2d, Fill, MemoryKind, Op};
+use leasehold::backend::{Access, Copy2d, Fill, MemoryKind, Op};
 use leasehold::{Buffer, Error, Layout, Lease, View};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -177,7 +177,7 @@ fn aliases(env: &Env) -> Outcome {
     let stream = env.stream()?;
     let add = env.kernel(TestKernel::Add)?;
     let (buffer, one) = (env.buffer(&stream, 1024)?, env.buffer(&stream, 512)?);
-    let half = |at: u64, access| leasehold::hal::Binding {
+    let half = |at: u64, access| leasehold::backend::Binding {
         addr: buffer.addr() + at,
         len: 512,
         native: buffer.native(),
@@ -191,7 +191,7 @@ fn aliases(env: &Env) -> Outcome {
         let launch = |a: u64, b: u64| [half(a, Access::Read), bind(&one, Access::Read), half(b, Access::Write)];
         let (up, down) = (launch(0, 512), launch(512, 0));
         let op = |bindings| {
-            Op::Dispatch(leasehold::hal::Dispatch {
+            Op::Dispatch(leasehold::backend::Dispatch {
                 pipeline: &add,
                 grid: [2, 1, 1],
                 block: [64.min(add.block_threads), 1, 1],

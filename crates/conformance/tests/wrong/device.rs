@@ -3,10 +3,10 @@
 
 use crate::defects::Defect;
 use crate::stream::{Gates, Streams};
-use leasehold::core::sync::Mutex;
-use leasehold::core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use leasehold::core::{DeviceHandle, Fate, PoolConfig, PoolManager, PoolStats, Resource, SlotPool, Tagged, tags};
-use leasehold::hal::*;
+use leasehold::backend::sync::Mutex;
+use leasehold::backend::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use leasehold::backend::*;
+use leasehold::backend::{DeviceHandle, Fate, PoolConfig, PoolManager, PoolStats, Resource, SlotPool, Tagged, tags};
 use leasehold::{Allocator, Error, Lease, Result};
 use leasehold_conformance::{Faults, Injected, TestKernel};
 use leasehold_cpu::CpuBackend;
@@ -255,8 +255,8 @@ unsafe impl Device for WrongDevice {
             let dry = self.defect == Defect::StaysEmpty;
             let depth = if dry { 40 << 20 } else { 1 << 34 };
             let well = DryWell { taken: AtomicU64::new(0), depth, refused: self.refused.clone() };
-            let debug = alloc::DebugAids { red_zone: if dry { 0 } else { 4 << 10 }, ..Default::default() };
-            let config = alloc::AllocatorConfig { debug, ..Default::default() };
+            let debug = leasehold::backend::DebugAids { red_zone: if dry { 0 } else { 4 << 10 }, ..Default::default() };
+            let config = leasehold::backend::AllocatorConfig { debug, ..Default::default() };
             return Ok(self.own.get_or_init(|| Allocator::new(Box::new(well), config).expect("an allocator")));
         }
         self.inner.memory(kind)
@@ -369,17 +369,17 @@ struct DryWell {
 }
 
 // SAFETY: each commitment is a block of the process's heap of its own.
-unsafe impl alloc::Backing for DryWell {
-    fn caps(&self) -> alloc::BackingCaps {
+unsafe impl leasehold::backend::Backing for DryWell {
+    fn caps(&self) -> leasehold::backend::BackingCaps {
         let (granule, physical, segment) = (GRANULE as u64, 1 << 30, 1 << 20);
-        alloc::BackingCaps { granule, physical, segment, ..alloc::BackingCaps::default() }
+        leasehold::backend::BackingCaps { granule, physical, segment, ..leasehold::backend::BackingCaps::default() }
     }
 
     fn reserve(&self, _: u64) -> Result<u64> {
         Err(Error::Unsupported("no reservations".into()))
     }
 
-    unsafe fn commit(&self, _: Option<u64>, bytes: u64) -> Result<alloc::Chunk> {
+    unsafe fn commit(&self, _: Option<u64>, bytes: u64) -> Result<leasehold::backend::Chunk> {
         let out = || Err(leasehold::OutOfMemory::new("the dry well", bytes).into());
         if self.taken.load(Ordering::Relaxed) + bytes > self.depth {
             self.refused.store(true, Ordering::Release);
@@ -390,10 +390,10 @@ unsafe impl alloc::Backing for DryWell {
         // SAFETY: the size is not zero.
         let memory = unsafe { std::alloc::alloc_zeroed(layout) };
         self.taken.fetch_add(bytes, Ordering::Relaxed);
-        if memory.is_null() { out() } else { Ok(alloc::Chunk { addr: memory as u64, bytes, native: 0 }) }
+        if memory.is_null() { out() } else { Ok(leasehold::backend::Chunk { addr: memory as u64, bytes, native: 0 }) }
     }
 
-    unsafe fn decommit(&self, chunk: alloc::Chunk) -> Result<()> {
+    unsafe fn decommit(&self, chunk: leasehold::backend::Chunk) -> Result<()> {
         let layout =
             std::alloc::Layout::from_size_align(chunk.bytes as usize, GRANULE).map_err(|_| Error::invalid("size"))?;
         self.taken.fetch_sub(chunk.bytes, Ordering::Relaxed);

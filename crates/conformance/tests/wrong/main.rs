@@ -8,7 +8,7 @@ mod stream;
 
 use defects::Defect;
 use device::{FORK, Wrong, current_device};
-use leasehold::hal::{Backend, ForeignCall, KernelDesc, NullBackend};
+use leasehold::backend::{Backend, ForeignCall, KernelDesc, NullBackend};
 use leasehold::{DeviceId, Result};
 use leasehold_conformance::{
     ELSEWHERE, Expectation, Expectations, Factory, Faulty, Filter, Home, Isolation, Report, Status, Suite, TestKernel,

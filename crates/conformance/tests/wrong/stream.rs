@@ -2,9 +2,9 @@
 
 use crate::defects::Defect;
 use crate::device::{KEPT, Rig};
-use leasehold::core::sync::atomic::{AtomicU64, Ordering};
-use leasehold::core::{Fate, Handle, Line, LineOwner, Resource, Tagged, Timeline, tags};
-use leasehold::hal::*;
+use leasehold::backend::sync::atomic::{AtomicU64, Ordering};
+use leasehold::backend::*;
+use leasehold::backend::{Fate, Handle, Line, LineOwner, Resource, Tagged, Timeline, tags};
 use leasehold::{Error, Lease, Point, Result};
 use leasehold_conformance::{Injected, TestKernel};
 use std::cell::Cell;

@@ -24,19 +24,20 @@ pub enum HugePages {
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct CpuConfig {
-    /// Threads that one kernel can use, the stream's own worker included; `None`: as many as the process may keep busy. 1 to 1,024.
+    /// Threads that one kernel can use, the stream's own worker included; `None`, the default: as many as the process may keep busy. 1 to 1,024.
     pub threads: Option<usize>,
-    /// How long threads stay awake after their last work before they sleep. At most a second.
+    /// How long threads stay awake after their last work before they sleep. At most a second; 150 µs by default.
     pub spin: Duration,
-    /// How long a thread of the application that waits for a stream stays awake, if there is a processor that the device's own threads do not use.
+    /// How long a thread of the application that waits for a stream stays awake, if there is a processor that the device's own threads do not
+    /// use; 1 ms by default.
     pub host_spin: Duration,
-    /// Streams at a time.
+    /// Streams at a time; 256 by default.
     pub streams: u32,
-    /// Huge pages.
+    /// Huge pages; by default the large blocks have them where the system gives them.
     pub huge_pages: HugePages,
-    /// What looks for wrong uses of memory. All off.
+    /// What looks for wrong uses of memory; all off by default.
     pub debug: DebugAids,
-    /// Entries of the memory's trace ring; 0 switches it off.
+    /// Entries of the memory's trace ring; 0, the default, switches it off.
     pub trace_events: usize,
 }
 

@@ -1,9 +1,9 @@
 //! What safe code relies on is vouched for by who implements a backend.
 #![forbid(unsafe_code)]
 
-use leasehold::core::Timeline;
-use leasehold::hal::alloc::Backing;
-use leasehold::hal::{Backend, Device, GraphExec, Stream};
+use leasehold::backend::Timeline;
+use leasehold::backend::Backing;
+use leasehold::backend::{Backend, Device, GraphExec, Stream};
 
 struct Liar;
 

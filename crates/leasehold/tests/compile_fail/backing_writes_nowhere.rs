@@ -13,7 +13,7 @@ fn misuse(runtime: &Runtime, secret: &'static str) -> leasehold::Result<()> {
     backing.enable(at, 4096)?;
     backing.destroy(1, 4096)?;
     backing.release(at, 4096);
-    let chunk = leasehold::hal::alloc::Chunk { addr: at, bytes: 64, native: 0 };
+    let chunk = leasehold::backend::Chunk { addr: at, bytes: 64, native: 0 };
     backing.decommit(chunk)?;
     backing.exact_free(chunk, 8)
 }

@@ -1,8 +1,8 @@
 //! What runs raw addresses and handles is nobody's but the backends'; nor is the state of threads.
 #![forbid(unsafe_code)]
 
-use leasehold::cpu::driver::float as _;
-use leasehold::cpu::driver::queue as _;
+use leasehold_cpu::driver::float as _;
+use leasehold_cpu::driver::queue as _;
 use leasehold_cuda::allocator as _;
 use leasehold_cuda::conv as _;
 use leasehold_cuda::encoder::Encoder as _;

@@ -1,7 +1,7 @@
 //! Whoever hands raw addresses and words to a backend vouches for them.
 #![forbid(unsafe_code)]
 
-use leasehold::hal::{Device, GraphExec, Op, Plan, Stream, Timestamp};
+use leasehold::backend::{Device, GraphExec, Op, Plan, Stream, Timestamp};
 
 fn raw_words(device: &dyn Device, stream: &dyn Stream, graph: &dyn GraphExec, ops: &[Op<'_>], plan: Plan) {
     let forged = Timestamp::new(8);

@@ -1,7 +1,7 @@
 //! What says when memory is free again is not for everybody to say.
 #![forbid(unsafe_code)]
 
-use leasehold::hal::alloc::{Allocator, Buffer, GraphArena, Lifetime, On};
+use leasehold::backend::{Allocator, Buffer, GraphArena, Lifetime, On};
 use leasehold::{Lease, Point, Result};
 
 fn old_points(buffer: &Lease<Buffer>, arena: &GraphArena, old: Point) -> Result<()> {

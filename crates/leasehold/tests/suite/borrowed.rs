@@ -1,8 +1,8 @@
 //! Host memory that calls borrow: whatever goes wrong, nobody touches it once the call is over.
 
 use crate::common::*;
-use leasehold::core::sync::atomic::{AtomicUsize, Ordering};
-use leasehold::hal::Traced;
+use leasehold::backend::Traced;
+use leasehold::backend::sync::atomic::{AtomicUsize, Ordering};
 use leasehold::{BackendKind, Context, DeviceId, Error, Runtime, View};
 use leasehold_sim::{MachineConfig, SimBackend};
 use std::sync::Arc;

@@ -14,7 +14,7 @@ pub fn context() -> Context {
     if std::env::var_os("LEASEHOLD_VALIDATED").is_none() {
         return Context::new();
     }
-    let checked = leasehold::hal::Validated::new(leasehold::cpu::CpuBackend::new()).expect("it only wraps");
+    let checked = leasehold::backend::Validated::new(leasehold::cpu::CpuBackend::new()).expect("it only wraps");
     Context::with_backends(vec![Arc::new(checked)])
 }
 

@@ -1,7 +1,7 @@
 //! The thread's current context, its guards, and the process's default.
 
 use crate::common::*;
-use leasehold::hal::Device;
+use leasehold::backend::Device;
 use leasehold::{Backend, BackendKind, Context, Current, DeviceId, DeviceInfo};
 use std::sync::Arc;
 
@@ -148,7 +148,7 @@ fn with_cuda() -> (Context, std::sync::Arc<leasehold_cuda::driver::sim::SimDrive
     let driver = std::sync::Arc::new(SimDriver::new(SimDriverConfig::new(machine)).unwrap());
     let config = leasehold_cuda::CudaConfig::default().inline(true);
     let cuda = leasehold_cuda::CudaBackend::with_ops(driver.clone(), config).unwrap();
-    let checked = leasehold::hal::Validated::new(cuda).unwrap();
+    let checked = leasehold::backend::Validated::new(cuda).unwrap();
     let cpu = leasehold::cpu::CpuBackend::new();
     (Context::with_backends(vec![std::sync::Arc::new(checked), std::sync::Arc::new(cpu)]), driver)
 }

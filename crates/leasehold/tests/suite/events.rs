@@ -69,7 +69,7 @@ fn streams_are_ordered_by_events_alone() {
     let runtime = runtime();
     let (a, b) = (runtime.create_stream().unwrap(), runtime.create_stream().unwrap());
     let event = runtime.create_event_with(EventFlags::DISABLE_TIMING).unwrap();
-    let order = std::sync::Arc::new(leasehold::core::sync::Mutex::new(Vec::new()));
+    let order = std::sync::Arc::new(leasehold::backend::sync::Mutex::new(Vec::new()));
     let say = |what: &'static str| {
         let order = order.clone();
         move || {

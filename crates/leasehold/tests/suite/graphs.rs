@@ -1,7 +1,7 @@
 //! Recording, planning, replay.
 
 use crate::common::*;
-use leasehold::core::sync::atomic::{AtomicU32, Ordering};
+use leasehold::backend::sync::atomic::{AtomicU32, Ordering};
 use leasehold::{Buffer, Event, Graph, Layout, Lease, Result, Runtime, Stream, View, ops};
 use std::sync::Arc;
 use std::time::Duration;
@@ -473,7 +473,7 @@ fn library_calls_in_a_graph_learn_where_their_temporaries_lie() {
         .record_graph(|r| {
             let t = r.alloc(16)?;
             r.stream().copy(t.view(), x.view())?;
-            let double = |_: u64, bindings: &[leasehold::hal::Binding]| {
+            let double = |_: u64, bindings: &[leasehold::backend::Binding]| {
                 for i in 0..4 {
                     // SAFETY: within the operand.
                     unsafe { *(bindings[0].addr as *mut u32).add(i) *= 2 };

@@ -1,7 +1,7 @@
 //! Bases, sessions and the registry.
 
 use crate::common::*;
-use leasehold::core::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use leasehold::backend::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use leasehold::graph::{NodeId, UpdateOutcome};
 use leasehold::kernel::{
     CpuArgs, KernelCheck, KernelDesc, KernelSource, Overlap, Registry, session_ops, session_sync_ops,

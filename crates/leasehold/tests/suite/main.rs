@@ -12,6 +12,8 @@ mod forged;
 mod gates;
 mod graph_updates;
 mod graphs;
+#[cfg(feature = "cuda")]
+mod interop;
 mod kernels;
 mod ops;
 mod passed;

@@ -1,7 +1,7 @@
 //! Copies, fills, calls and mappings.
 
 use crate::common::*;
-use leasehold::core::sync::Mutex;
+use leasehold::backend::sync::Mutex;
 use leasehold::{Error, View, ops};
 use std::sync::Arc;
 use std::time::Duration;
@@ -19,7 +19,6 @@ fn copies_of_every_alignment_and_length() {
                 let (s, d) = (from.part(src..src + len).unwrap(), to.part(dst..dst + len).unwrap());
                 runtime.stream().copy(d, s).unwrap();
                 let mut expect = [0u8; 64];
-                let (src, dst, len) = (src, dst, len);
                 expect[dst..dst + len].copy_from_slice(&source[src..src + len]);
                 assert_eq!(runtime.download::<u8>(&to).unwrap(), expect, "{src} to {dst}, {len} bytes");
             }
@@ -327,7 +326,7 @@ fn a_library_call_runs_in_stream_order_with_its_operands() {
     let runtime = runtime();
     let x = runtime.upload(&[1u32, 2, 3, 4]).unwrap();
     let run = |first: u32| {
-        let add = move |_: u64, bindings: &[leasehold::hal::Binding]| {
+        let add = move |_: u64, bindings: &[leasehold::backend::Binding]| {
             let at = bindings[0].addr as *mut u32;
             for i in 0..bindings[0].len as usize / 4 {
                 // SAFETY: within the operand.

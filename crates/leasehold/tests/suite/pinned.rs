@@ -2,7 +2,7 @@
 //!
 //! The compiler checks it: the item that a type is asked for here is ambiguous if the type is `Unpin`.
 
-use leasehold::cpu::manager as cpu;
+use leasehold_cpu::manager as cpu;
 use leasehold_cuda::manager as cuda;
 use leasehold_sim::manager as sim;
 
@@ -28,8 +28,8 @@ fn what_managers_lend_is_not_swapped() {
     let all = pinned![
         leasehold::Buffer,
         leasehold::Event,
-        leasehold::hal::Pipeline,
-        leasehold::hal::Timestamp,
+        leasehold::backend::Pipeline,
+        leasehold::backend::Timestamp,
         cpu::device::DeviceState,
         cpu::gate::GateState,
         cpu::graph::GraphState,
@@ -46,10 +46,10 @@ fn what_managers_lend_is_not_swapped() {
         sim::graph::GraphState,
         sim::stream::StreamState,
         // Through these the backends' streams, graphs, gates and devices are lent.
-        dyn leasehold::hal::Device,
-        dyn leasehold::hal::Gate,
-        dyn leasehold::hal::GraphExec,
-        dyn leasehold::hal::Stream,
+        dyn leasehold::backend::Device,
+        dyn leasehold::backend::Gate,
+        dyn leasehold::backend::GraphExec,
+        dyn leasehold::backend::Stream,
     ];
     let mut names = all.to_vec();
     names.sort_unstable();

@@ -109,22 +109,22 @@ fn alignment_is_what_was_asked_for() {
 
 #[test]
 fn pinned_memory_falls_back_to_pageable_and_says_so_once() {
-    let seen = Arc::new(leasehold::core::sync::atomic::AtomicU32::new(0));
+    let seen = Arc::new(leasehold::backend::sync::atomic::AtomicU32::new(0));
     let counter = Warnings(seen.clone());
     let runtime = runtime();
     tracing::subscriber::with_default(counter, || {
         // Should another test have warned first, where nobody listens, `tracing` would remember that nobody does.
         drop(self::runtime().alloc_pinned(64).unwrap());
         tracing::callsite::rebuild_interest_cache();
-        seen.store(0, leasehold::core::sync::atomic::Ordering::Relaxed);
+        seen.store(0, leasehold::backend::sync::atomic::Ordering::Relaxed);
         let a = runtime.alloc_pinned(64).unwrap();
         let b = runtime.alloc_pinned(64).unwrap();
         assert_eq!((a.host_kind(), b.host_kind()), (HostKind::Pageable, HostKind::Pageable));
     });
-    assert_eq!(seen.load(leasehold::core::sync::atomic::Ordering::Relaxed), 1);
+    assert_eq!(seen.load(leasehold::backend::sync::atomic::Ordering::Relaxed), 1);
 }
 
-struct Warnings(Arc<leasehold::core::sync::atomic::AtomicU32>);
+struct Warnings(Arc<leasehold::backend::sync::atomic::AtomicU32>);
 
 impl tracing::Subscriber for Warnings {
     fn enabled(&self, metadata: &tracing::Metadata<'_>) -> bool {
@@ -136,7 +136,7 @@ impl tracing::Subscriber for Warnings {
     fn record(&self, _: &tracing::span::Id, _: &tracing::span::Record<'_>) {}
     fn record_follows_from(&self, _: &tracing::span::Id, _: &tracing::span::Id) {}
     fn event(&self, _: &tracing::Event<'_>) {
-        self.0.fetch_add(1, leasehold::core::sync::atomic::Ordering::Relaxed);
+        self.0.fetch_add(1, leasehold::backend::sync::atomic::Ordering::Relaxed);
     }
     fn enter(&self, _: &tracing::span::Id) {}
     fn exit(&self, _: &tracing::span::Id) {}
@@ -262,7 +262,7 @@ fn an_extension_that_is_too_many_may_use_the_runtime_as_it_goes() {
             let _ = self.0.extension(|_| Ok(1u64));
         }
     }
-    struct Slot(leasehold::core::sync::Mutex<Option<Nosy>>);
+    struct Slot(leasehold::backend::sync::Mutex<Option<Nosy>>);
     let runtime = runtime();
     let both = std::sync::Barrier::new(2);
     std::thread::scope(|s| {
@@ -271,7 +271,7 @@ fn an_extension_that_is_too_many_may_use_the_runtime_as_it_goes() {
                 runtime
                     .extension(|r| {
                         both.wait();
-                        Ok(Slot(leasehold::core::sync::Mutex::new(Some(Nosy(r.clone())))))
+                        Ok(Slot(leasehold::backend::sync::Mutex::new(Some(Nosy(r.clone())))))
                     })
                     .unwrap();
             });

@@ -3,7 +3,7 @@
 //! The library is built once for a process, into the target folder. Without `g++` there is no emulation; with `LEASEHOLD_REQUIRE_TOOLS`
 //! set that is a failure. `LEASEHOLD_NO_EMULATION` leaves it out: the emulator changes stacks, which AddressSanitizer does not follow.
 
-use leasehold::core::sync::{Mutex, OnceLock};
+use leasehold::backend::sync::{Mutex, OnceLock};
 use leasehold_hal::kernel::Binding;
 use leasehold_operators::kernels::cpu::tile::{KernelSpec, Params};
 use leasehold_operators::kernels::cuda::{COMMON, CudaSpec, KERNELS, MODULES};

@@ -6,7 +6,7 @@
 //!
 //! A NaN is no candidate. Where nothing else is left (all NaN), the answer is −1, which is no token.
 
-use leasehold::core::sync::atomic::{AtomicU32, Ordering};
+use leasehold::backend::sync::atomic::{AtomicU32, Ordering};
 use leasehold_hal::kernel::CpuArgs;
 
 use super::elem::{DType, Elem, load_at, store_at, with_elem};

@@ -1,0 +1,55 @@
+//! The CUDA backend, and the driver's own objects under a runtime, for other libraries on the same device.
+//!
+//! The words below are the driver's handles. Getting one is safe; what is done with it is not this
+//! library's affair. A library that enqueues work on a stream does so best in
+//! [`Stream::foreign_call`], which orders the call by its operands and marks their use. Work that is
+//! enqueued on [`raw_stream`] by hand is ordered with the stream's own in the driver, but leaves no
+//! mark on buffers: nobody else waits for it, and freed memory does not either.
+
+use crate::runtime::Runtime;
+use crate::stream::Stream;
+use crate::view::BufferView;
+use leasehold_core::{Error, Result};
+use leasehold_hal::{BackendKind, DeviceId};
+
+pub use leasehold_cuda::{CompletionSource, CudaBackend, CudaConfig, MemorySource};
+
+/// Refuses a device of another backend.
+fn is_cuda(device: DeviceId) -> Result<()> {
+    match device.backend {
+        BackendKind::Cuda => Ok(()),
+        _ => Err(Error::invalid(format!("{device} is no CUDA device"))),
+    }
+}
+
+/// The `CUcontext` of a runtime: the device's primary context, good while the runtime lives.
+///
+/// # Errors
+/// `InvalidArgument` for a runtime of another backend.
+pub fn raw_context(runtime: &Runtime) -> Result<u64> {
+    is_cuda(runtime.device())?;
+    let device = runtime.cuda().ok_or_else(|| Error::invalid("a device that does not show its state"))?;
+    Ok(device.primary().native().0)
+}
+
+/// The `CUstream` of a stream, good while a clone of the stream lives.
+///
+/// # Errors
+/// `InvalidArgument` for a stream of another backend; `DeviceLost`; the driver's own.
+pub fn raw_stream(stream: &Stream) -> Result<u64> {
+    is_cuda(stream.runtime.id())?;
+    // What is held back for now must not come after what the caller enqueues.
+    stream.flush()?;
+    Ok(stream.native())
+}
+
+/// The `CUdeviceptr` of a view's first byte, good while the buffer lives; 0 for an empty one.
+///
+/// # Errors
+/// `InvalidArgument` for memory of another runtime than this one, or of another backend; `Recording`
+/// for memory that has no address yet.
+pub fn raw_pointer(runtime: &Runtime, view: BufferView<'_>) -> Result<u64> {
+    is_cuda(runtime.device())?;
+    runtime.inner.check_eager(&[view.read()])?;
+    Ok(view.addr())
+}

@@ -1,0 +1,24 @@
+//! What most programs use: `use leasehold::prelude::*;`.
+//!
+//! ```
+//! use leasehold::prelude::*;
+//! # fn main() -> Result<()> {
+//! let runtime = Runtime::open(DeviceId::cpu(0))?;
+//! let x = runtime.upload(&[1.0f32, 2.0])?;
+//! assert_eq!(runtime.to_vec(&x)?, [1.0, 2.0]);
+//! # Ok(())
+//! # }
+//! ```
+
+pub use crate::array::{Array, ArrayView};
+pub use crate::context::Context;
+pub use crate::event::{Event, EventFlags};
+pub use crate::gate::Gate;
+pub use crate::graph::{Graph, GraphOperator, GraphUpdate};
+pub use crate::kernel::{CpuArgs, Grid, KernelBase};
+pub use crate::runtime::Runtime;
+pub use crate::stream::Stream;
+pub use crate::view::{BufferView, Operand, View};
+pub use leasehold_alloc::Buffer;
+pub use leasehold_core::{Error, Lease, Point, Result};
+pub use leasehold_hal::{Access, DeviceId};
