@@ -20,7 +20,7 @@
 pub use leasehold_alloc::{
     Allocator, AllocatorConfig, ArenaState, Backing, BackingCaps, Bindings, BlockInfo, BlockState, Buffer, Chunk,
     DebugAids, Finding, FindingKind, GraphArena, Holding, HostKind, LaunchGuard, Layout, LeakReport, Lifetime,
-    LiveBuffer, On, PointWaiter, Protection, Reclaimer, SYMBOLIC, Segment, Snapshot, TagTotal,
+    LiveBuffer, On, Protection, Reclaimer, SYMBOLIC, Segment, Snapshot, TagTotal,
 };
 pub use leasehold_core::{
     Birth, Budgeted, CommandQueueHandle, ContextHandle, DeviceHandle, Fate, FenceHandle, FixedSlotStore, GateHandle,
