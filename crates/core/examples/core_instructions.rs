@@ -1,7 +1,8 @@
-//! Runs one operation of `leasehold_core::bench` a number of times, for `ci/instructions.sh` to count; without arguments prints
-//! all figures.
+//! Runs one operation of `leasehold_core::bench` a number of times, for `ci/instructions.sh` to
+//! count. Without arguments, prints all figures.
 //!
-//! `cargo run --release -p leasehold-core --features bench --example core_instructions [-- NAME TIMES]`
+//! `cargo run --release -p leasehold-core --features bench --example core_instructions [-- NAME
+//! TIMES]`
 
 use leasehold_core::bench::{Bench, run};
 use std::process::ExitCode;

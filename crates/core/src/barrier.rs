@@ -1,49 +1,51 @@
-//! A full memory barrier on every thread of the process, for protocols whose hot side cannot afford
-//! one.
+//! Asymmetric memory barriers: a full memory barrier on every thread of the process.
 //!
-//! A Dekker pair (each side stores, fences, loads what the other stored) needs a full fence on both
-//! sides. Where one side is hot and the other rare, the hot side does with [`light`], which stops
-//! the compiler only, and the rare side calls [`heavy`], which makes every running thread of the
-//! process pass a full fence. [`available`] says once and for all whether this process may build on
-//! it; where it says no, both sides fence.
+//! A Dekker pair (each side stores, fences, and loads the other side's variable) needs a full fence
+//! on both sides. If one side is hot and the other is rare, the hot side uses [`light`], which is
+//! only a compiler fence. The rare side calls [`heavy`], which makes every running thread of the
+//! process execute a full fence. [`available`] says, with one answer for the life of the process,
+//! whether the process may rely on this. If not, both sides execute a full fence.
 //!
-//! # What `heavy` does
-//! It asks the kernel's `membarrier`. That call can fail after it has worked: a sandbox that the
-//! process entered later refuses it, or the kernel has no memory for it. Then the calling thread
-//! visits every processor that it may use: to make room for it the kernel switches whichever thread
-//! runs there, and a switch is a full fence. A thread that does not run has passed one already. If
-//! the sandbox refuses that too, the thread sleeps for `DRAIN`: no processor holds a store back for
-//! so long, since each timer interrupt drains it. The last resort is thus a bound on time and not a
-//! promise of the kernel's; it is taken where the other two are forbidden, and nowhere else.
+//! # How `heavy` works
+//! `heavy` calls the kernel's `membarrier`. This call can fail later even if it worked before: a
+//! sandbox that the process enters may refuse it, or the kernel may have no memory for it. Then the
+//! calling thread moves to each processor that it may use. The move makes the kernel switch the
+//! thread that runs on this processor, and a switch is a full fence. A thread that does not run has
+//! executed one already.
 //!
-//! From the first failure on [`holds`] says no. Who hands out rights that are taken back with
-//! [`heavy`] should hand out no new ones then.
+//! If the sandbox refuses these moves too, the thread sleeps for `DRAIN`. No processor delays a
+//! store for so long, because each timer interrupt drains the store buffer. This last resort is a
+//! bound on time and not a guarantee of the kernel. `heavy` uses it only if the other two ways are
+//! forbidden.
 //!
-//! This module must not know what it orders.
+//! After the first failure [`holds`] returns `false`. A protocol that grants rights and revokes
+//! them with [`heavy`] should then grant no new ones.
+//!
+//! This module must not know which accesses it orders.
 
 use crate::sync::atomic::{Ordering, fence};
 
-/// How long a thread sleeps where the kernel refuses every other barrier. Timer interrupts come at
+/// How long a thread sleeps if the kernel refuses every other barrier. Timer interrupts occur at
 /// least every 10 ms.
 #[cfg(all(target_os = "linux", not(miri), not(loom)))]
 const DRAIN: std::time::Duration = std::time::Duration::from_millis(50);
 
-/// Whether [`heavy`] reaches every thread of this process, so that their side needs [`light`] only.
-/// The same for the life of the process.
+/// Returns whether [`heavy`] reaches every thread of this process, so that the hot side needs
+/// [`light`] only. The answer is the same for the life of the process.
 #[inline]
 #[must_use]
 pub fn available() -> bool {
     imp::available()
 }
 
-/// Whether the cheap way still works. No longer true once the kernel has refused it.
+/// Returns whether the kernel's call still works. `false` from the kernel's first refusal on.
 #[inline]
 #[must_use]
 pub fn holds() -> bool {
     imp::holds()
 }
 
-/// The hot side's fence, where [`available`] says yes, and in models.
+/// The fence of the hot side if [`available`] returns `true`, and in models.
 #[inline(always)]
 pub fn light() {
     #[cfg(loom)]
@@ -52,9 +54,9 @@ pub fn light() {
     crate::sync::atomic::compiler_fence(Ordering::SeqCst);
 }
 
-/// The rare side's fence: a full one on every running thread of the process if [`available`], and
-/// on this one in any case. Some microseconds; after the kernel has refused the cheap way,
-/// milliseconds.
+/// The fence of the rare side. If [`available`], the call is a full fence on every running thread
+/// of the process; otherwise on the calling thread only. The call takes some microseconds, or
+/// milliseconds after the kernel has refused `membarrier`.
 #[cold]
 pub fn heavy() {
     imp::everywhere();
@@ -76,13 +78,13 @@ mod imp {
     const WORKS: u8 = 2;
     const REFUSED: u8 = 3;
 
-    /// What is known of the kernel's call. (No lock: a child of a fork may find another thread's
-    /// first call half done.)
+    /// The known state of the kernel's call. The state has no lock, because a forked child may find
+    /// another thread's first call half done.
     static STATE: AtomicU8 = AtomicU8::new(UNASKED);
 
     fn membarrier(command: libc::c_long) -> bool {
-        // SAFETY: the call takes three integers, touches no memory of ours and reports an unknown
-        // command as an error.
+        // SAFETY: the call takes three integers, touches none of this process's memory and reports
+        // an unknown command as an error.
         unsafe { libc::syscall(libc::SYS_membarrier, command, 0, 0) == 0 }
     }
 
@@ -99,7 +101,7 @@ mod imp {
         available() && STATE.load(Ordering::Relaxed) == WORKS
     }
 
-    /// Who asks first decides for all, so that nobody gets another answer.
+    /// The first thread that asks decides for all threads, so that all get the same answer.
     #[cold]
     fn ask() -> bool {
         // The second call proves that the first took effect.
@@ -119,26 +121,26 @@ mod imp {
         }
     }
 
-    /// Runs on one processor after the other, then where it may run again as before. False if the
-    /// kernel does not let it.
+    /// Runs the thread on each processor in order, then restores its former affinity. `false` if
+    /// the kernel refuses.
     fn visit_every_processor() -> bool {
-        // Eight thousand processors.
+        // Room for 8192 processors.
         let mut before = [0u64; 128];
         let room = size_of_val(&before);
-        // SAFETY: the kernel writes at most `room` bytes, and says how many.
+        // SAFETY: the kernel writes at most `room` bytes, and returns their number.
         let size = unsafe { libc::syscall(libc::SYS_sched_getaffinity, 0, room, before.as_mut_ptr()) };
         let Ok(size) = usize::try_from(size) else { return false };
         let go = |mask: &[u64; 128]| {
             // SAFETY: the kernel reads `size` bytes, which is at most `room`.
             unsafe { libc::syscall(libc::SYS_sched_setaffinity, 0, size, mask.as_ptr()) == 0 }
         };
-        // Asked first, so that a refusal leaves nothing changed.
+        // The first call checks the permission, so that a refusal changes nothing.
         if size > room || !go(&before) {
             return false;
         }
         let mut visited = true;
-        // Threads may be pinned where this one is not: every processor is tried, and one that does
-        // not exist is refused.
+        // Other threads may run on processors outside this thread's affinity. So every processor is
+        // tried, and the kernel refuses those that do not exist.
         for processor in 0..size * 8 {
             let mut mask = [0u64; 128];
             mask[processor / 64] = 1 << (processor % 64);
@@ -165,8 +167,8 @@ mod imp {
             assert_eq!(mask(), before);
         }
 
-        /// Forbids these system calls to the calling thread from now on; false if the system does
-        /// not allow that.
+        /// Forbids these system calls to the calling thread from now on. `false` if the system does
+        /// not allow this.
         fn forbid(calls: [libc::c_long; 2]) -> bool {
             const LOAD: u16 = (libc::BPF_LD | libc::BPF_W | libc::BPF_ABS) as u16;
             const EQUAL: u16 = (libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K) as u16;
@@ -181,8 +183,7 @@ mod imp {
                 step(RETURN, 0, libc::SECCOMP_RET_ERRNO | libc::EPERM as u32),
             ];
             let program = libc::sock_fprog { len: filter.len() as u16, filter: filter.as_mut_ptr() };
-            // SAFETY: the program and its steps are there during the calls, which touch nothing
-            // else.
+            // SAFETY: the program and its steps live during the calls, which access nothing else.
             unsafe {
                 libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0
                     && libc::prctl(libc::PR_SET_SECCOMP, libc::SECCOMP_MODE_FILTER, &raw const program) == 0
@@ -197,8 +198,8 @@ mod imp {
             usage.ru_nvcsw + usage.ru_nivcsw
         }
 
-        /// In a child in which the kernel refuses its barrier, and with `strict` the visits too:
-        /// what was right of what is to be, as bits.
+        /// Forks a child in which the kernel refuses `membarrier`, and with `strict` also the
+        /// affinity calls. Returns the results of three checks as bits.
         fn refused(strict: bool) -> i32 {
             // SAFETY: the child makes system calls, loads and stores, and exits without running
             // destructors.
@@ -240,8 +241,8 @@ mod imp {
 
 #[cfg(any(not(target_os = "linux"), miri, loom))]
 mod imp {
-    //! No such call here. Loom has no asymmetric barriers: in models both sides fence, and the
-    //! protocols are explored as if they had one.
+    //! This system has no such call. Loom has no asymmetric barriers: in models both sides execute
+    //! a full fence, and the exploration treats the protocols as if the barrier existed.
     pub(super) fn available() -> bool {
         cfg!(loom)
     }

@@ -1,9 +1,11 @@
-//! What handles and leases cost, beside what `Arc` costs in the same process. For programs; nothing here is a test.
+//! Benchmarks of handles and leases against `Arc` in the same process, for programs. Nothing here
+//! is a test.
 //!
-//! Each figure is taken in rounds: ours, then the peer's, a fraction of a millisecond each. The ratio of a round is unharmed by
-//! whatever else the machine does for longer than that; reported are medians over the rounds.
+//! Each figure comes from rounds: in each round our operation, then the peer's, for a fraction of a
+//! millisecond each. A disturbance longer than a round does not change the round's ratio. The
+//! figures are medians over the rounds.
 //!
-//! This module must not print, and must not be needed by a library.
+//! This module must not print, and no library may need it.
 
 use crate::{EventHandle, Fate, Handle, Lease, PoolConfig, Resource, Result, SlotPool, Tagged, tags};
 use std::hint::black_box;
@@ -13,22 +15,22 @@ use std::time::Instant;
 /// One figure.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Figure {
-    /// What was measured.
+    /// The measured operation.
     pub name: &'static str,
-    /// Nanoseconds for one, the median.
+    /// Nanoseconds of one operation, the median.
     pub ns: f64,
-    /// What it is held against; empty when against time alone.
+    /// The operation of the comparison; empty without one.
     pub peer: &'static str,
-    /// Nanoseconds for one of the peer's, the median; 0 without a peer.
+    /// Nanoseconds of one peer operation, the median; 0 without a peer.
     pub peer_ns: f64,
     /// The median of the rounds' ratios; 0 without a peer.
     pub ratio: f64,
-    /// What `ratio`, or without a peer `ns`, should not exceed.
+    /// The limit of `ratio`, or of `ns` without a peer.
     pub limit: f64,
 }
 
 impl Figure {
-    /// Whether the figure is within its limit.
+    /// Returns whether the figure is within its limit.
     #[must_use]
     pub fn holds(&self) -> bool {
         (if self.peer.is_empty() { self.ns } else { self.ratio }) <= self.limit
@@ -65,7 +67,7 @@ impl Resource for Things {
     }
 }
 
-/// What the figures are taken on.
+/// The pools and resources that the operations use.
 pub struct Bench {
     list: SlotPool<Things>,
     cells: SlotPool<Things>,
@@ -77,7 +79,7 @@ pub struct Bench {
 type Body = fn(&Bench, u64);
 
 impl Bench {
-    /// Pools with an idle resource each, and one that is held.
+    /// Makes pools with one idle resource each, and one held resource.
     ///
     /// # Errors
     /// `OutOfMemory`.
@@ -89,7 +91,7 @@ impl Bench {
         Ok(Self { list, cells, lease, handle, arc: Arc::new(Thing([1; 4])) })
     }
 
-    /// The operations by name; each runs `n` times.
+    /// The operation of this name, which runs `n` times.
     #[must_use]
     pub fn body(name: &str) -> Option<Body> {
         Some(match name {
@@ -173,7 +175,7 @@ impl Bench {
     }
 }
 
-/// What a figure is held against.
+/// The operation of a comparison.
 #[derive(Clone, Copy)]
 struct Peer {
     name: &'static str,
@@ -185,7 +187,7 @@ fn median(values: &mut [f64]) -> f64 {
     values[values.len() / 2]
 }
 
-/// Takes all figures: about a quarter of a second.
+/// Measures all figures, in about a quarter of a second.
 ///
 /// # Errors
 /// `OutOfMemory`.

@@ -1,11 +1,12 @@
 //! Copies in host memory that are fast for every pair of addresses.
 //!
-//! From 2 KiB to about a mebibyte the C library copies with string moves (`rep movsb`) where the
-//! processor says that they are fast. On some processors (AMD's Zen 3 and Zen 4) they are not if
-//! the destination lies less than 64 bytes after the source modulo a page: they move a byte at a
-//! time. The C library puts large blocks at 16 bytes after a page's start, and devices' blocks
-//! start with a page, so that an ordinary download meets exactly this. Such copies are made with
-//! vector registers here; all others are the C library's.
+//! From 2 KiB to about one mebibyte the C library copies with string moves (`rep movsb`) if the
+//! processor reports them as fast. On AMD's Zen 3 and Zen 4 these moves are slow if the destination
+//! lies less than 64 bytes after the source modulo a page. Then they move one byte at a time.
+//!
+//! An ordinary download meets exactly this case: the C library puts large blocks 16 bytes after a
+//! page's start, and device blocks start at a page. This module makes such copies with vector
+//! registers and leaves all others to the C library.
 //!
 //! This module must not know devices.
 
@@ -19,8 +20,8 @@
 /// ```
 ///
 /// # Safety
-/// - `src` is valid for reads and `dst` for writes of `bytes` bytes, and nobody else writes to the
-///   source or touches the destination meanwhile.
+/// - `src` is valid for reads and `dst` for writes of `bytes` bytes. During the call no other
+///   thread writes to the source or accesses the destination.
 #[inline]
 pub unsafe fn copy_bytes(src: *const u8, dst: *mut u8, bytes: usize) {
     #[cfg(all(target_arch = "x86_64", not(miri)))]
@@ -41,12 +42,12 @@ mod x86 {
     };
 
     const PAGE: usize = 4096;
-    /// Bytes from which on the C library uses string moves, at the earliest.
+    /// The least number of bytes for which the C library uses string moves.
     const STRING_MOVES: usize = 2 << 10;
-    /// How far after the source, modulo a page, a destination is slow.
+    /// The distance after the source, modulo a page, within which a destination is slow.
     const NEAR: usize = 64;
 
-    /// Whether string moves may be slow here. Never for ranges that overlap.
+    /// Returns whether string moves may be slow for this copy. `false` for ranges that overlap.
     #[inline]
     pub(super) fn is_slow(src: *const u8, dst: *mut u8, bytes: usize) -> bool {
         let after = (dst as usize).wrapping_sub(src as usize);
@@ -79,11 +80,12 @@ mod x86 {
             unsafe { _mm256_loadu_si256(src.add(at).cast::<__m256i>()) }
         };
         let (first, last) = (load(0), load(bytes - WIDTH));
-        // To the destination's next border; the first vector covers what lies before it.
+        // Up to the destination's next aligned address. The first vector covers the bytes before
+        // it.
         let mut at = WIDTH - dst as usize % WIDTH;
-        // SAFETY: `at` plus what is stored stays within `bytes`; the addresses of the aligned
-        // stores are the destination's borders; the two unaligned ones are its beginning and its
-        // end.
+        // SAFETY: `at` plus the bytes of each store stays within `bytes`. The aligned stores go to
+        // aligned addresses of the destination. The two unaligned stores are its first and its last
+        // vector.
         unsafe {
             while at + 4 * WIDTH <= bytes {
                 let (a, b, c, d) = (load(at), load(at + WIDTH), load(at + 2 * WIDTH), load(at + 3 * WIDTH));
@@ -108,8 +110,8 @@ mod x86 {
     pub(super) unsafe fn by_sse(src: *const u8, dst: *mut u8, bytes: usize) {
         const WIDTH: usize = 16;
         // SAFETY: all addresses lie within the ranges: whole vectors from the beginning, then the
-        // one that ends with them. Every x86-64 processor has these instructions, which need no
-        // alignment.
+        // vector that ends with the ranges. Every x86-64 processor has these instructions, which
+        // need no alignment.
         unsafe {
             let move_at = |at: usize| {
                 let vector = _mm_loadu_si128(src.add(at).cast::<__m128i>());

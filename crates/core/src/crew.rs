@@ -1,7 +1,7 @@
-//! Threads for one piece of work: all of them begin, or none does and the caller learns why.
+//! Scoped threads for a fixed set of tasks: either all threads start or none does.
 //!
-//! `std::thread::spawn` panics where the system gives no thread; what is limited from outside is an
-//! error here.
+//! `std::thread::spawn` panics if the system refuses a thread. This module returns an error
+//! instead.
 
 use crate::sync::Mutex;
 use crate::{Error, Result};
@@ -10,7 +10,7 @@ use std::thread::{Builder, Scope, ScopedJoinHandle};
 
 /// Starts a thread of a scope.
 ///
-/// # Errors
+/// `Unavailable` if the system refuses the thread.
 /// `Unavailable` when the system gives no thread.
 pub fn spawn_scoped<'scope, R: Send + 'scope>(
     scope: &'scope Scope<'scope, '_>,
@@ -19,17 +19,17 @@ pub fn spawn_scoped<'scope, R: Send + 'scope>(
     Builder::new().spawn_scoped(scope, work).map_err(|e| refused(&e))
 }
 
-/// The error for a thread that the system does not give.
+/// The error for a thread that the system refuses.
 #[must_use]
 pub fn refused(e: &std::io::Error) -> Error {
     Error::Unavailable(format!("the system gives no more threads: {e}; raise the limit, or ask for fewer").into())
 }
 
-/// Runs each piece of work on a thread of its own and returns the results in the same order. Blocks
-/// until all are over.
+/// Runs each task on a thread of its own and returns the results in the same order. Blocks until
+/// all tasks are over.
 ///
-/// No piece begins before every thread is there; where the system refuses one, none begins. A panic
-/// goes on in the caller.
+/// No task begins before every thread exists. If the system refuses a thread, no task begins. A
+/// panic of a task continues in the caller.
 ///
 /// ```
 /// let squares = leasehold_core::crew::run((0..4).map(|n| move || n * n))?;
@@ -38,9 +38,10 @@ pub fn refused(e: &std::io::Error) -> Error {
 /// ```
 ///
 /// # Errors
-/// `Unavailable` when the system gives too few threads.
+/// `Unavailable` if the system refuses a thread.
 pub fn run<R: Send, W: FnOnce() -> R + Send>(work: impl IntoIterator<Item = W>) -> Result<Vec<R>> {
-    // Held while threads are started; then it says whether they begin.
+    // The caller holds the lock while it starts the threads. Then the value says whether the tasks
+    // begin.
     let begin = Mutex::new(false);
     std::thread::scope(|scope| {
         let mut started = begin.lock();

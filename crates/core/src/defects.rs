@@ -1,52 +1,52 @@
-//! Mistakes that can be planted in the crates, so that `leasehold stress` shows that it would find
-//! them. Never in a build that ships: without the feature `planted-defects` every question is
-//! answered with `false` while compiling.
+//! Planted defects: deliberate errors that show that `leasehold stress` would find them.
 //!
-//! With it, the variable `LEASEHOLD_DEFECT` names the one mistake of a process. This module must
-//! not know how they are found.
+//! Without the feature `planted-defects`, every query is the constant `false`. No shipped build has
+//! this feature. With the feature, the variable `LEASEHOLD_DEFECT` selects the one defect of a
+//! process. This module must not know how a test finds the defects.
 
-/// A mistake, and the crate that makes it.
+/// A defect, and the crate that contains it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Defect {
-    /// `core`: a line that knows any value of another line believes to know all of them.
+    /// `core`: a timeline that knows any value of another timeline claims to know all its values.
     KnowsTooMuch,
-    /// `core`: now and then a lease that is dropped keeps its count.
+    /// `core`: from time to time, a dropped lease keeps its count.
     LeaseForgotten,
-    /// `alloc`: freed memory counts as ready while its last use goes on.
+    /// `alloc`: freed memory counts as ready before its last use is over.
     PassedEarly,
-    /// `alloc`: reads on streams that a buffer was not allocated for are not noted.
+    /// `alloc`: the allocator does not note reads on other streams than the buffer's own.
     ReadUnmarked,
-    /// `hal`: a node of a graph that reads does not wait for the one that wrote.
+    /// `hal`: a reading node of a graph does not wait for the writing node before it.
     ReadBeforeWrite,
-    /// `leasehold`: a write does not wait for the reads since the last one.
+    /// `leasehold`: a write does not wait for the reads since the last write.
     WriteBeforeRead,
-    /// `leasehold`: a graph that reads a buffer and then writes it is taken to read it alone.
+    /// `leasehold`: a graph treats a buffer that it reads and then writes as only read.
     WriteUnrecorded,
     /// `leasehold`: an update leaves the old buffers in the nodes.
     OldBuffers,
     /// `leasehold`: a copy of rows takes the smaller pitch for both sides.
     SmallerPitch,
-    /// `leasehold`: submissions of two threads with a common buffer do not see each other.
+    /// `leasehold`: submissions of two threads that share a buffer are not ordered.
     RecordUnlocked,
     /// `leasehold`: an update leaves the old grids in the nodes.
     OldGrid,
-    /// `leasehold`: who does not wait for a stream's turn does not get it while work is pending
-    /// either.
+    /// `leasehold`: a non-waiting request for a stream's turn is refused even if the only obstacle
+    /// is pending work.
     TurnRefused,
-    /// `leasehold`: who waits for a stream's completion does not hear of its failure.
+    /// `leasehold`: a wait for a stream's completion does not report the stream's failure.
     CompletionLost,
-    /// `leasehold`: a copy between backends goes up before it has come down.
+    /// `leasehold`: the upload half of a copy between backends starts before the download half is
+    /// over.
     HandoverSkipped,
-    /// `leasehold`: a runtime that is opened again is not found by the next who opens it.
+    /// `leasehold`: a second open of a runtime that was opened again makes another runtime.
     OpenedTwice,
     /// `cpu`: a queue does not wait for other queues.
     WaitSkipped,
-    /// `sim`: a copy leaves out its last row.
+    /// `sim`: a copy omits its last row.
     RowLeftOut,
 }
 
 impl Defect {
-    /// All of them.
+    /// All defects.
     pub const ALL: [Defect; 17] = [
         Defect::KnowsTooMuch,
         Defect::LeaseForgotten,
@@ -68,7 +68,7 @@ impl Defect {
     ];
 }
 
-/// Whether this mistake is made.
+/// Returns whether this process contains the defect.
 #[cfg(not(feature = "planted-defects"))]
 #[inline(always)]
 #[must_use]
@@ -90,7 +90,7 @@ mod on {
         NAMED.get_or_init(|| std::env::var("LEASEHOLD_DEFECT").ok()).as_deref()
     }
 
-    /// Whether this mistake is made.
+    /// Returns whether this process contains the defect.
     #[must_use]
     pub fn planted(defect: Defect) -> bool {
         static WHICH: OnceLock<Option<Defect>> = OnceLock::new();

@@ -1,8 +1,9 @@
-//! The one error type that crosses a public border.
+//! The error type of all public functions.
 //!
-//! Each variant is a thing that a caller can act on; each message says what was asked, of which object, and what to do.
-//! Errors are small (a result of a word fits in registers or on a line), `Clone` (a poisoned stream returns its cause to every
-//! later caller), and carry no backtrace.
+//! Each variant is a case that a caller can act on. Each message names the request, the object and
+//! the remedy. Errors are small: a result of one word fits in registers or on a line. Errors are
+//! `Clone`, because a poisoned stream returns its cause to every later caller. Errors carry no
+//! backtrace.
 //!
 //! This module must not know any device.
 
@@ -10,21 +11,23 @@ use std::borrow::Cow;
 use std::fmt;
 use std::sync::Arc;
 
-/// Text of an error: a literal costs nothing.
+/// The text of an error. A literal needs no allocation.
 pub type Text = Cow<'static, str>;
 
 /// A result with the runtime's [`Error`].
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// What can go wrong.
+/// The reasons for which a call fails.
 #[doc(alias("INFINICORE_CHECK_ERROR", "throwError"))]
 #[derive(Debug, Clone, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// A value that can never be right: a zero block size, a misaligned offset, a size that overflows.
+    /// An argument that is never valid: a zero block size, a misaligned offset, a size that
+    /// overflows.
     #[error("invalid argument: {0}")]
     InvalidArgument(Text),
-    /// A call that is right at another time: a manager that is not configured, an event that was never recorded.
+    /// A call that is valid at another time: a manager that is not configured, an event that was
+    /// never recorded.
     #[error("invalid state: {0}")]
     InvalidState(Text),
     /// The handle's resource is gone, or the handle belongs to another pool.
@@ -37,21 +40,21 @@ pub enum Error {
         /// The handle as it prints.
         handle: Box<str>,
     },
-    /// Nothing bears this name.
+    /// No object has this name.
     #[error("not found: {0}")]
     NotFound(Text),
-    /// Something holds it exclusively.
+    /// Another holder has the resource exclusively.
     #[error("occupied: {resource} is held exclusively; finish or drop what holds it first")]
     Occupied {
         /// The kind of resource.
         resource: &'static str,
     },
-    /// A manager cannot shut down while others hold its resources.
+    /// A manager cannot shut down while other holders have its resources.
     #[error("leases outstanding: {strong} strong and {weak} weak leases on {resource} must be dropped first")]
     LeasesOutstanding {
         /// The kind of resource.
         resource: &'static str,
-        /// Resources that somebody holds.
+        /// Resources with a holder.
         strong: u64,
         /// Weak leases.
         weak: u64,
@@ -59,43 +62,44 @@ pub enum Error {
     /// The device, the host or a table has no room.
     #[error("out of memory: {0}")]
     OutOfMemory(Box<OutOfMemory>),
-    /// The request does not fit a budget: of bytes, which the caller set, or of a pool's resources.
+    /// The request exceeds a budget: the caller's budget of bytes, or a pool's budget of resources.
     #[error("over budget: {requested} {unit} requested, {used} of {limit} in use; {cure}", cure = unit.cure())]
     OverBudget {
-        /// What is counted.
+        /// The counted unit.
         unit: Budgeted,
-        /// How many were asked for.
+        /// The number requested.
         requested: u64,
-        /// How many are in use.
+        /// The number in use.
         used: u64,
         /// The budget.
         limit: u64,
     },
-    /// The device does not answer any more. Everything on it is lost; leases still drop.
+    /// The device does not answer any more. Everything on the device is lost. Leases can still be
+    /// dropped.
     #[error("device lost: {cause}")]
     DeviceLost {
         /// The first cause.
         cause: Arc<str>,
     },
-    /// A submission failed while it ran: the stream is poisoned from that point on.
+    /// A submission failed during its execution. The stream is poisoned from that timepoint on.
     #[error("{0}")]
     Fault(Arc<Fault>),
-    /// The backend or the device is not there.
+    /// The backend or the device is not available.
     #[error("unavailable: {0}")]
     Unavailable(Text),
-    /// This backend or device cannot do it.
+    /// This backend or device does not support the request.
     #[error("unsupported: {0}")]
     Unsupported(Text),
-    /// The deadline passed first; nothing was lost.
+    /// The deadline passed first. The call had no other effect.
     #[error("timeout: {0}")]
     Timeout(Text),
-    /// Not allowed while recording, or on what is being recorded.
+    /// The call is not allowed while recording, or on an object that is being recorded.
     #[error("recording: {rule}")]
     Recording {
         /// The rule that was broken.
         rule: Text,
     },
-    /// An update changes the shape of the graph, which this exec cannot take.
+    /// An update changes the graph's topology, which this executable graph does not accept.
     #[error("topology changed: {0}")]
     TopologyChanged(Text),
     /// The graph's memory is suspended; resume it first.
@@ -119,7 +123,7 @@ pub enum Error {
     },
 }
 
-/// What a budget counts.
+/// The unit of a budget.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Budgeted {
@@ -151,36 +155,38 @@ impl fmt::Display for Budgeted {
     }
 }
 
-/// Why there was no memory, and where it is.
+/// The circumstances of an allocation failure.
 #[derive(Debug, Clone, Default)]
 #[non_exhaustive]
 pub struct OutOfMemory {
-    /// Where: `cpu:0 device memory`, `lines`, `slots of the stream pool`.
+    /// The failing component: `cpu:0 device memory`, `lines`, `slots of the stream pool`.
     pub site: Text,
-    /// Bytes (or entries) asked for.
+    /// Requested bytes (or entries).
     pub requested: u64,
     /// Bytes taken from the driver.
     pub reserved: u64,
     /// Bytes that leases hold.
     pub live: u64,
-    /// Free bytes that are ready for anybody.
+    /// Free bytes that any stream can use now.
     pub free_ready: u64,
     /// Free bytes whose last use has not completed.
     pub free_not_ready: u64,
     /// The largest free block.
     pub largest_free: u64,
-    /// Bytes that graphs hold.
+    /// Bytes held by graphs.
     pub in_graphs: u64,
     /// The budget; `u64::MAX` when there is none.
     pub limit: u64,
-    /// Where the memory is and who holds it, in bytes, the largest first. Parts of the sums above.
+    /// The places and holders of memory, in bytes, the largest first. These are parts of the sums
+    /// above.
     pub places: Vec<(Text, u64)>,
-    /// What was tried, in order, and what to do.
+    /// The steps that were tried, in order, and the remedy.
     pub notes: Vec<Text>,
 }
 
 impl OutOfMemory {
-    /// A report about `site` for a request of `requested` bytes; the rest is filled in by whoever knows it.
+    /// A report about `site` for a request of `requested` bytes. The caller fills in the other
+    /// fields that it knows.
     #[must_use]
     pub fn new(site: impl Into<Text>, requested: u64) -> Self {
         Self { site: site.into(), requested, limit: u64::MAX, ..Self::default() }
@@ -223,17 +229,17 @@ impl fmt::Display for OutOfMemory {
     }
 }
 
-/// A submission that failed while it ran.
+/// A submission that failed during its execution.
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub struct Fault {
-    /// The operation, by the name it bears in the library (`dispatch rms_norm`, `copy`, `host call`).
+    /// The operation, by its name in the library (`dispatch rms_norm`, `copy`, `host call`).
     pub op: Text,
     /// The stream, as it prints.
     pub stream: Text,
     /// The submission's index on its stream.
     pub submission: u64,
-    /// What happened.
+    /// The cause.
     pub cause: Text,
 }
 

@@ -1,16 +1,19 @@
-//! Whether this process is a fork of the one in which something was made. Threads, and most drivers' state, stay with the parent: in a child
-//! a call that needs them would hang or spoil the parent's work, so it asks here first. A handler that runs in every child counts, so that
-//! asking costs one load.
+//! Detection of forks: whether the calling process is the one in which an object was made.
 //!
-//! This module must not know what was made.
+//! Threads and most of a driver's state stay with the parent process. In a forked child, a call
+//! that needs them would hang or corrupt the parent's work. Such a call asks this module first. An
+//! `atfork` handler counts forks in each child, so the check is one load.
+//!
+//! This module must not know which objects ask.
 
 use crate::error::{Error, Result, Text};
 use crate::sync::atomic::{AtomicU32, Ordering};
 
-/// How many forks lie between the first process that asked and this one.
+/// The number of forks between the first process that asked and this one.
 static FORKS: AtomicU32 = AtomicU32::new(0);
 
-/// The process in which something was made. Always the same one where the system cannot fork.
+/// The process in which an object was made. If the system cannot fork, the process is always the
+/// same.
 ///
 /// ```
 /// use leasehold_core::Birth;
@@ -27,14 +30,15 @@ pub struct Birth {
 }
 
 impl Birth {
-    /// This process.
+    /// The calling process.
     #[must_use]
     pub fn here() -> Self {
         watch();
         Self { forks: FORKS.load(Ordering::Relaxed), process: std::process::id() }
     }
 
-    /// Whether this is a fork of that process, or of a fork of it. One load; also in a child's first instructions.
+    /// Returns whether the calling process is a direct or indirect fork of that process. One load.
+    /// Valid from the child's first instruction.
     #[inline]
     #[must_use]
     pub fn left(self) -> bool {
@@ -47,10 +51,10 @@ impl Birth {
         self.process
     }
 
-    /// Fails in a fork of that process.
+    /// Returns an error in a fork of that process.
     ///
     /// # Errors
-    /// `InvalidState` with what `why` says.
+    /// `InvalidState` with the text that `why` returns.
     #[inline]
     pub fn check(self, why: impl FnOnce(Self) -> Text) -> Result<()> {
         if self.left() { self.refused(why) } else { Ok(()) }
@@ -70,8 +74,8 @@ fn watch() {
     }
     static WATCHING: OnceLock<()> = OnceLock::new();
     WATCHING.get_or_init(|| {
-        // SAFETY: the handler does nothing but an atomic addition, which is allowed in a forked child. Without room for the handler
-        // children are not told.
+        // SAFETY: the handler does nothing but an atomic addition, which is allowed in a forked
+        // child. If the C library has no memory for the handler, children do not notice the fork.
         unsafe { libc::pthread_atfork(None, None, Some(in_child)) };
     });
 }
@@ -86,7 +90,8 @@ mod tests {
     #[test]
     fn a_child_is_told_and_what_it_makes_is_its_own() {
         let birth = Birth::here();
-        // SAFETY: the child only loads atomics, asks for its number and exits without running destructors.
+        // SAFETY: the child only loads atomics, asks for its number and exits without running
+        // destructors.
         let child = unsafe { libc::fork() };
         if child == 0 {
             let own = Birth::here();

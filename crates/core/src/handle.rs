@@ -1,9 +1,10 @@
 //! Typed, generation-checked names of resources.
 //!
-//! A handle is a name, not a hold: it keeps nothing alive and is `Copy`. It is valid only in the pool that made it. Pools start
-//! their generations at different offsets, so that a handle of another pool is refused like a stale one.
+//! A handle is a name and holds nothing: it keeps no resource alive and is `Copy`. A handle is
+//! valid only in the pool that made it. Pools start their generations at different offsets, so a
+//! pool refuses another pool's handle like a stale one.
 //!
-//! This module must not know what the handles name.
+//! This module must not know which resources the handles name.
 
 use std::fmt;
 use std::hash::{Hash, Hasher};
@@ -12,7 +13,8 @@ use std::num::NonZeroU64;
 
 /// Names a resource of kind `Tag`: 32 bits of index and 32 bits of generation, never zero.
 ///
-/// `Option<Handle<_>>` has the size of a handle. A handle is `Copy`, always `Send + Sync`, and holds nothing.
+/// `Option<Handle<_>>` has the size of a handle. A handle is `Copy`, always `Send + Sync`, and
+/// holds nothing.
 ///
 /// ```
 /// use leasehold_core::{Handle, tags};
@@ -25,7 +27,7 @@ pub struct Handle<Tag: ?Sized> {
 }
 
 impl<Tag: ?Sized> Handle<Tag> {
-    /// Puts a handle together. `generation` must not be zero: pools never use generation zero.
+    /// Makes a handle. `generation` must not be zero: pools never use generation zero.
     #[inline]
     pub(crate) fn new(index: u32, generation: u32) -> Self {
         debug_assert!(generation != 0);
@@ -33,29 +35,30 @@ impl<Tag: ?Sized> Handle<Tag> {
         Self { raw: NonZeroU64::new(raw).unwrap_or(NonZeroU64::MIN), _tag: PhantomData }
     }
 
-    /// The slot that the handle names, for reports and tables. Two resources may bear the same index at different times.
+    /// The slot that the handle names, for reports and tables. Two resources may have the same
+    /// index at different times.
     #[inline]
     #[must_use]
     pub fn index(self) -> u32 {
         self.raw.get() as u32
     }
 
-    /// How often the slot had been reused when the handle was made, plus the pool's offset.
+    /// The number of reuses of the slot before the handle was made, plus the pool's offset.
     #[inline]
     #[must_use]
     pub fn generation(self) -> u32 {
         (self.raw.get() >> 32) as u32
     }
 
-    /// The 64 bits as a C border carries them; [`Handle::from_bits`] is the way back.
+    /// The 64 bits for a C interface. [`Handle::from_bits`] is the inverse.
     #[inline]
     #[must_use]
     pub fn to_bits(self) -> NonZeroU64 {
         self.raw
     }
 
-    /// A handle from its 64 bits. `None` for bits that no pool makes (generation zero). The bits may be nonsense: a handle is
-    /// checked wherever it is used.
+    /// A handle from its 64 bits. `None` for bits that no pool makes (generation zero). Other
+    /// invalid bits are safe, because every use checks the handle.
     #[inline]
     #[must_use]
     pub fn from_bits(bits: u64) -> Option<Self> {
@@ -66,8 +69,8 @@ impl<Tag: ?Sized> Handle<Tag> {
     }
 }
 
-/// The number of a thing of kind `Tag` among those of its kind, such as a device of a machine: it names no slot and has no
-/// generation, and a number of another kind does not compile in its place.
+/// The number of an object among the objects of kind `Tag`, such as a device of a machine. An index
+/// names no slot and has no generation. An index of another kind is another type.
 ///
 /// ```
 /// use leasehold_core::{Index, tags};
@@ -80,7 +83,7 @@ pub struct Index<Tag: ?Sized> {
 }
 
 impl<Tag: ?Sized> Index<Tag> {
-    /// The thing with this number, counted from 0.
+    /// The object with this number, counted from 0.
     #[inline]
     #[must_use]
     pub fn new(number: u32) -> Self {
@@ -150,13 +153,13 @@ impl<Tag: ?Sized> fmt::Debug for Handle<Tag> {
 
 const _: () = assert!(size_of::<Handle<u8>>() == 8 && size_of::<Option<Handle<u8>>>() == 8);
 
-/// Says which kind of resource a payload is, so that handles of one kind are one type on every backend.
+/// The kind of resource of a payload. Handles of one kind have one type on every backend.
 pub trait Tagged {
-    /// The kind; one of [`tags`] for what the runtime knows.
+    /// The kind; one of [`tags`] for the runtime's resources.
     type Tag: ?Sized;
 }
 
-/// The kinds of resources. They have no values; they only tell handles apart.
+/// The kinds of resources. These types have no values; they only make handle types distinct.
 pub mod tags {
     macro_rules! tags {
         ($($(#[$doc:meta])* $name:ident / $handle:ident;)*) => {
@@ -178,7 +181,7 @@ pub mod tags {
         Heap / HeapHandle;
         /// Loaded code with several entry points.
         Library / LibraryHandle;
-        /// One entry point, ready to be dispatched.
+        /// One entry point, ready for dispatch.
         Pipeline / PipelineHandle;
         /// A recorded list of work, instantiated on a device.
         Graph / GraphHandle;

@@ -1,33 +1,37 @@
 //! Counted holds on resources, and the protocol of their control word.
 //!
 //! # Protocol
-//! Every resource has one [`Header`], whoever asks for it. Its `state` word is
-//! `generation:32 | pinned:1 | frozen:1 | unique:1 | claim:1 | mapped:1 | findable:1 | asked:1 | strong:25`.
+//! Every resource has exactly one [`Header`]. Its `state` word is `generation:32 | pinned:1 |
+//! frozen:1 | unique:1 | claim:1 | mapped:1 | findable:1 | asked:1 | strong:25`.
 //!
-//! | who | may do | when |
+//! | accessor | operations | condition |
 //! |---|---|---|
-//! | the owner (a pool, the allocator's block table) | plain stores | `strong` is 0: nobody else writes the word then |
+//! | the owner (a pool, the allocator's block table) | plain stores | `strong` is 0: no other thread writes the word then |
 //! | a lease | `fetch_add` (clone), `fetch_sub` (drop), the claim, mapped, findable and pinned bits | it is itself one of `strong` |
 //! | a handle or a weak lease | one CAS `strong → strong + 1` | the generation matches, `strong > 0`, findable, neither unique nor frozen |
 //! | a unique lease | plain stores | the unique bit is set: CASes of handles fail, no other lease exists |
 //! | a shutdown | CAS that sets `frozen` | `strong` is 1 and that one is the manager's own |
 //!
-//! Why this is safe: the thread whose `fetch_sub` takes `strong` from 1 to 0 is alone with the payload, since every way to a new
-//! count needs `strong > 0` (clone has one, handle and weak check it in the CAS). It runs the owner's `last`, which stores
-//! (generation + 1, 0) before it makes the slot findable. So a handle that was read before sees another generation and a
-//! CAS that was prepared before fails.
+//! Soundness: the thread whose `fetch_sub` takes `strong` from 1 to 0 is alone with the payload.
+//! Every new count needs `strong > 0`: a clone holds a count, and handles and weak leases check the
+//! count in their CAS. The thread runs the owner's `last`, which stores (generation + 1, 0) before
+//! the slot becomes findable. So a handle that was read before sees another generation, and a CAS
+//! that was prepared before fails.
 //!
-//! Findable: the bit is set before anybody can know the handle or have a weak lease. A lease that is the only one of a resource
-//! that nobody can find is alone with the word, so its drop needs no read-modify-write: a third of the cost of a release. A slot
-//! that was asked for its handle once (`asked`) is findable from the start in its later lives, which then need not set the bit.
+//! Findable: the bit is set before any other code can know the handle or have a weak lease. A sole
+//! lease without this bit is alone with the word, so its drop needs no read-modify-write, which is
+//! a third of the cost of a release. If a slot was asked for its handle once (`asked`), the slot is
+//! findable from the start of its later generations. Those then need not set the bit.
 //!
-//! Mapping: a lease that was narrowed by [`Lease::map`] points into the payload, or wherever the payload leads. With `&mut` to the
-//! payload somebody could pull that away, and a mapped lease made unique would give `&mut` to what was only shared. So the first
-//! map sets a bit that forbids a unique lease for the rest of the generation.
+//! Mapping: a lease that was narrowed by [`Lease::map`] points into the payload, or to data that
+//! the payload leads to. A `&mut` to the payload could remove this data, and a mapped lease made
+//! unique would give `&mut` to shared data. So the first map sets a bit that forbids a unique lease
+//! for the rest of the generation.
 //!
-//! Overflow: far below 2^25 clones the slot is pinned; from then on drops no longer count and the resource is leaked.
+//! Overflow: far below 2^25 clones the slot is pinned. From then on drops do not count, and the
+//! resource is leaked.
 //!
-//! This module must not know pools, managers or what a payload is.
+//! This module must not know pools, managers or payload types.
 
 use crate::defects::{Defect, planted};
 use crate::error::{Error, Result};
@@ -48,53 +52,57 @@ const UNIQUE: u64 = 1 << 29;
 const FROZEN: u64 = 1 << 30;
 const PINNED: u64 = 1 << 31;
 const GENERATION_SHIFT: u32 = 32;
-/// From this count on a slot is pinned. Half of the field, so that 2^24 threads would have to clone at one instant to wrap it.
+/// The count at which a slot is pinned. Half of the field, so a wrap would need 2^24 threads that
+/// clone at one instant.
 const PIN_AT: u64 = 1 << 24;
 
-/// What an owner of control blocks supplies. One static value per kind of resource.
+/// The functions of an owner of control blocks. One static value for each kind of resource.
 pub struct OwnerOps {
     /// The kind of resource, for errors.
     pub name: &'static str,
-    /// Runs on the thread that dropped the last lease; it is alone with the payload. Must neither block nor panic.
+    /// Runs on the thread that dropped the last lease. This thread is alone with the payload. Must
+    /// neither block nor panic.
     ///
     /// # Safety
-    /// - The header's `strong` has just gone to zero, and its memory is the owner's.
+    /// - The header's `strong` has just become zero, and the header's memory belongs to the owner.
     pub last: unsafe fn(NonNull<Header>),
-    /// A weak lease was made (+1) or dropped (-1).
+    /// Counts a weak lease that was made (+1) or dropped (-1).
     ///
     /// # Safety
     /// - The header belongs to this owner, whose memory is alive.
     pub weak: unsafe fn(NonNull<Header>, i32),
 }
 
-/// The beginning of every owner of control blocks: put it first in a `repr(C)` struct.
+/// The first field of every owner of control blocks, which must be a `repr(C)` struct.
 #[repr(C)]
 pub struct Owner {
     /// The owner's behaviour.
     pub ops: &'static OwnerOps,
 }
 
-/// The control block: 32 bytes at the beginning of a `repr(C)` slot.
+/// The control block: 32 bytes at the start of a `repr(C)` slot.
 #[repr(C)]
 pub struct Header {
     state: AtomicU64,
     owner: *const Owner,
-    /// The next slot in whatever list the owner keeps.
+    /// The next slot in a list of the owner.
     pub next: AtomicU32,
     index: u32,
-    /// A word for the owner.
+    /// A word for the owner's use.
     pub user: AtomicU64,
 }
 
-// SAFETY: the owner outlives its headers' users by contract, is only read through the pointer, and `OwnerOps` is `Sync`.
+// SAFETY: by contract the owner outlives the users of its headers. The owner is only read through
+// the pointer, and `OwnerOps` is `Sync`.
 unsafe impl Send for Header {}
-// SAFETY: the owner is only read through the pointer, by holders of a count; everything else is atomic or immutable.
+// SAFETY: only holders of a count read the owner through the pointer. Everything else is atomic or
+// immutable.
 unsafe impl Sync for Header {}
 
 #[cfg(not(loom))]
 const _: () = assert!(size_of::<Header>() == 32);
 
-/// What a lease shows of its control block: who owns it and where it stands. Nothing can be changed through it.
+/// A read-only view of a lease's control block: its owner and its slot.
 #[derive(Clone, Copy)]
 pub struct HeaderView<'a>(&'a Header);
 
@@ -117,7 +125,7 @@ impl HeaderView<'_> {
         self.0.generation()
     }
 
-    /// Where the control block lies, for its owner.
+    /// The address of the control block, for its owner.
     #[inline]
     pub fn address(self) -> *const Header {
         self.0
@@ -132,20 +140,20 @@ impl HeaderView<'_> {
     }
 }
 
-/// Why a handle gave no lease.
+/// The reason why a handle gave no lease.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[must_use]
 pub enum Miss {
-    /// Another generation, or nobody holds it any more.
+    /// The generation differs, or no holder is left.
     Stale,
-    /// Held exclusively.
+    /// A holder has the resource exclusively.
     Occupied,
-    /// Its manager is deciding on a shutdown; ask again.
+    /// The manager is deciding on a shutdown; the caller must retry.
     Frozen,
 }
 
 impl Header {
-    /// A header of slot `index` with nobody holding it.
+    /// A header of slot `index` without holders.
     pub fn new(owner: *const Owner, index: u32, generation: u32) -> Self {
         Self {
             state: AtomicU64::new(u64::from(generation) << GENERATION_SHIFT),
@@ -174,7 +182,7 @@ impl Header {
         (self.state.load(Ordering::Acquire) >> GENERATION_SHIFT) as u32
     }
 
-    /// How many leases hold it (a snapshot).
+    /// The number of leases that hold the resource (a snapshot).
     #[inline]
     pub fn strong(&self) -> u32 {
         (self.state.load(Ordering::Acquire) & STRONG) as u32
@@ -186,22 +194,24 @@ impl Header {
         ((s & STRONG) as u32, (s >> GENERATION_SHIFT) as u32)
     }
 
-    /// Whether the handle's resource was alive at this load.
+    /// Returns whether the handle's resource was alive at this load.
     #[inline]
     pub fn is_alive(&self, generation: u32) -> bool {
         let s = self.state.load(Ordering::Acquire);
         (s >> GENERATION_SHIFT) as u32 == generation && s & STRONG != 0
     }
 
-    /// Makes the first lease's count. Only the owner may call it, on a header that nobody holds. Anybody may find it from now on.
+    /// Makes the first lease's count. Only the owner may call it, on a header without holders. From
+    /// now on handles find the resource.
     #[inline]
     pub fn set_live(&self, unique: bool) {
         self.set_findable();
         self.set_live_quietly(unique);
     }
 
-    /// As [`set_live`](Self::set_live); unless it was set findable before, or asked for its handle in an earlier life, it becomes
-    /// findable when it is asked for its handle or a weak lease. Until then its drop costs no atomic read-modify-write.
+    /// Like [`set_live`](Self::set_live), but the slot becomes findable only when its handle or a
+    /// weak lease is requested. Exceptions: the slot was set findable before, or its handle was
+    /// requested in an earlier generation. Until then the drop costs no atomic read-modify-write.
     #[inline]
     pub fn set_live_quietly(&self, unique: bool) {
         let s = self.state.load(Ordering::Relaxed);
@@ -209,20 +219,21 @@ impl Header {
         self.state.store(s | 1 | if unique { UNIQUE } else { 0 }, Ordering::Release);
     }
 
-    /// Somebody is about to know the handle of what will be made here. Only the owner may call it, on a header that nobody holds.
+    /// Makes the slot findable before its new handle is told to any code. Only the owner may call
+    /// it, on a header without holders.
     #[inline]
     pub(crate) fn set_findable(&self) {
         self.state.store(self.state.load(Ordering::Relaxed) | FINDABLE, Ordering::Relaxed);
     }
 
-    /// Ends a generation. Only the owner may call it, on a header that nobody holds.
+    /// Ends a generation. Only the owner may call it, on a header without holders.
     #[inline]
     pub fn set_vacant(&self, generation: u32) {
         self.state.store(u64::from(generation) << GENERATION_SHIFT, Ordering::Release);
     }
 
-    /// As [`set_vacant`](Self::set_vacant), for the generation after the present one, which it returns. If anybody ever asked for a handle
-    /// it is findable as soon as it is live again.
+    /// Like [`set_vacant`](Self::set_vacant), for the generation after the present one, which it
+    /// returns. If a handle was ever requested, the slot is findable as soon as it is live again.
     #[inline]
     pub fn set_vacant_again(&self) -> u32 {
         let s = self.state.load(Ordering::Relaxed);
@@ -232,7 +243,7 @@ impl Header {
         generation
     }
 
-    /// Adds a count if `generation` is the present one and somebody holds it.
+    /// Adds a count if `generation` is the present one and a holder exists.
     #[inline]
     pub fn try_acquire(&self, generation: u32) -> Result<(), Miss> {
         let mut s = self.state.load(Ordering::Relaxed);
@@ -243,7 +254,8 @@ impl Header {
             if s & (UNIQUE | FROZEN) != 0 {
                 return Err(if s & UNIQUE != 0 { Miss::Occupied } else { Miss::Frozen });
             }
-            // A CAS in either case: without a count of its own nobody may write a word that has moved on.
+            // A CAS in either case: without a count of its own, a thread must not write a word that
+            // has changed.
             let counted = if s & STRONG < PIN_AT { s + 1 } else { s | PINNED };
             match self.state.compare_exchange_weak(s, counted, Ordering::Acquire, Ordering::Relaxed) {
                 Ok(_) => return Ok(()),
@@ -252,14 +264,15 @@ impl Header {
         }
     }
 
-    /// Freezes a header that only its manager holds, so that no handle can lease it. `false`: somebody else holds it.
+    /// Freezes a header whose only holder is its manager, so that no handle can lease it. `false`:
+    /// another holder exists.
     pub(crate) fn try_freeze(&self) -> bool {
         let s = self.state.load(Ordering::Relaxed);
         s & (STRONG | UNIQUE | CLAIM | FROZEN | PINNED) == 1
             && self.state.compare_exchange(s, s | FROZEN, Ordering::Acquire, Ordering::Relaxed).is_ok()
     }
 
-    /// Takes the freeze back, if there was one. The caller has a count.
+    /// Removes the freeze, if the header is frozen. The caller has a count.
     pub(crate) fn unfreeze(&self) {
         self.state.fetch_and(!FROZEN, Ordering::Release);
     }
@@ -272,7 +285,7 @@ impl Header {
         }
     }
 
-    /// The generation, for somebody to look the resource up by. The caller has a count.
+    /// Makes the resource findable and returns its generation. The caller has a count.
     #[inline]
     fn publish(&self) -> u32 {
         self.mark(FINDABLE | ASKED);
@@ -298,22 +311,25 @@ impl Header {
 /// - The caller owns one count of `hdr` and gives it up.
 #[inline]
 unsafe fn release(hdr: NonNull<Header>) {
-    // SAFETY: the caller's count keeps the header alive; no reference to it outlives the statement.
+    // SAFETY: the caller's count keeps the header alive. No reference to the header outlives the
+    // statement.
     let s = unsafe { (*hdr.as_ptr()).state.load(Ordering::Acquire) };
     if s & (STRONG | FINDABLE | PINNED) == 1 {
-        // SAFETY: the only lease, and nobody can find another way to the resource: this thread is alone with the word. The load
-        // saw the drops of all other leases that there were.
+        // SAFETY: this is the only lease, and no other code can find the resource. So this thread
+        // is alone with the word. The load saw the drops of all former leases.
         unsafe {
             (*hdr.as_ptr()).state.store(s - 1, Ordering::Relaxed);
             last(hdr);
         }
         return;
     }
-    // SAFETY: the caller's count keeps the header alive up to this subtraction; no reference to it outlives the call.
+    // SAFETY: the caller's count keeps the header alive up to this subtraction. No reference to the
+    // header outlives the call.
     let old = unsafe { (*hdr.as_ptr()).state.fetch_sub(1, Ordering::Release) };
     if old & (STRONG | PINNED) == 1 {
         fence(Ordering::Acquire);
-        // SAFETY: strong has just gone to zero by our hand, so the owner has not reused the slot and is alive.
+        // SAFETY: this thread has just taken `strong` to zero, so the owner has not reused the slot
+        // and is alive.
         unsafe { last(hdr) }
     } else if old & PINNED != 0 {
         // SAFETY: a pinned slot is never freed.
@@ -332,10 +348,12 @@ unsafe fn last(hdr: NonNull<Header>) {
     }
 }
 
-/// A counted hold on a resource. Cloning counts; the last drop gives the resource back to its owner.
+/// A counted hold on a resource. Cloning counts; the last drop gives the resource back to its
+/// owner.
 ///
-/// A lease is the only way to hold a resource. It keeps alive all that the resource needs. Dropping never fails, never blocks
-/// and never panics, on any thread, with or without a current context.
+/// A lease is the only way to hold a resource. It keeps alive every other resource that its
+/// resource needs. A drop never fails, blocks or panics, on any thread, with or without a current
+/// context.
 ///
 /// ```
 /// # use leasehold_core::*;
@@ -360,7 +378,8 @@ pub struct Lease<T: ?Sized> {
     val: NonNull<T>,
 }
 
-// SAFETY: a lease hands out `&T` on any thread and may run the owner's `last` on any thread; owners hold `Send + Sync` payloads.
+// SAFETY: a lease gives `&T` on any thread and may run the owner's `last` on any thread. Owners
+// hold `Send + Sync` payloads.
 unsafe impl<T: ?Sized + Send + Sync> Send for Lease<T> {}
 // SAFETY: a shared lease gives `&T` and can be cloned, which counts atomically.
 unsafe impl<T: ?Sized + Send + Sync> Sync for Lease<T> {}
@@ -369,7 +388,8 @@ impl<T: ?Sized> Lease<T> {
     /// A lease on a row of the owner's own table.
     ///
     /// # Safety
-    /// - The caller owns one count of `hdr` (after [`Header::set_live`] or [`Header::try_acquire`]) and gives it to the lease.
+    /// - The caller owns one count of `hdr` (after [`Header::set_live`] or [`Header::try_acquire`])
+    ///   and gives it to the lease.
     /// - `val` points into the same row and stays valid until the owner's `last` runs.
     #[inline]
     pub unsafe fn from_raw(hdr: NonNull<Header>, val: NonNull<T>) -> Self {
@@ -382,45 +402,48 @@ impl<T: ?Sized> Lease<T> {
         unsafe { self.hdr.as_ref() }
     }
 
-    /// What may be read of the control block.
+    /// The readable part of the control block.
     #[inline]
     pub fn header(&self) -> HeaderView<'_> {
         HeaderView(self.word())
     }
 
-    /// Narrows or erases what the lease shows; the hold is the same one. For the rest of its life the resource cannot be held
-    /// exclusively: somebody with `&mut` could pull away what the mapped lease shows.
+    /// Narrows or erases the type that the lease shows; the hold is the same. For the rest of this
+    /// generation no lease can be unique: a holder of `&mut` could remove the data that the mapped
+    /// lease shows.
     ///
-    /// A mapped lease may show anything that lives as long as the resource, also a static: whoever must know that a value
-    /// is the resource's own looks at its address too (as an allocator's `owns` does).
+    /// A mapped lease may show any value that lives as long as the resource, also a static. Code
+    /// that must know that a value is the resource's own must compare its address too, as an
+    /// allocator's `owns` does.
     #[inline]
     pub fn map<U: ?Sized + 'static>(this: Self, f: impl FnOnce(&T) -> &U) -> Lease<U> {
         this.word().mark(MAPPED);
-        // SAFETY: our count keeps the value alive, and with it what the value leads to: no `&mut` to it can be had while this
-        // generation lives. `U` is `'static`, so nothing in it ends earlier. If `f` panics `this` is dropped normally.
+        // SAFETY: our count keeps the value alive, and with it the data that it leads to: no code
+        // can get `&mut` to it in this generation. `U` is `'static`, so nothing in it ends earlier.
+        // If `f` panics, `this` is dropped normally.
         let val = NonNull::from(f(unsafe { this.val.as_ref() }));
         let this = ManuallyDrop::new(this);
         Lease { hdr: this.hdr, val }
     }
 
-    /// Whether both hold the same resource.
+    /// Returns whether both hold the same resource.
     #[inline]
     pub fn same<U: ?Sized>(&self, other: &Lease<U>) -> bool {
         self.hdr == other.hdr
     }
 
-    /// How many leases hold the resource (a snapshot, for reports and tests).
+    /// The number of leases that hold the resource (a snapshot, for reports and tests).
     pub fn strong_count(&self) -> u32 {
         self.word().strong()
     }
 
-    /// Erases the type; for lists of things to keep alive.
+    /// Erases the type, for lists of resources to keep alive.
     #[inline]
     pub fn into_any(self) -> AnyLease {
         AnyLease(ManuallyDrop::new(self).hdr)
     }
 
-    /// Takes the one turn that a resource has beside any number of leases.
+    /// Takes the resource's one claim, which may exist beside any number of leases.
     ///
     /// # Errors
     /// `Occupied` while another [`Claim`] lives. Never blocks.
@@ -445,17 +468,18 @@ impl<T: ?Sized + Tagged> Lease<T> {
 }
 
 impl<T: 'static> Lease<T> {
-    /// A weak lease, which pins no payload.
+    /// A weak lease, which keeps no payload alive.
     pub fn downgrade(&self) -> WeakLease<T> {
         // SAFETY: our count keeps the owner alive.
         unsafe { ((*self.word().owner).ops.weak)(self.hdr, 1) };
         WeakLease { hdr: self.hdr, val: self.val, generation: self.word().publish() }
     }
 
-    /// Becomes the sole holder.
+    /// Converts the lease into the sole hold on the resource.
     ///
     /// # Errors
-    /// Gives the lease back while others hold the resource or have claimed it, and once it was narrowed by [`map`](Self::map).
+    /// Returns the lease if others hold the resource or have claimed it, or if it was narrowed by
+    /// [`map`](Self::map).
     pub fn try_unique(self) -> Result<UniqueLease<T>, Self> {
         let hdr = self.word();
         let s = hdr.state.load(Ordering::Relaxed);
@@ -509,13 +533,13 @@ impl<T: ?Sized + fmt::Debug> fmt::Debug for Lease<T> {
     }
 }
 
-/// A lease of which only the hold is left.
+/// A lease without a type: only the hold.
 #[must_use = "a lease that is dropped at once gives its resource back"]
 pub struct AnyLease(NonNull<Header>);
 
 // SAFETY: owners hold `Send + Sync` payloads only, and an erased lease shows none of them.
 unsafe impl Send for AnyLease {}
-// SAFETY: a shared one can be cloned, which counts atomically, and says a name that is static.
+// SAFETY: a shared one can be cloned, which counts atomically, and returns a static name.
 unsafe impl Sync for AnyLease {}
 
 impl AnyLease {
@@ -548,28 +572,28 @@ impl fmt::Debug for AnyLease {
     }
 }
 
-/// Knows a resource without holding it. Pins only the memory of its pool.
+/// A reference to a resource that does not hold it. It keeps only the memory of the pool alive.
 pub struct WeakLease<T: 'static> {
     hdr: NonNull<Header>,
     val: NonNull<T>,
     generation: u32,
 }
 
-// SAFETY: an upgrade may hand `&T` to any thread and drop the last lease there.
+// SAFETY: an upgrade may give `&T` to any thread and drop the last lease there.
 unsafe impl<T: Send + Sync> Send for WeakLease<T> {}
-// SAFETY: a shared one can be cloned and upgraded, both of which count atomically.
+// SAFETY: a shared one can be cloned and upgraded; both count atomically.
 unsafe impl<T: Send + Sync> Sync for WeakLease<T> {}
 
 impl<T: 'static> WeakLease<T> {
-    /// A lease if the resource is alive and not held exclusively.
+    /// A lease, if the resource is alive and has no exclusive holder.
     pub fn upgrade(&self) -> Option<Lease<T>> {
         self.try_upgrade().ok()
     }
 
-    /// As [`upgrade`](Self::upgrade), telling apart why not.
+    /// Like [`upgrade`](Self::upgrade), with the reason of a failure.
     ///
     /// # Errors
-    /// `StaleHandle` when it is gone, `Occupied` while it is held exclusively.
+    /// `StaleHandle` if the resource is gone; `Occupied` while a holder has it exclusively.
     pub fn try_upgrade(&self) -> Result<Lease<T>> {
         // SAFETY: the weak count keeps the pool's memory alive.
         let (hdr, name) = unsafe { (self.hdr.as_ref(), (*self.hdr.as_ref().owner).ops.name) };
@@ -613,8 +637,9 @@ impl<T: 'static> fmt::Debug for WeakLease<T> {
 
 /// The sole hold on a resource, with `&mut` access.
 ///
-/// `&mut` would let two payloads be swapped, perhaps of two pools. A payload whose place matters is therefore `!Unpin`
-/// (it has a [`PhantomPinned`](std::marker::PhantomPinned)), and its unique lease gives `&T` only.
+/// With `&mut` two payloads could be swapped, perhaps between two pools. A payload whose address
+/// matters is therefore `!Unpin` (it has a [`PhantomPinned`](std::marker::PhantomPinned)). Its
+/// unique lease gives `&T` only.
 #[must_use = "a lease that is dropped at once gives its resource back"]
 pub struct UniqueLease<T: 'static> {
     hdr: NonNull<Header>,
@@ -629,16 +654,18 @@ unsafe impl<T: Send + Sync> Sync for UniqueLease<T> {}
 
 impl<T: 'static> UniqueLease<T> {
     /// # Safety
-    /// - The header's state is unique with one count, which passes to this lease; `val` is its payload.
+    /// - The header's state is unique with one count, which passes to this lease; `val` is its
+    ///   payload.
     #[inline]
     pub(crate) unsafe fn from_raw(hdr: NonNull<Header>, val: NonNull<T>) -> Self {
         Self { hdr, val, _t: PhantomData }
     }
 
-    /// Turns into a shared lease; from now on handles work again.
+    /// Converts into a shared lease. From now on handles find the resource again.
     pub fn share(self) -> Lease<T> {
         let this = ManuallyDrop::new(self);
-        // SAFETY: our count keeps the header alive; nobody else writes the word while the unique bit is set.
+        // SAFETY: our count keeps the header alive. No other thread writes the word while the
+        // unique bit is set.
         unsafe {
             let hdr = this.hdr.as_ref();
             let s = hdr.state.load(Ordering::Relaxed);
@@ -649,7 +676,7 @@ impl<T: 'static> UniqueLease<T> {
 }
 
 impl<T: Tagged + 'static> UniqueLease<T> {
-    /// The resource's handle. Nobody can lease by it while this lease lives.
+    /// The resource's handle. While this lease lives, no handle gives a lease.
     pub fn handle(&self) -> Handle<T::Tag> {
         // SAFETY: our count keeps the header alive.
         let hdr = unsafe { self.hdr.as_ref() };
@@ -660,22 +687,25 @@ impl<T: Tagged + 'static> UniqueLease<T> {
 impl<T: 'static> Deref for UniqueLease<T> {
     type Target = T;
     fn deref(&self) -> &T {
-        // SAFETY: the unique lease's count keeps the payload alive, and nobody writes it but through this lease.
+        // SAFETY: the unique lease's count keeps the payload alive, and only this lease can write
+        // it.
         unsafe { self.val.as_ref() }
     }
 }
 
 impl<T: Unpin + 'static> DerefMut for UniqueLease<T> {
     fn deref_mut(&mut self) -> &mut T {
-        // SAFETY: the unique bit keeps every other holder away, the lease was never mapped, and it is exclusively borrowed.
+        // SAFETY: the unique bit keeps every other holder away, the lease was never mapped, and it
+        // is exclusively borrowed.
         unsafe { self.val.as_mut() }
     }
 }
 
 impl<T: 'static> Drop for UniqueLease<T> {
     fn drop(&mut self) {
-        // SAFETY: our count keeps the header alive; nobody else writes the word while the unique bit is set, and after the store
-        // of strong 0 nobody can take a count, so this thread is alone with the payload as `last` demands.
+        // SAFETY: our count keeps the header alive. No other thread writes the word while the
+        // unique bit is set. After the store of strong 0 no thread can take a count, so this thread
+        // is alone with the payload, as `last` demands.
         unsafe {
             let hdr = &*self.hdr.as_ptr();
             let s = hdr.state.load(Ordering::Relaxed);
@@ -691,7 +721,7 @@ impl<T: fmt::Debug + 'static> fmt::Debug for UniqueLease<T> {
     }
 }
 
-/// The turn on a resource that others may hold at the same time: one claim at a time, `&T` only.
+/// An exclusive claim on a resource that other leases may hold: one claim at a time, `&T` only.
 #[must_use = "a claim that is dropped at once gives the turn back"]
 pub struct Claim<T: ?Sized>(Lease<T>);
 
@@ -733,7 +763,7 @@ mod tests {
         type Tag = tags::Event;
     }
 
-    /// An owner that only counts how often a last lease was dropped.
+    /// An owner that only counts the drops of last leases.
     #[repr(C)]
     struct Counting {
         owner: Owner,
@@ -749,7 +779,7 @@ mod tests {
 
     static OPS: OwnerOps = OwnerOps { name: "thing", last, weak };
 
-    /// Runs `f` with a lease on a resource that `strong` leases hold already, and says how many last drops there were.
+    /// Runs `f` with a lease on a resource with `strong` leases. Returns the number of last drops.
     fn with_strong(strong: u64, f: impl FnOnce(Lease<Thing>, &Header)) -> u32 {
         let owner = Counting { owner: Owner { ops: &OPS }, ended: AtomicU32::new(0) };
         let header = Header::new((&raw const owner).cast(), 0, 9);
@@ -774,7 +804,7 @@ mod tests {
                     _ => drop(lease.clone().into_any().clone()),
                 }
                 assert_ne!(header.state.load(Ordering::Relaxed) & PINNED, 0, "{how}");
-                // Whatever is dropped from now on, the count never comes down to the last.
+                // From now on no drop takes the count to zero.
                 for _ in 0..1000 {
                     // SAFETY: the header outlives the lease; a pinned count cannot run out.
                     drop(unsafe { Lease::<Thing>::from_raw(lease.hdr, lease.val) });

@@ -1,14 +1,17 @@
-//! Handles, leases, slot pools, managers, timelines and errors: the ground floor of the Leasehold device runtime.
+//! Handles, leases, slot pools, managers, timelines and errors: the lowest layer of the Leasehold
+//! device runtime.
 //!
-//! This crate must not know any device, do I/O or log.
+//! This crate knows no device, does no I/O and does not log.
 //!
-//! * [`Handle`] names a resource; [`Lease`], [`UniqueLease`], [`Claim`] and [`WeakLease`] are the ways to hold it.
-//! * [`SlotPool`] keeps resources and their control blocks; [`PoolManager`] and [`FixedSlotStore`] give it a life cycle.
-//! * [`Line`], [`Point`], [`Stamp`] and [`Timeline`] say what comes after what.
-//! * [`Birth`] tells a forked child from its parent.
-//! * [`copy_bytes`] copies host memory, fast for every pair of addresses.
-//! * [`Error`] is the only error that crosses a public border.
-//! * [`sync`] is the only door to atomics and locks.
+//! * [`Handle`] names a resource. [`Lease`], [`UniqueLease`], [`Claim`] and [`WeakLease`] hold
+//!   resources.
+//! * [`SlotPool`] keeps resources and their control blocks. [`PoolManager`] and [`FixedSlotStore`]
+//!   add a life cycle.
+//! * [`Line`], [`Point`], [`Stamp`] and [`Timeline`] express the order of work.
+//! * [`Birth`] distinguishes a forked child from its parent.
+//! * [`copy_bytes`] copies host memory and is fast for every pair of addresses.
+//! * [`Error`] is the only error type of public functions.
+//! * [`sync`] is the only source of atomics and locks.
 //!
 //! # Contracts
 #![doc = include_str!("contracts.md")]

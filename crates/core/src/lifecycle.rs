@@ -1,11 +1,11 @@
-//! The life of something that is configured once and shut down once, where both may take long.
+//! The life cycle of an object that is configured once and shut down once.
 //!
-//! unconfigured → configured → shut down, and never back: what was handed out before a shutdown
-//! must not be mistaken for what came after. The lock is held to look at the phase only, never
-//! while the caller's function runs. A thread that comes while another configures or shuts down
-//! waits for that one's outcome.
+//! unconfigured → configured → shut down, and never back: objects from before a shutdown must not
+//! be mistaken for later ones. Both steps may take long. A thread holds the lock only to read or
+//! change the phase, never while the caller's function runs. If another thread configures or shuts
+//! down, a call waits for that thread's outcome.
 //!
-//! This module must not know what lives.
+//! This module must not know which object it serves.
 
 use crate::error::{Error, Result};
 use crate::sync::{Condvar, Mutex};
@@ -14,13 +14,13 @@ use std::fmt;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Phase {
     Unconfigured,
-    /// A thread configures or shuts down.
+    /// A thread is configuring or shutting down.
     Changing,
     Configured,
     ShutDown,
 }
 
-/// Where something is in its life.
+/// The phase of an object's life, and the turn to change it.
 pub struct LifeCycle {
     phase: Mutex<Phase>,
     changed: Condvar,
@@ -33,16 +33,17 @@ impl Default for LifeCycle {
 }
 
 impl LifeCycle {
-    /// Not configured yet.
+    /// An unconfigured object.
     pub fn new() -> Self {
         Self { phase: Mutex::new(Phase::Unconfigured), changed: Condvar::new() }
     }
 
-    /// Runs `make`, which makes it ready. All-or-nothing: after a failure it may be tried again.
-    /// `what` is its name, for the error. Waits while another thread is at it.
+    /// Runs `make`, which configures the object. All-or-nothing: after a failure the caller may try
+    /// again. `what` is the object's name in error messages. Blocks while another thread configures
+    /// or shuts down.
     ///
     /// # Errors
-    /// `InvalidState` when it is configured or shut down already; what `make` says.
+    /// `InvalidState` if the object is configured or shut down already; the error of `make`.
     pub fn configure(&self, what: &str, make: impl FnOnce() -> Result<()>) -> Result<()> {
         let refused = |why| Err(Error::state(format!("the {what} {why}")));
         let change = match self.change(|phase| phase == Phase::Unconfigured) {
@@ -55,11 +56,12 @@ impl LifeCycle {
         Ok(())
     }
 
-    /// Runs `end` if it is configured. `Ok` the second time and for what was never configured,
-    /// which stays down from then on. Waits while another thread is at it.
+    /// Runs `end` if the object is configured. A second shutdown returns `Ok`. An object that was
+    /// never configured is shut down without a call of `end`. Blocks while another thread
+    /// configures or shuts down.
     ///
     /// # Errors
-    /// What `end` says; nothing has changed then.
+    /// The error of `end`; then nothing has changed.
     pub fn shutdown(&self, end: impl FnOnce() -> Result<()>) -> Result<()> {
         let Ok(change) = self.change(|phase| phase != Phase::ShutDown) else { return Ok(()) };
         if change.former == Phase::Configured {
@@ -69,12 +71,12 @@ impl LifeCycle {
         Ok(())
     }
 
-    /// Whether it is configured, and not being shut down.
+    /// Returns whether the object is configured and not being shut down.
     pub fn is_configured(&self) -> bool {
         *self.phase.lock() == Phase::Configured
     }
 
-    /// Takes the turn to change a phase that is `due`; else says what the phase is.
+    /// Takes the turn to change the phase if `due` accepts it; otherwise returns the phase.
     fn change(&self, due: impl Fn(Phase) -> bool) -> std::result::Result<Change<'_>, Phase> {
         let mut phase = self.phase.lock();
         while *phase == Phase::Changing {
@@ -88,8 +90,8 @@ impl LifeCycle {
     }
 }
 
-/// The turn to change the phase. Dropped without [`to`](Self::to), also by a panic, it changes
-/// nothing.
+/// The turn to change the phase. If the turn is dropped without [`to`](Self::to), also by a panic,
+/// the phase does not change.
 struct Change<'a> {
     cycle: &'a LifeCycle,
     former: Phase,

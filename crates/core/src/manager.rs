@@ -1,20 +1,27 @@
-//! Managers: pools with a life cycle, keyed singletons, and stores of a fixed number of things.
+//! Managers: resource pools with a life cycle, keyed singletons, and stores with a fixed number of
+//! resources.
 //!
 //! # Life cycle
-//! unconfigured → configured → shut down. `configure` is all-or-nothing. `shutdown` decides first, destroys afterwards, and is `Ok`
-//! the second time.
+//! unconfigured → configured → shut down. `configure` is all-or-nothing. `shutdown` first decides,
+//! then destroys. A second `shutdown` returns `Ok`.
 //!
 //! # Keyed creation
-//! The map's lock is held only to look up and to leave an *attempt*. Who finds an attempt waits on that attempt, never on the map,
-//! and shares its outcome. A failure is forgotten. Before a thread waits it leaves a note of what it waits for; if following the
-//! notes leads back to itself, the creation asks (perhaps through other threads) for its own key, and gets `InvalidState`.
+//! A thread that creates the resource of a key first leaves an *attempt* in the map. The thread
+//! holds the map's lock only for the look-up and for this entry. A thread that finds an attempt
+//! waits on the attempt, not on the map, and shares the attempt's outcome. The manager does not
+//! keep a failure.
+//!
+//! Before a thread waits, the thread records the attempt that it waits for. If a chain of these
+//! records leads back to the calling thread, the creation would wait for its own key. The call then
+//! returns `InvalidState`.
 //!
 //! # Locks
-//! In this order: the map, an attempt's outcome or the pool's life cycle, the pool's growth. A shutdown holds the map while the pool
-//! decides, so that nobody finds a lease of the manager's, or creates a second one, meanwhile. No lock is held while something of the
-//! resource's runs, and none while a lease is dropped.
+//! The order of locks: the map; an attempt's outcome or the pool's life cycle; the pool's growth. A
+//! shutdown holds the map while the pool decides. So no thread finds one of the manager's leases,
+//! or creates a second resource, during the decision. No lock is held while a function of the
+//! resource runs, and none while a lease is dropped.
 //!
-//! This module must not know what it manages.
+//! This module must not know which resources it manages.
 
 use crate::error::{Error, Result};
 use crate::handle::{Handle, Index};
@@ -25,7 +32,7 @@ use std::collections::HashMap;
 use std::fmt;
 use std::hash::Hash;
 
-/// Somebody is creating the resource of a key.
+/// A creation of a key's resource that is in progress.
 struct Attempt<T> {
     outcome: Mutex<Option<Result<T>>>,
     done: Condvar,
@@ -37,21 +44,22 @@ type AttemptOf<R> = Arc<Attempt<Lease<<R as Resource>::Payload>>>;
 enum Entry<R: Resource> {
     Pending(AttemptOf<R>),
     Ready(Lease<R::Payload>),
-    /// The manager gave up its own lease; others may still hold the resource.
+    /// The manager dropped its own lease. Other holders may remain.
     Released(Handle<TagOf<R>>),
 }
 
 struct Keyed<R: Resource, K> {
     entries: HashMap<K, Entry<R>>,
-    /// What each waiting thread waits for.
+    /// The attempt that each waiting thread waits for.
     waiting: HashMap<thread::ThreadId, AttemptOf<R>>,
 }
 
 impl<R: Resource, K> Keyed<R, K> {
-    /// Whether `attempt` waits, perhaps through other threads, for the calling one.
+    /// Returns whether the thread of `attempt` waits, directly or through other threads, for the
+    /// calling thread.
     fn waits_for_me(&self, attempt: &AttemptOf<R>, me: thread::ThreadId) -> bool {
         let mut attempt = attempt;
-        // A note whose attempt has an outcome belongs to a thread that is about to go on.
+        // If a recorded attempt has an outcome, its waiting thread is about to continue.
         while attempt.outcome.lock().is_none() {
             if attempt.by == me {
                 return true;
@@ -63,9 +71,9 @@ impl<R: Resource, K> Keyed<R, K> {
     }
 }
 
-/// A pool of resources with a life cycle, and one resource per key where a caller names it by a key.
+/// A pool of resources with a life cycle, and at most one resource for each key.
 ///
-/// `K` is the key of keyed singletons; `()` where there are none.
+/// `K` is the key type of keyed singletons; `()` if the manager has none.
 pub struct PoolManager<R: Resource, K = ()> {
     pool: OnceLock<SlotPool<R>>,
     configuring: Mutex<()>,
@@ -79,16 +87,17 @@ impl<R: Resource, K: Eq + Hash + Clone> Default for PoolManager<R, K> {
 }
 
 impl<R: Resource, K: Eq + Hash + Clone> PoolManager<R, K> {
-    /// A manager that must be configured before it lends anything.
+    /// A manager that must be configured before its first lease.
     pub fn new() -> Self {
         let keyed = Keyed { entries: HashMap::new(), waiting: HashMap::new() };
         Self { pool: OnceLock::new(), configuring: Mutex::new(()), keyed: Mutex::new(keyed) }
     }
 
-    /// Makes the manager ready. All-or-nothing: a refused configuration changes nothing.
+    /// Configures the manager. All-or-nothing: a refused configuration changes nothing.
     ///
     /// # Errors
-    /// `InvalidArgument` for what [`PoolConfig::validate`] refuses; `InvalidState` when it is configured already.
+    /// `InvalidArgument` if [`PoolConfig::validate`] refuses `config`; `InvalidState` if the
+    /// manager is configured already.
     pub fn configure(&self, resource: R, config: PoolConfig) -> Result<()> {
         config.validate()?;
         let _guard = self.configuring.lock();
@@ -99,7 +108,7 @@ impl<R: Resource, K: Eq + Hash + Clone> PoolManager<R, K> {
         self.pool.set(pool).map_err(|_| Error::state(format!("the {} manager is configured already", R::NAME)))
     }
 
-    /// Whether [`configure`](Self::configure) has succeeded.
+    /// Returns whether [`configure`](Self::configure) has succeeded.
     pub fn is_configured(&self) -> bool {
         self.pool.get().is_some()
     }
@@ -113,7 +122,7 @@ impl<R: Resource, K: Eq + Hash + Clone> PoolManager<R, K> {
         self.pool.get().ok_or_else(|| Error::state(format!("the {} manager is not configured", R::NAME)))
     }
 
-    /// Takes a resource; see [`SlotPool::acquire`].
+    /// Acquires a resource; see [`SlotPool::acquire`].
     ///
     /// # Errors
     /// As [`SlotPool::acquire`]; `InvalidState` before `configure` and after `shutdown`.
@@ -122,7 +131,7 @@ impl<R: Resource, K: Eq + Hash + Clone> PoolManager<R, K> {
         self.pool()?.acquire(request)
     }
 
-    /// Takes a resource for oneself; see [`SlotPool::acquire_unique`].
+    /// Acquires a resource exclusively; see [`SlotPool::acquire_unique`].
     ///
     /// # Errors
     /// As [`acquire`](Self::acquire).
@@ -139,20 +148,24 @@ impl<R: Resource, K: Eq + Hash + Clone> PoolManager<R, K> {
         self.pool()?.lease(handle)
     }
 
-    /// Whether the handle's resource was alive: one load.
+    /// Returns whether the handle's resource is alive. One load.
     #[inline]
     pub fn is_alive(&self, handle: Handle<TagOf<R>>) -> bool {
         self.pool.get().is_some_and(|p| p.is_alive(handle))
     }
 
-    /// The one resource of `key`; it is created once, even by many threads at once, and lives until it is released and dropped
-    /// or the manager is shut down. Waits while another thread creates it. A new key always gets a new resource, never one that is
-    /// idle: that one belonged to another key.
+    /// The one resource of `key`, created if it does not exist.
+    ///
+    /// Concurrent calls create the resource once; the other threads block until the creation is
+    /// over. The resource lives until it is released and dropped, or until the manager is shut
+    /// down. A new key always gets a new resource and never an idle one, because an idle one
+    /// belonged to another key.
     ///
     /// # Errors
-    /// What `create` says (shared by all who waited, and forgotten: the next call tries again); `InvalidState` when a creation
-    /// asks for its own key, also by way of other threads that wait for each other, and when it panicked; `Occupied` while somebody
-    /// holds the resource, which the manager has released, exclusively.
+    /// The error of `create`, shared by all threads that waited; the next call tries again.
+    /// `InvalidState` if a creation asks for its own key, directly or through other waiting
+    /// threads, or if the creation panicked. `Occupied` if the manager has released the resource
+    /// and another holder has it exclusively.
     pub fn get_or_create(&self, key: &K, request: &R::Request<'_>) -> Result<Lease<R::Payload>> {
         let pool = self.pool()?;
         let me = thread::current().id();
@@ -170,7 +183,7 @@ impl<R: Resource, K: Eq + Hash + Clone> PoolManager<R, K> {
                     return self.join(&attempt, me);
                 }
                 Some(Entry::Released(handle)) => match pool.lease(*handle) {
-                    // Somebody still holds it: then it is the one of this key.
+                    // A holder remains, so this resource is still the key's resource.
                     Ok(lease) => {
                         keyed.entries.insert(key.clone(), Entry::Ready(lease.clone()));
                         return Ok(lease);
@@ -202,7 +215,7 @@ impl<R: Resource, K: Eq + Hash + Clone> PoolManager<R, K> {
             }
         };
         let note = self.keyed.lock().waiting.remove(&me);
-        // Outside the lock: it may be the last to know the attempt's lease.
+        // Outside the lock: the note may hold the last reference to the attempt's lease.
         drop(note);
         outcome
     }
@@ -216,26 +229,27 @@ impl<R: Resource, K: Eq + Hash + Clone> PoolManager<R, K> {
         }
     }
 
-    /// Gives up the manager's own lease on a keyed resource; other holders are untouched, and while there are any, the key
-    /// still finds it.
+    /// Drops the manager's own lease on a keyed resource. Other holders are not affected; while one
+    /// remains, the key still finds the resource.
     ///
     /// # Errors
-    /// `StaleHandle` when no key of this manager has that resource.
+    /// `StaleHandle` if no key of this manager has that resource.
     pub fn release(&self, handle: Handle<TagOf<R>>) -> Result<()> {
         let mut keyed = self.keyed.lock();
-        // Keys whose resource is gone are forgotten here, so that the map does not grow with what was once released.
+        // Entries of destroyed resources are removed here, so that the map does not grow without
+        // bound.
         keyed.entries.retain(|_, entry| !matches!(entry, Entry::Released(old) if !self.is_alive(*old)));
         let found = keyed.entries.values_mut().find(|e| matches!(e, Entry::Ready(own) if own.handle() == handle));
         let Some(entry) = found else { return Err(Error::stale(R::NAME, handle)) };
         let own = std::mem::replace(entry, Entry::Released(handle));
         drop(keyed);
-        // Outside the lock: this may end the resource.
+        // Outside the lock: this drop may destroy the resource.
         drop(own);
         Ok(())
     }
 
-    /// How many resources somebody beside the manager holds (a snapshot): all that are alive but the keyed ones that the
-    /// manager alone keeps.
+    /// The number of resources with a holder other than the manager (a snapshot). Keyed resources
+    /// that only the manager holds do not count.
     pub fn in_use(&self) -> u64 {
         let kept = {
             let keyed = self.keyed.lock();
@@ -245,21 +259,24 @@ impl<R: Resource, K: Eq + Hash + Clone> PoolManager<R, K> {
         self.stats().live.saturating_sub(kept)
     }
 
-    /// Destroys idle resources until at most `keep` are left; says how many.
+    /// Destroys idle resources until at most `keep` are left. Returns the number destroyed.
     pub fn trim(&self, keep: u64) -> u64 {
         self.pool.get().map_or(0, |p| p.trim(keep))
     }
 
-    /// What the pool did so far.
+    /// The pool's statistics.
     pub fn stats(&self) -> PoolStats {
         self.pool.get().map(SlotPool::stats).unwrap_or_default()
     }
 
-    /// Ends the manager: nobody but the manager itself may hold anything. All is decided before anything is destroyed, and
-    /// destroyed without a lock. A second shutdown is `Ok`; a manager that was never configured has nothing to end.
+    /// Shuts the manager down. The manager must be the only holder of its resources.
+    ///
+    /// The decision comes before any destruction, and destruction runs without a lock. A second
+    /// shutdown returns `Ok`, and so does the shutdown of a manager that was never configured.
     ///
     /// # Errors
-    /// `LeasesOutstanding`; nothing has changed then. A creation in progress counts as a lease.
+    /// `LeasesOutstanding` if other holders remain; then nothing has changed. A creation in
+    /// progress counts as a lease.
     pub fn shutdown(&self) -> Result<()> {
         let Some(pool) = self.pool.get() else { return Ok(()) };
         let ended: Vec<_> = {
@@ -271,7 +288,8 @@ impl<R: Resource, K: Eq + Hash + Clone> PoolManager<R, K> {
             if pool.decide(own)? == Verdict::WasDown {
                 return Ok(());
             }
-            // An attempt that has not come to its creation yet will be refused by the pool, and removes its entry itself.
+            // The pool will refuse an attempt that has not started its creation; the attempt then
+            // removes its own entry.
             keyed.entries.extract_if(|_, entry| !matches!(entry, Entry::Pending(_))).collect()
         };
         pool.destroy_all_idle();
@@ -280,7 +298,7 @@ impl<R: Resource, K: Eq + Hash + Clone> PoolManager<R, K> {
     }
 }
 
-/// Publishes an attempt's outcome, also when the creation panics.
+/// Publishes an attempt's outcome, also if the creation panics.
 struct Finish<'a, R: Resource, K: Eq + Hash + Clone> {
     manager: &'a PoolManager<R, K>,
     key: &'a K,
@@ -310,9 +328,11 @@ impl<R: Resource, K> fmt::Debug for PoolManager<R, K> {
     }
 }
 
-/// A store for things whose number and indexes are known beforehand, such as the devices of a machine. Each is created lazily,
-/// once, and named by its index, which is the store's key. The slot where it lives, and so [`Handle::index`], may be another one
-/// after a thing was ended and made again; who has a handle and wants the thing's number asks the thing.
+/// A store for a fixed number of indexed resources, such as the devices of a machine.
+///
+/// The store creates each resource once, at its first use. The index is the store's key. The slot
+/// of a resource, and so [`Handle::index`], may differ from the store's index after the resource
+/// was destroyed and created again. The payload itself must therefore keep its index.
 pub struct FixedSlotStore<R: Resource> {
     count: u32,
     manager: PoolManager<R, u32>,
@@ -325,10 +345,10 @@ impl<R: Resource> Default for FixedSlotStore<R> {
 }
 
 impl<R: Resource> FixedSlotStore<R> {
-    /// A store of `count` things that `resource` makes.
+    /// A store for `count` resources, which `resource` creates.
     ///
     /// # Errors
-    /// `InvalidArgument` for more than 2^24 - 1 things.
+    /// `InvalidArgument` if `count` exceeds 2^24 - 1.
     pub fn new(resource: R, count: u32) -> Result<Self> {
         let manager = PoolManager::new();
         manager.configure(
@@ -338,25 +358,25 @@ impl<R: Resource> FixedSlotStore<R> {
         Ok(Self { count, manager })
     }
 
-    /// How many there are.
+    /// The number of resources.
     pub fn len(&self) -> u32 {
         self.count
     }
 
-    /// Whether there are none.
+    /// Returns whether the store has no resources.
     pub fn is_empty(&self) -> bool {
         self.count == 0
     }
 
-    /// Creates the thing at `index` unless it is alive, and returns its handle.
+    /// Returns the handle of the resource at `index`; creates the resource unless it is alive.
     ///
     /// # Errors
-    /// `NotFound` for an index out of range; what `create` says.
+    /// `NotFound` if the index is out of range; the error of `create`.
     pub fn ensure_alive(&self, index: Index<TagOf<R>>, request: &R::Request<'_>) -> Result<Handle<TagOf<R>>> {
         self.get(index, request).map(|lease| lease.handle())
     }
 
-    /// A lease on the thing at `index`, which is created unless it is alive.
+    /// A lease on the resource at `index`, which is created unless it is alive.
     ///
     /// # Errors
     /// As [`ensure_alive`](Self::ensure_alive).
@@ -368,12 +388,12 @@ impl<R: Resource> FixedSlotStore<R> {
         self.manager.get_or_create(&index, request)
     }
 
-    /// The thing at `index` if it was created.
+    /// The resource at `index`, if it is alive.
     pub fn existing(&self, index: Index<TagOf<R>>) -> Option<Lease<R::Payload>> {
         self.manager.get(&index.get())
     }
 
-    /// A lease on the handle's thing.
+    /// A lease on the handle's resource.
     ///
     /// # Errors
     /// `StaleHandle`, `Occupied`.
@@ -382,12 +402,12 @@ impl<R: Resource> FixedSlotStore<R> {
         self.manager.lease(handle)
     }
 
-    /// Whether the handle's thing was alive: one load.
+    /// Returns whether the handle's resource is alive. One load.
     pub fn is_alive(&self, handle: Handle<TagOf<R>>) -> bool {
         self.manager.is_alive(handle)
     }
 
-    /// Gives up the store's own lease; other holders are untouched.
+    /// Drops the store's own lease. Other holders are not affected.
     ///
     /// # Errors
     /// `StaleHandle`.
@@ -395,15 +415,15 @@ impl<R: Resource> FixedSlotStore<R> {
         self.manager.release(handle)
     }
 
-    /// What the pool under the store did so far.
+    /// The statistics of the store's pool.
     pub fn stats(&self) -> PoolStats {
         self.manager.stats()
     }
 
-    /// Ends the store.
+    /// Shuts the store down.
     ///
     /// # Errors
-    /// `LeasesOutstanding`; nothing has changed then.
+    /// `LeasesOutstanding` if other holders remain; then nothing has changed.
     pub fn shutdown(&self) -> Result<()> {
         self.manager.shutdown()
     }

@@ -1,22 +1,27 @@
-//! Slot pools: where resources and their control blocks live.
+//! Slot pools: stable storage for resources and their control blocks.
 //!
 //! # Protocol
-//! Slots stand in chunks that double in size and never move. A slot is in exactly one place: held (somebody has a count, or is
-//! about to make or end its payload), in an *idle* list (payload present), in a thread *cell* (payload present), in the *vacant* list
-//! (no payload), or retired. Whoever takes a slot out of a list or cell is alone with it.
+//! Slots lie in chunks that double in size and never move. A slot is in exactly one state:
+//! * held: a count exists, or a thread is about to make or destroy the payload;
+//! * in an *idle* list, with a payload;
+//! * in a thread *cell*, with a payload;
+//! * in the *vacant* list, without a payload;
+//! * retired.
+//!
+//! The thread that takes a slot out of a list or cell is alone with the slot.
 //!
 //! | situation | why it is safe |
 //! |---|---|
-//! | pop reads `next` of a slot that another thread pops | the slot's memory is the pool's; the CAS fails by the tag |
-//! | create runs without a lock | the slot is in no list; a guard gives it back if create fails or panics |
+//! | a pop reads `next` of a slot that another thread pops | the slot's memory is the pool's; the CAS fails by the tag |
+//! | `create` runs without a lock | the slot is in no list; a guard returns it if `create` fails or panics |
 //! | last drop while a shutdown decides | `closing` stops pops, not pushes; a slot that the count did not see counts as held |
-//! | last drop after a shutdown, or after the pool's owner is gone | `down` refuses idle slots: the dropper destroys its payload and pushes onto the vacant list, which always takes |
-//! | the last slot or weak lease comes back after the owner is gone | `orphan` was set by an RMW on each list; whoever pushes onto an orphaned list takes one off the remainder, the last frees |
-//! | a thread's cell during shutdown | cells hold `CLOSED`; a CAS from empty fails, the slot goes to a list |
-//! | a handle is looked up while a shutdown decides | the manager's own leases are frozen; the look-up waits for the decision |
+//! | last drop after a shutdown, or after the pool's owner is gone | `down` refuses idle slots: the dropping thread destroys the payload and pushes onto the vacant list, which accepts every slot |
+//! | the last slot or weak lease returns after the owner is gone | a read-modify-write set `orphan` on each list; each push onto an orphaned list takes one off the remainder, and the last one frees the pool |
+//! | a thread's cell during shutdown | cells hold `CLOSED`; a CAS from empty fails, so the slot goes to a list |
+//! | a look-up of a handle while a shutdown decides | the manager's own leases are frozen; the look-up waits for the decision |
 //!
-//! Generations start at an offset of the pool's own, so a handle of another pool is refused. A slot that has used all its
-//! generations is retired, its payload destroyed.
+//! Each pool's generations start at another offset, so a pool refuses another pool's handle. A slot
+//! that has used all its generations is retired after its payload is destroyed.
 //!
 //! This module must not know what a payload is.
 
@@ -38,36 +43,39 @@ use inner::{Creation, Inner, Probe, SHARDS, SlotOf};
 use std::fmt;
 use std::ptr::NonNull;
 
-/// How many idle resources are asked whether they fit before a new one is made.
+/// The number of idle resources that are offered to `fits` before a new one is made.
 const FIT_PROBES: usize = 8;
-/// How often a request beyond `max_live` looks again while an idle resource is in another thread's hands.
+/// The number of retries of a request beyond `max_live` while an idle resource is in another
+/// thread's hands.
 const ROOM_TRIES: usize = 1000;
 
 /// A growable pool of resources with stable addresses and lock-free acquire and release.
 ///
-/// A pool may be dropped while leases are out: the last one frees it.
+/// A pool may be dropped while leases exist; the last lease frees the pool's memory.
 pub struct SlotPool<R: Resource>(NonNull<Inner<R>>);
 
-// SAFETY: `Inner` is only atomics, locks and `Send + Sync` payloads reached through counted leases.
+// SAFETY: `Inner` has only atomics, locks and `Send + Sync` payloads that counted leases reach.
 unsafe impl<R: Resource> Send for SlotPool<R> {}
-// SAFETY: a shared pool gives leases, which count atomically, and looks at atomics; its lists are lock-free or locked.
+// SAFETY: a shared pool gives leases, which count atomically, and reads atomics. Its lists are
+// lock-free or locked.
 unsafe impl<R: Resource> Sync for SlotPool<R> {}
 
-/// What the decision of a shutdown was.
+/// The decision of a shutdown.
 #[derive(Debug, PartialEq, Eq)]
 #[must_use]
 pub(crate) enum Verdict {
-    /// The pool ends now: the caller destroys, without a lock.
+    /// The pool ends now: the caller destroys the idle resources, without a lock.
     Ends,
-    /// It had ended before.
+    /// The pool had ended before.
     WasDown,
 }
 
 impl<R: Resource> SlotPool<R> {
-    /// A pool of what `resource` makes.
+    /// A pool of the resources that `resource` makes.
     ///
     /// # Errors
-    /// `InvalidArgument` for a configuration that [`PoolConfig::validate`] refuses; `OutOfMemory` for the initial slots.
+    /// `InvalidArgument` if [`PoolConfig::validate`] refuses the configuration; `OutOfMemory` for
+    /// the initial slots.
     pub fn new(resource: R, config: PoolConfig) -> Result<Self> {
         config.validate()?;
         let initial = config.initial;
@@ -75,7 +83,7 @@ impl<R: Resource> SlotPool<R> {
         // SAFETY: `into_raw` gives no null pointer.
         let pool = Self(unsafe { NonNull::new_unchecked(Box::into_raw(inner)) });
         while pool.inner().capacity.load(Ordering::Relaxed) < initial {
-            // SAFETY: the pointer is the one that the pool was made with, and `pool` its owner.
+            // SAFETY: the pointer is the one of the new pool, and `pool` is the pool's owner.
             unsafe { inner::grow(pool.0, true)? };
         }
         Ok(pool)
@@ -93,11 +101,12 @@ impl<R: Resource> SlotPool<R> {
         &self.inner().resource
     }
 
-    /// Takes a resource: an idle one that fits, else a new one. Lock-free unless the pool grows; `create` may block, and a request
-    /// that comes while a shutdown decides waits for the decision.
+    /// Acquires an idle resource that fits, or else a new one. Lock-free unless the pool grows.
+    /// `create` may block, and a request during the decision of a shutdown waits for the decision.
     ///
     /// # Errors
-    /// What `create` says; `OverBudget` beyond `max_live`; `OutOfMemory`; `InvalidState` after shutdown.
+    /// The error of `create`; `OverBudget` beyond `max_live`; `OutOfMemory`; `InvalidState` after
+    /// shutdown.
     #[inline(always)]
     pub fn acquire(&self, request: &R::Request<'_>) -> Result<Lease<R::Payload>> {
         let slot = self.take(request)?;
@@ -108,21 +117,22 @@ impl<R: Resource> SlotPool<R> {
         }
     }
 
-    /// As [`acquire`](Self::acquire), as the sole holder.
+    /// Like [`acquire`](Self::acquire), as the sole holder.
     ///
     /// # Errors
     /// As [`acquire`](Self::acquire).
     pub fn acquire_unique(&self, request: &R::Request<'_>) -> Result<UniqueLease<R::Payload>> {
         let slot = self.take(request)?;
-        // SAFETY: the slot is ours and holds a payload; the only count, made here as unique, is the lease's.
+        // SAFETY: the slot is ours and holds a payload; the only count, made here as unique, is the
+        // lease's.
         unsafe {
             let (hdr, val) = Self::lend(slot, true);
             Ok(UniqueLease::from_raw(hdr, val))
         }
     }
 
-    /// As [`acquire`](Self::acquire), but always a new resource, never an idle one: for keyed singletons, whose idle ones belong to
-    /// other keys.
+    /// Like [`acquire`](Self::acquire), but always creates a resource. For keyed singletons, whose
+    /// idle resources belong to other keys.
     ///
     /// # Errors
     /// As [`acquire`](Self::acquire).
@@ -132,7 +142,8 @@ impl<R: Resource> SlotPool<R> {
                 break slot;
             }
         };
-        // SAFETY: the slot was created by this call and is nobody's; `lend` counts the lease that is made of it.
+        // SAFETY: this call created the slot, which has no other holder. `lend` counts the lease
+        // that is made of it.
         unsafe {
             let (hdr, val) = Self::lend(slot, false);
             Ok(Lease::from_raw(hdr, val))
@@ -152,9 +163,10 @@ impl<R: Resource> SlotPool<R> {
         }
     }
 
-    /// Takes a slot with a payload that fits the request out of a cell or list, or makes one.
+    /// Takes a slot with a fitting payload out of a cell or list, or makes one.
     ///
-    /// The common case comes back in a register; a result would go through memory, which costs as much as a read-modify-write.
+    /// The fast path inlines, so its slot stays in a register. A returned result would go through
+    /// memory, which costs as much as a read-modify-write.
     #[inline(always)]
     fn take(&self, request: &R::Request<'_>) -> Result<SlotOf<R>> {
         match self.take_at_hand(request) {
@@ -163,7 +175,7 @@ impl<R: Resource> SlotPool<R> {
         }
     }
 
-    /// Takes what lies at this thread's seat, if it fits.
+    /// Takes the slot in this thread's cell or on top of its shard's list, if its payload fits.
     #[inline]
     fn take_at_hand(&self, request: &R::Request<'_>) -> Option<SlotOf<R>> {
         let inner = self.inner();
@@ -185,14 +197,17 @@ impl<R: Resource> SlotPool<R> {
 
     #[inline]
     fn fits(&self, slot: SlotOf<R>, request: &R::Request<'_>) -> bool {
-        // SAFETY: the slot was taken out of a list or cell: this call is alone with it. `self` is the owner.
+        // SAFETY: the slot was taken out of a list or cell, so this call is alone with it. `self`
+        // is the owner.
         unsafe { Probe::fits(self.0, slot, request) }
     }
 
-    /// Gives back an idle slot that this call took, or destroys its payload when the pool ended meanwhile.
+    /// Returns an idle slot that this call took, or destroys its payload if the pool ended
+    /// meanwhile.
     #[cold]
     fn put_idle(&self, shard: usize, slot: SlotOf<R>) {
-        // SAFETY: the slot was taken by this call, whose borrow keeps the pool's owner and so the pool.
+        // SAFETY: the slot was taken by this call, whose borrow keeps the pool's owner and so the
+        // pool.
         unsafe {
             if !inner::give_idle(self.0, slot, shard) {
                 inner::end(self.0, slot);
@@ -200,7 +215,7 @@ impl<R: Resource> SlotPool<R> {
         }
     }
 
-    /// Nothing at hand: looks in the other shards and cells, then creates.
+    /// The slow path of `take`: looks in the other shards and cells, then creates.
     #[cold]
     fn take_slow(&self, request: &R::Request<'_>) -> Result<SlotOf<R>> {
         let seat = seat::this_seat();
@@ -219,7 +234,8 @@ impl<R: Resource> SlotPool<R> {
         }
     }
 
-    /// Asks the idle resources in other threads' cells; what does not fit goes to a list.
+    /// Offers the request the idle resources in other threads' cells. Those that do not fit go to a
+    /// list.
     fn probe_cells(&self, shard: usize, request: &R::Request<'_>) -> Option<SlotOf<R>> {
         let inner = self.inner();
         if !inner.config.thread_cells {
@@ -236,7 +252,8 @@ impl<R: Resource> SlotPool<R> {
         None
     }
 
-    /// Asks the first few idle resources of a list, and puts back what does not fit.
+    /// Offers the request the first few idle resources of a list, and returns those that do not
+    /// fit.
     fn probe_list(&self, shard: usize, request: &R::Request<'_>) -> Option<SlotOf<R>> {
         let inner = self.inner();
         let mut misses = Misses { pool: self, shard, slots: [None; FIT_PROBES] };
@@ -251,7 +268,8 @@ impl<R: Resource> SlotPool<R> {
         None
     }
 
-    /// A slot with a new payload. `None`: a shutdown decided meanwhile and changed nothing; look again.
+    /// A slot with a new payload. `None`: a shutdown decided meanwhile and changed nothing; the
+    /// caller must retry.
     #[cold]
     fn create_slow(&self, request: &R::Request<'_>) -> Result<Option<SlotOf<R>>> {
         let inner = self.inner();
@@ -259,7 +277,8 @@ impl<R: Resource> SlotPool<R> {
         let index = loop {
             let outcome = match inner.vacant.pop(|i| inner.next_of(i)) {
                 Popped::Index(index) => break index,
-                // SAFETY: `self` is the owner, its pointer the one that the pool was made with.
+                // SAFETY: `self` is the owner, and its pointer is the one that the pool was made
+                // with.
                 Popped::Empty => match unsafe { inner::grow(self.0, false) } {
                     Ok(()) => continue,
                     Err(e) => Err(e),
@@ -270,7 +289,8 @@ impl<R: Resource> SlotPool<R> {
             return outcome;
         };
         let slot = inner.slot(index);
-        // SAFETY: the slot was popped: this call is alone with it, and it holds no payload. `self` is the owner.
+        // SAFETY: the slot was popped: this call is alone with it, and it holds no payload. `self`
+        // is the owner.
         let (creation, generation) = unsafe { (Creation::new(self.0, slot), (*slot.as_ptr()).header.generation()) };
         // SAFETY: alone with the slot.
         unsafe { (*slot.as_ptr()).header.set_findable() };
@@ -286,7 +306,8 @@ impl<R: Resource> SlotPool<R> {
         Ok(())
     }
 
-    /// Counts a resource that is about to be created against `max_live`; idle resources make room.
+    /// Counts a resource against `max_live` before its creation. If the pool is full, an idle
+    /// resource is destroyed.
     fn reserve(&self) -> Result<()> {
         let inner = self.inner();
         let Some(max) = inner.config.max_live else {
@@ -326,18 +347,21 @@ impl<R: Resource> SlotPool<R> {
             })
         };
         let Some(index) = listed().or_else(|| inner.cells.take_any()) else { return false };
-        // SAFETY: the slot was taken by this call, which is alone with it and its payload. `self` is the owner.
+        // SAFETY: this call took the slot, so it is alone with the slot and its payload. `self` is
+        // the owner.
         unsafe { inner::end(self.0, inner.slot(index)) };
         true
     }
 
-    /// Destroys idle resources until at most `keep` are left, and says how many it destroyed. Never blocks.
+    /// Destroys idle resources until at most `keep` are left. Returns the number destroyed. Never
+    /// blocks.
     pub fn trim(&self, keep: u64) -> u64 {
         let excess = self.stats().idle.saturating_sub(keep);
         (0..excess).take_while(|_| self.destroy_one_idle()).count() as u64
     }
 
-    /// Whether the handle's resource is alive at this load. One load of its control word; never blocks.
+    /// Returns whether the handle's resource is alive at this load. One load of the control word;
+    /// never blocks.
     #[inline]
     pub fn is_alive(&self, handle: Handle<TagOf<R>>) -> bool {
         match self.inner().slots.get(handle.index()) {
@@ -350,13 +374,15 @@ impl<R: Resource> SlotPool<R> {
     /// A lease on the handle's resource; generation and count are checked in one step.
     ///
     /// # Errors
-    /// `StaleHandle` when it is gone or was made by another pool; `Occupied` while somebody holds it exclusively.
+    /// `StaleHandle` if the resource is gone or another pool made the handle; `Occupied` while a
+    /// holder has it exclusively.
     #[inline]
     pub fn lease(&self, handle: Handle<TagOf<R>>) -> Result<Lease<R::Payload>> {
         if let Some(slot) = self.inner().slots.get(handle.index()) {
             // SAFETY: slots live as long as the pool.
             match unsafe { (*slot.as_ptr()).header.try_acquire(handle.generation()) } {
-                // SAFETY: the count that was just taken is the lease's; a live slot holds a payload.
+                // SAFETY: the count that was just taken is the lease's; a live slot holds a
+                // payload.
                 Ok(()) => unsafe {
                     let val = NonNull::new_unchecked((*slot.as_ptr()).payload.get().cast::<R::Payload>());
                     return Ok(Lease::from_raw(slot.cast(), val));
@@ -372,13 +398,14 @@ impl<R: Resource> SlotPool<R> {
     fn lease_slow(&self, handle: Handle<TagOf<R>>, miss: Miss) -> Result<Lease<R::Payload>> {
         match miss {
             Miss::Occupied => Err(Error::Occupied { resource: R::NAME }),
-            // Frozen by a decision that was "end": the manager is about to drop its own lease.
+            // Frozen after the decision to end: the manager is about to drop its own lease.
             Miss::Frozen if self.is_shut_down() => Err(Error::stale(R::NAME, handle)),
             Miss::Frozen | Miss::Stale => self.lease(handle),
         }
     }
 
-    /// Counts by walking the slots; a snapshot, exact when the pool is at rest.
+    /// Statistics from a walk over the slots: a snapshot, exact while no other thread uses the
+    /// pool.
     pub fn stats(&self) -> PoolStats {
         let inner = self.inner();
         let (mut live, mut taken) = (0, 0);
@@ -406,14 +433,16 @@ impl<R: Resource> SlotPool<R> {
         inner.idle.iter().map(|list| &**list).chain(std::iter::once(&*inner.vacant))
     }
 
-    /// Sets flags on all lists, closes the cells, and says how many slots are in use. Slots in cells move to a list first.
+    /// Sets flags on all lists, closes the cells, and returns the number of held slots. Slots in
+    /// cells first move to a list.
     fn capture(&self, flags: u64) -> u64 {
         let inner = self.inner();
-        // The lock keeps `capacity` and `retired` still while the lists are counted.
+        // The lock keeps `capacity` and `retired` constant during the count.
         let _guard = inner.grow.lock();
         inner.cells.close(|index| {
-            // SAFETY: the slot came out of a cell, so this call is alone with it. Lists take idle slots unless they are down, and
-            // the cells of a pool that is down are closed and empty.
+            // SAFETY: the slot came out of a cell, so this call is alone with it. Lists accept idle
+            // slots unless they are down, and the cells of a pool that is down are closed and
+            // empty.
             let taken = unsafe { inner::give_idle(self.0, inner.slot(index), 0) };
             debug_assert!(taken);
         });
@@ -426,14 +455,17 @@ impl<R: Resource> SlotPool<R> {
         self.inner().cells.reopen();
     }
 
-    /// Ends the pool if nobody but the `own` leases holds anything of it; everything is decided before anything is destroyed.
+    /// Shuts the pool down if no holders exist but the `own` leases. The decision comes before any
+    /// destruction.
     ///
-    /// `own` are leases that the caller itself holds, one per resource; they are frozen during the decision. On success the
-    /// idle resources are destroyed and later requests refused; the caller then drops its own leases, which nobody can get hold of
-    /// any more. A second shutdown is `Ok`. Blocks only other shutdowns and requests that arrive during the decision.
+    /// `own` are leases that the caller itself holds, one for each resource; they are frozen during
+    /// the decision. On success the idle resources are destroyed and later requests are refused.
+    /// Then the caller drops its own leases, which no other code can acquire any more. A second
+    /// shutdown returns `Ok`. Blocks only other shutdowns, and requests that arrive during the
+    /// decision.
     ///
     /// # Errors
-    /// `LeasesOutstanding`; nothing has changed then.
+    /// `LeasesOutstanding` if other holders remain; then nothing has changed.
     pub fn shutdown_with(&self, own: &[Lease<R::Payload>]) -> Result<()> {
         if self.decide(own)? == Verdict::Ends {
             self.destroy_all_idle();
@@ -441,14 +473,15 @@ impl<R: Resource> SlotPool<R> {
         Ok(())
     }
 
-    /// The decision of a shutdown: calls nothing of the resource and ends nothing. After [`Verdict::Ends`] the caller drops its own
-    /// leases and calls [`destroy_all_idle`](Self::destroy_all_idle).
+    /// The decision of a shutdown. Calls no function of the resource and destroys nothing. After
+    /// [`Verdict::Ends`] the caller drops its own leases and calls
+    /// [`destroy_all_idle`](Self::destroy_all_idle).
     pub(crate) fn decide<'a>(
         &self,
         own: impl IntoIterator<Item = &'a Lease<R::Payload>, IntoIter: Clone>,
     ) -> Result<Verdict> {
         let inner = self.inner();
-        // A lease of another pool is nobody's own here, and its freeze is not ours to touch.
+        // A lease of another pool does not count here and must not be frozen.
         let own = own.into_iter().filter(|lease| std::ptr::eq(lease.header().owner(), self.0.as_ptr().cast()));
         let mut down = inner.lifecycle.lock();
         if *down {
@@ -456,7 +489,7 @@ impl<R: Resource> SlotPool<R> {
         }
         let held = self.capture(CLOSING);
         let frozen = own.clone().filter(|lease| lease.header().try_freeze()).count();
-        // After the freeze: a lease that was dropped before it may have left a weak one.
+        // After the freeze: a lease that was dropped before the freeze may have left a weak lease.
         let weak = inner.weak_count();
         let strong = held.saturating_sub(frozen as u64);
         if strong != 0 || weak != 0 {
@@ -464,7 +497,7 @@ impl<R: Resource> SlotPool<R> {
             self.reopen();
             return Err(Error::LeasesOutstanding { resource: R::NAME, strong, weak });
         }
-        // The own leases stay frozen. Nobody else holds anything, so nobody pushes meanwhile.
+        // The own leases stay frozen. No other holders exist, so no thread pushes meanwhile.
         inner.idle.iter().for_each(|list| {
             list.flag(DOWN, |i| inner.next_of(i));
         });
@@ -472,25 +505,26 @@ impl<R: Resource> SlotPool<R> {
         Ok(Verdict::Ends)
     }
 
-    /// [`shutdown_with`](Self::shutdown_with) without leases of one's own.
+    /// [`shutdown_with`](Self::shutdown_with) without own leases.
     ///
     /// # Errors
-    /// `LeasesOutstanding`; nothing has changed then.
+    /// `LeasesOutstanding` if holders remain; then nothing has changed.
     pub fn shutdown(&self) -> Result<()> {
         self.shutdown_with(&[])
     }
 
-    /// Whether the pool was shut down. Waits while a shutdown decides.
+    /// Returns whether the pool was shut down. Waits while a shutdown decides.
     pub fn is_shut_down(&self) -> bool {
         *self.inner().lifecycle.lock()
     }
 
-    /// Ends what waits in lists that are closed.
+    /// Destroys the payloads in closed lists.
     pub(crate) fn destroy_all_idle(&self) {
         let inner = self.inner();
         for list in &inner.idle {
             while let Some(index) = list.pop_closed(|i| inner.next_of(i)) {
-                // SAFETY: popped: this call is alone with the slot and its payload. `self` is the owner.
+                // SAFETY: this call popped the slot, so it is alone with the slot and its payload.
+                // `self` is the owner.
                 unsafe { inner::end(self.0, inner.slot(index)) };
             }
         }
@@ -499,16 +533,18 @@ impl<R: Resource> SlotPool<R> {
 
 impl<R: Resource> Drop for SlotPool<R> {
     fn drop(&mut self) {
-        // Idle payloads go first: once the lists are orphaned another thread may free the pool.
+        // Idle payloads are destroyed first: once the lists are orphaned, another thread may free
+        // the pool.
         self.capture(CLOSING | DOWN);
         self.destroy_all_idle();
         let held = self.capture(ORPHAN);
-        // SAFETY: this is the owner; idle lists are down and empty, and all lists are orphaned. Nothing of the pool is touched after.
+        // SAFETY: this is the owner; idle lists are down and empty, and all lists are orphaned. The
+        // pool is not accessed afterwards.
         unsafe { inner::orphan(self.0, held) };
     }
 }
 
-/// Idle slots that did not fit; they go back in the order in which they were, also when `fits` panics.
+/// Idle slots that did not fit. They return in their former order, also if `fits` panics.
 struct Misses<'a, R: Resource> {
     pool: &'a SlotPool<R>,
     shard: usize,

@@ -1,16 +1,18 @@
-//! Retire lists: where a drop leaves what may block.
+//! Retire lists: deferred destruction for objects whose destruction may block.
 //!
-//! Dropping a lease must not block, but some driver calls do (freeing memory, destroying a stream with work pending). The drop
-//! pushes the object here; the manager's next acquire, `trim` or `shutdown` ends those whose time has come, outside the lock.
+//! The drop of a lease must not block, but some driver calls do, such as freeing memory or
+//! destroying a stream with pending work. The drop pushes the object onto a retire list. The
+//! manager's next acquire, `trim` or `shutdown` destroys the objects that are ready, outside the
+//! lock.
 //!
-//! This module must not know what it holds.
+//! This module must not know which objects it holds.
 
 use crate::sync::Mutex;
 use crate::sync::atomic::{AtomicUsize, Ordering};
 use std::collections::VecDeque;
 use std::fmt;
 
-/// Objects that wait for their end. `push` holds a lock for a few instructions only.
+/// Objects that wait for destruction. `push` holds a lock for a few instructions only.
 pub struct RetireList<T> {
     waiting: Mutex<Vec<T>>,
     len: AtomicUsize,
@@ -28,27 +30,30 @@ impl<T> RetireList<T> {
         Self { waiting: Mutex::new(Vec::new()), len: AtomicUsize::new(0) }
     }
 
-    /// Leaves an object. Never blocks on a driver; any thread.
+    /// Adds an object. Makes no driver call. Any thread.
     pub fn push(&self, object: T) {
         let mut waiting = self.waiting.lock();
         waiting.push(object);
         self.len.store(waiting.len(), Ordering::Release);
     }
 
-    /// How many wait: one load.
+    /// The number of objects. One load.
     #[inline]
     pub fn len(&self) -> usize {
         self.len.load(Ordering::Acquire)
     }
 
-    /// Whether none waits: one load, cheap enough for every acquire.
+    /// Returns whether the list is empty. One load, cheap enough for every acquire.
     #[inline]
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// Takes out those that are `ready`, in the order in which they came, and hands each to `end`, outside the lock. Returns how many
-    /// ended. `ready` runs under the lock: it may read, not call a driver. If `end` panics, those after it are back on the list.
+    /// Removes the objects that are `ready`, in insertion order, and passes each to `end` outside
+    /// the lock. Returns the number of ended objects.
+    ///
+    /// `ready` runs under the lock; it may read but not call a driver. If `end` panics, the objects
+    /// after it return to the list.
     pub fn drain(&self, ready: impl FnMut(&T) -> bool, mut end: impl FnMut(T)) -> usize {
         if self.is_empty() {
             return 0;
@@ -68,7 +73,7 @@ impl<T> RetireList<T> {
         ended
     }
 
-    /// Takes out all of them.
+    /// Removes all objects.
     pub fn take_all(&self) -> Vec<T> {
         let mut waiting = self.waiting.lock();
         self.len.store(0, Ordering::Release);
@@ -76,7 +81,7 @@ impl<T> RetireList<T> {
     }
 }
 
-/// Objects that were taken out and not ended yet.
+/// Removed objects that are not ended yet.
 struct Due<'a, T> {
     list: &'a RetireList<T>,
     objects: VecDeque<T>,

@@ -1,10 +1,11 @@
-//! The only door to atomics, locks, cells and threads.
+//! The shim for atomics, locks, cells and threads.
 //!
-//! Ordinarily these are the standard library's atomics and `parking_lot`'s locks (which are never poisoned: a panic in a
-//! critical section of ours must not turn every later call into a second panic). Built with `--cfg loom` they are loom's, so
-//! that the very code that ships is what the models explore. A lint (`clippy.toml`) refuses the other doors.
+//! By default these are the standard library's atomics and `parking_lot`'s locks. Those locks are
+//! never poisoned, so a panic in a critical section does not turn later calls into panics. With
+//! `--cfg loom` these are loom's types, so the models explore the shipped code. A lint
+//! (`clippy.toml`) refuses every other source.
 //!
-//! This module must not know what is built on it.
+//! This module must not know which code uses it.
 
 #[cfg(not(loom))]
 mod imp {
@@ -37,26 +38,29 @@ mod imp {
             Self(std::cell::UnsafeCell::new(value))
         }
 
-        /// Takes the value out.
+        /// Returns the value.
         pub fn into_inner(self) -> T {
             self.0.into_inner()
         }
     }
 
     impl<T: ?Sized> UnsafeCell<T> {
-        /// Shared access: the pointer may be read while `f` runs, provided that nobody writes meanwhile.
+        /// Shared access: `f` may read through the pointer, provided that no thread writes during
+        /// the call.
         #[inline(always)]
         pub fn with<R>(&self, f: impl FnOnce(*const T) -> R) -> R {
             f(self.0.get())
         }
 
-        /// Exclusive access: the pointer may be written while `f` runs, provided that nobody else touches it meanwhile.
+        /// Exclusive access: `f` may write through the pointer, provided that no other thread
+        /// accesses the value during the call.
         #[inline(always)]
         pub fn with_mut<R>(&self, f: impl FnOnce(*mut T) -> R) -> R {
             f(self.0.get())
         }
 
-        /// The raw pointer, for references that outlive a closure. Loom cannot check what is done with it.
+        /// The raw pointer, for references that outlive a closure. Loom cannot check accesses
+        /// through it.
         #[inline(always)]
         pub const fn get(&self) -> *mut T {
             self.0.get()
@@ -125,9 +129,10 @@ mod imp {
         pub fn new() -> Self {
             Self(loom::sync::Condvar::new())
         }
-        /// Releases the lock, waits, takes it again.
+        /// Releases the lock, waits, and takes the lock again.
         pub fn wait<T>(&self, guard: &mut MutexGuard<'_, T>) {
-            // SAFETY: the guard is moved out and a guard of the same lock is written back before anyone can look.
+            // SAFETY: the guard is moved out, and a guard of the same lock is written back before
+            // any code can read the place.
             unsafe {
                 let taken = std::ptr::read(guard);
                 let back = self.0.wait(taken).unwrap_or_else(|p| p.into_inner());
@@ -167,7 +172,7 @@ mod imp {
         }
     }
 
-    /// `loom`'s cell under the same interface, with a raw escape that loom does not check.
+    /// `loom`'s cell with the same interface, and a raw pointer that loom does not check.
     #[derive(Debug)]
     pub struct UnsafeCell<T>(loom::cell::UnsafeCell<T>);
 
@@ -188,7 +193,8 @@ mod imp {
         pub fn with_mut<R>(&self, f: impl FnOnce(*mut T) -> R) -> R {
             self.0.with_mut(f)
         }
-        /// The raw pointer, for references that outlive a closure; the access as such is checked as a read.
+        /// The raw pointer, for references that outlive a closure. Loom checks the access as a
+        /// read.
         pub fn get(&self) -> *mut T {
             self.0.with(|p| p.cast_mut())
         }

@@ -1,45 +1,55 @@
-//! Lines, points and stamps: how the runtime talks about "after".
+//! Timelines of streams, and timepoints on them: monotone counters that order work.
 //!
-//! A [`Line`] is the progress of one stream: how much was submitted, how much is known to be complete, and the first value that
-//! failed. A [`Point`] is a value on a line; a [`Stamp`] is a point in one word. Points hold no count and never dangle: lines
-//! live for ever, a line is lent to another stream only when it is idle, and its counter never restarts.
+//! A [`Line`] is the progress of one stream: the last submitted value, the last value known to be
+//! complete, and the first failed value. A [`Point`] is a value on a timeline; a [`Stamp`] is a
+//! timepoint in one word. Timepoints hold no count and never dangle. Timelines live for the whole
+//! process, another stream gets a timeline only when it is idle, and its counter never restarts.
 //!
-//! A [`Line`] is for looking and waiting. Only its [`LineOwner`] (or [`HostLine`]) writes it, so a point gives nobody
-//! a way to say that work is over.
+//! A [`Line`] can only be read and waited for. Only its [`LineOwner`] (or [`HostLine`]) writes it,
+//! so the holder of a timepoint cannot complete work.
 //!
 //! # Protocol
-//! All writes go through the line's owner, which may be shared (`Arc<LineOwner>`) between a submitter and a worker.
+//! All writes go through the timeline's owner. A submitter and a worker may share the owner
+//! (`Arc<LineOwner>`).
 //!
 //! | field | written by | read by |
 //! |---|---|---|
-//! | `submitted` | the stream's submitter, under the stream's own turn; a release store after the driver accepted | anyone |
-//! | `completed` | whoever learns of completion (a worker, a host wait, a completion word), monotone | anyone |
-//! | `first_failed`, the failures | the first who learns of a failure; the cause before the value | anyone |
-//! | `known`, `known_besides` | the submitter, under the stream's turn | the submitter: a stale read only costs a wait; who asks what has passed |
+//! | `submitted` | the stream's submitter, in its turn on the stream; a release store after the driver accepted | any thread |
+//! | `completed` | each thread that learns of completion (a worker, a host wait, a completion word), monotone | any thread |
+//! | `first_failed`, the failures | the first thread that learns of a failure; the cause before the value | any thread |
+//! | `known`, `known_besides` | the submitter, in its turn on the stream | the submitter, for which a stale read only costs a wait; threads that ask what has passed |
 //!
-//! # Lines that change hands
-//! A point has no count, so old points outlive the owner of their time. What they say must stay true:
-//! * A line is lent again only when all that it was given is over. Its next owner goes on with higher values, so an old
-//!   point that was complete stays complete.
-//! * A failed line is lent again when no other is left. The values from its first failure up to the next owner's first
-//!   one stay failed for ever, with their cause; the line keeps a list of such ranges. Points beyond what was submitted
-//!   (a gate's, which streams may wait for) fail too: the next owner begins at least 2^36 values later.
-//! * `first_failed` is the lowest failure that the line ever had. Below it a value needs no further look, at or above it
-//!   the list decides under its lock. So lines that never failed pay nothing.
-//! * An owner that is dropped while work is pending cannot know when that is over. The pending values fail, never
-//!   complete, and the line is lent to nobody.
+//! # Change of owners
+//! A timepoint has no count, so old timepoints outlive the owner of their values. Their meaning
+//! must not change:
+//! * A timeline gets another owner only when all its submitted work is over. The next owner
+//!   continues with higher values, so an old timepoint that was complete stays complete.
+//! * A failed timeline gets another owner only if no other timeline is free. The values from its
+//!   first failure up to the next owner's first value stay failed for ever, with their cause. The
+//!   timeline keeps a list of these ranges. Timepoints beyond the submitted values fail too: a host
+//!   timeline has such timepoints, and streams may wait for them. The next owner therefore begins
+//!   at least 2^36 values later.
+//! * `first_failed` is the lowest value that ever failed on the timeline. Below this value a check
+//!   reads no list; from this value on the list decides, under its lock. So timelines that never
+//!   failed pay nothing.
+//! * If an owner is dropped while work is pending, its end stays unknown. The pending values fail,
+//!   never complete, and no other stream gets the timeline.
 //!
-//! # What a failure cuts short
-//! Work that fails does not wait any more for what it was to wait for. So it may be over while that still runs. Who comes
-//! after it relies on more: a buffer's record drops the uses that the next one was ordered after. A point has
-//! *passed* when its line has completed it and, if it failed, all that its line knew by then has passed too. Whoever lends
-//! memory again, or overwrites what a failure left, asks that.
+//! # Passed timepoints
+//! Failed work no longer waits for its dependencies. So failed work may be over while a dependency
+//! still runs. Later users rely on more: a buffer's record drops the uses that the next use was
+//! ordered after. A timepoint has *passed* under two conditions. Its timeline has completed it. If
+//! it failed, all timepoints that its timeline knew by then have passed too. Code that reuses
+//! memory, or that overwrites the result of a failure, asks whether the timepoint has passed.
 //!
-//! A waiter adds itself to `waiters`, then reads `completed`; a completer writes `completed`, then reads `waiters`; a full fence
-//! between the two on either side, so that one of them sees the other.
+//! # Wake-up
+//! A waiter adds itself to `waiters`, then reads `completed`. A completer writes `completed`, then
+//! reads `waiters`. Both sides execute a full fence in between, so at least one of them sees the
+//! other's write.
 //!
-//! A line whose backend publishes only when somebody asks has a [`Publisher`]: whoever is about to sleep calls it first. So any thread can
-//! wait for any line, also one of another backend or of a stream that is gone.
+//! If a backend publishes completion only on request, its timelines have a [`Publisher`]. A thread
+//! calls the publisher before it sleeps. So any thread can wait for any timeline, also for one of
+//! another backend or of a destroyed stream.
 //!
 //! This module must not know streams or devices.
 
@@ -58,22 +68,23 @@ use std::time::Duration;
 #[cfg(not(loom))]
 use std::{cell::Cell, sync::Arc, time::Instant};
 
-/// Values of a line end here; beyond it a line is retired.
+/// The end of a timeline's values. A timeline that comes near it is not used again.
 pub const VALUE_LIMIT: u64 = 1 << 48;
 const LINES: usize = 1 << 16;
 const LINES_PER_CHUNK: usize = 256;
 const KNOWN: usize = 8;
-/// Room for points that had to leave their place among these.
+/// Room for timepoints that were displaced from these places.
 const BESIDES: usize = 256;
-/// The next owner of a failed line begins at a multiple of this: an owner's points beyond what it submitted reach less far.
+/// The next owner of a failed timeline begins at a multiple of this number. An owner's timepoints
+/// beyond its submitted values reach less far.
 const LEASE_STRIDE: u64 = 1 << 36;
-/// How long a synchronisation waits, at most, for the rest of a failed line to end.
+/// The longest time that a synchronisation waits for the remaining work of a failed timeline.
 #[cfg(not(loom))]
 const LAST_BREATH: Duration = Duration::from_secs(1);
 
 const NEVER: u64 = u64::MAX;
 
-/// Names a line. 0 names none.
+/// The name of a timeline. 0 names none.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct LineId(u16);
 
@@ -91,7 +102,7 @@ impl fmt::Debug for LineId {
     }
 }
 
-/// A value on a line: everything that the stream was given up to it.
+/// A value on a timeline: the work that was submitted to the stream up to this value.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Point {
     line: LineId,
@@ -99,35 +110,36 @@ pub struct Point {
 }
 
 impl Point {
-    /// The line's name.
+    /// The timeline's name.
     #[inline]
     #[must_use]
     pub fn line_id(self) -> LineId {
         self.line
     }
 
-    /// The value on the line.
+    /// The value on the timeline.
     #[inline]
     #[must_use]
     pub fn value(self) -> u64 {
         self.value
     }
 
-    /// The line. Never dangles.
+    /// The timeline. The reference never dangles.
     #[inline]
     #[must_use]
     pub fn line(self) -> &'static Line {
         line(self.line)
     }
 
-    /// Whether the point is complete and did not fail: plain loads, may lag behind the device.
+    /// Returns whether the timepoint is complete and did not fail. Plain loads; the answer may lag
+    /// behind the device.
     #[inline]
     #[must_use]
     pub fn is_settled(self) -> bool {
         self.line().is_settled(self.value)
     }
 
-    /// Whether the point has [passed](Line::has_passed).
+    /// Returns whether the timepoint has [passed](Line::has_passed).
     #[inline]
     #[must_use]
     pub fn has_passed(self) -> bool {
@@ -141,13 +153,13 @@ impl fmt::Debug for Point {
     }
 }
 
-/// A point in one word: 16 bits of line, 48 of value. All zero is "never".
+/// A timepoint in one word: 16 bits of timeline, 48 bits of value. All zero means "never".
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Default)]
 #[repr(transparent)]
 pub struct Stamp(u64);
 
 impl Stamp {
-    /// No point at all: ordered before everything.
+    /// No timepoint: ordered before all timepoints.
     pub const NEVER: Stamp = Stamp(0);
 
     /// The word.
@@ -157,42 +169,42 @@ impl Stamp {
         self.0
     }
 
-    /// From the word.
+    /// A stamp from its word.
     #[inline]
     #[must_use]
     pub const fn from_bits(bits: u64) -> Self {
         Self(bits)
     }
 
-    /// Whether this is [`Stamp::NEVER`].
+    /// Returns whether this is [`Stamp::NEVER`].
     #[inline]
     #[must_use]
     pub fn is_never(self) -> bool {
         self.0 == 0
     }
 
-    /// The line's name; 0 for never.
+    /// The timeline's name; 0 for never.
     #[inline]
     #[must_use]
     pub fn line_id(self) -> LineId {
         LineId((self.0 >> 48) as u16)
     }
 
-    /// The value on the line.
+    /// The value on the timeline.
     #[inline]
     #[must_use]
     pub fn value(self) -> u64 {
         self.0 & (VALUE_LIMIT - 1)
     }
 
-    /// The point, or `None` for never.
+    /// The timepoint, or `None` for never.
     #[inline]
     #[must_use]
     pub fn point(self) -> Option<Point> {
         (self.0 != 0).then(|| Point { line: self.line_id(), value: self.value() })
     }
 
-    /// Whether the stamp is never, or complete and not failed.
+    /// Returns whether the stamp is never, or its timepoint is complete and did not fail.
     #[inline]
     #[must_use]
     pub fn is_settled(self) -> bool {
@@ -217,28 +229,30 @@ impl fmt::Debug for Stamp {
     }
 }
 
-/// Sees to it that the completion of a value will be published without further calls. Called by a thread that is about to sleep for that
-/// value; where nobody else would publish it, the call may do so itself and block, for the given time at most. An error is the wait's.
+/// Makes the backend publish the completion of a value without further calls. A thread calls it
+/// before the thread sleeps for this value. If no other thread would publish the value, the call
+/// may publish it itself and block, at most for the given time. The wait returns its error.
 #[cfg(not(loom))]
 pub type Publisher = Arc<dyn Fn(u64, Option<Duration>) -> Result<()> + Send + Sync>;
 
 #[cfg(not(loom))]
 thread_local! {
-    /// The line whose host call this thread runs, and the call's value.
+    /// The timeline whose host call this thread runs, and the call's value.
     static CALL: Cell<Option<(LineId, u64)>> = const { Cell::new(None) };
 }
 
-/// What failed on a line.
+/// The failures of a timeline.
 #[derive(Default)]
 struct Failures {
-    /// The present owner's first failed value, and why.
+    /// The present owner's first failed value, and the cause.
     current: Option<(u64, Error)>,
-    /// Of former owners: from the first failed value up to the next owner's values, in order.
+    /// The failures of former owners: each from the first failed value up to the next owner's
+    /// values, in order.
     former: Vec<(Range<u64>, Error)>,
 }
 
 impl Failures {
-    /// Why `value` failed, if it did.
+    /// The cause of `value`'s failure, if it failed.
     fn cause(&self, value: u64) -> Option<&Error> {
         match &self.current {
             Some((first, cause)) if value >= *first => Some(cause),
@@ -252,18 +266,19 @@ impl Failures {
     }
 }
 
-/// What had to leave its place among what a line knows, for a later point.
+/// Timepoints that later ones displaced from the timeline's known ones.
 #[derive(Default)]
 struct Besides {
-    /// What had not passed then, and from which value on it was known.
+    /// The displaced timepoints that had not passed, each with the value from which it was known.
     points: Vec<(Stamp, u64)>,
-    /// When there are so many, those go that have passed.
+    /// At this length the timeline removes the timepoints that have passed.
     full: usize,
-    /// Room for looking at them without the lock.
+    /// Room to look at the timepoints without the lock.
     room: Vec<(Stamp, u64)>,
 }
 
-/// The progress of one stream (or gate), to look at and to wait for. Its [`LineOwner`] writes it.
+/// The progress of one stream or host timeline, to read and to wait for. Its [`LineOwner`] writes
+/// it.
 pub struct Line {
     submitted: CachePadded<AtomicU64>,
     completed: CachePadded<AtomicU64>,
@@ -272,7 +287,7 @@ pub struct Line {
     waiters: AtomicU32,
     id: LineId,
     known: [AtomicU64; KNOWN],
-    /// From which value on what is in the same place of `known` was known.
+    /// For each place of `known`: the value from which its timepoint was known.
     known_from: [AtomicU64; KNOWN],
     known_besides: Mutex<Besides>,
     failures: Mutex<Failures>,
@@ -301,56 +316,59 @@ impl Line {
         }
     }
 
-    /// The line's name.
+    /// The timeline's name.
     #[inline]
     pub fn id(&self) -> LineId {
         self.id
     }
 
-    /// The last value that was submitted.
+    /// The last submitted value.
     #[inline]
     pub fn submitted(&self) -> u64 {
         self.submitted.load(Ordering::Acquire)
     }
 
-    /// The last value known to be complete (or over, after a failure). A plain load; may lag behind the device.
+    /// The last value known to be complete (or, after a failure, known to be over). A plain load;
+    /// the value may lag behind the device.
     #[inline]
     pub fn completed(&self) -> u64 {
         self.completed.load(Ordering::Acquire)
     }
 
-    /// The point of everything submitted so far.
+    /// The timepoint of all work submitted so far.
     #[inline]
     pub fn now(&self) -> Point {
         Point { line: self.id, value: self.submitted() }
     }
 
-    /// A point on this line. It need not have been submitted: a stream may wait for what a gate will reach. A wait for a
-    /// point that never comes never ends. Values beyond [`VALUE_LIMIT`] are never reached and mean the last one below it.
+    /// A timepoint on this timeline. Its value need not have been submitted: a stream may wait for
+    /// a future value of a host timeline. If the value never comes, the wait never ends. Values
+    /// beyond [`VALUE_LIMIT`] are never reached and mean the last value below it.
     #[inline]
     pub fn at(&self, value: u64) -> Point {
         Point { line: self.id, value: value.min(VALUE_LIMIT - 1) }
     }
 
-    /// Whether all that was submitted is over.
+    /// Returns whether all submitted work is over.
     #[inline]
     pub fn is_idle(&self) -> bool {
         self.completed() >= self.submitted()
     }
 
-    /// Whether `value` is complete and did not fail.
+    /// Returns whether `value` is complete and did not fail.
     #[inline]
     pub fn is_settled(&self, value: u64) -> bool {
         self.completed() >= value && !self.failed(value)
     }
 
-    /// What is known about `value`: `Ok(true)` complete, `Ok(false)` pending.
+    /// The known state of `value`: `Ok(true)` complete, `Ok(false)` pending.
     ///
     /// # Errors
-    /// The cause, when `value` failed. Reported as soon as it is known, even before the value is over.
+    /// The cause if `value` failed. The error appears as soon as the failure is known, even before
+    /// the value is over.
     #[inline]
     pub fn check(&self, value: u64) -> Result<bool> {
-        // In this order: a failure is published before the completion of what failed.
+        // In this order: a failure is published before the completion of the failed value.
         let complete = self.completed() >= value;
         if value >= self.first_failed.load(Ordering::Acquire)
             && let Some(cause) = self.cause_slow(value)
@@ -360,19 +378,21 @@ impl Line {
         Ok(complete)
     }
 
-    /// The failure of the stream that has the line, if there was one: its first failed value and the cause.
+    /// The failure of the timeline's present owner, if it had one: the first failed value and the
+    /// cause.
     #[inline]
     pub fn failure(&self) -> Option<(u64, Error)> {
         if self.first_failed.load(Ordering::Acquire) == NEVER { None } else { self.failures.lock().current.clone() }
     }
 
-    /// Whether neither what was submitted up to `value` is at work any more, nor anything that it was ordered after. For
-    /// what completed that is one question. What failed may be over before that which it was to wait for.
+    /// Returns whether all work up to `value`, and all work that it was ordered after, is over.
     ///
-    /// Memory may be lent again when its uses have passed. Plain loads unless the line has failed; may lag behind the device.
+    /// For work that did not fail, completion already means this. Failed work may be over before
+    /// its dependencies. Memory may be reused when its uses have passed. Plain loads unless the
+    /// timeline has failed; the answer may lag behind the device.
     #[inline]
     pub fn has_passed(&self, value: u64) -> bool {
-        // In this order: a failure is published before the completion of what failed.
+        // In this order: a failure is published before the completion of the failed value.
         self.completed() >= value
             && (value < self.first_failed.load(Ordering::Acquire) || self.obstacle(value).is_none())
     }
@@ -393,23 +413,23 @@ impl Line {
         first.min(done)
     }
 
-    /// A point at work that keeps `value` from having [passed](Self::has_passed): its own, or one that failed work was to
-    /// wait for. `None` once it has passed.
+    /// A pending timepoint that keeps `value` from having [passed](Self::has_passed): its own, or a
+    /// dependency of failed work. `None` once the value has passed.
     #[cold]
     pub fn obstacle(&self, value: u64) -> Option<Point> {
-        // Lines wait for each other in turn, so each failed one is looked at once.
+        // Timelines wait for each other, so the search visits each failed one once.
         let mut behind: Vec<Point> = Vec::new();
         let mut point = self.at(value);
         let mut next = 0;
         loop {
             let line = if point.line == self.id { self } else { point.line() };
-            // Beyond what was submitted nothing can be at work.
+            // No work is pending beyond the submitted values.
             if line.completed() < point.value.min(line.submitted()) {
                 return Some(point);
             }
             let fails = |(first, _): &(u64, Error)| point.value >= *first;
             if line.failures.lock().current.as_ref().is_some_and(fails) {
-                // Without host memory to look further nothing has passed for now.
+                // If the host has no memory for the search, the value counts as not passed.
                 let looked = line.each_known(point.value, |known| {
                     let seen =
                         known.line == self.id || behind.iter().any(|p| p.line == known.line && p.value >= known.value);
@@ -424,16 +444,18 @@ impl Line {
         }
     }
 
-    /// Calls `f` with the points that the line knew at `value`, and may have not passed, until it says no.
+    /// Calls `f` with each timepoint that the timeline knew at `value` and that may not have
+    /// passed, until `f` returns `false`.
     fn each_known(&self, value: u64, mut f: impl FnMut(Point) -> bool) -> bool {
         let mut one = |(stamp, from): (Stamp, u64)| from > value || stamp.point().is_none_or(&mut f);
-        // In this order: what leaves its place is noted besides before the place is written.
+        // In this order: a displaced timepoint is noted in `known_besides` before its place is
+        // written.
         let places = self.known.iter().zip(&self.known_from);
         places.map(|(known, from)| (Stamp(known.load(Ordering::Acquire)), from.load(Ordering::Acquire))).all(&mut one)
             && self.known_besides.lock().points.iter().copied().all(one)
     }
 
-    /// Whether `value` failed: at or beyond the first failure of the stream that the value is of.
+    /// Returns whether `value` failed: whether it is at or beyond the first failure of its owner.
     #[inline]
     pub fn failed(&self, value: u64) -> bool {
         value >= self.first_failed.load(Ordering::Acquire) && self.cause_slow(value).is_some()
@@ -444,7 +466,7 @@ impl Line {
         self.failures.lock().cause(value).cloned()
     }
 
-    /// Wakes who sleeps, after a write that ends waits.
+    /// Wakes the sleeping threads, after a write that may end their waits.
     #[inline]
     fn wake(&self) {
         fence(Ordering::SeqCst);
@@ -459,11 +481,12 @@ impl Line {
         self.wake.notify_all();
     }
 
-    /// Whether everything that this line will be given is already ordered after `stamp`. What failed under a former owner
-    /// of the line is not known: who uses what it left must see the failure.
+    /// Returns whether all future work of this timeline is already ordered after `stamp`. A
+    /// timepoint that failed under a former owner of this timeline is not known: the users of its
+    /// results must see the failure.
     #[inline]
     pub fn knows(&self, stamp: Stamp) -> bool {
-        // The value, if the stamp is of this line; beyond all values otherwise.
+        // The value, if the stamp is of this timeline; otherwise a number beyond all values.
         let own = stamp.0 ^ u64::from(self.id.0) << 48;
         if stamp.is_never() || own < VALUE_LIMIT && own < self.first_failed.load(Ordering::Relaxed) {
             return true;
@@ -485,8 +508,8 @@ impl Line {
         self.failures.lock().former_cause(value).is_none()
     }
 
-    /// Runs a host call of this line's `value`. A wait of this thread for that value or a later one would
-    /// never end; it is an error until `call` returns.
+    /// Runs a host call of this timeline's `value`. A wait of this thread for this value or a later
+    /// one would never end. Until `call` returns, such a wait is an error.
     #[cfg(not(loom))]
     pub fn run_call<R>(&self, value: u64, call: impl FnOnce() -> R) -> R {
         struct Former(Option<(LineId, u64)>);
@@ -499,10 +522,11 @@ impl Line {
         call()
     }
 
-    /// Whether this thread may wait for `value`: no [host call](Self::run_call) that it runs has to end first.
+    /// Checks that this thread may wait for `value`, and that it runs no [host
+    /// call](Self::run_call) that must end first.
     ///
     /// # Errors
-    /// `InvalidState`: it may not.
+    /// `InvalidState` if it runs such a call.
     #[cfg(not(loom))]
     pub fn check_caller(&self, value: u64) -> Result<()> {
         match CALL.get() {
@@ -513,11 +537,11 @@ impl Line {
         }
     }
 
-    /// Blocks until `value` is over or known to have failed, whichever backend's line it is.
+    /// Blocks until `value` is over or known to have failed. Works for timelines of every backend.
     ///
     /// # Errors
-    /// The cause, when `value` failed; `Timeout`; `InvalidState` in a [host call](Self::run_call) that must
-    /// end first. A timeout of zero polls.
+    /// The cause if `value` failed; `Timeout`; `InvalidState` in a [host call](Self::run_call) that
+    /// must end first. A timeout of zero polls.
     #[cfg(not(loom))]
     pub fn wait(&self, value: u64, timeout: Option<Duration>) -> Result<()> {
         if self.check(value)? {
@@ -532,7 +556,8 @@ impl Line {
         self.wait_published(value, if deadline.is_some() { left } else { timeout })
     }
 
-    /// As [`wait`](Self::wait), for a backend that knows that another thread publishes completion: the publisher is not asked.
+    /// Like [`wait`](Self::wait), for a backend in which another thread publishes completion: the
+    /// call does not use the publisher.
     ///
     /// # Errors
     /// As [`wait`](Self::wait).
@@ -576,9 +601,12 @@ impl Line {
         result
     }
 
-    /// Of a failed line: waits until `value` has [passed](Self::has_passed), so that nothing of it runs any more. Gives up at `deadline`,
-    /// and after a second: a cause that is known is not kept back for ever. `refresh` asks what is over, for lines that publish only then.
-    /// For backends, between a failure and its report.
+    /// Waits, on a failed timeline, until `value` has [passed](Self::has_passed), so that none of
+    /// its work still runs.
+    ///
+    /// Returns at `deadline`, and after one second at the latest, so that a known cause is reported
+    /// soon. `refresh` updates the timeline's completed value, for timelines that publish only on
+    /// request. Backends call this between a failure and its report.
     #[cold]
     #[cfg(not(loom))]
     pub fn see_off(&self, value: u64, deadline: Option<Instant>, refresh: impl Fn() -> Result<u64>) {
@@ -589,7 +617,7 @@ impl Line {
             if self.completed() >= value {
                 self.ask(value);
             } else if refresh().is_err() {
-                // What the driver says of a lost device is known already.
+                // The error of a lost device is known already.
                 return;
             }
             if Instant::now() >= deadline {
@@ -600,17 +628,18 @@ impl Line {
         }
     }
 
-    /// Has another line's work published that keeps a failed `value` from having [passed](Self::has_passed). Does not block.
+    /// Requests publication on another timeline whose pending work keeps a failed `value` from
+    /// having [passed](Self::has_passed). Does not block.
     #[cold]
     #[cfg(not(loom))]
     pub fn ask(&self, value: u64) {
         if let Some(point) = self.obstacle(value).filter(|p| p.line != self.id) {
-            // What it says shows in the line.
+            // The line shows the result of this wait.
             let _ = point.line().wait(point.value, Some(Duration::ZERO));
         }
     }
 
-    /// Blocks until `value` is over or failed. Without a deadline: loom has no clock.
+    /// Blocks until `value` is over or failed. Has no deadline, because loom has no clock.
     #[cfg(loom)]
     pub fn wait(&self, value: u64, _timeout: Option<Duration>) -> Result<()> {
         self.waiters.fetch_add(1, Ordering::Relaxed);
@@ -639,10 +668,10 @@ impl fmt::Debug for Line {
     }
 }
 
-/// All lines, made a chunk at a time, never moved or freed.
+/// All timelines, allocated in chunks that are never moved or freed.
 static CHUNKS: [OnceLock<Box<[Line]>>; LINES / LINES_PER_CHUNK] = [const { OnceLock::new() }; LINES / LINES_PER_CHUNK];
 
-/// The line that `id` names.
+/// The timeline that `id` names.
 #[inline]
 fn line(id: LineId) -> &'static Line {
     let i = usize::from(id.0);
@@ -653,7 +682,7 @@ fn line(id: LineId) -> &'static Line {
     &chunk[i % LINES_PER_CHUNK]
 }
 
-/// The cold half of a timeline: what needs the backend. The hot half is loads of its [`Line`].
+/// The part of a timeline that needs the backend. Reads on hot paths use its [`Line`] only.
 ///
 /// A stream that runs closures on a worker of its own:
 ///
@@ -727,41 +756,46 @@ fn line(id: LineId) -> &'static Line {
 /// ```
 ///
 /// # Safety
-/// Allocators lend memory again, and runtimes run the next work on it, by what a timeline says. Its author vouches:
-/// - `line` is the same line on every call, its owner is this timeline's, and nobody else submits to it.
-/// - `completed` reaches a value only when all work that was submitted up to it is over: no device and no thread touches
-///   memory for its sake any more. That holds for failed work too, which need not wait for what it was to wait for: the
-///   line [has passed](Line::has_passed) the value once that is over as well.
-/// - Work that is submitted after another starts once that is over, or behaves so.
-/// - After `wait(on)` returned `Ok`, all that is submitted later starts after `on` is over, or does not run. The owner
-///   [`learn`](LineOwner::learn)s a point only then.
+/// Allocators reuse memory, and runtimes start later work on it, because of a timeline's values.
+/// The implementer vouches:
+/// - `line` returns the same timeline on every call, its owner belongs to this object, and no other
+///   object submits to it.
+/// - `completed` reaches a value only when all work submitted up to it is over: no device and no
+///   thread accesses memory for this work any more. This holds for failed work too, even though
+///   failed work need not wait for its dependencies. The timeline [has passed](Line::has_passed)
+///   the value once those dependencies are over as well.
+/// - Later submitted work starts once earlier work is over, or behaves as if it did.
+/// - After `wait(on)` returned `Ok`, all work submitted later starts after `on` is over, or does
+///   not run. Only then the owner [`learn`](LineOwner::learn)s a timepoint.
 pub unsafe trait Timeline: Send + Sync {
-    /// The line that this timeline advances.
+    /// The timeline that this object advances.
     fn line(&self) -> &'static Line;
 
-    /// Makes the completion of all that was submitted so far observable without further calls, and returns its value.
-    /// Does not block.
+    /// Makes the completion of all submitted work observable without further calls, and returns its
+    /// value. Does not block.
     ///
     /// # Errors
     /// The stream's cause when it is poisoned; `DeviceLost`.
     fn signal(&self) -> Result<u64>;
 
-    /// Asks the driver how far the timeline is, updates the line and returns the completed value. Does not block.
+    /// Asks the driver for the timeline's progress, updates the line and returns the completed
+    /// value. Does not block.
     ///
     /// # Errors
-    /// `DeviceLost`; the driver's own.
+    /// `DeviceLost`; the driver's error.
     fn refresh(&self) -> Result<u64>;
 
-    /// Makes later submissions of this timeline start after `on`, on the device, and learns of it. Does not block the host.
+    /// Makes later submissions of this timeline start after `on`, on the device, and learns `on`.
+    /// Does not block the host.
     ///
     /// # Errors
-    /// `Unsupported` when the device cannot wait for that line; the stream's cause when it is poisoned. Waiting for a failed
-    /// point poisons this timeline.
+    /// `Unsupported` if the device cannot wait for that timeline; the stream's cause if the stream
+    /// is poisoned. A wait for a failed timepoint poisons this timeline.
     fn wait(&self, on: Point) -> Result<()>;
 
-    /// Blocks the calling thread until `value` is over. `None` waits for ever; zero polls.
+    /// Blocks the calling thread until `value` is over. `None` waits without a limit; zero polls.
     ///
     /// # Errors
-    /// `Timeout`; the cause, when `value` failed; `Recording` on a recorder.
+    /// `Timeout`; the cause if `value` failed; `Recording` on a recorder.
     fn wait_host(&self, value: u64, timeout: Option<Duration>) -> Result<()>;
 }

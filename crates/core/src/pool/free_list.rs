@@ -1,17 +1,20 @@
-//! The lists of free slots: intrusive stacks whose heads are one word each.
+//! Lists of free slots: intrusive lock-free stacks, each with a head of one word.
 //!
 //! # Protocol
-//! A head is `orphan:1 | closing:1 | down:1 | tag:37 | index:24`. The tag grows with every pop and push, so that a CAS on a list
-//! that was popped and pushed meanwhile fails. The link of a slot is the `next` word of its header; it is written by whoever is
-//! alone with the slot, before the CAS that publishes it, and read by any pop (a stale read is harmless: the CAS fails).
+//! A head is `orphan:1 | closing:1 | down:1 | tag:37 | index:24`. The tag grows with every pop and
+//! push. So a CAS fails if the list was popped and pushed meanwhile. The link of a slot is the
+//! `next` word of its header. The thread that is alone with the slot writes the link before the CAS
+//! that publishes the slot. Any pop may read the link; a stale read is harmless, because the CAS
+//! fails.
 //!
 //! | flag | set by | effect |
 //! |---|---|---|
 //! | `closing` | a shutdown that decides, and for ever after one that succeeded | no pops; pushes go on, so that a last drop never waits |
-//! | `down` | a shutdown that succeeded, and the drop of the pool's owner | pushes of idle slots are refused: the dropper ends its payload |
-//! | `orphan` | the drop of the pool's owner | whoever pushes takes one off the pool's remainder |
+//! | `down` | a shutdown that succeeded, and the drop of the pool's owner | pushes of idle slots are refused: the dropping thread destroys the payload |
+//! | `orphan` | the drop of the pool's owner | each push takes one off the pool's remainder |
 //!
-//! Since flags and index share the word, a push either is part of what the flag's setter captured or sees the flag.
+//! Since flags and index share the word, each push either is in the count of the flag's setter or
+//! sees the flag.
 //!
 //! This module must not know what a slot holds or who owns the pool.
 
@@ -32,24 +35,25 @@ pub(super) const DOWN: u64 = 1 << 61;
 /// The pool's owner is gone.
 pub(super) const ORPHAN: u64 = 1 << 63;
 
-/// What a pop gave.
+/// The result of a pop.
 #[must_use]
 pub(super) enum Popped {
     /// A slot; the caller is alone with it.
     Index(u32),
-    /// Nothing there.
+    /// The list is empty.
     Empty,
-    /// The list does not lend at present.
+    /// The list gives no slots at present.
     Closing,
 }
 
-/// What became of a push.
+/// The result of a push.
 #[derive(Debug, PartialEq, Eq)]
 #[must_use]
 pub(super) enum Pushed {
     /// The slot is in the list.
     Listed,
-    /// The slot is in the list of a pool without an owner: the caller owes the remainder one.
+    /// The slot is in the list of a pool without an owner: the caller must take one off the
+    /// remainder.
     Orphaned,
     /// The list is down; the slot is still the caller's.
     Refused,
@@ -63,13 +67,13 @@ impl FreeList {
         Self(AtomicU64::new(INDEX))
     }
 
-    /// Whether there was nothing at this load.
+    /// Returns whether the list was empty at this load.
     #[inline]
     pub(super) fn looks_empty(&self) -> bool {
         self.0.load(Ordering::Relaxed) & INDEX == INDEX
     }
 
-    /// Whether the pool's owner is gone.
+    /// Returns whether the pool's owner is gone.
     pub(super) fn is_orphaned(&self) -> bool {
         self.0.load(Ordering::Acquire) & ORPHAN != 0
     }
@@ -80,7 +84,7 @@ impl FreeList {
         self.pop_unless(CLOSING, next_of)
     }
 
-    /// As [`pop`](Self::pop), for whoever closed the list.
+    /// Like [`pop`](Self::pop), for the thread that closed the list.
     pub(super) fn pop_closed(&self, next_of: impl Fn(u32) -> u32) -> Option<u32> {
         match self.pop_unless(0, next_of) {
             Popped::Index(index) => Some(index),
@@ -108,16 +112,20 @@ impl FreeList {
         }
     }
 
-    /// Adds slot `index`, whose link is `next`. A list that is down refuses a slot with a payload (`idle`).
+    /// Adds slot `index`, whose link is `next`. A list that is down refuses a slot with a payload
+    /// (`idle`).
     ///
-    /// Pointers, not references: a reference would promise that the pool outlives the call, which it may not.
+    /// The arguments are pointers and not references: a reference would promise that the pool
+    /// outlives the call, which is not certain.
     ///
     /// # Safety
     /// - The caller is alone with the slot, or owns the pool; `this` and `next` belong to the pool.
-    /// - Unless refused, the caller gives the slot up; another thread may then free the pool at any time.
+    /// - Unless the push is refused, the caller gives the slot up. Another thread may then free the
+    ///   pool at any time.
     #[inline]
     pub(super) unsafe fn push(this: *const Self, next: *const AtomicU32, index: u32, idle: bool) -> Pushed {
-        // SAFETY: the slot is out of the lists, so the pool is alive until the CAS succeeds; nothing is touched after that.
+        // SAFETY: the slot is out of the lists, so the pool is alive until the CAS succeeds.
+        // Nothing is accessed after that.
         unsafe {
             let head = &raw const (*this).0;
             let mut h = (*head).load(Ordering::Relaxed);
@@ -135,7 +143,8 @@ impl FreeList {
         }
     }
 
-    /// Sets flags and counts the slots that were in the list at that instant. No pops may go on after it.
+    /// Sets flags and counts the slots that were in the list at that instant. No pops may run
+    /// afterwards.
     pub(super) fn flag(&self, flags: u64, next_of: impl Fn(u32) -> u32) -> u64 {
         let mut at = (self.0.fetch_or(flags, Ordering::AcqRel) & INDEX) as u32;
         let mut count = 0;

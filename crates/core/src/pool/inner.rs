@@ -1,8 +1,9 @@
-//! The shared part of a pool: what leases reach through their control blocks, and how it ends.
+//! The shared state of a pool, which leases reach through their control blocks, and its
+//! destruction.
 //!
 //! # Protocol
-//! Roles: the *owner* is the [`SlotPool`](super::SlotPool) value; a *holder* has a slot out of the lists, because it lends it, is about
-//! to lend it, or has just dropped its last lease.
+//! Roles: the *owner* is the [`SlotPool`](super::SlotPool) value. A *holder* has a slot out of the
+//! lists: it lends the slot, is about to lend it, or has just dropped its last lease.
 //!
 //! | field | access |
 //! |---|---|
@@ -12,13 +13,15 @@
 //! | `reserved`, `payloads`, `created`, … | counters of the cold paths |
 //! | `remainder` | see below |
 //!
-//! The end: leases and weak leases may outlive the owner. While there is an owner it keeps the pool alive. Its drop ends the idle
-//! payloads, sets `orphan` on all lists and `WEAK_ORPHAN` on the weak count, and so learns how many slots and weak leases are out.
-//! Whoever gives one back later sees the flag and takes one off `remainder`; so may happen before the owner has done its sum,
-//! which is why `remainder` begins at `BIAS` and the owner subtracts `BIAS - out`. Whoever takes it to zero frees the pool.
+//! Destruction: leases and weak leases may outlive the owner. While the owner exists, it keeps the
+//! pool alive. The owner's drop destroys the idle payloads and sets `orphan` on all lists and
+//! `WEAK_ORPHAN` on the weak count. So it learns how many slots and weak leases remain. Each later
+//! return of one sees the flag and takes one off `remainder`. Such a return may come before the
+//! owner has computed its sum. Therefore `remainder` begins at `BIAS`, and the owner subtracts
+//! `BIAS - out`. The thread that takes `remainder` to zero frees the pool.
 //!
-//! Nothing here may keep a reference into the pool across the moment when its slot is given up; functions that give a slot up
-//! take the pool as a pointer.
+//! No function here may keep a reference into the pool after its slot is given up. Functions that
+//! give a slot up take the pool as a pointer.
 //!
 //! This module must not know what a payload is.
 
@@ -37,7 +40,8 @@ pub(super) const SHARDS: usize = 4;
 #[cfg(loom)]
 pub(super) const SHARDS: usize = 1;
 const WEAK_ORPHAN: u64 = 1 << 63;
-/// The remainder before the pool's owner has counted: more than there can be slots and weak leases.
+/// The remainder before the owner has counted: a number greater than any count of slots and weak
+/// leases.
 const BIAS: i64 = 1 << 62;
 
 pub(super) type PayloadOf<R> = <R as Resource>::Payload;
@@ -51,7 +55,7 @@ pub(super) struct Inner<R: Resource> {
     pub(super) resource: R,
     pub(super) config: PoolConfig,
     pub(super) first_generation: u32,
-    /// A slot that has been lent with this generation is retired.
+    /// A slot whose last lease had this generation is retired.
     worn_at: u32,
     pub(super) idle: [CachePadded<FreeList>; SHARDS],
     pub(super) vacant: CachePadded<FreeList>,
@@ -62,14 +66,14 @@ pub(super) struct Inner<R: Resource> {
     weak: AtomicU64,
     remainder: AtomicI64,
     pub(super) created: AtomicU64,
-    /// Generations that no lease ever had: creations that failed.
+    /// Generations without a lease: failed creations.
     pub(super) lost: AtomicU64,
     /// Resources that exist or are being created; bounded by `max_live`.
     pub(super) reserved: AtomicU32,
     pub(super) payloads: AtomicU32,
     pub(super) payloads_peak: AtomicU32,
     pub(super) retired: AtomicU32,
-    /// Whether the pool was shut down; held while a shutdown decides.
+    /// Says whether the pool was shut down. The lock is held while a shutdown decides.
     pub(super) lifecycle: Mutex<bool>,
 }
 
@@ -107,7 +111,8 @@ impl<R: Resource> Inner<R> {
     /// A slot that came from a list, a cell or a header of this pool.
     #[inline]
     pub(super) fn slot(&self, index: u32) -> SlotOf<R> {
-        // SAFETY: this function is private to the pool, whose lists, cells and headers hold only slots that were made.
+        // SAFETY: only the pool calls this function, and its lists, cells and headers hold only
+        // slots that were made.
         unsafe { self.slots.made(index) }
     }
 
@@ -117,29 +122,30 @@ impl<R: Resource> Inner<R> {
         unsafe { (*self.slot(index).as_ptr()).header.next.load(Ordering::Relaxed) }
     }
 
-    /// Weak leases.
+    /// The number of weak leases.
     pub(super) fn weak_count(&self) -> u64 {
         self.weak.load(Ordering::Acquire) & !WEAK_ORPHAN
     }
 
-    /// Slots that are not retired. The caller holds `grow`.
+    /// The number of slots that are not retired. The caller holds `grow`.
     pub(super) fn usable(&self) -> u64 {
         u64::from(self.capacity.load(Ordering::Acquire) - self.retired.load(Ordering::Acquire))
     }
 
-    /// A payload was made in a slot that had a reservation.
+    /// Counts a payload that was made in a slot with a reservation.
     pub(super) fn note_created(&self) {
         let now = self.payloads.fetch_add(1, Ordering::Relaxed) + 1;
         self.payloads_peak.fetch_max(now, Ordering::Relaxed);
         self.created.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Destroys a payload. `false` when that panicked.
+    /// Destroys a payload. `false` if the destruction panicked.
     ///
     /// # Safety
     /// - The slot holds a payload and the caller is alone with it.
     pub(super) unsafe fn destroy_payload(&self, slot: SlotOf<R>) -> bool {
-        // SAFETY: by the contract.
+        // SAFETY: by this function's contract the slot holds a payload and the caller is alone with
+        // it.
         let payload = unsafe { (*slot.as_ptr()).payload.with_mut(|p| (*p).assume_init_read()) };
         let whole = quietly(|| self.resource.destroy(payload)).is_some();
         self.payloads.fetch_sub(1, Ordering::Relaxed);
@@ -153,7 +159,7 @@ impl<R: Resource> Inner<R> {
 /// # Safety
 /// - The pool's owner is alive during the call; `pool` is the pointer that the pool was made with.
 pub(super) unsafe fn grow<R: Resource>(pool: NonNull<Inner<R>>, even_if_vacant: bool) -> Result<()> {
-    // SAFETY: by the contract.
+    // SAFETY: by this function's contract the pool's owner is alive during the call.
     let inner = unsafe { pool.as_ref() };
     let _guard = inner.grow.lock();
     if !even_if_vacant && !inner.vacant.looks_empty() {
@@ -169,7 +175,7 @@ pub(super) unsafe fn grow<R: Resource>(pool: NonNull<Inner<R>>, even_if_vacant: 
         return Err(OutOfMemory::new(format!("the {} pool", R::NAME), 1).note("all 2^24 slots are in use").into());
     }
     inner.capacity.store(capacity + gained, Ordering::Release);
-    // Backwards, so that the list is in index order.
+    // In reverse, so that the list is in index order.
     for index in (capacity..capacity + gained).rev() {
         // SAFETY: the slot is new, so this call is alone with it; the owner keeps the pool alive.
         unsafe { give_vacant(pool, inner.slot(index)) };
@@ -182,7 +188,8 @@ pub(super) unsafe fn grow<R: Resource>(pool: NonNull<Inner<R>>, even_if_vacant: 
 /// # Safety
 /// - The caller is alone with the slot, which belongs to `pool`. The pool may be gone afterwards.
 pub(super) unsafe fn give_vacant<R: Resource>(pool: NonNull<Inner<R>>, slot: SlotOf<R>) {
-    // SAFETY: the slot keeps the pool alive up to the push; `settle` gives up what it stood for.
+    // SAFETY: the slot keeps the pool alive up to the push; `settle` takes the slot off the
+    // remainder.
     unsafe {
         let header = &raw const (*slot.as_ptr()).header;
         let vacant = &(*pool.as_ptr()).vacant;
@@ -193,13 +200,16 @@ pub(super) unsafe fn give_vacant<R: Resource>(pool: NonNull<Inner<R>>, slot: Slo
     }
 }
 
-/// Gives up a slot with a payload. `false`: the pool takes none any more, and the slot is still the caller's.
+/// Gives up a slot with a payload. `false`: the pool accepts none any more, and the slot is still
+/// the caller's.
 ///
 /// # Safety
-/// - The caller is alone with the slot, which belongs to `pool` and whose generation no handle has. On `true` the pool may be gone.
+/// - The caller is alone with the slot, which belongs to `pool` and whose generation no handle has.
+///   On `true` the pool may be gone.
 #[inline]
 pub(super) unsafe fn give_idle<R: Resource>(pool: NonNull<Inner<R>>, slot: SlotOf<R>, shard: usize) -> bool {
-    // SAFETY: the slot keeps the pool alive up to the push. An orphaned pool's idle lists are down, so they refuse.
+    // SAFETY: the slot keeps the pool alive up to the push. The idle lists of an orphaned pool are
+    // down, so they refuse.
     unsafe {
         let header = &raw const (*slot.as_ptr()).header;
         let list: *const FreeList = &*(&(*pool.as_ptr()).idle)[shard % SHARDS];
@@ -207,10 +217,12 @@ pub(super) unsafe fn give_idle<R: Resource>(pool: NonNull<Inner<R>>, slot: SlotO
     }
 }
 
-/// Destroys the payload and gives the slot up: to the vacant list, or, after a panic, for ever.
+/// Destroys the payload and gives the slot up: to the vacant list, or, after a panic, to
+/// retirement.
 ///
 /// # Safety
-/// - The caller is alone with the slot, which belongs to `pool` and holds a payload. The pool may be gone afterwards.
+/// - The caller is alone with the slot, which belongs to `pool` and holds a payload. The pool may
+///   be gone afterwards.
 pub(super) unsafe fn end<R: Resource>(pool: NonNull<Inner<R>>, slot: SlotOf<R>) {
     // SAFETY: the slot keeps the pool alive until it is given up.
     unsafe {
@@ -225,13 +237,14 @@ pub(super) unsafe fn end<R: Resource>(pool: NonNull<Inner<R>>, slot: SlotOf<R>) 
 /// Takes a slot out of use for ever.
 ///
 /// # Safety
-/// - The caller is alone with a slot of `pool` that holds no payload, and gives it up. The pool may be gone afterwards.
+/// - The caller is alone with a slot of `pool` that holds no payload, and gives it up. The pool may
+///   be gone afterwards.
 #[cold]
 pub(super) unsafe fn retire<R: Resource>(pool: NonNull<Inner<R>>) {
-    // SAFETY: the slot is in no list, so the pool is alive until it is counted as retired, and after that too if it has an owner;
-    // without one the slot is still part of the remainder.
+    // SAFETY: the slot is in no list, so the pool is alive until the slot counts as retired. After
+    // that an owner keeps the pool alive; without an owner the slot is still part of the remainder.
     unsafe {
-        // A retired slot must not count as held: who counts reads this number under the same lock.
+        // A retired slot must not count as held. A count reads this number under the same lock.
         let orphaned = {
             let _guard = (*pool.as_ptr()).grow.lock();
             (*pool.as_ptr()).retired.fetch_add(1, Ordering::AcqRel);
@@ -243,16 +256,17 @@ pub(super) unsafe fn retire<R: Resource>(pool: NonNull<Inner<R>>) {
     }
 }
 
-/// The owner goes: `out` slots are held, and so are the weak leases. Frees the pool if nothing is out.
+/// Ends the owner's part: `held` slots and the weak leases remain. Frees the pool if none remain.
 ///
 /// # Safety
-/// - The caller is the owner, has ended the idle payloads and set `orphan` on all lists. The pool may be gone afterwards.
+/// - The caller is the owner, has ended the idle payloads and set `orphan` on all lists. The pool
+///   may be gone afterwards.
 pub(super) unsafe fn orphan<R: Resource>(pool: NonNull<Inner<R>>, held: u64) {
     // SAFETY: the bias keeps the pool alive up to the subtraction.
     unsafe {
         let weak = (*pool.as_ptr()).weak.fetch_or(WEAK_ORPHAN, Ordering::AcqRel) & !WEAK_ORPHAN;
         let out = (held + weak) as i64;
-        // Drops that already saw the flags took theirs off the bias.
+        // Drops that already saw the flags have subtracted theirs from the bias.
         if (*pool.as_ptr()).remainder.fetch_sub(BIAS - out, Ordering::AcqRel) == BIAS - out {
             free(pool);
         }
@@ -265,7 +279,8 @@ pub(super) unsafe fn orphan<R: Resource>(pool: NonNull<Inner<R>>, held: u64) {
 /// - The pool is orphaned and the caller gives up a slot or weak lease of it.
 #[cold]
 unsafe fn settle<R: Resource>(pool: NonNull<Inner<R>>) {
-    // SAFETY: what the caller gives up keeps the pool alive up to the subtraction; at zero nobody else can reach it.
+    // SAFETY: the slot or weak lease of the caller keeps the pool alive up to the subtraction. At
+    // zero no other thread can reach the pool.
     unsafe {
         if (*pool.as_ptr()).remainder.fetch_sub(1, Ordering::AcqRel) == 1 {
             free(pool);
@@ -274,22 +289,23 @@ unsafe fn settle<R: Resource>(pool: NonNull<Inner<R>>) {
 }
 
 /// # Safety
-/// - Nobody else can reach the pool, and no slot holds a payload.
+/// - No other thread can reach the pool, and no slot holds a payload.
 unsafe fn free<R: Resource>(pool: NonNull<Inner<R>>) {
     // SAFETY: the pointer is the one that `Box::into_raw` gave.
     let boxed = unsafe { Box::from_raw(pool.as_ptr()) };
-    // The last lease may be what frees the pool, and its drop must not panic.
+    // The last lease may free the pool, and its drop must not panic.
     let _ = quietly(|| drop(boxed));
 }
 
-/// The last lease on a slot was dropped.
+/// Runs after the last lease on a slot was dropped.
 ///
 /// # Safety
 /// - As [`OwnerOps::last`], for a header that [`grow`] made.
 unsafe fn last<R: Resource>(hdr: NonNull<Header>) {
-    // SAFETY: the header is the first field of a slot of an `Inner<R>`, whose first field is the owner; both were stored as
-    // pointers to the whole. Strong is zero: this thread is alone with slot and payload until it gives the slot up, and so long
-    // the pool lives. `inner` is not used after that.
+    // SAFETY: the header is the first field of a slot of an `Inner<R>`, whose first field is the
+    // owner. Both were stored as pointers to the whole. Strong is zero: this thread is alone with
+    // slot and payload until it gives the slot up, and until then the pool lives. `inner` is not
+    // used after that.
     unsafe {
         let slot: SlotOf<R> = hdr.cast();
         let pool = NonNull::new_unchecked(hdr.as_ref().owner().cast_mut().cast::<Inner<R>>());
@@ -315,12 +331,13 @@ unsafe fn last<R: Resource>(hdr: NonNull<Header>) {
     }
 }
 
-/// A weak lease was made or dropped.
+/// Counts a weak lease that was made or dropped.
 ///
 /// # Safety
 /// - As [`OwnerOps::weak`], for a header that [`grow`] made.
 unsafe fn weak<R: Resource>(hdr: NonNull<Header>, delta: i32) {
-    // SAFETY: by contract the pool is alive, and a weak lease that goes is part of the remainder.
+    // SAFETY: by contract the pool is alive, and a weak lease that is dropped is part of the
+    // remainder.
     unsafe {
         let pool = NonNull::new_unchecked((*hdr.as_ptr()).owner().cast_mut().cast::<Inner<R>>());
         let inner = pool.as_ptr();
@@ -334,7 +351,8 @@ unsafe fn weak<R: Resource>(hdr: NonNull<Header>, delta: i32) {
     }
 }
 
-/// Runs `f`; `None` if it panicked. Not even the thrown value may panic here: leases are dropped during unwinding, too.
+/// Runs `f`; `None` if it panicked. The drop of the panic's value must not panic either, because
+/// leases are dropped during unwinding too.
 #[cfg(not(loom))]
 #[inline]
 fn quietly<T>(f: impl FnOnce() -> T) -> Option<T> {
@@ -347,19 +365,21 @@ fn quietly<T>(f: impl FnOnce() -> T) -> Option<T> {
                 Err(again) => thrown = again,
             }
         }
-        // Every drop throws something else whose drop throws: leak it rather than go on for ever.
+        // The drop of each panic value throws another one whose drop throws: leak it to avoid an
+        // endless loop.
         std::mem::forget(thrown);
     }
     catch_unwind(AssertUnwindSafe(f)).map_err(discard).ok()
 }
 
-/// A model reports what it finds by a panic, which must not be caught.
+/// A model reports its findings by a panic, which must not be caught.
 #[cfg(loom)]
 fn quietly<T>(f: impl FnOnce() -> T) -> Option<T> {
     Some(f())
 }
 
-/// The slot of a creation in progress: given back vacant unless the creation succeeds, by error or by panic.
+/// The slot of a creation in progress. Unless the creation succeeds, the slot returns as vacant,
+/// after an error and after a panic.
 pub(super) struct Creation<R: Resource> {
     pool: NonNull<Inner<R>>,
     slot: SlotOf<R>,
@@ -367,7 +387,8 @@ pub(super) struct Creation<R: Resource> {
 
 impl<R: Resource> Creation<R> {
     /// # Safety
-    /// - The caller is alone with the slot, which holds no payload, and has reserved a resource; the pool's owner outlives the value.
+    /// - The caller is alone with the slot, which holds no payload, and has reserved a resource;
+    ///   the pool's owner outlives the value.
     pub(super) unsafe fn new(pool: NonNull<Inner<R>>, slot: SlotOf<R>) -> Self {
         Self { pool, slot }
     }
@@ -375,7 +396,8 @@ impl<R: Resource> Creation<R> {
     /// The creation succeeded.
     pub(super) fn succeed(self, payload: R::Payload) -> SlotOf<R> {
         let this = std::mem::ManuallyDrop::new(self);
-        // SAFETY: by the contract of `new`.
+        // SAFETY: by the contract of `new` this thread is alone with the slot, which has no
+        // payload.
         unsafe {
             (*this.slot.as_ptr()).payload.with_mut(|p| (*p).write(payload));
             this.pool.as_ref().note_created();
@@ -387,7 +409,9 @@ impl<R: Resource> Creation<R> {
 impl<R: Resource> Drop for Creation<R> {
     #[cold]
     fn drop(&mut self) {
-        // SAFETY: by the contract of `new`. The generation moves on: the failed creation may have told its handle to somebody.
+        // SAFETY: by the contract of `new` this thread is alone with the slot, and the pool lives.
+        // The generation changes, because the failed creation may have told its handle to other
+        // code.
         unsafe {
             let inner = self.pool.as_ref();
             let header = &(*self.slot.as_ptr()).header;
@@ -404,7 +428,8 @@ impl<R: Resource> Drop for Creation<R> {
     }
 }
 
-/// A slot in the hands of `fits`. If that panics the payload is in an unknown state: it is destroyed and the slot retired.
+/// A slot that `fits` examines. If `fits` panics, the payload is in an unknown state: it is
+/// destroyed and the slot retired.
 pub(super) struct Probe<R: Resource> {
     pool: NonNull<Inner<R>>,
     slot: SlotOf<R>,
@@ -414,11 +439,13 @@ impl<R: Resource> Probe<R> {
     /// Asks whether the idle resource serves the request.
     ///
     /// # Safety
-    /// - The caller is alone with the slot, which holds a payload; the pool's owner outlives the call.
+    /// - The caller is alone with the slot, which holds a payload; the pool's owner outlives the
+    ///   call.
     #[inline]
     pub(super) unsafe fn fits(pool: NonNull<Inner<R>>, slot: SlotOf<R>, request: &R::Request<'_>) -> bool {
         let probe = Self { pool, slot };
-        // SAFETY: by the contract.
+        // SAFETY: by this function's contract the slot holds a payload, the caller is alone with
+        // it, and the pool lives.
         let fits = unsafe {
             (*slot.as_ptr()).payload.with_mut(|p| pool.as_ref().resource.fits((*p).assume_init_mut(), request))
         };
@@ -430,7 +457,7 @@ impl<R: Resource> Probe<R> {
 impl<R: Resource> Drop for Probe<R> {
     #[cold]
     fn drop(&mut self) {
-        // SAFETY: `fits` panicked; we are alone with the slot and its payload.
+        // SAFETY: `fits` panicked; this thread is alone with the slot and its payload.
         unsafe {
             self.pool.as_ref().destroy_payload(self.slot);
             retire(self.pool);

@@ -1,4 +1,5 @@
-//! What a pool is told: the traits type of its resources, its layout, and what it answers about itself.
+//! The interface between a pool and its resources: the trait of a resource type, the pool's
+//! configuration, and its statistics.
 //!
 //! This module must not know how slots are kept.
 
@@ -9,68 +10,73 @@ use crate::handle::{Handle, Tagged};
 /// The tag of a payload's kind.
 pub type TagOf<R> = <<R as Resource>::Payload as Tagged>::Tag;
 
-/// How a pool makes, reuses and destroys its resources: the traits type. It owns the driver operations.
+/// The operations by which a pool makes, reuses and destroys its resources. The implementer owns
+/// the driver operations.
 ///
-/// None of the methods runs under a lock of the pool or its manager. A panic in one of them loses no slot: the slot of a
-/// panicking `create` is used again; after a panic in `fits`, `recycle` or `destroy` the slot is retired.
+/// No method runs under a lock of the pool or its manager. A panic in a method loses no slot. After
+/// a panic of `create` the slot is used again; after a panic of `fits`, `recycle` or `destroy` the
+/// slot is retired.
 pub trait Resource: Send + Sync + 'static {
-    /// The resource. A handle look-up may hand it to any thread.
+    /// The resource. A look-up by handle may give it to any thread.
     type Payload: Tagged + Send + Sync + 'static;
-    /// What a caller asks for.
+    /// The caller's request.
     type Request<'a>;
     /// The kind of resource, for errors and reports.
     const NAME: &'static str;
 
-    /// Makes a resource. Runs without any lock; may block, fail or panic without losing a slot. `handle` is the new resource's
-    /// own; it is alive once the caller has its lease.
+    /// Makes a resource. Runs without any lock; may block, fail or panic without losing a slot.
+    /// `handle` is the new resource's own handle, valid once the caller has its lease.
     ///
     /// # Errors
-    /// Whatever the driver says.
+    /// The errors of the driver.
     fn create(&self, handle: Handle<TagOf<Self>>, request: &Self::Request<'_>) -> Result<Self::Payload>;
 
-    /// Whether an idle resource may serve this request, and prepares it if so (an idle resource holds no parents' leases; they
-    /// are taken again here). Must not block.
+    /// Returns whether an idle resource can serve this request; if so, prepares it. An idle
+    /// resource holds no leases on parents; they are taken again here. Must not block.
     fn fits(&self, idle: &mut Self::Payload, request: &Self::Request<'_>) -> bool {
         let _ = (idle, request);
         true
     }
 
-    /// What becomes of a resource whose last lease was dropped. Gives up the parents' leases. Must neither block nor panic.
+    /// Decides what happens to a resource after its last lease was dropped, and drops the leases on
+    /// parents. Must neither block nor panic.
     fn recycle(&self, payload: &mut Self::Payload) -> Fate {
         let _ = payload;
         Fate::Keep
     }
 
-    /// Ends a resource: the native object first, then the parents' leases. May run on any thread. Must not block; what may block
-    /// goes on a [`RetireList`](crate::RetireList).
+    /// Destroys a resource: the native object first, then the leases on parents. May run on any
+    /// thread. Must not block; an operation that may block goes onto a
+    /// [`RetireList`](crate::RetireList).
     fn destroy(&self, payload: Self::Payload) {
         drop(payload);
     }
 }
 
-/// What becomes of a resource that nobody holds.
+/// The pool's treatment of a resource without holders.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[must_use]
 pub enum Fate {
-    /// It waits for the next request.
+    /// The resource waits for the next request.
     Keep,
-    /// It is destroyed now.
+    /// The resource is destroyed now.
     Destroy,
 }
 
-/// How a pool is laid out.
+/// The configuration of a pool.
 #[derive(Debug, Clone)]
 pub struct PoolConfig {
     /// Slots of the first chunk, rounded up to a power of two; later chunks double. Not zero.
     pub block: u32,
-    /// Slots made at once; zero is fine.
+    /// Slots made at construction; zero is allowed.
     pub initial: u32,
-    /// At most this many resources at a time, held or idle. Idle ones make room for a request that none of them fits.
+    /// The maximum number of resources, held or idle. If no idle resource fits a request, idle ones
+    /// are destroyed to make room.
     pub max_live: Option<u32>,
-    /// Keeps one idle resource per thread cell, which makes acquire and release of cheap resources faster. Costly resources
-    /// would be stranded there.
+    /// Keeps one idle resource in each thread cell, which makes acquire and release of cheap
+    /// resources faster. Costly resources should not be stranded there.
     pub thread_cells: bool,
-    /// How many generations a slot lives through before it is retired; less than the 2^32 - 1 only in tests.
+    /// The number of generations of a slot before it is retired. Less than 2^32 - 1 only in tests.
     pub generations: u32,
 }
 
@@ -84,7 +90,8 @@ impl PoolConfig {
     /// Checks the values.
     ///
     /// # Errors
-    /// `InvalidArgument` for a block size of zero or beyond the pool's 2^24 slots, and for zero generations or resources.
+    /// `InvalidArgument` for a block size of zero or beyond the limit of 2^24 slots, and for zero
+    /// generations or resources.
     pub fn validate(&self) -> Result<()> {
         if self.block == 0 || self.block > SLOTS_MAX {
             return Err(Error::invalid("pool block size must be 1 to 2^24 - 1 slots"));
@@ -102,20 +109,21 @@ impl PoolConfig {
     }
 }
 
-/// What a pool did so far. Hot paths count nothing: the numbers come from the slots' generations and from creation and destruction.
+/// The statistics of a pool. Hot paths count nothing: the numbers derive from the slots'
+/// generations and from creation and destruction.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct PoolStats {
     /// Resources created.
     pub created: u64,
-    /// Resources that somebody holds.
+    /// Resources with a holder.
     pub live: u64,
     /// Requests that an idle resource served.
     pub recycled: u64,
-    /// The most resources that existed at a time (held or idle).
+    /// The maximum number of resources (held or idle) at a time.
     pub peak: u64,
-    /// Resources that wait for a request.
+    /// Idle resources.
     pub idle: u64,
-    /// Slots given up: generations used up, or a panic while ending the resource.
+    /// Retired slots: generations used up, or a panic during destruction.
     pub retired: u64,
     /// Weak leases.
     pub weak: u64,

@@ -1,11 +1,13 @@
-//! Cells: one idle slot a seat, for threads that acquire and release the same cheap thing again and again.
+//! Thread cells: one idle slot for each seat, for threads that repeatedly acquire and release the
+//! same cheap resource.
 //!
 //! # Protocol
-//! A cell is 0 (empty), `index + 1` (that slot, idle, payload present) or [`CLOSED`]. It is filled by a CAS from empty by the thread
-//! that is alone with the slot, and emptied by a CAS to 0, after which that thread is alone with the slot. A shutdown swaps in
-//! `CLOSED`: whoever then wants to fill the cell fails and takes a list.
+//! A cell is 0 (empty), `index + 1` (that slot, idle, payload present) or [`CLOSED`]. The thread
+//! that is alone with a slot fills a cell by a CAS from empty. A thread empties a cell by a CAS to
+//! 0 and is then alone with the slot. A shutdown swaps in `CLOSED`; later attempts to fill the cell
+//! fail, and the slot goes to a list.
 //!
-//! Threads share a seat when there are more threads than seats; that costs time, never correctness.
+//! If more threads than seats exist, threads share seats. Sharing costs time, never correctness.
 //!
 //! This module must not know what a slot holds.
 
@@ -17,7 +19,7 @@ const SEATS: usize = 32;
 #[cfg(loom)]
 const SEATS: usize = 1;
 const EMPTY: u32 = 0;
-/// A cell whose pool is shutting down.
+/// The value of a cell whose pool is shutting down.
 const CLOSED: u32 = u32::MAX;
 
 /// One cell for each seat.
@@ -33,7 +35,7 @@ impl Cells {
     pub(super) fn take(&self, seat: usize) -> Option<u32> {
         let cell = &self.0[seat % SEATS];
         let at = cell.load(Ordering::Relaxed);
-        // Neither empty nor closed.
+        // The cell is neither empty nor closed.
         if at.wrapping_sub(1) < CLOSED - 1
             && cell.compare_exchange(at, EMPTY, Ordering::Acquire, Ordering::Relaxed).is_ok()
         {
@@ -42,14 +44,17 @@ impl Cells {
         None
     }
 
-    /// Leaves a slot in the seat's cell. `false`: the cell is in use or closed, and the slot is still the caller's.
+    /// Puts a slot into the seat's cell. `false`: the cell is in use or closed, and the slot is
+    /// still the caller's.
     ///
     /// # Safety
-    /// - The caller is alone with the slot; on `true` it gives the slot up, and another thread may free the pool.
+    /// - The caller is alone with the slot. On `true` it gives the slot up, and another thread may
+    ///   free the pool.
     /// - `this` belongs to the slot's pool.
     #[inline]
     pub(super) unsafe fn put(this: *const Self, seat: usize, index: u32) -> bool {
-        // SAFETY: the slot keeps the pool alive until the CAS succeeds; nothing is touched after that.
+        // SAFETY: the slot keeps the pool alive until the CAS succeeds. Nothing is accessed after
+        // that.
         unsafe {
             let cell: *const AtomicU32 = &*(&(*this).0)[seat % SEATS];
             (*cell).load(Ordering::Relaxed) == EMPTY
@@ -62,7 +67,7 @@ impl Cells {
         (0..SEATS).find_map(|seat| self.take(seat))
     }
 
-    /// Closes all cells and hands out the slots that were in them.
+    /// Closes all cells and passes their slots to `found`.
     pub(super) fn close(&self, mut found: impl FnMut(u32)) {
         for cell in &self.0 {
             let at = cell.swap(CLOSED, Ordering::AcqRel);
@@ -80,7 +85,7 @@ impl Cells {
     }
 }
 
-/// This thread's seat: where it starts among shards and cells.
+/// This thread's seat: the shard and the cell that it tries first.
 #[cfg(not(loom))]
 #[inline]
 pub(super) fn this_seat() -> usize {
@@ -99,7 +104,7 @@ pub(super) fn this_seat() -> usize {
     }) as usize
 }
 
-/// In a model all threads share a seat: that is the hard case.
+/// In a model all threads share a seat, which is the hard case.
 #[cfg(loom)]
 pub(super) fn this_seat() -> usize {
     0

@@ -1,4 +1,4 @@
-//! The slots themselves: chunks that double in size and never move, and the arithmetic of generations.
+//! Storage of slots: chunks that double in size and never move, and the arithmetic of generations.
 //!
 //! This module must not know which slots are free.
 
@@ -9,12 +9,13 @@ use crate::sync::atomic::{AtomicPtr, Ordering};
 use std::mem::MaybeUninit;
 use std::ptr::NonNull;
 
-/// The most slots that a pool can have.
+/// The maximum number of slots of a pool.
 pub(super) const SLOTS_MAX: u32 = NIL;
 /// Enough chunks for [`SLOTS_MAX`] when the first holds one slot.
 const CHUNKS: usize = 25;
 
-/// A resource behind its control block. Aligned to a cache line: two slots in one would make two threads wait for each other.
+/// A resource after its control block. Aligned to a cache line, to avoid false sharing between
+/// slots.
 #[repr(C, align(64))]
 pub(super) struct Slot<P> {
     pub(super) header: Header,
@@ -36,7 +37,7 @@ impl<P> Slots<P> {
         }
     }
 
-    /// The chunk and the offset of a slot.
+    /// The chunk of a slot, and its offset in the chunk.
     #[inline]
     fn place(&self, index: u32) -> (usize, usize) {
         let n = (index >> self.shift) + 1;
@@ -52,11 +53,12 @@ impl<P> Slots<P> {
         }
         let (chunk, offset) = self.place(index);
         let base = NonNull::new(self.chunks.get(chunk)?.load(Ordering::Acquire))?;
-        // SAFETY: a published chunk holds `1 << (shift + chunk)` slots, and `place` gives a smaller offset.
+        // SAFETY: a published chunk holds `1 << (shift + chunk)` slots, and `place` gives a smaller
+        // offset.
         Some(unsafe { base.add(offset) })
     }
 
-    /// The slot, which was made.
+    /// The slot `index`, which must exist.
     ///
     /// # Safety
     /// - `index` came from a list, a cell or a header of this pool.
@@ -71,11 +73,12 @@ impl<P> Slots<P> {
         }
     }
 
-    /// Makes the chunk that starts at slot `capacity` and returns how many slots the pool gains: 0 when the pool is full.
-    /// The caller holds the pool's growth lock; `capacity` is the sum of what earlier calls returned.
+    /// Makes the chunk that starts at slot `capacity`. Returns the number of slots that the pool
+    /// gains, which is 0 if the pool is full. The caller holds the pool's growth lock. `capacity`
+    /// is the sum of the results of earlier calls.
     ///
     /// # Errors
-    /// The bytes that the host did not have.
+    /// The number of bytes that the host could not allocate.
     pub(super) fn grow(&self, capacity: u32, owner: *const Owner, generation: u32) -> Result<u32, u64> {
         let room = SLOTS_MAX - capacity;
         if room == 0 {
@@ -88,7 +91,7 @@ impl<P> Slots<P> {
         if slots.try_reserve_exact(len).is_err() {
             return Err(len as u64 * size_of::<Slot<P>>() as u64);
         }
-        // The slots beyond SLOTS_MAX of the last chunk stay unused.
+        // The last chunk's slots beyond SLOTS_MAX stay unused.
         slots.extend((0..len as u32).map(|i| Slot {
             header: Header::new(owner, capacity + i, generation),
             payload: UnsafeCell::new(MaybeUninit::uninit()),
@@ -105,26 +108,28 @@ impl<P> Drop for Slots<P> {
             let base = chunk.load(Ordering::Acquire);
             if !base.is_null() {
                 let len = 1usize << (self.shift as usize + i);
-                // SAFETY: the chunk was leaked from a boxed slice of this length, and the table is its only owner.
+                // SAFETY: the chunk was leaked from a boxed slice of this length, and the table is
+                // its only owner.
                 drop(unsafe { Box::from_raw(std::ptr::slice_from_raw_parts_mut(base, len)) });
             }
         }
     }
 }
 
-/// The generation after this one; zero is left out.
+/// The next generation; zero is skipped.
 #[inline]
 pub(super) fn generation_after(generation: u32) -> u32 {
     generation.wrapping_add(1).max(1)
 }
 
-/// How many generations a slot that began at `first` has behind it.
+/// The number of generations since `first` of a slot whose generation is `now`.
 #[inline]
 pub(super) fn generations_since(first: u32, now: u32) -> u32 {
     if now >= first { now - first } else { now.wrapping_sub(first).wrapping_sub(1) }
 }
 
-/// The first generation of a new pool: steps of the golden ratio keep the offsets of any number of pools far apart.
+/// The first generation of a new pool. Steps of the golden ratio keep the offsets of many pools far
+/// apart.
 pub(super) fn next_first_generation() -> u32 {
     #[cfg(not(loom))]
     {

@@ -1,15 +1,17 @@
-//! The owners of lines: they alone write them. A [`LineOwner`] is a stream's, a [`HostLine`] a gate's.
+//! Owners of timelines, which alone may write them: [`LineOwner`] for streams, [`HostLine`] for
+//! host timelines.
 //!
 //! This module must not know streams or devices.
 
 use super::*;
 
-/// Lines that nobody has.
+/// Timelines without an owner.
 struct FreeLines {
     made: usize,
-    /// Idle and never failed.
+    /// Timelines that are idle and never failed.
     ready: Vec<u16>,
-    /// Idle, and failed under a former owner: lent when no other is left, since each look at their new values takes a lock.
+    /// Timelines that are idle and failed under a former owner. They are used only if no other is
+    /// free, since each check of their new values takes a lock.
     failed: VecDeque<u16>,
 }
 
@@ -18,13 +20,16 @@ fn free_lines() -> &'static Mutex<FreeLines> {
     FREE.get_or_init(|| Mutex::new(FreeLines { made: 1, ready: Vec::new(), failed: VecDeque::new() }))
 }
 
-/// A line, lent to a stream or gate for as long as it lives, and the only way to write it.
+/// Exclusive ownership of a timeline: the only way to write it. A stream or host timeline owns it
+/// for its whole life.
 ///
-/// Whoever submits takes values with [`advance`](Self::advance); whoever learns of completion publishes it with
-/// [`complete`](Self::complete). Where these are two threads they share an `Arc<LineOwner>`, which keeps the line until the
-/// last work is over. [`Timeline`] shows a whole stream.
+/// The submitter takes values with [`advance`](Self::advance). The thread that learns of completion
+/// publishes it with [`complete`](Self::complete). If these are two threads, they share an
+/// `Arc<LineOwner>`, which keeps the timeline until the last work is over. The example of
+/// [`Timeline`] is a whole stream.
 ///
-/// Dropped while work is pending, the owner fails that work, for it cannot know when it is over, and the line is lost.
+/// If the owner is dropped while work is pending, the owner fails this work, since its end stays
+/// unknown. No other stream gets the timeline then.
 ///
 /// ```
 /// use leasehold_core::LineOwner;
@@ -40,15 +45,15 @@ fn free_lines() -> &'static Mutex<FreeLines> {
 #[must_use]
 pub struct LineOwner {
     line: &'static Line,
-    /// The last value of the line's former owners.
+    /// The last value of the timeline's former owners.
     base: u64,
 }
 
 impl LineOwner {
-    /// Takes a line. Does not block.
+    /// Takes a free timeline. Does not block.
     ///
     /// # Errors
-    /// `OutOfMemory` when all 65,535 lines are in use.
+    /// `OutOfMemory` if all 65,535 timelines are in use.
     pub fn take() -> Result<Self> {
         let mut free = free_lines().lock();
         let passed = |&id: &u16| line(LineId(id)).obstacle(VALUE_LIMIT).is_none();
@@ -69,7 +74,7 @@ impl LineOwner {
         if failed {
             line.begin_anew();
         }
-        // What the last owner's stream had waited for, the next one's has not.
+        // The next owner's stream has not waited for the last owner's dependencies.
         for known in &line.known {
             known.store(0, Ordering::Relaxed);
         }
@@ -77,14 +82,14 @@ impl LineOwner {
         Ok(Self { line, base: line.submitted() })
     }
 
-    /// A line outside the table, for models: points on it cannot be resolved.
+    /// A timeline outside the table, for models. Its timepoints cannot be resolved.
     #[cfg(loom)]
     #[doc(hidden)]
     pub fn for_model(number: u16) -> Self {
         Self { line: Box::leak(Box::new(Line::new(number))), base: 0 }
     }
 
-    /// The next owner of a failed line, for models.
+    /// The next owner of a failed timeline, for models.
     #[cfg(loom)]
     #[doc(hidden)]
     pub fn lend_again(&self) -> Self {
@@ -92,22 +97,24 @@ impl LineOwner {
         Self { line: self.line, base: self.line.submitted() }
     }
 
-    /// The line, to look at and to wait for.
+    /// The timeline, to read and to wait for.
     #[inline]
     pub fn line(&self) -> &'static Line {
         self.line
     }
 
-    /// Takes the next value, after the driver accepted the submission. Only the submitter calls it, in its turn.
+    /// Takes the next value, after the driver accepted the submission. Only the submitter may call
+    /// it, in its turn on the stream.
     ///
     /// # Errors
-    /// `InvalidState` when the line's 2^48 values are used up; the stream must then be replaced.
+    /// `InvalidState` if the timeline's 2^48 values are used up; the stream must then be replaced.
     #[inline]
     pub fn advance(&self) -> Result<u64> {
         self.advance_to(self.line.submitted.load(Ordering::Relaxed) + 1)
     }
 
-    /// Sets the submitted value; for gates, whose values jump. Only the submitter calls it, in its turn.
+    /// Sets the submitted value, for host timelines, whose values jump. Only the submitter may call
+    /// it, in its turn.
     ///
     /// # Errors
     /// `InvalidArgument` unless `value` grows; `InvalidState` beyond 2^48.
@@ -123,16 +130,20 @@ impl LineOwner {
         Ok(value)
     }
 
-    /// Publishes that everything up to `value` is over, and wakes who waits for it. Any thread; monotone; does not block. For
-    /// values that were handed over only, be it a moment before the line has advanced.
+    /// Publishes that all work up to `value` is over, and wakes the threads that wait for it. Any
+    /// thread; monotone; does not block. The driver must have accepted the work of these values.
+    /// The call may come shortly before the timeline has advanced.
     #[inline]
     pub fn complete(&self, value: u64) {
         self.line.completed.fetch_max(value, Ordering::AcqRel);
         self.line.wake();
     }
 
-    /// Marks `first_failed` and everything after it as failed. The first cause stays; a lower value moves the mark down, not
-    /// below the values that this owner took. Any thread. Completion must still be published: nobody may hang on a failed line.
+    /// Marks `first_failed` and all later values as failed.
+    ///
+    /// The first cause stays. A lower value moves the mark down, but not below the values of this
+    /// owner. Any thread. The completion of failed values must still be published, so that no
+    /// thread waits for ever on a failed timeline.
     pub fn poison(&self, first_failed: u64, cause: Error) {
         let first = first_failed.max(self.base + 1);
         let mut failures = self.line.failures.lock();
@@ -145,8 +156,8 @@ impl LineOwner {
         self.line.wake();
     }
 
-    /// Remembers that what comes later on this line is ordered after `point`. Only the submitter calls it, in its turn, once
-    /// the wait is submitted, and before it submits more.
+    /// Records that later work on this timeline is ordered after `point`. Only the submitter may
+    /// call it, in its turn, after the wait was submitted and before further submissions.
     #[inline]
     pub fn learn(&self, point: Point) {
         let stamp = Stamp::from(point);
@@ -162,12 +173,14 @@ impl LineOwner {
         }
     }
 
-    /// Keeps what leaves its place: if the line fails, the values that waited for it pass only after it.
+    /// Keeps a displaced timepoint: if the timeline fails, the values that waited for it pass only
+    /// after it has passed.
     #[cold]
     fn note_besides(&self, former: Stamp, from: u64) {
         let mut besides = self.line.known_besides.lock();
         if besides.points.capacity() == 0 {
-            // Once for what streams have pending as a rule, so that a launch takes no memory.
+            // Reserved once for the usual number of pending streams, so that a launch allocates no
+            // memory.
             besides.full = BESIDES / 2;
             besides.points.reserve(BESIDES);
             besides.room.reserve(BESIDES);
@@ -177,7 +190,7 @@ impl LineOwner {
             room.extend_from_slice(points);
             let mut passed = std::mem::take(room);
             drop(besides);
-            // Not under the lock: it asks other lines, and perhaps this one.
+            // Outside the lock: the check reads other timelines, and perhaps this one.
             passed.retain(|(s, _)| s.point().is_none_or(Point::has_passed));
             besides = self.line.known_besides.lock();
             besides.points.retain(|known| !passed.contains(known));
@@ -188,18 +201,20 @@ impl LineOwner {
         besides.points.push((former, from));
     }
 
-    /// Says how completion gets published when somebody sleeps; for backends that publish only when asked. Forgotten when the
-    /// owner is dropped; so the publisher must not keep the owner.
+    /// Sets the function that publishes completion before a thread sleeps, for backends that
+    /// publish only on request. The drop of the owner removes the publisher, so the publisher must
+    /// not keep the owner alive.
     #[cfg(not(loom))]
     pub fn set_publisher(&self, publisher: Option<Publisher>) {
         let old = std::mem::replace(&mut *self.line.publisher.lock(), publisher);
-        // Not under the lock: it may be the last to know a stream.
+        // Outside the lock: the publisher may hold the last reference to a stream.
         drop(old);
     }
 }
 
 impl Line {
-    /// For the next owner of a failed and idle line: what failed stays failed, and new values are beyond every old point.
+    /// Prepares a failed and idle timeline for its next owner: failed values stay failed, and new
+    /// values lie beyond every old timepoint.
     fn begin_anew(&self) {
         let mut failures = self.failures.lock();
         if let Some((first, cause)) = failures.current.take() {
@@ -221,9 +236,10 @@ impl Drop for LineOwner {
             self.poison(line.completed() + 1, Error::state("the stream's owner went before the work was over"));
             return;
         }
-        // A value that was completed and never taken is used up all the same.
+        // A value that was completed and never submitted is used up too.
         line.submitted.fetch_max(line.completed(), Ordering::AcqRel);
-        // Half of the values are left as a margin: a line is cheap, a stream that stops in mid-flight is not.
+        // Half of the values are a margin: a timeline is cheap, but a running stream must not use
+        // up its values.
         let used = line.failure().map_or(0, |(first, _)| first).max(line.submitted());
         if used >= VALUE_LIMIT / 2 {
             return;
@@ -237,7 +253,8 @@ impl Drop for LineOwner {
     }
 }
 
-/// A line that the host signals: what a gate is on every device. Values jump; one signal or failure at a time.
+/// A timeline that the host signals, on every device. Values jump; one signal or failure runs at a
+/// time.
 ///
 /// ```
 /// use leasehold_core::{Error, HostLine};
@@ -255,12 +272,13 @@ impl Drop for LineOwner {
 #[must_use]
 pub struct HostLine {
     owner: LineOwner,
-    /// Held from the look at what was signalled until the new value is published. A leaf but for what [`raise_with`](Self::raise_with) calls.
+    /// Held from the check of the signalled value until the new value is published. A leaf, except
+    /// for the function that [`raise_with`](Self::raise_with) calls.
     turn: Mutex<()>,
 }
 
 impl HostLine {
-    /// Takes a line.
+    /// Takes a free timeline.
     ///
     /// # Errors
     /// As [`LineOwner::take`].
@@ -268,25 +286,28 @@ impl HostLine {
         Ok(Self { owner: LineOwner::take()?, turn: Mutex::new(()) })
     }
 
-    /// The line.
+    /// The timeline.
     #[inline]
     pub fn line(&self) -> &'static Line {
         self.owner.line()
     }
 
-    /// Raises the value and wakes the threads that wait for it. Any thread; blocks for another signal only.
+    /// Signals `value` and wakes the threads that wait for it. Any thread; blocks only for another
+    /// signal.
     ///
     /// # Errors
-    /// The cause once the line has failed; `InvalidArgument` unless `value` grows; `InvalidState` beyond 2^48.
+    /// The cause once the timeline has failed; `InvalidArgument` unless `value` grows;
+    /// `InvalidState` beyond 2^48.
     pub fn raise(&self, value: u64) -> Result<()> {
         self.raise_with(value, || Ok(()))
     }
 
-    /// As [`raise`](Self::raise), and calls `signal` before the threads wake: for a device's own counter, which must see the values in their
-    /// order. Nothing in `signal` may signal or fail this line.
+    /// Like [`raise`](Self::raise), but calls `signal` before the threads wake. `signal` serves a
+    /// device's own counter, which must see the values in order; it must not signal or fail this
+    /// timeline.
     ///
     /// # Errors
-    /// As [`raise`](Self::raise). When `signal` fails the value was used, and is not complete.
+    /// As [`raise`](Self::raise). If `signal` fails, the value is used up and not complete.
     pub fn raise_with(&self, value: u64, signal: impl FnOnce() -> Result<()>) -> Result<()> {
         let _turn = self.turn.lock();
         if let Some((_, cause)) = self.line().failure() {
@@ -298,8 +319,8 @@ impl HostLine {
         Ok(())
     }
 
-    /// Fails every value that was not signalled. Gives whether this was the first failure; a later one changes nothing. Any thread; blocks for
-    /// another signal only.
+    /// Fails every value that was not signalled. Returns whether this was the first failure; a
+    /// later one changes nothing. Any thread; blocks only for another signal.
     pub fn fail(&self, cause: Error) -> bool {
         let _turn = self.turn.lock();
         if self.line().failure().is_some() {
