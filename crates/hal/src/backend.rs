@@ -1,18 +1,21 @@
 //! The traits that a backend implements.
 //!
 //! # Rules for all methods
-//! * **Threads.** Any thread may call any method at any time, also from a host call of a stream. No method needs a current context, and
-//!   only [`Device::make_current`] leaves one behind.
-//! * **Blocking.** A method blocks on the driver or on other threads only where its documentation says so. None waits for submitted work,
-//!   but `wait_host` and [`Device::synchronize`].
-//! * **Errors.** An error changes nothing, unless the documentation says otherwise. Nothing panics on a caller's mistake. `DeviceLost` may
-//!   come from every method that asks the driver, and from then on does.
-//! * **Locks.** No manager, pool or allocator lock is held across a driver call; a stream's own submission lock is a leaf: nothing is called
-//!   under it that could take another stream's.
-//! * **Life.** What is lent keeps alive all that it needs; the order of drops does not matter.
-//! * **Safety.** The traits are unsafe to implement: safe code above lends memory, and reuses it, by what they answer. Unsafe to call is what
-//!   runs or looks up raw words: [`Stream::submit`], [`Device::instantiate`], [`Device::elapsed`] and [`GraphExec::update`].
-//!   [`Validated`](crate::Validated) checks what can be checked of these contracts.
+//! * **Threads.** Any thread may call any method at any time, also from a host call of a stream. No
+//!   method needs a current context, and only [`Device::make_current`] leaves one current.
+//! * **Blocking.** A method blocks on the driver or on other threads only if its documentation says
+//!   so. Only `wait_host` and [`Device::synchronize`] wait for submitted work.
+//! * **Errors.** An error changes nothing, unless the documentation says otherwise. No method
+//!   panics on a caller's mistake. `DeviceLost` may come from every method that asks the driver;
+//!   afterwards all of them return it.
+//! * **Locks.** No manager, pool or allocator lock is held across a driver call. A stream's own
+//!   submission lock is a leaf: no call under this lock may take another stream's lock.
+//! * **Lifetime.** A lent object keeps alive all objects that it needs; the order of drops does not
+//!   matter.
+//! * **Safety.** The traits are unsafe to implement: safe code above lends and reuses memory
+//!   because of their answers. Methods that run or look up raw words are unsafe to call:
+//!   [`Stream::submit`], [`Device::instantiate`], [`Device::elapsed`] and [`GraphExec::update`].
+//!   [`Validated`](crate::Validated) checks the checkable part of these contracts.
 
 use crate::id::{BackendKind, DeviceId};
 use crate::info::{Caps, DeviceInfo, Limits, MemoryInfo, MemoryKind};
@@ -29,41 +32,47 @@ use std::time::Duration;
 /// A kind of device and its driver.
 ///
 /// # Safety
-/// - [`open`](Self::open) gives the device that its argument names, and for one name always the same resource: a runtime
-///   tells devices, and whose memory an address is, by that name.
+/// - [`open`](Self::open) returns the device that its argument names, and for one name always the
+///   same resource. A runtime identifies devices, and the owner of an address, by this name.
 #[doc(alias = "infiniRT")]
 pub unsafe trait Backend: Send + Sync {
-    /// Which one. Constant; does not block.
+    /// The kind of this backend. Constant; does not block.
     fn kind(&self) -> BackendKind;
 
-    /// The devices that are there, in the driver's order; the same list every time. Empty when there are none. May block on the
-    /// driver's start.
+    /// The available devices, in the driver's order; the same list on every call. Empty if there
+    /// are no devices. May block on the driver's start.
     ///
     /// # Errors
-    /// `Unavailable`, with the reason, when the driver itself is not there.
+    /// `Unavailable`, with the reason, if the driver itself is missing.
     fn devices(&self) -> Result<Vec<DeviceInfo>>;
 
-    /// Opens a device. The same device opened twice is one and the same resource. May block on the driver.
+    /// Opens a device. A second open of a device returns the same resource. May block on the
+    /// driver.
     ///
     /// # Errors
-    /// `NotFound` for a number that does not exist (saying how many there are), `Unavailable` without a driver, the driver's own.
+    /// `NotFound` for a number that does not exist, with the number of devices; `Unavailable`
+    /// without a driver; the driver's error.
     fn open(&self, device: DeviceId) -> Result<Lease<dyn Device>>;
 
-    /// Ends the backend's managers; a second call is `Ok`. Decides first and ends afterwards, so it may be called again once the leases
-    /// that it counted are dropped. Work that dropped streams left behind is finished, and it may block on that. Work that a gate or
-    /// another backend's line holds back is not waited for: it counts as a lease on its stream.
+    /// Shuts the backend's managers down; a second call returns `Ok`.
+    ///
+    /// The decision comes before any destruction, so the caller may retry once the counted leases
+    /// are dropped. The call finishes the work of dropped streams, and may block on it. It does not
+    /// wait for work behind a host timeline or another backend's timeline. Such work counts as a
+    /// lease on its stream.
     ///
     /// # Errors
-    /// `LeasesOutstanding`, with the kind of resource and how many; nothing has changed then.
+    /// `LeasesOutstanding`, with the kind and number of resources; then nothing has changed.
     fn shutdown(&self) -> Result<()>;
 
-    /// Calls `report` with the name and the statistics of each of the backend's own pools. A snapshot; does not block.
+    /// Calls `report` with the name and the statistics of each of the backend's own pools. A
+    /// snapshot; does not block.
     fn pools(&self, report: &mut dyn FnMut(&'static str, PoolStats)) {
         let _ = report;
     }
 }
 
-// SAFETY: every method is the inner backend's.
+// SAFETY: every method calls the inner backend's.
 unsafe impl<B: Backend + ?Sized> Backend for Arc<B> {
     fn kind(&self) -> BackendKind {
         (**self).kind()
@@ -86,11 +95,12 @@ unsafe impl<B: Backend + ?Sized> Backend for Arc<B> {
     }
 }
 
-/// What a caller wants of a stream.
+/// A caller's requirements for a stream.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct StreamDesc {
-    /// More urgent is greater; 0 is the default. Clamped to what the device has.
+    /// The priority: a greater number is more urgent; 0 is the default. Clamped to the device's
+    /// range.
     pub priority: i32,
 }
 
@@ -102,18 +112,19 @@ impl StreamDesc {
     }
 }
 
-/// What a driver had current on a thread. It belongs to that thread; dropped without [`restore`](Self::restore) it changes nothing.
+/// The state that a driver had current on a thread. The value belongs to that thread. A drop
+/// without [`restore`](Self::restore) changes nothing.
 #[derive(Default)]
 pub struct Former(Option<Box<dyn FnOnce()>>);
 
 impl Former {
-    /// Puts back by this call.
+    /// A state that `restore` makes current again.
     #[must_use]
     pub fn new(restore: impl FnOnce() + 'static) -> Self {
         Self(Some(Box::new(restore)))
     }
 
-    /// Puts it back. What goes wrong shows with the next call on the driver.
+    /// Makes the former state current again. The next driver call reports errors of this one.
     pub fn restore(self) {
         if let Some(restore) = self.0 {
             restore();
@@ -130,112 +141,133 @@ impl fmt::Debug for Former {
 /// A device that was opened.
 ///
 /// # Safety
-/// A runtime keeps the contracts of the unsafe methods by what the safe ones say. The author vouches:
-/// - [`info`](Self::info), [`caps`](Self::caps) and [`limits`](Self::limits) are true and constant. Where
-///   [`Caps::host_visible`] says so, the host may read and write the memory at its address.
-/// - [`memory`](Self::memory) gives allocators over memory that this device reaches. Its bytes are the block's alone, at
-///   the block's address and native word, from the lending of a block until its recorded uses are over.
-/// - Streams, pipelines, time stamps, graphs and gates that it gives are its own, and sound for the unsafe methods.
+/// A runtime relies on the safe methods to keep the contracts of the unsafe ones. The implementer
+/// vouches:
+/// - [`info`](Self::info), [`caps`](Self::caps) and [`limits`](Self::limits) are true and constant.
+///   If [`Caps::host_visible`] is set, the host may read and write the memory at its address.
+/// - [`memory`](Self::memory) gives allocators over memory that this device can access. A block's
+///   bytes are at the block's address and native word. They belong to the block alone, from its
+///   allocation until its recorded uses are over.
+/// - The device's streams, pipelines, time stamps, graphs and gates are its own, and sound for the
+///   unsafe methods.
 pub unsafe trait Device: Any + Send + Sync {
-    /// What it is. Found out once, when it was opened; does not block.
+    /// The device's description, read once when the device was opened. Does not block.
     fn info(&self) -> &DeviceInfo;
 
-    /// What it can do. Constant; does not block. What is `false` here is `Unsupported` everywhere.
+    /// The device's capabilities. Constant; does not block. A capability that is `false` here is
+    /// `Unsupported` in every method.
     fn caps(&self) -> Caps;
 
-    /// How much of everything. Constant; does not block.
+    /// The device's limits. Constant; does not block.
     fn limits(&self) -> &Limits;
 
-    /// Its memory now. May ask the driver.
+    /// The device's memory at present. May ask the driver.
     ///
     /// # Errors
-    /// `DeviceLost`; the driver's own.
+    /// `DeviceLost`; the driver's error.
     fn memory_info(&self) -> Result<MemoryInfo>;
 
-    /// Makes the device the driver's current one on this thread, where the driver has such a notion. Cheap when it is already. For foreign
-    /// code on this thread: the backend's own methods see to it themselves, and put back what was current.
+    /// Makes the device the driver's current one on this thread, if the driver has a current
+    /// device. Cheap if the device is current already.
+    ///
+    /// For foreign code on this thread. The backend's own methods make the device current
+    /// themselves and restore the former one.
     ///
     /// # Errors
-    /// `DeviceLost`; the driver's own.
+    /// `DeviceLost`; the driver's error.
     fn make_current(&self) -> Result<()>;
 
-    /// What the driver has current on this thread now, to be put back later. Nothing where the driver has no such notion. Does not block.
+    /// The driver's current state on this thread, to be restored later. Empty if the driver has no
+    /// such state. Does not block.
     ///
     /// # Errors
-    /// `DeviceLost`; the driver's own.
+    /// `DeviceLost`; the driver's error.
     fn current(&self) -> Result<Former> {
         Ok(Former::default())
     }
 
-    /// The backend's own state of the device, for a caller that knows its type: the device itself, or what a wrapper wraps.
+    /// The backend's own state of the device, for a caller that knows its type: the device itself,
+    /// or the device inside a wrapper.
     fn state(&self) -> Option<&(dyn Any + Send + Sync)> {
         None
     }
 
-    /// The allocator of a kind of memory: the same one every time. Fetched once; calls on it are direct. The first call may block on the
-    /// driver.
+    /// The allocator of a kind of memory; the same on every call. A runtime fetches it once and
+    /// calls it directly. The first call may block on the driver.
     ///
-    /// A block's address is what operations name; it is an address of the host too where [`Caps::host_visible`]. Its native word goes into
-    /// [`Binding::native`] and the like unchanged.
+    /// Operations name a block by its address. If [`Caps::host_visible`] is set, the address is a
+    /// host address too. The block's native word goes unchanged into [`Binding::native`] and
+    /// similar fields.
     ///
     /// # Errors
-    /// `Unsupported` for a kind that the device has not got; what making its backing says, the first time.
+    /// `Unsupported` for a kind that the device does not have; at the first call the error of
+    /// making the backing.
     fn memory(&self, kind: MemoryKind) -> Result<&Allocator>;
 
-    /// A source of memory of this kind beside the one of [`memory`](Self::memory), for an allocator of the caller's own: a replay of a trace,
-    /// a pool with other rules. What takes or frees an address of it is unsafe to call.
+    /// Another source of memory of this kind, beside the one of [`memory`](Self::memory), for an
+    /// allocator of the caller: a replay of a trace, or a pool with other rules. The backing's
+    /// functions that take or free addresses are unsafe to call.
     ///
     /// # Errors
-    /// `Unsupported` for a kind that the device has not got, or when it can have one source only; the driver's own.
+    /// `Unsupported` for a kind that the device does not have, or if the device can have one source
+    /// only; the driver's error.
     fn backing(&self, kind: MemoryKind) -> Result<Box<dyn Backing>> {
         Err(Error::Unsupported(format!("{}: no second source of {kind:?} memory", self.info().id).into()))
     }
 
-    /// A stream: an idle one or a new one, whose line goes on from where it stood. May block on the driver when none is idle. A priority
-    /// outside the range is clamped; [`Stream::priority`] says what it got.
+    /// A stream: an idle one or a new one, whose timeline continues from its last value. May block
+    /// on the driver if no stream is idle. A priority outside the range is clamped;
+    /// [`Stream::priority`] returns the result.
     ///
     /// # Errors
-    /// `OverBudget` beyond the limit of streams; the driver's own.
+    /// `OverBudget` beyond the limit of streams; the driver's error.
     fn stream(&self, desc: &StreamDesc) -> Result<Lease<dyn Stream>>;
 
-    /// A kernel, made ready. The same key (name, entry, source) gives the same pipeline; it is compiled once, even by many threads
-    /// at once. Blocks while it compiles.
+    /// A pipeline for a kernel. The same key (name, entry, source) gives the same pipeline.
+    /// Concurrent calls compile it once. Blocks during compilation.
     ///
     /// # Errors
-    /// `InvalidArgument` beyond the limits, `Unsupported` for a source of another backend, `Compile` with the log, `NotFound` for
-    /// an entry that the source has not got.
+    /// `InvalidArgument` beyond the limits; `Unsupported` for another backend's source; `Compile`
+    /// with the log; `NotFound` for an entry that the source does not have.
     fn pipeline(&self, desc: &KernelDesc<'_>) -> Result<Lease<Pipeline>>;
 
-    /// A time stamp to be written by [`Op::Stamp`]. Recycled ones come back unwritten. May block on the driver when none is idle.
+    /// A time stamp for [`Op::Stamp`] to write. Recycled ones come back unwritten. May block on the
+    /// driver if none is idle.
     ///
     /// # Errors
-    /// `Unsupported`; the driver's own.
+    /// `Unsupported`; the driver's error.
     fn timestamp(&self) -> Result<Lease<Timestamp>>;
 
-    /// The time between two stamps that were written, zero if `end` is the earlier. Does not block: both must be complete. The resolution is
-    /// the device's own; where a stamp forces a boundary between encoders, the time includes it.
+    /// The time between two written stamps, zero if `end` is the earlier one. Does not block: both
+    /// must be complete. The resolution is the device's own. If a stamp forces a boundary between
+    /// encoders, the time includes this boundary.
     ///
     /// # Errors
-    /// `InvalidState` for a stamp that was not written, or not yet; `InvalidArgument` for stamps of two devices, where that shows.
+    /// `InvalidState` for a stamp that is not written yet; `InvalidArgument` for stamps of two
+    /// devices, if the backend can detect this.
     ///
     /// # Safety
     /// - Both stamps came from [`timestamp`](Self::timestamp) of a device of this backend.
     unsafe fn elapsed(&self, start: &Timestamp, end: &Timestamp) -> Result<Duration>;
 
-    /// Makes a plan ready to be launched, any number of times, on any stream of this device. Everything that launching needs is allocated
-    /// here; a launch allocates nothing. May block on the driver. An empty plan gives a valid graph that does nothing.
+    /// Makes an executable graph from a plan. The graph can be launched any number of times, on any
+    /// stream of this device. All allocation happens here; a launch allocates nothing. May block on
+    /// the driver. An empty plan gives a valid graph that does nothing.
     ///
-    /// The graph holds what its operations lease (pipelines, stamps, keeps), and no buffer: who launches it keeps its memory alive.
+    /// The graph holds the objects that its operations lease (pipelines, stamps, keeps), but no
+    /// buffer. The caller of a launch keeps the graph's memory alive.
     ///
     /// # Errors
-    /// `Unsupported` for operations that graphs cannot hold; `OutOfMemory`; the driver's own.
+    /// `Unsupported` for operations that graphs cannot hold; `OutOfMemory`; the driver's error.
     ///
     /// # Safety
-    /// - Pipelines, time stamps and graphs of the plan belong to this device, and the plan's dependencies are enough.
-    /// - Operations are as [`Stream::submit`] wants them, when the graph is launched; it touches no memory before.
+    /// - Pipelines, time stamps and graphs of the plan belong to this device, and the plan's
+    ///   dependencies are sufficient.
+    /// - At each launch the operations meet the contract of [`Stream::submit`]. The graph accesses
+    ///   no memory before a launch.
     unsafe fn instantiate(&self, plan: Plan) -> Result<Lease<dyn GraphExec>>;
 
-    /// A timeline that the host signals. May block on the driver when none is idle.
+    /// A host timeline. May block on the driver if none is idle.
     ///
     /// # Errors
     /// `Unsupported` unless [`Caps::gates`].
@@ -243,21 +275,24 @@ pub unsafe trait Device: Any + Send + Sync {
         Err(Error::Unsupported("this device has no host-signalled timelines".into()))
     }
 
-    /// Whether this device can reach the memory of `peer`, after trying to enable it. Enabling twice is fine, and a device reaches itself.
-    /// May block on the driver. Where it is `false`, copies between the two go through the host.
+    /// Tries to enable access to the memory of `peer`, and returns whether this device has access.
+    /// A repeated call is allowed, and a device has access to itself. May block on the driver.
+    /// Without access, copies between the two devices go through the host.
     ///
     /// # Errors
-    /// `NotFound` for a device of another backend; the driver's own.
+    /// `NotFound` for a device of another backend; the driver's error.
     fn peer_access(&self, peer: DeviceId) -> Result<bool>;
 
-    /// Blocks until all work that was submitted before the call, to all streams of this device, is over. `None` waits for ever; zero polls.
-    /// Work behind a gate that nobody signals is waited for like any other, and work of a failed stream for a second at most.
+    /// Blocks until all work that was submitted before the call, to all streams of this device, is
+    /// over. `None` waits without a limit; zero polls. Work behind an unsignalled host timeline is
+    /// waited for like any other. Work of a failed stream is waited for at most one second.
     ///
     /// # Errors
-    /// `Timeout`; the first stream's cause.
+    /// `Timeout`; the first failed stream's cause.
     fn synchronize(&self, timeout: Option<Duration>) -> Result<()>;
 
-    /// Calls `report` with the name and the statistics of each of the device's pools. A snapshot; does not block.
+    /// Calls `report` with the name and the statistics of each of the device's pools. A snapshot;
+    /// does not block.
     fn pools(&self, report: &mut dyn FnMut(&'static str, PoolStats));
 }
 
@@ -268,87 +303,104 @@ impl Tagged for dyn Device {
 /// An ordered queue of work on a device.
 ///
 /// # Order
-/// Operations behave as if they ran one after the other, within a submission and from one to the next. A device that overlaps them
-/// ([`Caps::unordered_streams`]) derives what must wait from the declared accesses ([`hazard`](crate::hazard)). Between streams there is no
-/// order but that of waits.
+/// Operations behave as if they ran one after the other, within a submission and across
+/// submissions. A device that overlaps them ([`Caps::unordered_streams`]) derives the necessary
+/// waits from the declared accesses ([`hazard`](crate::hazard)). Between streams only waits create
+/// an order.
 ///
 /// # Values
-/// A submission takes the next value of the stream's line once the driver accepted it. The value is complete when all of the submission
-/// is over and the host may see it: bytes of downloads have arrived, time stamps are written, keeps and leases are given up. `completed()`
-/// may lag; it is brought up by [`signal`](Timeline::signal), [`refresh`](Timeline::refresh) and
-/// [`wait_host`](Timeline::wait_host), and at the latest every 64 submissions. So `refresh` must not take a device's signal for completion
-/// while the host's part of it is outstanding.
+/// A submission takes the next value of the stream's timeline once the driver accepted it. The
+/// value is complete when the whole submission is over and the host can see its results. Bytes of
+/// downloads have then arrived, time stamps are written, and keeps and leases are dropped.
+///
+/// `completed()` may lag behind. [`signal`](Timeline::signal), [`refresh`](Timeline::refresh) and
+/// [`wait_host`](Timeline::wait_host) update it, and so does at the latest every 64th submission.
+/// So `refresh` must not treat a device's signal as completion while the host's part of the work is
+/// outstanding.
 ///
 /// # Waits
-/// [`Op::Wait`] and [`Timeline::wait`] bind to a value, not to a stream, which may be gone. The backend sees to it that the value will
-/// happen without further calls: what another stream of its own still batches is flushed first, before the waiter's own lock is taken.
-/// Where streams share a native queue, a wait for a gate holds back its own stream and no other.
+/// [`Op::Wait`] and [`Timeline::wait`] bind to a value, not to a stream, which may be destroyed
+/// already. The backend ensures that the value will complete without further calls. It flushes
+/// another stream's batched work first, before it takes the waiting stream's lock. If streams share
+/// a native queue, a wait for a host timeline delays its own stream and no other.
 ///
 /// # Failure
-/// A failed submission poisons the line from its value on: that one and all later ones fail with the first cause, do not run where that
-/// can be helped, and complete all the same, so that nobody hangs. A stream that waits for a failed value is poisoned by it. Where the
-/// driver leaves its signal out after an error, the backend makes up for it.
+/// A failed submission poisons the timeline from its value on. This submission and all later ones
+/// fail with the first cause. They do not run, as far as the backend can prevent it, and complete
+/// nevertheless, so that no thread waits for ever. A wait for a failed value poisons the waiting
+/// stream. If the driver omits its signal after an error, the backend signals instead.
 ///
 /// # Drop
-/// The last lease never waits. What was submitted runs to its end (an open encoder is ended first), and points on the line stay good.
+/// The drop of the last lease never waits. Submitted work runs to its end (an open encoder is ended
+/// first), and timepoints of the stream stay valid.
 ///
 /// # Safety
-/// - What [`Timeline`] wants holds for each submission: the value is complete only when the device, the host's part of it
-///   and all that it was made to wait for are over.
-/// - After [`Op::Wait`] was accepted, the line has learnt of the point, and what comes later is ordered after it.
-/// - An operation touches no memory but what it names, and nothing after its value is complete.
+/// - [`Timeline`]'s contract holds for each submission: the value is complete only when the device,
+///   the host's part and all dependencies of the submission are over.
+/// - After the stream accepted an [`Op::Wait`], the timeline has learnt the timepoint, and later
+///   work is ordered after it.
+/// - An operation accesses only the memory that it names, and none after its value is complete.
 pub unsafe trait Stream: Timeline + Any {
-    /// Hands over operations as one submission and returns its value on the stream's line. Never waits for completion; may wait
-    /// for room in a full queue. Concurrent calls are serialised by the stream's own lock; a submission is never torn apart. An empty
-    /// one is a submission too.
+    /// Submits operations as one submission and returns its value on the stream's timeline. Never
+    /// waits for completion; may wait for room in a full queue. The stream's own lock serialises
+    /// concurrent calls; a submission is never split. An empty submission takes a value too.
     ///
-    /// What `ops` refers to is copied or leased before the call returns; only memory stays the caller's concern. An upload may read its
-    /// source at any time from the call to completion.
+    /// The call copies or leases everything that `ops` refers to, except memory, which stays the
+    /// caller's concern. An upload may read its source at any time from the call to completion.
     ///
-    /// An error means that nothing was submitted and no value was taken, except where the driver accepted a part: then the
-    /// stream is poisoned.
+    /// An error means that nothing was submitted and no value was taken. Exception: if the driver
+    /// accepted a part, the stream is poisoned.
     ///
     /// # Errors
-    /// The stream's cause when it is poisoned; a backend that knows at the call that an awaited value has failed may answer with that cause
-    /// (the stream is poisoned all the same), or take the submission and let it fail; `Unsupported` for an operation that this device cannot do, or a line that it cannot wait for; `DeviceLost`; the driver's own.
+    /// The stream's cause if the stream is poisoned. `Unsupported` for an operation that this
+    /// device cannot execute, or a timeline that it cannot wait for. `DeviceLost`; the driver's
+    /// error. If an awaited value is known to have failed, a backend may return the cause (the
+    /// stream is poisoned too), or accept the submission and let it fail.
     ///
     /// # Safety
     /// - Pipelines, time stamps and graphs belong to this stream's device.
-    /// - Bindings and addresses lie in memory that this device reaches, with the native word of their buffer, and stay valid until the
-    ///   value completes. So does the memory of a graph that is launched.
-    /// - Numbers and sizes of bindings and parameters are what the pipeline declares; grid, block and shared memory are within the limits.
+    /// - Bindings and addresses lie in memory that this device can access, with the native word of
+    ///   their buffer. They stay valid until the value completes. So does the memory of a launched
+    ///   graph.
+    /// - Numbers and sizes of bindings and parameters are those that the pipeline declares; grid,
+    ///   block and shared memory are within the limits.
     /// - Copies do not overlap themselves; fills are aligned to their pattern.
-    /// - Host memory without a [`Keep`](crate::Keep) stays valid until then, and is not written meanwhile (uploads) or touched at all (downloads).
+    /// - Host memory without a [`Keep`](crate::Keep) stays valid until the value completes.
+    ///   Meanwhile no code writes an upload's source or accesses a download's destination.
     /// - `access` of each binding is true.
     unsafe fn submit(&self, ops: &[Op<'_>]) -> Result<u64>;
 
-    /// Makes sure that all that was submitted is on its way to the device, except what a gate holds back. Does not block. With nothing
-    /// pending it does nothing.
+    /// Sends all submitted work to the device, except work behind a host timeline. Does not block.
+    /// Without pending work the call does nothing.
     ///
     /// # Errors
-    /// `DeviceLost`; the driver's own.
+    /// `DeviceLost`; the driver's error.
     fn flush(&self) -> Result<()>;
 
-    /// Fails what was submitted and has not begun, if the backend can: it does not run any more, its values complete nevertheless, and
-    /// `cause` poisons the stream. Says whether it can. Does not block.
+    /// Fails submitted work that has not begun, if the backend supports this. The work does not
+    /// run, its values complete nevertheless, and `cause` poisons the stream. Returns whether the
+    /// backend supports cancellation. Does not block.
     ///
-    /// For callers who must have host memory back that pending work would touch, when [`wait_host`](Timeline::wait_host) gave up on a
-    /// stream that did not fail. A backend whose waits never give up need not.
+    /// A caller needs this to regain host memory that pending work would access, after
+    /// [`wait_host`](Timeline::wait_host) gave up on a stream that did not fail. A backend whose
+    /// waits never give up need not support it.
     fn cancel(&self, cause: Error) -> bool {
         let _ = cause;
         false
     }
 
-    /// The driver's stream (or the queue that it shares with others), for code that is not a [`ForeignCall`](crate::ForeignCall); 0 where
-    /// there is none. Constant; does not block. Work that is enqueued on it by hand has no value.
+    /// The driver's stream (or the queue that it shares with others), for code that is not a
+    /// [`ForeignCall`](crate::ForeignCall); 0 without one. Constant; does not block. Work that
+    /// other code enqueues on it has no value.
     fn native(&self) -> u64;
 
-    /// The priority that the stream got, after clamping. Constant.
+    /// The stream's priority after clamping. Constant.
     fn priority(&self) -> i32 {
         0
     }
 
-    /// Whether this stream records instead of running: it takes operations and gives no values that come to pass. Constant.
+    /// Returns whether this stream records instead of running: it accepts operations, and its
+    /// values never complete. Constant.
     fn is_recording(&self) -> bool {
         false
     }
@@ -358,21 +410,25 @@ impl Tagged for dyn Stream {
     type Tag = tags::Stream;
 }
 
-/// A timeline that the host signals; streams may wait for values that nobody has signalled yet.
+/// A host timeline: a timeline that the host signals. Streams may wait for values before they are
+/// signalled.
 ///
-/// Nothing is submitted to a gate: its [`signal`](Timeline::signal) and [`refresh`](Timeline::refresh) only read, and
-/// [`wait`](Timeline::wait) is `Unsupported`. Its line was another's before: values go on from `submitted()`. Dropping it while streams
-/// wait for it fails them, since nobody can signal it any more. Nobody's memory depends on what a gate says beyond what
-/// [`Timeline`] vouches for, so implementing it is safe.
+/// A host timeline accepts no submissions. Its [`signal`](Timeline::signal) and
+/// [`refresh`](Timeline::refresh) only read, and [`wait`](Timeline::wait) is `Unsupported`. Its
+/// timeline may have had another owner, so values continue from `submitted()`. If it is dropped
+/// while streams wait for it, their waits fail, because no signal can come any more. No memory
+/// depends on its answers beyond the contract of [`Timeline`], so implementing this trait is safe.
 pub trait Gate: Timeline {
-    /// Raises the value. Wakes who waits for it or less, in any order. Does not block; also from a host call.
+    /// Signals `value`. Wakes the threads that wait for this value or less, in any order. Does not
+    /// block; may be called from a host call.
     ///
     /// # Errors
-    /// `InvalidArgument` unless the value grows; the cause after [`fail`](Self::fail).
+    /// `InvalidArgument` unless `value` grows; the cause after [`fail`](Self::fail).
     fn signal_host(&self, value: u64) -> Result<()>;
 
-    /// Fails the gate: whoever waits for a value that was not signalled gets the error, now or later; streams that wait for one are poisoned
-    /// and do not run what comes after. The first cause stays. Does not block.
+    /// Fails the host timeline. Present and later waits for an unsignalled value get the error.
+    /// Streams that wait for such a value are poisoned and do not run their later work. The first
+    /// cause stays. Does not block.
     fn fail(&self, cause: Error);
 }
 
@@ -380,7 +436,7 @@ impl Tagged for dyn Gate {
     type Tag = tags::Gate;
 }
 
-/// What changes in one node of a graph.
+/// A change of one node of a graph.
 #[derive(Debug, Clone, Copy)]
 pub struct NodePatch<'a> {
     /// The node's index in the plan.
@@ -393,31 +449,37 @@ pub struct NodePatch<'a> {
     pub grid: Option<[u32; 3]>,
 }
 
-/// A graph, ready to be launched by [`Op::Graph`].
+/// An executable graph, which [`Op::Graph`] launches.
 ///
 /// # Safety
-/// - A launch runs the operations of the plan, in an order that its dependencies allow, and touches no memory but theirs.
-/// - [`native`](Self::native) is the word of this very exec, constant, and good as long as the exec is held.
+/// - A launch runs the operations of the plan, in an order that its dependencies allow, and
+///   accesses only their memory.
+/// - [`native`](Self::native) is this graph's word, constant, and valid as long as the graph is
+///   held.
 pub unsafe trait GraphExec: Any + Send + Sync {
-    /// How many nodes. Constant; does not block.
+    /// The number of nodes. Constant; does not block.
     fn nodes(&self) -> usize;
 
-    /// Bytes of host and device memory that the exec holds beside its buffers, as far as known. Does not block.
+    /// Bytes of host and device memory that the graph holds beside its buffers, as far as known.
+    /// Does not block.
     fn bytes(&self) -> u64;
 
-    /// Changes nodes in place, for launches from then on. All patches are taken or none. May block on the driver.
+    /// Changes nodes in place, for later launches. Either all patches take effect or none. May
+    /// block on the driver.
     ///
     /// # Errors
-    /// `TopologyChanged` when the driver cannot do it in place (the caller instantiates anew); `InvalidArgument` for a node that
-    /// does not exist or is no dispatch.
+    /// `TopologyChanged` if the driver cannot update in place (the caller instantiates again);
+    /// `InvalidArgument` for a node that does not exist or is not a dispatch.
     ///
     /// # Safety
-    /// - No launch is in flight, and no other thread launches or updates meanwhile.
-    /// - The plan's dependencies stay right, and the changed operations are as [`Stream::submit`] wants them at a launch.
+    /// - No launch is in flight, and no other thread launches or updates during the call.
+    /// - The plan's dependencies stay right. At a launch the changed operations meet the contract
+    ///   of [`Stream::submit`].
     unsafe fn update(&self, patches: &[NodePatch<'_>]) -> Result<()>;
 
-    /// The backend's object: the word by which its stream finds what an [`Op::Graph`] launches. A wrapper answers with the inner
-    /// exec's word and is itself what the operation leases, so a stream must go by this word and never by a downcast of the lease.
+    /// The backend's object: the word by which a stream finds the graph that an [`Op::Graph`]
+    /// launches. A wrapper returns the inner graph's word, while the operation leases the wrapper.
+    /// So a stream must use this word and never a downcast of the lease.
     fn native(&self) -> u64;
 }
 

@@ -1,4 +1,4 @@
-//! Checks of single operations that need nothing but the operation and the device's limits.
+//! Checks of single operations that need only the operation and the device's limits.
 //!
 //! This module must not know which memory or which objects exist.
 
@@ -7,13 +7,13 @@ use crate::kernel::{Binding, Pipeline};
 use crate::op::{Copy2d, Fill};
 use leasehold_core::{Error, Result};
 
-/// A range that an operation touches on the device.
+/// A range of device memory that an operation accesses.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Range {
     pub(crate) addr: u64,
     pub(crate) len: u64,
     pub(crate) native: u64,
-    /// It may lie in a peer's memory.
+    /// The range may lie in a peer's memory.
     pub(crate) peer: bool,
 }
 
@@ -23,7 +23,8 @@ impl From<&Binding> for Range {
     }
 }
 
-/// Grid, block and shared memory against the limits. A grid with a zero runs nothing and is fine.
+/// Checks grid, block and shared memory against the limits. A grid with a zero runs nothing and is
+/// valid.
 pub(crate) fn shape(limits: &Limits, pipeline: &Pipeline, grid: [u32; 3], block: [u32; 3], shared: u32) -> Result<()> {
     grid_fits(limits, grid)?;
     if block.contains(&0) {
@@ -43,7 +44,7 @@ pub(crate) fn shape(limits: &Limits, pipeline: &Pipeline, grid: [u32; 3], block:
     Ok(())
 }
 
-/// The grid against the limits.
+/// Checks the grid against the limits.
 pub(crate) fn grid_fits(limits: &Limits, grid: [u32; 3]) -> Result<()> {
     if grid.iter().zip(&limits.grid).any(|(g, l)| g > l) {
         return Err(Error::invalid(format!("a grid of {grid:?}; the limit is {:?}", limits.grid)));
@@ -51,7 +52,7 @@ pub(crate) fn grid_fits(limits: &Limits, grid: [u32; 3]) -> Result<()> {
     Ok(())
 }
 
-/// Number, roles and alignment of bindings.
+/// Checks number, roles and alignment of bindings.
 pub(crate) fn bindings(limits: &Limits, pipeline: &Pipeline, bindings: &[Binding]) -> Result<()> {
     if bindings.len() != pipeline.bindings.len() {
         return Err(Error::invalid(format!(
@@ -78,7 +79,7 @@ pub(crate) fn bindings(limits: &Limits, pipeline: &Pipeline, bindings: &[Binding
     Ok(())
 }
 
-/// Bytes of parameters.
+/// Checks the size of the parameters.
 pub(crate) fn params(pipeline: &Pipeline, params: &[u8]) -> Result<()> {
     if params.len() != pipeline.params as usize {
         return Err(Error::invalid(format!(
@@ -91,7 +92,7 @@ pub(crate) fn params(pipeline: &Pipeline, params: &[u8]) -> Result<()> {
     Ok(())
 }
 
-/// Pattern and alignment of a fill.
+/// Checks pattern and alignment of a fill.
 pub(crate) fn fill(f: &Fill) -> Result<()> {
     if !matches!(f.width, 1 | 2 | 4) {
         return Err(Error::invalid(format!("a pattern of {} bytes; use 1, 2 or 4", f.width)));
@@ -109,7 +110,7 @@ pub(crate) fn fill(f: &Fill) -> Result<()> {
     Ok(())
 }
 
-/// Pitches of a copy, and that it does not overlap itself.
+/// Checks the pitches of a copy, and that it does not overlap itself.
 pub(crate) fn copy(c: &Copy2d) -> Result<()> {
     if c.rows == 0 || c.width == 0 {
         return Ok(());
@@ -129,7 +130,8 @@ pub(crate) fn copy(c: &Copy2d) -> Result<()> {
     Ok(())
 }
 
-/// Whether a byte is both read and written. The rows of both sides are sorted, so one walk over both finds out.
+/// Returns whether a byte is both read and written. The rows of both sides are sorted, so one walk
+/// over both suffices.
 fn overlaps(c: &Copy2d) -> bool {
     let (src_end, dst_end) = (c.src + c.extent(c.src_pitch), c.dst + c.extent(c.dst_pitch));
     if src_end <= c.dst || dst_end <= c.src {

@@ -1,9 +1,11 @@
-//! Hazards: which operations must come before which, from what they declare to touch.
+//! Hazard tracking: derives the order of operations from their declared memory accesses.
 //!
-//! One algorithm for graph edges, Metal's barriers and the race detector: a map of address ranges, each with its last writer and
-//! the readers since. A read waits for the last write; a write waits for the last write and all reads since.
+//! One algorithm serves graph edges, Metal's barriers and the race detector. A map of address
+//! ranges holds for each range the last writer and the readers since then. A read waits for the
+//! last write; a write waits for the last write and all reads since.
 //!
-//! Eager streams do not come here: a buffer's record keeps its points (document 002's stream order), which is a few loads.
+//! Eager streams do not use this module. They use the timepoints in a buffer's record (document
+//! 002's stream order), which costs a few loads.
 //!
 //! This module must not know what a node is.
 
@@ -18,37 +20,38 @@ struct Segment {
     reads: Vec<u32>,
 }
 
-/// Ranges and who touched them last. Nodes are numbers that grow from call to call (or stay).
+/// Address ranges with their last accesses. Nodes are numbers that do not decrease from call to
+/// call.
 ///
-/// A write leaves one segment behind, however many it found, so a long list costs `O(log n)` an access beside the dependencies
-/// that it reports.
+/// A write leaves one segment, however many segments it covered. So an access to a long list costs
+/// `O(log n)`, plus the reported dependencies.
 #[derive(Debug, Clone, Default)]
 pub struct Tracker {
-    /// By start; segments do not overlap.
+    /// Segments by start; they do not overlap.
     segments: BTreeMap<u64, Segment>,
-    /// Room for ranges that nobody had touched, and for segments that a write swallows.
+    /// Room for ranges without former accesses, and for segments that a write replaces.
     gaps: Vec<(u64, u64)>,
 }
 
 impl Tracker {
-    /// A tracker that has seen nothing.
+    /// A tracker without accesses.
     #[must_use]
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Whether it has seen nothing.
+    /// Returns whether the tracker has no accesses.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.segments.is_empty()
     }
 
-    /// Forgets everything, as after a barrier.
+    /// Removes all accesses, as after a barrier.
     pub fn clear(&mut self) {
         self.segments.clear();
     }
 
-    /// Splits the segment that spans `at`, so that one begins there.
+    /// Splits the segment that spans `at`, so that a segment begins at `at`.
     fn split(&mut self, at: u64) {
         if let Some((&start, segment)) = self.segments.range_mut(..at).next_back()
             && segment.end > at
@@ -60,8 +63,9 @@ impl Tracker {
         }
     }
 
-    /// Notes that `node` touches `len` bytes at `addr`, and calls `dep` with each earlier node that must come before. May call it
-    /// several times with the same node. A range that wraps is cut at the end of the address space.
+    /// Records that `node` accesses `len` bytes at `addr`, and calls `dep` with each earlier node
+    /// that must come before. May call `dep` several times with the same node. A range that wraps
+    /// is cut at the end of the address space.
     pub fn access(&mut self, node: u32, addr: u64, len: u64, access: Access, dep: impl FnMut(u32)) {
         let end = addr.saturating_add(len);
         if end <= addr {

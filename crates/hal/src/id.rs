@@ -21,7 +21,7 @@ pub enum BackendKind {
     Sim,
     /// The backend that supports nothing.
     Null,
-    /// A backend of somebody else's, by its name.
+    /// An external backend, by its name.
     Other(&'static str),
 }
 
@@ -46,7 +46,7 @@ impl fmt::Display for BackendKind {
     }
 }
 
-/// Names a device before it is opened: a backend and an ordinal, written `cuda:0`.
+/// The name of a device before it is opened: a backend and an ordinal, written `cuda:0`.
 ///
 /// ```
 /// use leasehold_hal::{BackendKind, DeviceId};
@@ -86,7 +86,8 @@ impl DeviceId {
 }
 
 impl DeviceId {
-    /// Reads what [`Display`](fmt::Display) writes, for a device of one of these backends. The ordinal may be left out.
+    /// Parses the form that [`Display`](fmt::Display) writes, for a device of one of these
+    /// backends. The ordinal may be left out.
     ///
     /// ```
     /// use leasehold_hal::{BackendKind, DeviceId};
@@ -98,11 +99,11 @@ impl DeviceId {
     /// # Errors
     /// `InvalidArgument` for a backend that is not among them, or an ordinal that is no number.
     pub fn parse_among(s: &str, backends: &[BackendKind]) -> Result<Self> {
-        // A name may contain colons: what is written in full goes before what leaves the ordinal out.
+        // A name may contain colons, so the full form is tried before the form without ordinal.
         if let Some((name, ordinal)) = s.rsplit_once(':')
             && let Some(&backend) = backends.iter().find(|b| b.name() == name)
         {
-            // Digits only: `parse` alone would take a sign.
+            // Digits only: `parse` alone would accept a sign.
             let digits = ordinal.bytes().all(|b| b.is_ascii_digit());
             let number = ordinal.parse().ok().filter(|_| digits);
             let ordinal =
@@ -132,8 +133,8 @@ impl fmt::Debug for DeviceId {
 impl FromStr for DeviceId {
     type Err = Error;
 
-    /// `cpu:0`, `cuda:1`, …; the ordinal may be left out (`cpu` is `cpu:0`). A backend of somebody else's has a name that only the
-    /// context knows which it was registered with: [`parse_among`](DeviceId::parse_among) takes such names.
+    /// `cpu:0`, `cuda:1`, …; the ordinal may be left out (`cpu` is `cpu:0`). Only the context knows
+    /// the names of external backends; [`parse_among`](DeviceId::parse_among) accepts such names.
     fn from_str(s: &str) -> Result<Self> {
         use BackendKind::{Cpu, Cuda, Mps, Null, Sim};
         Self::parse_among(s, &[Cpu, Cuda, Mps, Sim, Null])

@@ -1,17 +1,18 @@
-//! What a device is, what it can do, and how much of it there is.
+//! Description of a device: identity, capabilities and limits.
 //!
-//! This module must not know how any of it is found out.
+//! This module must not know how a backend finds them out.
 
 use crate::id::DeviceId;
 use std::fmt;
 
-/// Memory of a device, by who may touch it.
+/// Kinds of memory of a device, by the processors that can access it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum MemoryKind {
     /// The device's own memory.
     Device,
-    /// Host memory that the device reaches by DMA; on a backend without pinning, pageable host memory.
+    /// Host memory that the device reaches by DMA; on a backend without pinning, pageable host
+    /// memory.
     #[doc(alias = "DevicePinnedHostAllocator")]
     Pinned,
 }
@@ -21,32 +22,33 @@ pub enum MemoryKind {
 pub struct MemoryInfo {
     /// Bytes in all.
     pub total: u64,
-    /// Bytes that were free when asked.
+    /// Bytes that were free at the time of the query.
     pub free: u64,
 }
 
-/// What a device is.
+/// The description of a device.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct DeviceInfo {
-    /// Its name before opening.
+    /// The device's name before opening.
     pub id: DeviceId,
     /// The product's name.
     pub name: String,
-    /// A stable identity across processes where the vendor has one; empty otherwise.
+    /// A stable identity across processes, if the vendor has one; empty otherwise.
     pub uuid: String,
-    /// The architectures whose kernels it runs, the most specific first, the most generic last (`cpu/x86-64-v4`, …, `cpu`).
+    /// The architectures whose kernels it runs, the most specific first, the most generic last
+    /// (`cpu/x86-64-v4`, …, `cpu`).
     pub arch: Vec<String>,
-    /// How many things it does at a time: processors that this process may use, multiprocessors.
+    /// The number of parallel units: processors that this process may use, multiprocessors.
     pub units: u32,
     /// Memory.
     pub memory: MemoryInfo,
-    /// Everything else that the backend knows, as label and value, for people.
+    /// Everything else that the backend knows, as label and value, for human readers.
     pub details: Vec<(String, String)>,
 }
 
 impl DeviceInfo {
-    /// A device with nothing known but its name.
+    /// A description with only the name known.
     #[must_use]
     pub fn new(id: DeviceId, name: impl Into<String>) -> Self {
         Self {
@@ -67,15 +69,15 @@ impl fmt::Display for DeviceInfo {
     }
 }
 
-/// What a device can do. Everything is `false` unless the backend says otherwise.
+/// The capabilities of a device. Each is `false` unless the backend sets it.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Caps {
-    /// Device memory may be read and written by the host at its address, while no submission uses it.
+    /// The host may read and write device memory at its address while no submission uses it.
     pub host_visible: bool,
     /// Host memory can be pinned for DMA; without it `Pinned` memory is pageable.
     pub pinned: bool,
-    /// Timelines that the host signals ([`Gate`](crate::Gate)), and waits before the signal.
+    /// Host timelines ([`Gate`](crate::Gate)), with waits before the signal.
     pub gates: bool,
     /// Time stamps.
     pub timestamps: bool,
@@ -87,7 +89,7 @@ pub struct Caps {
     pub host_calls: bool,
     /// Library calls that take the native stream.
     pub foreign_calls: bool,
-    /// A stream can wait for a line of another backend.
+    /// A stream can wait for a timeline of another backend.
     pub waits_for_any_line: bool,
     /// Within a stream operations may overlap unless barriers are derived from their accesses.
     pub unordered_streams: bool,
@@ -95,7 +97,7 @@ pub struct Caps {
     pub priorities: bool,
 }
 
-/// How much of everything.
+/// The limits of a device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Limits {
@@ -117,7 +119,7 @@ pub struct Limits {
     pub streams: u32,
     /// The alignment that every buffer has at least.
     pub alignment: u64,
-    /// The alignment that the address of a binding must have; 1 where a binding may begin anywhere.
+    /// The alignment that the address of a binding must have; 1 if any address is allowed.
     pub binding_alignment: u64,
 }
 

@@ -1,4 +1,5 @@
-//! Kernels as backends see them: sources, pipelines, bindings, what their launches must be like, and what a CPU kernel is given.
+//! The backends' view of kernels: sources, pipelines, bindings, rules of launches, and arguments of
+//! CPU kernels.
 //!
 //! This module must not know which kernels exist.
 
@@ -13,27 +14,28 @@ use std::borrow::Cow;
 use std::fmt;
 use std::marker::PhantomPinned;
 
-/// What an operation does with memory.
+/// The access of an operation to memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[repr(u32)]
 pub enum Access {
-    /// Reads it: waits for the last write.
+    /// Reads the memory: waits for the last write.
     Read = 1,
-    /// Writes all that it touches and reads none of it: waits for the last write and all reads since.
+    /// Writes every byte that it accesses and reads none: waits for the last write and all reads
+    /// since.
     Write = 2,
-    /// Reads and writes it.
+    /// Reads and writes the memory.
     ReadWrite = 3,
 }
 
 impl Access {
-    /// Whether it reads.
+    /// Returns whether the access reads.
     #[inline]
     #[must_use]
     pub fn reads(self) -> bool {
         self as u32 & 1 != 0
     }
 
-    /// Whether it writes.
+    /// Returns whether the access writes.
     #[inline]
     #[must_use]
     pub fn writes(self) -> bool {
@@ -41,24 +43,24 @@ impl Access {
     }
 }
 
-/// A piece of device memory that an operation uses.
+/// A range of device memory that an operation uses.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(C)]
 pub struct Binding {
     /// The address of the first byte; a symbolic one (bit 63) while recording.
     pub addr: u64,
-    /// Bytes from there on that the operation may touch.
+    /// Bytes from `addr` that the operation may access.
     pub len: u64,
     /// Metal's spanning buffer; 0 elsewhere.
     pub native: u64,
-    /// What the operation does with it.
+    /// The operation's access.
     pub access: Access,
 }
 
 const _: () = assert!(size_of::<Binding>() == 32);
 
 impl Binding {
-    /// Whether both share a byte. An empty binding shares none.
+    /// Returns whether both share a byte. An empty binding shares none.
     #[inline]
     #[must_use]
     pub fn overlaps(&self, other: &Binding) -> bool {
@@ -67,7 +69,7 @@ impl Binding {
     }
 }
 
-/// Where a kernel's code comes from.
+/// The source of a kernel's code.
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub enum KernelSource<'a> {
@@ -86,7 +88,7 @@ pub enum KernelSource<'a> {
     Msl(Cow<'a, str>),
     /// A compiled Metal library.
     Metallib(Cow<'a, [u8]>),
-    /// A function that the simulated device knows by this name.
+    /// A function that is registered with the simulated device under this name.
     Registered(Cow<'a, str>),
 }
 
@@ -105,7 +107,7 @@ impl KernelSource<'_> {
     }
 }
 
-/// A kernel to be made ready: its code, and what its launches must be like.
+/// A description of a kernel: its code, and the rules of its launches.
 ///
 /// ```
 /// use leasehold_hal::{Access, CpuArgs, KernelCheck, KernelDesc, KernelSource};
@@ -131,20 +133,22 @@ pub struct KernelDesc<'a> {
     pub entry: Cow<'a, str>,
     /// The code.
     pub source: KernelSource<'a>,
-    /// What the kernel does with each of its bindings.
+    /// The kernel's access to each of its bindings.
     pub bindings: Cow<'a, [Access]>,
     /// Bytes of its parameters.
     pub params: u32,
-    /// Which launches may run.
+    /// The rule that decides which launches may run.
     pub check: KernelCheck,
-    /// The alignment of each binding in bytes, a power of two: nothing for 1 throughout, one number for all, or one for each.
+    /// The alignment of each binding in bytes, a power of two. Empty: 1 for all; one number: for
+    /// all; otherwise one number for each.
     pub alignment: Cow<'a, [u32]>,
-    /// Whether bindings may share memory of which something is written.
+    /// The rule for bindings that share memory if one of them is written.
     pub overlap: Overlap,
 }
 
 impl<'a> KernelDesc<'a> {
-    /// A kernel whose entry has its name, without parameters, for bindings of any alignment that do not overlap.
+    /// A kernel whose entry has the kernel's name. It has no parameters, and its bindings may have
+    /// any alignment but must not overlap.
     pub fn new(
         name: impl Into<Cow<'a, str>>,
         source: KernelSource<'a>,
@@ -164,28 +168,28 @@ impl<'a> KernelDesc<'a> {
         }
     }
 
-    /// With an entry of another name.
+    /// Sets the name of the entry.
     #[must_use]
     pub fn entry(mut self, entry: impl Into<Cow<'a, str>>) -> Self {
         self.entry = entry.into();
         self
     }
 
-    /// With parameters of the type `T`.
+    /// Sets the type of the parameters to `T`.
     #[must_use]
     pub fn params_of<T>(mut self) -> Self {
         self.params = size_of::<T>() as u32;
         self
     }
 
-    /// With all bindings aligned to `bytes`.
+    /// Sets the alignment of all bindings to `bytes`.
     #[must_use]
     pub fn aligned(mut self, bytes: u32) -> Self {
         self.alignment = vec![bytes].into();
         self
     }
 
-    /// With bindings that may overlap.
+    /// Allows bindings to overlap by the rule `overlap`.
     #[must_use]
     pub fn overlapping(mut self, overlap: Overlap) -> Self {
         self.overlap = overlap;
@@ -204,8 +208,9 @@ impl<'a> KernelDesc<'a> {
     /// Checks the limits that are equal on every backend.
     ///
     /// # Errors
-    /// `InvalidArgument` for more than 30 bindings, more than 4,096 bytes of parameters, an empty name or entry, or alignments that are no
-    /// powers of two or neither none, nor one, nor one for each binding.
+    /// `InvalidArgument` for more than 30 bindings, more than 4,096 bytes of parameters, or an
+    /// empty name or entry. The same for alignments that are no powers of two, and for another
+    /// number of alignments than none, one, or one for each binding.
     pub fn validate(&self) -> Result<()> {
         use crate::info::Limits;
         if self.name.is_empty() {
@@ -245,25 +250,27 @@ impl<'a> KernelDesc<'a> {
     }
 }
 
-/// A kernel, ready to be dispatched on its device. Made by [`Device::pipeline`](crate::Device::pipeline).
+/// A kernel that is ready for dispatch on its device. Made by
+/// [`Device::pipeline`](crate::Device::pipeline).
 #[doc(alias = "ComputePipelineState")]
 pub struct Pipeline {
     /// The backend's object: a function pointer, a `CUfunction`, a pipeline state.
     pub native: u64,
     /// The name in reports.
     pub name: Box<str>,
-    /// What the kernel does with each of its bindings.
+    /// The kernel's access to each of its bindings.
     pub bindings: Box<[Access]>,
     /// Bytes of its parameters.
     pub params: u32,
     /// The most threads of a block.
     pub block_threads: u32,
-    /// A manager's pipeline stays that manager's.
+    /// A pipeline must not be moved out of its manager's pool.
     _place: PhantomPinned,
 }
 
 impl Pipeline {
-    /// The pipeline of a kernel: its name, bindings and parameters are those that it was described with.
+    /// The pipeline of a described kernel, with the name, bindings and parameters of its
+    /// description.
     #[must_use]
     pub fn new(desc: &KernelDesc<'_>, native: u64, block_threads: u32) -> Self {
         Self {

@@ -1,11 +1,12 @@
-//! The border between the runtime and its backends.
+//! The hardware abstraction layer: the interface between the runtime and its backends.
 //!
-//! Above this border everything is the same code for every device; below it each backend keeps its own managers. Behaviour is
-//! `dyn` ([`Backend`], [`Device`], [`Stream`], [`Gate`], [`GraphExec`]); a *thing* is a plain struct with a native word
-//! ([`Pipeline`], [`Timestamp`], [`Binding`]): no associated types, no downcasts on a launch.
+//! Above this layer the code is the same for every device; below it each backend has its own
+//! managers. Objects with behaviour are `dyn` ([`Backend`], [`Device`], [`Stream`], [`Gate`],
+//! [`GraphExec`]). Objects without behaviour are plain structs with a native word ([`Pipeline`],
+//! [`Timestamp`], [`Binding`]). So a launch needs no associated types and no downcasts.
 //!
-//! A backend implements one hot call, [`Stream::submit`], which takes a slice of [`Op`]s: eager launches, recordings, replays,
-//! the simulated device and the wrappers all pass through that one door.
+//! A backend implements one hot call, [`Stream::submit`], which takes a slice of [`Op`]s. Eager
+//! launches, recordings, replays, the simulated device and the wrappers all use this call.
 //!
 //! # Object mapping
 //! | here | CPU | CUDA | Metal |
@@ -45,7 +46,7 @@ pub use info::{Caps, DeviceInfo, Limits, MemoryInfo, MemoryKind};
 pub use kernel::{
     Access, Binding, CpuArgs, CpuFn, KernelCheck, KernelDesc, KernelSource, LaunchInfo, Overlap, Pipeline,
 };
-/// The allocator core, which backends glue to their memory.
+/// The allocator core, which backends connect to their memory.
 pub use leasehold_alloc as alloc;
 pub use list::OpList;
 pub use null::NullBackend;

@@ -1,7 +1,8 @@
-//! A list of operations that owns its parts: a recording, the input of a CPU queue or of the simulated device.
+//! An owned list of operations: a recording, or the input of a CPU queue or of the simulated
+//! device.
 //!
-//! Three flat vectors (records, bindings, parameter bytes), so that a recording of thousands of operations is a few
-//! allocations and a list that is cleared and filled again makes none.
+//! The list has three flat vectors: records, bindings and parameter bytes. So a recording of
+//! thousands of operations needs few allocations. A list that is cleared and refilled needs none.
 //!
 //! This module must not know who runs the list.
 
@@ -74,47 +75,50 @@ impl OpList {
         Self::default()
     }
 
-    /// How many operations.
+    /// The number of operations.
     #[must_use]
     pub fn len(&self) -> usize {
         self.records.len()
     }
 
-    /// Whether there are none.
+    /// Returns whether the list is empty.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.records.is_empty()
     }
 
-    /// Forgets the operations and keeps the room.
+    /// Removes all operations and keeps the capacity.
     pub fn clear(&mut self) {
         self.records.clear();
         self.bindings.clear();
         self.params.clear();
     }
 
-    /// Makes room for so many more operations, bindings and bytes of parameters, so that pushing them does not allocate.
+    /// Reserves capacity for more operations, bindings and bytes of parameters, so that pushes do
+    /// not allocate.
     pub fn reserve(&mut self, ops: usize, bindings: usize, params: usize) {
         self.records.reserve(ops);
         self.bindings.reserve(bindings);
         self.params.reserve(params);
     }
 
-    /// Gives up what the operation at `index` holds (objects, host memory, closures) and leaves an empty copy in its place; for
-    /// queues, which keep things alive up to their point and no longer.
+    /// Drops everything that the operation at `index` holds (objects, host memory, closures) and
+    /// leaves an empty copy in its place. A queue uses this to keep objects alive until their
+    /// timepoint and no longer.
     pub fn vacate(&mut self, index: usize) {
         if let Some(record) = self.records.get_mut(index) {
             *record = Record::Copy(Copy2d::linear((0, 0), (0, 0), 0));
         }
     }
 
-    /// Shortens the list to its first `len` operations; for recordings that roll back.
+    /// Shortens the list to its first `len` operations, for recordings that roll back.
     pub fn truncate(&mut self, len: usize) {
         if len >= self.records.len() {
             return;
         }
         self.records.truncate(len);
-        // Records keep the order of their parts, so the last dispatch that is left ends both vectors.
+        // Records keep the order of their parts, so the last remaining dispatch determines the end
+        // of both vectors.
         let last = self.records.iter().rev().find_map(|r| match r {
             Record::Dispatch { bindings, params, .. } => Some((bindings.end(), params.end())),
             _ => None,
@@ -124,7 +128,7 @@ impl OpList {
         self.params.truncate(params);
     }
 
-    /// Appends a copy of `op`; objects are leased, bytes copied, and returns its index.
+    /// Appends a copy of `op` and returns its index. Objects are leased, bytes are copied.
     pub fn push(&mut self, op: &Op<'_>) -> usize {
         let record = match *op {
             Op::Wait(p) => Record::Wait(p),
@@ -207,9 +211,10 @@ impl OpList {
         }
     }
 
-    /// Replaces addresses: `map` gives the new address and native word of an old one, or `None` to keep it. For symbolic
-    /// addresses that become real when a recording stops. Host addresses of uploads and downloads stay; so does what the closure
-    /// of a foreign or host call holds (only the accesses that a foreign call declares are replaced).
+    /// Replaces addresses. `map` returns the new address and native word of an old address, or
+    /// `None` to keep it. This turns symbolic addresses into real ones when a recording stops. Host
+    /// addresses of uploads and downloads stay. The contents of a closure stay too; only the
+    /// accesses that a foreign call declares are replaced.
     pub fn rebind(&mut self, mut map: impl FnMut(u64) -> Option<(u64, u64)>) {
         let mut swap = |addr: &mut u64, native: &mut u64| {
             if let Some((a, n)) = map(*addr) {
@@ -236,7 +241,8 @@ impl OpList {
     /// Changes a dispatch in place.
     ///
     /// # Errors
-    /// `InvalidArgument` for an index that is no dispatch, another number of bindings, or another size of parameters.
+    /// `InvalidArgument` for an index that is not a dispatch, another number of bindings, or
+    /// another size of parameters.
     pub fn patch(
         &mut self,
         index: usize,
@@ -265,7 +271,8 @@ impl OpList {
         Ok(())
     }
 
-    /// Keeps the operations whose index `keep` accepts, in order. The bindings and parameters of those that go are given up too.
+    /// Keeps the operations whose index `keep` accepts, in order. Bindings and parameters of the
+    /// others are removed too.
     pub fn retain(&mut self, mut keep: impl FnMut(usize) -> bool) {
         let (mut i, mut bindings_end, mut params_end) = (0, 0, 0);
         let (all_bindings, all_params) = (&mut self.bindings, &mut self.params);
@@ -284,7 +291,7 @@ impl OpList {
         self.params.truncate(params_end);
     }
 
-    /// Bytes that the list holds.
+    /// The memory of the list in bytes.
     #[must_use]
     pub fn bytes(&self) -> u64 {
         (self.records.capacity() * size_of::<Record>()
@@ -293,7 +300,7 @@ impl OpList {
     }
 }
 
-/// The accesses with their addresses replaced, or the same ones when nothing changes.
+/// The accesses with their addresses replaced, or the same `Arc` if nothing changes.
 fn rebound(accesses: &Arc<[Binding]>, swap: &mut impl FnMut(&mut u64, &mut u64)) -> Arc<[Binding]> {
     let mut new = accesses.to_vec();
     new.iter_mut().for_each(|b| swap(&mut b.addr, &mut b.native));

@@ -1,15 +1,16 @@
-//! A backend that supports nothing: the suite must skip all of its cases on it, and say so.
+//! A backend without support for any operation: the conformance suite must skip all its cases, and
+//! say so.
 
 use crate::backend::{Backend, Device};
 use crate::id::{BackendKind, DeviceId};
 use crate::info::DeviceInfo;
 use leasehold_core::{Error, Lease, Result};
 
-/// Has no devices.
+/// A backend without devices.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct NullBackend;
 
-// SAFETY: it opens nothing.
+// SAFETY: this backend opens no device.
 unsafe impl Backend for NullBackend {
     fn kind(&self) -> BackendKind {
         BackendKind::Null

@@ -1,4 +1,5 @@
-//! Operations: what a stream is given. An [`Op`] is a view; [`OpList`](crate::OpList) owns.
+//! Operations: the units of work of a stream. An [`Op`] is a borrowed view; an
+//! [`OpList`](crate::OpList) owns operations.
 //!
 //! This module must not know who runs them.
 
@@ -11,7 +12,7 @@ use std::fmt;
 use std::marker::PhantomPinned;
 use std::sync::Arc;
 
-/// Keeps host memory (or anything else) alive until a point has passed.
+/// Keeps host memory (or any other object) alive until a timepoint has passed.
 pub type Keep = Arc<dyn Any + Send + Sync>;
 
 /// One kernel launch.
@@ -19,7 +20,7 @@ pub type Keep = Arc<dyn Any + Send + Sync>;
 pub struct Dispatch<'a> {
     /// The kernel.
     pub pipeline: &'a Lease<Pipeline>,
-    /// Blocks in each direction. With a zero nothing runs, and the submission still counts.
+    /// Blocks in each direction. If one is zero, nothing runs, and the submission still counts.
     pub grid: [u32; 3],
     /// Threads of a block in each direction.
     pub block: [u32; 3],
@@ -34,13 +35,13 @@ pub struct Dispatch<'a> {
 /// A copy within the device's memory, `rows` rows of `width` bytes. A plain copy has one row.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Copy2d {
-    /// Where it reads.
+    /// The source address.
     pub src: u64,
     /// Metal's spanning buffer of the source.
     pub src_native: u64,
     /// Bytes from one source row to the next.
     pub src_pitch: u64,
-    /// Where it writes. Must not overlap what it reads.
+    /// The destination address. The destination must not overlap the source.
     pub dst: u64,
     /// Metal's spanning buffer of the destination.
     pub dst_native: u64,
@@ -68,7 +69,7 @@ impl Copy2d {
         }
     }
 
-    /// Bytes from the first to the last one touched, at a pitch.
+    /// Bytes from the first accessed byte to the last one, at a pitch.
     #[must_use]
     pub fn extent(&self, pitch: u64) -> u64 {
         if self.rows == 0 || self.width == 0 {
@@ -82,11 +83,11 @@ impl Copy2d {
 /// Fills memory with a pattern of 1, 2 or 4 bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Fill {
-    /// Where. Aligned to the pattern.
+    /// The destination address, aligned to the pattern.
     pub dst: u64,
     /// Metal's spanning buffer.
     pub native: u64,
-    /// How many bytes; a multiple of the pattern's.
+    /// Bytes to fill; a multiple of the pattern's size.
     pub bytes: u64,
     /// The pattern, little-endian.
     pub pattern: u32,
@@ -105,7 +106,7 @@ pub struct Upload<'a> {
     pub native: u64,
     /// Bytes.
     pub bytes: u64,
-    /// Keeps the host memory alive until the copy is done; without it the caller does.
+    /// Keeps the host memory alive until the copy is over. Without it the caller must.
     pub keep: Option<&'a Keep>,
 }
 
@@ -120,11 +121,12 @@ pub struct Download<'a> {
     pub dst: *mut u8,
     /// Bytes.
     pub bytes: u64,
-    /// Keeps the host memory alive until the copy is done; without it the caller does.
+    /// Keeps the host memory alive until the copy is over. Without it the caller must.
     pub keep: Option<&'a Keep>,
 }
 
-/// A function of the host's that runs in stream order. It may submit more work; it must not wait for its own stream.
+/// A host function that runs in stream order. It may submit more work; it must not wait for its own
+/// stream.
 #[derive(Clone)]
 pub struct HostCall {
     /// The name in reports.
@@ -138,10 +140,10 @@ impl HostCall {
         Self { name, call: Arc::new(call) }
     }
 
-    /// Runs it; for backends.
+    /// Calls the function; for backends.
     ///
     /// # Errors
-    /// The function's own.
+    /// The function's own error.
     pub fn run(&self) -> Result<()> {
         (self.call)()
     }
@@ -153,25 +155,28 @@ impl fmt::Debug for HostCall {
     }
 }
 
-/// A call with the library's word and its operands.
+/// A call with the library's word and the call's operands.
 type Foreign = dyn Fn(u64, &[Binding]) -> Result<()> + Send + Sync;
 
-/// A library call that enqueues its own work in stream order (cuBLAS, Metal's matrix kernels, a BLAS on the CPU).
+/// A library call that enqueues its own work in stream order (cuBLAS, Metal's matrix kernels, a
+/// BLAS on the CPU).
 ///
-/// It is given the word that libraries of the backend take: the stream where the driver has streams (the same word as
-/// [`Stream::native`](crate::Stream::native)); on Metal the open command buffer, between encoders, which it must neither commit nor keep;
-/// 0 on the CPU, where it runs by itself.
+/// Its argument is the word that the backend's libraries take. If the driver has streams, this is
+/// the stream (the same word as [`Stream::native`](crate::Stream::native)). On Metal it is the open
+/// command buffer, between encoders, which the call must neither commit nor keep. On the CPU it is
+/// 0, and the call does the work itself.
 #[derive(Clone)]
 pub struct ForeignCall {
     /// The name in reports.
     pub name: &'static str,
     call: Arc<Foreign>,
-    /// What it reads and writes.
+    /// The memory that the call reads and writes.
     pub accesses: Arc<[Binding]>,
 }
 
 impl ForeignCall {
-    /// Wraps a call that takes the library's word and touches only `accesses`. An error poisons the stream.
+    /// Wraps a call that takes the library's word and touches only `accesses`. An error poisons the
+    /// stream.
     pub fn new(
         name: &'static str,
         accesses: Vec<Binding>,
@@ -180,8 +185,8 @@ impl ForeignCall {
         Self::with_bindings(name, accesses, move |word, _| call(word))
     }
 
-    /// As [`new`](Self::new), for a call that is told where its operands lie when it runs: in a graph they get their addresses late, and
-    /// others by updates.
+    /// Like [`new`](Self::new), for a call that receives the addresses of its operands when it
+    /// runs. In a graph the operands get their addresses late, and updates may change them.
     pub fn with_bindings(
         name: &'static str,
         accesses: Vec<Binding>,
@@ -190,10 +195,10 @@ impl ForeignCall {
         Self { name, call: Arc::new(call), accesses: accesses.into() }
     }
 
-    /// Runs it; for backends.
+    /// Calls the library; for backends.
     ///
     /// # Errors
-    /// The library's own.
+    /// The library's own error.
     pub fn run(&self, native_stream: u64) -> Result<()> {
         (self.call)(native_stream, &self.accesses)
     }
@@ -205,22 +210,23 @@ impl fmt::Debug for ForeignCall {
     }
 }
 
-/// A device time stamp: written when the stream gets there.
+/// A device time stamp: the device writes it when the stream reaches it.
 pub struct Timestamp {
     native: u64,
     nanos: AtomicU64,
-    /// A pool's stamp stays that pool's.
+    /// A time stamp must not be moved out of its pool.
     _place: PhantomPinned,
 }
 
 impl Timestamp {
-    /// A time stamp that was not written.
+    /// A time stamp without a time.
     #[must_use]
     pub fn new(native: u64) -> Self {
         Self { native, nanos: AtomicU64::new(0), _place: PhantomPinned }
     }
 
-    /// The backend's object (a `CUevent`); 0 where the time itself is kept here. Only unsafe calls look it up.
+    /// The backend's object (a `CUevent`); 0 if the time is stored here. Only unsafe calls look it
+    /// up.
     #[inline]
     #[must_use]
     pub fn native(&self) -> u64 {
@@ -232,7 +238,7 @@ impl Timestamp {
         self.nanos.store(nanos.max(1), Ordering::Release);
     }
 
-    /// The time, if it was written here.
+    /// The time, if it was stored here.
     #[must_use]
     pub fn get(&self) -> Option<u64> {
         match self.nanos.load(Ordering::Acquire) {
@@ -241,7 +247,7 @@ impl Timestamp {
         }
     }
 
-    /// Forgets the time; for recycling.
+    /// Removes the time, for recycling.
     pub fn clear(&self) {
         self.nanos.store(0, Ordering::Release);
     }
@@ -261,9 +267,10 @@ impl fmt::Debug for Timestamp {
 #[derive(Debug, Clone, Copy)]
 #[non_exhaustive]
 pub enum Op<'a> {
-    /// Later operations start after the point. Waiting for a failed point poisons the stream.
+    /// Later operations start after the timepoint. A wait for a failed timepoint poisons the
+    /// stream.
     Wait(Point),
-    /// A kernel.
+    /// A kernel launch.
     Dispatch(Dispatch<'a>),
     /// A copy within the device, or from or to a peer.
     Copy(Copy2d),
@@ -277,7 +284,7 @@ pub enum Op<'a> {
     Stamp(&'a Lease<Timestamp>),
     /// A library call.
     Foreign(&'a ForeignCall),
-    /// A call of the host's.
+    /// A call of a host function.
     Host(&'a HostCall),
     /// A whole graph.
     Graph(&'a Lease<dyn GraphExec>),
@@ -312,14 +319,16 @@ impl Op<'_> {
         }
     }
 
-    /// Whether everything before it comes before it and everything after it after it: its accesses are not declared.
+    /// Returns whether the operation is ordered after all earlier and before all later operations,
+    /// because its accesses are not declared.
     #[must_use]
     pub fn is_barrier(&self) -> bool {
         matches!(self, Op::Host(_) | Op::Stamp(_) | Op::Wait(_) | Op::Graph(_))
     }
 
-    /// Calls `f` with address, length and access of each range that the operation touches. Host memory takes part: on
-    /// backends where it has addresses of its own an accidental match only costs an edge.
+    /// Calls `f` with address, length and access of each range that the operation accesses. Host
+    /// memory is included: if a backend has separate host addresses, an accidental match costs only
+    /// an edge.
     pub fn for_each_access(&self, mut f: impl FnMut(u64, u64, Access)) {
         match self {
             Op::Dispatch(d) => d.bindings.iter().for_each(|b| f(b.addr, b.len, b.access)),

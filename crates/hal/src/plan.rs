@@ -1,23 +1,25 @@
-//! A plan: a list of operations and, for each, the earlier ones it must wait for.
+//! Plans: lists of operations with the dependencies of each.
 //!
 //! This module must not know which device will run it.
 
 use crate::hazard::Tracker;
 use crate::list::OpList;
 
-/// A list with dependencies. Nodes are in an order that respects them.
+/// A list of operations with dependencies, in topological order.
 #[derive(Clone, Debug, Default)]
 pub struct Plan {
     /// The operations.
     pub ops: OpList,
     /// Predecessors of all nodes, one after the other.
     pub pred: Vec<u32>,
-    /// Where the predecessors of node `i` begin: `pred[pred_at[i]..pred_at[i + 1]]`. One longer than `ops`.
+    /// The start of the predecessors of node `i`: `pred[pred_at[i]..pred_at[i + 1]]`. One entry
+    /// longer than `ops`.
     pub pred_at: Vec<u32>,
 }
 
 impl Plan {
-    /// Derives the dependencies from the declared accesses. Edges that follow from others are left out.
+    /// Derives the dependencies from the declared accesses. Edges that follow from others are
+    /// omitted.
     ///
     /// Operations with undeclared accesses (host calls, time stamps, graphs) are barriers.
     #[must_use]
@@ -27,7 +29,7 @@ impl Plan {
         pred_at.push(0);
         let mut tracker = Tracker::new();
         let mut barrier: Option<u32> = None;
-        // Whether a later node waits for this one.
+        // For each node: whether a later node waits for it.
         let mut followed = vec![false; n];
         let mut reducer = Reducer { seen: vec![u32::MAX; n], stack: Vec::new() };
         let mut deps: Vec<u32> = Vec::new();
@@ -35,7 +37,8 @@ impl Plan {
             let node = i as u32;
             deps.clear();
             if op.is_barrier() {
-                // What nobody waits for since the last barrier; everything else comes before one of them.
+                // The nodes since the last barrier without a successor; every other node precedes
+                // one of them.
                 let since = barrier.map_or(0, |b| b + 1);
                 deps.extend((since..node).filter(|&d| !followed[d as usize]));
                 tracker.clear();
@@ -58,13 +61,13 @@ impl Plan {
         Self { ops, pred, pred_at }
     }
 
-    /// How many nodes.
+    /// The number of nodes.
     #[must_use]
     pub fn len(&self) -> usize {
         self.ops.len()
     }
 
-    /// Whether there are none.
+    /// Returns whether the plan has no nodes.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.ops.is_empty()
@@ -79,33 +82,37 @@ impl Plan {
         }
     }
 
-    /// Whether each node waits for the one before it: then the order itself is the schedule.
+    /// Returns whether each node waits for the one before it, so that the order itself is the
+    /// schedule.
     #[must_use]
     pub fn is_chain(&self) -> bool {
         (1..self.len()).all(|i| self.predecessors(i).contains(&(i as u32 - 1)))
     }
 }
 
-/// How many edges are followed backwards from one node to find out which of its edges follow from others. What lies farther leaves
-/// a redundant edge, which costs a little when the graph runs and is never wrong.
+/// The number of edges that the reduction follows backwards from one node to find its redundant
+/// edges. A longer way leaves a redundant edge, which costs a little at a launch and is never
+/// wrong.
 const REDUCE_STEPS: usize = 256;
 
-/// Leaves out edges that follow from others. Its buffers are reused from node to node.
+/// Removes edges that follow from others. Its buffers are reused from node to node.
 struct Reducer {
-    /// For which node an earlier one was last seen to be an ancestor of a dependency.
+    /// For each earlier node: the last node that has a dependency with this node as an ancestor.
     seen: Vec<u32>,
     stack: Vec<u32>,
 }
 
 impl Reducer {
-    /// Removes from `deps` (sorted, without duplicates) of `node` what is an ancestor of another of them.
+    /// Removes those of `deps` (sorted, without duplicates) that are an ancestor of another one of
+    /// them.
     fn reduce(&mut self, node: u32, deps: &mut Vec<u32>, pred: &[u32], pred_at: &[u32]) {
         let Some(&lowest) = deps.first() else { return };
         if deps.len() < 2 {
             return;
         }
         let mut steps = REDUCE_STEPS + deps.len();
-        // From the latest: an ancestor has a lower number than its descendant, and what was seen needs no walk of its own.
+        // From the latest: an ancestor has a lower number than its descendant, and a visited node
+        // needs no walk of its own.
         for &d in deps.iter().rev() {
             if self.seen[d as usize] == node {
                 continue;

@@ -1,7 +1,8 @@
-//! A wrapper that tells `tracing` about every call: what, on what, how long, with which outcome.
+//! A wrapper that reports every call to `tracing`: the call, its object, its duration and its
+//! result.
 //!
-//! Submissions are events of level `DEBUG`, their operations of level `TRACE`, everything else `DEBUG`; the target is
-//! [`TARGET`]. With nobody listening a call costs one load and one branch.
+//! Submissions are events of level `DEBUG`, their operations of level `TRACE`, all other calls
+//! `DEBUG`. The target is [`TARGET`]. Without a subscriber a call costs one load and one branch.
 //!
 //! This module must not know who listens.
 
@@ -32,7 +33,7 @@ pub const TARGET: &str = "leasehold::hal";
 pub struct Traced<B>(Wrapper<B, Tracing>);
 
 impl<B: Backend> Traced<B> {
-    /// Wraps a backend; `Arc<dyn Backend>` is one too.
+    /// Wraps a backend, which may be an `Arc<dyn Backend>`.
     ///
     /// # Errors
     /// `OutOfMemory` for the wrapper's pools.
@@ -40,7 +41,7 @@ impl<B: Backend> Traced<B> {
         Ok(Self(Wrapper::new(inner, Tracing)?))
     }
 
-    /// The backend inside.
+    /// The inner backend.
     pub fn inner(&self) -> &B {
         &self.0.inner
     }
@@ -52,7 +53,7 @@ impl<B: Backend> fmt::Debug for Traced<B> {
     }
 }
 
-// SAFETY: every call is the inner backend's.
+// SAFETY: every method calls the inner backend's.
 unsafe impl<B: Backend> Backend for Traced<B> {
     fn kind(&self) -> BackendKind {
         self.0.kind()
@@ -71,7 +72,7 @@ unsafe impl<B: Backend> Backend for Traced<B> {
     }
 }
 
-/// The layer.
+/// The layer that traces.
 pub(crate) struct Tracing;
 
 impl Layer for Tracing {
@@ -99,11 +100,11 @@ impl Layer for Tracing {
 
     unsafe fn submit(_: &Open<Self>, inner: &dyn Stream, ops: &[Op<'_>]) -> Result<u64> {
         if !tracing::enabled!(target: TARGET, Level::DEBUG) {
-            // SAFETY: by the contract.
+            // SAFETY: the caller keeps the contract of `Stream::submit`.
             return unsafe { inner.submit(ops) };
         }
         let start = Instant::now();
-        // SAFETY: by the contract.
+        // SAFETY: the caller keeps the contract of `Stream::submit`.
         let result = unsafe { inner.submit(ops) };
         let us = micros(start);
         let on = inner.line();
@@ -128,11 +129,11 @@ impl Layer for Tracing {
     }
 }
 
-/// Has subscribers told what was done. A panic of one ends here: it must not come between what was
-/// submitted and those who have to know that it was, to keep memory for it.
+/// Sends an event to the subscribers. A subscriber's panic is caught here. The panic must not keep
+/// the caller from recording the submission, because the record keeps memory alive.
 fn tell(event: impl FnOnce()) {
     let Err(panic) = catch_unwind(AssertUnwindSafe(event)) else { return };
-    // Its destructor might panic too; what that leaves is not looked at any more.
+    // The panic value's destructor may panic too; the value of that second panic is leaked.
     if let Err(second) = catch_unwind(AssertUnwindSafe(|| drop(panic))) {
         std::mem::forget(second);
     }

@@ -1,5 +1,5 @@
-//! A wrapper that checks every submission before it reaches the backend, so that a mistake is an error that names the operation
-//! and not a fault of the device.
+//! A validation layer: a wrapper that checks every submission before the backend gets it. A mistake
+//! becomes an error that names the operation, not a fault of the device.
 //!
 //! # What is checked
 //! | operation | checks |
@@ -9,19 +9,20 @@
 //! | copy | rows do not overlap, neither one another nor what is read |
 //! | fill | a pattern of 1, 2 or 4 bytes that fits, aligned |
 //! | upload, download | the host address is not null |
-//! | wait | the value was submitted, unless a gate may still signal it; the line is one that this device can wait for |
+//! | wait | the value was submitted, unless it is a host timeline's; this device can wait for the timeline |
 //! | time stamp, graph | this device's; a graph's memory is still live |
 //! | host, foreign call | the device can do it |
 //! | plan | well-formed, and each operation as above |
 //!
-//! An error says which operation of which submission of which stream; nothing was submitted then. What cannot be seen from here is
-//! still the caller's promise: that memory stays live until the value completes, and that accesses are what the kernel does.
+//! An error names the operation, the submission and the stream; nothing was submitted then. Two
+//! conditions remain the caller's promise: memory stays live until the value completes, and the
+//! declared accesses are those of the kernel.
 //!
 //! # Cost
-//! A submission takes shared locks and allocates nothing. A range is found through a table of hints; an address seen for the first
-//! time costs a walk over the allocator's rows.
+//! A submission takes shared locks and allocates nothing. A table of hints finds a range. The first
+//! use of an address costs a walk over the allocator's rows.
 //!
-//! This module must not know how a backend runs anything.
+//! This module must not know how a backend runs operations.
 
 use crate::backend::{Backend, Device, NodePatch, Stream};
 use crate::check::{self, Range};
@@ -50,7 +51,7 @@ use std::sync::Weak;
 pub struct Validated<B>(Wrapper<B, Checks>);
 
 impl<B: Backend> Validated<B> {
-    /// Wraps a backend; `Arc<dyn Backend>` is one too.
+    /// Wraps a backend, which may be an `Arc<dyn Backend>`.
     ///
     /// # Errors
     /// `OutOfMemory` for the wrapper's pools.
@@ -60,7 +61,7 @@ impl<B: Backend> Validated<B> {
         Ok(Self(Wrapper::new(inner, Checks { registry, known: Mutex::new(Vec::new()) })?))
     }
 
-    /// The backend inside.
+    /// The inner backend.
     pub fn inner(&self) -> &B {
         &self.0.inner
     }
@@ -72,7 +73,7 @@ impl<B: Backend> fmt::Debug for Validated<B> {
     }
 }
 
-// SAFETY: every call is the inner backend's, or refused.
+// SAFETY: every method calls the inner backend's, or refuses.
 unsafe impl<B: Backend> Backend for Validated<B> {
     fn kind(&self) -> BackendKind {
         self.0.kind()
@@ -91,19 +92,20 @@ unsafe impl<B: Backend> Backend for Validated<B> {
     }
 }
 
-/// Nothing is known about the line: another backend's, or nobody's.
+/// A timeline that this wrapper did not lend: another backend's, or without an owner.
 const UNKNOWN: u8 = 0;
-/// A stream's, which this wrapper lent.
+/// A timeline of a stream that this wrapper lent.
 const STREAM: u8 = 1;
-/// A gate's: values may be waited for before anybody signals them.
+/// A host timeline: waits may come before the signal of their value.
 const GATE: u8 = 2;
-/// A stream's that has ended. Its values may still be waited for; the line may be somebody else's by now.
+/// A timeline of a destroyed stream. Waits for its values are still allowed; the timeline may have
+/// another owner by now.
 const FORMER: u8 = 3;
 
-/// What is shared by the devices of one wrapper.
+/// The state that the devices of one wrapper share.
 pub(crate) struct Registry {
     lines: Box<[AtomicU8]>,
-    /// Weak: each of them holds the registry.
+    /// Weak, because each device holds the registry.
     devices: RwLock<Vec<Weak<Known>>>,
 }
 
@@ -112,13 +114,13 @@ impl Registry {
         self.lines[usize::from(line.id().get())].store(what, Ordering::Release);
     }
 
-    /// What is known about the devices but one.
+    /// The records of all devices but one.
     fn others(&self, id: DeviceId) -> Vec<Arc<Known>> {
         self.devices.read().iter().filter_map(Weak::upgrade).filter(|k| k.id != id).collect()
     }
 }
 
-/// What is known about a device.
+/// The record of a device.
 pub(crate) struct Known {
     id: DeviceId,
     registry: Arc<Registry>,
@@ -126,18 +128,20 @@ pub(crate) struct Known {
     objects: RwLock<HashSet<usize>>,
     /// Graphs by their native word.
     graphs: RwLock<HashMap<u64, Arc<CheckedGraph>>>,
-    /// Kinds of memory that were asked for. Others have no buffers, and asking would make their allocators.
+    /// The kinds of memory that were requested. Other kinds have no buffers, and a request would
+    /// make their allocators.
     kinds: [AtomicBool; KINDS.len()],
     /// Rows of the block tables by a hash of the address.
     hints: Box<[[AtomicU32; HINTS]; KINDS.len()]>,
-    /// The opened device, for ranges in a peer's memory. Weak: what is known must not keep a device open.
+    /// The opened device, for ranges in a peer's memory. Weak, because this record must not keep a
+    /// device open.
     open: Mutex<Weak<Open<Checks>>>,
 }
 
 const KINDS: [MemoryKind; 2] = [MemoryKind::Device, MemoryKind::Pinned];
 const HINTS: usize = 256;
 
-/// What is known about a graph.
+/// The record of a graph.
 pub(crate) struct CheckedGraph {
     nodes: Box<[CheckedNode]>,
     /// The ranges of all nodes, one after the other; bindings change by updates.
@@ -145,16 +149,16 @@ pub(crate) struct CheckedGraph {
 }
 
 struct CheckedNode {
-    /// Of a dispatch.
+    /// The pipeline of a dispatch.
     pipeline: Option<Lease<Pipeline>>,
     at: usize,
     len: usize,
 }
 
-/// The layer.
+/// The layer that checks.
 pub(crate) struct Checks {
     registry: Arc<Registry>,
-    /// Keeps what is known, so that a device which is opened again finds it.
+    /// Keeps the records, so that a device finds its record when it is opened again.
     known: Mutex<Vec<Arc<Known>>>,
 }
 
@@ -194,7 +198,7 @@ impl Layer for Checks {
                 return Err(located(e, op, format_args!("operation {i} of submission {} of {line:?}", next(line))));
             }
         }
-        // SAFETY: by the contract.
+        // SAFETY: the caller keeps the contract of `Stream::submit`.
         unsafe { inner.submit(ops) }
     }
 
@@ -262,7 +266,7 @@ impl Layer for Checks {
     }
 
     fn graph_ended(open: &Open<Self>, native: u64) {
-        // The leases that it holds are dropped after the lock.
+        // The graph's leases are dropped after the lock is released.
         let ended = open.known.graphs.write().remove(&native);
         drop(ended);
     }
@@ -297,7 +301,8 @@ impl Layer for Checks {
 }
 
 impl Known {
-    /// Notes that an object is this device's, and no longer that of the device which had its slot before.
+    /// Records that an object belongs to this device, and no longer to the device that had the slot
+    /// before.
     fn own(&self, address: usize) {
         if self.objects.read().contains(&address) {
             return;
@@ -308,7 +313,7 @@ impl Known {
         self.objects.write().insert(address);
     }
 
-    /// The live buffer of `device`, which this is about, that holds a range.
+    /// The live buffer of `device` that contains a range. This record is `device`'s.
     fn find(&self, device: &dyn Device, addr: u64, len: u64) -> Option<Holding> {
         KINDS.iter().enumerate().find_map(|(i, &kind)| {
             if !self.kinds[i].load(Ordering::Acquire) {
@@ -343,7 +348,7 @@ fn located(e: Error, op: &Op<'_>, place: fmt::Arguments<'_>) -> Error {
     prefixed(e, format_args!("{} ({place})", op.name()))
 }
 
-/// Says where it was, and keeps the kind.
+/// Adds the place to the message, and keeps the error's kind.
 #[cold]
 fn prefixed(e: Error, place: fmt::Arguments<'_>) -> Error {
     match e {
@@ -445,7 +450,7 @@ fn check_patch(open: &Open<Checks>, graph: &CheckedGraph, patch: &NodePatch<'_>)
     patch.grid.map_or(Ok(()), |grid| check::grid_fits(limits, grid))
 }
 
-/// Calls `f` with each device range of an operation; of a dispatch, in the order of its bindings.
+/// Calls `f` with each device range of an operation; for a dispatch, in the order of its bindings.
 fn for_each_range(op: &Op<'_>, mut f: impl FnMut(Range)) {
     match op {
         Op::Dispatch(d) => d.bindings.iter().for_each(|b| f(b.into())),

@@ -1,15 +1,16 @@
-//! What the wrappers share: a backend around a backend, whose devices, streams and graphs pass every call on after a [`Layer`] has
-//! seen it.
+//! The common part of the wrappers: a backend around a backend. Its devices, streams and graphs
+//! forward every call after a [`Layer`] has seen it.
 //!
-//! # Who holds whom
-//! A wrapper keeps pools of its own payloads, so that it can lend `Lease<dyn Device>`, `Lease<dyn Stream>` and `Lease<dyn GraphExec>`.
-//! A payload holds the inner lease and an [`Open`] (the inner device and what the layer knows about it), never a pool, so no pool lies
-//! inside a payload that its own entries keep alive. A payload ends with its last lease; whether anything may shut down is decided by
-//! the inner backend alone, which sees the wrapper's holds as leases like any others.
+//! # Ownership
+//! A wrapper keeps pools of its own payloads, so that it can lend `Lease<dyn Device>`, `Lease<dyn
+//! Stream>` and `Lease<dyn GraphExec>`. A payload holds the inner lease and an [`Open`] (the inner
+//! device and the layer's record of it), never a pool. So no pool lies inside a payload that the
+//! pool's own entries keep alive. A payload ends with its last lease. The inner backend alone
+//! decides whether a shutdown is allowed; for it the wrapper's leases are like any others.
 //!
-//! Plain things (pipelines, time stamps) and gates are lent as the inner backend lends them.
+//! Pipelines, time stamps and host timelines are lent as the inner backend lends them.
 //!
-//! This module must not know what a layer looks for.
+//! This module must not know what a layer checks.
 
 use crate::backend::{Backend, Device, Former, Gate, GraphExec, NodePatch, Stream, StreamDesc};
 use crate::id::{BackendKind, DeviceId};
@@ -27,89 +28,90 @@ use std::any::Any;
 use std::fmt;
 use std::time::Duration;
 
-/// What a wrapper does around calls. All hooks do nothing unless a layer says otherwise.
+/// Hooks around the calls of a wrapper. The default of each hook does nothing.
 pub(crate) trait Layer: Send + Sync + Sized + 'static {
-    /// What the layer knows about a device. It outlives the device: reopened, the device finds it again.
+    /// The layer's record of a device. The record outlives the device; a device that is opened
+    /// again finds it.
     type Device: Send + Sync + 'static;
-    /// What the layer knows about a graph.
+    /// The layer's record of a graph.
     type Graph: Send + Sync + 'static;
     /// The names of the wrapper's pools in reports: devices, streams, graphs.
     const POOLS: [&'static str; 3];
 
-    /// A device was opened.
+    /// Called after a device was opened.
     fn opened(&self, inner: &Lease<dyn Device>) -> Arc<Self::Device>;
 
-    /// An opened device is ready to be lent.
+    /// Called before an opened device is lent.
     fn ready(open: &Arc<Open<Self>>) {
         let _ = open;
     }
 
-    /// Any call but a submission.
+    /// Wraps every call except a submission.
     fn around<R>(what: &'static str, on: fmt::Arguments<'_>, call: impl FnOnce() -> Result<R>) -> Result<R> {
         let _ = (what, on);
         call()
     }
 
-    /// A submission to `inner`.
+    /// Makes a submission to `inner`.
     ///
     /// # Safety
     /// - As [`Stream::submit`].
     unsafe fn submit(open: &Open<Self>, inner: &dyn Stream, ops: &[Op<'_>]) -> Result<u64>;
 
-    /// A wait of the timeline of a stream.
+    /// Called before a wait on the timeline of a stream.
     fn check_wait(open: &Open<Self>, line: &'static Line, on: Point) -> Result<()> {
         let _ = (open, line, on);
         Ok(())
     }
 
-    /// A kernel is about to be made ready.
+    /// Called before a pipeline is made.
     fn check_kernel(open: &Open<Self>, desc: &KernelDesc<'_>) -> Result<()> {
         let _ = (open, desc);
         Ok(())
     }
 
-    /// Two stamps are about to be compared.
+    /// Called before two stamps are compared.
     fn check_elapsed(open: &Open<Self>, start: &Timestamp, end: &Timestamp) -> Result<()> {
         let _ = (open, start, end);
         Ok(())
     }
 
-    /// A plan is about to be instantiated.
+    /// Called before a plan is instantiated.
     fn check_plan(open: &Open<Self>, plan: &Plan) -> Result<Self::Graph>;
 
-    /// A graph is about to be changed.
+    /// Called before a graph is updated.
     fn check_update(open: &Open<Self>, graph: &Self::Graph, patches: &[NodePatch<'_>]) -> Result<()> {
         let _ = (open, graph, patches);
         Ok(())
     }
 
-    /// A graph was made, with the inner native word.
+    /// Called after a graph was made, with the inner native word.
     fn graph_made(open: &Open<Self>, native: u64, graph: &Self::Graph) {
         let _ = (open, native, graph);
     }
 
-    /// A graph's last lease was dropped.
+    /// Called after a graph's last lease was dropped.
     fn graph_ended(open: &Open<Self>, native: u64) {
         let _ = (open, native);
     }
 
-    /// A graph was changed.
+    /// Called after a graph was updated.
     fn updated(graph: &Self::Graph, patches: &[NodePatch<'_>]) {
         let _ = (graph, patches);
     }
 
-    /// Something was lent.
+    /// Called after an object was lent.
     fn lent(open: &Open<Self>, what: Lent<'_>) {
         let _ = (open, what);
     }
 
-    /// A stream's last lease was dropped.
+    /// Called after a stream's last lease was dropped.
     fn stream_ended(open: &Open<Self>, line: &'static Line) {
         let _ = (open, line);
     }
 }
 
-/// What a device lent.
+/// An object that a device lent.
 pub(crate) enum Lent<'a> {
     Memory(MemoryKind),
     Stream(&'static Line),
@@ -118,13 +120,13 @@ pub(crate) enum Lent<'a> {
     Timestamp(&'a Lease<Timestamp>),
 }
 
-/// An opened device: the inner one, and what the layer knows.
+/// An opened device: the inner one, and the layer's record.
 pub(crate) struct Open<L: Layer> {
     pub(crate) inner: Lease<dyn Device>,
     pub(crate) known: Arc<L::Device>,
 }
 
-/// The pools. Nothing that is lent holds them, but devices do.
+/// The pools. Lent objects do not hold them, except devices.
 struct Pools<L: Layer> {
     streams: SlotPool<Streams<L>>,
     graphs: SlotPool<Graphs<L>>,
@@ -134,7 +136,7 @@ struct Pools<L: Layer> {
 pub(crate) struct Wrapper<B, L: Layer> {
     pub(crate) inner: B,
     devices: PoolManager<Devices<L>, DeviceId>,
-    /// The devices whose manager's lease has to go before the inner backend can shut down.
+    /// The devices whose manager's lease must be dropped before the inner backend can shut down.
     handles: Mutex<Vec<DeviceHandle>>,
     pools: Arc<Pools<L>>,
 }
@@ -151,7 +153,8 @@ impl<B: Backend, L: Layer> Wrapper<B, L> {
     }
 }
 
-// SAFETY: a device is the inner backend's of that name, wrapped; its handle is kept, so one name stays one resource.
+// SAFETY: a device is the inner backend's device of that name, wrapped. Its handle is kept, so one
+// name stays one resource.
 unsafe impl<B: Backend, L: Layer> Backend for Wrapper<B, L> {
     fn kind(&self) -> BackendKind {
         self.inner.kind()
@@ -178,7 +181,8 @@ unsafe impl<B: Backend, L: Layer> Backend for Wrapper<B, L> {
         L::around("shutdown", format_args!("{}", self.inner.kind()), || {
             let handles = std::mem::take(&mut *self.handles.lock());
             for handle in handles {
-                // A device that others hold keeps its slot and its key; one that nobody holds ends here. Stale: ended before.
+                // A device with other holders keeps its slot and its key; a device without them
+                // ends here. A stale handle means that the device has ended already.
                 let _ = self.devices.release(handle);
             }
             self.inner.shutdown()?;
@@ -247,7 +251,8 @@ impl<L: Layer> Resource for Streams<L> {
     }
 
     fn destroy(&self, payload: Self::Payload) {
-        // The mark first: once the inner lease is gone the line may be lent to another stream.
+        // The layer's mark first: after the drop of the inner lease another stream may get the
+        // timeline.
         L::stream_ended(&payload.open, payload.line);
         drop(payload);
     }
@@ -293,7 +298,7 @@ impl<L: Layer> WrappedDevice<L> {
     }
 }
 
-// SAFETY: every answer is the inner device's; a layer may refuse a call, not change it.
+// SAFETY: every answer is the inner device's. A layer may refuse a call but not change it.
 unsafe impl<L: Layer> Device for WrappedDevice<L> {
     fn info(&self) -> &DeviceInfo {
         self.inner().info()
@@ -360,7 +365,8 @@ unsafe impl<L: Layer> Device for WrappedDevice<L> {
     unsafe fn elapsed(&self, start: &Timestamp, end: &Timestamp) -> Result<Duration> {
         self.around("elapsed", |d| {
             L::check_elapsed(&self.open, start, end)?;
-            // SAFETY: stamps are lent as the inner device made them, and the caller vouches for where these came from.
+            // SAFETY: stamps are lent as the inner device made them, and the caller vouches for
+            // their origin.
             unsafe { d.elapsed(start, end) }
         })
     }
@@ -368,7 +374,8 @@ unsafe impl<L: Layer> Device for WrappedDevice<L> {
     unsafe fn instantiate(&self, plan: Plan) -> Result<Lease<dyn GraphExec>> {
         self.around("instantiate", |d| {
             let known = L::check_plan(&self.open, &plan)?;
-            // SAFETY: the caller's plan, unchanged; pipelines and stamps in it are the inner device's, as this wrapper lends them.
+            // SAFETY: the plan is the caller's, unchanged. Its pipelines and stamps are the inner
+            // device's, as this wrapper lends them.
             let inner = unsafe { d.instantiate(plan) }?;
             L::graph_made(&self.open, inner.native(), &known);
             let made = Mutex::new(Some(WrappedGraph { inner, known, open: self.open.clone() }));
@@ -413,7 +420,7 @@ impl<L: Layer> WrappedStream<L> {
     }
 }
 
-// SAFETY: the line and all that is said of it are the inner stream's.
+// SAFETY: the timeline and all statements about it are the inner stream's.
 unsafe impl<L: Layer> Timeline for WrappedStream<L> {
     fn line(&self) -> &'static Line {
         self.line
@@ -439,10 +446,12 @@ unsafe impl<L: Layer> Timeline for WrappedStream<L> {
     }
 }
 
-// SAFETY: a layer hands the caller's operations to the inner stream as they are, or refuses them all.
+// SAFETY: a layer passes the caller's operations to the inner stream unchanged, or refuses them
+// all.
 unsafe impl<L: Layer> Stream for WrappedStream<L> {
     unsafe fn submit(&self, ops: &[Op<'_>]) -> Result<u64> {
-        // SAFETY: the caller's promises are the inner stream's; a graph that this wrapper lent answers with the inner native word.
+        // SAFETY: the caller's promises are those of the inner stream. A graph that this wrapper
+        // lent returns the inner native word.
         unsafe { L::submit(&self.open, &*self.inner, ops) }
     }
 
@@ -467,7 +476,7 @@ unsafe impl<L: Layer> Stream for WrappedStream<L> {
     }
 }
 
-/// A graph, and what the layer knows about it.
+/// A graph, and the layer's record of it.
 struct WrappedGraph<L: Layer> {
     inner: Lease<dyn GraphExec>,
     known: L::Graph,
@@ -478,7 +487,7 @@ impl<L: Layer> Tagged for WrappedGraph<L> {
     type Tag = tags::Graph;
 }
 
-// SAFETY: the exec, its word and what a launch runs are the inner one's.
+// SAFETY: the graph, its word and the operations of a launch are the inner graph's.
 unsafe impl<L: Layer> GraphExec for WrappedGraph<L> {
     fn nodes(&self) -> usize {
         self.inner.nodes()
@@ -491,7 +500,8 @@ unsafe impl<L: Layer> GraphExec for WrappedGraph<L> {
     unsafe fn update(&self, patches: &[NodePatch<'_>]) -> Result<()> {
         L::around("update", format_args!("{} of {} nodes", patches.len(), self.inner.nodes()), || {
             L::check_update(&self.open, &self.known, patches)?;
-            // SAFETY: the caller's patches, unchanged, for the one exec that this wraps.
+            // SAFETY: the patches are the caller's, unchanged, for the one graph that this object
+            // wraps.
             unsafe { self.inner.update(patches) }?;
             L::updated(&self.known, patches);
             Ok(())

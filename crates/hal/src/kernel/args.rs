@@ -1,4 +1,4 @@
-//! What one tile of a CPU kernel is given.
+//! Arguments of CPU kernels: the view of one tile.
 //!
 //! This module must not know who runs tiles.
 
@@ -15,11 +15,11 @@ use std::any::type_name;
 ///   to.
 pub type CpuFn = unsafe fn(&CpuArgs<'_>);
 
-/// What one tile of a CPU kernel is given.
+/// The arguments of one tile of a CPU kernel.
 ///
-/// Only a backend makes one. A kernel reads its parameters with [`params`](Self::params), and its
-/// memory with [`slice`](Self::slice) and [`slice_mut`](Self::slice_mut), which check bounds and
-/// alignment and panic beyond them.
+/// Only a backend makes them. A kernel reads its parameters with [`params`](Self::params), and its
+/// memory with [`slice`](Self::slice) and [`slice_mut`](Self::slice_mut). These check bounds and
+/// alignment and panic on a violation.
 #[derive(Debug, Clone, Copy)]
 pub struct CpuArgs<'a> {
     tile: [u32; 3],
@@ -31,21 +31,21 @@ pub struct CpuArgs<'a> {
     shared_len: u32,
 }
 
-// SAFETY: the one raw pointer is the tile's scratch memory, which nothing here dereferences; who
-// uses it does so in unsafe code.
+// SAFETY: the one raw pointer is the tile's scratch memory, which no method here dereferences. Its
+// users dereference it in unsafe code.
 unsafe impl Send for CpuArgs<'_> {}
-// SAFETY: no method writes through a shared reference; the scratch pointer is only handed out.
+// SAFETY: no method writes through a shared reference. The scratch pointer is only returned.
 unsafe impl Sync for CpuArgs<'_> {}
 
 impl<'a> CpuArgs<'a> {
-    /// The arguments of tile `[0, 0, 0]` of a launch; [`set_tile`](Self::set_tile) goes on to the
-    /// others.
+    /// The arguments of tile `[0, 0, 0]` of a launch; [`set_tile`](Self::set_tile) selects other
+    /// tiles.
     ///
     /// # Safety
     /// - Each binding lies in memory that is valid for its access as long as a kernel uses the
     ///   arguments.
-    /// - `shared` points to `shared_len` bytes, aligned to 64, that nobody else touches meanwhile;
-    ///   or `shared_len` is 0.
+    /// - `shared` points to `shared_len` bytes, aligned to 64, that no other code accesses
+    ///   meanwhile; or `shared_len` is 0.
     #[inline]
     #[must_use]
     pub unsafe fn new(
@@ -57,27 +57,27 @@ impl<'a> CpuArgs<'a> {
         Self { tile: [0; 3], grid, block, bindings, params, shared, shared_len }
     }
 
-    /// Goes on to another tile.
+    /// Selects another tile.
     #[inline]
     pub fn set_tile(&mut self, tile: [u32; 3]) {
         self.tile = tile;
     }
 
-    /// Which tile.
+    /// The index of the tile.
     #[inline]
     #[must_use]
     pub fn tile(&self) -> [u32; 3] {
         self.tile
     }
 
-    /// How many tiles in each direction.
+    /// The number of tiles in each direction.
     #[inline]
     #[must_use]
     pub fn grid(&self) -> [u32; 3] {
         self.grid
     }
 
-    /// The block size that the dispatch asked for; a hint on the CPU.
+    /// The block size of the dispatch; a hint on the CPU.
     #[inline]
     #[must_use]
     pub fn block(&self) -> [u32; 3] {
@@ -108,7 +108,7 @@ impl<'a> CpuArgs<'a> {
     /// The parameters as a plain struct.
     ///
     /// # Panics
-    /// When the sizes differ; sessions check that before a launch.
+    /// If the sizes differ; sessions check the size before a launch.
     #[inline]
     #[must_use]
     pub fn params<T: AnyBitPattern>(&self) -> T {
@@ -118,15 +118,15 @@ impl<'a> CpuArgs<'a> {
         bytemuck::pod_read_unaligned(self.params)
     }
 
-    /// Binding `i` as a slice to read, rounded down to whole elements; empty for elements without
-    /// size.
+    /// Binding `i` as a slice for reading, rounded down to whole elements; empty for zero-sized
+    /// elements.
     ///
     /// # Safety
-    /// - The kernel declares that it reads binding `i`, and no tile writes it meanwhile.
+    /// - The kernel declares that it reads binding `i`, and no tile writes the binding meanwhile.
     ///
     /// # Panics
-    /// When there is no binding `i`, or it is not aligned for `T`; the stream is poisoned then. A
-    /// kernel that declares the alignment of its bindings never meets the latter.
+    /// If binding `i` does not exist or is not aligned for `T`; the stream is poisoned then. A
+    /// kernel that declares the alignment of its bindings never meets the second case.
     #[inline]
     #[must_use]
     pub unsafe fn slice<T: AnyBitPattern>(&self, i: usize) -> &'a [T] {
@@ -134,14 +134,14 @@ impl<'a> CpuArgs<'a> {
         if len == 0 {
             return &[];
         }
-        // SAFETY: the binding is valid for reads (`new`), nobody writes it (this function's
-        // contract), any bytes are a `T`, and `aligned` has checked the alignment and counted the
+        // SAFETY: the binding is valid for reads (`new`), no code writes it (this function's
+        // contract), and any bytes are a `T`. `aligned` has checked the alignment and counted the
         // whole elements.
         unsafe { std::slice::from_raw_parts(at, len) }
     }
 
-    /// Binding `i` as a raw pointer, and the number of whole elements: several tiles share it, each
-    /// writes its own part.
+    /// Binding `i` as a raw pointer, and its number of whole elements. Several tiles share the
+    /// binding; each writes its own part.
     #[inline]
     #[must_use]
     pub fn pointer<T>(&self, i: usize) -> (*mut T, usize) {
@@ -152,15 +152,15 @@ impl<'a> CpuArgs<'a> {
         )
     }
 
-    /// Elements `from..from + count` of binding `i`, to write.
+    /// Elements `from..from + count` of binding `i`, for writing.
     ///
     /// # Safety
-    /// - The kernel declares that it writes binding `i`, and this tile alone touches these
+    /// - The kernel declares that it writes binding `i`, and only this tile accesses these
     ///   elements.
     ///
     /// # Panics
-    /// When the range does not lie in the binding, or the binding is not aligned for `T`; the
-    /// stream is poisoned then.
+    /// If the range does not lie in the binding, or the binding is not aligned for `T`; the stream
+    /// is poisoned then.
     #[inline]
     #[must_use]
     pub unsafe fn slice_mut<T: Pod>(&self, i: usize, from: usize, count: usize) -> &'a mut [T] {
@@ -169,12 +169,13 @@ impl<'a> CpuArgs<'a> {
         if count == 0 {
             return &mut [];
         }
-        // SAFETY: the binding is valid for writes (`new`), the elements are this tile's alone (this
-        // function's contract), any bytes are a `T`, and bounds and alignment were checked.
+        // SAFETY: the binding is valid for writes (`new`), only this tile accesses the elements
+        // (this function's contract), and any bytes are a `T`. Bounds and alignment were checked.
         unsafe { std::slice::from_raw_parts_mut(at.add(from), count) }
     }
 
-    /// As [`pointer`](Self::pointer), for memory that is going to be a reference.
+    /// Like [`pointer`](Self::pointer), with a check of the alignment, for memory that becomes a
+    /// reference.
     #[inline]
     fn aligned<T>(&self, i: usize) -> (*mut T, usize) {
         let (at, len) = self.pointer::<T>(i);

@@ -1,5 +1,5 @@
-//! What a kernel asks of its launches: a check by its author, the alignment of its bindings, and
-//! which of them may overlap.
+//! Launch rules of a kernel: a check by the kernel's author, the alignment of bindings, and the
+//! bindings that may overlap.
 //!
 //! This module must not know when launches are checked.
 
@@ -9,7 +9,7 @@ use leasehold_core::{Error, Result};
 use std::fmt;
 use std::sync::Arc;
 
-/// A launch, as a kernel's check sees it.
+/// The description of a launch for a kernel's check.
 #[derive(Debug, Clone, Copy)]
 pub struct LaunchInfo<'a> {
     /// Blocks in each direction; none is zero.
@@ -30,7 +30,7 @@ impl<'a> LaunchInfo<'a> {
         Self { grid, block, shared, params, bindings }
     }
 
-    /// The parameters' bytes, as many as the kernel declares.
+    /// The parameters' bytes; their number is the one that the kernel declares.
     #[inline]
     #[must_use]
     pub fn params_bytes(&self) -> &'a [u8] {
@@ -40,7 +40,7 @@ impl<'a> LaunchInfo<'a> {
     /// The parameters as a plain struct.
     ///
     /// # Errors
-    /// `InvalidArgument` when the sizes differ.
+    /// `InvalidArgument` if the sizes differ.
     #[inline]
     pub fn params<T: AnyBitPattern>(&self) -> Result<T> {
         match bytemuck::try_pod_read_unaligned(self.params) {
@@ -49,28 +49,27 @@ impl<'a> LaunchInfo<'a> {
         }
     }
 
-    /// How many bindings there are: as many as the kernel declares.
+    /// The number of bindings, which is the one that the kernel declares.
     #[must_use]
     pub fn bindings(&self) -> usize {
         self.bindings.len()
     }
 
-    /// Bytes of binding `i`; 0 where there is none.
+    /// Bytes of binding `i`; 0 if it does not exist.
     #[inline]
     #[must_use]
     pub fn len(&self, i: usize) -> u64 {
         self.bindings.get(i).map_or(0, |b| b.len)
     }
 
-    /// Whether binding `i` begins at a multiple of `to` bytes. Empty bindings do, whatever is
-    /// asked.
+    /// Returns whether binding `i` begins at a multiple of `to` bytes. `true` for an empty binding.
     #[must_use]
     pub fn is_aligned(&self, i: usize, to: u64) -> bool {
         self.bindings.get(i).is_none_or(|b| b.len == 0 || b.addr.is_multiple_of(to.max(1)))
     }
 
-    /// Whether the bindings `i` and `j` share a byte. Without [`Overlap::InPlace`] or
-    /// [`Overlap::Any`] only two that are read do.
+    /// Returns whether the bindings `i` and `j` share a byte. Without [`Overlap::InPlace`] or
+    /// [`Overlap::Any`] only two read-only bindings can.
     #[must_use]
     pub fn overlap(&self, i: usize, j: usize) -> bool {
         match (self.bindings.get(i), self.bindings.get(j)) {
@@ -79,7 +78,7 @@ impl<'a> LaunchInfo<'a> {
         }
     }
 
-    /// Whether the bindings `i` and `j` are the very same bytes.
+    /// Returns whether the bindings `i` and `j` are the same range of bytes.
     #[must_use]
     pub fn same(&self, i: usize, j: usize) -> bool {
         match (self.bindings.get(i), self.bindings.get(j)) {
@@ -88,7 +87,7 @@ impl<'a> LaunchInfo<'a> {
         }
     }
 
-    /// Refuses a binding of less than `bytes` bytes.
+    /// Returns an error if binding `i` has less than `bytes` bytes.
     ///
     /// # Errors
     /// `InvalidArgument`, which names the binding.
@@ -111,11 +110,11 @@ fn too_short(i: usize, len: u64, bytes: u64) -> Error {
 /// The function of a check.
 type CheckFn = dyn Fn(&LaunchInfo<'_>) -> Result<()> + Send + Sync;
 
-/// Decides which launches of a kernel may run. Clones are the same check.
+/// A rule that decides which launches of a kernel may run. Clones are the same check.
 ///
-/// The runtime asks it before each launch, each recording and each update of a graph, but not for a
-/// grid with a zero in it, which runs nothing. It sees parameters, grid, block and the lengths of
-/// the bindings. Number, access and alignment of the bindings, overlap, the size of the parameters
+/// The runtime calls it before each launch, each recording and each update of a graph. Exception: a
+/// grid with a zero, which runs nothing. The rule sees parameters, grid, block and the lengths of
+/// the bindings. Number, access, alignment and overlap of the bindings, the size of the parameters
 /// and the device's limits were checked before.
 ///
 /// ```
@@ -128,7 +127,7 @@ type CheckFn = dyn Fn(&LaunchInfo<'_>) -> Result<()> + Send + Sync;
 pub struct KernelCheck(Option<Arc<CheckFn>>);
 
 impl KernelCheck {
-    /// A check of one's own; it may capture what it needs.
+    /// A check by a function, which may capture values.
     pub fn new(check: impl Fn(&LaunchInfo<'_>) -> Result<()> + Send + Sync + 'static) -> Self {
         Self(Some(Arc::new(check)))
     }
@@ -140,8 +139,8 @@ impl KernelCheck {
         Self(None)
     }
 
-    /// Accepts every launch whose grid is `[x, 1, 1]`: for kernels that cut their work by the first
-    /// index of a tile alone.
+    /// Accepts every launch whose grid is `[x, 1, 1]`: for kernels that divide their work by the
+    /// first index of a tile alone.
     #[must_use]
     pub fn grid_1d() -> Self {
         Self::new(|launch| match launch.grid {
@@ -150,10 +149,10 @@ impl KernelCheck {
         })
     }
 
-    /// Asks about a launch.
+    /// Checks a launch.
     ///
     /// # Errors
-    /// What the check answers: `InvalidArgument`, as a rule.
+    /// The error of the check, usually `InvalidArgument`.
     #[inline]
     pub fn run(&self, launch: &LaunchInfo<'_>) -> Result<()> {
         match &self.0 {
@@ -162,7 +161,7 @@ impl KernelCheck {
         }
     }
 
-    /// Whether both are the same check: clones of one, or both [`any`](Self::any).
+    /// Returns whether both are the same check: clones of one, or both [`any`](Self::any).
     #[must_use]
     pub fn same(&self, other: &Self) -> bool {
         match (&self.0, &other.0) {
@@ -179,15 +178,15 @@ impl fmt::Debug for KernelCheck {
     }
 }
 
-/// Which bindings of a launch, one of them written, may share memory.
+/// The rule for bindings of a launch that share memory if one of them is written.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub enum Overlap {
-    /// None may.
+    /// No bindings may share memory.
     #[default]
     Refused,
-    /// Two may be the very same bytes, for kernels that also work in place; none may overlap in
-    /// part.
+    /// Two bindings may be the same range, for kernels that also work in place. Partial overlap is
+    /// refused.
     InPlace,
-    /// Any may, in any way.
+    /// Bindings may overlap in any way.
     Any,
 }

@@ -28,7 +28,7 @@ fn nodes() -> impl Strategy<Value = Vec<Node>> {
     prop::collection::vec(node, 0..24)
 }
 
-/// Whether the two touch a byte that one of them writes.
+/// Returns whether the two touch a byte that one of them writes.
 fn conflict(a: &[Binding], b: &[Binding]) -> bool {
     let hits = |a: &Binding, b: &Binding| {
         (a.addr..a.addr + a.len).any(|byte| (b.addr..b.addr + b.len).contains(&byte))
@@ -131,7 +131,8 @@ fn a_range_at_the_end_of_the_address_space_is_cut_there() {
     tracker.access(2, 5, 0, Access::Write, |_| panic!("no bytes, no hazard"));
 }
 
-/// Regression: leaves and redundant edges were searched linearly, which took seconds for wide lists.
+/// Regression: leaves and redundant edges were searched linearly, which took seconds for wide
+/// lists.
 #[test]
 fn plans_of_4096_nodes_of_every_shape_take_milliseconds() {
     const N: u64 = 4096;

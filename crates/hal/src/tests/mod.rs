@@ -101,7 +101,8 @@ fn the_null_backend_has_nothing_and_says_so() {
     null.pools(&mut |name, _| panic!("the null backend has no pool {name}"));
 }
 
-/// A name that stays, since a kind's name is static. A list keeps it where a leak detector finds it.
+/// A name that stays, since a kind's name is static. A list keeps it where a leak detector finds
+/// it.
 fn kept(name: String) -> &'static str {
     static KEPT: leasehold_core::sync::Mutex<Vec<&'static str>> = leasehold_core::sync::Mutex::new(Vec::new());
     let name = Box::leak(name.into_boxed_str());
