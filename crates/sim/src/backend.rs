@@ -1,4 +1,4 @@
-//! The implementation of `hal`: leases of the managers' states, shown as the traits' objects.
+//! The backend: implements `hal`'s traits with leases of the managers' states.
 //!
 //! This module must hold no state beside the device manager.
 
@@ -17,13 +17,14 @@ use leasehold_hal::{
 use std::any::Any;
 use std::time::{Duration, Instant};
 
-/// Streams of a device at a time.
+/// The maximum number of streams of a device.
 const STREAMS: u32 = 256;
 
 /// The devices of a [`Machine`] as a backend: `sim:0`, `sim:1`, ….
 ///
-/// It has no thread. Work makes progress while somebody waits or asks, when a gate is signalled, and when a stream is dropped; an operation
-/// runs on the thread that does so.
+/// The backend has no thread. Work makes progress while a thread waits or queries, when a host
+/// timeline is signalled, and when a stream is dropped. An operation runs on the thread that does
+/// so.
 ///
 /// ```
 /// use leasehold_hal::{Backend, DeviceId, StreamDesc};
@@ -45,7 +46,7 @@ pub struct SimBackend {
 }
 
 impl SimBackend {
-    /// A backend over a machine of its own, on which a kernel's fault ends its stream and no other.
+    /// A backend over its own machine, on which a kernel's fault ends only the kernel's stream.
     ///
     /// # Errors
     /// As [`Machine::new`]; `OutOfMemory` for the pools.
@@ -54,7 +55,7 @@ impl SimBackend {
         Ok(Self { devices: DeviceManager::new(machine.clone(), STREAMS)?, machine })
     }
 
-    /// The machine, for who watches it, steps it and makes its calls fail.
+    /// The monitor of the machine: reports, steps and failures on demand.
     pub fn machine(&self) -> &Monitor {
         &self.machine
     }
@@ -65,7 +66,7 @@ impl SimBackend {
     }
 }
 
-// SAFETY: a store gives each ordinal one device, made with that ordinal.
+// SAFETY: the store has one device for each ordinal, made with that ordinal.
 unsafe impl Backend for SimBackend {
     fn kind(&self) -> BackendKind {
         BackendKind::Sim
@@ -92,7 +93,8 @@ unsafe impl Backend for SimBackend {
     }
 }
 
-// SAFETY: the machine's memory is its own mapping; streams, pipelines, stamps and graphs are made in this machine for this device.
+// SAFETY: the machine's memory is its own mapping. Streams, pipelines, stamps and graphs are made
+// in this machine for this device.
 unsafe impl Device for DeviceState {
     fn info(&self) -> &DeviceInfo {
         DeviceState::info(self)
@@ -127,7 +129,7 @@ unsafe impl Device for DeviceState {
         allocator::backing(self, kind)
     }
 
-    /// Priorities are clamped to the one there is.
+    /// The device has one priority, to which every priority is clamped.
     fn stream(&self, _: &StreamDesc) -> Result<Lease<dyn Stream>> {
         Ok(Lease::map(self.streams.acquire()?, |s| s as &dyn Stream))
     }
@@ -175,7 +177,7 @@ unsafe impl Device for DeviceState {
             return waited;
         }
         for &(line, value) in lines.iter().filter(|(line, value)| line.failed(*value)) {
-            // A failure is told before what failed is over.
+            // A failure is published before the failed work is over.
             line.see_off(value, deadline, || {
                 let over = || line.completed() >= value;
                 self.common.step_until(Some(Duration::ZERO), &over).map(|()| line.completed()).or(Ok(line.completed()))
@@ -194,13 +196,14 @@ fn healthy(line: &Line) -> Result<()> {
     line.check(VALUE_LIMIT).map(drop)
 }
 
-// SAFETY: a value is published by the queue's own command behind the submission, or once the device is lost and runs nothing.
+// SAFETY: the queue's own command after the submission publishes a value, or the loss of the
+// device, which then runs nothing.
 unsafe impl Timeline for StreamState {
     fn line(&self) -> &'static Line {
         StreamState::line(self)
     }
 
-    /// Runs what can: nobody may come and ask.
+    /// Runs all work that can run, because a later query is not certain.
     fn signal(&self) -> Result<u64> {
         self.common().notice_loss();
         healthy(StreamState::line(self))?;
@@ -209,7 +212,7 @@ unsafe impl Timeline for StreamState {
         Ok(value)
     }
 
-    /// Steps a little.
+    /// Runs a few steps.
     fn refresh(&self) -> Result<u64> {
         self.common().machine.poll();
         self.common().notice_loss();
@@ -223,7 +226,7 @@ unsafe impl Timeline for StreamState {
         if on.is_settled() || own && line.knows(on.into()) {
             return Ok(());
         }
-        // SAFETY: a wait touches no memory.
+        // SAFETY: a wait accesses no memory.
         unsafe { self.submit(&[Op::Wait(on)]) }.map(drop)
     }
 
@@ -237,19 +240,21 @@ unsafe impl Timeline for StreamState {
     }
 }
 
-// SAFETY: a submission becomes commands of one queue in order, the completion behind them; waits are commands too.
+// SAFETY: a submission becomes commands of one queue in order, followed by the completion. Waits
+// are commands too.
 unsafe impl Stream for StreamState {
     unsafe fn submit(&self, ops: &[Op<'_>]) -> Result<u64> {
         // SAFETY: the caller vouches for the operations, by the trait's contract.
         unsafe { StreamState::submit(self, ops) }
     }
 
-    /// All that was submitted is with the machine already.
+    /// All submitted work has reached the machine already.
     fn flush(&self) -> Result<()> {
         self.common().machine.device_status(self.common().device)
     }
 
-    /// A wait gives up where nothing can run any more; what then stays behind is taken out of the queue.
+    /// A wait gives up if nothing can run any more. The call removes the remaining work from the
+    /// queue.
     fn cancel(&self, cause: Error) -> bool {
         self.common().machine.queue_fail(self.queue, cause).is_ok()
     }
@@ -260,7 +265,7 @@ unsafe impl Stream for StreamState {
     }
 }
 
-// SAFETY: nothing is submitted to a gate.
+// SAFETY: a host timeline accepts no submissions.
 unsafe impl Timeline for GateState {
     fn line(&self) -> &'static Line {
         GateState::line(self)
@@ -295,7 +300,8 @@ impl Gate for GateState {
     }
 }
 
-// SAFETY: the machine's exec runs the plan's nodes by their dependencies; the word is its id, kept by this state.
+// SAFETY: the machine's graph runs the plan's nodes by their dependencies. The word is the graph's
+// id, which this state keeps.
 unsafe impl GraphExec for GraphState {
     fn nodes(&self) -> usize {
         GraphState::nodes(self)

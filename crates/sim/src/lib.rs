@@ -1,14 +1,18 @@
 //! The simulated device: a deterministic machine of virtual accelerators.
 //!
-//! [`Machine`] has what a vendor's driver has: devices with memory of their own, queues, copies, fills, kernels, host functions, events, words,
-//! semaphores and graphs. **Nothing happens by itself.** A step runs one command, picked by the seed, in virtual time; the same seed gives the
-//! same run. On demand calls fail ([`FaultPlan`]), and a detector watches who touches which memory and what orders it ([`Report`]).
+//! [`Machine`] offers the functions of a vendor's driver: devices with their own memory, queues,
+//! copies, fills, kernels, host functions, events, words, semaphores and graphs. **Nothing happens
+//! by itself.** A step runs one command, selected by the seed, in virtual time; the same seed gives
+//! the same run. Calls fail on demand ([`FaultPlan`]). A race detector records all memory accesses
+//! and their order ([`Report`]).
 //!
-//! Kernels are functions of the host that are registered by name ([`KernelRegistry`]).
+//! Kernels are host functions that are registered by name ([`KernelRegistry`]).
 //!
-//! [`SimBackend`] shows a machine's devices through `hal`, as `sim:0`, `sim:1`, …. A backend's simulated driver maps a vendor's calls to a [`Machine`], with the vendor's rules.
+//! [`SimBackend`] offers a machine's devices through `hal`, as `sim:0`, `sim:1`, …. A backend's
+//! simulated driver maps a vendor's calls to a [`Machine`], with the vendor's rules.
 //!
-//! This crate must not be needed by a library: it is for tests, for continuous integration and for reading reports.
+//! No library may need this crate: it serves tests, continuous integration and the reproduction of
+//! reports.
 
 pub mod allocator;
 pub mod backend;

@@ -1,7 +1,8 @@
-//! The allocator's glue: device memory by pieces that are mapped into reservations, pinned host memory by segments. Fills the cells of the
-//! device's state.
+//! The allocator's backings: device memory as pieces that are mapped into reservations, and pinned
+//! host memory as segments.
 //!
-//! This module must not know how blocks are placed.
+//! The module fills the allocator cells of the device's state. It must not know how blocks are
+//! placed.
 
 use crate::machine::{DEVICE_BASE, GRANULARITY, Machine, PieceId};
 use crate::manager::device::DeviceState;
@@ -15,7 +16,7 @@ use std::collections::BTreeMap;
 /// The allocator of a kind of memory; the first call makes it.
 ///
 /// # Errors
-/// `Unsupported` for a kind that there is not; `OutOfMemory`.
+/// `Unsupported` for a kind that the device does not have; `OutOfMemory`.
 pub fn of(device: &DeviceState, kind: MemoryKind) -> Result<&Allocator> {
     let (cell, what, host_kind) = match kind {
         MemoryKind::Device => (&device.device_memory, "device memory", HostKind::None),
@@ -35,7 +36,7 @@ pub fn of(device: &DeviceState, kind: MemoryKind) -> Result<&Allocator> {
 /// A source of a kind of memory.
 ///
 /// # Errors
-/// `Unsupported` for a kind that there is not.
+/// `Unsupported` for a kind that the device does not have.
 pub fn backing(device: &DeviceState, kind: MemoryKind) -> Result<Box<dyn Backing>> {
     let machine = device.common.machine.clone();
     match kind {
@@ -48,7 +49,7 @@ pub fn backing(device: &DeviceState, kind: MemoryKind) -> Result<Box<dyn Backing
     }
 }
 
-/// Bytes that the debug aids write or read at a time.
+/// Bytes that the debug aids write or read at once.
 const PIECE: usize = 64 << 10;
 
 fn fill(machine: &Machine, at: u64, bytes: u64, byte: u8) -> Result<()> {
@@ -81,7 +82,7 @@ fn verify(machine: &Machine, at: u64, bytes: u64, byte: u8) -> Result<Option<u64
 struct DeviceBacking {
     machine: Machine,
     device: u32,
-    /// Pieces that were committed at an address at once.
+    /// Pieces that `commit` created and mapped at an address.
     pieces: Mutex<BTreeMap<u64, PieceId>>,
     calls: AtomicU64,
 }
@@ -92,7 +93,7 @@ impl DeviceBacking {
     }
 }
 
-// SAFETY: the machine gives each piece and each range of addresses to one caller, and checks every call.
+// SAFETY: the machine gives each piece and each address range to one caller, and checks every call.
 unsafe impl Backing for DeviceBacking {
     fn caps(&self) -> BackingCaps {
         let physical = self.machine.config().memory;
@@ -110,11 +111,13 @@ unsafe impl Backing for DeviceBacking {
             return Ok(Chunk { addr: self.machine.alloc(self.device, bytes)?, bytes, native: 0 });
         };
         let piece = PieceId(self.create(bytes)?);
-        // SAFETY: the piece is fresh, and the caller vouches for the range; what is enabled was mapped just before.
+        // SAFETY: the piece is new, and the caller vouches for the range. `enable` gets a range
+        // that was mapped just before.
         let mapped = unsafe {
             self.map(at, piece.0, bytes).and_then(|()| {
                 self.enable(at, bytes).inspect_err(|_| {
-                    // As before the call; if even that fails, the piece stays with its mapping.
+                    // Restores the state before the call. If even this fails, the piece stays with
+                    // its mapping.
                     let _ = self.machine.unmap(at, bytes);
                 })
             })
@@ -134,7 +137,8 @@ unsafe impl Backing for DeviceBacking {
             self.call();
             return self.machine.free(chunk.addr);
         };
-        // SAFETY: `commit` mapped this piece there, and the caller vouches that nobody uses it.
+        // SAFETY: `commit` mapped this piece there, and the caller vouches that the range is not in
+        // use.
         unsafe { self.unmap(chunk.addr, chunk.bytes) }?;
         self.pieces.lock().remove(&chunk.addr);
         // SAFETY: `commit` created the piece; it is unmapped and off the list.
@@ -143,7 +147,8 @@ unsafe impl Backing for DeviceBacking {
 
     unsafe fn release(&self, addr: u64, bytes: u64) {
         self.call();
-        // Nothing is committed there; a machine that refuses all the same keeps the addresses.
+        // Nothing is committed in the range. If the machine refuses nevertheless, the addresses
+        // stay reserved.
         let _ = self.machine.release(addr, bytes);
     }
 
@@ -191,7 +196,7 @@ struct PinnedBacking {
     calls: AtomicU64,
 }
 
-// SAFETY: each segment is memory of the host that the machine allocated for this call.
+// SAFETY: each segment is host memory that the machine allocated for this call.
 unsafe impl Backing for PinnedBacking {
     fn caps(&self) -> BackingCaps {
         let physical = self.machine.config().pinned;

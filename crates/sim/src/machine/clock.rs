@@ -2,18 +2,18 @@
 //!
 //! This module must not know what agents do.
 
-/// How much of each agent's history is known.
+/// The last known epoch of each agent.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct Clock(Vec<u64>);
 
 impl Clock {
-    /// The last epoch of `agent` that is known.
+    /// The last known epoch of `agent`.
     #[inline]
     pub(crate) fn get(&self, agent: u32) -> u64 {
         self.0.get(agent as usize).copied().unwrap_or(0)
     }
 
-    /// Whether an agent's epoch is known.
+    /// Returns whether an agent's epoch is known.
     #[inline]
     pub(crate) fn knows(&self, agent: u32, epoch: u64) -> bool {
         self.get(agent) >= epoch
@@ -28,7 +28,7 @@ impl Clock {
         self.0[at] = epoch;
     }
 
-    /// Learns all that `other` knows.
+    /// Takes over all epochs that `other` knows.
     pub(crate) fn join(&mut self, other: &Clock) {
         if self.0.len() < other.0.len() {
             self.0.resize(other.0.len(), 0);
@@ -36,7 +36,7 @@ impl Clock {
         self.0.iter_mut().zip(&other.0).for_each(|(a, b)| *a = (*a).max(*b));
     }
 
-    /// Forgets what `other` does not know.
+    /// Removes epochs that `other` does not know.
     pub(crate) fn meet(&mut self, other: &Clock) {
         self.0.truncate(other.0.len());
         self.0.iter_mut().zip(&other.0).for_each(|(a, b)| *a = (*a).min(*b));

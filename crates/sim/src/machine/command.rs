@@ -1,4 +1,4 @@
-//! Commands: what queues are given, and what they hold until it runs.
+//! Commands of queues, and the objects that a queue holds until they run.
 //!
 //! This module must not know how commands run.
 
@@ -18,7 +18,7 @@ use std::ops::Range;
 pub struct KernelCall {
     /// The kernel.
     pub kernel: Arc<Kernel>,
-    /// Blocks in each direction. With a zero nothing runs.
+    /// Blocks in each direction. If one is zero, nothing runs.
     pub grid: [u32; 3],
     /// Threads of a block in each direction.
     pub block: [u32; 3],
@@ -37,7 +37,7 @@ impl KernelCall {
         Self { kernel, grid: [1; 3], block: [1; 3], shared: 0, bindings, params }
     }
 
-    /// With this grid.
+    /// Sets the grid.
     #[must_use]
     pub fn grid(mut self, grid: [u32; 3]) -> Self {
         self.grid = grid;
@@ -67,15 +67,16 @@ impl KernelCall {
     }
 }
 
-/// A copy of `rows` rows of `width` bytes, each side with its pitch. Both sides may be memory of any device, or host memory that the
-/// machine allocated or registered; other host memory [is vouched for](Self::with_host).
+/// A copy of `rows` rows of `width` bytes, each side with its pitch. Both sides may be memory of
+/// any device, or host memory that the machine allocated or registered. Other host memory needs
+/// [`with_host`](Self::with_host).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Transfer {
-    /// Where it reads.
+    /// The source address.
     pub src: u64,
     /// Bytes from one source row to the next.
     pub src_pitch: u64,
-    /// Where it writes.
+    /// The destination address.
     pub dst: u64,
     /// Bytes from one destination row to the next.
     pub dst_pitch: u64,
@@ -83,7 +84,7 @@ pub struct Transfer {
     pub width: u64,
     /// Rows.
     pub rows: u64,
-    /// Somebody vouches for host memory that the machine does not know.
+    /// The caller vouches for host memory that the machine does not know.
     host: bool,
 }
 
@@ -94,36 +95,37 @@ impl Transfer {
         Self::rows((src, bytes), (dst, bytes), bytes, 1)
     }
 
-    /// A copy of rows; each side is an address and the bytes from one row to the next.
+    /// A copy of rows. Each side is an address and the pitch of its rows.
     #[must_use]
     pub fn rows(src: (u64, u64), dst: (u64, u64), width: u64, rows: u64) -> Self {
         Self { src: src.0, src_pitch: src.1, dst: dst.0, dst_pitch: dst.1, width, rows, host: false }
     }
 
-    /// As before, and either side may be pageable memory of the host. Without this such an address is illegal: the machine
-    /// cannot tell what is there.
+    /// Allows pageable host memory on both sides. Without this call such an address is illegal,
+    /// because the machine does not know the memory.
     ///
     /// # Safety
-    /// - A range that is not the machine's memory is memory of this process that may be read (the source) or written (the
-    ///   destination), and nobody else uses it otherwise, until the copy is over or its queue has failed.
+    /// - A range that is not the machine's memory is memory of this process that may be read (the
+    ///   source) or written (the destination). No other code uses it otherwise until the copy is
+    ///   over or its queue has failed.
     #[must_use]
     pub unsafe fn with_host(mut self) -> Self {
         self.host = true;
         self
     }
 
-    /// As whom it reaches for memory.
+    /// The access rights of the copy.
     pub(crate) fn reach(&self) -> Reach {
         if self.host { Reach::Anywhere } else { Reach::Engine }
     }
 
-    /// Bytes that it moves.
+    /// The number of copied bytes.
     #[must_use]
     pub fn bytes(&self) -> u64 {
         self.width.saturating_mul(self.rows)
     }
 
-    /// With rows that follow one another without a gap made into one.
+    /// The same copy, with contiguous rows joined into one row.
     pub(crate) fn normal(self) -> Self {
         if self.rows > 1 && self.src_pitch == self.width && self.dst_pitch == self.width {
             return Self { host: self.host, ..Self::linear(self.src, self.dst, self.bytes()) };
@@ -160,7 +162,7 @@ impl Transfer {
 /// A fill with a pattern of 1, 2 or 4 bytes, `rows` rows of `width` bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct FillCall {
-    /// Where; aligned to the pattern.
+    /// The destination address, aligned to the pattern.
     pub dst: u64,
     /// Bytes from one row to the next.
     pub pitch: u64,
@@ -202,14 +204,15 @@ impl FillCall {
     }
 }
 
-/// A host function that a graph calls at each launch, with the queue that it was launched on.
+/// A host function that a graph calls at each launch, with the queue of the launch.
 pub type NodeFn = dyn Fn(QueueId) + Send + Sync;
 /// A host function that runs once.
 pub type HostFn = Box<dyn FnOnce() + Send>;
-/// A condition that a queue waits for: `None` as long as it does not hold, an error when it never will.
+/// A condition that a queue waits for: `None` while it does not hold, an error if it can never
+/// hold.
 pub type ReadyFn = Box<dyn FnMut() -> Option<Result<()>> + Send>;
 
-/// What a queue can be given. Commands of a queue run in order, each to its end.
+/// The commands of a queue. They run in order, each to its end.
 pub enum Command {
     /// A kernel.
     Kernel(KernelCall),
@@ -217,49 +220,53 @@ pub enum Command {
     Copy(Transfer),
     /// A fill.
     Fill(FillCall),
-    /// A host function. It runs without the machine's lock on whatever thread steps, and may call the machine.
+    /// A host function. It runs without the machine's lock on any stepping thread, and may call the
+    /// machine.
     Host {
         /// The name in reports.
         name: Text,
         /// The function.
         call: HostFn,
-        /// Whether it is called although the queue has failed (never when the device is lost).
+        /// Says whether the function is called even if the queue has failed. It is never called on
+        /// a lost device.
         always: bool,
     },
     /// Records an event.
     Record(EventId),
-    /// Waits for what the event recorded last before this call; nothing if it never did.
+    /// Waits for the event's last record before this call; nothing if the event was never recorded.
     WaitEvent(EventId),
     /// Writes a 64-bit word.
     WriteValue {
-        /// Where: aligned to 8, in pinned or device memory.
+        /// The address: aligned to 8, in pinned or device memory.
         addr: u64,
-        /// What.
+        /// The value.
         value: u64,
     },
     /// Waits until a 64-bit word is at least a value.
     WaitValue {
-        /// Where: as above.
+        /// The address: aligned to 8, in pinned or device memory.
         addr: u64,
         /// The least value.
         value: u64,
     },
-    /// Raises a semaphore. On a queue that has failed it fails the semaphore instead.
+    /// Raises a semaphore. On a failed queue the command fails the semaphore instead.
     Signal(SemaphoreId, u64),
-    /// Waits until a semaphore is at least a value. If the semaphore fails first, so does the queue.
+    /// Waits until a semaphore is at least a value. If the semaphore fails first, so does the
+    /// queue.
     WaitSemaphore(SemaphoreId, u64),
-    /// Waits for a condition of the host's. It is asked under the machine's lock and must not call the machine.
+    /// Waits for a condition of the host. The machine evaluates it under its lock; it must not call
+    /// the machine.
     Until {
         /// The name in reports.
         name: &'static str,
         /// The condition.
         ready: ReadyFn,
     },
-    /// Launches a graph as it is now.
+    /// Launches a graph in its present state.
     Launch(ExecId),
     /// Frees an allocation in the order of the queue.
     Free(u64),
-    /// Nothing.
+    /// Does nothing.
     Empty,
 }
 
@@ -284,22 +291,22 @@ impl fmt::Debug for Command {
     }
 }
 
-/// A record of an event: over once it has a time.
+/// A record of an event. It is over once it has a time.
 #[derive(Debug, Default)]
 pub(crate) struct Mark {
     pub(crate) done: OnceLock<Done>,
 }
 
-/// When a mark was passed, and what was known then.
+/// The time at which a mark was passed, and the clock at that time.
 #[derive(Debug)]
 pub(crate) struct Done {
     pub(crate) nanos: u64,
     pub(crate) clock: Clock,
-    /// Whether the queue had failed.
+    /// Says whether the queue had failed.
     pub(crate) failed: bool,
 }
 
-/// What a queue or a node really does: a command whose names are bound.
+/// The action of a queue or node: a command whose names are bound.
 pub(crate) enum Action {
     Kernel(KernelCall),
     Copy(Transfer),
@@ -341,7 +348,7 @@ impl Action {
         }
     }
 
-    /// Calls `f` with each range that the action touches, gaps between rows included.
+    /// Calls `f` with each range that the action accesses, gaps between rows included.
     pub(crate) fn for_each_range(&self, mut f: impl FnMut(Range<u64>)) {
         match self {
             Action::Kernel(k) => k.bindings.iter().for_each(|b| f(b.addr..b.addr.saturating_add(b.len))),
@@ -356,7 +363,7 @@ impl Action {
     }
 }
 
-/// A node's own part of an action, which is the same at each launch.
+/// A node's own part of an action, which is equal at each launch.
 #[derive(Clone)]
 pub(crate) enum NodeAction {
     Kernel(KernelCall),
@@ -384,7 +391,7 @@ impl NodeAction {
     }
 }
 
-/// A node of a graph that can be launched.
+/// A node of an executable graph.
 #[derive(Clone)]
 pub(crate) struct ExecNode {
     pub(crate) action: NodeAction,
@@ -394,12 +401,13 @@ pub(crate) struct ExecNode {
     pub(crate) label: u32,
 }
 
-/// A launch of a graph, as it was when it was enqueued.
+/// A launch of a graph, in the graph's state at the time of the enqueue.
 pub(crate) struct Running {
     pub(crate) launch: u64,
     pub(crate) nodes: Arc<Vec<ExecNode>>,
     pub(crate) edges: Arc<Ancestors>,
-    /// For each node, how many of its predecessors are not over; `u32::MAX` once it has begun.
+    /// For each node, the number of its predecessors that are not over; `u32::MAX` once the node
+    /// has begun.
     pub(crate) waits: Vec<u32>,
     pub(crate) ready: Vec<u32>,
     pub(crate) left: usize,
@@ -424,7 +432,7 @@ impl Running {
         }
     }
 
-    /// A node is over: what waited for it and nothing else is ready.
+    /// Ends a node: nodes that waited for this node only become ready.
     pub(crate) fn finish(&mut self, node: u32) {
         self.left -= 1;
         for &next in self.nodes[node as usize].next.iter() {
@@ -441,16 +449,16 @@ impl Running {
 pub(crate) struct Entry {
     pub(crate) action: Action,
     pub(crate) index: u64,
-    /// What the host knew when it enqueued.
+    /// The host's clock at the time of the enqueue.
     pub(crate) host: Arc<Clock>,
-    /// When it was enqueued.
+    /// The virtual time of the enqueue.
     pub(crate) at: u64,
-    /// The regions that its addresses named then, each with the address.
+    /// The regions that the addresses named at that time, each with the address.
     pub(crate) regions: Vec<(u64, u64)>,
-    /// Steps for which it is held back.
+    /// The number of steps by which the entry is delayed.
     pub(crate) delay: u32,
-    /// Held back as long as anything else can run.
+    /// The entry runs only when nothing else can run.
     pub(crate) last: bool,
-    /// It has begun: its clock and epoch are taken.
+    /// The entry has begun: its clock and epoch are taken.
     pub(crate) begun: bool,
 }

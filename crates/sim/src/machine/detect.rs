@@ -1,19 +1,23 @@
-//! The race detector: who touched which memory last, and whether something orders it before who touches it now.
+//! The race detector: who touched which memory last, and whether something orders it before who
+//! touches it now.
 //!
 //! # What it knows
-//! Each agent (the host, and every queue) has a vector clock. An access is an agent and an epoch of it; it comes before another one if
-//! the other's agent knew that epoch. Memory is a map of ranges, each with its last write, the reads since, and whether anybody wrote it. Nodes of one
-//! launch of a graph share an epoch; between them the graph's own edges decide.
+//! Each agent (the host, and every queue) has a vector clock. An access is an agent and an epoch of
+//! it; it comes before another one if the other's agent knew that epoch. Memory is a map of ranges,
+//! each with its last write, the reads since, and whether anybody wrote it. Nodes of one launch of
+//! a graph share an epoch; between them the graph's own edges decide.
 //!
 //! # What makes an order
-//! The order of a queue; an event's record and a wait for it; a value written and a wait for it; a semaphore; the host's enqueue and what was enqueued;
-//! the end of work and the host that waited, asked or was called back; the loss of a device and the host; a graph's edges. That one thing happened to run before another
-//! makes none.
+//! The order of a queue; an event's record and a wait for it; a value written and a wait for it; a
+//! semaphore; the host's enqueue and what was enqueued; the end of work and the host that waited,
+//! asked or was called back; the loss of a device and the host; a graph's edges. That one thing
+//! happened to run before another makes none.
 //!
 //! # What it does not see
-//! All threads of the host are one agent. A read of a kernel counts as one of memory that nobody wrote only if nobody wrote any of the
-//! binding: kernels are bound to more than they touch. An event that a graph records or waits for covers the whole launch.
-//! Of memory that is mapped twice, an access through one mapping hides those before it through the other when that one goes.
+//! All threads of the host are one agent. A read of a kernel counts as one of memory that nobody
+//! wrote only if nobody wrote any of the binding: kernels are bound to more than they touch. An
+//! event that a graph records or waits for covers the whole launch. Of memory that is mapped twice,
+//! an access through one mapping hides those before it through the other when that one goes.
 //!
 //! This module must not know how commands run.
 
@@ -36,10 +40,11 @@ pub struct Operation {
     pub name: Arc<str>,
     /// The queue's number; `None` for the host.
     pub queue: Option<u64>,
-    /// The queue's name, if it was given one ([`Machine::queue_set_name`](super::Machine::queue_set_name)).
+    /// The queue's name, if it was given one
+    /// ([`Machine::queue_set_name`](super::Machine::queue_set_name)).
     pub stream: Option<Arc<str>>,
-    /// Its index among what was enqueued on the queue; of a backend's stream the submission, counted from 1 since the stream was made; for
-    /// the host a count of its accesses.
+    /// Its index among what was enqueued on the queue; of a backend's stream the submission,
+    /// counted from 1 since the stream was made; for the host a count of its accesses.
     pub index: u64,
     /// The node, of a graph that was launched.
     pub node: Option<u32>,
@@ -80,8 +85,8 @@ impl fmt::Debug for Operation {
 pub enum ReportKind {
     /// Two accesses of which one writes, and nothing orders them.
     Unordered,
-    /// Memory that was freed, unmapped or lent again before an operation that was given it had run, or freed while nothing
-    /// says that its last use is over.
+    /// Memory that was freed, unmapped or lent again before an operation that was given it had run,
+    /// or freed while nothing says that its last use is over.
     UseAfterFree,
     /// A read of memory that nobody wrote.
     NeverWritten,
@@ -105,12 +110,14 @@ pub struct Report {
     pub addr: u64,
     /// Bytes.
     pub bytes: u64,
-    /// The binding of a kernel's that the address lies in, and the offset from its first byte; for what is found in one.
+    /// The binding of a kernel's that the address lies in, and the offset from its first byte; for
+    /// what is found in one.
     pub binding: Option<(usize, u64)>,
 }
 
 impl Report {
-    /// The report with the buffer that the address lies in now, if one of `memory` does: its length, its tag, and the offset.
+    /// The report with the buffer that the address lies in now, if one of `memory` does: its
+    /// length, its tag, and the offset.
     #[must_use]
     pub fn describe(&self, memory: &Allocator) -> String {
         match memory.holding(self.addr, self.bytes.min(1), 0) {
@@ -155,10 +162,12 @@ impl fmt::Display for Report {
     }
 }
 
-/// Graphs of up to so many nodes keep a bit for each pair of them (8 MiB at most); in larger ones edges are followed each time.
+/// Graphs of up to so many nodes keep a bit for each pair of them (8 MiB at most); in larger ones
+/// edges are followed each time.
 const CLOSED: usize = 8192;
 
-/// Which nodes of a graph come before which. Nodes are numbered so that a predecessor has the lower number.
+/// Which nodes of a graph come before which. Nodes are numbered so that a predecessor has the lower
+/// number.
 pub(crate) struct Ancestors {
     /// Direct predecessors of each node.
     pub(crate) pred: Vec<Vec<u32>>,
@@ -171,7 +180,7 @@ impl Ancestors {
         Self { pred, closed: OnceLock::new() }
     }
 
-    /// Whether node `a` comes before node `b` (or is the same).
+    /// Returns whether node `a` comes before node `b` (or is the same).
     pub(crate) fn before(&self, a: u32, b: u32) -> bool {
         if a >= b {
             return a == b;
@@ -268,7 +277,7 @@ struct Segment {
     reads: Vec<Arc<Past>>,
 }
 
-/// Whether a read of memory that nobody wrote is reported, and for how much of it.
+/// Says whether a read of memory that nobody wrote is reported, and for how much of it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Unwritten {
     /// When a byte of it is.
@@ -360,7 +369,8 @@ impl Detector {
         }
     }
 
-    /// Notes an access to `bytes` bytes of the memory `key`, which was reached at `addr`, and reports what nothing orders.
+    /// Notes an access to `bytes` bytes of the memory `key`, which was reached at `addr`, and
+    /// reports what nothing orders.
     pub(crate) fn access(&mut self, who: &Actor<'_>, key: u64, addr: u64, bytes: u64, access: Access) {
         let end = key + bytes;
         if !self.on || bytes == 0 {
@@ -392,7 +402,8 @@ impl Detector {
                 s.write = Some(past.clone());
                 s.reads.clear();
             } else {
-                // An agent's later read covers its earlier ones; nodes of one launch do not cover each other.
+                // An agent's later read covers its earlier ones; nodes of one launch do not cover
+                // each other.
                 if s.reads.iter().any(|r| r.agent == past.agent && r.launch != past.launch) {
                     s.reads.retain(|r| r.agent != past.agent);
                 }
@@ -450,7 +461,8 @@ impl Detector {
         bytes - written
     }
 
-    /// The accesses to a range by its addresses from `addr` on that `clock` does not know, once each.
+    /// The accesses to a range by its addresses from `addr` on that `clock` does not know, once
+    /// each.
     pub(crate) fn unknown(&self, clock: &Clock, key: u64, addr: u64, bytes: u64) -> Vec<Operation> {
         let (end, through) = (key + bytes, addr.wrapping_sub(key));
         let before = self.segments.range(..key).next_back().filter(|(_, s)| s.end > key);

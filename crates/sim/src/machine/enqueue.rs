@@ -1,7 +1,8 @@
-//! Queues, events, semaphores and graphs: how they are made, and how commands get into queues.
+//! Creation of queues, events, semaphores and graphs, and the enqueue of commands.
 //!
-//! A command is bound when it is enqueued: a wait for an event to the event's last record, a launch to the graph as it is. While a queue
-//! captures, what it is given becomes nodes of a graph, one after the other.
+//! A command is bound when it is enqueued: a wait to the event's last record, a launch to the
+//! graph's present state. While a queue captures, its commands become nodes of a graph, one after
+//! the other.
 //!
 //! This module must not know how commands run.
 
@@ -15,14 +16,14 @@ use leasehold_core::sync::Arc;
 use leasehold_core::{Error, Result};
 use std::collections::VecDeque;
 
-/// Steps of a semaphore whose clocks are kept apart.
+/// The number of a semaphore's steps with a clock of their own.
 const RAISED: usize = 64;
 
 impl Machine {
-    /// A queue on a device.
+    /// Makes a queue on a device.
     ///
     /// # Errors
-    /// `NotFound` for a device that does not exist; `DeviceLost`; the fault plan's.
+    /// `NotFound` for a device that does not exist; `DeviceLost`; an error of the fault plan.
     pub fn queue_create(&self, device: u32) -> Result<QueueId> {
         let mut state = self.enter(device, "queue_create")?;
         let (agent, epoch) = state.agents.pop().unwrap_or_else(|| {
@@ -53,7 +54,7 @@ impl Machine {
         Ok(id)
     }
 
-    /// Gives a queue up. What was enqueued still runs; nobody can name it any more.
+    /// Destroys a queue. Enqueued commands still run; the name is no longer valid.
     ///
     /// # Errors
     /// `NotFound`.
@@ -72,7 +73,7 @@ impl Machine {
         Ok(self.lock().queue(queue)?.device)
     }
 
-    /// Why a queue has failed, if it has.
+    /// The cause of a queue's failure, if the queue has failed.
     ///
     /// # Errors
     /// `NotFound`.
@@ -80,8 +81,8 @@ impl Machine {
         Ok(self.lock().queue(queue)?.failure.clone())
     }
 
-    /// Fails a queue: what it still holds is not run, but for host functions that are called always. The first cause stays. May be
-    /// called by a host function of the queue itself.
+    /// Fails a queue: its remaining commands do not run, except host functions with `always`. The
+    /// first cause stays. A host function of the queue itself may call this.
     ///
     /// # Errors
     /// `NotFound`.
@@ -99,19 +100,20 @@ impl Machine {
         Ok(())
     }
 
-    /// Gives a queue a command. Nothing runs.
+    /// Enqueues a command. Nothing runs.
     ///
     /// # Errors
-    /// `InvalidArgument` for what can never run; `NotFound` for objects that do not exist; the cause of a queue that has failed; `DeviceLost`; the
-    /// fault plan's. Nothing was enqueued then.
+    /// `InvalidArgument` for a command that can never run; `NotFound` for objects that do not
+    /// exist; the cause of a failed queue; `DeviceLost`; an error of the fault plan. Nothing was
+    /// enqueued then.
     pub fn enqueue(&self, queue: QueueId, command: Command) -> Result<()> {
         let mut state = self.enter_queue(queue, "enqueue")?;
-        // A command that is refused is dropped with its closures after the lock.
+        // The closures of a refused command are dropped after the lock is released.
         state.check(queue, &command)?;
         state.push(queue, command)
     }
 
-    /// Gives a queue several commands, all of them or none: one call.
+    /// Enqueues several commands, all of them or none, in one call.
     ///
     /// # Errors
     /// As [`enqueue`](Self::enqueue).
@@ -119,8 +121,8 @@ impl Machine {
         self.submit_all(queue, None, commands)
     }
 
-    /// As [`submit`](Self::submit), with an index of the caller's by which reports and faults name the commands, instead of their place in the
-    /// queue.
+    /// Like [`submit`](Self::submit), with an index of the caller. Reports and faults name the
+    /// commands by this index instead of their place in the queue.
     ///
     /// # Errors
     /// As [`enqueue`](Self::enqueue).
@@ -137,7 +139,7 @@ impl Machine {
         result
     }
 
-    /// Names a queue in faults and reports: `copies` instead of `queue 3`.
+    /// Sets the queue's name in faults and reports: `copies` instead of `queue 3`.
     ///
     /// # Errors
     /// `NotFound`.
@@ -146,8 +148,8 @@ impl Machine {
         self.queue_report_as(queue, name, 0)
     }
 
-    /// Names a queue in reports alone, whose commands are enqueued under indices that begin behind `first`
-    /// ([`submit_as`](Self::submit_as)): reports count from there.
+    /// Sets the queue's name in reports alone. The indices of its commands begin after `first`
+    /// ([`submit_as`](Self::submit_as)), and reports count from there.
     ///
     /// # Errors
     /// `NotFound`.
@@ -158,10 +160,10 @@ impl Machine {
         Ok(())
     }
 
-    /// An event; with `timing` it can be asked for its time.
+    /// Makes an event. With `timing` the event has a time.
     ///
     /// # Errors
-    /// The fault plan's; `DeviceLost`.
+    /// An error of the fault plan; `DeviceLost`.
     pub fn event_create(&self, device: u32, timing: bool) -> Result<EventId> {
         let mut state = self.enter(device, "event_create")?;
         let id = EventId(state.id());
@@ -169,7 +171,7 @@ impl Machine {
         Ok(id)
     }
 
-    /// Gives an event up. Waits that were enqueued stay bound.
+    /// Destroys an event. Enqueued waits stay bound.
     ///
     /// # Errors
     /// `NotFound`.
@@ -177,7 +179,7 @@ impl Machine {
         self.lock().events.remove(&event).map(drop).ok_or_else(|| missing(event))
     }
 
-    /// Forgets what an event recorded, as if it were new.
+    /// Resets an event to the state of a new one.
     ///
     /// # Errors
     /// `NotFound`.
@@ -187,7 +189,7 @@ impl Machine {
         Ok(())
     }
 
-    /// Whether an event was ever recorded (enqueued to be).
+    /// Returns whether a record of the event was ever enqueued.
     ///
     /// # Errors
     /// `NotFound`.
@@ -195,7 +197,8 @@ impl Machine {
         self.lock().events.get(&event).map(|e| e.last.is_some()).ok_or_else(|| missing(event))
     }
 
-    /// The virtual time of an event's last record, in nanoseconds; `None` as long as that has not run, or was left out by a failed queue.
+    /// The virtual time of an event's last record, in nanoseconds. `None` if the record has not run
+    /// yet or a failed queue skipped it.
     ///
     /// # Errors
     /// `NotFound`; `InvalidArgument` for an event without timing.
@@ -208,10 +211,10 @@ impl Machine {
         Ok(event.last.as_ref().and_then(|m| m.done.get()).filter(|d| !d.failed).map(|d| d.nanos))
     }
 
-    /// A semaphore of value 0.
+    /// Makes a semaphore of value 0.
     ///
     /// # Errors
-    /// The fault plan's; `DeviceLost`.
+    /// An error of the fault plan; `DeviceLost`.
     pub fn semaphore_create(&self, device: u32) -> Result<SemaphoreId> {
         let mut state = self.enter(device, "semaphore_create")?;
         let id = SemaphoreId(state.id());
@@ -219,7 +222,8 @@ impl Machine {
         Ok(id)
     }
 
-    /// Gives a semaphore up. Queues that wait for a value that it has reached go on; for any other it fails.
+    /// Destroys a semaphore. Waits for a value that it has reached continue; waits for higher
+    /// values fail.
     ///
     /// # Errors
     /// `NotFound`.
@@ -233,7 +237,7 @@ impl Machine {
         Ok(())
     }
 
-    /// Whether a queue waits for a value that a semaphore has not reached.
+    /// Returns whether a queue waits for a higher value than a semaphore has.
     ///
     /// # Errors
     /// `NotFound`.
@@ -247,7 +251,7 @@ impl Machine {
     /// Raises a semaphore from the host. A lower value changes nothing.
     ///
     /// # Errors
-    /// `NotFound`; the cause of a semaphore that has failed.
+    /// `NotFound`; the cause of a failed semaphore.
     pub fn semaphore_signal(&self, semaphore: SemaphoreId, value: u64) -> Result<()> {
         let mut state = self.lock();
         let (clock, nanos) = (state.host.clone(), state.host_nanos);
@@ -262,7 +266,8 @@ impl Machine {
         Ok(())
     }
 
-    /// Fails a semaphore: queues that wait for a value that it has not reached fail. The first cause stays.
+    /// Fails a semaphore: queues that wait for a higher value than it has fail. The first cause
+    /// stays.
     ///
     /// # Errors
     /// `NotFound`.
@@ -273,10 +278,10 @@ impl Machine {
         Ok(())
     }
 
-    /// A graph without nodes.
+    /// Makes a graph without nodes.
     ///
     /// # Errors
-    /// The fault plan's.
+    /// An error of the fault plan.
     pub fn graph_create(&self) -> Result<GraphId> {
         let mut state = self.enter_host("graph_create")?;
         let id = GraphId(state.id());
@@ -284,15 +289,16 @@ impl Machine {
         Ok(id)
     }
 
-    /// Adds a node that waits for `deps`. A child graph is taken as it is now.
+    /// Adds a node that waits for `deps`. A child graph is copied in its present state.
     ///
     /// # Errors
-    /// `InvalidArgument` for parameters or dependencies that do not fit; `NotFound` for graphs that do not exist; the fault plan's.
+    /// `InvalidArgument` for invalid parameters or dependencies; `NotFound` for graphs that do not
+    /// exist; an error of the fault plan.
     pub fn graph_add(&self, graph: GraphId, node: Node, deps: &[NodeId]) -> Result<NodeId> {
         self.enter_host("graph_add")?.add_node(graph, node, deps)
     }
 
-    /// How many nodes a graph has, a child counting as one.
+    /// The number of nodes of a graph. A child graph counts as one node.
     ///
     /// # Errors
     /// `NotFound`.
@@ -300,7 +306,7 @@ impl Machine {
         self.lock().graphs.get(&graph).map(Template::len).ok_or_else(|| missing(graph))
     }
 
-    /// Gives a graph up; what was instantiated from it stays.
+    /// Destroys a graph template. Executable graphs made from it stay.
     ///
     /// # Errors
     /// `NotFound`.
@@ -311,10 +317,10 @@ impl Machine {
         Ok(())
     }
 
-    /// Makes a graph ready to be launched.
+    /// Makes an executable graph from a template.
     ///
     /// # Errors
-    /// `NotFound`; the fault plan's.
+    /// `NotFound`; an error of the fault plan.
     pub fn instantiate(&self, graph: GraphId) -> Result<ExecId> {
         let mut state = self.enter_host("instantiate")?;
         let exec = Exec::new(state.graphs.get(&graph).ok_or_else(|| missing(graph))?.flat());
@@ -323,16 +329,17 @@ impl Machine {
         Ok(id)
     }
 
-    /// Changes nodes for later launches, all of them or none.
+    /// Updates nodes for later launches, all of them or none.
     ///
     /// # Errors
-    /// `InvalidArgument` for nodes that do not exist, are in children, or are of another kind; `NotFound`; the fault plan's.
+    /// `InvalidArgument` for nodes that do not exist, belong to child graphs, or have another kind;
+    /// `NotFound`; an error of the fault plan.
     pub fn exec_update(&self, exec: ExecId, updates: &[(NodeId, NodeUpdate)]) -> Result<()> {
         let mut state = self.enter_host("exec_update")?;
         state.execs.get_mut(&exec).ok_or_else(|| missing(exec))?.update(updates)
     }
 
-    /// How many nodes a launch runs, those of children included.
+    /// The number of nodes that a launch runs, including those of child graphs.
     ///
     /// # Errors
     /// `NotFound`.
@@ -340,7 +347,7 @@ impl Machine {
         self.lock().execs.get(&exec).map(Exec::len).ok_or_else(|| missing(exec))
     }
 
-    /// Gives what can be launched up; launches that were enqueued still run.
+    /// Destroys an executable graph. Enqueued launches still run.
     ///
     /// # Errors
     /// `NotFound`.
@@ -351,10 +358,11 @@ impl Machine {
         Ok(())
     }
 
-    /// From now on the queue's commands become nodes of a new graph, each after the one before, and do not run.
+    /// Begins a capture: the queue's later commands become nodes of a new graph, each after the one
+    /// before, and do not run.
     ///
     /// # Errors
-    /// `InvalidState` for a queue that captures already; `NotFound`; the fault plan's.
+    /// `InvalidState` if the queue captures already; `NotFound`; an error of the fault plan.
     pub fn capture_begin(&self, queue: QueueId) -> Result<()> {
         let mut state = self.enter_queue(queue, "capture_begin")?;
         if state.queue(queue)?.capture.is_some() {
@@ -366,17 +374,17 @@ impl Machine {
         Ok(())
     }
 
-    /// Ends a capture and gives its graph, which is the caller's.
+    /// Ends a capture and returns its graph, which the caller owns.
     ///
     /// # Errors
-    /// `InvalidState` for a queue that does not capture; `NotFound`.
+    /// `InvalidState` if the queue does not capture; `NotFound`.
     pub fn capture_end(&self, queue: QueueId) -> Result<GraphId> {
         let mut state = self.lock();
         let capture = state.queue(queue)?.capture.take();
         capture.map(|c| c.0).ok_or_else(|| Error::state(format!("{queue:?} does not capture")))
     }
 
-    /// Whether a queue captures.
+    /// Returns whether a queue captures.
     ///
     /// # Errors
     /// `NotFound`.
@@ -401,14 +409,14 @@ impl Semaphore {
         }
     }
 
-    /// What is known by whoever waited for a value that is reached.
+    /// The clock that a wait for `value` learns, if the value is reached.
     pub(super) fn known(&self, value: u64) -> Option<&Raised> {
         self.raised.iter().find(|r| r.value >= value)
     }
 }
 
 impl State {
-    /// Something happened that others may wait for.
+    /// Records a change that may end waits.
     pub(super) fn progress(&mut self) {
         self.changed = true;
         self.asked.clear();
@@ -427,7 +435,7 @@ impl State {
         self.graphs.get_mut(&graph).ok_or_else(|| missing(graph))?.add(node, deps, child)
     }
 
-    /// Whether a command can be enqueued.
+    /// Returns whether a command can be enqueued.
     fn check(&mut self, queue: QueueId, command: &Command) -> Result<()> {
         let q = self.queue(queue)?;
         if let Some(failure) = &q.failure {
@@ -526,7 +534,7 @@ impl State {
         Ok(())
     }
 
-    /// A new mark, which is the event's last from now on.
+    /// A new mark, which becomes the event's last record.
     fn record(&mut self, event: EventId) -> Arc<Mark> {
         let mark = Arc::new(Mark::default());
         if let Some(event) = self.events.get_mut(&event) {
@@ -580,7 +588,7 @@ impl State {
         self.progress();
     }
 
-    /// Gives up what a lost device's queue holds; who waits for it is let go.
+    /// Removes the commands of a lost device's queue and releases the waits for them.
     pub(super) fn abandon(&mut self, queue: QueueId) {
         let Some(q) = self.queues.get_mut(&queue) else { return };
         q.over = q.enqueued;
@@ -593,14 +601,14 @@ impl State {
         self.progress();
     }
 
-    /// Releases who waits for an action that will not run.
+    /// Releases the waits for an action that will not run.
     pub(super) fn let_go(&mut self, queue: QueueId, action: &Action) {
         let Some(q) = self.queues.get(&queue) else { return };
         let cause = self.alive(q.device).err().or_else(|| q.failure.as_ref().map(|f| f.cause.clone()));
         let (nanos, clock) = (q.nanos, q.clock.clone());
         let done = |clock: Clock| Done { nanos, clock, failed: true };
         match action {
-            // Set once: a mark that is over stays as it was.
+            // `set` keeps the first value, so a mark that is over stays unchanged.
             Action::Record(mark) => drop(mark.done.set(done(clock))),
             Action::Graph(g) => {
                 for (node, mark) in &g.marks {
@@ -618,14 +626,14 @@ impl State {
         }
     }
 
-    /// Ends semaphores that were given up, once no command can name them any more.
+    /// Removes destroyed semaphores once no command can name them any more.
     pub(super) fn end_semaphores(&mut self) {
         if self.queues.values().all(|q| q.entries.is_empty()) {
             self.semaphores.retain(|_, s| !s.closing);
         }
     }
 
-    /// Ends a queue that was given up, once its commands are over.
+    /// Removes a destroyed queue once its commands are over.
     pub(super) fn end_if_over(&mut self, queue: QueueId) {
         let Some(q) = self.queues.get(&queue) else { return };
         if !q.closing || !q.entries.is_empty() || q.busy {

@@ -1,7 +1,8 @@
-//! Faults on demand: which calls fail, and how.
+//! Fault injection: the rules by which calls fail on demand.
 //!
-//! Each entry of the machine names itself; a vendor's layer above names its own calls by [`Machine::note`](super::Machine::note). Calls are
-//! counted from 0, all together and by name, so that a test can run once, ask how many there were, and fail each in turn.
+//! Each entry of the machine has a name. A vendor's layer above names its own calls through
+//! [`Machine::note`](super::Machine::note). Calls are counted from 0, all together and by name. So
+//! a test can run once, ask for the number of calls, and fail each call in another run.
 //!
 //! This module must not know what the calls do.
 
@@ -10,7 +11,7 @@ use leasehold_core::{Error, OutOfMemory};
 use std::collections::BTreeMap;
 use std::fmt;
 
-/// What goes wrong.
+/// The effect of a fault.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum FaultAction {
@@ -18,17 +19,18 @@ pub enum FaultAction {
     OutOfMemory,
     /// The call fails with `Error::Driver` of this code.
     Fail(i32),
-    /// The call's device is lost, for good; the call fails with `DeviceLost`.
+    /// The call's device is lost permanently; the call fails with `DeviceLost`.
     DeviceLost,
-    /// The command that is enqueued next becomes ready only after so many steps of the machine.
+    /// The next enqueued command becomes ready only after this many steps of the machine.
     Delay(u32),
-    /// The command that is enqueued next runs only when nothing else can run: every other queue overtakes it.
+    /// The next enqueued command runs only when nothing else can run: every other queue overtakes
+    /// it.
     Reorder,
-    /// As `Delay`, for the next host function that is enqueued.
+    /// Like `Delay`, for the next enqueued host function.
     LateCallback(u32),
 }
 
-/// When it goes wrong.
+/// The calls at which a fault occurs.
 #[derive(Debug, Clone, Copy, PartialEq)]
 #[non_exhaustive]
 pub enum When {
@@ -40,18 +42,18 @@ pub enum When {
     Always,
     /// At each call with this probability.
     Probability(f64),
-    /// At the next call; the rule is gone then.
+    /// At the next call; then the rule is removed.
     Once,
 }
 
-/// A rule of a plan. Indexes count the calls of the rule's name, or all calls where it has none.
+/// A rule of a plan. Indices count the calls of the rule's name, or all calls if it has none.
 #[derive(Debug, Clone, PartialEq)]
 pub struct FaultRule {
     /// The call; every call when `None`.
     pub call: Option<String>,
-    /// When.
+    /// The calls at which the fault occurs.
     pub when: When,
-    /// What.
+    /// The effect.
     pub action: FaultAction,
 }
 
@@ -69,7 +71,7 @@ impl FaultRule {
     }
 }
 
-/// Which calls fail. The first rule that applies wins.
+/// The faults of a machine. The first rule that applies wins.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct FaultPlan {
     /// The rules.
@@ -77,13 +79,13 @@ pub struct FaultPlan {
 }
 
 impl FaultPlan {
-    /// Nothing fails.
+    /// A plan without faults.
     #[must_use]
     pub fn none() -> Self {
         Self::default()
     }
 
-    /// With one rule more.
+    /// Adds a rule.
     #[must_use]
     pub fn with(mut self, rule: FaultRule) -> Self {
         self.rules.push(rule);
@@ -99,7 +101,7 @@ pub(crate) struct Faults {
     by_name: BTreeMap<Box<str>, u64>,
 }
 
-/// Something other than an error that a call's rule asks for.
+/// A requested effect other than an error.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Disturbance {
     Delay(u32),
@@ -107,7 +109,7 @@ pub(crate) enum Disturbance {
     LateCallback(u32),
 }
 
-/// What a counted call must do.
+/// The outcome of a counted call.
 pub(crate) enum Verdict {
     Pass,
     Disturb(Disturbance),
@@ -120,7 +122,7 @@ impl Faults {
         Self { plan, ..Self::default() }
     }
 
-    /// Counts a call and says what happens to it.
+    /// Counts a call and returns its outcome.
     pub(crate) fn call(&mut self, name: &str, rng: &mut Rng) -> Verdict {
         let index = self.calls;
         self.calls += 1;
@@ -158,12 +160,12 @@ impl Faults {
         Verdict::Pass
     }
 
-    /// Calls so far.
+    /// The number of calls so far.
     pub(crate) fn calls(&self) -> u64 {
         self.calls
     }
 
-    /// Calls so far by name.
+    /// The number of calls so far, by name.
     pub(crate) fn by_name(&self) -> Vec<(String, u64)> {
         self.by_name.iter().map(|(name, &n)| (name.to_string(), n)).collect()
     }

@@ -1,7 +1,9 @@
-//! Graphs: templates that are built node by node, and what is launched.
+//! Graphs: templates that are built node by node, and executable graphs.
 //!
-//! A template is instantiated into a flat list: child graphs are put in their place, their first nodes after what the child waits for, their last ones before
-//! what waits for the child. An exec that is updated changes for later launches only: a launch holds the list as it was.
+//! Instantiation turns a template into a flat list. The nodes of a child graph take the child's
+//! place: its first nodes wait for the child's dependencies, and the child's successors wait for
+//! its last nodes. An update changes an executable graph for later launches only, because a launch
+//! holds the list of its time.
 //!
 //! This module must not know queues.
 
@@ -16,11 +18,11 @@ use std::fmt;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct GraphId(pub u64);
 
-/// Names a graph that can be launched.
+/// Names an executable graph.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct ExecId(pub u64);
 
-/// Names a node of a template, and the same node of what is made from it.
+/// Names a node of a template, and the same node of graphs made from it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct NodeId(pub u32);
 
@@ -43,25 +45,25 @@ pub enum Node {
     },
     /// Records an event.
     Record(EventId),
-    /// Waits for what the event recorded last before the launch.
+    /// Waits for the event's last record before the launch.
     WaitEvent(EventId),
     /// Writes a 64-bit word.
     WriteValue {
-        /// Where.
+        /// The address.
         addr: u64,
-        /// What.
+        /// The value.
         value: u64,
     },
     /// Waits until a 64-bit word is at least a value.
     WaitValue {
-        /// Where.
+        /// The address.
         addr: u64,
         /// The least value.
         value: u64,
     },
-    /// Another graph, as it is now.
+    /// Another graph, in its present state.
     Child(GraphId),
-    /// Nothing.
+    /// Does nothing.
     Empty,
 }
 
@@ -86,17 +88,17 @@ impl fmt::Debug for Node {
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub enum NodeUpdate {
-    /// Of a kernel. The kernel itself may be another one.
+    /// For a kernel node. The kernel itself may change.
     Kernel(KernelCall),
-    /// Of a copy.
+    /// For a copy node.
     Copy(Transfer),
-    /// Of a fill.
+    /// For a fill node.
     Fill(FillCall),
-    /// Another event of a node that records or waits.
+    /// Another event for a node that records or waits.
     Event(EventId),
 }
 
-/// What a template's node is.
+/// The content of a template's node.
 #[derive(Clone)]
 enum Part {
     Action(NodeAction),
@@ -109,17 +111,17 @@ pub(crate) struct Template {
     parts: Vec<(Part, Vec<u32>)>,
 }
 
-/// A template in one list, in an order that respects its edges.
+/// A template as one list, in topological order.
 #[derive(Default)]
 pub(crate) struct Flat {
     actions: Vec<(NodeAction, u32)>,
     pred: Vec<Vec<u32>>,
-    /// Where each node of the template is; `None` for a child.
+    /// The position of each node of the template; `None` for a child graph.
     place: Vec<Option<u32>>,
 }
 
 impl Template {
-    /// How many nodes.
+    /// The number of nodes.
     pub(crate) fn len(&self) -> usize {
         self.parts.len()
     }
@@ -127,7 +129,7 @@ impl Template {
     /// Appends a node; `child` is the graph of a [`Node::Child`].
     ///
     /// # Errors
-    /// `InvalidArgument` for a dependency that does not exist or parameters that do not fit.
+    /// `InvalidArgument` for a dependency that does not exist, or for invalid parameters.
     pub(crate) fn add(&mut self, node: Node, deps: &[NodeId], child: Option<Arc<Flat>>) -> Result<NodeId> {
         let id = self.parts.len() as u32;
         if let Some(bad) = deps.iter().find(|d| d.0 >= id) {
@@ -162,10 +164,10 @@ impl Template {
         Ok(NodeId(id))
     }
 
-    /// The template in one list.
+    /// The template as one list.
     pub(crate) fn flat(&self) -> Flat {
         let mut flat = Flat::default();
-        // What to wait for in order to come after a node.
+        // For each part: the nodes that a successor of the part must wait for.
         let mut ends: Vec<Vec<u32>> = Vec::new();
         for (at, (part, deps)) in self.parts.iter().enumerate() {
             let mut before: Vec<u32> = deps.iter().flat_map(|&d| ends[d as usize].iter().copied()).collect();
@@ -202,7 +204,7 @@ impl Template {
     }
 }
 
-/// What can be launched.
+/// An executable graph.
 pub(crate) struct Exec {
     nodes: Arc<Vec<ExecNode>>,
     edges: Arc<Ancestors>,
@@ -220,12 +222,12 @@ impl Exec {
         Self { nodes: Arc::new(nodes), edges: Arc::new(Ancestors::new(flat.pred)), place: flat.place }
     }
 
-    /// How many nodes run at a launch, those of children included.
+    /// The number of nodes that a launch runs, including those of child graphs.
     pub(crate) fn len(&self) -> usize {
         self.nodes.len()
     }
 
-    /// A launch of what the exec is now, without marks.
+    /// A launch of the graph in its present state, without marks.
     pub(crate) fn launch(&self, launch: u64) -> Running {
         let waits: Vec<u32> = self.edges.pred.iter().map(|p| p.len() as u32).collect();
         let ready = (0..waits.len() as u32).filter(|&i| waits[i as usize] == 0).collect();
@@ -240,10 +242,10 @@ impl Exec {
         }
     }
 
-    /// Changes nodes for later launches, all of them or none.
+    /// Updates nodes for later launches, all of them or none.
     ///
     /// # Errors
-    /// `InvalidArgument` for a node that is not there or of another kind.
+    /// `InvalidArgument` for a node that does not exist or has another kind.
     pub(crate) fn update(&mut self, updates: &[(NodeId, NodeUpdate)]) -> Result<()> {
         let mut new = Vec::with_capacity(updates.len());
         for (node, update) in updates {

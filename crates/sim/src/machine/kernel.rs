@@ -1,8 +1,9 @@
-//! Kernels: functions of the host that are known by name.
+//! Kernels: host functions that are registered by name.
 //!
-//! A kernel is given its bindings as host addresses that are valid while it runs; what it was launched with were device addresses. It runs
-//! under the machine's lock, so it must not call the machine. One that has to wait for something that the host or another queue does
-//! is a [`KernelBody::Poll`]: it is asked again and again, and the machine goes on meanwhile.
+//! A kernel's bindings are host addresses that are valid while the kernel runs; its launch had
+//! device addresses. A kernel runs under the machine's lock, so it must not call the machine. A
+//! kernel that waits for the host or another queue is a [`KernelBody::Poll`]. The machine polls it
+//! repeatedly and runs other work meanwhile.
 //!
 //! This module must not know queues.
 
@@ -14,7 +15,7 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::task::Poll;
 
-/// What a kernel is given. Only the machine makes one.
+/// The arguments of a kernel. Only the machine makes them.
 #[derive(Debug)]
 pub struct Launch<'a> {
     pub(super) name: &'a str,
@@ -33,7 +34,7 @@ impl<'a> Launch<'a> {
         self.name
     }
 
-    /// The device that it runs on.
+    /// The device on which the kernel runs.
     #[must_use]
     pub fn device(&self) -> u32 {
         self.device
@@ -57,7 +58,8 @@ impl<'a> Launch<'a> {
         self.shared
     }
 
-    /// The bindings, with addresses of the host that are valid until the kernel returns. Those of no bytes have address 0.
+    /// The bindings, with host addresses that are valid until the kernel returns. An empty binding
+    /// has address 0.
     #[must_use]
     pub fn bindings(&self) -> &'a [Binding] {
         self.bindings
@@ -69,7 +71,7 @@ impl<'a> Launch<'a> {
         self.params
     }
 
-    /// Elements of binding `i`, as a pointer to its first and the number of whole ones.
+    /// The elements of binding `i`: a pointer to the first one, and the number of whole elements.
     #[must_use]
     pub fn pointer<T>(&self, i: usize) -> (*mut T, usize) {
         let b = &self.bindings[i];
@@ -82,7 +84,7 @@ impl<'a> Launch<'a> {
     /// The parameters as a plain struct.
     ///
     /// # Errors
-    /// `InvalidArgument` for another number of bytes.
+    /// `InvalidArgument` if the sizes differ.
     pub fn params<T: AnyBitPattern>(&self) -> Result<T> {
         bytemuck::try_pod_read_unaligned(self.params)
             .map_err(|_| Error::invalid(format!("{} bytes of parameters, want {}", self.params.len(), size_of::<T>())))
@@ -91,15 +93,16 @@ impl<'a> Launch<'a> {
 
 /// A kernel that runs to its end.
 pub type RunFn = dyn Fn(&Launch<'_>) -> Result<()> + Send + Sync;
-/// A kernel that is asked again until it is ready.
+/// A kernel that the machine polls until it is ready.
 pub type PollFn = dyn Fn(&Launch<'_>) -> Result<Poll<()>> + Send + Sync;
 
-/// What a kernel does. An error or a panic is a fault of the device.
+/// The function of a kernel. An error or a panic is a fault of the device.
 #[derive(Clone)]
 pub enum KernelBody {
     /// Runs to its end, under the machine's lock.
     Run(Arc<RunFn>),
-    /// Is asked again until it is ready; other queues go on meanwhile. What it has written before it is ready stays written.
+    /// Polled until it is ready; other queues run meanwhile. Memory that it writes before it is
+    /// ready stays written.
     Poll(Arc<PollFn>),
 }
 
@@ -109,20 +112,22 @@ impl KernelBody {
         KernelBody::Run(Arc::new(f))
     }
 
-    /// A function that is asked again until it is ready.
+    /// A function that the machine polls until it is ready.
     pub fn poll(f: impl Fn(&Launch<'_>) -> Result<Poll<()>> + Send + Sync + 'static) -> Self {
         KernelBody::Poll(Arc::new(f))
     }
 
-    /// A CPU kernel, run over all tiles of the launch's grid, one after the other.
+    /// A CPU kernel, which runs over all tiles of the launch's grid, one after the other.
     ///
     /// # Safety
-    /// - `f` is a kernel for every launch that the machine is given for this body: the machine checks that the bindings lie in live
-    ///   memory, their number, and the size of the parameters against the [`KernelSpec`], and nothing else.
+    /// - `f` is a kernel for every launch that the machine gets for this body. The machine checks
+    ///   only three conditions: the bindings lie in live memory, and their number and the size of
+    ///   the parameters match the [`KernelSpec`].
     #[must_use]
     pub unsafe fn cpu(f: CpuFn) -> Self {
         Self::run(move |launch| {
-            // SAFETY: `f` takes every launch (this function's contract), and only the machine makes one.
+            // SAFETY: `f` accepts every launch (this function's contract), and only the machine
+            // makes launches.
             unsafe { run_tiles(f, launch) };
             Ok(())
         })
@@ -139,31 +144,33 @@ unsafe fn run_tiles(f: CpuFn, launch: &Launch<'_>) {
     struct Line([u8; 64]);
     let mut scratch = vec![Line([0; 64]); (launch.shared as usize).div_ceil(64)];
     let shared = (scratch.as_mut_ptr().cast(), launch.shared);
-    // SAFETY: the machine translated the bindings for the time of the call; the scratch memory is this call's own.
+    // SAFETY: the machine translated the bindings for the duration of the call. The scratch memory
+    // belongs to this call.
     let mut args = unsafe { CpuArgs::new((launch.grid, launch.block), launch.bindings, launch.params, shared) };
     for z in 0..launch.grid[2] {
         for y in 0..launch.grid[1] {
             for x in 0..launch.grid[0] {
                 args.set_tile([x, y, z]);
-                // SAFETY: a kernel for this launch, by the contract; tiles run one after the other.
+                // SAFETY: `f` is a kernel for this launch, by this function's contract. Tiles run
+                // one after the other.
                 unsafe { f(&args) };
             }
         }
     }
 }
 
-/// What is known about a kernel beside its name.
+/// The properties of a kernel beside its name.
 #[derive(Clone)]
 pub struct KernelSpec {
-    /// What it does with each of its bindings.
+    /// The kernel's access to each of its bindings.
     pub bindings: Vec<Access>,
     /// Bytes of its parameters.
     pub params: u32,
     /// The most threads of a block.
     pub block_threads: u32,
-    /// It leaves bytes of what it writes as they were.
+    /// The kernel leaves some bytes of its output bindings unchanged.
     pub gaps: bool,
-    /// What it does.
+    /// The function.
     pub body: KernelBody,
 }
 
@@ -174,8 +181,9 @@ impl KernelSpec {
         Self { bindings: bindings.to_vec(), params, block_threads: 1024, gaps: false, body }
     }
 
-    /// As before, of a kernel that leaves bytes of what it declares to write as they were: those between padded rows. The machine cannot
-    /// tell them from others, so it poisons nothing before such a kernel, and one that reads there stays unnoticed.
+    /// Marks a kernel that leaves bytes of its output bindings unchanged, such as those between
+    /// padded rows. The machine cannot distinguish these bytes from others. So it poisons nothing
+    /// before such a kernel, and a kernel that reads its output stays undetected.
     #[must_use]
     pub fn leaving_gaps(mut self) -> Self {
         self.gaps = true;
@@ -197,7 +205,7 @@ impl fmt::Debug for Kernel {
     }
 }
 
-/// Kernels by name; a clone is the same registry.
+/// Kernels by name. A clone is the same registry.
 ///
 /// ```
 /// use leasehold_hal::Access;
@@ -216,13 +224,14 @@ impl fmt::Debug for Kernel {
 pub struct KernelRegistry(Arc<RwLock<BTreeMap<Arc<str>, Arc<Kernel>>>>);
 
 impl KernelRegistry {
-    /// A registry that knows no kernel.
+    /// A registry without kernels.
     #[must_use]
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Makes a kernel known. One of the same name is replaced; launches that were made with it keep it.
+    /// Registers a kernel. A kernel of the same name is replaced; existing launches keep the old
+    /// one.
     pub fn register(&self, name: &str, spec: KernelSpec) -> Arc<Kernel> {
         let kernel = Arc::new(Kernel { name: name.into(), spec });
         self.0.write().insert(kernel.name.clone(), kernel.clone());

@@ -1,10 +1,12 @@
-//! The machine's memory, as its callers see it.
+//! Memory functions of the machine: allocation, mapping, host memory and peer access.
 //!
-//! Memory of devices has addresses from [`DEVICE_BASE`](super::DEVICE_BASE) on, one space for all devices. Allocations have both, addresses and memory;
-//! reservations, pieces and mappings have them apart. Host memory that is pinned or registered is reached by devices at its own address;
-//! other host memory by copies only.
+//! Device memory has addresses from [`DEVICE_BASE`](super::DEVICE_BASE) on, in one space for all
+//! devices. An allocation has both addresses and memory. Reservations, pieces and mappings separate
+//! the two. Devices access pinned or registered host memory at its own address; only copies access
+//! other host memory.
 //!
-//! What is freed while nothing says that its last use is over, or while a command that names it is pending, is reported. It goes all the same.
+//! The machine reports memory that is freed while no order exists after its last use, or while a
+//! pending command names it. The memory is freed nevertheless.
 
 use super::detect::{Actor, HOST, Operation, ReportKind};
 use super::space::{Gone, Part, Reach};
@@ -16,7 +18,7 @@ impl Machine {
     /// Allocates `bytes` of a device's memory.
     ///
     /// # Errors
-    /// `OutOfMemory`; `InvalidArgument` for no bytes; `DeviceLost`; the fault plan's.
+    /// `OutOfMemory`; `InvalidArgument` for zero bytes; `DeviceLost`; an error of the fault plan.
     pub fn alloc(&self, device: u32, bytes: u64) -> Result<u64> {
         self.enter(device, "alloc")?.space.alloc(device, bytes)
     }
@@ -24,7 +26,8 @@ impl Machine {
     /// Frees an allocation.
     ///
     /// # Errors
-    /// `InvalidArgument` for an address that is none; `DeviceLost`; the fault plan's. Nothing has changed then.
+    /// `InvalidArgument` for an address that is not an allocation; `DeviceLost`; an error of the
+    /// fault plan. Nothing has changed then.
     pub fn free(&self, addr: u64) -> Result<()> {
         let device = self.lock().space.owner(addr).unwrap_or(0);
         let mut state = self.enter(device, "free")?;
@@ -35,7 +38,8 @@ impl Machine {
         Ok(())
     }
 
-    /// Allocates memory in the order of a queue: its address is known at once, and work that comes after this on the queue may use it.
+    /// Allocates memory in queue order: the address is known at once, and later work on the queue
+    /// may use it.
     ///
     /// # Errors
     /// As [`alloc`](Self::alloc).
@@ -50,27 +54,29 @@ impl Machine {
         Ok(addr)
     }
 
-    /// Frees an allocation in the order of a queue.
+    /// Frees an allocation in queue order.
     ///
     /// # Errors
-    /// `InvalidArgument` for an address that is no allocation; `DeviceLost`; the fault plan's.
+    /// `InvalidArgument` for an address that is not an allocation; `DeviceLost`; an error of the
+    /// fault plan.
     pub fn free_async(&self, queue: QueueId, addr: u64) -> Result<()> {
         let mut state = self.enter_queue(queue, "free_async")?;
         state.push(queue, super::Command::Free(addr))
     }
 
-    /// Reserves addresses. `align` is a power of two, or 0 for [`GRANULARITY`](super::GRANULARITY), of which `bytes` is a multiple.
+    /// Reserves addresses. `align` is a power of two, or 0 for [`GRANULARITY`](super::GRANULARITY).
+    /// `bytes` is a multiple of `GRANULARITY`.
     ///
     /// # Errors
-    /// `InvalidArgument`; `OutOfMemory` without addresses; the fault plan's.
+    /// `InvalidArgument`; `OutOfMemory` without addresses; an error of the fault plan.
     pub fn reserve(&self, bytes: u64, align: u64) -> Result<u64> {
         self.enter_host("reserve")?.space.reserve(bytes, align)
     }
 
-    /// Gives a whole reservation back, in which nothing is mapped any more.
+    /// Releases a whole reservation, in which no mapping is left.
     ///
     /// # Errors
-    /// `InvalidArgument`; the fault plan's.
+    /// `InvalidArgument`; an error of the fault plan.
     pub fn release(&self, addr: u64, bytes: u64) -> Result<()> {
         self.enter_host("release")?.space.release(addr, bytes)
     }
@@ -83,10 +89,10 @@ impl Machine {
         self.enter(device, "create")?.space.create(device, bytes)
     }
 
-    /// Gives a piece up. It cannot be mapped any more; its memory goes with its last mapping.
+    /// Destroys a piece. It cannot be mapped any more; its memory is freed with its last mapping.
     ///
     /// # Errors
-    /// `InvalidArgument` for one that does not exist; the fault plan's.
+    /// `InvalidArgument` for a piece that does not exist; an error of the fault plan.
     pub fn destroy(&self, piece: PieceId) -> Result<()> {
         let device = self.lock().space.piece_owner(piece).unwrap_or(0);
         let mut state = self.enter(device, "destroy")?;
@@ -96,19 +102,20 @@ impl Machine {
         Ok(())
     }
 
-    /// Maps a piece at an address inside a reservation where nothing is mapped. Nobody reaches it before [`set_access`](Self::set_access).
+    /// Maps a piece at an unmapped address inside a reservation. No device has access before
+    /// [`set_access`](Self::set_access).
     ///
     /// # Errors
-    /// `InvalidArgument`; the fault plan's.
+    /// `InvalidArgument`; an error of the fault plan.
     pub fn map(&self, addr: u64, piece: PieceId) -> Result<()> {
         let device = self.lock().space.piece_owner(piece).unwrap_or(0);
         self.enter(device, "map")?.space.map(addr, piece)
     }
 
-    /// Lets a device reach a range of whole mappings.
+    /// Gives a device access to a range of whole mappings.
     ///
     /// # Errors
-    /// `InvalidArgument`; the fault plan's.
+    /// `InvalidArgument`; an error of the fault plan.
     pub fn set_access(&self, device: u32, addr: u64, bytes: u64) -> Result<()> {
         self.enter(device, "set_access")?.space.set_access(device, addr, bytes)
     }
@@ -116,7 +123,7 @@ impl Machine {
     /// Unmaps a range of whole mappings.
     ///
     /// # Errors
-    /// `InvalidArgument`; the fault plan's.
+    /// `InvalidArgument`; an error of the fault plan.
     pub fn unmap(&self, addr: u64, bytes: u64) -> Result<()> {
         let device = self.lock().space.owner(addr).unwrap_or(0);
         let mut state = self.enter(device, "unmap")?;
@@ -129,7 +136,7 @@ impl Machine {
         Ok(())
     }
 
-    /// Allocates zeroed host memory that all devices reach, at an address of the host.
+    /// Allocates zeroed host memory that all devices can access, at a host address.
     ///
     /// # Errors
     /// As [`alloc`](Self::alloc).
@@ -141,7 +148,7 @@ impl Machine {
     /// Frees pinned host memory.
     ///
     /// # Errors
-    /// `InvalidArgument` for an address that is none; the fault plan's.
+    /// `InvalidArgument` for an address that is not pinned memory; an error of the fault plan.
     pub fn host_free(&self, addr: u64) -> Result<()> {
         let mut state = self.enter_host("host_free")?;
         let mut gone = state.space.host_free(addr)?;
@@ -149,22 +156,23 @@ impl Machine {
         Ok(())
     }
 
-    /// Lets devices reach existing host memory.
+    /// Gives devices access to existing host memory.
     ///
     /// # Errors
-    /// `InvalidArgument`; `InvalidState` where a part of it is registered already; the fault plan's.
+    /// `InvalidArgument`; `InvalidState` if a part of the memory is registered already; an error of
+    /// the fault plan.
     ///
     /// # Safety
-    /// - The range is memory of this process that may be read and written, and stays so until it is unregistered and no work
-    ///   uses it; nobody holds a reference to it while work does.
+    /// - The range is memory of this process that may be read and written. It stays so until it is
+    ///   unregistered and no work uses it. While work uses it, no code holds a reference to it.
     pub unsafe fn host_register(&self, addr: u64, bytes: u64) -> Result<()> {
         self.enter_host("host_register")?.space.host_register(addr, bytes)
     }
 
-    /// Ends what [`host_register`](Self::host_register) began.
+    /// Unregisters memory of [`host_register`](Self::host_register).
     ///
     /// # Errors
-    /// `InvalidArgument`; the fault plan's.
+    /// `InvalidArgument`; an error of the fault plan.
     pub fn host_unregister(&self, addr: u64) -> Result<()> {
         let mut state = self.enter_host("host_unregister")?;
         let mut gone = state.space.host_unregister(addr)?;
@@ -172,10 +180,11 @@ impl Machine {
         Ok(())
     }
 
-    /// Lets kernels of `from` reach allocations of `to`. Says whether they could not before.
+    /// Gives kernels of `from` access to allocations of `to`. Returns `true` if they had no access
+    /// before.
     ///
     /// # Errors
-    /// `NotFound` for a device that does not exist; the fault plan's.
+    /// `NotFound` for a device that does not exist; an error of the fault plan.
     pub fn enable_peer(&self, from: u32, to: u32) -> Result<bool> {
         let mut state = self.enter(from, "enable_peer")?;
         if to >= self.config().devices {
@@ -184,10 +193,10 @@ impl Machine {
         Ok(state.space.enable_peer(from, to))
     }
 
-    /// The opposite of [`enable_peer`](Self::enable_peer). Says whether they could before.
+    /// Reverts [`enable_peer`](Self::enable_peer). Returns `true` if the kernels had access before.
     ///
     /// # Errors
-    /// As there.
+    /// As [`enable_peer`](Self::enable_peer).
     pub fn disable_peer(&self, from: u32, to: u32) -> Result<bool> {
         let mut state = self.enter(from, "disable_peer")?;
         if to >= self.config().devices {
@@ -196,41 +205,46 @@ impl Machine {
         Ok(state.space.disable_peer(from, to))
     }
 
-    /// Reads memory past all order, for tests and reports: whatever is there now. The detector does not look.
+    /// Reads the present content of memory without any order, for tests and reports. The detector
+    /// ignores the access.
     ///
     /// # Errors
-    /// `InvalidArgument` for an address where nothing is.
+    /// `InvalidArgument` for an address without memory.
     pub fn peek(&self, addr: u64, to: &mut [u8]) -> Result<()> {
         let state = self.lock();
         let from = state.space.resolve(Reach::Engine, addr, to.len() as u64, &mut Vec::new());
         let from = from.map_err(Error::invalid)?;
-        // SAFETY: as many bytes of the machine's memory are mapped there; the lock keeps the mapping.
+        // SAFETY: the lock keeps the mapping, and the machine's memory has this many bytes at the
+        // address.
         unsafe { std::ptr::copy(from, to.as_mut_ptr(), to.len()) };
         Ok(())
     }
 
-    /// Writes memory past all order, for tests and debug aids. For the detector nobody wrote it.
+    /// Writes memory without any order, for tests and debug aids. For the detector the memory stays
+    /// unwritten.
     ///
     /// # Errors
-    /// `InvalidArgument` for an address where nothing is.
+    /// `InvalidArgument` for an address without memory.
     pub fn poke(&self, addr: u64, from: &[u8]) -> Result<()> {
         let state = self.lock();
         let to = state.space.resolve(Reach::Engine, addr, from.len() as u64, &mut Vec::new());
         let to = to.map_err(Error::invalid)?;
-        // SAFETY: as many bytes of the machine's memory are mapped there; the lock keeps the mapping.
+        // SAFETY: the lock keeps the mapping, and the machine's memory has this many bytes at the
+        // address.
         unsafe { std::ptr::copy(from.as_ptr(), to, from.len()) };
         Ok(())
     }
 }
 
 impl Monitor {
-    /// Whether host memory is pinned or registered, all of it. No call of the plan's.
+    /// Returns whether the whole range is pinned or registered host memory. Does not count as a
+    /// call.
     #[must_use]
     pub fn is_pinned(&self, addr: u64, bytes: u64) -> bool {
         self.lock().space.is_pinned(addr, bytes)
     }
 
-    /// Bytes in use of a device's memory, and in all. No call of the plan's.
+    /// Bytes in use of a device's memory, and its total bytes. Does not count as a call.
     ///
     /// # Errors
     /// `NotFound`.
@@ -241,13 +255,14 @@ impl Monitor {
         Ok(self.lock().space.device(device))
     }
 
-    /// The device whose memory is at an address; `None` for what is no memory of a device. No call of the plan's.
+    /// The device whose memory contains an address; `None` for other memory. Does not count as a
+    /// call.
     #[must_use]
     pub fn owner(&self, addr: u64) -> Option<u32> {
         self.lock().space.owner(addr)
     }
 
-    /// Whether memory is in use that was not at `before`. For leak checks.
+    /// Returns whether memory is in use that was not in use at `before`, for leak checks.
     #[must_use]
     pub fn leaked_since(&self, before: &MemoryUse) -> bool {
         self.memory_in_use() != *before
@@ -263,7 +278,8 @@ impl Monitor {
         self.lock().host_access(addr, bytes, Access::Write);
     }
 
-    /// Tells the detector that pageable host memory is gone: a copy that is still to use it is reported.
+    /// Tells the detector that pageable host memory is freed. A pending copy that uses it is
+    /// reported.
     pub fn host_gone(&self, addr: u64, bytes: u64) {
         let mut state = self.lock();
         let mut gone = Gone { region: 0, key: addr, addr, bytes, pages: None };
@@ -272,7 +288,7 @@ impl Monitor {
 }
 
 impl State {
-    /// An access of the host's to its own memory.
+    /// Records an access of the host to its own memory.
     fn host_access(&mut self, addr: u64, bytes: u64, access: Access) {
         if !self.detector.on {
             return;
@@ -286,7 +302,8 @@ impl State {
         self.detector.access(&who, addr, addr, bytes, access);
     }
 
-    /// Reports who still uses memory that goes now: accesses that the host does not know to be over, and commands that are pending.
+    /// Reports remaining users of memory that is freed now: accesses that the host does not know to
+    /// be over, and pending commands.
     fn is_gone(&mut self, gone: &Gone, by: &str, kind: ReportKind, accesses: bool) {
         if !self.detector.on {
             return;
@@ -320,7 +337,8 @@ impl State {
         }
     }
 
-    /// Host memory goes: pending commands are reported, and its past is forgotten.
+    /// Handles freed host memory: pending commands are reported, and the record of its accesses is
+    /// removed.
     fn host_is_gone(&mut self, gone: &mut Gone, by: &str) {
         self.is_gone(gone, by, ReportKind::HostGone, true);
         self.detector.forget(gone.key, gone.bytes);
@@ -330,7 +348,7 @@ impl State {
         }
     }
 
-    /// The regions of an action's addresses, as they are now.
+    /// The present regions of an action's addresses.
     pub(super) fn regions(&self, action: &super::command::Action) -> Vec<(u64, u64)> {
         let mut regions = Vec::new();
         if self.detector.on {

@@ -1,17 +1,20 @@
-//! The machine: devices with memory and queues, in virtual time that is stepped.
+//! The machine: a deterministic simulation of devices with memory and queues, in virtual time.
 //!
-//! # How it runs
-//! Enqueuing never executes. A *step* picks one queue whose head can run, by the seed, runs that one command (or one node of a graph) to its
-//! end, and advances virtual time. Nothing else makes anything happen: there is no thread and no clock. With [`Stepping::Auto`] whoever
-//! asks steps a little and whoever waits steps until it is over; with [`Stepping::Manual`] only [`Monitor::step`] steps.
+//! # Execution
+//! An enqueue never executes. A *step* selects, by the seed, one queue whose head can run. The step
+//! runs this one command (or one node of a graph) to its end and advances virtual time. No thread
+//! and no clock runs commands. With [`Stepping::Auto`] a query makes a few steps, and a wait steps
+//! until it is over. With [`Stepping::Manual`] only [`Monitor::step`] steps.
 //!
 //! # Locks
-//! One lock guards everything. Kernels and conditions run under it and must not call the machine; host functions run without it, on the thread that
-//! steps, and may. What is given up (closures, host pages) is dropped after the lock.
+//! One lock guards the whole state. Kernels and conditions run under the lock and must not call the
+//! machine. Host functions run without the lock, on the stepping thread, and may call the machine.
+//! Closures and host pages are dropped after the lock is released.
 //!
 //! # Names of calls
-//! Each entry is counted under its own name (`alloc`, `enqueue`, …) and may be failed by the [`FaultPlan`]; [`Monitor::note`] counts calls of a layer above,
-//! which switches the machine's own off ([`MachineConfig::count_calls`]).
+//! Each entry is counted under its own name (`alloc`, `enqueue`, …), and the [`FaultPlan`] may fail
+//! it. [`Monitor::note`] counts calls of a layer above, which switches the machine's own counts off
+//! ([`MachineConfig::count_calls`]).
 //!
 //! This module must not know `hal`'s devices or a vendor's rules.
 
@@ -52,7 +55,7 @@ use std::mem::ManuallyDrop;
 use std::ops::{Deref, DerefMut};
 use std::time::Duration;
 
-/// Names a queue. Numbers are not used again.
+/// Names a queue. Numbers are not reused.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct QueueId(pub u64);
 
@@ -60,65 +63,67 @@ pub struct QueueId(pub u64);
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct EventId(pub u64);
 
-/// Names a semaphore: a value that grows, raised by queues and the host, which queues and the host wait for.
+/// Names a semaphore: a growing value, raised and awaited by queues and the host.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct SemaphoreId(pub u64);
 
-/// Who makes things happen.
+/// The party that makes steps.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Stepping {
-    /// Whoever asks steps a little; whoever waits steps until it is over.
+    /// A query makes a few steps; a wait steps until it is over.
     #[default]
     Auto,
-    /// [`Monitor::step`] alone. A wait that nobody steps for ends with its timeout.
+    /// Only [`Monitor::step`] steps. A wait without steps ends with its timeout.
     Manual,
 }
 
-/// What a fault of a kernel ends.
+/// The scope of a kernel's fault.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum FaultScope {
-    /// The device, for good, as with CUDA.
+    /// The device is lost permanently, as with CUDA.
     #[default]
     Device,
-    /// The queue.
+    /// The queue fails.
     Queue,
 }
 
-/// What a kernel finds in memory that it declares to write.
+/// The default fill of memory that a kernel declares to write.
 pub const POISON: u8 = 0xdb;
 
-/// What a machine is.
+/// The configuration of a machine.
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub struct MachineConfig {
-    /// Devices; 1 to 64.
+    /// The number of devices; 1 to 64.
     pub devices: u32,
     /// Bytes of memory of each device.
     pub memory: u64,
     /// Bytes of host memory that can be pinned.
     pub pinned: u64,
-    /// From which everything follows.
+    /// The seed of all random choices.
     pub seed: u64,
-    /// Who steps.
+    /// The party that makes steps.
     pub stepping: Stepping,
-    /// What a fault of a kernel ends.
+    /// The scope of a kernel's fault.
     pub fault_scope: FaultScope,
-    /// Which calls fail.
+    /// The calls that fail.
     pub faults: FaultPlan,
-    /// Whether the machine counts its own entries as calls of the fault plan.
+    /// Says whether the machine counts its own entries as calls of the fault plan.
     pub count_calls: bool,
-    /// Whether the race detector is on.
+    /// Says whether the race detector is on.
     pub detect: bool,
-    /// What new memory of devices is filled with, instead of zeros: whoever reads what nobody wrote then notices.
+    /// The fill of new device memory instead of zeros, which reveals reads of unwritten memory.
     ///
-    /// With the race detector on, what a kernel declares to write is filled before the kernel runs, with this or else with
-    /// [`POISON`]. A kernel that reads it then computes something else. So does a caller that counts on bytes which the kernel leaves
-    /// out, unless the kernel [says](KernelSpec::leaving_gaps) that it leaves some.
+    /// If the race detector is on, a kernel's output bindings are filled before it runs, with this
+    /// byte or else with [`POISON`]. A kernel that reads these bytes then gets another result. So
+    /// does a caller that relies on bytes which the kernel does not write, unless the kernel
+    /// [declares gaps](KernelSpec::leaving_gaps).
     pub poison: Option<u8>,
-    /// Whether commands that ran are remembered for [`Monitor::take_trace`].
+    /// Says whether executed commands are recorded for [`Monitor::take_trace`].
     pub trace: bool,
-    /// How long, in real time, a wait without a timeout stays when nothing can run any more but another thread of the host could still help (by writing a
-    /// word, raising a semaphore), before it is reported as a dead-lock. With zero there is no other thread.
+    /// The real time that a wait without a timeout continues although no command can run. Meanwhile
+    /// another host thread could still help, by writing a word or raising a semaphore. Afterwards
+    /// the wait reports a deadlock. With zero the machine assumes no other thread.
     pub patience: Duration,
     /// The kernels.
     pub kernels: KernelRegistry,
@@ -145,76 +150,76 @@ impl Default for MachineConfig {
 }
 
 impl MachineConfig {
-    /// The defaults with this seed.
+    /// The default configuration with this seed.
     #[must_use]
     pub fn seed(seed: u64) -> Self {
         Self { seed, ..Self::default() }
     }
 
-    /// As before, with this many devices of `memory` bytes.
+    /// Sets the number of devices, and the bytes of memory of each.
     #[must_use]
     pub fn devices(mut self, devices: u32, memory: u64) -> Self {
         (self.devices, self.memory) = (devices, memory);
         self
     }
 
-    /// As before, stepped like this.
+    /// Sets the party that makes steps.
     #[must_use]
     pub fn stepping(mut self, stepping: Stepping) -> Self {
         self.stepping = stepping;
         self
     }
 
-    /// As before, with this end of a fault.
+    /// Sets the scope of a kernel's fault.
     #[must_use]
     pub fn fault_scope(mut self, scope: FaultScope) -> Self {
         self.fault_scope = scope;
         self
     }
 
-    /// As before, with these faults.
+    /// Sets the faults.
     #[must_use]
     pub fn faults(mut self, faults: FaultPlan) -> Self {
         self.faults = faults;
         self
     }
 
-    /// As before, with these kernels.
+    /// Sets the kernels.
     #[must_use]
     pub fn kernels(mut self, kernels: KernelRegistry) -> Self {
         self.kernels = kernels;
         self
     }
 
-    /// As before, with this patience.
+    /// Sets the patience of waits.
     #[must_use]
     pub fn patience(mut self, patience: Duration) -> Self {
         self.patience = patience;
         self
     }
 
-    /// As before, with or without the race detector.
+    /// Switches the race detector on or off.
     #[must_use]
     pub fn detect(mut self, on: bool) -> Self {
         self.detect = on;
         self
     }
 
-    /// As before, with new memory of devices, and what kernels are about to write, filled with this.
+    /// Sets the fill of new device memory and of memory that kernels are about to write.
     #[must_use]
     pub fn poison(mut self, byte: u8) -> Self {
         self.poison = Some(byte);
         self
     }
 
-    /// As before, with or without a trace of what ran.
+    /// Switches the trace of executed commands on or off.
     #[must_use]
     pub fn trace(mut self, on: bool) -> Self {
         self.trace = on;
         self
     }
 
-    /// As before, counting its own entries as calls or not.
+    /// Says whether the machine counts its own entries as calls.
     #[must_use]
     pub fn count_calls(mut self, on: bool) -> Self {
         self.count_calls = on;
@@ -222,25 +227,25 @@ impl MachineConfig {
     }
 }
 
-/// A command that ran, for comparing runs.
+/// An executed command, to compare runs.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Ran {
-    /// What.
+    /// The operation.
     pub operation: Operation,
-    /// The virtual time at which it was over, in nanoseconds.
+    /// The virtual time of its end, in nanoseconds.
     pub nanos: u64,
 }
 
-/// Why a queue has failed.
+/// The failure of a queue.
 #[derive(Debug, Clone)]
 pub struct QueueFailure {
     /// The operation that failed; of a graph, with its node.
     pub operation: Operation,
-    /// What happened.
+    /// The cause.
     pub cause: Error,
 }
 
-/// How many objects exist beside memory; for leak checks.
+/// The number of objects beside memory, for leak checks.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct ObjectCounts {
@@ -252,7 +257,7 @@ pub struct ObjectCounts {
     pub semaphores: u64,
     /// Graph templates.
     pub graphs: u64,
-    /// Graphs that can be launched.
+    /// Executable graphs.
     pub execs: u64,
 }
 
@@ -261,21 +266,21 @@ pub(crate) struct Queue {
     agent: u32,
     epoch: u64,
     clock: Clock,
-    /// Its own virtual time.
+    /// The queue's own virtual time.
     nanos: u64,
     entries: VecDeque<Entry>,
     /// Commands enqueued so far.
     enqueued: u64,
     /// Commands that are over.
     over: u64,
-    /// A host function of its head runs.
+    /// A host function of the queue's head is running.
     busy: bool,
     failure: Option<QueueFailure>,
     /// The graph that a capture builds, and its last node.
     capture: Option<(GraphId, Option<NodeId>)>,
-    /// It goes once its commands are over.
+    /// The queue is removed once its commands are over.
     closing: bool,
-    /// By which index the commands that are enqueued now are named.
+    /// The index by which commands that are enqueued now are named.
     index: Option<u64>,
     name: Arc<str>,
 }
@@ -286,7 +291,7 @@ struct Event {
     last: Option<Arc<Mark>>,
 }
 
-/// A step of a semaphore: the value, and what is known by whoever waited for it.
+/// A step of a semaphore: the value, and the clock that a wait for it learns.
 struct Raised {
     value: u64,
     clock: Clock,
@@ -298,7 +303,7 @@ struct Semaphore {
     value: u64,
     raised: VecDeque<Raised>,
     failed: Option<Error>,
-    /// It was given up; commands that are pending may still name it.
+    /// The semaphore was destroyed; pending commands may still name it.
     closing: bool,
 }
 
@@ -309,7 +314,7 @@ pub(crate) struct State {
     space: Space,
     detector: Detector,
     queues: BTreeMap<QueueId, Queue>,
-    /// Agents of queues that are gone, each with the epoch that it reached.
+    /// The agents of removed queues, each with its last epoch.
     agents: Vec<(u32, u64)>,
     next_agent: u32,
     events: BTreeMap<EventId, Event>,
@@ -318,28 +323,28 @@ pub(crate) struct State {
     execs: BTreeMap<ExecId, Exec>,
     next_id: u64,
     launches: u64,
-    /// What is known by whoever reads a word.
+    /// The clock that a read of a word learns.
     words: BTreeMap<u64, Clock>,
     host: Clock,
     host_epoch: u64,
     host_accesses: u64,
-    /// The host's clock as commands take it; made anew when the host learns something.
+    /// The host's clock as commands take it; renewed when the host learns an order.
     host_taken: Option<Arc<Clock>>,
     nanos: u64,
     host_nanos: u64,
     /// Commands that ran so far.
     steps: u64,
     lost: Vec<Option<Arc<str>>>,
-    /// Of each device: what its queues that are gone did last, and when.
+    /// For each device: the clock and the virtual time of its removed queues.
     gone: Vec<(Clock, u64)>,
     tracing: bool,
     trace: Vec<Ran>,
-    /// Dropped after the lock.
+    /// Objects to drop after the lock is released.
     trash: Vec<Box<dyn Any + Send>>,
-    /// Threads that wait for something to happen.
+    /// The number of threads that wait for a change.
     waiters: u32,
     changed: bool,
-    /// Queues whose head was asked in vain since something last happened.
+    /// Queues whose head was polled without success since the last change.
     asked: Vec<(QueueId, u32)>,
 }
 
@@ -349,15 +354,16 @@ struct Inner {
     config: MachineConfig,
 }
 
-/// A machine as it shows itself to those who watch: reports, time, counts, and faults to come. A clone watches the same machine; any
-/// thread may call it.
+/// An observer of a machine: reports, time, counts, and faults to come. A clone observes the same
+/// machine. Any thread may call it.
 ///
-/// It gives no way to the machine's memory, queues and words. A backend lends these to safe code, which relies on them: see
-/// [`drive`](Self::drive).
+/// A monitor gives no access to the machine's memory, queues and words. A backend lends these to
+/// safe code, which relies on them; see [`drive`](Self::drive).
 #[derive(Clone)]
 pub struct Monitor(Arc<Inner>);
 
-/// A deterministic machine of simulated devices. A clone is the same machine; any thread may call it.
+/// A deterministic machine of simulated devices. A clone is the same machine; any thread may call
+/// it.
 ///
 /// A backend has a machine of its own and shows its [`Monitor`].
 ///
@@ -386,7 +392,8 @@ impl Deref for Machine {
     }
 }
 
-/// The state under its lock. Rings for those who wait and drops what was given up, after the lock.
+/// The locked state. The drop wakes waiting threads and drops removed objects after the lock is
+/// released.
 pub(crate) struct Locked<'a> {
     inner: &'a Inner,
     guard: ManuallyDrop<MutexGuard<'a, State>>,
@@ -409,7 +416,7 @@ impl Drop for Locked<'_> {
     fn drop(&mut self) {
         let trash = std::mem::take(&mut self.guard.trash);
         let ring = std::mem::take(&mut self.guard.changed) && self.guard.waiters != 0;
-        // SAFETY: dropped once, here; nothing uses the guard afterwards.
+        // SAFETY: dropped once, here. No code uses the guard afterwards.
         unsafe { ManuallyDrop::drop(&mut self.guard) };
         if ring {
             self.inner.bell.notify_all();
@@ -419,11 +426,11 @@ impl Drop for Locked<'_> {
 }
 
 impl Machine {
-    /// A machine.
+    /// Makes a machine.
     ///
     /// # Errors
-    /// `InvalidArgument` for no devices, more than 64, or more than 4 TiB of memory; `OutOfMemory` or `Driver` when the system refuses a
-    /// file or addresses.
+    /// `InvalidArgument` for no devices, more than 64, or more than 4 TiB of memory; `OutOfMemory`
+    /// or `Driver` if the system refuses a file or addresses.
     pub fn new(config: MachineConfig) -> Result<Self> {
         if !(1..=64).contains(&config.devices) {
             return Err(Error::invalid(format!("{} devices: want 1 to 64", config.devices)));
@@ -443,7 +450,7 @@ impl Machine {
             semaphores: BTreeMap::new(),
             graphs: BTreeMap::new(),
             execs: BTreeMap::new(),
-            // Small numbers mean something special to some vendors: the default stream.
+            // Small numbers are special for some vendors: the default stream.
             next_id: 0x100,
             launches: 0,
             words: BTreeMap::new(),
@@ -474,23 +481,26 @@ impl Machine {
 }
 
 impl Monitor {
-    /// The whole machine, for libraries whose calls enqueue work in a queue of the backend's, and for tests.
+    /// The whole machine, for libraries whose calls enqueue work in a queue of the backend, and for
+    /// tests.
     ///
     /// # Safety
-    /// - What the backend made stays as it is: its memory is neither given back nor, without an order that the backend knows of, used; its
-    ///   words, semaphores and events are written by it alone; its queues are given work as the backend's own is, and not given up.
+    /// - The backend's objects stay unchanged. Its memory is not freed, and not used without an
+    ///   order that the backend knows.
+    /// - Only the backend writes its words, semaphores and events.
+    /// - Its queues get work only under the rules of the backend's own work, and are not destroyed.
     #[must_use]
     pub unsafe fn drive(&self) -> Machine {
         Machine(self.clone())
     }
 
-    /// The configuration that it was made with.
+    /// The configuration of the machine.
     #[must_use]
     pub fn config(&self) -> &MachineConfig {
         &self.0.config
     }
 
-    /// The kernels that it knows.
+    /// The machine's kernels.
     #[must_use]
     pub fn kernels(&self) -> &KernelRegistry {
         &self.0.config.kernels
@@ -500,7 +510,7 @@ impl Monitor {
         Locked { inner: &self.0, guard: ManuallyDrop::new(self.0.state.lock()) }
     }
 
-    /// Begins a call: counts it, and fails it if the plan says so or the device is lost.
+    /// Begins a call: counts it, and fails it if the fault plan demands it or the device is lost.
     fn enter(&self, device: u32, name: &str) -> Result<Locked<'_>> {
         let mut state = self.lock();
         if device >= self.0.config.devices {
@@ -513,7 +523,7 @@ impl Monitor {
         Ok(state)
     }
 
-    /// Begins a call that concerns no device in particular: it goes on when one is lost.
+    /// Begins a call without a particular device. It succeeds even if a device is lost.
     fn enter_host(&self, name: &str) -> Result<Locked<'_>> {
         let mut state = self.lock();
         if self.0.config.count_calls {
@@ -522,10 +532,11 @@ impl Monitor {
         Ok(state)
     }
 
-    /// Counts a call of a layer above under its name, on a device; the fault plan decides about it as about the machine's own.
+    /// Counts a call of a layer above under its name, on a device. The fault plan applies to it as
+    /// to the machine's own calls.
     ///
     /// # Errors
-    /// What the plan says; `DeviceLost`.
+    /// An error of the fault plan; `DeviceLost`.
     pub fn note(&self, device: u32, name: &str) -> Result<()> {
         let mut state = self.lock();
         if device >= self.0.config.devices {
@@ -535,29 +546,29 @@ impl Monitor {
         state.alive(device)
     }
 
-    /// How many calls were counted so far.
+    /// The number of counted calls.
     #[must_use]
     pub fn calls(&self) -> u64 {
         self.lock().faults.calls()
     }
 
-    /// How many calls were counted so far, by name.
+    /// The number of counted calls, by name.
     #[must_use]
     pub fn calls_by_name(&self) -> Vec<(String, u64)> {
         self.lock().faults.by_name()
     }
 
-    /// Puts a rule before those of the fault plan.
+    /// Inserts a rule before those of the fault plan.
     pub fn add_fault(&self, rule: FaultRule) {
         self.lock().faults.plan.rules.insert(0, rule);
     }
 
-    /// Replaces the fault plan; counts go on.
+    /// Replaces the fault plan; the counts continue.
     pub fn set_faults(&self, plan: FaultPlan) {
         self.lock().faults.plan = plan;
     }
 
-    /// Loses a device for good: what is pending never runs, every call says so.
+    /// Loses a device permanently: pending work never runs, and every call returns the error.
     pub fn lose_device(&self, device: u32, cause: &str) {
         self.lock().lose(device, cause);
     }
@@ -574,19 +585,19 @@ impl Monitor {
         state.alive(device)
     }
 
-    /// Virtual time in nanoseconds: the latest end of anything that ran.
+    /// Virtual time in nanoseconds: the latest end of an executed command.
     #[must_use]
     pub fn now(&self) -> u64 {
         self.lock().nanos
     }
 
-    /// Commands (and nodes of graphs) that ran so far.
+    /// The number of executed commands and nodes of graphs.
     #[must_use]
     pub fn steps(&self) -> u64 {
         self.lock().steps
     }
 
-    /// What the race detector found since the last call, at most 1,024 reports.
+    /// Takes the race detector's reports since the last call, at most 1,024.
     #[must_use]
     pub fn take_reports(&self) -> Vec<Report> {
         let mut state = self.lock();
@@ -594,19 +605,19 @@ impl Monitor {
         detector.take_reports(|queue| queues.contains_key(&QueueId(queue)))
     }
 
-    /// What ran since the last call, where [`MachineConfig::trace`] is on.
+    /// Takes the commands executed since the last call, if [`MachineConfig::trace`] is on.
     #[must_use]
     pub fn take_trace(&self) -> Vec<Ran> {
         std::mem::take(&mut self.lock().trace)
     }
 
-    /// How much memory is in use.
+    /// The memory in use.
     #[must_use]
     pub fn memory_in_use(&self) -> MemoryUse {
         self.lock().space.in_use()
     }
 
-    /// How many objects exist.
+    /// The number of objects.
     #[must_use]
     pub fn objects(&self) -> ObjectCounts {
         let state = self.lock();
@@ -669,7 +680,8 @@ impl State {
         }
     }
 
-    /// Loses a device: the first cause stays. What its queues still hold is given up, and what others wait for in them is let go.
+    /// Loses a device; the first cause stays. The remaining commands of its queues are removed, and
+    /// waits for them are released.
     fn lose(&mut self, device: u32, cause: &str) {
         let Some(lost) = self.lost.get_mut(device as usize) else { return };
         if lost.is_some() {
@@ -682,7 +694,7 @@ impl State {
         let queues = self.queues.iter().filter(|(_, q)| q.device == device);
         let all: Vec<(QueueId, Clock, u64)> = queues.map(|(&id, q)| (id, q.clock.clone(), q.nanos)).collect();
         for (id, clock, nanos) in all {
-            // Nothing of it runs any more, so memory that it used may go.
+            // The queue runs nothing any more, so its memory may be freed.
             self.host_learns(&clock, nanos);
             self.abandon(id);
         }
@@ -693,7 +705,7 @@ impl State {
         found.ok_or_else(|| Error::NotFound(Text::from(format!("{queue:?} does not exist"))))
     }
 
-    /// The host learns something: commands that are enqueued from now on know it.
+    /// Adds to the host's clock. Commands that are enqueued later know it.
     fn host_learns(&mut self, clock: &Clock, nanos: u64) {
         self.host.join(clock);
         self.host_nanos = self.host_nanos.max(nanos);
@@ -710,7 +722,8 @@ impl State {
         clock
     }
 
-    /// A new epoch of the host, if a command was enqueued since the last one: what the host does now comes after that.
+    /// Starts a new epoch of the host if a command was enqueued since the last one: later actions
+    /// of the host come after that command.
     fn host_acts(&mut self) {
         if self.host_taken.take().is_some() {
             self.host_epoch += 1;
@@ -719,5 +732,5 @@ impl State {
     }
 }
 
-/// Virtual nanoseconds of a call of the host's.
+/// Virtual nanoseconds of a host call.
 const CALL_NANOS: u64 = 200;

@@ -1,6 +1,7 @@
-//! The one source of chance: SplitMix64, so that a seed is a whole run.
+//! The random number generator: SplitMix64, the only source of randomness, so that a seed
+//! determines a run.
 //!
-//! This module must not know what is decided.
+//! This module must not know which choices it makes.
 
 /// A generator. The same seed gives the same numbers on every machine.
 #[derive(Debug, Clone)]
@@ -20,12 +21,12 @@ impl Rng {
         z ^ (z >> 31)
     }
 
-    /// A number below `n`, which is not 0.
+    /// A number below `n`. `n` must not be 0.
     pub(crate) fn below(&mut self, n: usize) -> usize {
         (self.next() % n.max(1) as u64) as usize
     }
 
-    /// Whether something of this probability happens.
+    /// Returns whether an event of this probability occurs.
     pub(crate) fn happens(&mut self, probability: f64) -> bool {
         ((self.next() >> 11) as f64) < probability * (1u64 << 53) as f64
     }

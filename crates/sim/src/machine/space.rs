@@ -1,11 +1,13 @@
-//! Memory: one address space for all devices, as with a vendor's unified addresses, and what lies where in it.
+//! The memory map: one address space for all devices, as with a vendor's unified addresses.
 //!
-//! Addresses, memory and access are three things. A *reservation* is a range of addresses. A *piece* is memory of one device, a part of
-//! the store. A *region* is a piece (or a plain allocation) at an address, with the devices that may reach it. Device addresses begin at
-//! [`DEVICE_BASE`], which no host can dereference; pinned and registered host memory is reached at its own address.
+//! Addresses, memory and access are separate. A *reservation* is a range of addresses. A *piece* is
+//! memory of one device, a part of the store. A *region* is a piece (or a plain allocation) at an
+//! address, with the devices that have access. Device addresses begin at [`DEVICE_BASE`], which no
+//! host can dereference. Pinned and registered host memory keeps its own address.
 //!
-//! Memory has an identity beside its address: where it lies in the store. The race detector goes by that, so that one piece mapped in two
-//! places is one memory, and a piece that is mapped anew is not forgotten.
+//! Memory has an identity beside its address: its place in the store. The race detector uses this
+//! identity. So a piece that is mapped at two places is one memory, and a piece that is mapped
+//! again keeps its record.
 //!
 //! This module must not know queues.
 
@@ -14,20 +16,21 @@ use leasehold_core::{Error, OutOfMemory, Result};
 use std::collections::BTreeMap;
 use std::fmt;
 
-/// Where device addresses begin. Not a canonical address of any host: dereferencing one is a fault.
+/// The start of device addresses. The address is not canonical on any host, so a dereference
+/// faults.
 pub const DEVICE_BASE: u64 = 1 << 52;
-/// Bytes of which pieces, reservations and mappings are multiples.
+/// The unit of pieces, reservations and mappings, in bytes.
 pub const GRANULARITY: u64 = 2 << 20;
-/// Bytes to which plain allocations are aligned at least.
+/// The minimum alignment of plain allocations, in bytes.
 const ALLOC_ALIGN: u64 = 512;
-/// Marks identities in the store, apart from addresses of the host.
+/// A flag that separates identities in the store from host addresses.
 pub(crate) const STORE: u64 = 1 << 60;
 
 /// Names a piece of device memory without an address.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct PieceId(pub u64);
 
-/// How much memory is in use; for leak checks.
+/// The memory in use, for leak checks.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct MemoryUse {
@@ -48,7 +51,7 @@ pub struct MemoryUse {
 }
 
 impl MemoryUse {
-    /// Whether nothing is in use.
+    /// Returns whether no memory is in use.
     #[must_use]
     pub fn is_nothing(&self) -> bool {
         self.device.iter().all(|&b| b == 0) && *self == Self { device: self.device.clone(), ..Self::default() }
@@ -96,7 +99,7 @@ impl FreeRanges {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Kind {
-    /// A plain or stream-ordered allocation, which has its addresses and its memory.
+    /// A plain or stream-ordered allocation, with its own addresses and memory.
     Allocation,
     /// A piece in a reservation.
     Mapping(PieceId),
@@ -106,13 +109,13 @@ enum Kind {
 #[derive(Debug)]
 struct Region {
     bytes: u64,
-    /// Never used again: tells one use of an address from the next.
+    /// Never reused: distinguishes one use of an address from the next.
     id: u64,
-    /// Where it lies in the store.
+    /// The place in the store.
     store: u64,
     owner: u32,
     kind: Kind,
-    /// A bit for each device that may reach it.
+    /// A bit for each device with access.
     access: u64,
 }
 
@@ -122,22 +125,22 @@ struct Piece {
     bytes: u64,
     owner: u32,
     mappings: u32,
-    /// Given up while it was mapped: goes with its last mapping.
+    /// Destroyed while it was mapped: freed with its last mapping.
     released: bool,
-    /// It was never mapped.
+    /// The piece was never mapped.
     fresh: bool,
 }
 
-/// Host memory that devices reach.
+/// Host memory that devices can access.
 #[derive(Debug)]
 struct HostRange {
     bytes: u64,
     id: u64,
-    /// The pages, of memory that was allocated here; none of what was registered.
+    /// The pages of allocated memory; `None` for registered memory.
     pages: Option<Pages>,
 }
 
-/// A part of an access that lies in one memory without a gap.
+/// A contiguous part of an access within one memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Part {
     /// The memory's identity.
@@ -145,33 +148,33 @@ pub(crate) struct Part {
     pub(crate) bytes: u64,
     /// The region or host range; 0 for pageable host memory.
     pub(crate) region: u64,
-    /// The address by which it was reached.
+    /// The address of the access.
     pub(crate) addr: u64,
 }
 
-/// Who reaches for memory.
+/// The origin of an access.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Reach {
     /// A kernel on this device.
     Kernel(u32),
-    /// A copy or fill, which goes anywhere that the machine's memory is.
+    /// A copy or fill, which can access all memory of the machine.
     Engine,
-    /// A copy that somebody vouches for: the host's own memory too.
+    /// A copy for which the caller vouches: any host memory too.
     Anywhere,
 }
 
-/// What was freed.
+/// A freed memory.
 #[derive(Debug)]
 pub(crate) struct Gone {
     pub(crate) region: u64,
     pub(crate) key: u64,
     pub(crate) addr: u64,
     pub(crate) bytes: u64,
-    /// To be dropped without a lock.
+    /// To be dropped after the lock is released.
     pub(crate) pages: Option<Pages>,
 }
 
-/// All memory of a machine.
+/// The memory of a machine.
 pub(crate) struct Space {
     store: Store,
     window: Window,
@@ -180,7 +183,7 @@ pub(crate) struct Space {
     page: u64,
     limit: u64,
     pinned_limit: u64,
-    /// What new memory is filled with.
+    /// The fill of new memory.
     poison: Option<u8>,
     used: Vec<u64>,
     pinned: u64,
@@ -188,7 +191,7 @@ pub(crate) struct Space {
     regions: BTreeMap<u64, Region>,
     pieces: BTreeMap<PieceId, Piece>,
     host: BTreeMap<u64, HostRange>,
-    /// `peers[a]` has a bit for each device whose plain allocations device `a` may reach.
+    /// `peers[a]` has a bit for each device whose plain allocations device `a` can access.
     peers: Vec<u64>,
     next_id: u64,
 }
@@ -197,7 +200,7 @@ impl Space {
     pub(crate) fn new(devices: u32, limit: u64, pinned_limit: u64, poison: Option<u8>) -> Result<Self> {
         let all = limit.checked_mul(u64::from(devices)).filter(|&b| b <= 1 << 42);
         let all = all.ok_or_else(|| Error::invalid("more than 4 TiB of simulated memory"))?;
-        // Reservations are many times larger than what lies in them.
+        // Reservations are many times larger than the pieces in them.
         let window = (all * 16 + (1 << 32)).next_multiple_of(GRANULARITY);
         Ok(Self {
             store: Store::new(window)?,
@@ -237,7 +240,7 @@ impl Space {
         }
     }
 
-    /// Bytes in use of a device, and in all.
+    /// Bytes in use of a device, and its total bytes.
     pub(crate) fn device(&self, device: u32) -> (u64, u64) {
         (self.used[device as usize], self.limit)
     }
@@ -279,7 +282,7 @@ impl Space {
         let span = bytes.checked_next_multiple_of(self.page.max(ALLOC_ALIGN)).ok_or_else(refused)?;
         self.charge(device, span)?;
         let align = if span >= GRANULARITY { GRANULARITY } else { self.page.max(ALLOC_ALIGN) };
-        // A page between neighbours, so that what runs over the end of one is not in the next.
+        // A guard page between neighbours, so that an overrun does not hit the next allocation.
         let address = self.addresses.take(span + self.page, align);
         let store = self.memory.take(span, self.page);
         let (Some(at), Some(store)) = (address, store) else {
@@ -304,7 +307,7 @@ impl Space {
     /// Fills new memory, which is mapped at an offset of the window.
     fn fill_new(&self, at: u64, bytes: u64) {
         if let Some(byte) = self.poison {
-            // SAFETY: mapped just now, and known to nobody yet.
+            // SAFETY: the memory was mapped just now, and no other code knows it.
             unsafe { std::ptr::write_bytes(self.window.host(at), byte, bytes as usize) };
         }
     }
@@ -322,7 +325,7 @@ impl Space {
         }
     }
 
-    /// The device that an address belongs to, of device memory.
+    /// The device whose memory contains an address, for device memory.
     pub(crate) fn owner(&self, addr: u64) -> Option<u32> {
         let (&at, region) = self.regions.range(..=addr).next_back()?;
         (addr < at + region.bytes).then_some(region.owner)
@@ -385,8 +388,8 @@ impl Space {
         Ok(id)
     }
 
-    /// Gives a piece up. As with a vendor's driver, its memory goes when nothing maps it any more: now (what went) or with the last
-    /// mapping (`None`).
+    /// Destroys a piece. As with a vendor's driver, its memory is freed when no mapping is left:
+    /// now (returned) or with the last mapping (`None`).
     pub(crate) fn destroy(&mut self, piece: PieceId) -> Result<Option<Gone>> {
         let p = self.pieces.get_mut(&piece).filter(|p| !p.released);
         let p = p.ok_or_else(|| Error::invalid(format!("{piece:?} does not exist")))?;
@@ -394,7 +397,7 @@ impl Space {
         Ok(self.end_piece(piece))
     }
 
-    /// Ends a piece that was given up and is mapped nowhere.
+    /// Frees a destroyed piece without mappings.
     fn end_piece(&mut self, piece: PieceId) -> Option<Gone> {
         let p = self.pieces.get(&piece).filter(|p| p.released && p.mappings == 0)?;
         let gone = Gone { region: 0, key: STORE | p.store, addr: 0, bytes: p.bytes, pages: None };
@@ -431,7 +434,7 @@ impl Space {
         Ok(())
     }
 
-    /// Whole mappings that make up a range without a gap.
+    /// The whole mappings that cover a range without a gap.
     fn mappings(&self, addr: u64, bytes: u64) -> Result<Vec<u64>> {
         let refuse = || Error::invalid(format!("{bytes:#x} bytes at {addr:#x} are not whole mappings"));
         let end = addr.checked_add(bytes).ok_or_else(refuse)?;
@@ -447,7 +450,7 @@ impl Space {
         Ok(found)
     }
 
-    /// Lets a device reach mapped memory.
+    /// Gives a device access to mapped memory.
     pub(crate) fn set_access(&mut self, device: u32, addr: u64, bytes: u64) -> Result<()> {
         for at in self.mappings(addr, bytes)? {
             self.regions.entry(at).and_modify(|r| r.access |= 1 << device);
@@ -455,12 +458,12 @@ impl Space {
         Ok(())
     }
 
-    /// Whole mappings, before they are unmapped.
+    /// The whole mappings of a range, before they are unmapped.
     pub(crate) fn mapped(&self, addr: u64, bytes: u64) -> Result<Vec<Gone>> {
         Ok(self.mappings(addr, bytes)?.into_iter().map(|at| self.regions[&at].gone(at)).collect())
     }
 
-    /// Unmaps whole mappings; gives the memories that went with them.
+    /// Unmaps whole mappings. Returns the memories that were freed with them.
     pub(crate) fn unmap(&mut self, addr: u64, bytes: u64) -> Result<Vec<Gone>> {
         let found = self.mappings(addr, bytes)?;
         self.window.unmap(addr - DEVICE_BASE, bytes)?;
@@ -529,7 +532,7 @@ impl Space {
         Gone { region: h.id, key: addr, addr, bytes: h.bytes, pages: h.pages }
     }
 
-    /// Whether an address is host memory that devices reach.
+    /// Returns whether the range is host memory that devices can access.
     pub(crate) fn is_pinned(&self, addr: u64, bytes: u64) -> bool {
         self.host
             .range(..=addr)
@@ -537,15 +540,16 @@ impl Space {
             .is_some_and(|(&at, h)| addr.checked_add(bytes).is_some_and(|end| end <= at + h.bytes))
     }
 
-    /// The host address behind a device address, whatever is there.
+    /// The host address for a device address, without a check.
     fn behind(&self, addr: u64) -> *mut u8 {
         if addr >= DEVICE_BASE { self.window.host(addr - DEVICE_BASE) } else { addr as *mut u8 }
     }
 
-    /// Where `bytes` bytes at `addr` really are, if `who` may reach all of them; `parts` gets the memories that they lie in.
+    /// The host address of `bytes` bytes at `addr`, if `who` has access to all of them. `parts`
+    /// receives the memories that contain them.
     ///
     /// # Errors
-    /// What a device would say: an illegal address.
+    /// A device's error text: an illegal address.
     pub(crate) fn resolve(&self, who: Reach, addr: u64, bytes: u64, parts: &mut Vec<Part>) -> Result<*mut u8, String> {
         let Some(end) = addr.checked_add(bytes) else {
             return Err(format!("illegal address: {bytes} bytes at {addr:#x} wrap the address space"));
@@ -571,7 +575,7 @@ impl Space {
 
     fn may_reach(&self, who: Reach, r: &Region) -> bool {
         match (who, r.kind) {
-            // A mapping without access is reached by nobody.
+            // No device reaches a mapping without access.
             (Reach::Engine | Reach::Anywhere, Kind::Mapping(_)) => r.access != 0,
             (Reach::Engine | Reach::Anywhere, Kind::Allocation) => true,
             (Reach::Kernel(device), Kind::Mapping(_)) => r.access & (1 << device) != 0,

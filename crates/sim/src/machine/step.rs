@@ -1,12 +1,13 @@
-//! A step: which command runs next, and what it does.
+//! Steps: the selection and the execution of commands.
 //!
 //! # Protocol
-//! Under the lock: heads that can run are listed in the order of their queues, the seed picks one, it runs. A host function leaves the
-//! lock: its queue is busy meanwhile, so that nobody picks it, and other threads (or the function itself) may step on.
+//! Under the lock, the step lists the heads that can run, in the order of their queues. The seed
+//! selects one, and it runs. A host function runs without the lock. Meanwhile its queue is busy, so
+//! no step selects it; other threads (or the function itself) may make further steps.
 //!
-//! A kernel or a condition that is not ready yet is not asked again before something else has happened.
+//! The step polls a kernel or condition that is not ready only after another change.
 //!
-//! This module must not know who waits.
+//! This module must not know which threads wait.
 
 use super::clock::Clock;
 use super::command::{Action, Done, Entry, FillCall, HostFn, KernelCall, NodeAction, Running, Transfer};
@@ -23,22 +24,23 @@ use std::cell::Cell;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::task::Poll;
 
-/// Instead of a node, of a command that is no graph's.
+/// The node number of a command outside a graph.
 const NO_NODE: u32 = u32::MAX;
 
 thread_local! {
     /// The machine (its address) and the queue whose host function this thread runs.
     static CALLING: Cell<Option<(usize, QueueId)>> = const { Cell::new(None) };
-    /// Host functions that this thread is in: one may step, and so call another.
+    /// The depth of host functions on this thread: a host function may step, and so call another
+    /// one.
     static DEPTH: Cell<usize> = const { Cell::new(0) };
 }
 
-/// Host functions that this thread is in.
+/// The depth of host functions on this thread.
 pub(super) fn depth() -> usize {
     DEPTH.get()
 }
 
-/// What a step came to.
+/// The result of a step.
 enum Step {
     Ran,
     Nothing,
@@ -46,20 +48,20 @@ enum Step {
     Call(QueueId, u32, HostFn),
 }
 
-/// What an action came to.
+/// The result of an action.
 enum Outcome {
-    /// It is over and took so many nanoseconds.
+    /// The action is over; its duration in nanoseconds.
     Done(u64),
-    /// It is not ready; the action is given back.
+    /// The action is not ready and is returned.
     Pending(Action),
     Call(HostFn),
     /// A fault of the device.
     Fault(String),
-    /// Another's failure.
+    /// The failure of another object.
     Fail(Error),
 }
 
-/// Where an action runs.
+/// The place of an action's execution.
 struct Place {
     queue: QueueId,
     device: u32,
@@ -94,7 +96,8 @@ impl Place {
 }
 
 impl Monitor {
-    /// Runs one command (or one node of a graph) of one queue, picked by the seed. Says whether anything could run.
+    /// Runs one command (or one node of a graph) of one queue, selected by the seed. Returns
+    /// whether a command could run.
     pub fn step(&self) -> bool {
         let mut state = self.lock();
         match state.step(&self.0.config) {
@@ -114,7 +117,7 @@ impl Monitor {
         }
     }
 
-    /// Steps until nothing can run any more; says how many steps that took.
+    /// Steps until no command can run. Returns the number of steps.
     pub fn run_until_idle(&self) -> u64 {
         let mut steps = 0;
         while self.step() {
@@ -123,14 +126,14 @@ impl Monitor {
         steps
     }
 
-    /// Whether this thread runs a host function of this queue.
+    /// Returns whether this thread runs a host function of this queue.
     #[must_use]
     pub fn is_calling(&self, queue: QueueId) -> bool {
         CALLING.get() == Some((Arc::as_ptr(&self.0) as usize, queue))
     }
 }
 
-/// What a panic said.
+/// The text of a panic.
 fn panic_text(panic: Box<dyn Any + Send>) -> String {
     match panic.downcast::<String>() {
         Ok(text) => *text,
@@ -140,19 +143,19 @@ fn panic_text(panic: Box<dyn Any + Send>) -> String {
     }
 }
 
-/// Whether the head of a queue can run.
+/// The readiness of a queue's head.
 #[derive(PartialEq, Eq, Clone, Copy)]
 enum Ready {
     No,
     Yes,
-    /// Only when nothing else can.
+    /// Ready if no other head can run.
     Last,
-    /// After some steps.
+    /// Ready after some steps.
     Delayed,
 }
 
 impl State {
-    /// Picks and runs.
+    /// Selects a head and runs it.
     fn step(&mut self, config: &MachineConfig) -> Step {
         loop {
             let mut ready = Vec::new();
@@ -166,7 +169,7 @@ impl State {
                     Ready::Delayed => delayed.push(id),
                 }
             }
-            // Time passes for who is held back.
+            // Time passes for delayed heads.
             for id in &delayed {
                 if let Some(head) = self.queues.get_mut(id).and_then(|q| q.entries.front_mut()) {
                     head.delay -= 1;
@@ -229,14 +232,16 @@ impl State {
         }
     }
 
-    /// The 64-bit word at an address; `None` where nothing is (which is a fault once the action runs).
+    /// The 64-bit word at an address; `None` without memory there (which is a fault once the action
+    /// runs).
     pub(super) fn word(&self, addr: u64) -> Option<u64> {
         let at = self.space.resolve(Reach::Engine, addr, 8, &mut Vec::new()).ok()?;
-        // SAFETY: eight aligned bytes that are mapped (checked), written by others atomically.
+        // SAFETY: eight aligned bytes that are mapped (checked). Other threads write them
+        // atomically.
         Some(unsafe { &*at.cast::<AtomicU64>() }.load(Ordering::Acquire))
     }
 
-    /// Whether an action waits for something.
+    /// Returns whether an action must wait.
     fn blocked(&self, action: &Action) -> bool {
         match action {
             Action::WaitMark(mark) => mark.done.get().is_none(),
@@ -248,7 +253,7 @@ impl State {
         }
     }
 
-    /// What heads wait for, for people; `None` for one that does not.
+    /// A description of the wait of a queue's head, for human readers; `None` if it does not wait.
     pub(super) fn waits_for(&self, q: &Queue) -> Option<String> {
         let head = q.entries.front()?;
         let what = match &head.action {
@@ -326,7 +331,7 @@ impl State {
         }
     }
 
-    /// A queue's host function is about to be called: what the queue did before is known to the host.
+    /// Marks a queue whose host function is about to run. The host learns the queue's earlier work.
     fn busy(&mut self, id: QueueId) {
         let Some(q) = self.queues.get_mut(&id) else { return };
         q.busy = true;
@@ -377,10 +382,10 @@ impl State {
         Step::Ran
     }
 
-    /// Puts a graph back, or ends it.
+    /// Returns a graph to its queue, or ends it.
     fn after_node(&mut self, id: QueueId, g: Box<Running>, mut entry: Entry, regions: Vec<(u64, u64)>) {
         if self.queues.get(&id).is_none_or(|q| self.lost[q.device as usize].is_some()) {
-            // The device was lost by this very node.
+            // This node lost the device.
             self.let_go(id, &Action::Graph(g));
             return;
         }
@@ -401,7 +406,7 @@ impl State {
         }
     }
 
-    /// A command of a failed queue: it does not run, but who waits for it is let go.
+    /// Skips a command of a failed queue: the command does not run, but waits for it are released.
     fn skip(&mut self, id: QueueId, entry: Entry) -> Step {
         self.let_go(id, &entry.action);
         let mut entry = entry;
@@ -419,13 +424,13 @@ impl State {
         Step::Ran
     }
 
-    /// A host function is over.
+    /// Completes a host function.
     fn called(&mut self, id: QueueId, node: u32, panic: Option<String>) {
         let Some(q) = self.queues.get_mut(&id) else { return };
         q.busy = false;
         q.nanos += HOST_NANOS;
         let (nanos, device) = (q.nanos, q.device);
-        // What the host did comes before what the queue does next.
+        // The host's actions come before the queue's later ones.
         let host = self.host_clock();
         self.host_acts();
         self.learn(id, &host, nanos);
@@ -470,7 +475,7 @@ impl State {
         }
     }
 
-    /// A command is over.
+    /// Completes a command.
     fn over(&mut self, id: QueueId) {
         if let Some(q) = self.queues.get_mut(&id) {
             q.over += 1;
@@ -497,7 +502,7 @@ impl State {
         }
     }
 
-    /// Takes what an action came to.
+    /// Applies the result of an action.
     fn settle(&mut self, place: &Place, outcome: Outcome, config: &MachineConfig) {
         let mut end = self.nanos;
         if let Some(q) = self.queues.get_mut(&place.queue) {
@@ -522,7 +527,7 @@ impl State {
         }
     }
 
-    /// Does what an action says.
+    /// Executes an action.
     fn perform(&mut self, place: &mut Place, action: Action) -> Outcome {
         match action {
             Action::Kernel(call) => self.kernel(place, call),
@@ -535,7 +540,7 @@ impl State {
             }
             Action::Record(mark) => {
                 if let Some(q) = self.queues.get(&place.queue) {
-                    // Set by nobody else: this is the mark's only record.
+                    // This is the mark's only record, so the cell is empty.
                     drop(mark.done.set(Done { nanos: q.nanos, clock: q.clock.clone(), failed: false }));
                 }
                 Outcome::Done(0)
@@ -580,7 +585,7 @@ impl State {
         }
     }
 
-    /// A queue learns what another agent knew.
+    /// A queue learns another agent's clock.
     fn learn(&mut self, queue: QueueId, clock: &Clock, nanos: u64) {
         if let Some(q) = self.queues.get_mut(&queue) {
             q.clock.join(clock);
@@ -588,7 +593,7 @@ impl State {
         }
     }
 
-    /// Where a range is; a range that is not there any more, or is another one by now, is reported.
+    /// The host address of a range. A range that was freed or reused since the enqueue is reported.
     fn reach(
         &mut self,
         place: &Place,
@@ -683,8 +688,9 @@ impl State {
         Outcome::Done(KERNEL_NANOS + blocks + bytes / 64 + self.rng.below(64) as u64)
     }
 
-    /// What a kernel reads, as it is before it runs, by binding. What it only writes is poisoned, so that a kernel which reads it shows.
-    /// Nothing of kernels that wait for others meanwhile, of host memory, or of bindings that overlap one that is written.
+    /// The content of a kernel's read-only bindings before it runs, by binding. Write-only bindings
+    /// are poisoned, so that a kernel that reads them gets another result. The function skips
+    /// polled kernels, host memory, and bindings that overlap a written one.
     fn watch(&self, call: &KernelCall, bindings: &[Binding], parts: &[(Vec<Part>, Access)]) -> Vec<(usize, Vec<u8>)> {
         let mut read = Vec::new();
         if !self.detector.on || matches!(call.kernel.spec.body, KernelBody::Poll(_)) {
@@ -699,7 +705,8 @@ impl State {
                 continue;
             }
             let (at, len) = (std::ptr::with_exposed_provenance_mut::<u8>(b.addr as usize), b.len as usize);
-            // SAFETY: the binding was resolved to so many mapped bytes just now, which the lock keeps; queues run one at a time.
+            // SAFETY: the binding was resolved to this many mapped bytes just now, and the lock
+            // keeps the mapping. Queues run one at a time.
             unsafe {
                 if b.access == Access::Read {
                     read.push((i, std::slice::from_raw_parts(at, len).to_vec()));
@@ -711,11 +718,11 @@ impl State {
         read
     }
 
-    /// Reports what a kernel has written although it declares to read it.
+    /// Reports bindings that a kernel has written although it declares to read them.
     fn compare(&mut self, place: &Place, call: &KernelCall, bindings: &[Binding], watched: Vec<(usize, Vec<u8>)>) {
         for (i, before) in watched {
             let at = std::ptr::with_exposed_provenance::<u8>(bindings[i].addr as usize);
-            // SAFETY: the bytes that `watch` has read, under the same lock.
+            // SAFETY: these are the bytes that `watch` has read, under the same lock.
             let now = unsafe { std::slice::from_raw_parts(at, before.len()) };
             let differs = |(a, b): (&u8, &u8)| a != b;
             let Some(from) = std::iter::zip(now, &before).position(differs) else { continue };
@@ -734,8 +741,9 @@ impl State {
         for row in 0..c.rows - last {
             let src = self.reach(place, c.reach(), c.src + row * c.src_pitch, c.width, &mut from)?;
             let dst = self.reach(place, c.reach(), c.dst + row * c.dst_pitch, c.width, &mut to)?;
-            // SAFETY: both are the machine's memory, mapped for so many bytes (checked just now, and the lock keeps it), or are the
-            // host's by the word of who called `with_host` on this transfer.
+            // SAFETY: both ranges are either the machine's memory or the host's. The machine's
+            // memory is mapped for this many bytes, as checked just now under the lock. For host
+            // memory the caller of `with_host` on this transfer vouches.
             unsafe { std::ptr::copy(src, dst, c.width as usize) };
             self.note_access(place, &from, Access::Read, Unwritten::Any);
             self.note_access(place, &to, Access::Write, Unwritten::Any);
@@ -749,8 +757,9 @@ impl State {
         let mut parts = Vec::new();
         for row in 0..if c.width == 0 { 0 } else { c.rows } {
             let dst = self.reach(place, Reach::Engine, c.dst + row * c.pitch, c.width, &mut parts)?;
-            // SAFETY: the machine's memory, mapped for so many bytes (checked just now, and the lock keeps it). References to it are
-            // made here only, under that lock; a host thread that looks at pinned memory meanwhile uses raw pointers.
+            // SAFETY: the range is the machine's memory, mapped for this many bytes, as checked
+            // just now under the lock. References to this memory exist here only, under that lock.
+            // A host thread that reads pinned memory meanwhile uses raw pointers.
             let bytes = unsafe { std::slice::from_raw_parts_mut(dst, c.width as usize) };
             if pattern[..unit].iter().all(|&b| b == pattern[0]) {
                 bytes.fill(pattern[0]);
@@ -768,7 +777,8 @@ impl State {
         if let Some((q, key)) = self.queues.get(&place.queue).zip(parts.first().map(|p| p.key)) {
             self.words.entry(key).or_default().join(&q.clock);
         }
-        // SAFETY: eight aligned bytes that are mapped (checked), read by others atomically.
+        // SAFETY: eight aligned bytes that are mapped (checked). Other threads read them
+        // atomically.
         unsafe { &*at.cast::<AtomicU64>() }.store(value, Ordering::Release);
         Ok(())
     }
@@ -804,7 +814,7 @@ impl State {
         Outcome::Done(0)
     }
 
-    /// Frees in a queue's order, after asking who still uses the memory.
+    /// Frees memory in queue order, after a report of its remaining users.
     fn free_here(&mut self, place: &Place, addr: u64) {
         let Ok(gone) = self.space.allocation(addr) else {
             self.detector.report(ReportKind::UseAfterFree, None, place.operation(), addr, 0);
@@ -823,7 +833,7 @@ impl State {
         self.free_at(addr);
     }
 
-    /// A failed operation as an error.
+    /// The error of a failed operation.
     fn fault(&self, operation: &Operation, text: String) -> Error {
         let name = match operation.node {
             Some(node) => format!("graph node {node} ({})", operation.name),
@@ -847,7 +857,7 @@ fn result(result: Result<(), String>, nanos: u64) -> Outcome {
     }
 }
 
-/// Virtual nanoseconds of an operation's beginning.
+/// Virtual nanoseconds to start an operation.
 const KERNEL_NANOS: u64 = 2_000;
 const COPY_NANOS: u64 = 1_000;
 const HOST_NANOS: u64 = 500;

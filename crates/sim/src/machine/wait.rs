@@ -1,9 +1,11 @@
-//! Waiting and asking, and words that the host shares with queues.
+//! Waits and queries, and words that the host shares with queues.
 //!
 //! # Protocol
-//! A thread that waits looks whether it is over; if not, it steps ([`Stepping::Auto`]). When nothing can run, it sleeps until another thread has
-//! enqueued, signalled or stepped, for a bounded time, because a word may also be written without a call. When nothing can run and nobody could help, that is a
-//! dead-lock: an error that says who waits for what, never a hang.
+//! A waiting thread checks its condition. If the condition does not hold, the thread steps
+//! ([`Stepping::Auto`]). If no command can run, the thread sleeps until another thread has
+//! enqueued, signalled or stepped. The sleep is bounded, because a word may also be written without
+//! a call. If no command can run and no thread could help, the wait is a deadlock. The result is an
+//! error that describes all waits, never a hang.
 //!
 //! This module must not know how commands run.
 
@@ -13,13 +15,13 @@ use leasehold_core::sync::atomic::{AtomicU64, Ordering};
 use leasehold_core::{Error, Result};
 use std::time::{Duration, Instant};
 
-/// How long a thread sleeps before it looks again whether a word was written behind the machine's back.
+/// The sleep between two checks for a word that was written without a call.
 const NAP: Duration = Duration::from_micros(200);
-/// Steps of a question, at most.
+/// The maximum number of steps of a query.
 const A_LITTLE: usize = 4;
 
 impl Monitor {
-    /// Steps a little, where questions do.
+    /// Makes a few steps, if queries step.
     fn nudge(&self) {
         if self.0.config.stepping == Stepping::Auto {
             let steps = self.lock().rng.below(A_LITTLE);
@@ -31,7 +33,7 @@ impl Monitor {
         }
     }
 
-    /// Blocks until `over` answers.
+    /// Blocks until `over` returns a result.
     fn wait_for(
         &self,
         timeout: Option<Duration>,
@@ -62,7 +64,7 @@ impl Monitor {
                 if let Some(result) = over(&mut state) {
                     return result;
                 }
-                // Functions that this thread itself is in cannot end before it does.
+                // Host functions that this thread runs cannot end before it returns.
                 let called = state.queues.values().filter(|q| q.busy).count() > super::step::depth();
                 let since = *alone_since.get_or_insert_with(Instant::now);
                 if !called && (config.patience.is_zero() || timeout.is_none() && since.elapsed() >= config.patience) {
@@ -79,42 +81,43 @@ impl Monitor {
         }
     }
 
-    /// Blocks until a condition of the caller's holds, making things happen meanwhile as any wait does. The condition is asked under the machine's lock and
-    /// must not call the machine.
+    /// Blocks until the caller's condition holds, and steps meanwhile as any wait does. The
+    /// condition runs under the machine's lock and must not call the machine.
     ///
     /// # Errors
-    /// `Timeout`; `InvalidState` for a dead-lock.
+    /// `Timeout`; `InvalidState` for a deadlock.
     pub fn wait_until(&self, timeout: Option<Duration>, mut over: impl FnMut() -> bool) -> Result<()> {
         self.wait_for(timeout, |_| over().then_some(Ok(())))
     }
 
-    /// Rings for threads that wait on a condition which the host has changed.
+    /// Wakes threads that wait for a condition which the host has changed.
     pub fn ring(&self) {
         self.lock().progress();
     }
 
-    /// Steps a little, as questions do; not at all where only [`step`](Self::step) steps.
+    /// Makes a few steps, as queries do; none if only [`step`](Self::step) steps.
     pub fn poll(&self) {
         self.nudge();
     }
 }
 
 impl Machine {
-    /// Whether all that was enqueued is over. Steps a little.
+    /// Returns whether all enqueued work is over. Makes a few steps.
     ///
     /// # Errors
-    /// The cause of a queue that has failed; `DeviceLost`; `NotFound`; the fault plan's.
+    /// The cause of a failed queue; `DeviceLost`; `NotFound`; an error of the fault plan.
     pub fn queue_query(&self, queue: QueueId) -> Result<bool> {
         drop(self.enter_queue(queue, "queue_query")?);
         self.nudge();
         self.lock().queue_over(queue, u64::MAX)
     }
 
-    /// Blocks until all that was enqueued before the call is over. `None` waits for ever, or until it is a dead-lock; zero polls.
+    /// Blocks until all work that was enqueued before the call is over. `None` waits without a
+    /// limit, or until a deadlock; zero polls.
     ///
     /// # Errors
-    /// `Timeout`; `InvalidState` for a dead-lock, saying who waits for what, and for a host function that waits for its own queue; as
-    /// [`queue_query`](Self::queue_query).
+    /// `Timeout`. `InvalidState` for a deadlock, with a description of the waits, and for a host
+    /// function that waits for its own queue. As [`queue_query`](Self::queue_query).
     pub fn queue_synchronize(&self, queue: QueueId, timeout: Option<Duration>) -> Result<()> {
         let target = {
             let mut state = self.enter_queue(queue, "queue_synchronize")?;
@@ -130,7 +133,7 @@ impl Machine {
         })
     }
 
-    /// Blocks until all that was enqueued before the call on any queue of the device is over.
+    /// Blocks until all work that was enqueued before the call on any queue of the device is over.
     ///
     /// # Errors
     /// As [`queue_synchronize`](Self::queue_synchronize).
@@ -145,7 +148,7 @@ impl Machine {
             }
             let mut first = Ok(());
             for &(id, target) in &queues {
-                // A queue that is gone had nothing left.
+                // A removed queue had no work left.
                 if !state.queues.contains_key(&id) {
                     continue;
                 }
@@ -164,10 +167,11 @@ impl Machine {
         device.ok_or_else(|| Error::NotFound(format!("{event:?} does not exist").into()))
     }
 
-    /// Whether an event's last record is over; one that was never recorded is. Steps a little.
+    /// Returns whether an event's last record is over, or the event was never recorded. Makes a few
+    /// steps.
     ///
     /// # Errors
-    /// `NotFound`; `DeviceLost`; the fault plan's.
+    /// `NotFound`; `DeviceLost`; an error of the fault plan.
     pub fn event_query(&self, event: EventId) -> Result<bool> {
         drop(self.enter(self.event_device(event)?, "event_query")?);
         self.nudge();
@@ -189,10 +193,10 @@ impl Machine {
         })
     }
 
-    /// A semaphore's value. Steps a little.
+    /// A semaphore's value. Makes a few steps.
     ///
     /// # Errors
-    /// `NotFound`; the cause of a semaphore that has failed.
+    /// `NotFound`; the cause of a failed semaphore.
     pub fn semaphore_value(&self, semaphore: SemaphoreId) -> Result<u64> {
         self.nudge();
         let mut state = self.lock();
@@ -207,24 +211,25 @@ impl Machine {
     /// Blocks until a semaphore has reached a value.
     ///
     /// # Errors
-    /// `Timeout`; `InvalidState` for a dead-lock; `NotFound`; the cause of a semaphore that has failed.
+    /// `Timeout`; `InvalidState` for a deadlock; `NotFound`; the cause of a failed semaphore.
     pub fn semaphore_wait(&self, semaphore: SemaphoreId, value: u64, timeout: Option<Duration>) -> Result<()> {
         self.wait_for(timeout, |state| state.semaphore_over(semaphore, value))
     }
 
-    /// Reads a 64-bit word in pinned or device memory as the host sees it, and knows what came before it was written. Steps a little.
+    /// Reads a 64-bit word in pinned or device memory as the host sees it. The host learns the work
+    /// before the write. Makes a few steps.
     ///
     /// # Errors
-    /// `InvalidArgument` where no word is.
+    /// `InvalidArgument` for an address without a word.
     pub fn host_load(&self, addr: u64) -> Result<u64> {
         self.nudge();
         self.host_load_now(addr)
     }
 
-    /// As [`host_load`](Self::host_load), without a step.
+    /// Like [`host_load`](Self::host_load), without a step.
     ///
     /// # Errors
-    /// As there.
+    /// As [`host_load`](Self::host_load).
     pub fn host_load_now(&self, addr: u64) -> Result<u64> {
         let mut state = self.lock();
         let (_, key) = state.host_word(addr)?;
@@ -236,19 +241,20 @@ impl Machine {
         Ok(value)
     }
 
-    /// Writes a 64-bit word from the host; queues that wait for it see it.
+    /// Writes a 64-bit word from the host. Queues that wait for it see the value.
     ///
     /// # Errors
-    /// `InvalidArgument` where no word is.
+    /// `InvalidArgument` for an address without a word.
     pub fn host_store(&self, addr: u64, value: u64) -> Result<()> {
         let mut state = self.lock();
         let (at, key) = state.host_word(addr)?;
         let clock = state.host.clone();
         state.words.entry(key).or_default().join(&clock);
-        // What the host does from now on is not covered by this word.
+        // The word does not cover later actions of the host.
         state.host_clock();
         state.host_acts();
-        // SAFETY: eight aligned bytes that are mapped (checked), read by others atomically.
+        // SAFETY: eight aligned bytes that are mapped (checked). Other threads read them
+        // atomically.
         unsafe { &*at.cast::<AtomicU64>() }.store(value, Ordering::Release);
         state.progress();
         Ok(())
@@ -256,14 +262,14 @@ impl Machine {
 }
 
 impl State {
-    /// Whether a queue is over up to a command; the host knows it then.
+    /// Returns whether a queue is over up to a command. If so, the host learns the queue's clock.
     fn queue_over(&mut self, queue: QueueId, target: u64) -> Result<bool> {
         let device = self.queue(queue)?.device;
         self.alive(device)?;
         self.queue_over_any(queue, target)
     }
 
-    /// As above, also for queues that were given up.
+    /// Like [`queue_over`](Self::queue_over), also for destroyed queues.
     fn queue_over_any(&mut self, queue: QueueId, target: u64) -> Result<bool> {
         let Some(q) = self.queues.get(&queue) else { return Ok(true) };
         if q.over < target.min(q.enqueued) {
@@ -297,7 +303,7 @@ impl State {
         Some(Ok(()))
     }
 
-    /// A word of the host's: where it is, and its memory's identity.
+    /// The host address of a word, and its memory's identity.
     fn host_word(&self, addr: u64) -> Result<(*mut u8, u64)> {
         if !addr.is_multiple_of(8) {
             return Err(Error::invalid(format!("a word at {addr:#x} is not aligned to 8")));
@@ -307,7 +313,7 @@ impl State {
         Ok((at, parts.first().map_or(addr, |p| p.key)))
     }
 
-    /// Who waits for what, for people.
+    /// A description of all waits, for human readers.
     fn waiting(&self) -> String {
         let all: Vec<String> = self.queues.values().filter_map(|q| self.waits_for(q)).collect();
         if all.is_empty() { "nothing is pending".to_owned() } else { all.join("; ") }

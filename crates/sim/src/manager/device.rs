@@ -1,7 +1,7 @@
-//! Devices: which there are, and what each owns.
+//! Devices of the machine, and the objects that each owns.
 //!
-//! Streams do not lease their device: they hold what all share, so no order of drops can dangle, and the device's pools hold nothing that leads
-//! back to it.
+//! A stream does not lease its device: it holds the shared part, so no order of drops can dangle.
+//! The device's pools hold no object that leads back to the device.
 //!
 //! This module must not know backings.
 
@@ -28,37 +28,40 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Weak;
 use std::time::{Duration, Instant};
 
-/// What a device's streams, gates and graphs share.
+/// The part that a device's streams, host timelines and graphs share.
 pub(crate) struct Common {
     pub(crate) machine: Machine,
     pub(crate) device: u32,
     /// `sim:0`.
     pub(crate) name: String,
     pub(crate) kernels: Kernels,
-    /// The semaphores behind lines, of all devices of the backend.
+    /// The semaphores behind timelines, of all devices of the backend.
     semaphores: Arc<Mutex<BTreeMap<LineId, SemaphoreId>>>,
-    /// Lines of all streams that exist, the retired ones too. The streams, and the work that they were given, own them.
+    /// The timelines of all existing streams, including retired ones. The streams and their
+    /// submitted work own them.
     pub(crate) lines: Mutex<Vec<(&'static Line, Weak<LineOwner>)>>,
-    /// Streams made so far, by which they are named.
+    /// The number of streams made so far, for their names.
     pub(crate) made: AtomicU64,
-    /// The line of each queue.
+    /// The timeline of each queue.
     running: Mutex<BTreeMap<QueueId, &'static Line>>,
-    /// Points of other backends that streams wait for, of all devices of the backend: somebody has to see to it that they are published.
+    /// Timepoints of other backends that streams wait for, of all devices of the backend. A waiting
+    /// thread must make the other backends publish them.
     foreign: Arc<Mutex<Vec<Point>>>,
 }
 
 thread_local! {
-    /// Whether this thread asks another backend for a line: that one must not ask this one in turn.
+    /// Says whether this thread asks another backend for a timeline. That backend must not call
+    /// back here.
     static ASKING: Cell<bool> = const { Cell::new(false) };
 }
 
-/// How long this machine is stepped before other backends are asked again.
+/// The time for which this machine is stepped between two requests to other backends.
 const SLICE: Duration = Duration::from_micros(500);
-/// How long another backend is given at least.
+/// The minimum time that another backend gets.
 const PATIENCE: Duration = Duration::from_secs(10);
 
 impl Common {
-    /// A semaphore that stands where the line does.
+    /// A new semaphore with the timeline's present value.
     pub(crate) fn semaphore(&self, line: &'static Line) -> Result<SemaphoreId> {
         let semaphore = self.machine.semaphore_create(self.device)?;
         self.machine.semaphore_signal(semaphore, line.completed())?;
@@ -66,21 +69,21 @@ impl Common {
         Ok(semaphore)
     }
 
-    /// The semaphore behind a line of this backend's.
+    /// The semaphore behind a timeline of this backend.
     pub(crate) fn semaphore_of(&self, line: LineId) -> Option<SemaphoreId> {
         self.semaphores.lock().get(&line).copied()
     }
 
-    /// A stream or gate ends.
+    /// Removes the records of a stream or host timeline that ends.
     pub(crate) fn forget(&self, line: &'static Line, semaphore: SemaphoreId) {
         self.semaphores.lock().remove(&line.id());
         self.lines.lock().retain(|(l, _)| l.id() != line.id());
         self.running.lock().retain(|_, l| l.id() != line.id());
-        // It was this line's alone.
+        // The semaphore belongs to this timeline alone.
         let _ = self.machine.semaphore_destroy(semaphore);
     }
 
-    /// Lets run what can, where nobody may come and ask.
+    /// Runs all work that can run, for times when a later query is not certain.
     pub(crate) fn go_on(&self) {
         if self.machine.config().stepping == Stepping::Auto {
             self.machine.run_until_idle();
@@ -88,7 +91,7 @@ impl Common {
         self.notice_loss();
     }
 
-    /// A dispatch as the machine has it.
+    /// A dispatch as a kernel call of the machine.
     pub(crate) fn call(&self, d: &Dispatch<'_>) -> Result<KernelCall> {
         let call = KernelCall {
             kernel: self.kernels.of(d.pipeline)?,
@@ -108,12 +111,12 @@ impl Common {
         Fault::new(op.to_owned(), stream, value, cause).into()
     }
 
-    /// A stream's line, by its queue.
+    /// Records a stream's timeline under its queue.
     pub(crate) fn enter(&self, queue: QueueId, line: &'static Line) {
         self.running.lock().insert(queue, line);
     }
 
-    /// The submission that a queue runs: the one after what is complete.
+    /// The submission that a queue runs: the one after the last complete one.
     pub(crate) fn running(&self, queue: QueueId) -> u64 {
         self.running.lock().get(&queue).map_or(0, |l| l.completed() + 1)
     }
@@ -127,12 +130,13 @@ impl Common {
             Ok(Err(e)) => e.to_string(),
             Err(panic) => panic_text(&*panic),
         };
-        // The queue runs this, so it exists.
+        // The queue runs this call, so it exists.
         let _ = self.machine.queue_fail(queue, self.fault(name, queue, value, text));
     }
 
-    /// A submission is over: its value is published, after its failure if it has one. What it held is given up in between: it finds the
-    /// cause, and is gone before the value is published.
+    /// Publishes the value of a completed submission, after its failure if it failed. The
+    /// submission's leases are dropped in between. So their destructors find the cause, and the
+    /// leases are gone before the value is published.
     pub(crate) fn publish(&self, queue: QueueId, owner: &LineOwner, value: u64, held: OpList) {
         if let Ok(Some(failure)) = self.machine.queue_failure(queue) {
             owner.poison(value, failure.cause);
@@ -142,7 +146,8 @@ impl Common {
         self.machine.ring();
     }
 
-    /// A lost device calls nobody: whoever notices ends all lines.
+    /// Fails all timelines of a lost device. A lost device runs no completions, so each thread that
+    /// notices the loss calls this.
     pub(crate) fn notice_loss(&self) {
         let Err(cause) = self.machine.device_status(self.device) else { return };
         let owners: Vec<_> = self.lines.lock().iter().filter_map(|(_, owner)| owner.upgrade()).collect();
@@ -155,12 +160,13 @@ impl Common {
         }
     }
 
-    /// A stream waits for another backend's point.
+    /// Records that a stream waits for another backend's timepoint.
     pub(crate) fn note_foreign(&self, point: Point) {
         self.foreign.lock().push(point);
     }
 
-    /// Has other backends publish what streams wait for; says whether something is still open.
+    /// Makes other backends publish the timepoints that streams wait for. Returns whether one is
+    /// still pending.
     fn ask_others(&self) -> bool {
         let mut open = self.foreign.lock();
         open.retain(|p| matches!(p.line().check(p.value()), Ok(false)));
@@ -169,7 +175,7 @@ impl Common {
         if !ASKING.get() {
             ASKING.set(true);
             for p in &points {
-                // What it says shows in the line.
+                // The line shows the result of this wait.
                 let _ = p.line().wait(p.value(), Some(Duration::ZERO));
             }
             ASKING.set(false);
@@ -177,14 +183,14 @@ impl Common {
         !points.is_empty()
     }
 
-    /// Makes things happen until a condition holds.
+    /// Steps until a condition holds.
     pub(crate) fn step_until(&self, timeout: Option<Duration>, over: &dyn Fn() -> bool) -> Result<()> {
         let begun = Instant::now();
         let deadline = timeout.and_then(|t| begun.checked_add(t));
         loop {
             if !self.ask_others() {
                 let left = deadline.map(|at| at.saturating_duration_since(Instant::now()));
-                // Another thread may submit what waits for another backend.
+                // Another thread may submit a wait for another backend.
                 let stop = || over() || !self.foreign.lock().is_empty();
                 self.machine.wait_until(if timeout.is_some() { left } else { None }, stop)?;
                 if over() {
@@ -194,7 +200,8 @@ impl Common {
             }
             let left = deadline.map_or(SLICE, |at| SLICE.min(at.saturating_duration_since(Instant::now())));
             let waited = self.machine.wait_until(Some(left), over);
-            // Nothing here can run, but the other backend may still be at work: for a bounded time.
+            // No work here can run, but the other backend may still be at work: wait for a bounded
+            // time.
             let given_up = deadline.unwrap_or(begun + self.machine.config().patience.max(PATIENCE));
             if waited.is_ok() || Instant::now() >= given_up {
                 return waited;
@@ -202,7 +209,7 @@ impl Common {
         }
     }
 
-    /// Blocks until a value of a line is over.
+    /// Blocks until a value of a timeline is over.
     pub(crate) fn await_line(&self, line: &'static Line, value: u64, timeout: Option<Duration>) -> Result<()> {
         self.notice_loss();
         if line.check(value)? {
@@ -223,13 +230,13 @@ fn panic_text(panic: &(dyn Any + Send)) -> String {
     text.unwrap_or("a panic without a message").to_owned()
 }
 
-/// A device that was opened: what it is, and the managers of what it has.
+/// An open device: its description, and the managers of its resources.
 pub struct DeviceState {
     info: DeviceInfo,
     caps: Caps,
     limits: Limits,
     pub(crate) common: Arc<Common>,
-    // Allocators before streams: what they give back goes by the machine, which both hold.
+    // Allocators before streams: they return memory through the machine, which both hold.
     pub(crate) device_memory: AllocatorCell,
     pub(crate) pinned_memory: AllocatorCell,
     pub(crate) streams: StreamManager,
@@ -237,7 +244,7 @@ pub struct DeviceState {
     pub(crate) gates: GateManager,
     pub(crate) pipelines: PipelineManager,
     pub(crate) graphs: GraphManager,
-    /// Its manager's: nobody swaps it with another one.
+    /// A device must not be moved out of its manager's pool.
     _place: PhantomPinned,
 }
 
@@ -287,22 +294,22 @@ impl DeviceState {
         })
     }
 
-    /// What it is.
+    /// The device's description.
     pub fn info(&self) -> &DeviceInfo {
         &self.info
     }
 
-    /// What it can do.
+    /// The device's capabilities.
     pub fn caps(&self) -> Caps {
         self.caps
     }
 
-    /// How much of everything.
+    /// The device's limits.
     pub fn limits(&self) -> &Limits {
         &self.limits
     }
 
-    /// The machine that it is a device of, for who watches it.
+    /// The monitor of the device's machine.
     pub fn machine(&self) -> &Monitor {
         &self.common.machine
     }
@@ -316,7 +323,7 @@ impl DeviceState {
         report("graph", self.graphs.stats());
     }
 
-    /// What somebody holds of this device beside itself.
+    /// Returns an error if other holders have resources of this device.
     fn outstanding(&self) -> Result<()> {
         let mut first = None;
         self.pools(&mut |name, stats| {
@@ -388,12 +395,12 @@ impl DeviceManager {
         Ok(Self { store: FixedSlotStore::new(devices, count)?, machine })
     }
 
-    /// How many devices there are.
+    /// The number of devices.
     pub fn device_count(&self) -> u32 {
         self.store.len()
     }
 
-    /// What the devices are, without opening them.
+    /// The descriptions of the devices, without opening them.
     pub fn describe(&self) -> Vec<DeviceInfo> {
         (0..self.store.len()).map(|i| describe(&self.machine, i)).collect()
     }
@@ -418,12 +425,12 @@ impl DeviceManager {
         self.open(device).map(|device| device.handle())
     }
 
-    /// Whether the handle's device is open: one load.
+    /// Returns whether the handle's device is open. One load.
     pub fn is_alive(&self, device: DeviceHandle) -> bool {
         self.store.is_alive(device)
     }
 
-    /// Gives up the manager's own lease; other holders are untouched.
+    /// Drops the manager's own lease. Other holders are not affected.
     ///
     /// # Errors
     /// `StaleHandle`.
@@ -445,10 +452,11 @@ impl DeviceManager {
         self.store.stats()
     }
 
-    /// Ends the manager. A second call is `Ok`.
+    /// Shuts the manager down. A second call returns `Ok`.
     ///
     /// # Errors
-    /// `LeasesOutstanding` while somebody holds a device or anything of one; nothing has changed then.
+    /// `LeasesOutstanding` while other holders have a device or one of its resources; then nothing
+    /// has changed.
     pub fn shutdown(&self) -> Result<()> {
         for i in 0..self.store.len() {
             // Dropped before the store decides.

@@ -30,7 +30,7 @@ impl Resource for Timestamps {
     }
 
     fn destroy(&self, stamp: Timestamp) {
-        // An event that is gone already is what is wanted.
+        // The call fails only if the event does not exist, which is the desired state.
         let _ = self.machine.event_destroy(EventId(stamp.native()));
     }
 }
@@ -48,15 +48,15 @@ impl EventManager {
         Ok(Self { machine: machine.clone(), manager })
     }
 
-    /// A time stamp that was not written.
+    /// A time stamp without a time.
     ///
     /// # Errors
-    /// `OutOfMemory`; the machine's.
+    /// `OutOfMemory`; an error of the machine.
     pub fn acquire(&self) -> Result<Lease<Timestamp>> {
         self.manager.acquire(&())
     }
 
-    /// The virtual time between two stamps; zero when they were written in the other order.
+    /// The virtual time between two stamps; zero if `end` was written first.
     ///
     /// # Errors
     /// `InvalidState` for a stamp that was not written.
@@ -69,7 +69,7 @@ impl EventManager {
         Ok(Duration::from_nanos(to.saturating_sub(from)))
     }
 
-    /// What the pool did so far.
+    /// The pool's statistics.
     pub fn stats(&self) -> PoolStats {
         self.manager.stats()
     }

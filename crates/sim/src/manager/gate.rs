@@ -1,9 +1,9 @@
-//! Gates: semaphores that the host signals.
+//! Host timelines: semaphores that the host signals.
 //!
-//! A gate begins where its line was left: its first value is what the line had completed. One that is dropped while a stream waits for it fails, so that
-//! nobody hangs and the line is not lent again.
+//! A host timeline begins at the completed value of its timeline. If it is dropped while a stream
+//! waits for it, it fails. So no stream waits for ever, and no other owner gets the timeline.
 //!
-//! This module must not know who waits.
+//! This module must not know which streams wait.
 
 use super::device::Common;
 use crate::machine::SemaphoreId;
@@ -14,17 +14,17 @@ use leasehold_core::{
 use std::fmt;
 use std::marker::PhantomPinned;
 
-/// A gate.
+/// A host timeline.
 pub struct GateState {
     common: Arc<Common>,
     signals: HostLine,
     semaphore: SemaphoreId,
-    /// Its manager's: nobody swaps it with another one.
+    /// The state must not be moved out of its manager's pool.
     _place: PhantomPinned,
 }
 
 impl GateState {
-    /// Its line.
+    /// The timeline.
     #[inline]
     pub fn line(&self) -> &'static Line {
         self.signals.line()
@@ -34,17 +34,17 @@ impl GateState {
         &self.common
     }
 
-    /// Raises the value.
+    /// Signals the value.
     pub(crate) fn raise(&self, value: u64) -> Result<()> {
         self.signals.raise_with(value, || self.common.machine.semaphore_signal(self.semaphore, value))?;
         self.common.go_on();
         Ok(())
     }
 
-    /// Fails everything that was not signalled.
+    /// Fails every value that was not signalled.
     pub(crate) fn fail(&self, cause: Error) {
         if self.signals.fail(cause.clone()) {
-            // It is there as long as the gate, and nobody signals it any more.
+            // The semaphore exists as long as this state, and no further signal comes.
             let _ = self.common.machine.semaphore_fail(self.semaphore, cause);
             self.common.go_on();
         }
@@ -86,7 +86,7 @@ impl Resource for Gates {
     }
 }
 
-/// Owns the gates of a device.
+/// Owns the host timelines of a device.
 pub struct GateManager {
     manager: PoolManager<Gates>,
 }
@@ -98,15 +98,15 @@ impl GateManager {
         Ok(Self { manager })
     }
 
-    /// A gate.
+    /// Takes a host timeline.
     ///
     /// # Errors
-    /// `OutOfMemory` without lines; the machine's.
+    /// `OutOfMemory` without timelines; an error of the machine.
     pub fn acquire(&self) -> Result<Lease<GateState>> {
         self.manager.acquire(&())
     }
 
-    /// What the pool did so far.
+    /// The pool's statistics.
     pub fn stats(&self) -> PoolStats {
         self.manager.stats()
     }

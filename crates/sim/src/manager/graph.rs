@@ -1,7 +1,7 @@
-//! Graphs: plans as graphs of the machine.
+//! Executable graphs: plans as graphs of the machine.
 //!
-//! Time stamps are nodes that record an event, foreign calls are captured into a child, host calls are nodes that fail the queue when they
-//! fail.
+//! A time stamp is a node that records an event. A foreign call is captured into a child graph. A
+//! host call is a node; its failure fails the queue.
 //!
 //! This module must not know how plans are made.
 
@@ -19,26 +19,26 @@ use std::marker::PhantomPinned;
 pub struct GraphState {
     machine: Machine,
     pub(crate) exec: ExecId,
-    /// What the nodes lease; kept as long as the graph.
+    /// The leases of the nodes; kept as long as the graph.
     ops: OpList,
-    /// The launch and the node of each dispatch of the plan.
+    /// The node and the kernel call of each dispatch of the plan.
     calls: Mutex<Vec<Option<(NodeId, KernelCall)>>>,
-    /// Its manager's: nobody swaps it with another one.
+    /// The state must not be moved out of its manager's pool.
     _place: PhantomPinned,
 }
 
 impl GraphState {
-    /// How many nodes the plan had.
+    /// The number of nodes of the plan.
     pub fn nodes(&self) -> usize {
         self.ops.len()
     }
 
-    /// Bytes of the host that it holds, roughly.
+    /// Approximate bytes of host memory.
     pub fn bytes(&self) -> u64 {
         self.ops.bytes() * 2 + self.ops.len() as u64 * size_of::<KernelCall>() as u64
     }
 
-    /// Changes nodes for later launches, all of them or none.
+    /// Updates nodes for later launches, all of them or none.
     pub(crate) fn update(&self, patches: &[NodePatch<'_>]) -> Result<()> {
         let mut calls = self.calls.lock();
         let mut new = Vec::with_capacity(patches.len());
@@ -74,12 +74,12 @@ impl fmt::Debug for GraphState {
     }
 }
 
-/// A template that is given up with this.
+/// A template that is destroyed with this value.
 struct Template<'a>(&'a Machine, GraphId);
 
 impl Drop for Template<'_> {
     fn drop(&mut self) {
-        // It exists: it was made by whoever made this.
+        // The template exists, because the maker of this value made it.
         let _ = self.0.graph_destroy(self.1);
     }
 }
@@ -87,7 +87,7 @@ impl Drop for Template<'_> {
 struct Graphs(Arc<Common>);
 
 impl Graphs {
-    /// A foreign call, taken into a graph of its own.
+    /// Captures a foreign call into a graph of its own.
     fn capture(&self, call: &ForeignCall) -> Result<GraphId> {
         let machine = &self.0.machine;
         let queue = machine.queue_create(self.0.device)?;
@@ -103,7 +103,7 @@ impl Graphs {
     /// An operation as a node.
     ///
     /// # Safety
-    /// - The host memory that it names may be used whenever the graph runs.
+    /// - The host memory that it names may be used at each run of the graph.
     unsafe fn node(&self, op: &Op<'_>) -> Result<Node> {
         Ok(match *op {
             Op::Dispatch(d) => Node::Kernel(self.0.call(&d)?),
@@ -164,7 +164,7 @@ impl Resource for Graphs {
     }
 
     fn destroy(&self, graph: GraphState) {
-        // It exists; launches that are pending keep what they need.
+        // The graph exists; pending launches keep what they need.
         let _ = self.0.machine.exec_destroy(graph.exec);
     }
 }
@@ -181,10 +181,11 @@ impl GraphManager {
         Ok(Self { manager })
     }
 
-    /// Makes a plan ready to be launched.
+    /// Makes an executable graph from a plan.
     ///
     /// # Errors
-    /// `InvalidArgument` for a plan whose nodes are in no order that respects its dependencies; `Unsupported` for waits and graphs in it; the machine's.
+    /// `InvalidArgument` for a plan that is not in topological order; `Unsupported` for waits and
+    /// graphs in it; an error of the machine.
     ///
     /// # Safety
     /// - As `hal::Device::instantiate`.
@@ -192,7 +193,7 @@ impl GraphManager {
         self.manager.acquire(&Cell::new(Some(plan)))
     }
 
-    /// What the pool did so far.
+    /// The pool's statistics.
     pub fn stats(&self) -> PoolStats {
         self.manager.stats()
     }

@@ -1,4 +1,5 @@
-//! The managers: they own the device's resources and expose them. They do not wait, signal, copy or launch.
+//! The managers own the device's resources and expose them. They do not wait, signal, copy or
+//! launch.
 //!
 //! | manager | owns | kind of pool |
 //! |---|---|---|

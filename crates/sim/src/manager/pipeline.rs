@@ -1,6 +1,6 @@
-//! Pipelines: kernels of the machine, found by name, or Rust functions run over all tiles.
+//! Pipelines: kernels of the machine by name, or Rust functions that run over all tiles.
 //!
-//! A pipeline's native word is its place in a table that keeps the kernels as long as the device.
+//! A pipeline's native word is its place in a table, which keeps the kernels as long as the device.
 //!
 //! This module must not know which kernels exist.
 
@@ -85,8 +85,9 @@ impl PipelineManager {
     /// The kernel's pipeline.
     ///
     /// # Errors
-    /// `InvalidArgument` beyond the limits, and for a kernel that declares something else than the registered one or the pipeline of the same
-    /// key; `NotFound` for a name that nobody registered; `Unsupported` for other sources.
+    /// `InvalidArgument` beyond the limits, and for a kernel whose declarations differ from the
+    /// registered kernel or from the pipeline of the same key. `NotFound` for a name that is not
+    /// registered; `Unsupported` for other sources.
     pub fn get_or_create(&self, desc: &KernelDesc<'_>) -> Result<Lease<Pipeline>> {
         desc.validate()?;
         let (source, kernel) = self.find(desc)?;
@@ -116,7 +117,8 @@ impl PipelineManager {
                 Ok((Source::Registered(name.as_ref().into()), kernel))
             }
             &KernelSource::Cpu(function) => {
-                // SAFETY: who submits a launch of the pipeline vouches that the function takes it (`Stream::submit`).
+                // SAFETY: the submitter of a launch of the pipeline vouches that the function
+                // accepts it (`Stream::submit`).
                 let body = unsafe { KernelBody::cpu(function) };
                 let spec = KernelSpec::new(&desc.bindings, desc.params, body);
                 let kernel = Arc::new(Kernel { name: desc.name.as_ref().into(), spec });
@@ -129,12 +131,12 @@ impl PipelineManager {
         }
     }
 
-    /// How many pipelines somebody beside this manager holds (a snapshot).
+    /// The number of pipelines with a holder other than this manager (a snapshot).
     pub fn in_use(&self) -> u64 {
         self.manager.in_use()
     }
 
-    /// What the pool did so far.
+    /// The pool's statistics.
     pub fn stats(&self) -> PoolStats {
         self.manager.stats()
     }

@@ -1,13 +1,15 @@
-//! Streams: a queue of the machine, a semaphore that each submission raises, and a line.
+//! Streams: a queue of the machine, a semaphore that each submission raises, and a timeline.
 //!
 //! # Protocol
-//! A submission becomes commands under the stream's turn: its operations, a signal of the semaphore (for streams that wait for it), and a host function
-//! that gives up what the submission holds and then publishes its value. That function is called although the queue has failed; only a lost device calls
-//! nothing, and then whoever notices publishes for all.
+//! A submission becomes commands in the submitter's turn on the stream: its operations, a signal of
+//! the semaphore (for waiting streams), and a host function. The host function drops the
+//! submission's leases and then publishes its value. It runs even if the queue has failed. A lost
+//! device runs no function; then each thread that notices the loss publishes all values.
 //!
-//! An idle, sound stream that nobody holds keeps its queue for the next request; one with work pending goes to the retire list.
+//! An idle stream without failures and holders keeps its queue for the next request. A stream with
+//! pending work goes to the retire list.
 //!
-//! This module must not know what streams run.
+//! This module must not know which work streams run.
 
 use super::device::Common;
 use crate::machine::{Command, EventId, ExecId, FillCall, QueueId, SemaphoreId, Transfer};
@@ -28,7 +30,7 @@ pub struct StreamState {
     pub(crate) queue: QueueId,
     semaphore: SemaphoreId,
     turn: Mutex<()>,
-    /// Its manager's: nobody swaps it with another one.
+    /// The state must not be moved out of its manager's pool.
     _place: PhantomPinned,
 }
 
@@ -46,7 +48,7 @@ impl StreamState {
         let line = owner.line();
         common.enter(queue, line);
         let name = format!("{} stream {}", common.name, common.made.fetch_add(1, Ordering::Relaxed));
-        // A line's values go on where its last stream left them.
+        // A timeline's values continue from its last stream.
         common.machine.queue_set_name(queue, &format!("{} {:?}", common.name, line.id()))?;
         common.machine.queue_report_as(queue, &name, line.submitted())?;
         let publisher = common.clone();
@@ -54,7 +56,7 @@ impl StreamState {
         Ok(Self { common, owner, queue, semaphore, turn: Mutex::new(()), _place: PhantomPinned })
     }
 
-    /// Its line.
+    /// The timeline.
     #[inline]
     pub fn line(&self) -> &'static Line {
         self.owner.line()
@@ -69,10 +71,10 @@ impl StreamState {
         line.is_idle() && !line.failed(VALUE_LIMIT) && line.submitted() < VALUE_LIMIT / 2
     }
 
-    /// Hands over operations as one submission; see `hal::Stream::submit`.
+    /// Submits operations as one submission; see `hal::Stream::submit`.
     ///
     /// # Errors
-    /// See there.
+    /// As `hal::Stream::submit`.
     ///
     /// # Safety
     /// - As `hal::Stream::submit`.
@@ -90,13 +92,13 @@ impl StreamState {
         let machine = &self.common.machine;
         let mut commands = Vec::with_capacity(ops.len() + 2);
         let mut held = OpList::new();
-        // Nothing is handed over before every operation was looked at.
+        // All operations are checked before the first one is enqueued.
         let mut calls = Vec::new();
         for op in ops {
             if let Op::Foreign(call) = op {
                 calls.push((commands.len(), *call));
             } else {
-                // SAFETY: an operation of this submission, for which the caller vouches.
+                // SAFETY: the operation belongs to this submission, for which the caller vouches.
                 commands.extend(unsafe { self.command(op, value) }?);
             }
             held.push(op);
@@ -174,7 +176,7 @@ impl StreamState {
             if line.knows(point.into()) {
                 return Ok(None);
             }
-            // What failed under a former owner of the line fails this stream too.
+            // A failure under a former owner of the timeline fails this stream too.
         } else if let Some(semaphore) = self.common.semaphore_of(line.id()) {
             return Ok(Some(Command::WaitSemaphore(semaphore, point.value())));
         }
@@ -197,12 +199,12 @@ pub(crate) unsafe fn transfer(op: &Op<'_>) -> Result<Transfer> {
         Op::Copy(c) => c,
         Op::Upload(u) => {
             let c = Copy2d::linear((u.src as u64, 0), (u.dst, 0), u.bytes);
-            // SAFETY: the caller vouches for the source; the machine checks the target.
+            // SAFETY: the caller vouches for the source; the machine checks the destination.
             return plain(&c).map(|t| unsafe { t.with_host() });
         }
         Op::Download(d) => {
             let c = Copy2d::linear((d.src, 0), (d.dst as u64, 0), d.bytes);
-            // SAFETY: the caller vouches for the target; the machine checks the source.
+            // SAFETY: the caller vouches for the destination; the machine checks the source.
             return plain(&c).map(|t| unsafe { t.with_host() });
         }
         _ => return Err(Error::invalid(format!("a {} is no copy", op.kind()))),
@@ -210,7 +212,7 @@ pub(crate) unsafe fn transfer(op: &Op<'_>) -> Result<Transfer> {
     plain(&c)
 }
 
-/// A copy between memory of the machine.
+/// A copy between memories of the machine.
 fn plain(c: &Copy2d) -> Result<Transfer> {
     if c.rows == 1 && c.src.abs_diff(c.dst) < c.width {
         return Err(Error::invalid(format!(
@@ -218,14 +220,14 @@ fn plain(c: &Copy2d) -> Result<Transfer> {
             c.width, c.src, c.dst
         )));
     }
-    // The pitches of a copy of nothing, and those of one row, mean nothing.
+    // The pitches of an empty copy, and those of one row, have no meaning.
     if c.rows <= 1 || c.width == 0 {
         return Ok(Transfer::linear(c.src, c.dst, c.width * c.rows.min(1)));
     }
     Ok(Transfer::rows((c.src, c.src_pitch), (c.dst, c.dst_pitch), c.width, c.rows))
 }
 
-/// A fill as the machine has it.
+/// A fill as a fill of the machine.
 pub(crate) fn fill(f: &Fill) -> Result<FillCall> {
     if !matches!(f.width, 1 | 2 | 4) || !f.bytes.is_multiple_of(u64::from(f.width)) {
         return Err(Error::invalid(format!(
@@ -236,7 +238,7 @@ pub(crate) fn fill(f: &Fill) -> Result<FillCall> {
     Ok(FillCall::linear(f.dst, f.bytes, f.pattern, f.width))
 }
 
-/// What a submission holds until it is over.
+/// The leases of a submission until it is over.
 struct Held {
     ops: OpList,
     common: Arc<Common>,
@@ -245,7 +247,8 @@ struct Held {
 
 impl Drop for Held {
     fn drop(&mut self) {
-        // A lost device calls nobody: what is given up then finds the loss in its line.
+        // A lost device runs no function. The destructors below find the loss in the stream's
+        // timeline.
         if !self.published {
             self.common.notice_loss();
         }
@@ -268,11 +271,11 @@ struct Streams {
     limit: u32,
 }
 
-/// Ends a stream whose work is over (or lost).
+/// Destroys a stream whose work is over (or lost).
 fn end(stream: StreamState) {
     let StreamState { common, owner, queue, semaphore, .. } = stream;
     common.forget(owner.line(), semaphore);
-    // The queue is this stream's alone; nothing names it any more.
+    // The queue belongs to this stream alone; no other code names it.
     let _ = common.machine.queue_destroy(queue);
 }
 
@@ -311,7 +314,7 @@ impl Resource for Streams {
     }
 
     fn recycle(&self, stream: &mut StreamState) -> Fate {
-        // Nobody may ask any more: what can run runs now.
+        // No later query is certain, so all work that can run runs now.
         self.common.go_on();
         if stream.is_sound() { Fate::Keep } else { Fate::Destroy }
     }
@@ -340,21 +343,22 @@ impl StreamManager {
         Ok(Self { manager, retired })
     }
 
-    /// A stream: an idle one, or a new one.
+    /// Takes an idle stream, or makes a new one.
     ///
     /// # Errors
-    /// `OverBudget` beyond the limit of streams; `OutOfMemory` without lines; the machine's.
+    /// `OverBudget` beyond the limit of streams; `OutOfMemory` without timelines; an error of the
+    /// machine.
     pub fn acquire(&self) -> Result<Lease<StreamState>> {
         self.collect();
         self.manager.acquire(&())
     }
 
-    /// Ends retired streams that are over and cannot be lent again.
+    /// Destroys retired streams that are over and cannot be reused.
     pub fn collect(&self) {
         self.retired.drain(|s| s.line().is_idle() && !s.is_sound(), end);
     }
 
-    /// What the pool did so far.
+    /// The pool's statistics.
     pub fn stats(&self) -> PoolStats {
         self.manager.stats()
     }
