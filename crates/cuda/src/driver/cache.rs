@@ -1,21 +1,25 @@
-//! Compiled kernels on disk, so that a process does not compile again what another compiled.
+//! The compile cache: compiled kernels on disk, so that a process does not repeat another process's
+//! compilation.
 //!
 //! # Layout
-//! One directory, one file per kernel, named by a hash of its key: source, name, options, architecture, compiler's and
-//! driver's version. A file holds the key itself too, so that a collision of hashes is a miss and never another
-//! kernel's code.
+//! The cache is one directory with one file per kernel. A file's name is a hash of the key: source,
+//! name, options, architecture, compiler's and driver's version. The file holds the key itself too.
+//! So a collision of hashes is a miss and never another kernel's code.
 //!
 //! # Protocol
-//! A writer fills a file of its own name (`….tmp`) and renames it: readers see all of a file or none of it, and of
-//! several writers of one key the last wins with the same content. A file that is truncated, corrupted or of another
-//! format fails its checksum; it is compiled again and replaced. Nothing is locked. A directory that cannot be written
+//! A writer fills a file of its own name (`….tmp`) and renames it. So readers see all of a file or
+//! none of it. Of several writers of one key the last one wins, with the same content. A file that
+//! is truncated, corrupted or of another format fails its checksum. The cache then compiles the
+//! kernel again and replaces the file. The cache locks nothing. A directory that cannot be written
 //! only costs the compilation.
 //!
-//! # Whose files
-//! A cached kernel runs on the device with this user's rights, and the checksum has no key. So the directory must belong
-//! to the user and be writable by nobody else, which is checked at every look; a file must be a regular one of the user's,
-//! writable by nobody else, and of bounded size. Links are not followed, and nothing is opened that could block. Another
-//! directory or file is left alone with a warning, and the compiler runs.
+//! # Ownership and permissions
+//! A cached kernel runs on the device with this user's rights, and the checksum has no key. So the
+//! directory must belong to the user, and no other user may have write permission. The cache checks
+//! this at every look-up. A file must be a regular file of the user, without write permission for
+//! others, and of bounded size. The cache follows no links, and opens no file that could block. If
+//! a directory or file fails a check, the cache leaves it alone with a warning and runs the
+//! compiler.
 //!
 //! This module must not know compilers.
 
@@ -26,34 +30,34 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 use std::{env, fs, io, process};
 
-/// The first bytes of a file; the digit is the format's.
+/// The first bytes of a file. The digit is the version of the format.
 const MAGIC: &[u8; 8] = b"LHKRNL1\n";
-/// Magic, bytes of the key, bytes of the image, checksum of both.
+/// Bytes of the header: magic, bytes of the key, bytes of the image, checksum of both.
 const HEADER: usize = 8 + 8 + 8 + 8;
-/// The most bytes of a file: a kernel's image is some KiB to a few MiB.
+/// The most bytes of a file. A kernel's image is some KiB to a few MiB.
 const FILE_MAX: u64 = 64 << 20;
-/// Files of writers that died are removed after this time.
+/// Temporary files older than this belong to writers that ended early, and are removed.
 const ABANDONED: Duration = Duration::from_secs(3600);
 
-/// All that a compiled kernel depends on.
+/// All inputs of a compilation.
 #[derive(Debug, Clone, Copy)]
 pub struct Key<'a> {
     /// The source text.
     pub source: &'a str,
-    /// The name that the compiler was told.
+    /// The name given to the compiler.
     pub name: &'a str,
     /// The compiler's options, in order.
     pub options: &'a [String],
-    /// What was compiled for: `compute_90`.
+    /// The target architecture: `compute_90`.
     pub architecture: &'a str,
-    /// What compiled: `nvrtc 13.0`.
+    /// The compiler: `nvrtc 13.0`.
     pub compiler: &'a str,
     /// The driver's version, as in 13000.
     pub driver: i32,
 }
 
 impl Key<'_> {
-    /// The key as bytes: each part with its length, so that no two keys agree.
+    /// The key as bytes. Each part has its length in front, so different keys have different bytes.
     fn bytes(&self) -> Vec<u8> {
         let mut bytes = Vec::with_capacity(self.source.len() + 128);
         let mut part = |text: &str| {
@@ -72,7 +76,7 @@ impl Key<'_> {
     }
 }
 
-/// FNV-1a: every single changed byte changes it.
+/// FNV-1a: a change of any single byte changes the hash.
 fn hash(seed: u64, bytes: &[u8]) -> u64 {
     bytes.iter().fold(seed, |hash, &byte| (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3))
 }
@@ -86,20 +90,20 @@ pub struct CompileCache {
     directory: Option<PathBuf>,
     hits: AtomicU64,
     misses: AtomicU64,
-    /// Makes the names of temporary files distinct within the process.
+    /// A serial number that makes the names of temporary files distinct within the process.
     serial: AtomicU64,
-    /// The user was told that the directory will not do.
+    /// Whether the user was warned that the directory is not usable.
     warned: AtomicBool,
 }
 
 impl CompileCache {
-    /// A cache in this directory, which is made when something is first written.
+    /// A cache in this directory. The first write makes the directory.
     #[must_use]
     pub fn at(directory: impl Into<PathBuf>) -> Self {
         Self { directory: Some(directory.into()), ..Self::off() }
     }
 
-    /// No cache: everything is compiled.
+    /// A cache that stores nothing: every kernel is compiled.
     #[must_use]
     pub fn off() -> Self {
         Self {
@@ -111,29 +115,31 @@ impl CompileCache {
         }
     }
 
-    /// The directory `kernels` of `LEASEHOLD_CACHE_DIR`, of `leasehold` in `XDG_CACHE_HOME`, or of
-    /// `~/.cache/leasehold`; none of these: no cache. An empty `LEASEHOLD_CACHE_DIR` switches it off.
+    /// The cache that the environment names. The directory is `kernels` in `LEASEHOLD_CACHE_DIR`,
+    /// in `leasehold` of `XDG_CACHE_HOME`, or in `~/.cache/leasehold`. Without any of them, the
+    /// cache is [off](Self::off). An empty `LEASEHOLD_CACHE_DIR` disables the cache.
     #[must_use]
     pub fn from_env() -> Self {
         directory(|name| env::var_os(name).map(PathBuf::from)).map_or_else(Self::off, Self::at)
     }
 
-    /// Where the files are, if anywhere.
+    /// The directory of the files, if the cache has one.
     #[must_use]
     pub fn directory(&self) -> Option<&Path> {
         self.directory.as_deref()
     }
 
-    /// How often something was found, and how often it was compiled.
+    /// The number of hits and of misses.
     #[must_use]
     pub fn counts(&self) -> (u64, u64) {
         (self.hits.load(Ordering::Relaxed), self.misses.load(Ordering::Relaxed))
     }
 
-    /// What `compile` made of this key, now or earlier. Does file I/O; blocks while it compiles.
+    /// The image for this key: a stored one, or the result of `compile`. Does file I/O; blocks
+    /// while it compiles.
     ///
     /// # Errors
-    /// The compiler's; never the cache's own. A failure is not kept.
+    /// The compiler's, never the cache's own. A failure is not stored.
     pub fn get_or_compile(&self, key: &Key<'_>, compile: impl FnOnce() -> Result<Vec<u8>>) -> Result<Vec<u8>> {
         let Some(directory) = self.directory.as_deref().filter(|directory| self.may_use(directory)) else {
             self.misses.fetch_add(1, Ordering::Relaxed);
@@ -162,7 +168,7 @@ impl CompileCache {
         Ok(image)
     }
 
-    /// Whether the directory is this user's alone, or is not there yet. Warns once.
+    /// Whether the directory belongs to this user alone, or does not exist yet. Warns once.
     fn may_use(&self, directory: &Path) -> bool {
         match fs::symlink_metadata(directory) {
             Ok(data) => match check_owner(&data, data.is_dir(), "a directory") {
@@ -187,14 +193,14 @@ impl CompileCache {
             create_private(directory)?;
             remove_abandoned(directory);
         }
-        // Made just now, perhaps by somebody else.
+        // The directory is checked after its creation, because another user may have made it.
         let data = fs::symlink_metadata(directory)?;
         check_owner(&data, data.is_dir(), "a directory")?;
-        // The address tells several caches of one process apart.
+        // The address distinguishes several caches of one process.
         let temporary =
             file.with_extension(format!("{}-{:x}-{serial}.tmp", process::id(), std::ptr::from_ref(self).addr()));
         let mut options = fs::OpenOptions::new();
-        // A new file: links that wait under this name are not followed.
+        // The file must be new, so a link with this name is not followed.
         options.write(true).create_new(true);
         #[cfg(unix)]
         std::os::unix::fs::OpenOptionsExt::mode(&mut options, 0o600);
@@ -209,7 +215,8 @@ impl CompileCache {
     }
 }
 
-/// Refuses what is not of the wanted kind, of another user, or writable by others.
+/// Refuses an entry that is not of the wanted kind, belongs to another user, or is writable by
+/// others.
 fn check_owner(data: &fs::Metadata, is_kind: bool, kind: &str) -> io::Result<()> {
     if !is_kind {
         return Err(io::Error::other(format!("it is not {kind}")));
@@ -229,26 +236,26 @@ fn check_owner(data: &fs::Metadata, is_kind: bool, kind: &str) -> io::Result<()>
     Ok(())
 }
 
-/// Reads a regular file of this user's, of bounded size. Does not block on what is something else.
+/// Reads a regular file of this user, of bounded size. Does not block on other kinds of files.
 fn read_own(file: &Path) -> io::Result<Vec<u8>> {
     let mut options = fs::OpenOptions::new();
     options.read(true);
     #[cfg(unix)]
     std::os::unix::fs::OpenOptionsExt::custom_flags(&mut options, libc::O_NOFOLLOW | libc::O_NONBLOCK | libc::O_NOCTTY);
     let opened = options.open(file)?;
-    // Of what was opened, not of what has that name by now.
+    // The check is of the opened file, because the name may mean another file by now.
     let data = opened.metadata()?;
     check_owner(&data, data.is_file(), "a regular file")?;
     if data.len() > FILE_MAX {
         return Err(io::Error::other(format!("it has {} bytes; {FILE_MAX} are the most", data.len())));
     }
     let mut bytes = Vec::with_capacity(data.len() as usize);
-    // It may grow meanwhile.
+    // The file may grow meanwhile.
     opened.take(FILE_MAX).read_to_end(&mut bytes)?;
     Ok(bytes)
 }
 
-/// Finds the directory; `var` looks an environment variable up.
+/// Finds the directory. `var` looks up an environment variable.
 fn directory(var: impl Fn(&str) -> Option<PathBuf>) -> Option<PathBuf> {
     let base = match var("LEASEHOLD_CACHE_DIR") {
         Some(directory) if directory.as_os_str().is_empty() => return None,
@@ -261,7 +268,7 @@ fn directory(var: impl Fn(&str) -> Option<PathBuf>) -> Option<PathBuf> {
     Some(base.join("kernels"))
 }
 
-/// Makes a directory that only this user reads: what lies in it will run on a device.
+/// Makes a directory that only this user reads, because its files will run on a device.
 fn create_private(directory: &Path) -> io::Result<()> {
     let mut builder = fs::DirBuilder::new();
     builder.recursive(true);
@@ -270,7 +277,7 @@ fn create_private(directory: &Path) -> io::Result<()> {
     builder.create(directory)
 }
 
-/// Removes what writers left that died between writing and renaming.
+/// Removes temporary files of writers that ended before they renamed them.
 fn remove_abandoned(directory: &Path) {
     let Ok(files) = fs::read_dir(directory) else { return };
     let now = SystemTime::now();
@@ -299,7 +306,7 @@ fn wrap(key: &[u8], image: &[u8]) -> Vec<u8> {
     bytes
 }
 
-/// The image in a file's content, if it is whole and belongs to this key.
+/// The image in a file's content, if the file is complete and belongs to this key.
 fn unwrap<'a>(bytes: &'a [u8], key: &[u8]) -> Option<&'a [u8]> {
     let (header, body) = bytes.split_at_checked(HEADER)?;
     let word = |at: usize| header[at..at + 8].try_into().map(u64::from_le_bytes).ok();
@@ -321,7 +328,7 @@ mod tests {
         Key { source, name: "k.cu", options, architecture: "compute_90", compiler: "nvrtc 13.0", driver: 13000 }
     }
 
-    /// A compiler that counts: the image says what it was made of.
+    /// A compiler that counts its runs. The image tells its source.
     fn compile(source: &str, runs: &AtomicUsize) -> Result<Vec<u8>> {
         runs.fetch_add(1, Ordering::Relaxed);
         Ok(format!("image of {source}").into_bytes())
@@ -343,7 +350,7 @@ mod tests {
         }
         assert_eq!(runs.load(Ordering::Relaxed), 1);
         assert_eq!(cache.counts(), (2, 1));
-        // Another process's cache of the same directory.
+        // A cache of another process in the same directory.
         let other = CompileCache::at(directory.path().join("a/b"));
         assert_eq!(other.get_or_compile(&key("s", &[]), || compile("s", &runs)).unwrap(), b"image of s");
         assert_eq!(runs.load(Ordering::Relaxed), 1);
@@ -411,7 +418,7 @@ mod tests {
         let runs = AtomicUsize::new(0);
         cache.get_or_compile(&key("s", &[]), || compile("s", &runs)).unwrap();
         let file = only_file(directory.path());
-        // As if the hashes of "s" and "t" were equal: the file that "t" will look for holds "s".
+        // As if the hashes of "s" and "t" were equal: the file name of "t" holds "s".
         let other = key("t", &[]).bytes();
         let name = format!("{:016x}{:016x}.bin", hash(SEED, &other), hash(OTHER_SEED, &other));
         fs::rename(file, directory.path().join(name)).unwrap();
@@ -431,7 +438,7 @@ mod tests {
     fn without_a_writable_directory_it_still_compiles() {
         let runs = AtomicUsize::new(0);
         let directory = tempfile::tempdir().unwrap();
-        // A file where the directory should be: nobody, not even root, can write into it.
+        // A file stands in the place of the directory: no user, not even root, can write into it.
         let file = directory.path().join("file");
         fs::write(&file, "").unwrap();
         for cache in [CompileCache::at(file.join("cache")), CompileCache::off()] {
@@ -442,7 +449,7 @@ mod tests {
         assert_eq!(runs.load(Ordering::Relaxed), 4);
     }
 
-    /// A compiler's run that must happen because the cache is not to be trusted.
+    /// Checks that the compiler runs because the cache is not trusted.
     #[cfg(unix)]
     fn compiles(cache: &CompileCache, what: &str) {
         let runs = AtomicUsize::new(0);
@@ -450,7 +457,7 @@ mod tests {
         assert_eq!(runs.load(Ordering::Relaxed), 1, "{what} was taken for the compiler");
     }
 
-    /// The file that a planted kernel of the key "s" would be in, and what would be in it.
+    /// The path and content of a planted kernel for the key "s".
     #[cfg(unix)]
     fn planted(directory: &Path) -> (PathBuf, Vec<u8>) {
         let key = key("s", &[]).bytes();
@@ -475,11 +482,11 @@ mod tests {
         for mode in [0o777, 0o1777, 0o770, 0o702] {
             compiles(&CompileCache::at(make(&format!("{mode:o}"), mode)), "a directory that others can write");
         }
-        // The user's own, by a link of somebody's.
+        // The user's own directory, behind a link.
         let link = outer.path().join("link");
         symlink(make("own", 0o700), &link).unwrap();
         compiles(&CompileCache::at(&link), "a link to a directory");
-        // Changed while it is in use: it is asked every time.
+        // The permissions change while the cache is in use: every look-up checks them.
         let own = outer.path().join("fresh");
         let cache = CompileCache::at(&own);
         compiles(&cache, "an empty cache");
@@ -507,7 +514,7 @@ mod tests {
             fs::set_permissions(to, fs::Permissions::from_mode(0o600)).unwrap();
         };
         let cache = || CompileCache::at(directory.path());
-        // A link, even to a whole file of the user's; to a source that never ends; to nothing.
+        // A link to a valid file of the user, to an endless source, and to a missing file.
         plant(&elsewhere);
         for target in [elsewhere.as_path(), Path::new("/dev/zero"), Path::new("/nowhere")] {
             let _ = fs::remove_file(&file);
@@ -515,13 +522,13 @@ mod tests {
             compiles(&cache(), "a link");
             assert!(fs::symlink_metadata(&file).unwrap().is_file(), "replaced by the compiler's");
         }
-        // A pipe: whoever opens it waits for a writer.
+        // A pipe: opening it waits for a writer.
         let _ = fs::remove_file(&file);
         let path = std::ffi::CString::new(file.to_str().unwrap()).unwrap();
         // SAFETY: the path ends with a zero and lives for the call.
         assert_eq!(unsafe { libc::mkfifo(path.as_ptr(), 0o600) }, 0);
         compiles(&cache(), "a pipe");
-        // Writable by others, or another user's.
+        // A file that others can write, or that belongs to another user.
         plant(&file);
         fs::set_permissions(&file, fs::Permissions::from_mode(0o666)).unwrap();
         compiles(&cache(), "a file that others can write");
@@ -529,7 +536,7 @@ mod tests {
         if chown(&file, Some(65534), Some(65534)).is_ok() {
             compiles(&cache(), "a file of another user");
         }
-        // Longer than any kernel: not even looked at (it takes no room on the disk).
+        // A file longer than any kernel: the cache does not read it (the file is sparse).
         plant(&file);
         fs::File::options().write(true).open(&file).unwrap().set_len(FILE_MAX + 1).unwrap();
         compiles(&cache(), "a file without an end");
@@ -562,7 +569,7 @@ mod tests {
                         let image = cache.get_or_compile(&key(&source, &[]), || compile(&source, &runs)).unwrap();
                         assert_eq!(image, format!("image of {source}").into_bytes());
                         if round % 7 == 0 {
-                            // Somebody clears the cache meanwhile.
+                            // Another process clears the cache meanwhile.
                             for file in fs::read_dir(directory.path()).unwrap().flatten() {
                                 let _ = fs::remove_file(file.path());
                             }

@@ -1,8 +1,9 @@
-//! What a loop over the driver alone costs: the lower bound for everything that is built on it, through the same
-//! bindings. A benchmark calls these functions beside its own in the same process.
+//! Times of loops over the driver alone: the lower bound for all code above the driver, through the
+//! same bindings. A benchmark calls these functions beside its own in the same process.
 //!
-//! Each figure is taken several times; a sample is a batch of calls. *Host* is the time of the calls alone, per call;
-//! *total* is the time until the device is through with the batch, per call. Nothing else runs on the stream meanwhile.
+//! Each figure is taken several times; a sample is a batch of calls. *Host* is the time of the
+//! calls alone, per call. *Total* is the time until the device has finished the batch, per call.
+//! Nothing else runs on the stream meanwhile.
 //!
 //! This module must not know managers.
 
@@ -19,32 +20,34 @@ use std::time::Instant;
 /// Times of one kind of call, in nanoseconds per call.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Figure {
-    /// What was measured.
+    /// The name of the measured call.
     pub name: String,
-    /// Calls of a sample.
+    /// Calls per sample.
     pub batch: u32,
-    /// Samples.
+    /// The number of samples.
     pub samples: u32,
     /// The calls alone: the median of the samples.
     pub host: f64,
     /// The calls alone: the fastest sample.
     pub host_best: f64,
-    /// Until the device was through: the median.
+    /// Until the device has finished: the median.
     pub total: f64,
-    /// Until the device was through: the fastest sample.
+    /// Until the device has finished: the fastest sample.
     pub total_best: f64,
-    /// Bytes that each call moves; 0 where none.
+    /// Bytes that each call moves, or 0.
     pub bytes: u64,
 }
 
 impl Figure {
-    /// Gigabytes per second until the device was through, at the median; 0 for what moves nothing.
+    /// Gigabytes per second until the device has finished, at the median. 0 for a call that moves
+    /// nothing.
     #[must_use]
     pub fn gigabytes_per_second(&self) -> f64 {
         if self.total > 0.0 { self.bytes as f64 / self.total } else { 0.0 }
     }
 
-    /// Takes `samples` samples of `batch` calls, after one that does not count. `wait` ends a sample.
+    /// Takes `samples` samples of `batch` calls, after one that does not count. `wait` ends a
+    /// sample.
     ///
     /// # Errors
     /// Those of the calls.
@@ -85,7 +88,8 @@ impl Figure {
     }
 }
 
-/// A driver with what the loops need: a stream, an event, a kernel with three buffers, pinned and device memory.
+/// A driver with the objects of the loops: a stream, an event, a kernel with three buffers, pinned
+/// and device memory.
 pub struct RawLoop<'a> {
     ops: Vouched<'a>,
     ordinal: u32,
@@ -103,12 +107,14 @@ pub struct RawLoop<'a> {
 pub const LARGEST: u64 = 64 << 20;
 
 impl<'a> RawLoop<'a> {
-    /// On a device of a driver that is started; its primary context is current on this thread until this goes.
+    /// Makes the objects on a device of a started driver. The device's primary context is current
+    /// on this thread until the drop.
     ///
     /// # Errors
-    /// The driver's.
+    /// A driver error.
     pub fn new(ops: &'a dyn CudaSlowOps, ordinal: u32) -> Result<Self> {
-        // SAFETY: the loops use what is made here, which lives as long as they do, and are over before the drop gives it back.
+        // SAFETY: the loops use only objects made here. The objects live as long as the loops,
+        // which are over before the drop destroys them.
         let ops = unsafe { Vouched::new(ops) };
         let before = ops.current()?;
         ops.set_current(ops.primary_retain(ordinal)?)?;
@@ -132,7 +138,7 @@ impl<'a> RawLoop<'a> {
             device,
             pinned,
         };
-        // Touched once, so that no first use is measured.
+        // Touches the memory once, so that no sample includes a first use.
         raw.copy_once(CopyKind::HostToDevice, pinned, LARGEST)?;
         raw.wait()?;
         Ok(raw)
@@ -144,18 +150,18 @@ impl<'a> RawLoop<'a> {
 
     fn copy_once(&self, kind: CopyKind, host: u64, bytes: u64) -> Result<()> {
         let (dst, src) = if kind == CopyKind::HostToDevice { (self.device, host) } else { (host, self.device) };
-        // SAFETY: both memories live as long as `self` or the caller's buffer, which outlives the wait that ends a
-        // sample.
+        // SAFETY: both memories live as long as `self` or the caller's buffer, which outlives the
+        // wait that ends a sample.
         unsafe { self.ops.copy(self.stream, &NativeCopy::linear(kind, dst, src, bytes)) }
     }
 
     /// A launch of an empty kernel with three buffers.
     ///
     /// # Errors
-    /// The driver's; as for all figures.
+    /// A driver error; as for all figures.
     pub fn launch(&self, samples: u32) -> Result<Figure> {
         let launch = self.arguments.launch(self.function, 1, 32);
-        // Fewer than the driver queues before it waits for room.
+        // The batch is smaller than the driver's queue, so no call waits for room.
         let call = || {
             // SAFETY: the memory lives as long as `self`.
             unsafe { self.ops.launch(self.stream, &launch) }
@@ -163,10 +169,10 @@ impl<'a> RawLoop<'a> {
         Figure::measure("launch, three buffers", samples, 256, 0, call, || self.wait())
     }
 
-    /// A launch of a graph of `nodes` empty kernels, each after the one before.
+    /// A launch of a graph of `nodes` empty kernels in a chain.
     ///
     /// # Errors
-    /// The driver's.
+    /// A driver error.
     pub fn graph(&self, nodes: u32, samples: u32) -> Result<Figure> {
         let graph = self.ops.graph_create()?;
         let measured = self.chain(graph, nodes).and_then(|exec| {
@@ -194,14 +200,14 @@ impl<'a> RawLoop<'a> {
     /// A copy between pinned and device memory.
     ///
     /// # Errors
-    /// `InvalidArgument` for more than [`LARGEST`]; the driver's.
+    /// `InvalidArgument` for more than [`LARGEST`] bytes, or a driver error.
     pub fn pinned_copy(&self, kind: CopyKind, bytes: u64, samples: u32) -> Result<Figure> {
         let name = format!("{} {bytes} bytes, pinned", direction(kind, bytes)?);
         let batch = if bytes > 1 << 20 { 4 } else { 64 };
         Figure::measure(name, samples, batch, bytes, || self.copy_once(kind, self.pinned, bytes), || self.wait())
     }
 
-    /// A copy between pageable and device memory: the driver stages it.
+    /// A copy between pageable and device memory, which the driver stages.
     ///
     /// # Errors
     /// As [`pinned_copy`](Self::pinned_copy).
@@ -217,20 +223,20 @@ impl<'a> RawLoop<'a> {
         waited.and(figure)
     }
 
-    /// An allocation and its end, plainly: `cuMemAlloc`, `cuMemFree`.
+    /// An allocation and its free: `cuMemAlloc`, `cuMemFree`.
     ///
     /// # Errors
-    /// The driver's.
+    /// A driver error.
     pub fn alloc_pair(&self, bytes: u64, samples: u32) -> Result<Figure> {
         let call = || self.ops.free(self.ops.alloc(bytes)?);
         Figure::measure(format!("cuMemAlloc and cuMemFree, {bytes} bytes"), samples, 16, 0, call, || Ok(()))
     }
 
-    /// An allocation and its end in the order of a stream: `cuMemAllocAsync`, `cuMemFreeAsync`; the pool keeps what is
-    /// freed.
+    /// An allocation and its free in stream order: `cuMemAllocAsync`, `cuMemFreeAsync`. The pool
+    /// keeps freed memory.
     ///
     /// # Errors
-    /// The driver's.
+    /// A driver error.
     pub fn alloc_async_pair(&self, bytes: u64, samples: u32) -> Result<Figure> {
         self.ops.pool_set_threshold(self.ordinal, u64::MAX)?;
         let call = || {
@@ -246,7 +252,7 @@ impl<'a> RawLoop<'a> {
     /// A record of an event without timing.
     ///
     /// # Errors
-    /// The driver's.
+    /// A driver error.
     pub fn event_record(&self, samples: u32) -> Result<Figure> {
         let call = || self.ops.event_record(self.event, self.stream);
         Figure::measure("event record", samples, 256, 0, call, || self.wait())
@@ -255,7 +261,7 @@ impl<'a> RawLoop<'a> {
     /// A word written by the stream.
     ///
     /// # Errors
-    /// The driver's.
+    /// A driver error.
     pub fn write_word(&self, samples: u32) -> Result<Figure> {
         let mut value = 0;
         let call = || {
@@ -265,10 +271,10 @@ impl<'a> RawLoop<'a> {
         Figure::measure("write of a word", samples, 256, 0, call, || self.wait())
     }
 
-    /// A launch that is waited for at once: there and back.
+    /// A launch and the wait for it: a round trip.
     ///
     /// # Errors
-    /// The driver's.
+    /// A driver error.
     pub fn round_trip(&self, samples: u32) -> Result<Figure> {
         let launch = self.arguments.launch(self.function, 1, 32);
         let call = || {
@@ -279,19 +285,19 @@ impl<'a> RawLoop<'a> {
         Figure::measure("launch and wait", samples, 32, 0, call, || Ok(()))
     }
 
-    /// Asking for the context and setting it: what every entry of a library pays.
+    /// Reading and setting the current context, the cost of every entry into a library.
     ///
     /// # Errors
-    /// The driver's.
+    /// A driver error.
     pub fn context_switch(&self, samples: u32) -> Result<Figure> {
         let call = || self.ops.set_current(self.ops.current()?);
         Figure::measure("current context read and set", samples, 1024, 0, call, || Ok(()))
     }
 
-    /// All of them.
+    /// All figures.
     ///
     /// # Errors
-    /// The driver's.
+    /// A driver error.
     pub fn all(&self, samples: u32) -> Result<Vec<Figure>> {
         use CopyKind::{DeviceToHost as DOWN, HostToDevice as UP};
         let mut figures = vec![
@@ -330,7 +336,7 @@ fn direction(kind: CopyKind, bytes: u64) -> Result<&'static str> {
 
 impl Drop for RawLoop<'_> {
     fn drop(&mut self) {
-        // What a lost device refuses is gone with it.
+        // Calls that a lost device refuses have nothing left to free.
         let _ = self.wait();
         let _ = self.ops.event_destroy(self.event);
         let _ = self.ops.stream_destroy(self.stream);
@@ -366,7 +372,7 @@ mod tests {
         .unwrap();
         assert_eq!(calls, 40);
         assert_eq!((figure.samples, figure.batch), (3, 10));
-        // A millisecond over ten calls.
+        // One millisecond over ten calls.
         assert!(figure.total >= 100_000.0 && figure.total >= figure.host && figure.total_best <= figure.total);
         assert!(figure.gigabytes_per_second() > 0.0 && figure.gigabytes_per_second() < 0.011);
     }

@@ -1,16 +1,16 @@
 //! The vendor's driver behind one trait.
 //!
-//! | module | what |
+//! | module | content |
 //! |---|---|
-//! | [`ops`] | [`CudaSlowOps`](ops::CudaSlowOps), the one door |
-//! | [`vouched`] | the same for a program that vouches for all its handles as a whole |
+//! | [`ops`] | [`CudaSlowOps`](ops::CudaSlowOps), the interface to the driver |
+//! | [`vouched`] | the same interface for a program that vouches once for all its handles |
 //! | [`real`] | the vendor's driver, loaded at run time |
 //! | `sim` (feature `sim`) | the vendor's rules over a simulated machine |
-//! | `trace` (feature `traces`) | small programs that show what a driver does, and kernels for them |
-//! | `figures` (feature `traces`) | what a loop over the driver alone costs |
+//! | `trace` (feature `traces`) | programs that show a driver's behaviour, and kernels |
+//! | `figures` (feature `traces`) | times of loops over the driver alone |
 //! | [`nvrtc`] | the vendor's compiler, loaded at run time |
 //! | [`cache`] | compiled kernels on disk |
-//! | `loader` | why a library cannot be loaded |
+//! | `loader` | the reason why a library cannot be loaded |
 //!
 //! This module must not know managers.
 
@@ -29,10 +29,11 @@ pub mod vouched;
 
 use leasehold_core::{Birth, Error, Result};
 
-/// CUDA's state does not survive a fork: calls in a child hang or corrupt the parent's work.
+/// Checks that this process is not a fork of the one that started CUDA. CUDA's state does not
+/// survive a fork: calls in a child hang or corrupt the parent's work.
 ///
 /// # Errors
-/// `InvalidState` in a fork of the process that started CUDA, naming both.
+/// `InvalidState` in a fork of the process that started CUDA, with both process numbers.
 #[inline]
 fn check_process(started: Birth) -> Result<()> {
     started.check(|started| {
@@ -46,7 +47,7 @@ fn check_process(started: Birth) -> Result<()> {
     })
 }
 
-/// What every call is before [`init`](ops::DeviceOps::init).
+/// The error of every call before [`init`](ops::DeviceOps::init).
 #[cold]
 fn not_started() -> Error {
     Error::state("CUDA is not started: call `init` first")

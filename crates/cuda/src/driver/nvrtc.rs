@@ -1,7 +1,8 @@
-//! NVRTC: CUDA C++ to PTX at run time, where the toolkit's library is installed. Versions 12 and 13.
+//! NVRTC: compilation of CUDA C++ to PTX at run time, if the toolkit's library is installed.
+//! Versions 12 and 13.
 //!
-//! cudarc's bindings find the library and give the types; the calls go through a table of our own, for the reasons that
-//! [`real`](super::real) gives for the driver's.
+//! cudarc's bindings find the library and give the types. The calls go through this module's own
+//! table, for the reasons that [`real`](super::real) gives for the driver's functions.
 //!
 //! This module must not know the driver.
 
@@ -12,7 +13,7 @@ use leasehold_core::{Error, Result};
 use std::ffi::{CString, c_char, c_int};
 use std::ptr;
 
-/// The oldest release that will do.
+/// The oldest supported release.
 const OLDEST: i32 = 12;
 const COMPILATION: c_int = sys::nvrtcResult::NVRTC_ERROR_COMPILATION as c_int;
 
@@ -39,12 +40,14 @@ macro_rules! functions {
                          still be loaded as PTX".into(),
                     ));
                 }
-                // SAFETY: the library is there, so cudarc finds it again; it stays loaded for ever.
+                // SAFETY: the library is present, so cudarc finds it again. The library stays
+                // loaded for ever.
                 let library = unsafe { sys::culib() };
                 Ok(Self {
                     $(
-                        // SAFETY: the library's symbol of this name has this signature; the types are checked against
-                        // cudarc's bindings, and a result is an `int` in the C interface.
+                        // SAFETY: the library's symbol of this name has this signature. The types
+                        // are checked against cudarc's bindings, and a result is an `int` in the C
+                        // interface.
                         $name: *unsafe { library.get(concat!(stringify!($name), "\0").as_bytes()) }
                             .map_err(|_| Error::Unavailable(concat!("NVRTC: the library has no function ", stringify!($name)).into()))?,
                     )*
@@ -76,7 +79,7 @@ pub struct Compiler {
     architectures: Vec<i32>,
 }
 
-/// A program that is given up when it goes.
+/// A program. The drop destroys it.
 struct Program<'a> {
     compiler: &'a Compiler,
     native: nvrtcProgram,
@@ -84,16 +87,17 @@ struct Program<'a> {
 
 impl Drop for Program<'_> {
     fn drop(&mut self) {
-        // SAFETY: made by `nvrtcCreateProgram`, given up once.
+        // SAFETY: `nvrtcCreateProgram` made the program, and only this drop destroys it.
         unsafe { (self.compiler.functions.nvrtcDestroyProgram)(&raw mut self.native) };
     }
 }
 
 impl Compiler {
-    /// Finds NVRTC, once per process. Not finding it is not remembered: it may be installed later.
+    /// Finds NVRTC, once per process. A failure is not remembered, because NVRTC may be installed
+    /// later.
     ///
     /// # Errors
-    /// `Unavailable`, saying what was looked for.
+    /// `Unavailable`, with the names that were searched.
     pub fn load() -> Result<&'static Self> {
         static FOUND: OnceLock<Compiler> = OnceLock::new();
         if let Some(compiler) = FOUND.get() {
@@ -130,16 +134,17 @@ impl Compiler {
         Ok(Self { functions, version: (major, minor), architectures })
     }
 
-    /// What compiles: `nvrtc 13.0`.
+    /// The compiler's name and version: `nvrtc 13.0`.
     #[must_use]
     pub fn version(&self) -> String {
         format!("nvrtc {}.{}", self.version.0, self.version.1)
     }
 
-    /// The architecture to compile for: the newest that the compiler knows and the device understands, as `compute_90`.
+    /// The architecture to compile for, such as `compute_90`: the newest that the compiler knows
+    /// and the device understands.
     ///
     /// # Errors
-    /// `Unavailable` for a device that is older than all that the compiler knows.
+    /// `Unavailable` for a device that is older than every architecture of the compiler.
     pub fn architecture(&self, compute_capability: (u32, u32)) -> Result<String> {
         newest(&self.architectures, compute_capability).map(|arch| format!("compute_{arch}")).ok_or_else(|| {
             let (major, minor) = compute_capability;
@@ -153,10 +158,10 @@ impl Compiler {
         })
     }
 
-    /// Compiles. Blocks; some 10 ms to seconds.
+    /// Compiles CUDA C++ to PTX. Blocks for about 10 ms to seconds.
     ///
     /// # Errors
-    /// `Compile` with the log; `InvalidArgument` for a zero in a text.
+    /// `Compile` with the log; `InvalidArgument` for a text that contains a zero.
     pub fn compile(&self, source: &str, name: &str, options: &[String], architecture: &str) -> Result<Vec<u8>> {
         let source = CString::new(source).map_err(|_| Error::invalid("CUDA C++ must not hold a zero"))?;
         let name = CString::new(name).map_err(|_| Error::invalid("a kernel's name must not hold a zero"))?;
@@ -174,7 +179,8 @@ impl Compiler {
         let pointers: Vec<*const c_char> = texts.iter().map(|text| text.as_ptr()).collect();
 
         let mut native: nvrtcProgram = ptr::null_mut();
-        // SAFETY: the texts end with a zero and live until the program is given up; no headers.
+        // SAFETY: the texts end with a zero and live until the program is destroyed. No headers are
+        // passed.
         let code = unsafe {
             (self.functions.nvrtcCreateProgram)(
                 &raw mut native,
@@ -189,7 +195,7 @@ impl Compiler {
             return Err(compile_error("nvrtcCreateProgram", code, ""));
         }
         let program = Program { compiler: self, native };
-        // SAFETY: the program lives; as many options as pointers.
+        // SAFETY: the program lives, and the count is that of the pointers.
         let code =
             unsafe { (self.functions.nvrtcCompileProgram)(program.native, pointers.len() as c_int, pointers.as_ptr()) };
         if code != 0 {
@@ -203,7 +209,7 @@ impl Program<'_> {
     fn log(&self) -> String {
         let f = &self.compiler.functions;
         let mut size = 0;
-        // SAFETY: the program lives; the pointer is to a local.
+        // SAFETY: the program lives, and the pointer is to a local.
         if unsafe { (f.nvrtcGetProgramLogSize)(self.native, &raw mut size) } != 0 {
             return String::new();
         }
@@ -218,7 +224,7 @@ impl Program<'_> {
     fn ptx(&self) -> Result<Vec<u8>> {
         let f = &self.compiler.functions;
         let mut size = 0;
-        // SAFETY: the program lives; the pointer is to a local.
+        // SAFETY: the program lives, and the pointer is to a local.
         let code = unsafe { (f.nvrtcGetPTXSize)(self.native, &raw mut size) };
         if code != 0 {
             return Err(compile_error("nvrtcGetPTXSize", code, ""));
@@ -245,7 +251,7 @@ fn compile_error(api: &str, code: c_int, log: &str) -> Error {
     Error::Compile { log: log.trim_end().into() }
 }
 
-/// Whether an option already says for which architecture.
+/// Whether an option names the architecture.
 fn names_architecture(option: &str) -> bool {
     let key = option.split(['=', ' ']).next().unwrap_or(option);
     matches!(key, "--gpu-architecture" | "-arch")
@@ -286,7 +292,7 @@ mod tests {
         assert_eq!(&*log, "nvrtcCreateProgram failed with code 3");
     }
 
-    /// Runs only where NVRTC is; elsewhere it checks that its absence is said.
+    /// The test compiles if NVRTC is installed. Otherwise it checks the error.
     #[test]
     fn compiles_where_it_is_installed() {
         let compiler = match Compiler::load() {

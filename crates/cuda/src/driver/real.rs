@@ -1,12 +1,14 @@
 //! [`RealDriver`]: the vendor's driver, loaded at run time.
 //!
-//! # How a call goes
-//! `RealDriver::call` checks that the driver was started and that this process is not a fork of the one that started
-//! it, counts, calls, and translates the code. A code after which the context is dead is kept with the context that was
-//! current: it is the first cause that every later failure in that context reports.
+//! # The path of a call
+//! `RealDriver::call` first checks that the driver was started, and that this process is not a fork
+//! of the one that started it. Then it counts the call, makes it, and translates the code. If a
+//! code says that the context is lost, the driver object keeps it with the current context. This
+//! code is the first cause, which every later failure in that context reports.
 //!
-//! # What it never does
-//! Managed memory, multicast objects, `cuDevicePrimaryCtxReset`, the legacy stream.
+//! # Features without use
+//! The real driver never uses managed memory, multicast objects, `cuDevicePrimaryCtxReset` or the
+//! legacy stream.
 //!
 //! This module must not know managers.
 
@@ -32,16 +34,16 @@ use std::ptr;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Calls a function of the driver by its name; an error becomes ours.
+/// Calls a function of the driver by its name, and converts a failure to an [`Error`].
 macro_rules! drive {
     ($driver:expr, $name:ident($($arg:expr),* $(,)?)) => {
         drive!($driver, for 0, $name($($arg),*))
     };
-    // `bytes`: the size that was asked for, for the report of an exhausted memory.
+    // `bytes`: the requested size, for the report of exhausted memory.
     ($driver:expr, for $bytes:expr, $name:ident($($arg:expr),* $(,)?)) => {
-        // SAFETY: the table holds the driver's function of this name and type. Pointers for results are to locals of
-        // the caller of this macro; handles and addresses are what the caller of the trait's method vouches for, and
-        // the driver checks what it can.
+        // SAFETY: the table holds the driver's function of this name and type. Pointers for results
+        // are to locals of the caller of this macro. The caller of the trait's method vouches for
+        // handles and addresses, and the driver checks some of them.
         $driver.call(stringify!($name), $bytes, |f| unsafe { (f.$name)($($arg),*) })
     };
 }
@@ -49,8 +51,8 @@ use drive;
 
 /// The vendor's driver.
 ///
-/// Made without touching the driver; [`init`](DeviceOps::init) loads it. Several may exist: they share the process's
-/// one driver, and each counts its own calls.
+/// Making the object does not load the driver; [`init`](DeviceOps::init) does. Several objects may
+/// exist: they share the process's one driver, and each counts its own calls.
 #[doc(alias("CudaSlowOpsImpl", "cuda_slow_ops"))]
 pub struct RealDriver {
     loaded: OnceLock<Loaded>,
@@ -59,17 +61,17 @@ pub struct RealDriver {
     cache: CompileCache,
 }
 
-/// What is known once the driver has started.
+/// The state of a started driver.
 struct Loaded {
     functions: Functions,
     birth: Birth,
 }
 
-/// Contexts that died, with what killed them.
+/// Lost contexts, with the causes of their loss.
 #[derive(Default)]
 struct Lost {
     causes: HashMap<u64, Arc<str>>,
-    /// Primary contexts by ordinal, to forget a cause with its context.
+    /// Primary contexts by ordinal. The end of a context removes its cause.
     primaries: HashMap<u32, u64>,
 }
 
@@ -80,13 +82,14 @@ impl Default for RealDriver {
 }
 
 impl RealDriver {
-    /// A driver that is not started; compiled kernels are cached in the directory of [`CompileCache::from_env`].
+    /// Makes a driver that is not started. The directory of [`CompileCache::from_env`] caches
+    /// compiled kernels.
     #[must_use]
     pub fn new() -> Self {
         Self::with_cache(CompileCache::from_env())
     }
 
-    /// A driver that is not started, with this cache of compiled kernels.
+    /// Makes a driver that is not started, with this cache of compiled kernels.
     #[must_use]
     pub fn with_cache(cache: CompileCache) -> Self {
         Self { loaded: OnceLock::new(), calls: AtomicU64::new(0), lost: Mutex::new(Lost::default()), cache }
@@ -108,7 +111,7 @@ impl RealDriver {
         Ok(make(&loaded.functions))
     }
 
-    /// Makes a call; a code other than success becomes an error.
+    /// Makes a call, and converts a code other than success to an error.
     #[inline]
     fn call(&self, api: &'static str, bytes: u64, make: impl FnOnce(&Functions) -> c_int) -> Result<()> {
         match self.code(make)? {
@@ -117,7 +120,7 @@ impl RealDriver {
         }
     }
 
-    /// What a code becomes.
+    /// The error for a code.
     #[cold]
     fn failed(&self, api: &'static str, code: i32, bytes: u64) -> Error {
         let name = self.name(code);
@@ -125,7 +128,8 @@ impl RealDriver {
         if conv::is_sticky(code) || !lost.causes.is_empty() {
             let context = self.current_raw() as u64;
             if conv::is_sticky(code) && context == 0 {
-                // The driver repeats it without a context too; what others fail of then is something else.
+                // Without a current context no cause is kept: the driver repeats the code, and
+                // other failures have other causes.
                 return Error::DeviceLost { cause: conv::cause(api, code, &name) };
             }
             if conv::is_sticky(code) {
@@ -142,9 +146,10 @@ impl RealDriver {
         conv::error(api, code, name, bytes)
     }
 
-    /// The name that the driver gives a code.
+    /// The driver's name for a code.
     fn name(&self, code: i32) -> Box<str> {
-        // The bindings' function takes their enum; a code that they do not know must not become one.
+        // The bindings' function takes their enum, which must not hold a code that the bindings do
+        // not know.
         if let Some(name) = conv::name(code) {
             return name.into();
         }
@@ -152,7 +157,8 @@ impl RealDriver {
         loaded.functions.error_name(code).unwrap_or_else(|| conv::name_or_number(code))
     }
 
-    /// The context that is current on this thread, null if none is or the driver does not say.
+    /// The context that is current on this thread. Null if no context is current or the driver does
+    /// not tell.
     fn current_raw(&self) -> CUcontext {
         let mut context: CUcontext = ptr::null_mut();
         let told = drive_code(self, |f| {
@@ -174,7 +180,7 @@ impl RealDriver {
         Ok(value)
     }
 
-    /// An attribute that older drivers do not know: `None` there.
+    /// An attribute that older drivers do not know: `None` from such a driver.
     fn attribute_if_known(&self, device: CUdevice, attribute: Attribute) -> Option<i32> {
         let mut value = 0;
         // SAFETY: the pointer is to a local.
@@ -191,12 +197,12 @@ impl RealDriver {
     }
 }
 
-/// The code of a call, if the driver is there.
+/// The code of a call, if the driver is started.
 fn drive_code(driver: &RealDriver, make: impl FnOnce(&Functions) -> c_int) -> Option<i32> {
     driver.code(make).ok()
 }
 
-/// A text that the driver wrote into a buffer.
+/// The text that the driver wrote into a buffer.
 fn text(buffer: &[u8]) -> String {
     CStr::from_bytes_until_nul(buffer).map(|s| belief::text(s.to_bytes())).unwrap_or_default()
 }
@@ -220,7 +226,7 @@ impl DeviceOps for RealDriver {
         let functions = Functions::load()?;
         self.calls.fetch_add(2, Ordering::Relaxed);
         let mut version = 0;
-        // SAFETY: the pointer is to a local; this call is allowed before `cuInit`.
+        // SAFETY: the pointer is to a local. The driver allows this call before `cuInit`.
         let told = unsafe { (functions.cuDriverGetVersion)(&raw mut version) };
         if told == 0 && version < library::OLDEST {
             return Err(Error::Unavailable(
@@ -242,7 +248,7 @@ impl DeviceOps for RealDriver {
                 return Err(conv::unavailable(code, &name));
             }
         }
-        // Somebody else may have been faster; both found the same functions.
+        // Another thread may have been faster. Both found the same functions.
         let _ = self.loaded.set(Loaded { functions, birth: Birth::here() });
         Ok(())
     }
@@ -309,7 +315,8 @@ impl DeviceOps for RealDriver {
             stream_words: self.flag(device, STREAM_WORDS),
             unified_addressing: self.flag(device, UNIFIED),
             fd_handles: self.flag(device, FD),
-            // From 12.4 on the driver has them on every architecture that it supports (Pascal and newer).
+            // From 12.4 on, the driver has this feature on every architecture that it supports
+            // (Pascal and newer).
             green_contexts: self.driver_version()? >= 12040,
         })
     }
@@ -404,7 +411,8 @@ impl ContextOps for RealDriver {
     }
 }
 
-// SAFETY: each method makes the vendor's call that its documentation names, and believes no answer that cannot be (`belief`).
+// SAFETY: each method makes the vendor's call that its documentation names, and rejects answers
+// that are not plausible (`belief`).
 unsafe impl CudaSlowOps for RealDriver {
     fn driver_calls(&self) -> u64 {
         self.calls.load(Ordering::Relaxed)
@@ -435,7 +443,7 @@ mod tests {
     #[test]
     fn without_a_driver_everything_says_so() {
         let driver = RealDriver::new();
-        // Not started yet, whatever the machine has.
+        // The driver is not started yet, on every machine.
         assert!(matches!(driver.device_count(), Err(Error::InvalidState(_))));
         match driver.init() {
             Ok(()) => assert!(driver.driver_version().unwrap() >= library::OLDEST),

@@ -1,27 +1,29 @@
-//! [`SimDriver`]: CUDA's rules over a simulated machine. Bytes really move; nothing happens before somebody looks or
-//! waits.
+//! [`SimDriver`]: CUDA's rules over a simulated machine. The machine moves real bytes, and advances
+//! only when a caller queries or waits.
 //!
-//! # What it adds to the machine
-//! Primary contexts that are counted, a current context per thread, handles that belong to a context, capture with its
-//! forbidden calls, peers, registration, the limits of launches, and errors that stay. Each method is counted, and may
-//! be failed, under the name of the driver's function ([`leasehold_sim::FaultPlan`]).
+//! # Additions to the machine
+//! The simulated driver adds counted primary contexts, a current context per thread, and handles
+//! that belong to a context. It adds capture with its forbidden calls, peers, registration, the
+//! limits of launches, and sticky errors. Each call is counted under the name of the driver's
+//! function, and a fault plan may fail it ([`leasehold_sim::FaultPlan`]).
 //!
-//! # Where it is stricter than the driver
-//! * An object's context must be current, as [`ops`](super::ops) demands; the driver often does not look.
-//! * A handle that was destroyed is an error; for the driver it is undefined behaviour.
+//! # Stricter rules than the driver's
+//! * An object's context must be current, as [`ops`](super::ops) demands. The driver often does not
+//!   check.
+//! * Use of a destroyed handle is an error. For the driver it is undefined behaviour.
 //! * The argument buffer of a launch must agree with its bindings, and hold all parameters.
-//! * Mappings end where their reservation ends, and what is unmapped is mapped.
-//! * A call from within a host function is refused (800); the driver may also hang.
-//! * What is still there when its context ends is remembered as a leak.
+//! * Mappings end with their reservation, and only a mapped range can be unmapped.
+//! * A call from a host function is refused (800). The driver may also hang.
+//! * Objects that still exist when their context ends are recorded as leaks.
 //!
-//! # What fails and still happens
-//! A call that gives something up does so even when the fault plan fails it: the driver too reports there what earlier
-//! work did.
+//! # Teardown calls that fail
+//! A call that destroys an object does so even if the fault plan fails the call. The driver, too,
+//! reports failures of earlier work at such calls.
 //!
 //! # Locks
-//! One lock guards the tables. It may be held while the machine takes its own (commands are enqueued under it, so that
-//! they keep their order), and never while the machine steps (waiting, asking and reading words happen without it) or
-//! an error is translated.
+//! One lock guards the tables. A thread may hold it while the machine takes its own locks: commands
+//! are enqueued under it, so that they keep their order. No thread holds it while the machine steps
+//! (waits, queries and reads of words) or while an error is translated.
 //!
 //! This module must not know managers.
 
@@ -50,25 +52,25 @@ thread_local! {
     static CALLED: Cell<bool> = const { Cell::new(false) };
 }
 
-/// What the simulated driver and its devices can do.
+/// The features of the simulated driver and its devices.
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub struct SimDriverConfig {
-    /// The machine underneath. Its own calls are not counted: the driver's are.
+    /// The simulated machine. Its own calls are not counted; the driver's are.
     pub machine: MachineConfig,
     /// The driver's version.
     pub version: i32,
     /// Major and minor compute capability.
     pub compute_capability: (u32, u32),
-    /// Virtual memory management.
+    /// The devices support virtual memory management.
     pub vmm: bool,
-    /// Stream-ordered memory pools.
+    /// The devices support stream-ordered memory pools.
     pub memory_pools: bool,
     /// Streams can write and await words.
     pub stream_words: bool,
     /// Devices can reach one another's memory.
     pub peers: bool,
-    /// Functions tell their parameters (12.4 and newer).
+    /// The driver reports the parameters of functions (12.4 and newer).
     pub param_info: bool,
 }
 
@@ -88,20 +90,20 @@ impl Default for SimDriverConfig {
 }
 
 impl SimDriverConfig {
-    /// A driver that can do everything, over this machine.
+    /// A driver with all features, over this machine.
     #[must_use]
     pub fn new(machine: MachineConfig) -> Self {
         Self { machine, ..Self::default() }
     }
 }
 
-/// How many objects exist; for leak checks.
+/// The number of objects that exist, for leak checks.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Census {
-    /// Contexts, primary ones once.
+    /// Contexts; each primary context counts once.
     pub contexts: usize,
-    /// How often primary contexts are retained, all together.
+    /// Retains of primary contexts, summed over the devices.
     pub retained: usize,
     /// Streams.
     pub streams: usize,
@@ -126,14 +128,14 @@ pub struct Census {
 }
 
 impl Census {
-    /// Whether nothing exists.
+    /// Whether no object exists.
     #[must_use]
     pub fn is_nothing(&self) -> bool {
         *self == Self::default()
     }
 }
 
-/// The simulated driver. One object is one process's driver; managers share it.
+/// The simulated driver. One object stands for one process's driver, which all managers share.
 ///
 /// ```
 /// use leasehold_cuda::driver::ops::{ContextOps, DeviceOps, MemoryOps};
@@ -141,12 +143,12 @@ impl Census {
 /// let driver = SimDriver::new(SimDriverConfig::default())?;
 /// driver.init()?;
 /// let context = driver.primary_retain(0)?;
-/// // SAFETY: the driver of this example gave it, and nobody else uses it.
+/// // SAFETY: this driver made the context, and nothing else uses it.
 /// unsafe { driver.set_current(context)? };
 /// let at = driver.alloc(1024)?;
-/// // SAFETY: the driver of this example gave it, and nobody else uses it.
+/// // SAFETY: this driver allocated the memory, and nothing else uses it.
 /// unsafe { driver.free(at)? };
-/// // SAFETY: the driver of this example gave it, and nobody else uses it.
+/// // SAFETY: the context was retained once, and nothing else uses it.
 /// unsafe { driver.primary_release(0)? };
 /// assert!(driver.census().is_nothing() && driver.take_leaks().is_empty());
 /// # Ok::<(), leasehold_core::Error>(())
@@ -159,7 +161,7 @@ pub struct SimDriver {
     birth: OnceLock<Birth>,
 }
 
-/// What a call found when it began.
+/// The current context at the start of a call.
 #[derive(Debug, Clone, Copy)]
 struct Scope {
     context: u64,
@@ -183,19 +185,19 @@ impl SimDriver {
         })
     }
 
-    /// The machine underneath, for who watches it: its faults, reports and time.
+    /// The simulated machine, for observers of its faults, reports and time.
     #[must_use]
     pub fn machine(&self) -> &Monitor {
         &self.machine
     }
 
-    /// What exists now.
+    /// The objects that exist now.
     #[must_use]
     pub fn census(&self) -> Census {
         self.tables.lock().census()
     }
 
-    /// What was still there when its context ended, since the last call.
+    /// The objects that still existed when their context ended, since the last call.
     #[must_use]
     pub fn take_leaks(&self) -> Vec<String> {
         std::mem::take(&mut self.tables.lock().leaks)
@@ -205,19 +207,19 @@ impl SimDriver {
         self.tables.lock()
     }
 
-    /// Whether somebody else steps the machine, so that waiting inside a call would never end.
+    /// Whether the machine is stepped by hand, so that a wait inside a call would never end.
     fn stepped_by_hand(&self) -> bool {
         self.machine.config().stepping == Stepping::Manual
     }
 
-    /// What every call checks first.
+    /// Checks and counts, as the first step of every call.
     fn begin(&self) -> Result<()> {
         super::check_process(*self.birth.get().ok_or_else(super::not_started)?)?;
         self.calls.fetch_add(1, Ordering::Relaxed);
         Ok(())
     }
 
-    /// Begins a call that needs no context: a lost device does not matter.
+    /// Begins a call that needs no context. A lost device does not fail the call.
     fn enter_plain(&self, api: &'static str, device: u32) -> Result<()> {
         self.begin()?;
         if CALLED.get() {
@@ -236,13 +238,14 @@ impl SimDriver {
         Ok(scope)
     }
 
-    /// Begins a call that gives something up: what the plan makes of it is reported after it was done.
+    /// Begins a call that destroys an object. The call reports the fault plan's failure after it
+    /// destroyed the object.
     fn enter_teardown(&self, api: &'static str) -> Result<(Scope, Result<()>)> {
         let scope = self.current_scope(api)?;
         Ok((scope, self.noted(api, scope)))
     }
 
-    /// Begins a call that needs a current context, which may be lost.
+    /// Begins a call that needs a current context, even a lost one.
     fn enter_despite_loss(&self, api: &'static str) -> Result<(Scope, Result<()>)> {
         let scope = self.current_scope(api)?;
         let lost = self.machine.device_status(scope.device).is_err();
@@ -250,7 +253,7 @@ impl SimDriver {
         Ok((scope, if lost { Ok(()) } else { told }))
     }
 
-    /// Refuses a lost device: it has no contexts any more in this process.
+    /// Refuses a lost device. Such a device gets no new contexts in this process.
     fn check_alive(&self, api: &'static str, ordinal: u32) -> Result<()> {
         self.machine.device_status(ordinal).map_err(|e| self.told(api, ordinal, 0, e))
     }
@@ -273,7 +276,7 @@ impl SimDriver {
         }
     }
 
-    /// What an error of the machine's is to a caller of the driver.
+    /// Translates an error of the machine to the driver's error.
     fn told(&self, api: &'static str, device: u32, bytes: u64, error: Error) -> Error {
         match error {
             Error::OutOfMemory(_) => conv::error(api, code::OUT_OF_MEMORY, conv::name_or_number(2), bytes),
@@ -297,7 +300,7 @@ impl SimDriver {
         }
     }
 
-    /// The device is lost: the first cause is the one that stays.
+    /// The error of a lost device. The first cause is kept.
     fn lost(&self, api: &'static str, device: u32, why: &str) -> Error {
         let mut tables = self.lock();
         let cause = tables.causes.entry(device).or_insert_with(|| {
@@ -307,15 +310,15 @@ impl SimDriver {
         Error::DeviceLost { cause: cause.clone() }
     }
 
-    /// A context's work is over, or never will be.
+    /// Waits until a context's work is over, or can never be over.
     fn drain(&self, device: u32) {
         if !self.stepped_by_hand() {
-            // What failed is told to whoever asks for it.
+            // A failure is reported at the next query.
             let _ = self.machine.device_synchronize(device, None);
         }
     }
 
-    /// Ends a context with all that is still in it.
+    /// Ends a context and all objects in it.
     fn end_context(&self, context: u64) {
         let device = self.lock().contexts.get(&context).map(|c| c.device);
         if let Some(device) = device {
@@ -329,13 +332,14 @@ impl SimDriver {
     }
 }
 
-/// A refusal with a code of the driver's.
+/// A refusal with a code of the driver.
 #[cold]
 fn refuse(api: &'static str, code: i32) -> Error {
     conv::error(api, code, conv::name_or_number(code), 0)
 }
 
-/// The code that a machine's fault has on the device: told by its text, an unspecific failure otherwise.
+/// The device's code for a fault of the machine. The fault's text determines the code; otherwise
+/// the code is an unspecific failure.
 fn sticky_code(why: &str) -> i32 {
     if why.contains("illegal address") {
         return code::ILLEGAL_ADDRESS;
@@ -345,7 +349,8 @@ fn sticky_code(why: &str) -> i32 {
     numbers.into_iter().find(named).unwrap_or(code::LAUNCH_FAILED)
 }
 
-/// Calls a host function as the driver does: no call of the driver is allowed in it, and a panic stops here.
+/// Calls a host function as the driver does. The function must not call the driver, and its panic
+/// stops here.
 fn call_back(call: impl FnOnce()) {
     let outer = CALLED.replace(true);
     let panicked = catch_unwind(AssertUnwindSafe(call)).is_err();
@@ -475,7 +480,8 @@ impl ContextOps for SimDriver {
             if primary || !tables.contexts.contains_key(&context.0) {
                 return Err(refuse("cuCtxDestroy", code::INVALID_CONTEXT));
             }
-            // As the driver: if it is current on this thread, nothing is afterwards.
+            // As with the driver: if the context is current on this thread, no context is current
+            // afterwards.
             let thread = thread::current().id();
             if tables.current.get(&thread) == Some(&context.0) {
                 tables.current.remove(&thread);
@@ -514,7 +520,7 @@ impl ContextOps for SimDriver {
             return Err(refuse(API, code::PEER_ACCESS_UNSUPPORTED));
         }
         let Some(Context { peers, .. }) = tables.contexts.get_mut(&scope.context) else { return Ok(()) };
-        // Enabled already is the driver's 704, which is no error here.
+        // Already enabled is the driver's code 704, which is no error here.
         let new = peers.insert(peer.0, to).is_none();
         drop(tables);
         if new {
@@ -530,7 +536,7 @@ impl ContextOps for SimDriver {
         if !tables.contexts.contains_key(&peer.0) {
             return Err(refuse(API, code::INVALID_CONTEXT));
         }
-        // Not enabled is the driver's 705, which is no error here.
+        // Not enabled is the driver's code 705, which is no error here.
         tables.disable_peer(&self.machine, scope.context, peer.0);
         Ok(())
     }
@@ -539,7 +545,8 @@ impl ContextOps for SimDriver {
         const API: &str = "cuCtxSynchronize";
         let scope = self.enter(API)?;
         self.lock().forbidden_in_capture(API)?;
-        // The machine knows devices, not contexts: the others' work on this one is waited for too.
+        // The machine knows devices, not contexts. So the call also waits for the work of other
+        // contexts of this device.
         self.machine.device_synchronize(scope.device, None).map_err(|e| self.told(API, scope.device, 0, e))
     }
 
@@ -549,8 +556,8 @@ impl ContextOps for SimDriver {
     }
 }
 
-// SAFETY: memory is the machine's, which maps it for as long as it is lent; work is over once the machine has run it, and words are
-// commands of the machine's queues, which run in order.
+// SAFETY: the machine maps memory for as long as it is lent. Work is over once the machine has run
+// it. Writes of words are commands of the machine's queues, which run in order.
 unsafe impl CudaSlowOps for SimDriver {
     fn driver_calls(&self) -> u64 {
         self.calls.load(Ordering::Relaxed)
@@ -561,7 +568,7 @@ unsafe impl CudaSlowOps for SimDriver {
     }
 
     fn compile(&self, source: &str, name: &str, options: &[String], compute_capability: (u32, u32)) -> Result<Vec<u8>> {
-        // The compiler knows no device: a lost one does not matter.
+        // The compiler uses no device, so a lost device does not fail the call.
         match self.machine.note(0, "nvrtcCompileProgram") {
             Ok(()) | Err(Error::DeviceLost { .. }) => module::compile(source, name, options, compute_capability),
             Err(e) => Err(self.told("nvrtcCompileProgram", 0, 0, e)),
@@ -573,7 +580,7 @@ unsafe impl CudaSlowOps for SimDriver {
     }
 }
 
-/// Text of a cause that is shared.
+/// The text of a cause.
 type Cause = Arc<str>;
 
 #[cfg(test)]

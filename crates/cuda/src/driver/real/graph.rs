@@ -1,7 +1,8 @@
 //! Graphs of explicit nodes, their updates, and capture for foreign libraries.
 //!
-//! A node's arguments are copied when the node is made or changed. A host node's closure belongs to a user object of
-//! the graph, which executables made of it hold too: the driver drops it with the last of them, on a thread of its own.
+//! The driver copies a node's arguments when the node is made or changed. A host node's closure
+//! belongs to a user object of the graph. Executables made from the graph hold the user object too.
+//! The driver drops it with its last holder, on a thread of the driver.
 //!
 //! This module must not know plans.
 
@@ -23,17 +24,18 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::ptr;
 use std::sync::Arc;
 
-/// What a host node calls.
+/// The function of a host node.
 type HostNode = Arc<dyn Fn() + Send + Sync>;
 
 /// `CU_USER_OBJECT_NO_DESTRUCTOR_SYNC`, which the driver demands.
 const NO_DESTRUCTOR_SYNC: u32 = 1;
-/// `CU_GRAPH_USER_OBJECT_MOVE`: the graph takes our reference over.
+/// `CU_GRAPH_USER_OBJECT_MOVE`: the graph takes over the caller's reference.
 const MOVE: u32 = 1;
 
 /// Runs a host node.
 unsafe extern "C" fn run_many(data: *mut c_void) {
-    // SAFETY: `data` points to the boxed closure, which lives as long as the graph and its executables.
+    // SAFETY: `data` points to the boxed closure, which lives as long as the graph and its
+    // executables.
     let call = unsafe { &*data.cast::<HostNode>() };
     if catch_unwind(AssertUnwindSafe(|| call())).is_err() {
         tracing::error!("a host node of a CUDA graph panicked");
@@ -47,7 +49,7 @@ unsafe extern "C" fn drop_node(data: *mut c_void) {
     let _ = catch_unwind(AssertUnwindSafe(move || drop(call)));
 }
 
-/// Dependencies as the driver takes them: the words are its pointers.
+/// Dependencies in the driver's form: a handle is the driver's pointer.
 fn dependencies(after: &[NativeNode]) -> *const CUgraphNode {
     const _: () = assert!(size_of::<NativeNode>() == size_of::<CUgraphNode>());
     after.as_ptr().cast()
@@ -71,7 +73,8 @@ fn kernel(launch: &Launch<'_>, extra: &mut Extra) -> CUDA_KERNEL_NODE_PARAMS {
     }
 }
 
-/// A copy as a node. One row has no pitch, whatever the copy says; the driver demands at least a row's width of any.
+/// A copy as a node. One row has no pitch, but the driver demands a pitch of at least the row's
+/// width.
 fn copy_node(copy: &NativeCopy) -> CUDA_MEMCPY3D {
     let (source, target) = conv::memory_types(copy.kind);
     let (src_pitch, dst_pitch) =
@@ -118,7 +121,7 @@ fn fill_node(fill: &NativeFill) -> CUDA_MEMSET_NODE_PARAMS {
 }
 
 impl RealDriver {
-    /// Ends a `cuGraphAdd…` call.
+    /// Converts the result of a `cuGraphAdd…` call.
     fn added(made: Result<()>, node: CUgraphNode) -> Result<NativeNode> {
         made.and_then(|()| belief::object("cuGraphAddNode", node)).map(NativeNode)
     }
@@ -189,7 +192,7 @@ impl GraphOps for RealDriver {
         child: NativeGraph,
     ) -> Result<NativeNode> {
         if graph == child {
-            // The driver (580.159) recurses until its stack is over.
+            // The driver (580.159) recurses here until its stack overflows.
             let name = conv::name_or_number(code::INVALID_VALUE);
             return Err(conv::error("cuGraphAddChildGraphNode", code::INVALID_VALUE, name, 0));
         }
@@ -219,18 +222,18 @@ impl GraphOps for RealDriver {
         let mut object: CUuserObject = ptr::null_mut();
         let owned = drive!(self, cuUserObjectCreate(&raw mut object, data, Some(drop_node), 1, NO_DESTRUCTOR_SYNC));
         if let Err(error) = owned {
-            // SAFETY: the driver did not take it.
+            // SAFETY: the driver refused the pointer, so this call owns the box.
             drop(unsafe { Box::from_raw(data.cast::<HostNode>()) });
             return Err(error);
         }
         if let Err(error) = drive!(self, cuGraphRetainUserObject(graph, object, 1, MOVE)) {
-            // Our reference is the last one: this drops the closure.
+            // This reference is the last one, so the release drops the closure.
             let _ = drive!(self, cuUserObjectRelease(object, 1));
             return Err(error);
         }
         let params = CUDA_HOST_NODE_PARAMS { fn_: Some(run_many), userData: data };
         let mut node: CUgraphNode = ptr::null_mut();
-        // After a failure the closure stays with the graph, and goes with it.
+        // After a failure the graph keeps the closure, and drops it at its end.
         let made =
             drive!(self, cuGraphAddHostNode(&raw mut node, graph, dependencies(after), after.len(), &raw const params));
         Self::added(made, node)
@@ -272,7 +275,8 @@ impl GraphOps for RealDriver {
         let mut extra = Extra::new(launch.args);
         let params = kernel(launch, &mut extra);
         let (exec, node) = (exec.0 as CUgraphExec, node.0 as CUgraphNode);
-        // SAFETY: the caller's executable and node; the driver copies the parameters before it returns.
+        // SAFETY: executable and node are the caller's. The driver copies the parameters before it
+        // returns.
         let code = self.code(|f| unsafe { (f.cuGraphExecKernelNodeSetParams_v2)(exec, node, &raw const params) })?;
         self.updated("cuGraphExecKernelNodeSetParams", code)
     }
@@ -281,8 +285,8 @@ impl GraphOps for RealDriver {
         let params = copy_node(copy);
         let context = self.current_raw();
         let (exec, node) = (exec.0 as CUgraphExec, node.0 as CUgraphNode);
-        // SAFETY: executable and node are what the caller vouches for; the driver copies the
-        // parameters before it returns.
+        // SAFETY: the caller vouches for executable and node. The driver copies the parameters
+        // before it returns.
         let code =
             self.code(|f| unsafe { (f.cuGraphExecMemcpyNodeSetParams)(exec, node, &raw const params, context) })?;
         self.updated("cuGraphExecMemcpyNodeSetParams", code)
@@ -292,8 +296,8 @@ impl GraphOps for RealDriver {
         let params = fill_node(fill);
         let context = self.current_raw();
         let (exec, node) = (exec.0 as CUgraphExec, node.0 as CUgraphNode);
-        // SAFETY: executable and node are what the caller vouches for; the driver copies the
-        // parameters before it returns.
+        // SAFETY: the caller vouches for executable and node. The driver copies the parameters
+        // before it returns.
         let code =
             self.code(|f| unsafe { (f.cuGraphExecMemsetNodeSetParams)(exec, node, &raw const params, context) })?;
         self.updated("cuGraphExecMemsetNodeSetParams", code)
@@ -311,7 +315,8 @@ impl GraphOps for RealDriver {
     }
 
     unsafe fn is_capturing(&self, stream: NativeStream) -> Result<bool> {
-        // A plain number: the enum must not hold a value that the bindings do not know.
+        // The status is a plain integer, because the enum must not hold a value that the bindings
+        // do not know.
         let mut status = 0_u32;
         drive!(self, cuStreamIsCapturing(stream.0 as CUstream, (&raw mut status).cast()))?;
         Ok(status != CaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE as u32)

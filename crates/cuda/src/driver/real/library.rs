@@ -1,6 +1,7 @@
-//! The driver's functions, found once. cudarc's bindings supply the library's search path, the types and (checked while
-//! compiling) the signatures; the calls go through this table and not through cudarc's wrappers, because those panic on
-//! a missing symbol and return a Rust enum, which must not hold a code that is newer than the bindings.
+//! The driver's functions, looked up once. cudarc's bindings supply the library's search path, the
+//! types and (checked at compile time) the signatures. The calls go through this table and not
+//! through cudarc's wrappers. Those panic on a missing symbol and return a Rust enum, which must
+//! not hold a code newer than the bindings.
 //!
 //! This module must not know managers.
 
@@ -13,10 +14,10 @@ use cudarc::driver::sys::{
 use leasehold_core::{Error, Result};
 use std::ffi::{CStr, c_char, c_int, c_uchar, c_uint, c_ushort, c_void};
 
-/// The oldest driver that has everything that is required, as `cuDriverGetVersion` tells it.
+/// The oldest driver with all required functions, as a version of `cuDriverGetVersion`.
 pub const OLDEST: i32 = 12000;
 
-/// Declares the table.
+/// Declares the table of functions.
 macro_rules! functions {
     (
         required { $($name:ident($($arg:ty),*);)* }
@@ -39,27 +40,30 @@ macro_rules! functions {
             /// Finds the library and all functions.
             ///
             /// # Errors
-            /// `Unavailable`, saying what is missing.
+            /// `Unavailable`, with the missing library or function.
             pub fn load() -> Result<Self> {
-                // SAFETY: loading the driver's library runs its initialisers, which is what is asked for.
+                // SAFETY: loading the driver's library runs its initialisers, which the caller asks
+                // for.
                 if !unsafe { sys::is_culib_present() } {
                     return Err(absent());
                 }
-                // SAFETY: the library is there, so cudarc finds it again; it stays loaded for ever.
+                // SAFETY: the library is present, so cudarc finds it again. The library stays
+                // loaded for ever.
                 let library = unsafe { sys::culib() };
                 let missing = |name: &str| {
                     Error::Unavailable(format!("CUDA: the driver has no function {name}; it is older than {}.{}", OLDEST / 1000, OLDEST % 1000 / 10).into())
                 };
                 Ok(Self {
                     $(
-                        // SAFETY: the driver's symbol of this name has this signature; the types are checked against
-                        // cudarc's bindings, and a result code is an `int` in the C interface.
+                        // SAFETY: the driver's symbol of this name has this signature. The types
+                        // are checked against cudarc's bindings, and a result code is an `int` in
+                        // the C interface.
                         $name: *unsafe { library.get(concat!(stringify!($name), "\0").as_bytes()) }
                             .map_err(|_| missing(stringify!($name)))?,
                     )*
                     $(
-                        // SAFETY: the driver's symbol of this name has this signature, where it has
-                        // the symbol.
+                        // SAFETY: if the driver has a symbol of this name, the symbol has this
+                        // signature.
                         $opt: unsafe { library.get(concat!(stringify!($opt), "\0").as_bytes()) }.ok().map(|f| *f),
                     )*
                     $(
@@ -181,7 +185,7 @@ functions! {
     }
 }
 
-/// Why the driver's library was not found.
+/// The error for a driver library that was not found.
 #[cold]
 fn absent() -> Error {
     let names = ["cuda", "nvcuda"].into_iter().flat_map(cudarc::get_lib_name_candidates);
@@ -192,7 +196,7 @@ fn absent() -> Error {
 }
 
 impl Functions {
-    /// The name that the driver gives a code: also one that is newer than this crate.
+    /// The driver's name for a code, including codes newer than this crate.
     pub fn error_name(&self, code: i32) -> Option<Box<str>> {
         let mut name: *const c_char = std::ptr::null();
         // SAFETY: the pointer is to a local.
@@ -200,7 +204,7 @@ impl Functions {
         if told != 0 || name.is_null() {
             return None;
         }
-        // SAFETY: the driver gives a text that lives for ever.
+        // SAFETY: the driver's text lives for ever.
         let name = text(unsafe { CStr::from_ptr(name) }.to_bytes());
         (!name.is_empty()).then(|| name.into())
     }

@@ -1,4 +1,4 @@
-//! Device memory, addresses, pinned host memory.
+//! Device memory, its addresses, and pinned host memory.
 //!
 //! This module must not know allocators.
 
@@ -16,7 +16,7 @@ use leasehold_core::sync::atomic::{AtomicU64, Ordering};
 use std::ffi::{c_int, c_void};
 use std::ptr;
 
-/// Plain device memory: pinned to one device, not shared with other processes.
+/// The properties of plain device memory: on one device, not shared with other processes.
 fn plain(ordinal: u32) -> CUmemAllocationProp {
     CUmemAllocationProp {
         type_: AllocationType::CU_MEM_ALLOCATION_TYPE_PINNED,
@@ -164,7 +164,7 @@ impl MemoryOps for RealDriver {
 
     #[inline]
     unsafe fn load_word(&self, addr: u64) -> u64 {
-        // SAFETY: by the contract an aligned word that lives; the device writes whole words.
+        // SAFETY: by the contract an aligned word that lives. The device writes whole words.
         unsafe { AtomicU64::from_ptr(addr as *mut u64) }.load(Ordering::Acquire)
     }
 

@@ -14,14 +14,14 @@ use std::ptr;
 /// Bytes of the driver's log that are kept.
 const LOG: usize = 8192;
 
-/// What images of machine code begin with: ELF, and NVIDIA's container of several.
+/// The first bytes of images of machine code: ELF, and NVIDIA's container of several images.
 const ELF: &[u8] = b"\x7fELF";
 const FAT: &[u8] = &0xBA55_ED50_u32.to_le_bytes();
 
-/// The image as the driver needs it: text that ends with a zero.
+/// The image in the driver's form: text that ends with a zero.
 ///
 /// # Errors
-/// `Compile` for no text.
+/// `Compile` for an image that is not text.
 fn terminated(image: &[u8]) -> Result<Cow<'_, [u8]>> {
     if image.is_empty() {
         return Err(Error::Compile { log: "the image is empty".into() });
@@ -45,14 +45,14 @@ impl RealDriver {
         Ok(value.max(0) as u32)
     }
 
-    /// Offsets and sizes of the parameters, if the driver can tell.
+    /// Offsets and sizes of the parameters, if the driver reports them.
     fn parameters(&self, function: NativeFunction) -> Result<Option<Vec<(u32, u32)>>> {
         let mut params = Vec::new();
         loop {
             let (mut offset, mut size) = (0_usize, 0_usize);
             let mut known = true;
             let code = self.code(|f| match f.cuFuncGetParamInfo {
-                // SAFETY: the pointers are to locals; the caller's function.
+                // SAFETY: the pointers are to locals, and the function is the caller's.
                 Some(info) => unsafe { info(function.0 as CUfunction, params.len(), &raw mut offset, &raw mut size) },
                 None => {
                     known = false;
@@ -63,7 +63,7 @@ impl RealDriver {
                 _ if !known => return Ok(None),
                 0 if params.len() == belief::PARAMETERS => return Err(belief::endless("cuFuncGetParamInfo")),
                 0 => params.push((offset as u32, size as u32)),
-                // Past the last parameter.
+                // The index is past the last parameter.
                 code::INVALID_VALUE => return Ok(Some(params)),
                 code => return Err(self.failed("cuFuncGetParamInfo", code, 0)),
             }
@@ -76,12 +76,12 @@ impl ModuleOps for RealDriver {
         let image = terminated(image)?;
         let mut log = vec![0_u8; LOG];
         let mut options = [Jit::CU_JIT_ERROR_LOG_BUFFER, Jit::CU_JIT_ERROR_LOG_BUFFER_SIZE_BYTES];
-        // Sizes are passed in the pointer's place.
+        // The driver takes sizes in the place of pointers.
         let mut values = [log.as_mut_ptr().cast::<c_void>(), ptr::without_provenance_mut::<c_void>(LOG)];
         let mut module: CUmodule = ptr::null_mut();
         let code = self.code(|f| {
-            // SAFETY: the image is a text that ends with a zero; options and values are of the number that is given and
-            // live during the call.
+            // SAFETY: the image is a text that ends with a zero. The count is that of the options
+            // and values, which live during the call.
             unsafe {
                 (f.cuModuleLoadDataEx)(
                     &raw mut module,
@@ -113,7 +113,8 @@ impl ModuleOps for RealDriver {
         let missing = || Error::NotFound(format!("the module has no function {name}").into());
         let text = CString::new(name).map_err(|_| missing())?;
         let mut function: CUfunction = ptr::null_mut();
-        // SAFETY: the pointer is to a local, the name ends with a zero; the caller's module.
+        // SAFETY: the pointer is to a local, the name ends with a zero, and the module is the
+        // caller's.
         let code =
             self.code(|f| unsafe { (f.cuModuleGetFunction)(&raw mut function, module.0 as CUmodule, text.as_ptr()) })?;
         match code {
@@ -124,9 +125,9 @@ impl ModuleOps for RealDriver {
             code => return Err(self.failed("cuModuleGetFunction", code, 0)),
         }
         self.call("cuFuncLoad", 0, |f| match f.cuFuncLoad {
-            // SAFETY: the function that the driver just gave.
+            // SAFETY: the driver just returned this function.
             Some(load) => unsafe { load(function) },
-            // Drivers before 12.4 load a function with its first launch.
+            // Drivers before 12.4 load a function at its first launch.
             None => 0,
         })?;
         Ok(NativeFunction(function as u64))

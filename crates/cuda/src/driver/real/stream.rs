@@ -1,8 +1,9 @@
 //! Streams and events.
 //!
-//! A host function is a boxed closure behind an `extern "C"` trampoline: the driver calls each once, or never if the
-//! context failed before (then the closure is leaked: nobody can know that the driver has forgotten it). A panic in it
-//! stops at the trampoline.
+//! A host function is a boxed closure behind an `extern "C"` trampoline. The driver calls each
+//! function once, or never if the context failed before. In that case the closure leaks, because
+//! the driver does not report that it dropped the function. A panic of the closure stops at the
+//! trampoline.
 //!
 //! This module must not know managers.
 
@@ -25,12 +26,13 @@ const WRITE_DEFAULT: u32 = 0;
 /// `CU_STREAM_WAIT_VALUE_GEQ`.
 const WAIT_GEQ: u32 = 0;
 
-/// The words that tell the driver of an argument buffer: `CU_LAUNCH_PARAM_BUFFER_POINTER`, `_SIZE`, `_END`.
+/// The keys of an argument buffer in a launch's list: `CU_LAUNCH_PARAM_BUFFER_POINTER`, `_SIZE`,
+/// `_END`.
 const BUFFER_POINTER: *mut c_void = ptr::without_provenance_mut(1);
 const BUFFER_SIZE: *mut c_void = ptr::without_provenance_mut(2);
 
-/// How the driver is told where a launch's arguments are. It reads them before a launch returns, and copies them when a
-/// node is made or changed.
+/// The list that gives the driver a launch's arguments. The driver reads the arguments before a
+/// launch returns, and copies them when a node is made or changed.
 pub(super) struct Extra {
     bytes: usize,
     words: [*mut c_void; 5],
@@ -42,8 +44,8 @@ impl Extra {
         Self { bytes: args.len(), words }
     }
 
-    /// The list for the driver, null for a function without parameters; good while `self` stays where it is and the
-    /// arguments live.
+    /// The list for the driver, or null for a function without parameters. The list is valid while
+    /// `self` does not move and the arguments live.
     pub(super) fn pointer(&mut self) -> *mut *mut c_void {
         if self.bytes == 0 {
             return ptr::null_mut();
@@ -53,16 +55,17 @@ impl Extra {
     }
 }
 
-/// Runs a closure that the driver was given.
+/// Runs a closure that the driver holds.
 unsafe extern "C" fn run_once(data: *mut c_void) {
-    // SAFETY: `data` came from `Box::into_raw` of this type, and the driver calls each function once.
+    // SAFETY: `data` came from `Box::into_raw` of this type, and the driver calls each function
+    // once.
     let call = unsafe { Box::from_raw(data.cast::<HostFunction>()) };
     if catch_unwind(AssertUnwindSafe(call)).is_err() {
         tracing::error!("a host function on a CUDA stream panicked");
     }
 }
 
-/// A finished record's distance in nanoseconds.
+/// The time between two finished records, in nanoseconds.
 fn nanoseconds(milliseconds: f32) -> i64 {
     (f64::from(milliseconds) * 1e6).round() as i64
 }
@@ -77,7 +80,7 @@ impl RealDriver {
     }
 }
 
-/// A 2-D copy as the driver takes it.
+/// A 2-D copy in the driver's form.
 fn two_dimensional(copy: &NativeCopy) -> sys::CUDA_MEMCPY2D {
     let (source, target) = conv::memory_types(copy.kind);
     sys::CUDA_MEMCPY2D {
@@ -104,7 +107,7 @@ impl StreamOps for RealDriver {
     fn stream_create(&self, priority: i32) -> Result<NativeStream> {
         let mut stream: CUstream = ptr::null_mut();
         drive!(self, cuStreamCreateWithPriority(&raw mut stream, NON_BLOCKING, priority))?;
-        // No object would be the legacy stream.
+        // A null handle would be the legacy stream.
         belief::object("cuStreamCreateWithPriority", stream).map(NativeStream)
     }
 
@@ -113,7 +116,7 @@ impl StreamOps for RealDriver {
     }
 
     unsafe fn stream_query(&self, stream: NativeStream) -> Result<Progress> {
-        // SAFETY: the caller's stream.
+        // SAFETY: the stream is the caller's.
         let code = self.code(|f| unsafe { (f.cuStreamQuery)(stream.0 as CUstream) })?;
         self.progress("cuStreamQuery", code)
     }
@@ -138,7 +141,7 @@ impl StreamOps for RealDriver {
         let data = Box::into_raw(Box::new(call));
         let accepted = drive!(self, cuLaunchHostFunc(stream.0 as CUstream, Some(run_once), data.cast()));
         if accepted.is_err() {
-            // SAFETY: the driver refused it, so it is ours again.
+            // SAFETY: the driver refused the function, so this call owns the box.
             drop(unsafe { Box::from_raw(data) });
         }
         accepted
@@ -210,7 +213,7 @@ impl EventOps for RealDriver {
     }
 
     unsafe fn event_query(&self, event: NativeEvent) -> Result<Progress> {
-        // SAFETY: the caller's event.
+        // SAFETY: the event is the caller's.
         let code = self.code(|f| unsafe { (f.cuEventQuery)(event.0 as CUevent) })?;
         self.progress("cuEventQuery", code)
     }
@@ -222,7 +225,7 @@ impl EventOps for RealDriver {
     unsafe fn event_elapsed(&self, start: NativeEvent, end: NativeEvent) -> Result<i64> {
         let mut milliseconds = 0_f32;
         let code = self.code(|f| match (f.cuEventElapsedTime_v2, f.cuEventElapsedTime) {
-            // SAFETY: the pointer is to a local; the caller's events.
+            // SAFETY: the pointer is to a local, and the events are the caller's.
             (Some(elapsed), _) | (None, Some(elapsed)) => unsafe {
                 elapsed(&raw mut milliseconds, start.0 as CUevent, end.0 as CUevent)
             },
@@ -251,7 +254,7 @@ mod tests {
         });
         let bad: HostFunction = Box::new(|| std::panic::resume_unwind(Box::new("quiet")));
         for call in [good, bad] {
-            // SAFETY: what the driver does: each box once.
+            // SAFETY: the test takes the driver's place and uses each box once.
             unsafe { run_once(Box::into_raw(Box::new(call)).cast()) };
         }
         assert_eq!(runs.load(Ordering::Relaxed), 1);

@@ -1,7 +1,9 @@
-//! Capture: what a stream is given becomes nodes of a graph, and what is forbidden meanwhile.
+//! Capture: recording a stream's work as nodes of a graph, and the calls that are forbidden
+//! meanwhile.
 //!
-//! A capture belongs to the thread that began it. Other streams join it by waiting for an event of it, and must be
-//! joined back before it ends. A forbidden call breaks it: until it is ended, every call on its streams fails.
+//! A capture belongs to the thread that began it. Another stream joins it by a wait for one of its
+//! events, and must be joined back before it ends. A forbidden call breaks the capture: until it is
+//! ended, every call on its streams fails.
 //!
 //! This module must not know how nodes run.
 
@@ -14,23 +16,23 @@ use leasehold_core::{Error, Result};
 use leasehold_sim::{Machine, Node, NodeId};
 use std::collections::{BTreeMap, BTreeSet};
 
-/// A capture that is under way.
+/// An active capture.
 #[derive(Debug)]
 pub(super) struct Capture {
     pub origin: u64,
     pub thread: ThreadId,
-    /// The graph that it builds.
+    /// The graph under construction.
     pub graph: u64,
     /// A forbidden call was made.
     pub broken: bool,
-    /// Of each stream that takes part, the nodes that its next one comes after.
+    /// For each stream of the capture, the predecessors of its next node.
     pub tips: BTreeMap<u64, Vec<NodeId>>,
     /// Each node's predecessors.
     pub after: BTreeMap<NodeId, Vec<NodeId>>,
 }
 
 impl Capture {
-    /// Whether all that other streams did comes before what the origin did last.
+    /// Whether all work of the other streams comes before the last work of the origin.
     fn is_joined(&self) -> bool {
         let mut seen: BTreeSet<NodeId> = BTreeSet::new();
         let mut stack: Vec<NodeId> = self.tips.get(&self.origin).cloned().unwrap_or_default();
@@ -44,19 +46,19 @@ impl Capture {
 }
 
 impl Tables {
-    /// A stream that lives, of the context that is current.
+    /// Finds a live stream of the current context.
     pub(super) fn stream(&self, api: &'static str, scope: Scope, stream: NativeStream) -> Result<(u64, Stream)> {
         let found = self.streams.get(&stream.0).copied().ok_or_else(|| refuse(api, code::INVALID_HANDLE))?;
         if found.context == scope.context { Ok((stream.0, found)) } else { Err(refuse(api, code::INVALID_CONTEXT)) }
     }
 
-    /// An event that lives, of the context that is current.
+    /// Finds a live event of the current context.
     pub(super) fn event(&self, api: &'static str, scope: Scope, event: NativeEvent) -> Result<Event> {
         let found = self.events.get(&event.0).cloned().ok_or_else(|| refuse(api, code::INVALID_HANDLE))?;
         if found.context == scope.context { Ok(found) } else { Err(refuse(api, code::INVALID_CONTEXT)) }
     }
 
-    /// The capture that a stream takes part in.
+    /// The capture that includes a stream.
     pub(super) fn capture_of(&self, stream: u64) -> Option<u64> {
         self.captures.iter().find(|(_, c)| c.tips.contains_key(&stream)).map(|(&id, _)| id)
     }
@@ -68,7 +70,7 @@ impl Tables {
         }
     }
 
-    /// A call that a thread must not make while it captures.
+    /// Refuses a call that a thread must not make while it captures, and breaks the capture.
     pub(super) fn forbidden_in_capture(&mut self, api: &'static str) -> Result<()> {
         let me = thread::current().id();
         let mut any = false;
@@ -79,27 +81,27 @@ impl Tables {
         if any { Err(refuse(api, code::STREAM_CAPTURE_UNSUPPORTED)) } else { Ok(()) }
     }
 
-    /// A call that must not be made for a stream that is captured.
+    /// Refuses a call that is forbidden for a captured stream, and breaks the capture.
     pub(super) fn forbidden_on_captured(&mut self, api: &'static str, stream: u64) -> Result<()> {
         let Some(capture) = self.capture_of(stream) else { return Ok(()) };
         self.break_capture(capture);
         Err(refuse(api, code::STREAM_CAPTURE_UNSUPPORTED))
     }
 
-    /// A call about an event that must not be made while its record is a captured one.
+    /// Refuses a call on an event that is forbidden while the event's record is a captured one.
     pub(super) fn forbidden_on_captured_event(&mut self, api: &'static str, event: &Event) -> Result<()> {
         match &event.captured {
             Some((capture, _)) if self.captures.contains_key(capture) => {
                 self.break_capture(*capture);
                 Err(refuse(api, code::CAPTURED_EVENT))
             }
-            // The capture is over: it names nothing before it is recorded anew.
+            // The capture is over: the event is invalid until it is recorded again.
             Some(_) => Err(refuse(api, code::INVALID_VALUE)),
             None => Ok(()),
         }
     }
 
-    /// Appends a node for a stream that takes part.
+    /// Appends a node for a stream of a capture.
     pub(super) fn capture_node(
         &mut self,
         machine: &Machine,
@@ -163,7 +165,7 @@ impl Tables {
         Ok(())
     }
 
-    /// Ends a capture; its graph is the caller's.
+    /// Ends a capture, and returns its graph to the caller.
     pub(super) fn capture_end(&mut self, machine: &Machine, api: &'static str, stream: u64) -> Result<u64> {
         let id = self.capture_of(stream).ok_or_else(|| refuse(api, code::ILLEGAL_STATE))?;
         let Some(capture) = self.captures.get(&id) else { return Err(refuse(api, code::ILLEGAL_STATE)) };
@@ -171,7 +173,7 @@ impl Tables {
             self.break_capture(id);
             return Err(refuse(api, code::STREAM_CAPTURE_UNMATCHED));
         }
-        // Whatever is said of it, it is over now.
+        // The capture is over from here on, even after a failure.
         let failure = if capture.thread != thread::current().id() {
             Some(code::STREAM_CAPTURE_WRONG_THREAD)
         } else if capture.broken {
@@ -185,13 +187,14 @@ impl Tables {
         self.captures.remove(&id);
         let Some(failure) = failure else { return Ok(graph) };
         if let Some(graph) = self.graphs.remove(&graph) {
-            // It was made when the capture began.
+            // The graph was made when the capture began, so this call cannot fail.
             let _ = machine.graph_destroy(graph.id);
         }
         Err(refuse(api, failure))
     }
 
-    /// A stream is given up: a capture is gone with its origin. What a fork did in it stays there.
+    /// Handles the destruction of a stream: a capture ends with its origin. Nodes of a forked
+    /// stream stay in the capture.
     pub(super) fn capture_leave(&mut self, machine: &Machine, stream: u64) {
         let Some(id) = self.capture_of(stream) else { return };
         let origin = self.captures.get(&id).is_some_and(|c| c.origin == stream);
@@ -200,7 +203,7 @@ impl Tables {
         }
     }
 
-    /// A wait for an event where capture plays a part. `None`: it plays none.
+    /// Handles a wait for an event if a capture is involved. `None` if no capture is involved.
     pub(super) fn capture_wait(
         &mut self,
         api: &'static str,
@@ -211,10 +214,10 @@ impl Tables {
         let own = self.capture_of(stream);
         match (own, &event.captured) {
             (None, None) => None,
-            // Its capture is over, and it was not recorded since.
+            // The event's capture is over, and the event was not recorded since.
             (_, Some((over, _))) if !self.captures.contains_key(over) => Some(Err(refuse(api, code::INVALID_VALUE))),
             (Some(own), None) => {
-                // Work outside of the capture.
+                // The event marks work outside of the capture.
                 if !recorded {
                     return Some(Ok(()));
                 }

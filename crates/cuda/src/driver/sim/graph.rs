@@ -20,7 +20,7 @@ impl Tables {
         self.graphs.get(&graph.0).ok_or_else(|| refuse(api, code::INVALID_VALUE))
     }
 
-    /// Dependencies as the machine names them: nodes of this graph, each once.
+    /// Dependencies in the machine's form: nodes of this graph, each once.
     fn dependencies(&self, api: &'static str, graph: NativeGraph, after: &[NativeNode]) -> Result<Vec<NodeId>> {
         let graph = self.graph(api, graph)?;
         let mut ids = Vec::with_capacity(after.len());
@@ -41,7 +41,7 @@ impl Tables {
     }
 }
 
-/// What a refusal of an update becomes: the driver says 1 for it, which is no error to the caller.
+/// The outcome of an update. The driver's code 1 for a refusal is no error to the caller.
 fn refused(told: Result<()>) -> Result<Updated> {
     match told {
         Ok(()) => Ok(Updated::InPlace),
@@ -210,7 +210,7 @@ impl GraphOps for SimDriver {
         let told = |e| self.told(API, scope.device, 0, e);
         let last = self.machine.event_create(scope.device, false).map_err(told)?;
         let exec = self.machine.instantiate(id).map_err(|e| {
-            // Made just now.
+            // The event was made just now, so this call cannot fail.
             let _ = self.machine.event_destroy(last);
             told(e)
         })?;
@@ -226,7 +226,7 @@ impl GraphOps for SimDriver {
         let (scope, told) = self.enter_despite_loss(API)?;
         let gone = self.lock().execs.remove(&exec.0).ok_or_else(|| refuse(API, code::INVALID_VALUE))?;
         let ended = self.machine.exec_destroy(gone.id);
-        // A lost device's events are gone.
+        // The events of a lost device are gone.
         let event = match self.machine.event_destroy(gone.last) {
             Err(Error::DeviceLost { .. }) => Ok(()),
             gone => gone,
@@ -253,7 +253,7 @@ impl GraphOps for SimDriver {
         if exec.device != scope.device {
             return Err(refuse(API, code::INVALID_CONTEXT));
         }
-        // Runs of one executable follow one another.
+        // Launches of one executable run one after another.
         let commands = vec![Command::WaitEvent(exec.last), Command::Launch(exec.id), Command::Record(exec.last)];
         let given = self.machine.submit(stream.queue, commands);
         drop(tables);
@@ -282,7 +282,7 @@ impl GraphOps for SimDriver {
             Ok(_) => return Ok(Updated::Refused),
             Err(e) => return refused(Err(e)),
         };
-        // Kinds of memory may not change, and only plain copies can be changed.
+        // The kinds of memory may not change, and only 1-D copies can be changed.
         let new: (CopyKind, u64) = (copy.kind, copy.rows);
         let may = |_: &Exec, kind| new.1 == 1 && kind == NodeKind::Copy { kind: new.0, rows: 1 };
         self.change(API, exec, node, may, NodeUpdate::Copy(transfer))
@@ -319,7 +319,7 @@ impl GraphOps for SimDriver {
             Ok(()) => Ok(NativeGraph(graph)),
             Err(e) => {
                 if let Some(graph) = tables.graphs.remove(&graph) {
-                    // Nobody gets it.
+                    // The graph reaches no caller.
                     let _ = self.machine.graph_destroy(graph.id);
                 }
                 Err(e)

@@ -25,7 +25,7 @@ impl SimDriver {
         if self.config.memory_pools { Ok(()) } else { Err(refuse(api, code::NOT_SUPPORTED)) }
     }
 
-    /// Translates a machine's answer.
+    /// Translates an answer of the machine.
     fn answer<T>(&self, api: &'static str, scope: Scope, bytes: u64, answer: Result<T>) -> Result<T> {
         answer.map_err(|e| self.told(api, scope.device, bytes, e))
     }
@@ -38,7 +38,7 @@ impl Tables {
     }
 }
 
-/// Whether a size is one that physical memory can have.
+/// Checks that physical memory can have this size.
 fn granular(api: &'static str, bytes: u64) -> Result<()> {
     if bytes != 0 && bytes.is_multiple_of(GRANULARITY) { Ok(()) } else { Err(refuse(api, code::INVALID_VALUE)) }
 }
@@ -156,7 +156,7 @@ impl MemoryOps for SimDriver {
             return Err(refuse(API, code::INVALID_VALUE));
         }
         let released = self.machine.release(addr, bytes);
-        // With a lost device its addresses are gone.
+        // The addresses of a lost device are gone.
         if released.is_ok() || matches!(released, Err(Error::DeviceLost { .. })) {
             self.lock().reservations.remove(&addr);
         }
@@ -278,7 +278,8 @@ impl MemoryOps for SimDriver {
             let mut tables = self.lock();
             match tables.pinned.range(..=addr).next_back() {
                 Some((&at, range)) if at == addr && range.registered => tables.pinned.remove(&addr),
-                // Inside of what is registered, or what the driver itself made.
+                // The address lies inside a registered range, or in memory that the driver
+                // allocated.
                 Some((&at, range)) if addr < at + range.bytes => return Err(refuse(API, code::INVALID_VALUE)),
                 _ if addr == 0 => return Err(refuse(API, code::INVALID_VALUE)),
                 _ => return Err(refuse(API, code::HOST_MEMORY_NOT_REGISTERED)),
@@ -302,7 +303,7 @@ impl MemoryOps for SimDriver {
     }
 }
 
-/// The caller broke the contract: there is no word.
+/// Reports a breach of the contract: the address holds no word.
 #[cold]
 fn no_word(addr: u64, error: &Error) -> u64 {
     tracing::error!(%error, "no completion word at {addr:#x}");

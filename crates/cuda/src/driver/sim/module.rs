@@ -1,5 +1,5 @@
-//! Modules of the simulated driver: PTX is only searched for its entry points, whose code the machine's registry has;
-//! CUDA C++ only for its kernels' names.
+//! Modules of the simulated driver. The loader only searches PTX for its entry points, whose code
+//! is in the machine's registry. The compiler only searches CUDA C++ for its kernels' names.
 //!
 //! This module must not know kernels.
 
@@ -11,7 +11,7 @@ use leasehold_core::{Error, Result};
 use std::collections::BTreeSet;
 use std::fmt::Write;
 
-/// A text without comments, strings and characters: each becomes a space.
+/// The text with each comment, string and character literal replaced by a space.
 fn bare(text: &str) -> Result<String, String> {
     let mut out = String::with_capacity(text.len());
     let mut rest = text;
@@ -39,7 +39,7 @@ fn bare(text: &str) -> Result<String, String> {
     Ok(out)
 }
 
-/// Bytes of a literal with its quotes.
+/// The bytes of a literal, including its quotes.
 fn literal(text: &str, quote: char) -> Option<usize> {
     let mut escaped = false;
     for (at, c) in text.char_indices().skip(1) {
@@ -54,7 +54,7 @@ fn literal(text: &str, quote: char) -> Option<usize> {
     None
 }
 
-/// Whether brackets of all kinds close in the order in which they open.
+/// Checks that brackets of all kinds close in the reverse order of their opening.
 fn balanced(text: &str) -> Result<(), String> {
     let mut open = Vec::new();
     for (line, text) in text.lines().enumerate() {
@@ -82,7 +82,7 @@ fn is_name(c: char) -> bool {
     c.is_ascii_alphanumeric() || c == '_' || c == '$'
 }
 
-/// The names that follow `word` in a bare text.
+/// The names that follow `word` in a text without literals.
 fn names_after<'a>(text: &'a str, word: &'a str) -> impl Iterator<Item = &'a str> {
     text.match_indices(word).filter_map(move |(at, _)| {
         let whole = !text[..at].ends_with(is_name);
@@ -92,7 +92,7 @@ fn names_after<'a>(text: &'a str, word: &'a str) -> impl Iterator<Item = &'a str
     })
 }
 
-/// The entry points of a PTX text.
+/// The entry points of a PTX text, or a code with a log.
 fn entries(image: &[u8]) -> Result<BTreeSet<String>, (i32, String)> {
     if image.starts_with(b"\x7fELF") {
         return Err((code::NO_BINARY_FOR_GPU, "the simulated device runs no machine code".to_owned()));
@@ -119,14 +119,14 @@ fn names_or_numbers_after<'a>(text: &'a str, word: &str) -> Option<&'a str> {
     text[at..].split_whitespace().next()
 }
 
-/// The kernels of a CUDA C++ text, in order.
+/// The names of the kernels of a CUDA C++ text, in order.
 fn kernels(source: &str) -> Result<Vec<String>, String> {
     let bare = bare(source)?;
     balanced(&bare)?;
     let mut found = Vec::new();
     for (at, _) in bare.match_indices("__global__") {
         let rest = &bare[at..];
-        // The name is what stands before the first parenthesis that is not an attribute's.
+        // The name precedes the first parenthesis that belongs to no attribute.
         let mut from = 0;
         let name = loop {
             let open = rest[from..].find('(').ok_or("a kernel has no parameters")? + from;
@@ -146,13 +146,13 @@ fn kernels(source: &str) -> Result<Vec<String>, String> {
     if found.is_empty() { Err("no kernel".to_owned()) } else { Ok(found) }
 }
 
-/// CUDA C++ to a text that [`ModuleOps::module_load`] of the simulated driver takes. The same source gives the same
-/// text.
+/// Compiles CUDA C++ to a text that [`ModuleOps::module_load`] of the simulated driver takes. The
+/// same source gives the same text.
 pub(super) fn compile(source: &str, name: &str, options: &[String], (major, minor): (u32, u32)) -> Result<Vec<u8>> {
     let names = kernels(source).map_err(|why| Error::Compile { log: format!("{name}: error: {why}").into() })?;
     let mut text = String::from("// Made by the simulated compiler: names only.\n");
     for option in options {
-        // A comment must not end.
+        // The option must not end the comment.
         let _ = writeln!(text, "// {}", option.replace('\n', " "));
     }
     let _ = writeln!(text, ".version 9.0\n.target sm_{major}{minor}\n.address_size 64");
@@ -212,7 +212,7 @@ impl ModuleOps for SimDriver {
                 format!("function {name} is in the module, but no code for the simulated device is registered").into(),
             )
         })?;
-        // The driver gives the same word for the same name.
+        // The driver returns the same handle for the same name.
         let known = tables.functions.iter().find(|(_, f)| f.module == module.0 && f.kernel.name == kernel.name);
         if let Some((&known, _)) = known {
             return Ok(NativeFunction(known));
@@ -250,7 +250,7 @@ impl ModuleOps for SimDriver {
         if bytes > memory::SHARED_OPTIN {
             return Err(refuse(API, code::INVALID_VALUE));
         }
-        // Up to the default nothing needs to be asked for.
+        // Sizes up to the default need no request.
         found.shared = bytes.max(memory::SHARED);
         Ok(())
     }

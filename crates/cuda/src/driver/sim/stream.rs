@@ -15,7 +15,7 @@ use leasehold_sim::{Command, FillCall, Kernel, KernelBody, KernelCall, KernelSpe
 use std::cmp::Ordering;
 use std::sync::Arc;
 
-/// What a stream or a graph can be given alike.
+/// Work that both streams and graphs take.
 pub(super) enum Work {
     Kernel(KernelCall, u64),
     Copy(Transfer, CopyKind),
@@ -47,13 +47,13 @@ impl Work {
 }
 
 impl Tables {
-    /// Whether all mappings between two bytes may be reached by somebody.
+    /// Whether each mapping in a range is accessible to some device.
     fn is_reachable(&self, first: u64, last: u64) -> bool {
         let touched = self.mappings.range(..=last).rev().take_while(|&(&at, mapping)| at + mapping.bytes > first);
         touched.into_iter().all(|(_, mapping)| mapping.reachable)
     }
 
-    /// A launch, checked as the driver does, as the machine takes it.
+    /// A launch in the machine's form, with the driver's checks.
     pub(super) fn kernel_call(&self, api: &'static str, scope: Scope, launch: &Launch<'_>) -> Result<Work> {
         let function = self.functions.get(&launch.function.0).ok_or_else(|| refuse(api, code::INVALID_HANDLE))?;
         if function.context != scope.context {
@@ -107,18 +107,19 @@ impl Tables {
 }
 
 impl SimDriver {
-    /// Whether a device reaches a range: the first and the last byte are memory of a device, and no mapping in it lacks
-    /// access; or all of it is pinned.
+    /// Whether a device can access a range. Pinned memory is accessible. Other ranges are
+    /// accessible if their first and last byte are memory of a device and no mapping in the range
+    /// lacks access.
     fn is_device_range(&self, addr: u64, bytes: u64) -> bool {
         let Some(last) = addr.checked_add(bytes.max(1) - 1) else { return false };
         let owned = self.machine.owner(addr).is_some() && self.machine.owner(last).is_some();
         owned && self.lock().is_reachable(addr, last) || self.machine.is_pinned(addr, bytes)
     }
 
-    /// A copy, checked as the driver does when it is called.
+    /// A copy in the machine's form, with the checks that the driver makes at the call.
     ///
     /// # Safety
-    /// - The host's side, if it has one, may be read or written until the copy is over.
+    /// - The host's side, if the copy has one, may be read or written until the copy is over.
     pub(super) unsafe fn checked_copy(&self, api: &'static str, copy: &NativeCopy) -> Result<Work> {
         let (src, dst) = ((copy.src, copy.src_pitch), (copy.dst, copy.dst_pitch));
         let mut transfer = Transfer::rows(src, dst, copy.width, copy.rows);
@@ -143,7 +144,7 @@ impl SimDriver {
         }
     }
 
-    /// A fill, checked as the driver does when it is called.
+    /// A fill in the machine's form, with the checks that the driver makes at the call.
     pub(super) fn checked_fill(&self, api: &'static str, fill: &NativeFill) -> Result<Work> {
         if !matches!(fill.width, 1 | 2 | 4) {
             return Err(Error::invalid(format!("a fill's pattern has 1, 2 or 4 bytes, not {}", fill.width)));
@@ -156,7 +157,7 @@ impl SimDriver {
         Ok(Work::Fill(FillCall::linear(fill.dst, bytes, fill.value, fill.width)))
     }
 
-    /// Gives a stream work: to run, or as a node where the stream is captured.
+    /// Gives work to a stream. If the stream is captured, the work becomes a node.
     fn give(&self, api: &'static str, scope: Scope, stream: NativeStream, work: Work) -> Result<Stream> {
         let mut tables = self.lock();
         let (handle, stream) = tables.stream(api, scope, stream)?;
@@ -172,7 +173,8 @@ impl SimDriver {
         Ok(stream)
     }
 
-    /// A copy from memory that is not pinned takes the bytes along: the caller may change them at once.
+    /// Makes a copy from pageable memory. The command holds a copy of the bytes, so the caller may
+    /// change them at once.
     ///
     /// # Safety
     /// - The source may be read now.
@@ -181,7 +183,7 @@ impl SimDriver {
         let mut bindings = Vec::new();
         for row in 0..transfer.rows {
             let from = transfer.src + row * transfer.src_pitch;
-            // The host reads its memory here and now.
+            // The host reads its memory during this call.
             self.machine.host_read(from, transfer.width);
             // SAFETY: the caller vouches for the source.
             bytes.extend_from_slice(unsafe { std::slice::from_raw_parts(from as *const u8, transfer.width as usize) });
@@ -197,7 +199,7 @@ impl SimDriver {
             for (i, row) in launch.params_bytes().chunks_exact(width).enumerate() {
                 let (to, len) = launch.pointer::<u8>(i);
                 debug_assert_eq!(len, width);
-                // SAFETY: the machine has checked the binding, which has the row's length.
+                // SAFETY: the machine has checked the binding, which has the length of the row.
                 unsafe { std::ptr::copy_nonoverlapping(row.as_ptr(), to, width) };
             }
             Ok(())
@@ -308,7 +310,7 @@ impl StreamOps for SimDriver {
         let scope = self.enter(API)?;
         let mut tables = self.lock();
         let (handle, stream) = tables.stream(API, scope, stream)?;
-        // As a node it could run again, which a function that runs once cannot.
+        // A node could run several times, but this function runs only once.
         tables.forbidden_on_captured(API, handle)?;
         let call = Box::new(move || call_back(call));
         let given =
@@ -377,7 +379,7 @@ impl StreamOps for SimDriver {
             }
         }
         let copy = NativeCopy::linear(CopyKind::DeviceToDevice, dst.0, src.0, bytes);
-        // SAFETY: both sides are a device's memory (checked).
+        // SAFETY: both sides are memory of a device (checked).
         let work = unsafe { self.checked_copy(API, &copy) }?;
         self.give(API, scope, stream, work).map(drop)
     }
@@ -455,7 +457,7 @@ impl EventOps for SimDriver {
             tables.forbidden_in_capture(API)?;
             found
         };
-        // The question itself steps: an event is also over when the device was lost meanwhile.
+        // The query itself steps. An event is also over if the device was lost meanwhile.
         let over = self
             .machine
             .event_query(found.id)
@@ -478,7 +480,7 @@ impl EventOps for SimDriver {
             found
         };
         let waited = self.machine.event_synchronize(found.id, None);
-        // A wait also ends when the device is lost.
+        // A wait also ends if the device is lost.
         let waited = waited.and_then(|()| self.machine.device_status(scope.device));
         waited.map_err(|e| self.told(API, scope.device, 0, e))
     }

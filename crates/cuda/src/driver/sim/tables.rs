@@ -1,4 +1,4 @@
-//! What the simulated driver has handed out: handles, to whom they belong, and what is behind them.
+//! The tables of the simulated driver: handles, their owners, and the objects behind them.
 //!
 //! This module must not know what calls do.
 
@@ -14,7 +14,7 @@ use std::sync::Arc;
 #[derive(Debug)]
 pub(super) struct Context {
     pub device: u32,
-    /// Peer contexts that are enabled, with their devices.
+    /// The enabled peer contexts, with their devices.
     pub peers: BTreeMap<u64, u32>,
 }
 
@@ -31,7 +31,8 @@ pub(super) struct Event {
     pub context: u64,
     pub id: EventId,
     pub timing: bool,
-    /// The capture in which it was last recorded, over or not, and the nodes that it covers.
+    /// The capture with the event's last record, active or not, and the nodes that the record
+    /// covers.
     pub captured: Option<(u64, Vec<NodeId>)>,
 }
 
@@ -39,7 +40,7 @@ pub(super) struct Event {
 #[derive(Debug)]
 pub(super) struct Module {
     pub context: u64,
-    /// Entry points that its text declares.
+    /// The entry points that the module's text declares.
     pub entries: BTreeSet<String>,
 }
 
@@ -49,11 +50,11 @@ pub(super) struct Function {
     pub module: u64,
     pub context: u64,
     pub kernel: Arc<Kernel>,
-    /// Bytes of dynamic shared memory that a launch may ask for.
+    /// The most bytes of dynamic shared memory of a launch.
     pub shared: u32,
 }
 
-/// What kind of node, and what its updates may not change.
+/// The kind of a node, with the properties that updates may not change.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum NodeKind {
     Kernel { context: u64 },
@@ -73,9 +74,9 @@ pub(super) struct GraphNode {
 #[derive(Debug)]
 pub(super) struct Graph {
     pub id: GraphId,
-    /// By handle.
+    /// The nodes by handle.
     pub nodes: BTreeMap<u64, GraphNode>,
-    /// Handles by the machine's number.
+    /// The handles by the machine's node number.
     pub handles: BTreeMap<NodeId, u64>,
 }
 
@@ -86,7 +87,7 @@ pub(super) struct Exec {
     pub device: u32,
     pub id: ExecId,
     pub nodes: BTreeMap<u64, GraphNode>,
-    /// Its last run: runs follow one another.
+    /// The event of its last launch: launches run one after another.
     pub last: EventId,
 }
 
@@ -102,7 +103,7 @@ pub(super) struct Allocation {
 pub(super) struct Pinned {
     pub context: u64,
     pub bytes: u64,
-    /// Somebody else's memory.
+    /// The memory was registered, not allocated by the driver.
     pub registered: bool,
 }
 
@@ -117,18 +118,18 @@ pub(super) struct Piece {
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Mapping {
     pub bytes: u64,
-    /// Whether a device was let reach it.
+    /// Whether a device has access.
     pub reachable: bool,
 }
 
-/// Everything.
+/// All tables.
 #[derive(Debug, Default)]
 pub(super) struct Tables {
     next: u64,
     pub contexts: BTreeMap<u64, Context>,
-    /// Of each device the primary context, if there is one, and how often it is retained.
+    /// For each device the primary context, if it exists, and its number of retains.
     pub primaries: Vec<(Option<u64>, u32)>,
-    /// What is current on each thread.
+    /// The current context of each thread.
     pub current: HashMap<ThreadId, u64>,
     pub streams: BTreeMap<u64, Stream>,
     pub captures: BTreeMap<u64, Capture>,
@@ -142,9 +143,9 @@ pub(super) struct Tables {
     pub pieces: BTreeMap<u64, Piece>,
     /// Bytes by address.
     pub reservations: BTreeMap<u64, u64>,
-    /// By address.
+    /// Mappings by address.
     pub mappings: BTreeMap<u64, Mapping>,
-    /// First causes of lost devices.
+    /// The first causes of lost devices.
     pub causes: BTreeMap<u32, Cause>,
     pub leaks: Vec<String>,
 }
@@ -154,7 +155,8 @@ impl Tables {
         Self { primaries: vec![(None, 0); devices as usize], ..Self::default() }
     }
 
-    /// A handle that was never used. Not small, not an address of anything, not a multiple of a page.
+    /// Makes a new handle. Handles are neither small, nor addresses of memory, nor multiples of a
+    /// page.
     pub(super) fn handle(&mut self) -> u64 {
         self.next += 1;
         0x5151_0000_0000_0000 | self.next << 4 | 8
@@ -166,14 +168,15 @@ impl Tables {
         handle
     }
 
-    /// Takes peer access back; the machine knows devices, so another context's access may keep the way open.
+    /// Disables peer access. The machine knows devices only: if another context still has access,
+    /// the devices stay connected.
     pub(super) fn disable_peer(&mut self, machine: &Machine, context: u64, peer: u64) {
         let Some(from) = self.contexts.get_mut(&context) else { return };
         let device = from.device;
         let Some(to) = from.peers.remove(&peer) else { return };
         let kept = self.contexts.values().any(|c| c.device == device && c.peers.values().any(|&d| d == to));
         if !kept {
-            // A lost device has no peers to lose.
+            // A lost device has no peer access.
             let _ = machine.disable_peer(device, to);
         }
     }
@@ -195,7 +198,8 @@ impl Tables {
         }
     }
 
-    /// Takes a context with all that is in it. Pieces, reservations and graphs belong to no context.
+    /// Removes a context with all objects in it. Pieces, reservations and graphs belong to no
+    /// context.
     pub(super) fn end_context(&mut self, machine: &Machine, context: u64) {
         let peers: Vec<u64> =
             self.contexts.get(&context).map(|c| c.peers.keys().copied().collect()).unwrap_or_default();
@@ -209,7 +213,7 @@ impl Tables {
                 leaks.push(format!("{count} {what}"));
             }
         };
-        // What the machine refuses is gone with the device.
+        // The machine refuses calls for objects that were lost with the device.
         let streams = take(&mut self.streams, |s| s.context == context);
         leaked("streams", streams.len());
         streams.into_iter().for_each(|(_, s)| drop(machine.queue_destroy(s.queue)));
@@ -236,7 +240,7 @@ impl Tables {
     }
 }
 
-/// Takes all entries of a kind out.
+/// Removes and returns all entries that match.
 fn take<V>(map: &mut BTreeMap<u64, V>, gone: impl Fn(&V) -> bool) -> Vec<(u64, V)> {
     map.extract_if(.., |_, value| gone(value)).collect()
 }

@@ -1,4 +1,4 @@
-//! Scenarios: capture and what it forbids.
+//! Scenarios: capture and the calls that it forbids.
 
 use super::{HostFlags, Scenario, Trace};
 use crate::driver::ops::{NativeCopy, NativeFill, NativeStream};
@@ -120,10 +120,10 @@ fn capture_ends(t: &mut Trace<'_>) -> Result<()> {
     ops.stream_destroy(b)
 }
 
-/// Something that is done while a stream is captured.
+/// An action while a stream is captured.
 type Deed = fn(&mut Trace<'_>, NativeStream, &Around) -> Result<()>;
 
-/// What is around a capture: made before it.
+/// The objects of an action, made before the capture.
 struct Around {
     other: NativeStream,
     event: crate::driver::ops::NativeEvent,
@@ -131,7 +131,8 @@ struct Around {
 }
 
 impl Trace<'_> {
-    /// Does something in the middle of a capture, and tells what it and the capture come to.
+    /// Performs an action during a capture, and writes the results of the action and of the
+    /// capture.
     fn in_capture(&mut self, name: &str, around: &Around, deed: Deed) -> Result<()> {
         let ops = self.ops;
         let stream = self.stream()?;

@@ -146,8 +146,8 @@ fn peers(t: &mut Trace<'_>) -> Result<()> {
     t.tell("wait", t.sync(stream));
     t.tell("disable", ops.disable_peer(there));
     t.tell("disable again", ops.disable_peer(there));
-    // SAFETY: both ranges live until the wait in the next line, and lie in the memory of the
-    // contexts that are named.
+    // SAFETY: both ranges live until the wait in the next line, and lie in the memory of the named
+    // contexts.
     t.tell("copy from a peer that is not enabled", unsafe { ops.copy_peer(stream, (mine, here), (far, there), 16) });
     t.tell("wait", t.sync(stream));
     let event = t.event()?;

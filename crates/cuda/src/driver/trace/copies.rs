@@ -15,9 +15,9 @@ pub(super) const SCENARIOS: &[Scenario] = &[
 ];
 
 impl Trace<'_> {
-    /// A copy; both ranges live until the scenario's end or its streams were waited for.
+    /// Makes a copy. Both ranges live until the scenario's end or the wait for its streams.
     fn copied(&self, stream: NativeStream, copy: NativeCopy) -> Result<()> {
-        // SAFETY: scenarios keep both ranges, or want to know what the driver says.
+        // SAFETY: scenarios keep both ranges, or ask for a refusal by the driver.
         unsafe { self.ops.copy(stream, &copy) }
     }
 
@@ -40,7 +40,8 @@ fn pageable_copies(t: &mut Trace<'_>) -> Result<()> {
     let mut target = [0_u32; 4];
     let down = NativeCopy::linear(CopyKind::DeviceToHost, target.as_mut_ptr() as u64, device, 16);
     t.tell("download", t.copied(stream, down));
-    // Read through a pointer: the copy wrote behind the compiler's back. SAFETY: four words that live.
+    // The read goes through a pointer, because the compiler does not know that the copy wrote.
+    // SAFETY: four words that live.
     let seen = unsafe { std::ptr::read_volatile(target.as_ptr().cast::<[u32; 4]>()) };
     t.say(format!("without waiting: {seen:?}"));
     t.tell("query", ops.stream_query(stream));
@@ -63,7 +64,7 @@ fn pinned_copies(t: &mut Trace<'_>) -> Result<()> {
     t.tell("download behind it", t.copied(stream, down));
     t.tell("query", ops.stream_query(stream));
     t.say(format!("nothing has arrived: {}", t.word(16)));
-    // A copy from pinned memory reads when it runs.
+    // A copy from pinned memory reads the memory when it runs.
     t.set_word(8, 77);
     t.release(0);
     t.tell("wait", t.sync(stream));
@@ -120,7 +121,7 @@ fn copies_in_rows(t: &mut Trace<'_>) -> Result<()> {
         rows: 3,
         kind,
     };
-    // Three rows of two words out of rows of four, into rows of five.
+    // Three rows of two words, from rows of four words, into rows of five.
     let up = block(CopyKind::HostToDevice, device, 20, source.as_ptr() as u64, 16, 8);
     t.tell("upload", t.copied(stream, up));
     t.say_data("data", stream, device, 16)?;
@@ -165,7 +166,7 @@ fn fills(t: &mut Trace<'_>) -> Result<()> {
     t.tell("a word", t.fill(stream, device + 12, 0x4455_6677, 4, 1));
     t.say_data("data", stream, device, 4)?;
     t.tell("a width of three", t.fill(stream, device, 0, 3, 1));
-    // Pinned memory is memory of the device too.
+    // Pinned memory counts as memory of the device too.
     t.tell("pinned memory", t.fill(stream, t.word_at(8), 0x0101_0101, 4, 2));
     t.tell("wait", t.sync(stream));
     t.say(format!("{:#x}", t.word(8)));

@@ -1,4 +1,5 @@
-//! Scenarios: kernels that fault, after which the context is dead, and a fork. Each in a process of its own.
+//! Scenarios: kernels that fault and so lose their context, and a fork. Each scenario runs in a
+//! process of its own.
 
 use super::kernels::Arguments;
 use super::{HostFlags, Order, Scenario, Trace};
@@ -15,7 +16,7 @@ pub(super) const SCENARIOS: &[Scenario] = &[
     Scenario::new("fork", fork),
 ];
 
-/// A kernel faults; then every call is asked what it says.
+/// Runs a kernel that faults, then writes the answer of each call.
 fn fault(t: &mut Trace<'_>, kernel: &str) -> Result<()> {
     let ops = t.ops;
     t.open()?;
@@ -62,7 +63,7 @@ fn fault_seen_by_others(t: &mut Trace<'_>) -> Result<()> {
     let (module, a, b, event, order) = (t.module()?, t.stream()?, t.stream()?, t.event()?, Order::default());
     let function = ops.module_function(module, "trace_illegal")?;
     let at = t.filled(a, 4, 0)?;
-    // Another stream holds a host function back, and an event of the faulty stream.
+    // A second stream holds a host function back. An event marks the work of the faulty stream.
     t.hold(b, 0)?;
     t.mark(b, &order, "other stream")?;
     let arguments = Arguments::one(at, 16);
@@ -86,7 +87,7 @@ fn fault_in_a_graph(t: &mut Trace<'_>) -> Result<()> {
     let at = t.filled(stream, 4, 0)?;
     let graph = ops.graph_create()?;
     let arguments = Arguments::one(at, 16);
-    // SAFETY: the memory lives; the kernel faults, which is what is wanted.
+    // SAFETY: the memory lives. The kernel's fault is the purpose of the scenario.
     unsafe { ops.graph_add_kernel(graph, &[], &arguments.launch(function, 1, 1))? };
     let exec = ops.graph_instantiate(graph)?;
     t.tell("launch", t.run_graph(exec, stream));
@@ -124,7 +125,8 @@ fn context_after_a_fault(t: &mut Trace<'_>) -> Result<()> {
 fn fork(t: &mut Trace<'_>) -> Result<()> {
     let ops = t.ops;
     t.open()?;
-    // SAFETY: the child asks the driver's object, which refuses without a call, and leaves without running destructors.
+    // SAFETY: the child only queries the driver's object, which refuses without a call. The child
+    // ends without running destructors.
     let child = unsafe { libc::fork() };
     if child == 0 {
         let refused = [ops.driver_version().map(drop), ops.alloc(256).map(drop), ops.current().map(drop), ops.init()];
@@ -133,7 +135,7 @@ fn fork(t: &mut Trace<'_>) -> Result<()> {
         unsafe { libc::_exit(if all { 7 } else { 8 }) };
     }
     let mut status = 0;
-    // SAFETY: waits for the child made above.
+    // SAFETY: the call waits for the child made above.
     let waited = unsafe { libc::waitpid(child, &raw mut status, 0) } == child;
     let refused = waited && libc::WIFEXITED(status) && libc::WEXITSTATUS(status) == 7;
     t.say(format!("the child is refused: {refused}"));

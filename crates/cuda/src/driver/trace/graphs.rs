@@ -1,4 +1,4 @@
-//! Scenarios: graphs of explicit nodes, their runs and their updates.
+//! Scenarios: graphs of explicit nodes, their launches and their updates.
 
 use super::kernels::Arguments;
 use super::{CopyKind, Order, Scenario, Trace};
@@ -303,7 +303,7 @@ fn graph_updates(t: &mut Trace<'_>) -> Result<()> {
     t.tell("a copy of nothing instead", t.set_copy(exec, copy, &on_device(b, a, 0)));
     t.tell("launch", t.run_graph(exec, stream));
     t.tell("wait", t.sync(stream));
-    // An update is for later runs: one that is held keeps what it was given.
+    // An update is for later launches: a launch that is held back keeps its values.
     t.tell("back to the sum", t.set_kernel(exec, kernel, &longer.launch(add, 2, 4)));
     t.hold(stream, 0)?;
     t.run_graph(exec, stream)?;
@@ -337,7 +337,7 @@ fn graph_update_misuse(t: &mut Trace<'_>) -> Result<()> {
     t.tell("a kernel for an empty node", t.set_kernel(exec, empty, &arguments.launch(add, 1, 4)));
     t.tell("a node of another graph", t.set_fill(exec, foreign, &new));
     t.tell("no node", t.set_fill(exec, NativeNode::NULL, &new));
-    // A node that the graph got after it was instantiated.
+    // The graph got this node after its instantiation.
     let late = t.add_fill(graph, &[empty], b, 1, 4)?;
     t.tell("a later node", t.set_fill(exec, late, &new));
     t.tell("launch", t.run_graph(exec, stream));
@@ -361,7 +361,7 @@ fn graph_children(t: &mut Trace<'_>) -> Result<()> {
     let child = t.tell("add the child", ops.graph_add_child(outer, &[before], inner));
     let Some(child) = child else { return Ok(()) };
     t.add_mark(outer, &[child], &order, "after")?;
-    // The child was copied: what its graph gets now is not in it.
+    // The child was copied: later nodes of its graph are not in the copy.
     t.add_mark(inner, &[one], &order, "late")?;
     t.tell("destroy the child's graph", ops.graph_destroy(inner));
     t.tell("how many nodes", ops.graph_nodes(outer));
@@ -419,7 +419,7 @@ fn graph_host_nodes_are_dropped(t: &mut Trace<'_>) -> Result<()> {
     t.tell("wait", t.sync(stream));
     t.tell("destroy the executable", ops.exec_destroy(exec));
     ops.stream_destroy(stream)?;
-    // The driver drops on a thread of its own.
+    // The driver drops the closure on a thread of its own.
     let mut rounds = 0;
     while Arc::strong_count(&held) > 1 && rounds < 500 {
         std::thread::sleep(std::time::Duration::from_millis(10));

@@ -1,15 +1,16 @@
-//! The kernels of the scenarios and of the first figures: their code for a device, and for the simulated one the same
-//! as functions.
+//! The kernels of the scenarios and figures: their code for a device, and the same functions for
+//! the simulated device.
 //!
 //! This module must not know drivers.
 
 use crate::driver::ops::{Launch, NativeFunction};
 use leasehold_hal::{Access, Binding};
 
-/// The code, for any device that a driver of CUDA 13 supports. Compiled by NVRTC 13.0 from [`SOURCE`].
+/// The code as PTX, for any device that a driver of CUDA 13 supports. NVRTC 13.0 compiled it from
+/// [`SOURCE`].
 pub const PTX: &str = include_str!("kernels.ptx");
 
-/// Its source.
+/// The source of the code.
 pub const SOURCE: &str = include_str!("kernels.cu");
 
 /// A launch's arguments: the addresses, then the parameters.
@@ -20,7 +21,7 @@ pub struct Arguments {
 }
 
 impl Arguments {
-    /// Of these memories (address, bytes, access) and parameters.
+    /// The arguments for these memories (address, bytes, access) and parameters.
     #[must_use]
     pub fn new(memories: &[(u64, u64, Access)], params: &[u8]) -> Self {
         let mut bytes = Vec::new();
@@ -81,14 +82,15 @@ impl Arguments {
     }
 }
 
-/// Makes the kernels known to a simulated machine, under the same names.
+/// Registers the kernels with a simulated machine, under the same names.
 #[cfg(feature = "sim")]
 pub fn register(kernels: &leasehold_sim::KernelRegistry) {
     use crate::conv::code;
     use leasehold_core::{Error, Result};
     use leasehold_sim::{KernelBody, KernelSpec, Launch};
 
-    /// Element `i` of a binding, which may be any that the machine has checked: misaligned, or another one's memory.
+    /// Element `i` of a binding that the machine has checked. The binding may be misaligned, or
+    /// another owner's memory.
     fn at<T>(launch: &Launch<'_>, binding: usize, i: usize) -> *mut T {
         let (first, len) = launch.pointer::<T>(binding);
         assert!(i < len, "beyond binding {binding}");
@@ -100,7 +102,7 @@ pub fn register(kernels: &leasehold_sim::KernelRegistry) {
         let count = (u64::from(launch.params::<u32>()?).min(threads)) as usize;
         for i in 0..count {
             let [a, b, out] = [0, 1, 2].map(|binding| at::<u32>(launch, binding, i));
-            // SAFETY: elements of bindings that the machine has checked; kernels run one at a time.
+            // SAFETY: elements of bindings that the machine has checked. Kernels run one at a time.
             unsafe { out.write_unaligned(a.read_unaligned().wrapping_add(b.read_unaligned())) };
         }
         Ok(())
@@ -112,7 +114,8 @@ pub fn register(kernels: &leasehold_sim::KernelRegistry) {
         let len = launch.pointer::<u64>(0).1;
         for i in 0..count.min(len as u32) {
             let word = at::<u64>(launch, 0, i as usize);
-            // SAFETY: an element of a binding that the machine has checked; kernels run one at a time.
+            // SAFETY: an element of a binding that the machine has checked. Kernels run one at a
+            // time.
             unsafe { word.write_unaligned(value.wrapping_add(u64::from(i) * u64::from(step))) };
         }
         Ok(())
@@ -123,7 +126,7 @@ pub fn register(kernels: &leasehold_sim::KernelRegistry) {
         if count.checked_mul(4).is_none_or(|bytes| bytes > launch.shared()) {
             return Err(fault("trace_shared", code::ILLEGAL_ADDRESS));
         }
-        // SAFETY: as for `add`: an element of a checked binding.
+        // SAFETY: an element of a binding that the machine has checked. Kernels run one at a time.
         unsafe { at::<u32>(launch, 0, 0).write_unaligned((0..count).fold(0, u32::wrapping_add)) };
         Ok(())
     }
@@ -149,7 +152,8 @@ pub fn register(kernels: &leasehold_sim::KernelRegistry) {
         body(|launch| {
             let threads = launch.block()[0] as usize;
             for i in 0..threads.min(launch.pointer::<u32>(0).1) {
-                // SAFETY: an element of a binding that the machine has checked; kernels run one at a time.
+                // SAFETY: an element of a binding that the machine has checked. Kernels run one at
+                // a time.
                 unsafe { at::<u32>(launch, 0, i).write_unaligned(i as u32) };
             }
             Ok(())

@@ -20,7 +20,7 @@ impl Trace<'_> {
     }
 
     pub(super) fn launch(&self, stream: NativeStream, launch: &Launch<'_>) -> Result<()> {
-        // SAFETY: scenarios pass memory that lives, or want to know what the driver says of the launch itself.
+        // SAFETY: scenarios pass memory that lives, or ask for a refusal of the launch itself.
         unsafe { self.ops.launch(stream, launch) }
     }
 }
@@ -74,14 +74,14 @@ fn launches(t: &mut Trace<'_>) -> Result<()> {
     let arguments = Arguments::store(out, 0x1_0000_0000, 3, 2);
     t.tell("a struct as parameter", t.launch(stream, &arguments.launch(store, 1, 1)));
     t.say_data("data", stream, out, 8)?;
-    // Arguments are read before the call returns.
+    // The driver reads arguments before the call returns.
     t.hold(stream, 0)?;
     let mut arguments = Arguments::add(a, b, out, 2);
     t.launch(stream, &arguments.launch(add, 1, 8))?;
     arguments.clobber();
     t.release(0);
     t.say_data("after the buffer was overwritten", stream, out, 8)?;
-    // Kernels reach pinned memory at its own address.
+    // Kernels access pinned memory at its own address.
     let arguments = Arguments::store(t.word_at(8), 40, 3, 1);
     t.tell("write pinned memory", t.launch(stream, &arguments.launch(store, 1, 1)));
     t.tell("wait", t.sync(stream));

@@ -1,4 +1,4 @@
-//! Scenarios: device memory, memory in stream order, pinned and registered host memory, exhaustion.
+//! Scenarios: device memory, stream-ordered memory, pinned and registered host memory, exhaustion.
 
 use super::{HostFlags, Scenario, Trace};
 use leasehold_core::Result;
@@ -15,13 +15,13 @@ pub(super) const SCENARIOS: &[Scenario] = &[
 
 impl Trace<'_> {
     fn register(&self, at: u64, bytes: u64) -> Result<()> {
-        // SAFETY: scenarios register memory that lives until they end, and unregister it before; what is no memory is
-        // refused.
+        // SAFETY: scenarios register memory that lives until they end, and unregister it before.
+        // The driver refuses addresses without memory.
         unsafe { self.ops.host_register(at, bytes) }
     }
 }
 
-/// More than any device has.
+/// A size beyond the memory of any device.
 const TOO_MUCH: u64 = 1 << 50;
 
 fn device_memory(t: &mut Trace<'_>) -> Result<()> {
@@ -75,7 +75,7 @@ fn stream_ordered_memory(t: &mut Trace<'_>) -> Result<()> {
     let at = ops.alloc_async(4096, stream)?;
     t.tell("wait", t.sync(stream));
     t.tell("free as plain memory", ops.free(at));
-    // Held back, so that order is all there is.
+    // The stream is held back, so that only its order matters.
     t.hold(stream, 0)?;
     let at = ops.alloc_async(4096, stream)?;
     t.tell("alloc behind held work", Ok(()));
@@ -131,7 +131,7 @@ fn pinned_memory(t: &mut Trace<'_>) -> Result<()> {
 fn registered_memory(t: &mut Trace<'_>) -> Result<()> {
     let ops = t.ops;
     t.open()?;
-    // Whole pages, so that nobody else's memory is in them.
+    // Whole pages, so that they contain no other object's memory.
     let memory = vec![0_u8; 5 * 4096];
     let at = (memory.as_ptr() as u64).next_multiple_of(4096);
     t.tell("register nothing", t.register(at, 0));
@@ -156,7 +156,8 @@ fn out_of_memory(t: &mut Trace<'_>) -> Result<()> {
     let ops = t.ops;
     t.open()?;
     let granularity = ops.granularity(0)?;
-    // A little more, so that twice this is more than there is, however little the driver itself needs.
+    // Slightly more than half, so that two such pieces exceed the memory even without the driver's
+    // own use.
     let half = (ops.memory_info()?.total / 2 + granularity).next_multiple_of(granularity);
     t.tell("far too much", ops.alloc(TOO_MUCH));
     let first = ops.alloc(half)?;

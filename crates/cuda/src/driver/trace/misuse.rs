@@ -1,5 +1,5 @@
-//! Scenarios: handles of nothing, and what the vendor calls undefined (each in a process of its own: a crash is an
-//! answer too).
+//! Scenarios: null handles, and calls that the vendor calls undefined. An undefined scenario runs
+//! in a process of its own, because a crash is an answer too.
 
 use super::{Scenario, Trace};
 use crate::driver::ops::{
@@ -176,7 +176,7 @@ fn memory_released_twice(t: &mut Trace<'_>) -> Result<()> {
     Ok(())
 }
 
-/// Calls with what they came to.
+/// The calls with their results.
 type Answers = Vec<(&'static str, Result<()>)>;
 
 fn call_in_a_host_function(t: &mut Trace<'_>) -> Result<()> {

@@ -1,15 +1,18 @@
-//! Driver traces: what the vendor's driver answers to small programs, mistakes included, so that the simulated one does
-//! not rest on beliefs.
+//! Driver traces: the answers of the vendor's driver to small programs, mistakes included. The
+//! simulated driver follows these answers, not assumptions.
 //!
-//! A [`Scenario`] is written once, against [`CudaSlowOps`]. It writes down each call with its result, without
-//! addresses: the lines of two drivers that obey the same rules are equal. `examples/driver_trace.rs` records them on a
-//! machine with a device; a test runs them on the simulated driver and compares.
+//! A [`Scenario`] is written once, against [`CudaSlowOps`]. It writes each call with its result,
+//! without addresses. So the lines of two drivers with the same rules are equal.
+//! `examples/driver_trace.rs` records the lines on a machine with a device. A test runs the
+//! scenarios on the simulated driver and compares.
 //!
 //! # Rules for scenarios
-//! * Nothing in a line may depend on addresses, times or the device's size.
-//! * What a line says is known: work is held back by a word in pinned memory until the host writes it, or waited for.
-//! * What the vendor calls undefined stands in a scenario of its own that is marked so: the recorder runs each in a
-//!   process of its own, and a crash is a result. The simulated driver must give an error there.
+//! * No line may depend on addresses, times or the device's size.
+//! * The content of a line is deterministic. A word in pinned memory holds work back until the host
+//!   writes it, or the scenario waits for the work.
+//! * Calls that the vendor calls undefined are in scenarios of their own with a mark. The recorder
+//!   runs each of these in a process of its own, and a crash is a result. The simulated driver must
+//!   return an error there.
 //!
 //! This module must not know managers.
 
@@ -38,11 +41,11 @@ use std::sync::Arc;
 /// A small program for a driver.
 #[derive(Debug, Clone, Copy)]
 pub struct Scenario {
-    /// Its name, for filters and files.
+    /// The scenario's name, for filters and files.
     pub name: &'static str,
-    /// How many devices it needs.
+    /// The number of devices that the scenario needs.
     pub devices: u32,
-    /// What it does is undefined for the vendor: it may also end the process.
+    /// The vendor leaves the scenario's calls undefined: they may also end the process.
     pub undefined: bool,
     run: fn(&mut Trace<'_>) -> Result<()>,
 }
@@ -79,13 +82,15 @@ pub fn scenarios() -> impl Iterator<Item = &'static Scenario> {
     .flatten()
 }
 
-/// Runs a scenario on a driver that is started; `line` gets each line as soon as it is known.
+/// Runs a scenario on a started driver. `line` gets each line at once.
 ///
 /// # Safety
-/// - If the scenario is undefined: whatever the driver does with wrong calls, the process bears it. It may end.
+/// - If the scenario is undefined, the process must bear every reaction of the driver to wrong
+///   calls. The process may end.
 pub unsafe fn run(ops: &Arc<dyn CudaSlowOps>, scenario: &Scenario, line: &mut dyn FnMut(String)) {
-    // SAFETY: scenarios give handles and addresses of their own, each to the calls that it is made for, and keep memory until
-    // the work on it is over. What is wrong on purpose the drivers are known to refuse: the traces hold the answers.
+    // SAFETY: scenarios pass only their own handles and addresses, each to the calls that it is
+    // made for. They keep memory until the work on it is over. The drivers are known to refuse the
+    // deliberate mistakes: the traces hold the answers.
     let vouched = unsafe { Vouched::new(&**ops) };
     let mut trace = Trace { ops: vouched, shared: ops, line, context: NativeContext::NULL, words: 0 };
     let ended = (scenario.run)(&mut trace);
@@ -101,25 +106,25 @@ pub unsafe fn run(ops: &Arc<dyn CudaSlowOps>, scenario: &Scenario, line: &mut dy
 /// - As [`run`].
 pub unsafe fn lines(ops: &Arc<dyn CudaSlowOps>, scenario: &Scenario) -> Vec<String> {
     let mut lines = Vec::new();
-    // SAFETY: by the contract.
+    // SAFETY: the caller vouches for the scenario (the contract of this function).
     unsafe { run(ops, scenario, &mut |line| lines.push(line)) };
     lines
 }
 
-/// Words of pinned memory that a scenario has.
+/// The number of words of pinned memory of a scenario.
 const WORDS: u64 = 64;
 
-/// A scenario at work.
+/// A running scenario.
 struct Trace<'a> {
     ops: Vouched<'a>,
-    /// The same, for host functions.
+    /// The same driver, for host functions.
     shared: &'a Arc<dyn CudaSlowOps>,
     line: &'a mut dyn FnMut(String),
     context: NativeContext,
     words: u64,
 }
 
-/// What host functions wrote down.
+/// The names that host functions wrote, in their order.
 type Order = Arc<Mutex<Vec<&'static str>>>;
 
 impl<'a> Trace<'a> {
@@ -142,7 +147,8 @@ impl<'a> Trace<'a> {
         }
     }
 
-    /// The primary context of device 0, current on this thread, and the words. Not written.
+    /// Makes the primary context of device 0 current on this thread, and allocates the words. The
+    /// trace does not show these calls.
     fn open(&mut self) -> Result<()> {
         self.context = self.ops.primary_retain(0)?;
         self.ops.set_current(self.context)?;
@@ -153,7 +159,8 @@ impl<'a> Trace<'a> {
         Ok(())
     }
 
-    /// Gives back what [`open`](Self::open) made. What a lost device refuses is gone with it.
+    /// Gives back the objects of [`open`](Self::open). Calls that a lost device refuses have
+    /// nothing left to free.
     fn close(&mut self) {
         if self.words != 0 {
             let _ = self.ops.set_current(self.context);
@@ -169,12 +176,12 @@ impl<'a> Trace<'a> {
     }
 
     fn set_word(&self, word: u64, value: u64) {
-        // SAFETY: a word of our pinned memory.
+        // SAFETY: a word of this scenario's pinned memory.
         unsafe { self.ops.store_word(self.word_at(word), value) };
     }
 
     fn word(&self, word: u64) -> u64 {
-        // SAFETY: a word of our pinned memory.
+        // SAFETY: a word of this scenario's pinned memory.
         unsafe { self.ops.load_word(self.word_at(word)) }
     }
 
@@ -195,7 +202,7 @@ impl<'a> Trace<'a> {
         self.ops.event_create(super::ops::EventFlags::default())
     }
 
-    /// A host function on a stream that writes its name down.
+    /// Enqueues a host function that writes its name down.
     fn mark(&self, stream: NativeStream, order: &Order, name: &'static str) -> Result<()> {
         let order = order.clone();
         self.ops.host_function(stream, Box::new(move || order.lock().push(name)))
@@ -210,17 +217,17 @@ impl<'a> Trace<'a> {
         self.ops.stream_synchronize(stream)
     }
 
-    /// Device memory of so many 32-bit words, filled.
+    /// Allocates device memory of `words` 32-bit words and fills it.
     fn filled(&self, stream: NativeStream, words: u64, value: u32) -> Result<u64> {
         let at = self.ops.alloc(words * 4)?;
         let fill = super::ops::NativeFill { dst: at, value, width: 4, count: words };
-        // SAFETY: memory that was allocated just now and lives until the stream was waited for.
+        // SAFETY: the memory was allocated just now and lives until the stream was waited for.
         unsafe { self.ops.fill(stream, &fill)? };
         self.sync(stream)?;
         Ok(at)
     }
 
-    /// 32-bit words of device memory, after all work of the stream.
+    /// Reads 32-bit words of device memory, after all work of the stream.
     fn read(&self, stream: NativeStream, at: u64, words: usize) -> Result<Vec<u32>> {
         let mut host = vec![0_u32; words];
         let copy = NativeCopy::linear(CopyKind::DeviceToHost, host.as_mut_ptr() as u64, at, words as u64 * 4);
@@ -230,7 +237,7 @@ impl<'a> Trace<'a> {
         Ok(host)
     }
 
-    /// Writes what 32-bit words of device memory hold.
+    /// Writes the content of 32-bit words of device memory.
     fn say_data(&mut self, what: &str, stream: NativeStream, at: u64, words: usize) -> Result<()> {
         let data = self.read(stream, at, words)?;
         self.say(format!("{what}: {data:?}"));
@@ -238,7 +245,7 @@ impl<'a> Trace<'a> {
     }
 }
 
-/// What is written of a result: nothing that depends on addresses or devices.
+/// The text of a result in the trace: without addresses and properties of devices.
 trait Shown {
     fn shown(&self) -> String;
 }
@@ -274,7 +281,7 @@ shown! {
     FunctionInfo: s => format!("blocks of up to {} threads, parameters {:?}", s.block_threads, s.params);
 }
 
-/// An error by its code, or by its kind where it has none.
+/// An error by its code, or by its kind if it has no code.
 fn shown_error(error: &Error) -> String {
     let code_in = |text: &str| {
         let at = text.find("CUDA_ERROR_")?;

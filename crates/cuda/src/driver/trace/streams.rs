@@ -1,4 +1,4 @@
-//! Scenarios: streams, words, events, host functions, and the order in which things are over.
+//! Scenarios: streams, words, events, host functions, and the order of completion.
 
 use super::{Order, Scenario, Trace};
 use crate::driver::ops::{EventFlags, NativeEvent, NativeStream};
@@ -151,14 +151,16 @@ fn event_binds_to_the_last_record(t: &mut Trace<'_>) -> Result<()> {
     t.hold(a, 0)?;
     ops.event_record(event, a)?;
     ops.stream_wait_event(b, event)?;
-    // Recorded again where nothing is held: who waited already still waits for the first.
+    // The event is recorded again on a stream that is not held back. A stream that waited before
+    // still waits for the first record.
     t.tell("record again elsewhere", ops.event_record(event, c));
     t.tell("wait for the event", ops.event_synchronize(event));
     t.tell("query the event", ops.event_query(event));
     t.tell("query who waited before", ops.stream_query(b));
     t.release(0);
     t.tell("wait for who waited", t.sync(b));
-    // The other way round: recorded again where work is held; who waited before goes on.
+    // The reverse: the event is recorded again on a stream that is held back. A stream that waited
+    // before continues.
     ops.event_record(event, c)?;
     ops.stream_wait_event(b, event)?;
     t.hold(a, 1)?;

@@ -61,7 +61,7 @@ fn mappings(t: &mut Trace<'_>) -> Result<()> {
     t.tell("map the next", ops.map(at + granularity, granularity, two));
     t.tell("let device 0 reach both", ops.set_access(at, 2 * granularity, &[0]));
     t.tell("release a mapped memory", ops.memory_release(one));
-    // A range over two memories is one range.
+    // A range over two physical pieces is one range.
     let words = granularity / 2;
     // SAFETY: mapped until the stream was waited for.
     t.tell("fill both", unsafe { ops.fill(stream, &NativeFill { dst: at, value: 6, width: 4, count: words }) });
@@ -130,7 +130,7 @@ fn mapped_without_access(t: &mut Trace<'_>) -> Result<()> {
     let at = ops.address_reserve(granularity, 0)?;
     let memory = ops.memory_create(0, granularity)?;
     ops.map(at, granularity, memory)?;
-    // SAFETY: mapped; the driver is to say that nobody may reach it.
+    // SAFETY: the memory is mapped. The driver is to refuse the access.
     t.tell("fill", unsafe { ops.fill(stream, &NativeFill { dst: at, value: 8, width: 4, count: 2 }) });
     t.tell("wait", t.sync(stream));
     let down = NativeCopy::linear(CopyKind::DeviceToHost, t.word_at(8), at, 8);
@@ -149,7 +149,7 @@ fn unmapped_ranges(t: &mut Trace<'_>) -> Result<()> {
     t.open()?;
     let (granularity, stream) = (ops.granularity(0)?, t.stream()?);
     let at = ops.address_reserve(granularity, 0)?;
-    // SAFETY: nothing is mapped; the driver is to say so.
+    // SAFETY: nothing is mapped. The driver is to refuse the access.
     t.tell("fill", unsafe { ops.fill(stream, &NativeFill { dst: at, value: 8, width: 4, count: 2 }) });
     t.tell("wait", t.sync(stream));
     t.tell("free it as plain memory", ops.free(at));
