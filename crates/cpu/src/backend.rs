@@ -1,4 +1,4 @@
-//! The implementation of `hal`: leases of the managers' states, shown as the traits' objects.
+//! The implementation of `hal`: leases of the managers' states as objects of the traits.
 //!
 //! This module must hold no state beside the execution manager.
 
@@ -19,7 +19,7 @@ use std::time::{Duration, Instant};
 
 /// The host's processors as a backend with one device, `cpu:0`.
 ///
-/// Dropping it ends idle threads; leases may outlive it.
+/// Dropping the backend ends idle threads. Leases may outlive the backend.
 #[derive(Debug)]
 pub struct CpuBackend {
     manager: CpuExecutionManager,
@@ -32,12 +32,14 @@ impl Default for CpuBackend {
 }
 
 impl CpuBackend {
-    /// A backend with the default configuration. Finds out about the machine; starts no thread.
+    /// A backend with the default configuration. The call reads the machine's properties, and
+    /// starts no thread.
     #[must_use]
     pub fn new() -> Self {
         let manager = CpuExecutionManager::new();
         if let Err(error) = manager.configure(CpuConfig::default()) {
-            // Only without host memory. Later calls say that the manager is not configured.
+            // This fails only without host memory. Later calls report that the manager is not
+            // configured.
             tracing::error!(%error, "the CPU backend could not be configured");
         }
         Self { manager }
@@ -86,7 +88,8 @@ unsafe impl Backend for CpuBackend {
     }
 }
 
-// SAFETY: memory is the process's own, committed before it is lent; all that the device lends it made itself.
+// SAFETY: memory is the process's own, committed before it is lent. The device made all resources
+// that it lends.
 unsafe impl Device for DeviceState {
     fn info(&self) -> &DeviceInfo {
         DeviceState::info(self)
@@ -127,7 +130,7 @@ unsafe impl Device for DeviceState {
         }
     }
 
-    /// Priorities are clamped to the one there is.
+    /// The device has one priority, so every request gets it.
     fn stream(&self, _: &StreamDesc) -> Result<Lease<dyn Stream>> {
         Ok(Lease::map(self.streams.acquire()?, |s| s as &dyn Stream))
     }
@@ -152,7 +155,7 @@ unsafe impl Device for DeviceState {
         Ok(Lease::map(self.gates.acquire()?, |g| g as &dyn Gate))
     }
 
-    /// A CPU device reaches itself; there is no other of its backend.
+    /// The device can access its own memory. The backend has no other device.
     fn peer_access(&self, peer: DeviceId) -> Result<bool> {
         if peer == self.info().id {
             return Ok(true);
@@ -172,9 +175,9 @@ unsafe impl Device for DeviceState {
                 Ok(()) => {}
                 Err(e @ Error::Timeout(_)) => return Err(e),
                 Err(e) => {
-                    // A failure is told before what failed is over.
+                    // The failure is reported before the failed work is over.
                     line.see_off(value, deadline, || Ok(line.completed()));
-                    // What nobody holds any more is nobody's failure.
+                    // A failure of a stream without a holder is reported to no caller.
                     if held {
                         first = first.and(Err(e));
                     }
@@ -189,7 +192,8 @@ unsafe impl Device for DeviceState {
     }
 }
 
-// SAFETY: the queue's worker publishes a value after it ran the submission, one after the other.
+// SAFETY: the queue's worker runs the submissions one after the other, and publishes a value after
+// it ran the submission.
 unsafe impl Timeline for StreamState {
     fn line(&self) -> &'static Line {
         StreamState::line(self)
@@ -220,12 +224,13 @@ unsafe impl Timeline for StreamState {
     }
 }
 
-/// The cause of a poisoned line as an error.
+/// Returns the cause of a poisoned timeline as an error.
 fn healthy(line: &Line) -> Result<()> {
     line.check(VALUE_LIMIT).map(drop)
 }
 
-// SAFETY: the queue copies the operations and runs them in order on its worker; waits stand in the queue.
+// SAFETY: the queue copies the operations and runs them in order on its worker. Waits have their
+// place in the queue.
 unsafe impl Stream for StreamState {
     #[inline]
     unsafe fn submit(&self, ops: &[Op<'_>]) -> Result<u64> {
@@ -242,7 +247,7 @@ unsafe impl Stream for StreamState {
     }
 }
 
-// SAFETY: nothing is submitted to a gate.
+// SAFETY: nothing is submitted to a host timeline.
 unsafe impl Timeline for GateState {
     fn line(&self) -> &'static Line {
         GateState::line(self)
@@ -257,7 +262,7 @@ unsafe impl Timeline for GateState {
     }
 
     /// # Errors
-    /// `Unsupported`: only the host advances a gate.
+    /// `Unsupported`: only the host advances a host timeline.
     fn wait(&self, _: Point) -> Result<()> {
         Err(Error::Unsupported("a gate is signalled by the host; it waits for nothing".into()))
     }
@@ -277,7 +282,8 @@ impl Gate for GateState {
     }
 }
 
-// SAFETY: a launch runs the plan's nodes by their dependencies; the word is the program's address, kept by this state.
+// SAFETY: a launch runs the plan's nodes by their dependencies. The native value is the program's
+// address, which this state keeps.
 unsafe impl GraphExec for GraphState {
     fn nodes(&self) -> usize {
         self.program.nodes()

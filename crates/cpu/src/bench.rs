@@ -1,7 +1,8 @@
-//! Measurements of streams and graphs on the machine at hand, for the command and for scripts.
+//! Measurements of streams and graphs on this machine, for the command and for scripts.
 //!
-//! Each function opens a backend of its own, runs for well under a second, and returns plain numbers that serialise. Medians over batches: a
-//! machine that does other things disturbs a batch, not the median.
+//! Each function opens a backend of its own, runs for well under a second, and returns plain
+//! numbers that serialise. Results are medians over batches: other work on the machine disturbs
+//! single batches, not the median.
 //!
 //! ```
 //! let report = leasehold_cpu::bench::graph(1, 100, 11)?;
@@ -22,37 +23,38 @@ use leasehold_hal::{
 use serde::Serialize;
 use std::time::{Duration, Instant};
 
-/// What a stream costs.
+/// The costs of a stream.
 #[derive(Debug, Clone, Serialize)]
 pub struct StreamReport {
-    /// Nanoseconds to enqueue a no-op while the worker runs what was enqueued before: median over batches.
+    /// Nanoseconds to enqueue a no-op while the worker runs earlier no-ops: median over batches.
     pub enqueue_ns: f64,
-    /// Nanoseconds to enqueue a no-op while the worker is held up.
+    /// Nanoseconds to enqueue a no-op while a wait holds the worker back.
     pub enqueue_held_ns: f64,
-    /// Microseconds from the call to the observed completion of a no-op, on a stream that was busy just before: median.
+    /// Microseconds from the call to the observed completion of a no-op, on a stream that was busy
+    /// just before: median.
     pub warm_completion_us: f64,
-    /// The same, 99th percentile.
+    /// Microseconds as in `warm_completion_us`: 99th percentile.
     pub warm_completion_p99_us: f64,
-    /// The same, on a stream whose worker sleeps: median.
+    /// Microseconds as in `warm_completion_us`, on a stream whose worker sleeps: median.
     pub parked_wake_us: f64,
     /// Microseconds for a no-op and a blocking wait for it, on a warm stream: median.
     pub submit_and_wait_us: f64,
 }
 
-/// What a replay costs.
+/// The costs of a replay.
 #[derive(Debug, Clone, Serialize)]
 pub struct GraphReport {
-    /// Threads that a kernel could use.
+    /// The most threads of a kernel.
     pub threads: u32,
     /// Nodes of each graph.
     pub nodes: usize,
-    /// Nanoseconds a node when each waits for the one before: median.
+    /// Nanoseconds per node if each node waits for its predecessor: median.
     pub chain_ns_per_node: f64,
-    /// Nanoseconds a node when none waits for another: median.
+    /// Nanoseconds per node if no node waits for another: median.
     pub wide_ns_per_node: f64,
-    /// Nanoseconds an operation when the same no-ops are submitted one by one: median.
+    /// Nanoseconds per operation if the same no-ops are submitted one by one: median.
     pub eager_ns_per_node: f64,
-    /// Nanoseconds to instantiate a node of the chain.
+    /// Nanoseconds per node to instantiate the chain.
     pub instantiate_ns_per_node: f64,
 }
 
@@ -95,15 +97,16 @@ fn until(stream: &dyn Stream, value: u64) {
     let mut spins = 0u32;
     while stream.line().completed() < value {
         spins += 1;
-        // Far beyond what is measured: the worker has no processor.
+        // Such a wait is far longer than any measured one: the worker has no processor.
         if spins.is_multiple_of(1 << 14) { thread::yield_now() } else { spin_loop() }
     }
 }
 
-/// Measures a stream with `threads` threads (`None`: the default), over `rounds` batches or samples.
+/// Measures a stream with `threads` threads (`None`: the default), over `rounds` batches or
+/// samples.
 ///
 /// # Errors
-/// What the backend says.
+/// Those of the backend.
 pub fn stream(threads: Option<usize>, rounds: usize) -> Result<StreamReport> {
     const BATCH: usize = 1000;
     let backend = CpuBackend::with_config(CpuConfig { threads, ..CpuConfig::default() })?;
@@ -170,7 +173,7 @@ pub fn stream(threads: Option<usize>, rounds: usize) -> Result<StreamReport> {
 /// Measures the replay of graphs of `nodes` no-ops with `threads` threads, over `rounds` launches.
 ///
 /// # Errors
-/// What the backend says.
+/// Those of the backend.
 pub fn graph(threads: usize, nodes: usize, rounds: usize) -> Result<GraphReport> {
     let backend = CpuBackend::with_config(CpuConfig::threads(threads))?;
     let device = backend.open(DeviceId::cpu(0))?;
@@ -190,7 +193,7 @@ pub fn graph(threads: usize, nodes: usize, rounds: usize) -> Result<GraphReport>
         let mut samples = Vec::new();
         for _ in 0..rounds + 1 {
             let start = Instant::now();
-            // SAFETY: the kernels touch nothing; the graph belongs to the device.
+            // SAFETY: the kernels touch nothing, and the graph belongs to the device.
             until(&*stream, unsafe { stream.submit(&op) }?);
             samples.push(start.elapsed().as_nanos() as f64 / nodes as f64);
         }
@@ -199,7 +202,7 @@ pub fn graph(threads: usize, nodes: usize, rounds: usize) -> Result<GraphReport>
     };
     let chain = plan(0);
     let start = Instant::now();
-    // SAFETY: the pipeline is this device's; the graph is never launched.
+    // SAFETY: the pipeline is this device's, and the graph is never launched.
     drop(unsafe { device.instantiate(chain) }?);
     let instantiate = start.elapsed().as_nanos() as f64 / nodes as f64;
     let (chain, wide) = (replay(plan(0))?, replay(plan(64))?);

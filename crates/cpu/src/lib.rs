@@ -1,4 +1,5 @@
-//! The CPU backend: the host's processors as a device with ordered queues, a tile pool, gates, graphs and `mmap`ed memory.
+//! The CPU backend: the host's processors as a device with ordered queues, a tile pool, host
+//! timelines, graphs and `mmap`ed memory.
 //!
 //! ```
 //! use leasehold_cpu::CpuBackend;
@@ -10,17 +11,19 @@
 //! ```
 //!
 //! # Floors
-//! `driver` ← `manager` ← `allocator` ← `backend`. The [`driver`] is what a vendor's driver is elsewhere: it finds out what the
-//! machine is, maps memory, and runs queues, tiles and graphs. The [`manager`]s own and expose; the [`allocator`]s' backings ask the driver
-//! for memory; [`backend`] is the implementation of `hal`.
+//! `driver` ← `manager` ← `allocator` ← `backend`. The [`driver`] takes the place of a vendor's
+//! driver: it describes the machine, maps memory, and runs queues, tiles and graphs. The
+//! [`manager`]s own resources and expose them. The [`allocator`]s' backings get memory from the
+//! driver. [`backend`] is the implementation of `hal`.
 //!
-//! # What runs where
-//! A stream has one worker thread, started by its first submission, that runs its operations in order. A dispatch of more than one
-//! tile is shared with the pool's helpers: `threads` in the configuration is the number of threads that one dispatch can use, the
-//! stream's worker included. Tiles are independent, so results do not depend on that number.
+//! # Threads
+//! A stream has one worker thread, which runs its operations in order. The stream's first
+//! submission starts the worker. The worker shares a dispatch of more than one tile with the pool's
+//! helpers. `threads` in the configuration is the most threads of one dispatch, including the
+//! stream's worker. Tiles are independent, so results do not depend on that number.
 //!
-//! All of these threads have the same floating-point state: rounding to nearest, subnormal numbers are zero. Host calls and foreign
-//! calls run in the state that threads start with.
+//! All of these threads have the same floating-point state: rounding to nearest, subnormal numbers
+//! are zero. Host calls and foreign calls run in the state that threads start with.
 //!
 //! This crate must not hold operators, and nothing but the registration of backends may name it.
 

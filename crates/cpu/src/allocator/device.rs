@@ -1,10 +1,13 @@
-//! Device memory: pages of the system, by `mmap`.
+//! The backing of device memory: pages of the system, by `mmap`.
 //!
-//! Addresses are reserved once and cost nothing; granules of 2 MiB are made accessible, with advice to use huge pages, and given back. Where the
-//! system refuses the reservation (`RLIMIT_AS`, a memory checker) the allocator asks for smaller ones and in the end works with segments.
+//! Addresses are reserved once and cost nothing. The backing makes granules of 2 MiB accessible,
+//! advises the kernel to use huge pages, and gives granules back. If the system refuses the
+//! reservation (`RLIMIT_AS`, a memory checker), the allocator asks for smaller ones. In the end it
+//! works with segments.
 //!
-//! The system promises more memory than it has, so the backing itself refuses what goes beyond the machine's (or the control group's): an
-//! error instead of the out-of-memory killer.
+//! The system promises more memory than it has. So the backing itself refuses commitments beyond
+//! the memory of the machine or of the control group. Such a refusal is an error, where otherwise
+//! the out-of-memory killer would act.
 //!
 //! This module must not know how blocks are placed.
 
@@ -20,7 +23,7 @@ use leasehold_core::{Error, OutOfMemory, Result};
 /// Bytes of a granule: a huge page on x86-64, and on AArch64 with 4 KiB pages.
 const GRANULE: u64 = 2 << 20;
 
-/// The allocator of the device's memory; the first call makes it.
+/// The allocator of the device's memory. The first call makes it.
 ///
 /// # Errors
 /// `OutOfMemory`.
@@ -28,13 +31,13 @@ pub fn of(device: &DeviceState) -> Result<&Allocator> {
     device.device_memory.get_or_make(|| super::make(device, "device memory"))
 }
 
-/// Memory from `mmap`.
+/// The backing of memory from `mmap`.
 #[derive(Debug)]
 pub struct MmapBacking {
     physical: u64,
     granule: u64,
     huge: bool,
-    /// Bytes committed, shared by the backings of a machine.
+    /// Committed bytes. The backings of a machine share this counter.
     committed: Arc<AtomicU64>,
     /// Address and length of each reservation.
     reservations: Mutex<Vec<(u64, u64)>>,
@@ -60,7 +63,7 @@ impl MmapBacking {
         self.calls.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Counts bytes as committed, if there are that many.
+    /// Counts bytes as committed, if that much memory is left.
     fn take(&self, bytes: u64) -> Result<Taken<'_>> {
         let fits = |used: u64| used.checked_add(bytes).filter(|&sum| sum <= self.physical);
         match self.committed.fetch_update(Ordering::AcqRel, Ordering::Relaxed, fits) {
@@ -81,7 +84,7 @@ fn heap_layout(bytes: u64, align: u64) -> Result<std::alloc::Layout> {
         .map_err(|_| Error::invalid(format!("{bytes} bytes aligned to {align}")))
 }
 
-/// Bytes that are counted; uncounted again unless kept.
+/// Bytes that are counted as committed. Unless they are kept, the drop subtracts them.
 struct Taken<'a> {
     backing: &'a MmapBacking,
     bytes: u64,
@@ -99,7 +102,8 @@ impl Drop for Taken<'_> {
     }
 }
 
-// SAFETY: memory comes from `mmap` and the process's heap, which give no address twice; commitments replace reserved pages only.
+// SAFETY: memory comes from `mmap` and the process's heap, which give no address twice. Commitments
+// replace reserved pages only.
 unsafe impl Backing for MmapBacking {
     fn caps(&self) -> BackingCaps {
         BackingCaps {
@@ -123,7 +127,8 @@ unsafe impl Backing for MmapBacking {
         let taken = self.take(bytes)?;
         let addr = match at {
             Some(at) => {
-                // SAFETY: the caller vouches that the range lies in a reservation of ours and that nothing is committed there.
+                // SAFETY: the caller vouches that the range lies in a reservation of this backing
+                // and that nothing is committed there.
                 unsafe { memory::commit(at, bytes, self.huge) }?;
                 at
             }
@@ -135,7 +140,8 @@ unsafe impl Backing for MmapBacking {
 
     unsafe fn decommit(&self, chunk: Chunk) -> Result<()> {
         self.call();
-        // SAFETY: the caller vouches that `commit` gave the chunk, that it is given back once, and that nobody uses it.
+        // SAFETY: the caller vouches that `commit` gave the chunk, that it is given back once, and
+        // that nothing uses it.
         unsafe {
             if self.is_reserved(chunk.addr) {
                 memory::decommit(chunk.addr, chunk.bytes)
@@ -150,7 +156,8 @@ unsafe impl Backing for MmapBacking {
     unsafe fn release(&self, addr: u64, bytes: u64) {
         self.call();
         self.reservations.lock().retain(|&r| r != (addr, bytes));
-        // SAFETY: the caller vouches that `reserve` gave the range and that nothing is committed in it.
+        // SAFETY: the caller vouches that `reserve` gave the range and that nothing is committed in
+        // it.
         if let Err(error) = unsafe { memory::unmap(addr, bytes) } {
             tracing::warn!(%error, "a reservation of addresses could not be given back");
         }
@@ -158,7 +165,8 @@ unsafe impl Backing for MmapBacking {
 
     unsafe fn fill(&self, at: u64, bytes: u64, byte: u8) -> Result<()> {
         if bytes > 0 {
-            // SAFETY: the caller names committed memory of this backing, which is writable, and nobody uses it.
+            // SAFETY: the caller names committed memory of this backing, which is writable, and
+            // nothing else uses it.
             unsafe { std::ptr::write_bytes(at as *mut u8, byte, bytes as usize) };
         }
         Ok(())
@@ -168,18 +176,20 @@ unsafe impl Backing for MmapBacking {
         if bytes == 0 {
             return Ok(None);
         }
-        // SAFETY: the caller names committed memory of this backing that was filled, so it is initialised; nobody writes it meanwhile.
-        // (A program that does has a defect of its own, which is what is looked for.)
+        // SAFETY: the caller names committed memory of this backing that was filled, so it is
+        // initialised. Nothing writes it meanwhile. A program that does write it has a defect,
+        // which this check is to find.
         let memory = unsafe { std::slice::from_raw_parts(at as *const u8, bytes as usize) };
         Ok(memory.iter().position(|&b| b != byte).map(|i| i as u64))
     }
 
-    /// The process's own heap, so that its checkers (AddressSanitizer, valgrind) know every block.
+    /// Allocates from the process's own heap, so that memory checkers (AddressSanitizer, valgrind)
+    /// know every block.
     fn exact(&self, bytes: u64, align: u64) -> Result<Chunk> {
         self.call();
         let taken = self.take(bytes)?;
         let layout = heap_layout(bytes, align)?;
-        // SAFETY: the layout has a size.
+        // SAFETY: the size of the layout is not 0.
         let at = unsafe { std::alloc::alloc(layout) };
         if at.is_null() {
             return Err(OutOfMemory::new("the process's heap", bytes).into());
@@ -191,7 +201,8 @@ unsafe impl Backing for MmapBacking {
     unsafe fn exact_free(&self, chunk: Chunk, align: u64) -> Result<()> {
         self.call();
         let layout = heap_layout(chunk.bytes, align)?;
-        // SAFETY: the caller vouches that `exact` gave the chunk with this alignment, and that nobody uses it.
+        // SAFETY: the caller vouches that `exact` gave the chunk with this alignment, and that
+        // nothing uses it.
         unsafe { std::alloc::dealloc(std::ptr::with_exposed_provenance_mut(chunk.addr as usize), layout) };
         self.committed.fetch_sub(chunk.bytes, Ordering::AcqRel);
         Ok(())

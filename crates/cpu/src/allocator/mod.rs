@@ -1,4 +1,4 @@
-//! The allocator's glue: where its memory comes from. Fills the cells of the device's state.
+//! The device's allocators and their backings. This module fills the cells of the device's state.
 //!
 //! This module must not know how blocks are placed.
 
@@ -9,12 +9,12 @@ use crate::manager::device::DeviceState;
 use leasehold_alloc::{Allocator, AllocatorConfig, HostKind};
 use leasehold_core::{Result, Text};
 
-/// Pages of the system. All sources of a device share the machine's memory.
+/// Makes a backing of pages of the system. All backings of a device share the machine's memory.
 pub(crate) fn backing(device: &DeviceState) -> device::MmapBacking {
     device::MmapBacking::new(device.topology(), device.config().huge_pages, device.committed.clone())
 }
 
-/// An allocator over pages of the system, for one kind of memory of a device.
+/// Makes an allocator over pages of the system, for one kind of memory of a device.
 fn make(device: &DeviceState, what: &'static str) -> Result<Allocator> {
     let config = AllocatorConfig {
         name: Text::Owned(format!("{} {what}", device.info().id)),

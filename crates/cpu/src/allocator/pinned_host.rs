@@ -1,5 +1,7 @@
-//! Host memory for transfers. Nothing is pinned on this device: its "transfers" are copies by the same processors. The memory is pageable and its
-//! buffers say so ([`HostKind::Pageable`](leasehold_alloc::HostKind)); it has an allocator of its own, so that it can be told apart in statistics.
+//! The allocator of host memory for transfers. Nothing is pinned on this device: the same
+//! processors make its "transfers" as copies. The memory is pageable, and its buffers report this
+//! ([`HostKind::Pageable`](leasehold_alloc::HostKind)). The memory has an allocator of its own, so
+//! that statistics show it separately.
 //!
 //! This module must not know how blocks are placed.
 
@@ -7,7 +9,7 @@ use crate::manager::device::DeviceState;
 use leasehold_alloc::Allocator;
 use leasehold_core::Result;
 
-/// The allocator of host memory; the first call makes it.
+/// The allocator of host memory. The first call makes it.
 ///
 /// # Errors
 /// `OutOfMemory`.

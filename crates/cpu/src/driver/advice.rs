@@ -1,23 +1,29 @@
-//! Whether sharing a job pays: what tiles cost, how long a sleeping helper takes to arrive, and how much work there was lately.
+//! Advice on sharing a job: the costs of tiles, the time to wake a sleeping helper, and the recent
+//! amount of work.
 //!
-//! Waking a sleeper takes some microseconds on one machine and fifty on another, and ten times that on a loaded one. So it is measured. A
-//! single job is worth a wake when it takes longer than two wakes; so is a run of smaller jobs, since a helper that is awake stays while any
-//! queue runs something. Therefore the work of such a *period* so far, and that of the period before, count as much as the job at hand.
+//! Waking a sleeping thread takes some microseconds on one machine and fifty on another, and ten
+//! times that on a loaded one. So the pool measures it. A single job is worth a wake if it takes
+//! longer than two wakes. A run of smaller jobs is worth a wake too, because a helper stays awake
+//! while any queue runs something. Therefore the work of such a *period* so far, and that of the
+//! period before, count as much as the current job.
 //!
-//! All of it only decides where tiles run, never what they compute; so races that lose a sample do no harm.
+//! The advice only decides where tiles run, never what they compute. So a race that loses a sample
+//! does no harm.
 //!
 //! This module must not know threads or jobs.
 
 use leasehold_core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
-/// Jobs that take less than this many nanoseconds run on one thread: handing a tile to another core and back costs about as much.
+/// Jobs that take less than this many nanoseconds run on one thread. Handing a tile to another core
+/// and back costs about as much.
 const SHARE: u64 = 3_000;
-/// The assumed time of a wake before one was measured, and the bounds of what is believed.
+/// The assumed time of a wake before a measurement, and the bounds of accepted measurements, in
+/// nanoseconds.
 const FIRST_WAKE: u32 = 15_000;
 const WAKES: std::ops::RangeInclusive<u64> = 2_000..=100_000;
 const COSTS: usize = 512;
 
-/// What is known. Times are in nanoseconds.
+/// The measurements. Times are in nanoseconds.
 pub(crate) struct Advice {
     costs: Box<[AtomicU32]>,
     wake: AtomicU32,
@@ -39,35 +45,37 @@ impl Advice {
 
     #[inline]
     fn cost_cell(&self, key: u64) -> &AtomicU32 {
-        // Functions are aligned to 16; Fibonacci hashing spreads the rest.
+        // Functions are aligned to 16 bytes; Fibonacci hashing spreads the other bits.
         let hash = (key >> 4).wrapping_mul(0x9E37_79B9_7F4A_7C15);
         &self.costs[(hash >> 55) as usize % COSTS]
     }
 
-    /// What a tile of the kernel `key` costs; 0 when unknown.
+    /// The cost of a tile of the kernel `key`; 0 if unknown.
     #[inline]
     pub(crate) fn cost(&self, key: u64) -> u64 {
         u64::from(self.cost_cell(key).load(Ordering::Relaxed))
     }
 
-    /// Notes that `tiles` tiles of kernel `key` took `nanos` on one thread.
+    /// Records that `tiles` tiles of kernel `key` took `nanos` on one thread.
     pub(crate) fn note_cost(&self, key: u64, nanos: u64, tiles: u64) {
         let Some(new) = nanos.checked_div(tiles) else { return };
         let new = new.clamp(1, u64::from(u32::MAX)) as u32;
         let cell = self.cost_cell(key);
         let old = cell.load(Ordering::Relaxed);
-        // A thread that lost its processor makes a tile look costly: rise slowly.
+        // A thread that lost its processor makes a tile look costly, so the estimate rises slowly.
         let mean = if old == 0 { new } else { mean(old, new.min(old.saturating_mul(4))) };
         cell.store(mean.max(1), Ordering::Relaxed);
     }
 
-    /// Whether a job of `nanos` (0: unknown) is large enough to be shared with helpers that are awake.
+    /// Whether a job of `nanos` (0: unknown) is large enough to be shared with helpers that are
+    /// awake.
     #[inline]
     pub(crate) fn shares(nanos: u64) -> bool {
         nanos == 0 || nanos >= SHARE
     }
 
-    /// How many sleeping helpers a job of `nanos` (0: unknown) is worth; notes it as work of this period.
+    /// The number of sleeping helpers that a job of `nanos` (0: unknown) is worth. Counts the job
+    /// as work of this period.
     pub(crate) fn wakes(&self, nanos: u64) -> u32 {
         if nanos == 0 {
             return u32::MAX;
@@ -77,17 +85,17 @@ impl Advice {
         (expected / (2 * u64::from(self.wake.load(Ordering::Relaxed)))).min(u64::from(u32::MAX)) as u32
     }
 
-    /// Nothing runs any more.
+    /// Ends the period, because no queue runs anything.
     pub(crate) fn end_period(&self) {
         self.period_before.store(self.in_period.swap(0, Ordering::Relaxed), Ordering::Relaxed);
     }
 
-    /// Notes when sleepers were rung for.
+    /// Records the time of a signal to sleeping helpers.
     pub(crate) fn note_ring(&self, now: u64) {
         self.rung_at.store(now, Ordering::Relaxed);
     }
 
-    /// Notes that a helper has arrived.
+    /// Records the arrival of a helper.
     pub(crate) fn note_arrival(&self, now: u64) {
         let rung = self.rung_at.swap(0, Ordering::Relaxed);
         if rung != 0 {
@@ -97,7 +105,7 @@ impl Advice {
     }
 }
 
-/// A mean that follows slowly.
+/// A moving mean that follows slowly.
 fn mean(old: u32, new: u32) -> u32 {
     ((u64::from(old) * 3 + u64::from(new)) / 4) as u32
 }

@@ -1,10 +1,11 @@
-//! What control groups allow this process: processor time and memory, of versions 1 and 2.
+//! The limits of this process's control groups: processor time and memory, of versions 1 and 2.
 //!
-//! Limits hold for a group and everything below it, so all groups from the process's own up to the mounted root are read and the
-//! tightest wins. Inside a container the path that the kernel names may lie outside of what is mounted; then the mounted root is read.
-//! Missing files mean no limit.
+//! A limit holds for a group and everything below it. So this module reads all groups from the
+//! process's own up to the mounted root, and the tightest limit counts. Inside a container, the
+//! kernel may name a path outside of the mount; then the mounted root is read. A missing file means
+//! no limit.
 //!
-//! This module must not know why anybody asks.
+//! This module must not know how the limits are used.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -12,11 +13,12 @@ use std::path::{Path, PathBuf};
 /// Limits of the process's control groups.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct CgroupLimits {
-    /// Processors' worth of time, e.g. 1.5.
+    /// Processor time, in processors; for example 1.5.
     pub cpus: Option<f64>,
     /// Bytes of memory.
     pub memory: Option<u64>,
-    /// Bytes in use by the group whose limit it is, without what the kernel gives back at once (inactive file pages).
+    /// Bytes in use by the group with the tightest limit, without inactive file pages, which the
+    /// kernel gives back at once.
     pub memory_used: Option<u64>,
 }
 
@@ -58,7 +60,7 @@ pub fn limits_under(root: &Path) -> CgroupLimits {
     found
 }
 
-/// The group and all above it, as far as they exist under the mount.
+/// The group and all groups above it that exist under the mount.
 fn groups(base: &Path, path: &str) -> Vec<PathBuf> {
     let mut groups = vec![base.to_path_buf()];
     let mut at = base.to_path_buf();
@@ -93,7 +95,7 @@ fn version_1_cpu(group: &Path, found: &mut CgroupLimits) {
 }
 
 fn version_1_memory(group: &Path, found: &mut CgroupLimits) {
-    // "No limit" is a number near 2^63 here.
+    // In version 1, a number near 2^63 stands for no limit.
     let limit = number(&group.join("memory.limit_in_bytes")).filter(|&l| l < 1 << 60);
     let used = number(&group.join("memory.usage_in_bytes"));
     note_memory(limit, used, inactive_file(group, "total_inactive_file "), found);

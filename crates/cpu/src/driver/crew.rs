@@ -1,31 +1,45 @@
-//! The lock-free core of the tile pool: jobs of independent tiles, claimed by whoever is awake, and how helpers sleep.
+//! The lock-free core of the tile pool: jobs of independent tiles, claimed by threads that are
+//! awake, and the sleep of helpers.
 //!
 //! # Protocol
-//! A *job* is a number of tiles and a function that runs a range of them. Its *owner* (a queue's worker) takes a slot, opens it, runs tiles
-//! itself, closes it and leaves when no helper is inside. The function lives on the owner's stack.
+//! A *job* is a number of tiles and a function that runs a range of them. The *owner* of a job (a
+//! queue's worker) takes a slot, opens it and runs tiles itself. Then the owner closes the slot and
+//! leaves when no helper is inside. The function lives on the owner's stack.
 //!
 //! | field | rule |
 //! |---|---|
 //! | `taken` | CAS by an owner; a slot has one owner at a time |
-//! | `body`, `chunk` | written by the owner while the gate is closed and empty; read by helpers that found it open |
-//! | `gate` | `OPEN` bit, set and cleared by the owner, and the number of helpers inside. A helper adds itself first and looks at the bit it got back: if closed, it leaves without looking at anything else |
-//! | `next` | tiles are claimed by `fetch_add`; whoever gets the last ones clears the slot's bit in `open` |
-//! | `open` | one bit for each slot that may have unclaimed tiles; a hint for helpers, which may be wrong in both directions for an instant |
-//! | `sleepers`, `stop` | a helper adds itself to `sleepers`, then looks at `open`; an owner sets its bit in `open`, then looks at `sleepers`; a full fence between the two on either side, so that one sees the other. The lock is held from the look to the wait, and taken by the owner before it rings |
+//! | `body`, `chunk` | written while the gate is closed and empty; read by helpers inside |
+//! | `gate` | the `OPEN` bit, set and cleared by the owner, and the number of helpers inside |
+//! | `next` | the next unclaimed tile; threads claim tiles by `fetch_add` |
+//! | `open` | one bit for each slot that may have unclaimed tiles |
+//! | `sleepers`, `stop` | the number of sleeping helpers; whether the crew is dismissed |
+//!
+//! - `gate`: A helper first adds itself and checks the bit of the old value. If the gate is closed,
+//!   the helper subtracts itself without access to other fields.
+//! - `next`: The thread that claims the last tiles clears the slot's bit in `open`.
+//! - `open` is a hint for helpers, which may be wrong in both directions for an instant.
+//! - `sleepers`: A helper adds itself to `sleepers`, then checks `open`. An owner sets its bit in
+//!   `open`, then checks `sleepers`. Each has a full fence between the two, so that one sees the
+//!   other. A helper holds the lock of `stop` from the check to the wait. An owner takes the lock
+//!   before it notifies.
 //!
 //! # Why this is safe
-//! - The function is called by a helper only between an addition that returned `OPEN` and its subtraction. The owner leaves only after it
-//!   cleared `OPEN` and saw zero inside. So no call outlives the owner's borrow.
-//! - What a tile wrote is visible to the owner: the helper's subtraction releases, the owner's look acquires.
-//! - An owner may choose not to ring (the job is small): then helpers that are awake help, and the owner runs what they leave. Nobody
-//!   depends on a helper, so a crew without helpers is complete.
+//! - A helper calls the function only between an addition that returned `OPEN` and its subtraction.
+//!   The owner leaves only after it cleared `OPEN` and saw zero inside. So no call outlives the
+//!   owner's borrow.
+//! - The writes of a tile are visible to the owner: the helper's subtraction releases, the owner's
+//!   load acquires.
+//! - If the job is small, an owner may choose to wake no helper: then helpers that are awake help,
+//!   and the owner runs the other tiles. No job depends on a helper, so a crew without helpers is
+//!   complete.
 //!
 //! This module must not know threads, time or what a tile is.
 
 use leasehold_core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering, fence};
 use leasehold_core::sync::{CachePadded, Condvar, Mutex, UnsafeCell, spin_loop};
 
-/// Runs tiles `from..to`.
+/// A function that runs tiles `from..to`.
 pub(crate) type Body<'a> = &'a (dyn Fn(u64, u64) + Sync + 'a);
 
 #[cfg(not(loom))]
@@ -44,7 +58,7 @@ struct Slot {
     panic: Mutex<Option<Box<str>>>,
 }
 
-/// Jobs and who may help with them.
+/// Jobs, and the state of the helpers.
 pub(crate) struct Crew {
     slots: Box<[CachePadded<Slot>]>,
     open: CachePadded<AtomicU64>,
@@ -53,9 +67,11 @@ pub(crate) struct Crew {
     bell: Condvar,
 }
 
-// SAFETY: `body` is written by the slot's one owner while nobody is inside, and read under the gate (see the protocol).
+// SAFETY: the slot's one owner writes `body` while no helper is inside. Helpers read it inside the
+// open gate (see the protocol).
 unsafe impl Sync for Crew {}
-// SAFETY: as above; the functions are `Sync`, hence their references `Send`.
+// SAFETY: the functions are `Sync`, so their references are `Send`. The gate orders all accesses to
+// `body` (see the protocol).
 unsafe impl Send for Crew {}
 
 impl Crew {
@@ -80,11 +96,13 @@ impl Crew {
         }
     }
 
-    /// Runs `total` tiles, in ranges of at most `chunk`, here and on helpers; rings for at most `ring` of those that sleep. Returns when all
-    /// tiles are over. Helpers call `body`, this thread calls `mine`, which must do the same. With all slots taken, runs all of them here.
+    /// Runs `total` tiles, in ranges of at most `chunk`, on this thread and on helpers. Returns
+    /// when all tiles are over. The call wakes at most `ring` sleeping helpers. Helpers call
+    /// `body`; this thread calls `mine`, which must do the same. If all slots are taken, this
+    /// thread runs all tiles.
     ///
     /// # Errors
-    /// What the first panic said; tiles that had not begun then never run.
+    /// The text of the first panic. Tiles that had not begun then never run.
     pub(crate) fn run(
         &self,
         total: u64,
@@ -101,9 +119,11 @@ impl Crew {
             return guarded(|| mine(0, total));
         };
         let slot = &self.slots[index];
-        // SAFETY: we only change the lifetime. The gate keeps every use of it inside this call (see the protocol).
+        // SAFETY: the cast only changes the lifetime. The gate keeps every use of the reference
+        // inside this call (see the protocol).
         let lasting: Body<'static> = unsafe { std::mem::transmute(body) };
-        // SAFETY: the slot is ours, and its gate is closed and empty: nobody reads the cell.
+        // SAFETY: this thread owns the slot, whose gate is closed and empty: no other thread reads
+        // the cell.
         slot.body.with_mut(|b| unsafe { *b = Some(lasting) });
         slot.chunk.store(chunk.max(1), Ordering::Relaxed);
         slot.total.store(total, Ordering::Relaxed);
@@ -116,7 +136,8 @@ impl Crew {
         slot.gate.fetch_and(!OPEN, Ordering::AcqRel);
         let mut spins = 0u32;
         while slot.gate.load(Ordering::Acquire) != 0 {
-            // The last tiles of others: soon over, unless their thread has lost its processor.
+            // Helpers run the last tiles. These are soon over, unless a helper has lost its
+            // processor.
             spins += 1;
             if spins < 1000 { spin_loop() } else { leasehold_core::sync::thread::yield_now() }
         }
@@ -128,7 +149,8 @@ impl Crew {
         }
     }
 
-    /// Runs tiles of the job in a slot until none is unclaimed; says whether there were any. The caller owns the slot or is inside its gate.
+    /// Runs tiles of the job in a slot until none is unclaimed. Returns whether it ran any. The
+    /// caller owns the slot or is inside its gate.
     fn claim(&self, index: usize, body: &dyn Fn(u64, u64)) -> bool {
         let slot = &self.slots[index];
         let total = slot.total.load(Ordering::Relaxed);
@@ -145,14 +167,14 @@ impl Crew {
             let to = from.saturating_add(chunk).min(total);
             if let Err(text) = guarded(|| body(from, to)) {
                 slot.panic.lock().get_or_insert(text);
-                // Nobody begins another tile.
+                // From here on, no thread begins another tile.
                 slot.next.fetch_max(total, Ordering::Relaxed);
             }
             any = true;
         }
     }
 
-    /// Helps with whatever jobs are open, starting to look at slot `seat`. Says whether it ran anything.
+    /// Helps with the open jobs, beginning at slot `seat`. Returns whether it ran a tile.
     pub(crate) fn help(&self, seat: usize) -> bool {
         let mut helped = false;
         let open = self.open.load(Ordering::Relaxed);
@@ -166,7 +188,8 @@ impl Crew {
             }
             let slot = &self.slots[index];
             if slot.gate.fetch_add(1, Ordering::Acquire) & OPEN != 0 {
-                // SAFETY: we are inside an open gate: the owner wrote the cell before and does not leave before we do.
+                // SAFETY: this thread is inside an open gate. The owner wrote the cell before, and
+                // does not leave before this thread does.
                 let body = slot.body.with(|b| unsafe { *b });
                 if let Some(body) = body {
                     helped |= self.claim(index, body);
@@ -183,7 +206,7 @@ impl Crew {
         self.open.load(Ordering::Relaxed) != 0
     }
 
-    /// How many helpers sleep (a snapshot).
+    /// The number of sleeping helpers (a snapshot).
     #[inline]
     pub(crate) fn sleepers(&self) -> u32 {
         self.sleepers.load(Ordering::Relaxed)
@@ -204,7 +227,7 @@ impl Crew {
         }
     }
 
-    /// Sleeps until rung for. `false`: the crew is dismissed. May return without cause.
+    /// Sleeps until a wake-up. Returns `false` if the crew is dismissed. May return without cause.
     pub(crate) fn sleep(&self) -> bool {
         let mut stop = self.stop.lock();
         self.sleepers.fetch_add(1, Ordering::Relaxed);
@@ -223,12 +246,12 @@ impl Crew {
     }
 }
 
-/// Calls `f`; a panic becomes its text.
+/// Calls `f`, and converts a panic to its message.
 pub(crate) fn guarded(f: impl FnOnce()) -> Result<(), Box<str>> {
     std::panic::catch_unwind(std::panic::AssertUnwindSafe(f)).map_err(panic_text)
 }
 
-/// What a panic said. The payload's own destructor may panic too.
+/// The message of a panic. The payload's own destructor may panic too.
 pub(crate) fn panic_text(payload: Box<dyn std::any::Any + Send>) -> Box<str> {
     let text: Box<str> = if let Some(s) = payload.downcast_ref::<&'static str>() {
         (*s).into()

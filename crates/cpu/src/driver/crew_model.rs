@@ -1,4 +1,5 @@
-//! Loom's models of the [`Crew`]: every tile runs once, nobody sleeps through a job that rang, no call outlives its owner.
+//! Loom's models of the [`Crew`]. Every tile runs once, no helper sleeps through a wake-up, and no
+//! call outlives its owner.
 //!
 //! Run with `RUSTFLAGS="--cfg loom" cargo test --release -p leasehold-cpu --lib`.
 
@@ -6,10 +7,11 @@ use super::crew::Crew;
 use leasehold_core::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use leasehold_core::sync::{Arc, UnsafeCell, thread};
 
-/// A tile's result: loom's cell sees two threads that run the same tile, and a read that is not ordered after the write.
+/// The results of tiles. Loom's cell detects two threads that run the same tile, and a read that is
+/// not ordered after the write.
 struct Cells(Vec<UnsafeCell<u32>>);
 
-// SAFETY: what the models are about; loom checks each access.
+// SAFETY: the models check this claim; loom checks each access.
 unsafe impl Sync for Cells {}
 
 impl Cells {
@@ -19,14 +21,14 @@ impl Cells {
 
     fn bump(&self, from: u64, to: u64) {
         for tile in from..to {
-            // SAFETY: loom checks it.
+            // SAFETY: loom checks the access.
             self.0[tile as usize].with_mut(|c| unsafe { *c += 1 });
         }
     }
 
     fn expect(&self, value: u32) {
         for cell in &self.0 {
-            // SAFETY: loom checks it.
+            // SAFETY: loom checks the access.
             assert_eq!(cell.with(|c| unsafe { *c }), value);
         }
     }
@@ -43,7 +45,7 @@ fn helper(crew: &Arc<Crew>) -> thread::JoinHandle<()> {
     })
 }
 
-/// Runs a job whose owner does as its helpers do.
+/// Runs a job whose owner and helpers call the same function.
 fn run(crew: &Crew, tiles: u64, ring: u32, body: impl Fn(u64, u64) + Sync) {
     crew.run(tiles, 1, ring, &body, &body).unwrap();
 }
@@ -55,7 +57,8 @@ fn model(preemptions: usize, f: impl Fn() + Sync + Send + 'static) {
     builder.check(f);
 }
 
-/// One helper, two jobs of the same owner in the same slot, the second with another function: the stack frame of the first is gone.
+/// One helper runs two jobs of the same owner in the same slot. The second job has another
+/// function: the stack frame of the first is gone.
 #[test]
 fn tiles_run_once_and_calls_do_not_outlive_their_owner() {
     model(3, || {
@@ -92,7 +95,7 @@ fn two_helpers_share() {
     });
 }
 
-/// Two owners want the one slot that the model has: the one who finds it taken runs alone.
+/// Two owners want the model's one slot: the owner that finds it taken runs its job alone.
 #[test]
 fn two_owners_and_one_slot() {
     model(2, || {
@@ -115,7 +118,8 @@ fn two_owners_and_one_slot() {
     });
 }
 
-/// The job needs its helper: its first tile waits until the second has begun. Loom reports a dead-lock if the helper can sleep through the bell.
+/// The job needs its helper: its first tile waits until the second has begun. If the helper can
+/// sleep through the wake-up, loom reports a dead-lock.
 #[test]
 fn nobody_sleeps_through_the_bell() {
     model(3, || {

@@ -1,10 +1,12 @@
 //! Replay of plans.
 //!
-//! A plan whose nodes each wait for the one before is a loop. Otherwise nodes are sorted by their depth in the dependencies: nodes of one depth
-//! (a *wave*) do not wait for each other, so their tiles are run as one job of the pool, if the costs that were measured say that it pays.
-//! Every so often a launch runs node by node and measures. Whatever way is taken, a node computes the same bits.
+//! If each node of a plan waits for its predecessor, a launch is a loop. Otherwise nodes are sorted
+//! by their depth in the dependencies. Nodes of one depth (a *wave*) do not wait for each other. So
+//! the pool runs their tiles as one job, if the measured costs say that sharing pays. One launch in
+//! every `MEASURE_EVERY` runs node by node and measures. In all cases a node computes the same
+//! bits.
 //!
-//! A launch allocates nothing. Launches of one graph are serialised by its lock.
+//! A launch allocates nothing. The graph's lock serialises its launches.
 //!
 //! This module must not know streams or managers.
 
@@ -19,10 +21,10 @@ use std::cell::Cell;
 use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-/// Every so many launches one runs node by node, so that costs are measured anew.
+/// One launch in this many runs node by node, to measure costs again.
 const MEASURE_EVERY: u64 = 32;
 
-/// A plan that is ready to run.
+/// An instantiated plan.
 pub(crate) struct Program {
     state: Mutex<State>,
     nodes: usize,
@@ -33,9 +35,9 @@ struct State {
     plan: Plan,
     /// Nodes sorted by wave.
     order: Vec<u32>,
-    /// Ranges of `order`; empty for a plan in which order is all.
+    /// Ranges of `order`, one per wave; empty for a chain.
     waves: Vec<Range<u32>>,
-    /// For the wave that runs: tiles before each of its nodes.
+    /// For the current wave: the number of tiles before each of its nodes.
     before: Vec<u64>,
     launches: u64,
 }
@@ -44,7 +46,7 @@ impl Program {
     /// Sorts a plan's nodes into waves.
     ///
     /// # Errors
-    /// `InvalidArgument` for dependencies that are not those of an order.
+    /// `InvalidArgument` for a plan whose nodes do not come after their predecessors.
     pub(crate) fn new(plan: Plan) -> Result<Self> {
         let n = plan.len();
         if n != 0 && plan.pred_at.len() != n + 1
@@ -76,7 +78,7 @@ impl Program {
         Ok(Self { nodes: n, bytes: bytes + size_of::<Self>() as u64, state: Mutex::new(state) })
     }
 
-    /// How many nodes.
+    /// The number of nodes.
     pub(crate) fn nodes(&self) -> usize {
         self.nodes
     }
@@ -86,10 +88,10 @@ impl Program {
         self.bytes
     }
 
-    /// Runs it.
+    /// Runs the plan.
     ///
     /// # Safety
-    /// - The addresses of all its operations are valid for their accesses until it returns.
+    /// - The addresses of all its operations are valid for their accesses until the call returns.
     pub(crate) unsafe fn launch(&self, runner: &Runner<'_>) -> Result<(), Failure> {
         let mut state: MutexGuard<'_, State> = self.state.lock();
         let State { plan, order, waves, before, launches } = &mut *state;
@@ -126,10 +128,12 @@ impl Program {
         Err(Failure::At(format!("graph node {node} ({name})"), text))
     }
 
-    /// Changes nodes in place; all of them or, after an error, none.
+    /// Changes nodes in place: all of them or, after an error, none.
     ///
     /// # Errors
-    /// `InvalidArgument` for a node that does not exist or is no dispatch, and for other numbers or sizes; `InvalidState` while a launch runs.
+    /// - `InvalidArgument` for a node that does not exist or is no dispatch, and for other numbers
+    ///   of bindings or sizes of parameters.
+    /// - `InvalidState` while a launch runs.
     pub(crate) fn update(&self, patches: &[NodePatch<'_>]) -> Result<()> {
         let mut state =
             self.state.try_lock().ok_or_else(|| Error::state("a graph cannot be changed while a launch of it runs"))?;
@@ -187,7 +191,7 @@ unsafe fn run_wave(
         };
         let cost = work.nanos(runner.pool);
         if cost == 0 {
-            // Not measured yet.
+            // The cost is not measured yet.
             return one_by_one();
         }
         before.push(tiles);
@@ -198,7 +202,7 @@ unsafe fn run_wave(
     let failed = leasehold_core::sync::atomic::AtomicU32::new(nodes[0]);
     let body = |from: u64, to: u64| {
         let mut from = from;
-        // The last node that begins at or before the tile; nodes without tiles are passed over.
+        // The last node that begins at or before the tile. Nodes without tiles are skipped.
         let mut i = before.partition_point(|&b| b <= from) - 1;
         while from < to {
             let end = before.get(i + 1).copied().unwrap_or(tiles).min(to);
@@ -209,7 +213,8 @@ unsafe fn run_wave(
                 })
             {
                 let name = NameOnPanic { failed: &failed, node: nodes[i] };
-                // SAFETY: the launch's promise about addresses and accesses; each tile is claimed once.
+                // SAFETY: the launch's caller vouches for addresses and accesses. Each tile is
+                // claimed once.
                 unsafe { work.run(from - before[i], end - before[i]) };
                 std::mem::forget(name);
                 from = end;
@@ -226,7 +231,7 @@ unsafe fn run_wave(
     }
 }
 
-/// Remembers which node panicked.
+/// Records the node whose tile panicked.
 struct NameOnPanic<'a> {
     failed: &'a leasehold_core::sync::atomic::AtomicU32,
     node: u32,

@@ -2,7 +2,7 @@
 //!
 //! This module must not know kernels.
 
-/// What the processor that runs us can execute, most telling first: `avx512f`, `avx2`, `fma`, ….
+/// The features of this processor, the most significant first: `avx512f`, `avx2`, `fma`, ….
 #[must_use]
 pub fn features() -> Vec<&'static str> {
     let mut found = Vec::new();
@@ -24,11 +24,13 @@ pub fn features() -> Vec<&'static str> {
     found
 }
 
-/// The architectures whose kernels run here, the most specific first and `cpu` last, from a processor's features.
+/// The architectures whose kernels run here, the most specific first and `cpu` last, from a
+/// processor's features.
 ///
 /// ```
 /// use leasehold_cpu::driver::isa::architectures;
-/// assert_eq!(architectures("x86_64", &["sse4.2", "popcnt", "ssse3"]), ["cpu/x86-64-v2", "cpu/x86-64", "cpu"]);
+/// let v2 = architectures("x86_64", &["sse4.2", "popcnt", "ssse3"]);
+/// assert_eq!(v2, ["cpu/x86-64-v2", "cpu/x86-64", "cpu"]);
 /// assert_eq!(architectures("riscv64", &[]), ["cpu/riscv64", "cpu"]);
 /// ```
 #[must_use]
@@ -37,7 +39,7 @@ pub fn architectures(arch: &str, features: &[&str]) -> Vec<String> {
     let mut names: Vec<String> = Vec::new();
     match arch {
         "x86_64" => {
-            // The psABI's levels. What every processor of a level has beside these is left out.
+            // The psABI's levels, without the features that every processor of a level has.
             let v2 = all(&["sse4.2", "ssse3", "popcnt"]);
             let v3 = v2 && all(&["avx2", "fma", "f16c", "bmi1", "bmi2", "lzcnt", "movbe"]);
             let v4 = v3 && all(&["avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"]);

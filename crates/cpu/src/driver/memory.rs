@@ -1,8 +1,9 @@
-//! Address space and pages: `mmap` and what goes with it, and how much memory there is.
+//! Address space and pages: `mmap` and related calls, and the amount of memory.
 //!
-//! Reservations are `PROT_NONE` and cost nothing. Committing makes a part accessible and asks for huge pages; pages appear at the first
-//! touch, on the NUMA node of the thread that touches them. Decommitting maps nothing over the part in one call, which gives the pages back and
-//! forgets protection and advice, so that the kernel can merge the part with its neighbours.
+//! Reservations are `PROT_NONE` and cost nothing. A commitment makes a part accessible and asks for
+//! huge pages. Pages appear at the first touch, on the NUMA node of the thread that touches them. A
+//! decommitment replaces the part by an empty mapping in one call. This gives the pages back and
+//! removes protection and advice, so that the kernel can merge the part with its neighbours.
 //!
 //! This module must not know allocators.
 
@@ -20,12 +21,12 @@ const RESERVE_FLAGS: libc::c_int = libc::MAP_PRIVATE | libc::MAP_ANON;
 /// Bytes of a page.
 #[must_use]
 pub fn page_size() -> u64 {
-    // SAFETY: asks a constant of the system.
+    // SAFETY: the call reads a constant of the system.
     let size = unsafe { libc::sysconf(libc::_SC_PAGESIZE) };
     u64::try_from(size).ok().filter(|s| s.is_power_of_two()).unwrap_or(4096)
 }
 
-/// The memory that this process can use: the machine's, cut by its control groups.
+/// The memory that this process can use: the machine's memory, limited by its control groups.
 #[must_use]
 pub fn info() -> MemoryInfo {
     let mut info = system();
@@ -47,13 +48,13 @@ fn system() -> MemoryInfo {
 #[cfg(not(any(target_os = "linux", target_os = "android")))]
 fn system() -> MemoryInfo {
     let page = page_size();
-    // SAFETY: asks a constant of the system.
+    // SAFETY: the call reads a constant of the system.
     let pages = unsafe { libc::sysconf(libc::_SC_PHYS_PAGES) };
     let total = u64::try_from(pages).unwrap_or(0).saturating_mul(page);
     MemoryInfo { total, free: total }
 }
 
-/// Reads `/proc/meminfo`: total, and what is available without swapping.
+/// Parses `/proc/meminfo`: the total memory, and the memory that is available without swapping.
 #[must_use]
 pub fn parse_meminfo(text: &str) -> MemoryInfo {
     let field = |key: &str| text.lines().find_map(|l| l.strip_prefix(key)).and_then(parse_kib);
@@ -61,7 +62,7 @@ pub fn parse_meminfo(text: &str) -> MemoryInfo {
     MemoryInfo { total: field("MemTotal:").unwrap_or(0), free }
 }
 
-/// Bytes of a field like `  1234 kB`.
+/// The bytes of a field such as `  1234 kB`.
 pub(crate) fn parse_kib(text: &str) -> Option<u64> {
     text.trim().trim_end_matches("kB").trim().parse::<u64>().ok()?.checked_mul(1024)
 }
@@ -69,7 +70,7 @@ pub(crate) fn parse_kib(text: &str) -> Option<u64> {
 /// Reserves `bytes` of addresses, aligned to `align` (a power of two, at least a page).
 ///
 /// # Errors
-/// `OutOfMemory` when the system refuses: `RLIMIT_AS`, a memory checker, a full address space.
+/// `OutOfMemory` if the system refuses: `RLIMIT_AS`, a memory checker, a full address space.
 pub(crate) fn reserve(bytes: u64, align: u64) -> Result<u64> {
     map(bytes, align, libc::PROT_NONE)
 }
@@ -86,9 +87,9 @@ pub(crate) fn map_segment(bytes: u64, align: u64, huge: bool) -> Result<u64> {
 
 fn map(bytes: u64, align: u64, protection: libc::c_int) -> Result<u64> {
     let refused = || OutOfMemory::new("address space", bytes);
-    // Somewhat more, so that an aligned part lies within; the rest is given back.
+    // The mapping is larger, so that it contains an aligned part. The rest is given back.
     let span = bytes.checked_add(align).filter(|&s| s < 1 << 60 && bytes != 0).ok_or_else(|| Error::from(refused()))?;
-    // SAFETY: a new mapping at an address of the system's choice touches nobody's memory.
+    // SAFETY: the system chooses the address of the new mapping, so no existing memory is touched.
     let at = unsafe { libc::mmap(ptr::null_mut(), span as usize, protection, RESERVE_FLAGS, -1, 0) };
     if at == libc::MAP_FAILED {
         return Err(refused().note(format!("mmap: {}", io::Error::last_os_error())).into());
@@ -97,34 +98,35 @@ fn map(bytes: u64, align: u64, protection: libc::c_int) -> Result<u64> {
     let aligned = from.next_multiple_of(align);
     for (cut, len) in [(from, aligned - from), (aligned + bytes, to - (aligned + bytes))] {
         if len != 0 {
-            // SAFETY: whole pages at the ends of the mapping that was just made and that nobody else knows.
+            // SAFETY: whole pages at the ends of the mapping that was just made. No other code
+            // knows these addresses.
             unsafe { libc::munmap(cut as *mut libc::c_void, len as usize) };
         }
     }
     Ok(aligned)
 }
 
-/// Gives addresses and what lies there back.
+/// Unmaps a range of addresses with its memory.
 ///
 /// # Errors
-/// `Driver`: the range is still there then.
+/// `Driver`: the range is still mapped after the error.
 ///
 /// # Safety
-/// - The range was mapped by this module, and nobody uses it any more.
+/// - The range was mapped by this module, and nothing uses it any more.
 pub(crate) unsafe fn unmap(at: u64, bytes: u64) -> Result<()> {
-    // SAFETY: by the contract.
+    // SAFETY: the range is a mapping of this module without users (the contract of this function).
     check("munmap", unsafe { libc::munmap(at as *mut libc::c_void, bytes as usize) })
 }
 
 /// Makes a part of a reservation accessible.
 ///
 /// # Errors
-/// `OutOfMemory` when the system refuses to account for it or has no entry for the mapping.
+/// `OutOfMemory` if the system refuses to account for the part or has no entry for the mapping.
 ///
 /// # Safety
 /// - The range lies in a reservation of this module.
 pub(crate) unsafe fn commit(at: u64, bytes: u64, huge: bool) -> Result<()> {
-    // SAFETY: by the contract, our own addresses.
+    // SAFETY: the range lies in a reservation of this module (the contract of this function).
     let rc = unsafe { libc::mprotect(at as *mut libc::c_void, bytes as usize, libc::PROT_READ | libc::PROT_WRITE) };
     if rc != 0 {
         let error = io::Error::last_os_error();
@@ -134,21 +136,23 @@ pub(crate) unsafe fn commit(at: u64, bytes: u64, huge: bool) -> Result<()> {
     Ok(())
 }
 
-/// Gives the pages of a part of a reservation back and makes it inaccessible; its addresses stay reserved.
+/// Gives the pages of a part of a reservation back and makes it inaccessible. Its addresses stay
+/// reserved.
 ///
 /// # Errors
-/// `Driver`: nothing has changed then.
+/// `Driver`: nothing has changed after the error.
 ///
 /// # Safety
-/// - The range lies in a reservation of this module, and nobody uses it any more.
+/// - The range lies in a reservation of this module, and nothing uses it any more.
 pub(crate) unsafe fn decommit(at: u64, bytes: u64) -> Result<()> {
     let address = at as *mut libc::c_void;
-    // SAFETY: replaces our own mapping in one step; by the contract nobody looks at it.
+    // SAFETY: the call replaces a mapping of this module in one step. Nothing uses the range (the
+    // contract of this function).
     let now = unsafe { libc::mmap(address, bytes as usize, libc::PROT_NONE, RESERVE_FLAGS | libc::MAP_FIXED, -1, 0) };
     if now == libc::MAP_FAILED {
-        // No entry left for a mapping: give at least the pages back.
-        // SAFETY: the range is a mapping of this module, and nobody uses its bytes; what is read
-        // there later is zero.
+        // The system has no entry left for a mapping, so only the pages are given back.
+        // SAFETY: the range is a mapping of this module, and nothing uses its bytes. Later reads of
+        // the range give zero.
         return check("madvise", unsafe { libc::madvise(address, bytes as usize, libc::MADV_DONTNEED) });
     }
     Ok(())
@@ -157,7 +161,8 @@ pub(crate) unsafe fn decommit(at: u64, bytes: u64) -> Result<()> {
 #[cfg(any(target_os = "linux", target_os = "android"))]
 fn advise(at: u64, bytes: u64, huge: bool) {
     if huge {
-        // SAFETY: advice on our own mapping. A kernel without huge pages refuses, which is fine.
+        // SAFETY: advice on a mapping of this module. A kernel without huge pages refuses without
+        // harm.
         unsafe { libc::madvise(at as *mut libc::c_void, bytes as usize, libc::MADV_HUGEPAGE) };
     }
 }

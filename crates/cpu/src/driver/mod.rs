@@ -1,12 +1,13 @@
-//! What a vendor's driver is elsewhere: the machine's description, memory, queues, tiles and graphs.
+//! The CPU's counterpart of a vendor's driver: the machine's description, memory, queues, tiles and
+//! graphs.
 //!
-//! | module | what |
+//! | module | content |
 //! |---|---|
-//! | [`topology`], [`cgroup`], [`isa`] | what the machine is and how much of it this process may use |
+//! | [`topology`], [`cgroup`], [`isa`] | the machine, and the share that this process may use |
 //! | [`memory`] | address space and pages |
 //! | `float` | the floating-point state of threads that run kernels |
 //! | `crew` | the lock-free core of the tile pool |
-//! | `pool`, `advice` | threads around it, and when it is worth waking them |
+//! | `pool`, `advice` | threads around the crew, and the advice when to wake them |
 //! | `work` | operations as ranges of tiles: kernels, copies, fills |
 //! | `queue` | ordered queues and their workers |
 //! | `graph` | replay of plans |
@@ -46,12 +47,13 @@ pub(crate) fn now_nanos() -> u64 {
     START.get_or_init(Instant::now).elapsed().as_nanos() as u64 + 1
 }
 
-/// The processor that this thread runs on at the moment; `u32::MAX` where the system cannot say. A few instructions.
+/// The processor that currently runs this thread; `u32::MAX` if the system does not report it. A
+/// few instructions.
 #[cfg(not(loom))]
 pub(crate) fn current_cpu() -> u32 {
     #[cfg(target_os = "linux")]
     {
-        // SAFETY: no arguments, no side effects.
+        // SAFETY: the call has no arguments and no side effects.
         u32::try_from(unsafe { libc::sched_getcpu() }).unwrap_or(u32::MAX)
     }
     #[cfg(not(target_os = "linux"))]

@@ -1,11 +1,16 @@
-//! The tile pool: helper threads around a [`Crew`], who take part when the [`Advice`] says that it pays.
+//! The tile pool: helper threads around a [`Crew`], which take part in a job if the [`Advice`] says
+//! that it pays.
 //!
-//! With `threads` = N a job uses at most N threads: its owner (a queue's worker) and N − 1 helpers, which all queues of the device share.
-//! Helpers are started by the first job that wants them. After their last job they stay awake for a bounded *time*, then sleep and use no
-//! processor. Nobody stays awake in somebody else's way:
-//! - a thread that finds itself on the processor of the thread it waits for (a loaded machine) sleeps at once;
-//! - while no queue runs anything one processor is left for the application: helpers sleep first, then idle queues' workers;
-//! - a waiting thread of the application stays awake only while jobs and workers leave a processor to it.
+//! With `threads` = N a job uses at most N threads: its owner (a queue's worker) and up to N − 1
+//! helpers. All queues of the device share the helpers. The first job that wants helpers starts
+//! them. After their last job helpers stay awake for a bounded *time*, then sleep and use no
+//! processor. A thread that stays awake must not take the processor from one that works:
+//! - On a loaded machine, a thread may run on the processor of the thread that it waits for. Such a
+//!   thread sleeps at once.
+//! - While no queue runs anything, one processor is left for the application: helpers sleep first,
+//!   then the workers of idle queues.
+//! - A waiting thread of the application stays awake only while jobs and workers leave a processor
+//!   free.
 //!
 //! This module must not know operations, queues or streams.
 
@@ -20,9 +25,10 @@ use std::cell::{Cell, UnsafeCell};
 use std::fmt;
 use std::time::{Duration, Instant};
 
-/// Ranges of tiles that each thread gets on average: enough to even out, few enough that claiming costs nothing.
+/// Ranges of tiles per thread, on average: enough to balance the load, few enough that claims cost
+/// little.
 const SHARES: u64 = 8;
-/// An idle queue's worker lets helpers go to sleep first for so long.
+/// The time that the worker of an idle queue lets helpers go to sleep first.
 const GIVE_WAY: Duration = Duration::from_micros(5);
 
 thread_local! {
@@ -30,12 +36,12 @@ thread_local! {
     static SCRATCH: Scratch = const { Scratch(UnsafeCell::new(Vec::new())) };
 }
 
-/// Whether this thread is one of a CPU device's own.
+/// Whether this thread belongs to a CPU device.
 pub(crate) fn on_device_thread() -> bool {
     ON_DEVICE.try_with(Cell::get).unwrap_or(false)
 }
 
-/// Makes this thread one of the device's.
+/// Marks this thread as a thread of the device, and sets its floating-point state.
 pub(crate) fn enter_device_thread() {
     ON_DEVICE.with(|d| d.set(true));
     float::set();
@@ -48,15 +54,16 @@ struct Scratch(UnsafeCell<Vec<Line>>);
 #[repr(C, align(64))]
 struct Line([u8; 64]);
 
-/// Calls `f` with `bytes` bytes of scratch memory of this thread, aligned to 64. The memory is kept for the next call; it is allocated only
-/// when more is wanted than ever before on this thread. Must not be nested: `f` runs one tile.
+/// Calls `f` with `bytes` bytes of scratch memory of this thread, aligned to 64 bytes. The memory
+/// is kept for the next call. The call allocates only if this thread never used as many bytes
+/// before. The calls must not be nested: `f` runs one tile.
 pub(crate) fn with_scratch<R>(bytes: u32, f: impl FnOnce(*mut u8) -> R) -> R {
     if bytes == 0 {
         return f(64 as *mut u8);
     }
     SCRATCH.with(|scratch| {
         let lines = bytes.div_ceil(64) as usize;
-        // SAFETY: the cell is this thread's, and this borrow ends before `f` is called.
+        // SAFETY: the cell is this thread's, and this borrow ends before the call of `f`.
         let at = unsafe {
             let v = &mut *scratch.0.get();
             if v.capacity() < lines {
@@ -73,38 +80,39 @@ struct Shared {
     cores: u32,
     spin: Duration,
     host_spin: Duration,
-    /// Threads of the device that are not asleep.
+    /// Threads of the device that are awake.
     awake: CachePadded<AtomicU32>,
-    /// Queues that run something.
+    /// Queues that run work.
     running: AtomicU32,
-    /// Helpers that the jobs in progress could use.
+    /// Helpers that the current jobs could use.
     wanted: AtomicU32,
-    /// The processor that the last job came from.
+    /// The processor of the last job's owner.
     owner_cpu: AtomicU32,
     advice: Advice,
 }
 
-/// How long some tiles took on one thread.
+/// The time of some tiles on one thread.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Sample {
     pub(crate) nanos: u64,
     pub(crate) tiles: u64,
 }
 
-/// Helper threads and what they know. Dropping it ends them.
+/// Helper threads and their measurements. Dropping the pool ends the threads.
 pub(crate) struct TilePool {
     shared: Arc<Shared>,
     threads: u32,
     name: Box<str>,
     started: AtomicBool,
     helpers: Mutex<Vec<JoinHandle<()>>>,
-    /// The process that the threads live in.
+    /// The process that the threads belong to.
     birth: Birth,
 }
 
 impl TilePool {
-    /// A pool for jobs of at most `threads` threads on `cores` processors, whose threads stay awake for `spin` after their last work, and the
-    /// application's for `host_spin` when they wait.
+    /// A pool for jobs of at most `threads` threads on `cores` processors. The device's threads
+    /// stay awake for `spin` after their last work. Waiting threads of the application stay awake
+    /// for `host_spin`.
     pub(crate) fn new(
         name: impl Into<Box<str>>,
         threads: u32,
@@ -132,13 +140,13 @@ impl TilePool {
         }
     }
 
-    /// Whether this process is a forked child of the one that the device's threads live in.
+    /// Whether this process is a forked child of the one that the device's threads belong to.
     #[inline]
     pub(crate) fn is_forked(&self) -> bool {
         self.birth.left()
     }
 
-    /// Fails where a call that needs one of the device's threads would wait for ever.
+    /// Fails in a process where a call that needs a thread of the device would wait for ever.
     ///
     /// # Errors
     /// `InvalidState` in a forked child.
@@ -151,7 +159,7 @@ impl TilePool {
         })
     }
 
-    /// Threads that one job can use.
+    /// The most threads of one job.
     pub(crate) fn threads(&self) -> u32 {
         self.threads
     }
@@ -161,17 +169,17 @@ impl TilePool {
         &self.name
     }
 
-    /// What is known about costs.
+    /// The measured costs.
     #[inline]
     pub(crate) fn advice(&self) -> &Advice {
         &self.shared.advice
     }
 
-    /// Runs `tiles` tiles that together take about `nanos` nanoseconds (0: unknown) here and, if it pays, on helpers. Says how long some of them
-    /// took.
+    /// Runs `tiles` tiles that together take about `nanos` nanoseconds (0: unknown). Helpers take
+    /// part if that pays. Returns the time that some of the tiles took.
     ///
     /// # Errors
-    /// What the first panicking tile said.
+    /// The message of the first panicking tile.
     pub(crate) fn run(&self, tiles: u64, nanos: u64, body: Body<'_>) -> Result<Sample, Box<str>> {
         let sample = Cell::new(None);
         let timed = |from: u64, to: u64| {
@@ -213,7 +221,7 @@ impl TilePool {
         outcome.map(|()| taken())
     }
 
-    /// Starts the helpers. Where the system refuses threads, those that there are must do.
+    /// Starts the helpers. If the system refuses threads, the pool works with fewer.
     #[cold]
     fn start_slow(&self) {
         let mut helpers = self.helpers.lock();
@@ -234,14 +242,16 @@ impl TilePool {
         self.started.store(true, Ordering::Release);
     }
 
-    /// Spins until `ready`, for a bounded time; says whether it is. Does not spin on processor `not_on`, where the one who makes it ready runs.
+    /// Spins until `ready`, for a bounded time, and returns whether it is ready. The call does not
+    /// spin on processor `not_on`, which runs the thread that makes it ready.
     pub(crate) fn spin_until(&self, not_on: u32, ready: impl Fn() -> bool) -> bool {
         let shared = &*self.shared;
         let crowded = |so_far| so_far > GIVE_WAY && shared.awake.load(Ordering::Relaxed) >= shared.cores;
         spin(shared, shared.spin, not_on, ready, crowded)
     }
 
-    /// As [`spin_until`](Self::spin_until), for a thread that is not the device's own: only as long as the device leaves a processor to spare.
+    /// As [`spin_until`](Self::spin_until), for a thread that does not belong to the device. The
+    /// call spins only while the device leaves a processor free.
     pub(crate) fn spin_outside(&self, not_on: u32, ready: impl Fn() -> bool) -> bool {
         let shared = &*self.shared;
         let crowded = |_| {
@@ -251,12 +261,12 @@ impl TilePool {
         spin(shared, shared.host_spin, not_on, ready, crowded)
     }
 
-    /// A queue begins to run something.
+    /// Counts a queue as running.
     pub(crate) fn begin(&self) {
         self.shared.running.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// It is through, and will say so next.
+    /// Counts a queue as idle. The queue publishes its last value next.
     pub(crate) fn end(&self) {
         if self.shared.running.fetch_sub(1, Ordering::Relaxed) == 1 {
             self.shared.advice.end_period();
@@ -268,7 +278,7 @@ impl TilePool {
         self.shared.awake.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Counts it as asleep.
+    /// Counts a thread of the device as asleep.
     pub(crate) fn fall_asleep(&self) {
         self.shared.awake.fetch_sub(1, Ordering::Relaxed);
     }
@@ -277,7 +287,8 @@ impl TilePool {
 impl Drop for TilePool {
     fn drop(&mut self) {
         if self.birth.left() {
-            // Nobody to wait for, and a lock may have been somebody's when the process was forked.
+            // A forked child has no helpers to wait for, and another thread may have held the lock
+            // at the fork.
             std::mem::forget(std::mem::take(self.helpers.get_mut()));
             return;
         }
@@ -285,7 +296,7 @@ impl Drop for TilePool {
         let me = thread::current().id();
         for helper in self.helpers.lock().drain(..) {
             if helper.thread().id() != me {
-                // Helpers catch what tiles throw; there is nothing to learn from the result.
+                // Helpers catch the panics of tiles, so the result says nothing.
                 drop(helper.join());
             }
         }
@@ -319,7 +330,8 @@ fn spin(
             }
             spin_loop();
         }
-        // No yielding in between: on a loaded machine that gives a whole time slice away, while a sleeper is woken at once.
+        // The loop does not yield: on a loaded machine that loses a whole time slice, while a
+        // sleeping thread is woken at once.
         let so_far = start.elapsed();
         if so_far > time || crowded(so_far) {
             return ready();
@@ -327,13 +339,14 @@ fn spin(
     }
 }
 
-/// A helper's life.
+/// The main loop of a helper.
 fn help(shared: &Shared, seat: usize) {
     enter_device_thread();
     shared.awake.fetch_add(1, Ordering::Relaxed);
     loop {
         if shared.crew.help(seat) || stay_awake(shared) {
-            // The pool is dismissed by its last owner, so there is no job then and the next round ends in `sleep`.
+            // The pool's last owner dismisses it, so no job exists then and the next round ends in
+            // `sleep`.
             continue;
         }
         shared.awake.fetch_sub(1, Ordering::Relaxed);
@@ -347,7 +360,7 @@ fn help(shared: &Shared, seat: usize) {
     shared.awake.fetch_sub(1, Ordering::Relaxed);
 }
 
-/// Waits for work without sleeping, for a while.
+/// Spins for work for a bounded time.
 fn stay_awake(shared: &Shared) -> bool {
     let owner = shared.owner_cpu.load(Ordering::Relaxed);
     let crowded =

@@ -1,22 +1,30 @@
-//! Ordered queues: what a stream is on this device.
+//! Ordered queues: the execution of streams on this device.
 //!
 //! # Protocol
-//! | who | does |
+//! | actor | action |
 //! |---|---|
-//! | a submitter | under the lock: checks, takes the line's next value, copies the operations to the pending list, sets `ready`, clears `parked`; afterwards rings if it was set |
+//! | a submitter | under the lock: adds a submission, sets `ready`, clears `parked` |
 //! | the worker, awake | spins on `ready` for a bounded time, then takes the lock |
-//! | the worker, under the lock | swaps the pending list with its own empty one; or, if there is nothing, sets `parked` and sleeps |
+//! | the worker, under the lock | swaps the pending list with its own empty one |
+//! | the worker, without submissions | under the lock: sets `parked` and sleeps |
 //!
-//! Everything that decides about sleeping happens under one lock, so no wake-up is lost. The two lists keep their room, so that in the steady
-//! state nothing is allocated. The worker gives up what a submission holds (leases, host memory, closures), then publishes its value:
-//! whoever saw the value complete finds everything released.
+//! To add a submission, the submitter checks the operations, takes the timeline's next value and
+//! copies the operations to the pending list. If `parked` was set, the submitter notifies the
+//! worker after it released the lock.
 //!
-//! A submission that fails poisons the line from its value on; the rest of it and everything later is not run, but values are published in
-//! order. A worker outlives any failure of what it runs.
+//! All decisions about sleep are made under one lock, so no wake-up is lost. The two lists keep
+//! their capacity, so the steady state allocates nothing. The worker drops the resources that a
+//! submission holds (leases, host memory, closures), then publishes its value. So an observer of
+//! the value finds everything released.
 //!
-//! In a forked child there is no worker: submissions and waits say so, and nothing is waited for.
+//! A submission that fails poisons the timeline from its value on. The rest of it and all later
+//! submissions do not run, but their values are published in order. A worker survives every failure
+//! of its work.
 //!
-//! A queue that is dropped finishes what was submitted; its worker ends afterwards. The worker is started by the first submission.
+//! A forked child has no worker: submissions and waits return an error, and no call waits.
+//!
+//! A queue that is dropped finishes its submissions, and then its worker ends. The first submission
+//! starts the worker.
 //!
 //! This module must not know managers.
 
@@ -36,25 +44,25 @@ use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::Duration;
 
-/// Operations that may be pending before a submitter waits for room.
+/// The most pending operations before a submitter waits for room.
 const ROOM: usize = 1 << 15;
-/// Room that a list has from the beginning: operations, bindings, bytes of parameters.
+/// The initial capacity of a list: operations, bindings, bytes of parameters.
 const FIRST_ROOM: (usize, usize, usize) = (512, 2048, 32 << 10);
-/// A list that grew beyond this many bytes is given back when it is empty.
+/// A list with more bytes than this is freed when it is empty.
 const KEEP_BYTES: u64 = 16 << 20;
-/// The largest scratch memory of a tile.
+/// The largest scratch memory of a tile, in bytes.
 pub(crate) const SHARED_MAX: u32 = 1 << 20;
 
-/// What was submitted and not yet taken by the worker.
+/// Submissions that the worker has not taken yet.
 #[derive(Default)]
 struct Pending {
     ops: OpList,
-    /// Where each submission ends in `ops`; their values follow one another.
+    /// The end of each submission in `ops`. Their values are consecutive.
     ends: Vec<u32>,
     first: u64,
     parked: bool,
     closing: bool,
-    /// Submitters that wait for room.
+    /// The number of submitters that wait for room.
     crowd: u32,
     worker: Option<JoinHandle<()>>,
 }
@@ -87,14 +95,14 @@ struct Shared {
     pending: Mutex<Pending>,
     bell: Condvar,
     room: Condvar,
-    /// There is something to take, or to end for.
+    /// The list has a submission, or the queue is closing.
     ready: CachePadded<AtomicBool>,
-    /// The processors that the last submission came from and that the worker was last seen on.
+    /// The processors of the last submission and of the worker's last run.
     submitter_cpu: AtomicU32,
     worker_cpu: AtomicU32,
 }
 
-/// An ordered queue with a timeline. Dropping it never waits for work.
+/// An ordered queue with a timeline. Dropping the queue never waits for work.
 pub(crate) struct Queue {
     shared: Arc<Shared>,
 }
@@ -103,7 +111,7 @@ impl Queue {
     /// A queue without a thread.
     ///
     /// # Errors
-    /// `OutOfMemory` when there are no lines left.
+    /// `OutOfMemory` without free lines.
     pub(crate) fn new(pool: Arc<TilePool>) -> Result<Self> {
         let owner = LineOwner::take()?;
         Ok(Self {
@@ -125,13 +133,13 @@ impl Queue {
         self.shared.owner.line()
     }
 
-    /// Hands over operations as one submission; see `hal::Stream::submit`.
+    /// Submits operations as one submission; see `hal::Stream::submit`.
     ///
     /// # Errors
-    /// See there.
+    /// See `hal::Stream::submit`.
     ///
     /// # Safety
-    /// - See there.
+    /// - See `hal::Stream::submit`.
     pub(crate) unsafe fn submit(&self, ops: &[Op<'_>], note_wait: impl Fn(Point)) -> Result<u64> {
         self.shared.pool.check_process()?;
         for op in ops {
@@ -146,7 +154,7 @@ impl Queue {
             if pending.closing {
                 return Err(Error::state("the stream is shut down"));
             }
-            // The device's own threads never wait here: the one that makes room could be among them.
+            // The device's own threads never wait here, because one of them may have to make room.
             if pending.ops.len() < ROOM || on_device_thread() {
                 break;
             }
@@ -205,7 +213,8 @@ impl Queue {
     /// Blocks until `value` is over; see `Timeline::wait_host`.
     ///
     /// # Errors
-    /// See there; `InvalidState` on the queue's own worker, which would wait for itself.
+    /// See `Timeline::wait_host`; `InvalidState` on the queue's own worker, which would wait for
+    /// itself.
     pub(crate) fn wait_host(&self, value: u64, timeout: Option<Duration>) -> Result<()> {
         let line = self.line();
         if line.check(value)? {
@@ -220,10 +229,12 @@ impl Queue {
         line.wait(value, timeout)
     }
 
-    /// Tells the worker to end after what was submitted, and waits for its end if it has nothing to do.
+    /// Tells the worker to end after the pending submissions. If the worker is idle, the call waits
+    /// for its end.
     fn close(&self) {
         if self.shared.pool.is_forked() {
-            // The worker stayed in the parent, perhaps with the lock; what it would have ended goes with this process.
+            // The worker stayed in the parent, perhaps while it held the lock. The worker's
+            // resources go with this process.
             return;
         }
         let worker = {
@@ -239,7 +250,7 @@ impl Queue {
             && self.line().is_idle()
             && worker.thread().id() != thread::current().id()
         {
-            // The worker catches what it runs; there is nothing to learn from the result.
+            // The worker catches the panics of its work, so the result says nothing.
             drop(worker.join());
         }
     }
@@ -257,13 +268,13 @@ impl fmt::Debug for Queue {
     }
 }
 
-/// The cause of a poisoned line.
+/// The cause of a poisoned timeline.
 #[cold]
 fn cause(line: &Line) -> Error {
     line.failure().map_or_else(|| Error::state("the stream is poisoned"), |f| f.1)
 }
 
-/// Refuses what cannot be run, before anything is submitted.
+/// Checks that an operation can run, before anything is submitted.
 #[inline]
 fn check(op: &Op<'_>) -> Result<()> {
     match op {
@@ -305,7 +316,7 @@ fn no_overlap(src: u64, dst: u64, bytes: u64) -> Result<()> {
     Ok(())
 }
 
-/// The worker's life.
+/// The main loop of the worker.
 fn work(shared: &Shared) {
     enter_device_thread();
     let pool = &*shared.pool;
@@ -343,11 +354,13 @@ fn work(shared: &Shared) {
         for i in 0..=last {
             let (to, value) = (mine.ends[i] as usize, first + i as u64);
             if !line.failed(value) {
-                // SAFETY: the list holds what `submit` was given, whose caller vouches for it until the value is complete, below.
+                // SAFETY: the list holds the operations of `submit`, whose caller vouches for them
+                // until the value is complete, below.
                 line.run_call(value, || unsafe { Runner { pool, owner, value }.run(&mine.ops, from, to) });
             }
             for index in from..to {
-                // What is given up may be anybody's; its destructor must not end the worker.
+                // A dropped object may be the user's. A panic of its destructor must not end the
+                // worker.
                 if let Err(panic) = catch_unwind(AssertUnwindSafe(|| mine.ops.vacate(index))) {
                     drop(panic_text(panic));
                 }
@@ -370,7 +383,7 @@ pub(crate) struct Runner<'a> {
 }
 
 impl Runner<'_> {
-    /// Runs operations `from..to`; the first failure poisons the line.
+    /// Runs operations `from..to`. The first failure poisons the timeline.
     ///
     /// # Safety
     /// - As [`operation`](Self::operation), for each of them.
@@ -378,7 +391,7 @@ impl Runner<'_> {
         for index in from..to {
             let Some(op) = ops.get(index) else { return };
             let outcome = catch_unwind(AssertUnwindSafe(|| {
-                // SAFETY: by the contract.
+                // SAFETY: the caller vouches for the operation (the contract of this function).
                 unsafe { self.operation(&op) }
             }));
             let failure = match outcome {
@@ -405,12 +418,13 @@ impl Runner<'_> {
     /// Runs one operation. Panics of kernels and host calls pass through.
     ///
     /// # Safety
-    /// - As [`leasehold_hal::Stream::submit`]: the operation's addresses are valid for its accesses, its objects are of this device.
+    /// - As [`leasehold_hal::Stream::submit`]: the operation's addresses are valid for its
+    ///   accesses, and its objects are of this device.
     #[inline]
     pub(crate) unsafe fn operation(&self, op: &Op<'_>) -> Result<(), Failure> {
-        // SAFETY: a dispatch's pipeline is of this device, by the contract.
+        // SAFETY: a dispatch's pipeline is of this device (the contract of this function).
         if let Some(work) = unsafe { Work::of(op) } {
-            // SAFETY: its addresses are valid, by the contract.
+            // SAFETY: the operation's addresses are valid (the contract of this function).
             return unsafe { work.execute(self.pool) }.map_err(Failure::Here);
         }
         match op {
@@ -422,15 +436,16 @@ impl Runner<'_> {
             Op::Host(call) => called(float::apart(|| call.run())),
             Op::Foreign(call) => called(float::apart(|| call.run(0))),
             Op::Graph(exec) => {
-                // SAFETY: the graph is of this device (the contract), whose execs give their own address, and the lease keeps it; who
-                // submits a graph vouches for its operations too.
+                // SAFETY: the graph is of this device (the contract of this function), so `native`
+                // is the address of a program, which the lease keeps. The submitter of a graph
+                // vouches for its operations too.
                 unsafe { (*(exec.native() as *const Program)).launch(self) }
             }
             other => Err(Failure::Here(format!("a {} is not known here", other.kind()).into())),
         }
     }
 
-    /// Stands still until the point is settled.
+    /// Blocks until the timepoint is settled.
     fn wait(&self, point: Point) -> Result<()> {
         if planted(Defect::WaitSkipped) {
             return Ok(());
@@ -449,17 +464,17 @@ impl Runner<'_> {
     }
 }
 
-/// What a call of the program's said.
+/// Converts the result of a call of the program's code.
 fn called(result: Result<()>) -> Result<(), Failure> {
     result.map_err(|e| Failure::Here(e.to_string().into()))
 }
 
-/// Why an operation failed.
+/// The cause of an operation's failure.
 pub(crate) enum Failure {
-    /// Another line's failure, passed on as it is.
+    /// The failure of another timeline, passed on unchanged.
     Cause(Error),
-    /// This operation's own.
+    /// The operation's own failure.
     Here(Box<str>),
-    /// That of an operation inside this one, by its name.
+    /// The failure of an operation inside this one, with its name.
     At(String, Box<str>),
 }

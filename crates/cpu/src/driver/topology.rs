@@ -1,7 +1,9 @@
-//! What the machine is, and how much of it this process may use: processors, caches, NUMA nodes, pages.
+//! The machine's topology, and the share that this process may use: processors, caches, NUMA nodes,
+//! pages.
 //!
-//! On Linux everything comes from `/sys`, `/proc` and one system call (the affinity mask). A file that is missing leaves a field empty;
-//! nothing here fails. Elsewhere the few things that the standard library and `sysctl` know are filled in.
+//! On Linux all data come from `/sys`, `/proc` and one system call (the affinity mask). A missing
+//! file leaves a field empty; no function here fails. On other systems only the data of the
+//! standard library and `sysctl` are filled in.
 //!
 //! This module must not know devices.
 
@@ -10,29 +12,29 @@ use std::collections::BTreeSet;
 use std::fs;
 use std::path::Path;
 
-/// A cache.
+/// A kind of cache.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Cache {
-    /// Its level, from 1.
+    /// The cache's level, from 1.
     pub level: u32,
     /// `Data`, `Instruction` or `Unified`.
     pub kind: String,
-    /// Bytes.
+    /// Bytes of the cache.
     pub bytes: u64,
-    /// Bytes of a line; 0 when unknown.
+    /// Bytes of a cache line; 0 if unknown.
     pub line: u32,
-    /// Processors that share one such cache.
+    /// The number of processors that share one such cache.
     pub shared_by: u32,
-    /// How many of them the machine has.
+    /// The number of such caches in the machine.
     pub count: u32,
 }
 
 /// A NUMA node.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NumaNode {
-    /// Its number.
+    /// The node's number.
     pub id: u32,
-    /// Its processors.
+    /// The node's processors.
     pub cpus: Vec<u32>,
     /// Bytes of its memory.
     pub bytes: u64,
@@ -48,17 +50,18 @@ pub struct Topology {
     pub arch: Vec<String>,
     /// Instruction set extensions.
     pub features: Vec<String>,
-    /// Processors (hardware threads) that are online.
+    /// The number of online processors (hardware threads).
     pub online: u32,
-    /// Cores among them; equal to `online` without simultaneous multithreading.
+    /// The number of online cores; equal to `online` without simultaneous multithreading.
     pub cores: u32,
-    /// Packages (sockets).
+    /// The number of packages (sockets).
     pub packages: u32,
     /// Processors that this process may run on.
     pub affinity: Vec<u32>,
-    /// Processors' worth of time that control groups allow.
+    /// Processor time that control groups allow, in processors.
     pub quota: Option<f64>,
-    /// Processors that this process can keep busy: its affinity, cut by its quota; at least 1.
+    /// The number of processors that this process can keep busy: its affinity, limited by its
+    /// quota; at least 1.
     pub usable: u32,
     /// Caches, by level.
     pub caches: Vec<Cache>,
@@ -68,14 +71,15 @@ pub struct Topology {
     pub page: u64,
     /// Sizes of huge pages in bytes, ascending.
     pub huge_pages: Vec<u64>,
-    /// The setting of transparent huge pages: `always`, `madvise`, `never`; empty when there are none.
+    /// The setting of transparent huge pages: `always`, `madvise`, `never`; empty if the system has
+    /// none.
     pub transparent_huge_pages: String,
     /// Bytes of memory that this process can use.
     pub memory: u64,
 }
 
 impl Topology {
-    /// Finds out about this machine.
+    /// Detects the topology of this machine.
     #[must_use]
     pub fn detect() -> Self {
         let features = isa::features();
@@ -90,8 +94,9 @@ impl Topology {
         t
     }
 
-    /// Reads copies of `/proc` and `/sys` under `root`, for a process that may run on the processors of `affinity` (`None`: all). What comes from
-    /// elsewhere (instruction set, page size, memory) is left empty.
+    /// Reads copies of `/proc` and `/sys` under `root`, for a process that may run on the
+    /// processors of `affinity` (`None`: all). Fields from other sources (instruction set, page
+    /// size, memory) stay empty.
     #[must_use]
     pub fn read(root: &Path, affinity: Option<Vec<u32>>) -> Self {
         let mut t = Self { name: model_name(root), ..Self::default() };
@@ -124,7 +129,7 @@ impl Topology {
         t
     }
 
-    /// Label and value of everything, for people.
+    /// Labels and values of all fields, for the user.
     #[must_use]
     pub fn details(&self) -> Vec<(String, String)> {
         let mut d = vec![
@@ -164,14 +169,14 @@ fn size(bytes: u64) -> String {
     }
 }
 
-/// Parses the kernel's lists: `0-3,8,10-11`. What is not a list is empty.
+/// Parses the kernel's lists: `0-3,8,10-11`. A text that is not a list gives an empty list.
 #[must_use]
 pub fn parse_list(text: &str) -> Vec<u32> {
     let mut cpus = Vec::new();
     for part in text.trim().split(',').filter(|p| !p.is_empty()) {
         let (from, to) = part.split_once('-').unwrap_or((part, part));
         match (from.trim().parse::<u32>(), to.trim().parse::<u32>()) {
-            // No machine has more processors than this; a broken file must not fill the memory.
+            // No machine has more processors than this. A broken file must not fill the memory.
             (Ok(from), Ok(to)) if from <= to && to < 1 << 20 => cpus.extend(from..=to),
             _ => return Vec::new(),
         }
@@ -179,7 +184,7 @@ pub fn parse_list(text: &str) -> Vec<u32> {
     cpus
 }
 
-/// Parses sizes as `/sys` writes them: `48K`, `2M`, `64`.
+/// Parses sizes in the format of `/sys`: `48K`, `2M`, `64`.
 #[must_use]
 pub fn parse_size(text: &str) -> Option<u64> {
     let text = text.trim();
@@ -274,14 +279,15 @@ fn huge_pages(dir: &Path) -> Vec<u64> {
     sizes
 }
 
-/// The processors that this process may run on; `None` where the system cannot say.
+/// The processors that this process may run on; `None` if the system does not report them.
 #[cfg(any(target_os = "linux", target_os = "android"))]
 fn affinity() -> Option<Vec<u32>> {
-    // Machines with more than 1,024 processors want a larger mask: the kernel refuses a small one.
+    // Machines with more than 1,024 processors need a larger mask: the kernel refuses a small one.
     let mut words = 1024 / 64;
     while words <= (1 << 20) / 64 {
         let mut mask = vec![0u64; words];
-        // SAFETY: the mask is as long as the length says; the kernel writes at most that much. The set type only wraps words.
+        // SAFETY: the mask is as long as the length says, and the kernel writes at most that much.
+        // The set type only wraps words.
         let rc = unsafe { libc::sched_getaffinity(0, words * 8, mask.as_mut_ptr().cast::<libc::cpu_set_t>()) };
         if rc == 0 {
             let bit = |i: &u32| mask[*i as usize / 64] >> (i % 64) & 1 == 1;
@@ -297,12 +303,12 @@ fn affinity() -> Option<Vec<u32>> {
     None
 }
 
-/// The processor's name where `/proc` has none.
+/// The processor's name on systems without `/proc`.
 #[cfg(target_vendor = "apple")]
 fn system_name() -> Option<String> {
     let mut text = [0u8; 256];
     let mut len = text.len();
-    // SAFETY: a terminated name, and a buffer with its length; the kernel writes at most that much.
+    // SAFETY: a terminated name, and a buffer with its length. The kernel writes at most that much.
     let rc = unsafe {
         libc::sysctlbyname(
             c"machdep.cpu.brand_string".as_ptr(),

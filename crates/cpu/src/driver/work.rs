@@ -1,13 +1,14 @@
 //! Operations as ranges of independent tiles: kernels, copies, fills.
 //!
-//! This module must not know who runs the tiles or in which order.
+//! This module must not know which threads run the tiles, or in which order.
 
 use super::pool::{TilePool, with_scratch};
 use leasehold_hal::{CpuArgs, CpuFn, Dispatch, Op};
 
 /// Bytes of a tile of a copy or fill: large enough to be worth a claim, small enough to spread.
 const PIECE: u64 = 256 << 10;
-/// What a copy moves in a nanosecond on one thread, roughly; only decides where it runs.
+/// The approximate bytes that a copy moves in a nanosecond on one thread. The figure only decides
+/// where the copy runs.
 const BYTES_PER_NANO: u64 = 8;
 
 /// A data-parallel operation.
@@ -34,7 +35,7 @@ pub(crate) struct Rows {
     dst_pitch: u64,
     width: u64,
     rows: u64,
-    /// Pieces of a row, or 0: a piece is several rows.
+    /// The number of pieces of a row; 0 if a piece is several rows.
     pieces: u64,
     rows_per_piece: u64,
 }
@@ -44,19 +45,19 @@ pub(crate) struct Rows {
 pub(crate) struct Pattern {
     dst: u64,
     bytes: u64,
-    /// The pattern repeated to eight bytes.
+    /// The pattern, repeated to eight bytes.
     word: u64,
 }
 
 impl<'a> Work<'a> {
-    /// The operation as work; `None` for one that is not data-parallel.
+    /// The operation as work; `None` for an operation that is not data-parallel.
     ///
     /// # Safety
     /// - A dispatch's pipeline is of this backend.
     #[inline]
     pub(crate) unsafe fn of(op: &Op<'a>) -> Option<Self> {
         Some(match *op {
-            // SAFETY: by the contract.
+            // SAFETY: the pipeline is of this backend (the contract of this function).
             Op::Dispatch(d) => Work::Kernel(unsafe { Tiles::new(d) }),
             Op::Copy(c) => Work::Copy(Rows::new(c.src, c.src_pitch, c.dst, c.dst_pitch, c.width, c.rows)),
             Op::Upload(u) => Work::Copy(Rows::new(u.src as u64, 0, u.dst, 0, u.bytes, 1)),
@@ -66,7 +67,7 @@ impl<'a> Work<'a> {
         })
     }
 
-    /// How many tiles.
+    /// The number of tiles.
     #[inline]
     pub(crate) fn tiles(&self) -> u64 {
         match self {
@@ -76,7 +77,7 @@ impl<'a> Work<'a> {
         }
     }
 
-    /// Nanoseconds that all of it takes on one thread; 0 when unknown.
+    /// Nanoseconds that all tiles take on one thread; 0 if unknown.
     pub(crate) fn nanos(&self, pool: &TilePool) -> u64 {
         match self {
             Work::Kernel(t) => pool.advice().cost(t.native).saturating_mul(t.count),
@@ -88,10 +89,11 @@ impl<'a> Work<'a> {
     /// Runs tiles `from..to`.
     ///
     /// # Safety
-    /// - The operation's addresses are valid for it, and nobody else runs the same tiles.
+    /// - The operation's addresses are valid for it, and no other thread runs the same tiles.
     #[inline]
     pub(crate) unsafe fn run(&self, from: u64, to: u64) {
-        // SAFETY: the operation's memory is valid until it is over (the contract of this function), whatever its kind.
+        // SAFETY: the operation's memory is valid until it is over, for every kind of operation
+        // (the contract of this function).
         unsafe {
             match self {
                 Work::Kernel(t) => t.run(from, to),
@@ -101,10 +103,10 @@ impl<'a> Work<'a> {
         }
     }
 
-    /// Runs all of it, here and on the pool's helpers.
+    /// Runs all tiles, on this thread and on the pool's helpers.
     ///
     /// # Errors
-    /// What the first panicking tile said.
+    /// The message of the first panicking tile.
     ///
     /// # Safety
     /// - The operation's addresses are valid for it.
@@ -113,7 +115,7 @@ impl<'a> Work<'a> {
         let tiles = self.tiles();
         if tiles == 1 || pool.threads() == 1 {
             // SAFETY: the caller vouches for the operation's memory until it is over. A panic
-            // passes through to whoever guards the submission.
+            // passes through to the guard of the submission.
             unsafe { self.run(0, tiles) };
             return Ok(());
         }
@@ -121,7 +123,7 @@ impl<'a> Work<'a> {
             return Ok(());
         }
         let nanos = self.nanos(pool);
-        // SAFETY: the caller vouches for the operation's memory until it is over; the pool runs
+        // SAFETY: the caller vouches for the operation's memory until it is over. The pool runs
         // each tile once.
         let sample = pool.run(tiles, nanos, &|from, to| unsafe { self.run(from, to) })?;
         if let Work::Kernel(t) = self {
@@ -137,7 +139,8 @@ impl<'a> Tiles<'a> {
     #[inline]
     unsafe fn new(dispatch: Dispatch<'a>) -> Self {
         let native = dispatch.pipeline.native;
-        // SAFETY: a pipeline of this backend (the contract) holds the address of a `CpuFn`: its manager made it from one.
+        // SAFETY: a pipeline of this backend (the contract) holds the address of a `CpuFn`: its
+        // manager made it from one.
         let run = unsafe { std::mem::transmute::<usize, CpuFn>(native as usize) };
         let [x, y, z] = dispatch.grid;
         let count = u64::from(x).saturating_mul(u64::from(y)).saturating_mul(u64::from(z));
@@ -145,13 +148,14 @@ impl<'a> Tiles<'a> {
     }
 
     /// # Safety
-    /// - The bindings are valid for the kernel, and nobody else runs the same tiles.
+    /// - The bindings are valid for the kernel, and no other thread runs the same tiles.
     #[inline]
     unsafe fn run(&self, from: u64, to: u64) {
         let d = &self.dispatch;
         let [gx, gy, _] = d.grid;
         with_scratch(d.shared, |shared| {
-            // SAFETY: the bindings are valid (this function's contract); `with_scratch` lends `shared` to these tiles alone.
+            // SAFETY: the bindings are valid (the contract of this function). `with_scratch` lends
+            // `shared` to these tiles alone.
             let mut args = unsafe { CpuArgs::new((d.grid, d.block), d.bindings, d.params, (shared, d.shared)) };
             let mut tile = [0; 3];
             if from != 0 {
@@ -160,7 +164,8 @@ impl<'a> Tiles<'a> {
             }
             for _ in from..to {
                 args.set_tile(tile);
-                // SAFETY: the bindings are valid for this kernel, and nobody else runs this tile (this function's contract).
+                // SAFETY: the bindings are valid for this kernel, and no other thread runs this
+                // tile (the contract of this function).
                 unsafe { (self.run)(&args) };
                 tile[0] += 1;
                 if tile[0] == gx {
@@ -201,7 +206,8 @@ impl Rows {
         if self.width == 0 {
             return;
         }
-        // SAFETY: source and destination are valid for all rows (the contract), and pieces lie within their rows. The copies tolerate overlap within a piece.
+        // SAFETY: source and destination are valid for all rows (the contract of this function),
+        // and pieces lie within their rows. The copies tolerate overlap within a piece.
         unsafe {
             if self.pieces == 0 {
                 let rows = from * self.rows_per_piece..(to * self.rows_per_piece).min(self.rows);
@@ -223,7 +229,7 @@ impl Rows {
     unsafe fn copy(&self, row: u64, at: u64, bytes: u64) {
         let src = (self.src + row * self.src_pitch + at) as *const u8;
         let dst = (self.dst + row * self.dst_pitch + at) as *mut u8;
-        // SAFETY: by the contract.
+        // SAFETY: the piece lies within ranges that are valid (the contract of this function).
         unsafe { leasehold_core::copy_bytes(src, dst, bytes as usize) };
     }
 }
@@ -246,7 +252,8 @@ impl Pattern {
         let len = (to - from) as usize;
         let at = (self.dst + from) as *mut u8;
         let block = self.word.to_le_bytes();
-        // SAFETY: by the contract; words are written unaligned, the rest by bytes.
+        // SAFETY: the destination is valid for all bytes (the contract of this function). Words are
+        // written unaligned, the rest by bytes.
         unsafe {
             if block.iter().all(|&b| b == block[0]) {
                 std::ptr::write_bytes(at, block[0], len);

@@ -1,4 +1,4 @@
-//! Buffers: a view over an allocator's block table. There is no second pool beside it.
+//! Buffers: a view over an allocator's block table. No second pool exists.
 //!
 //! This module must not know where memory comes from.
 
@@ -16,7 +16,7 @@ impl<'a> BufferManager<'a> {
         Self { allocator }
     }
 
-    /// A buffer that is ready for `on`'s stream. May ask the system for memory.
+    /// Allocates a buffer that is ready for the stream of `on`. May ask the system for memory.
     ///
     /// # Errors
     /// As [`Allocator::alloc`].
@@ -24,7 +24,7 @@ impl<'a> BufferManager<'a> {
         self.allocator.alloc(layout, on)
     }
 
-    /// Gives up a lease on a buffer: what dropping it does. Never blocks.
+    /// Drops a lease on a buffer. Never blocks.
     pub fn free(&self, buffer: Lease<Buffer>) {
         drop(buffer);
     }
@@ -43,15 +43,16 @@ impl<'a> BufferManager<'a> {
         self.allocator.is_alive(buffer)
     }
 
-    /// Gives free memory back to the system until at most `keep` bytes are kept; says how much went.
+    /// Gives free memory back to the system until at most `keep` bytes are kept. Returns the number
+    /// of bytes given back.
     ///
     /// # Errors
-    /// The system's.
+    /// An error of the system.
     pub fn trim(&self, keep: u64) -> Result<u64> {
         self.allocator.trim(keep)
     }
 
-    /// The state in numbers.
+    /// The allocator's statistics.
     #[must_use]
     pub fn stats(&self) -> AllocStats {
         self.allocator.stats()

@@ -1,8 +1,9 @@
-//! Devices: which there are, and what each owns.
+//! Devices: enumeration, and the resources that each device owns.
 //!
-//! A machine is one device, `cpu:0`. Its payload owns the tile pool, the managers of its resources and, once `allocator/` has filled the cells, the
-//! allocators. Streams do not lease their device: they hold the pool themselves, so no order of drops can dangle, and the device's pools
-//! hold nothing that leads back to it.
+//! A machine is one device, `cpu:0`. Its payload owns the tile pool and the managers of its
+//! resources. Once `allocator/` has filled the cells, the payload owns the allocators too. Streams
+//! do not lease their device: they hold the pool themselves, so no order of drops leaves a dangling
+//! reference. The device's pools hold nothing that refers to the device.
 //!
 //! This module must not know backings.
 
@@ -27,7 +28,7 @@ use leasehold_hal::{BackendKind, Caps, DeviceId, DeviceInfo, Limits, MemoryKind}
 use std::fmt;
 use std::marker::PhantomPinned;
 
-/// A device that was opened: what it is, and the managers of what it has.
+/// An open device: its description, and the managers of its resources.
 pub struct DeviceState {
     info: DeviceInfo,
     caps: Caps,
@@ -42,9 +43,9 @@ pub struct DeviceState {
     pub(crate) graphs: GraphManager,
     pub(crate) device_memory: AllocatorCell,
     pub(crate) pinned_memory: AllocatorCell,
-    /// Bytes that both kinds of memory have committed: they share the machine's.
+    /// Bytes that both kinds of memory have committed. Both share the machine's memory.
     pub(crate) committed: Arc<AtomicU64>,
-    /// Its manager's: nobody swaps it with another one.
+    /// The payload belongs to its pool: safe code cannot swap it with another payload.
     _place: PhantomPinned,
 }
 
@@ -91,22 +92,22 @@ impl DeviceState {
         })
     }
 
-    /// What it is.
+    /// The device's description.
     pub fn info(&self) -> &DeviceInfo {
         &self.info
     }
 
-    /// What it can do.
+    /// The device's capabilities.
     pub fn caps(&self) -> Caps {
         self.caps
     }
 
-    /// How much of everything.
+    /// The device's limits.
     pub fn limits(&self) -> &Limits {
         &self.limits
     }
 
-    /// The machine.
+    /// The machine's topology.
     pub fn topology(&self) -> &Topology {
         &self.topology
     }
@@ -116,7 +117,7 @@ impl DeviceState {
         &self.config
     }
 
-    /// Threads that one kernel can use.
+    /// The most threads of one kernel.
     pub fn threads(&self) -> u32 {
         self.pool.threads()
     }
@@ -131,7 +132,7 @@ impl DeviceState {
         &self.events
     }
 
-    /// The gates.
+    /// The host timelines.
     pub fn gates(&self) -> &GateManager {
         &self.gates
     }
@@ -146,7 +147,7 @@ impl DeviceState {
         &self.graphs
     }
 
-    /// The buffers of a kind of memory, as far as it is in use.
+    /// The buffers of a kind of memory. `None` if the kind is not in use.
     pub fn buffers(&self, kind: MemoryKind) -> Option<BufferManager<'_>> {
         let cell = match kind {
             MemoryKind::Device => &self.device_memory,
@@ -156,7 +157,7 @@ impl DeviceState {
         cell.get().map(BufferManager::new)
     }
 
-    /// The statistics of all pools.
+    /// Reports the statistics of all pools.
     pub fn pools(&self, report: &mut dyn FnMut(&'static str, PoolStats)) {
         report("stream", self.streams.stats());
         report("timestamp", self.events.stats());
@@ -165,11 +166,11 @@ impl DeviceState {
         report("graph", self.graphs.stats());
     }
 
-    /// What somebody holds of this device beside itself.
+    /// Checks whether leases on this device's resources are held.
     fn outstanding(&self) -> Result<()> {
         let mut first = None;
         self.pools(&mut |name, stats| {
-            // The pipelines' own manager holds each of them once.
+            // The pipelines' manager holds one lease on each pipeline.
             let strong = if name == "pipeline" { self.pipelines.in_use() } else { stats.live };
             if (strong != 0 || stats.weak != 0) && first.is_none() {
                 first = Some(Error::LeasesOutstanding { resource: name, strong, weak: stats.weak });
@@ -234,16 +235,16 @@ impl fmt::Debug for Devices {
 }
 
 impl DeviceManager {
-    /// A manager that knows no devices yet.
+    /// Makes a manager without devices.
     #[must_use]
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Enumerates the devices: finds out about the machine, which reads files. None is opened.
+    /// Enumerates the devices, and opens none. The call reads files that describe the machine.
     ///
     /// # Errors
-    /// As [`CpuConfig::validate`]; `InvalidState` the second time.
+    /// As [`CpuConfig::validate`]; `InvalidState` at the second call.
     #[doc(alias = "initializeDevices")]
     pub fn initialize_devices(&self, config: CpuConfig) -> Result<()> {
         config.validate()?;
@@ -256,12 +257,13 @@ impl DeviceManager {
         self.store.get().map(|s| &s.0).ok_or_else(|| Error::state("the device manager is not configured"))
     }
 
-    /// How many devices there are; 0 before [`initialize_devices`](Self::initialize_devices).
+    /// The number of devices. The number is 0 before
+    /// [`initialize_devices`](Self::initialize_devices).
     pub fn device_count(&self) -> u32 {
         self.store.get().map_or(0, |s| s.0.len())
     }
 
-    /// What the devices are, without opening them.
+    /// Describes the devices without opening them.
     ///
     /// # Errors
     /// `InvalidState` before [`initialize_devices`](Self::initialize_devices).
@@ -276,7 +278,8 @@ impl DeviceManager {
     /// Opens the device unless it is open, and returns its handle.
     ///
     /// # Errors
-    /// `NotFound`; `InvalidState` before [`initialize_devices`](Self::initialize_devices) and after a shutdown.
+    /// `NotFound`; `InvalidState` before [`initialize_devices`](Self::initialize_devices) and after
+    /// a shutdown.
     #[doc(alias = "ensureAlive")]
     pub fn ensure_alive(&self, device: DeviceId) -> Result<DeviceHandle> {
         self.open(device).map(|device| device.handle())
@@ -293,7 +296,7 @@ impl DeviceManager {
         self.store()?.get(Index::new(device.ordinal), &device.ordinal)
     }
 
-    /// The state of an open device.
+    /// A lease on the state of an open device.
     ///
     /// # Errors
     /// `StaleHandle`, `Occupied`.
@@ -307,7 +310,7 @@ impl DeviceManager {
         self.store.get().is_some_and(|s| s.0.is_alive(device))
     }
 
-    /// Gives up the manager's own lease; other holders are untouched.
+    /// Drops the manager's own lease. Other holders keep theirs.
     ///
     /// # Errors
     /// `StaleHandle`.
@@ -315,19 +318,21 @@ impl DeviceManager {
         self.store()?.release(device)
     }
 
-    /// The statistics of the store.
+    /// The store's statistics.
     pub fn stats(&self) -> PoolStats {
         self.store.get().map(|s| s.0.stats()).unwrap_or_default()
     }
 
-    /// Ends the manager. A second call is `Ok`, and so is one before [`initialize_devices`](Self::initialize_devices).
+    /// Ends the manager. A second call is `Ok`, and so is one before
+    /// [`initialize_devices`](Self::initialize_devices).
     ///
     /// # Errors
-    /// `LeasesOutstanding` while somebody holds a device or anything of one; nothing has changed then.
+    /// `LeasesOutstanding` while a lease on a device or on a resource of a device is held. After
+    /// the error nothing has changed.
     pub fn shutdown(&self) -> Result<()> {
         let Some((store, ..)) = self.store.get() else { return Ok(()) };
         for i in 0..store.len() {
-            // Dropped before the store decides.
+            // The lease is dropped before the store decides.
             if let Some(device) = store.existing(Index::new(i)) {
                 device.outstanding()?;
             }

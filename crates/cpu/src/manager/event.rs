@@ -1,4 +1,5 @@
-//! Events: on this device an event is a point of a line, which nobody has to own, and a time stamp, which is owned here.
+//! Events: the pool of time stamps. On this device an event is a timepoint, which needs no owner,
+//! and a time stamp, which this pool owns.
 //!
 //! This module must not know when stamps are written.
 
@@ -36,7 +37,7 @@ impl EventManager {
         Ok(Self { manager })
     }
 
-    /// A time stamp that was not written.
+    /// Acquires a time stamp that was not written.
     ///
     /// # Errors
     /// `OutOfMemory`.
@@ -44,10 +45,10 @@ impl EventManager {
         self.manager.acquire(&())
     }
 
-    /// The time between two stamps; zero when they were written in the other order.
+    /// The time between two time stamps. The time is zero if `end` was written before `start`.
     ///
     /// # Errors
-    /// `InvalidState` for a stamp that was not written.
+    /// `InvalidState` for a time stamp that was not written.
     pub fn elapsed(&self, start: &Timestamp, end: &Timestamp) -> Result<Duration> {
         match (start.get(), end.get()) {
             (Some(from), Some(to)) => Ok(Duration::from_nanos(to.saturating_sub(from))),
@@ -55,15 +56,15 @@ impl EventManager {
         }
     }
 
-    /// What the pool did so far.
+    /// The pool's statistics.
     pub fn stats(&self) -> PoolStats {
         self.manager.stats()
     }
 
-    /// Ends the manager.
+    /// Shuts the manager down.
     ///
     /// # Errors
-    /// `LeasesOutstanding`; nothing has changed then.
+    /// `LeasesOutstanding`. After the error nothing has changed.
     pub fn shutdown(&self) -> Result<()> {
         self.manager.shutdown()
     }

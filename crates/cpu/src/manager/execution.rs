@@ -1,4 +1,4 @@
-//! The top: configuration and life cycle of everything that the backend has.
+//! The execution manager: configuration and life cycle of all managers of the backend.
 //!
 //! This module must not know streams, memory or kernels.
 
@@ -7,37 +7,38 @@ use leasehold_alloc::DebugAids;
 use leasehold_core::{Error, LifeCycle, Result};
 use std::time::Duration;
 
-/// The most threads that can be asked for.
+/// The most threads of a configuration.
 pub const THREADS_MAX: usize = 1024;
 
 /// Whether committed memory asks for huge pages.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum HugePages {
-    /// Yes, where the system has them on advice.
+    /// The backend advises the system to use huge pages.
     #[default]
     Advise,
-    /// No.
+    /// The backend does not ask for huge pages.
     Never,
 }
 
-/// What can be chosen about the backend.
+/// The configuration of the backend.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct CpuConfig {
-    /// Threads that one kernel can use, the stream's own worker included; `None`, the default: as many as the process may keep busy. 1 to 1,024.
+    /// The most threads of one kernel, including the stream's own worker. 1 to 1,024. `None`, the
+    /// default, stands for the number of processors that the process may keep busy.
     pub threads: Option<usize>,
-    /// How long threads stay awake after their last work before they sleep. At most a second; 150 µs by default.
+    /// The time that threads stay awake after their last work. At most a second; 150 µs by default.
     pub spin: Duration,
-    /// How long a thread of the application that waits for a stream stays awake, if there is a processor that the device's own threads do not
-    /// use; 1 ms by default.
+    /// The time that a waiting thread of the application stays awake, if the device's own threads
+    /// leave a processor free. At most a second; 1 ms by default.
     pub host_spin: Duration,
-    /// Streams at a time; 256 by default.
+    /// The most streams at a time; 256 by default.
     pub streams: u32,
-    /// Huge pages; by default the large blocks have them where the system gives them.
+    /// Whether large blocks use huge pages. By default they do, if the system has huge pages.
     pub huge_pages: HugePages,
-    /// What looks for wrong uses of memory; all off by default.
+    /// Debug aids that detect wrong uses of memory; all off by default.
     pub debug: DebugAids,
-    /// Entries of the memory's trace ring; 0, the default, switches it off.
+    /// The entries of the memory's trace ring. 0, the default, disables the ring.
     pub trace_events: usize,
 }
 
@@ -62,42 +63,42 @@ impl CpuConfig {
         Self { threads: Some(threads), ..Self::default() }
     }
 
-    /// As before, with this time to stay awake.
+    /// Sets the time that threads stay awake.
     #[must_use]
     pub fn spin(mut self, spin: Duration) -> Self {
         self.spin = spin;
         self
     }
 
-    /// As before, with this time for waiting threads of the application.
+    /// Sets the time that waiting threads of the application stay awake.
     #[must_use]
     pub fn host_spin(mut self, spin: Duration) -> Self {
         self.host_spin = spin;
         self
     }
 
-    /// As before, with this many streams at most.
+    /// Sets the most streams.
     #[must_use]
     pub fn streams(mut self, streams: u32) -> Self {
         self.streams = streams;
         self
     }
 
-    /// As before, with this choice of huge pages.
+    /// Sets the use of huge pages.
     #[must_use]
     pub fn huge_pages(mut self, huge_pages: HugePages) -> Self {
         self.huge_pages = huge_pages;
         self
     }
 
-    /// As before, with these debug aids for memory.
+    /// Sets the debug aids for memory.
     #[must_use]
     pub fn debug(mut self, aids: DebugAids) -> Self {
         self.debug = aids;
         self
     }
 
-    /// As before, with a trace ring of this many events for each kind of memory.
+    /// Sets the entries of the trace ring of each kind of memory.
     #[must_use]
     pub fn trace_events(mut self, events: usize) -> Self {
         self.trace_events = events;
@@ -107,7 +108,8 @@ impl CpuConfig {
     /// Checks the values.
     ///
     /// # Errors
-    /// `InvalidArgument` for no threads or more than 1,024, for no streams, and for a spin of more than a second.
+    /// `InvalidArgument` for 0 or more than 1,024 threads, for 0 streams, and for a spin of more
+    /// than a second.
     pub fn validate(&self) -> Result<()> {
         if let Some(threads) = self.threads
             && !(1..=THREADS_MAX).contains(&threads)
@@ -125,7 +127,7 @@ impl CpuConfig {
     }
 }
 
-/// Owns the managers of the backend: the first to be made and the last to go.
+/// Owns the managers of the backend. The execution manager is made first and ends last.
 #[doc(alias = "RuntimeManager")]
 #[doc(alias = "ExecutionManager")]
 #[derive(Debug)]
@@ -141,23 +143,27 @@ impl Default for CpuExecutionManager {
 }
 
 impl CpuExecutionManager {
-    /// A manager that must be configured.
+    /// Makes a manager that is not configured.
     #[must_use]
     pub fn new() -> Self {
         Self { devices: DeviceManager::new(), life: LifeCycle::new() }
     }
 
-    /// Makes it ready. All-or-nothing. Finds out about the machine, which reads files; starts no thread.
+    /// Configures the manager, all or nothing. The call reads files that describe the machine, and
+    /// starts no thread.
     ///
     /// # Errors
-    /// As [`CpuConfig::validate`]; `InvalidState` when it is configured already, and after a [`shutdown`](Self::shutdown): a new
-    /// start needs a new manager, so that no handle of before names a thing of after.
+    /// - As [`CpuConfig::validate`].
+    /// - `InvalidState` if the manager is configured already, and after a
+    ///   [`shutdown`](Self::shutdown). A new start needs a new manager, so that no handle of the
+    ///   old one names a resource of the new one.
     pub fn configure(&self, config: CpuConfig) -> Result<()> {
         config.validate()?;
         self.life.configure("CPU execution manager", || self.devices.initialize_devices(config))
     }
 
-    /// Whether [`configure`](Self::configure) has succeeded, and the manager was not shut down.
+    /// Whether [`configure`](Self::configure) has succeeded and [`shutdown`](Self::shutdown) has
+    /// not.
     pub fn is_configured(&self) -> bool {
         self.life.is_configured()
     }
@@ -167,10 +173,10 @@ impl CpuExecutionManager {
         &self.devices
     }
 
-    /// Ends everything; a second call is `Ok`. Blocks while idle threads end, without a lock.
+    /// Ends all managers. A second call is `Ok`. Blocks while idle threads end, without a lock.
     ///
     /// # Errors
-    /// `LeasesOutstanding`; nothing has changed then.
+    /// `LeasesOutstanding`. After the error nothing has changed.
     pub fn shutdown(&self) -> Result<()> {
         self.life.shutdown(|| self.devices.shutdown())
     }

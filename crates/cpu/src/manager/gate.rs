@@ -1,7 +1,9 @@
-//! Gates: timelines that the host signals.
+//! Host timelines: timelines that the host signals.
 //!
-//! A gate begins where its line was left: its first value is [`Line::completed`], usually 0. Values that streams wait for before they are signalled are
-//! noted here; a gate that is dropped while a stream waits for it fails, so that nobody hangs and the line is not lent again.
+//! A host timeline begins at the value that its line had reached: its first value is
+//! [`Line::completed`], usually 0. This module records the values that streams wait for before they
+//! are signalled. If a host timeline is dropped while a stream waits for it, it fails. So no waiter
+//! hangs, and the line is not lent again.
 //!
 //! This module must not know who waits.
 
@@ -13,12 +15,12 @@ use leasehold_core::{
 use std::fmt;
 use std::marker::PhantomPinned;
 
-/// Which values of which lines are waited for although nobody has submitted them yet.
+/// Timepoints that streams wait for before they are submitted.
 #[derive(Default)]
 pub(crate) struct GateWaits(Mutex<Vec<Point>>);
 
 impl GateWaits {
-    /// Notes a wait. Nothing to do for a point that is submitted.
+    /// Records a wait. A timepoint that is submitted needs no record.
     #[inline]
     pub(crate) fn note(&self, point: Point) {
         if point.value() > point.line().submitted() {
@@ -33,7 +35,7 @@ impl GateWaits {
         points.push(point);
     }
 
-    /// The largest value of a line that is waited for.
+    /// Removes a line's records, and returns the largest value that a stream waits for.
     fn take(&self, line: LineId) -> Option<u64> {
         let mut points = self.0.lock();
         let most = points.iter().filter(|p| p.line_id() == line).map(|p| p.value()).max();
@@ -42,26 +44,26 @@ impl GateWaits {
     }
 }
 
-/// A gate.
+/// A host timeline.
 pub struct GateState {
     signals: HostLine,
-    /// Its manager's: nobody swaps it with another one.
+    /// The payload belongs to its pool: safe code cannot swap it with another payload.
     _place: PhantomPinned,
 }
 
 impl GateState {
-    /// Its line.
+    /// The timeline.
     #[inline]
     pub fn line(&self) -> &'static Line {
         self.signals.line()
     }
 
-    /// Raises the value.
+    /// Signals the value.
     pub(crate) fn raise(&self, value: u64) -> Result<()> {
         self.signals.raise(value)
     }
 
-    /// Fails everything that was not signalled.
+    /// Fails all values that were not signalled.
     pub(crate) fn fail(&self, cause: Error) {
         self.signals.fail(cause);
     }
@@ -97,7 +99,7 @@ impl Resource for Gates {
     }
 }
 
-/// Owns the gates of a device.
+/// Owns the host timelines of a device.
 #[derive(Debug)]
 pub struct GateManager {
     manager: PoolManager<Gates>,
@@ -110,23 +112,23 @@ impl GateManager {
         Ok(Self { manager })
     }
 
-    /// A gate.
+    /// Makes a host timeline.
     ///
     /// # Errors
-    /// `OutOfMemory` without lines.
+    /// `OutOfMemory` without free lines.
     pub fn acquire(&self) -> Result<Lease<GateState>> {
         self.manager.acquire(&())
     }
 
-    /// What the pool did so far.
+    /// The pool's statistics.
     pub fn stats(&self) -> PoolStats {
         self.manager.stats()
     }
 
-    /// Ends the manager.
+    /// Shuts the manager down.
     ///
     /// # Errors
-    /// `LeasesOutstanding`; nothing has changed then.
+    /// `LeasesOutstanding`. After the error nothing has changed.
     pub fn shutdown(&self) -> Result<()> {
         self.manager.shutdown()
     }

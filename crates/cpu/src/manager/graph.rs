@@ -13,7 +13,7 @@ use std::marker::PhantomPinned;
 #[doc(alias = "Graph")]
 pub struct GraphState {
     pub(crate) program: Box<Program>,
-    /// Its manager's: nobody swaps it with another one.
+    /// The payload belongs to its pool: safe code cannot swap it with another payload.
     _place: PhantomPinned,
 }
 
@@ -57,23 +57,23 @@ impl GraphManager {
         Ok(Self { manager })
     }
 
-    /// Makes a plan ready to be launched.
+    /// Instantiates a plan.
     ///
     /// # Errors
-    /// `InvalidArgument` for a plan whose nodes are in no order that respects its dependencies.
+    /// `InvalidArgument` for a plan whose nodes do not come after their predecessors.
     pub fn instantiate(&self, plan: Plan) -> Result<Lease<GraphState>> {
         self.manager.acquire(&Cell::new(Some(plan)))
     }
 
-    /// What the pool did so far.
+    /// The pool's statistics.
     pub fn stats(&self) -> PoolStats {
         self.manager.stats()
     }
 
-    /// Ends the manager.
+    /// Shuts the manager down.
     ///
     /// # Errors
-    /// `LeasesOutstanding`; nothing has changed then.
+    /// `LeasesOutstanding`. After the error nothing has changed.
     pub fn shutdown(&self) -> Result<()> {
         self.manager.shutdown()
     }

@@ -1,4 +1,5 @@
-//! The managers: they own the device's resources and expose them. They do not wait, signal, copy or launch.
+//! The managers: pools that own the device's resources and expose them. Managers do not wait,
+//! signal, copy or launch.
 //!
 //! | manager | owns | kind of pool |
 //! |---|---|---|
@@ -6,8 +7,8 @@
 //! | [`device`] | devices, each with the managers below | fixed slots, created lazily |
 //! | [`stream`] | queues and their workers | growable, recycled, retire list |
 //! | [`event`] | time stamps | growable, recycled, thread cells |
-//! | [`gate`] | timelines that the host signals | growable |
-//! | [`pipeline`] | kernels made ready | keyed singletons |
+//! | [`gate`] | host timelines | growable |
+//! | [`pipeline`] | kernels as pipelines | keyed singletons |
 //! | [`graph`] | instantiated plans | growable |
 //! | [`buffer`] | nothing: a view over the allocators' block tables | – |
 //!

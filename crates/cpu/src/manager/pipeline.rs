@@ -1,4 +1,4 @@
-//! Pipelines: kernels made ready. Here that is a function's address.
+//! Pipelines: kernels that are ready to launch. On this device a pipeline is a function's address.
 //!
 //! This module must not know which kernels exist.
 
@@ -45,8 +45,9 @@ impl PipelineManager {
     /// The kernel's pipeline.
     ///
     /// # Errors
-    /// `InvalidArgument` beyond the limits, and for a kernel that declares something else than the one of the same key; `Unsupported` for what is
-    /// not a Rust function.
+    /// - `InvalidArgument` beyond the limits, and for a declaration that differs from the one of
+    ///   the same key.
+    /// - `Unsupported` for a source that is not a Rust function.
     pub fn get_or_create(&self, desc: &KernelDesc<'_>) -> Result<Lease<Pipeline>> {
         desc.validate()?;
         let KernelSource::Cpu(function) = desc.source else {
@@ -66,20 +67,20 @@ impl PipelineManager {
         Ok(pipeline)
     }
 
-    /// How many pipelines somebody beside this manager holds (a snapshot).
+    /// The number of pipelines with a holder beside this manager (a snapshot).
     pub fn in_use(&self) -> u64 {
         self.manager.in_use()
     }
 
-    /// What the pool did so far.
+    /// The pool's statistics.
     pub fn stats(&self) -> PoolStats {
         self.manager.stats()
     }
 
-    /// Ends the manager.
+    /// Shuts the manager down.
     ///
     /// # Errors
-    /// `LeasesOutstanding`; nothing has changed then.
+    /// `LeasesOutstanding`. After the error nothing has changed.
     pub fn shutdown(&self) -> Result<()> {
         self.manager.shutdown()
     }

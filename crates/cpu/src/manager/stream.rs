@@ -1,7 +1,8 @@
 //! Streams: queues with a timeline, recycled with their worker.
 //!
-//! An idle, sound stream that nobody holds keeps its queue and its sleeping worker for the next request. One with work pending goes to the
-//! retire list and is taken from there again once its work is over. A poisoned one ends.
+//! If a stream without a holder is idle and has not failed, its queue and its sleeping worker serve
+//! the next request. A stream with pending work goes to the retire list, and serves again once its
+//! work is over. A failed stream is destroyed.
 //!
 //! This module must not know what streams run.
 
@@ -20,12 +21,12 @@ use std::marker::PhantomPinned;
 pub struct StreamState {
     pub(crate) queue: Queue,
     waits: Arc<GateWaits>,
-    /// Its manager's: nobody swaps it with another one.
+    /// The payload belongs to its pool: safe code cannot swap it with another payload.
     _place: PhantomPinned,
 }
 
 impl StreamState {
-    /// Its line.
+    /// The stream's timeline.
     #[inline]
     pub fn line(&self) -> &'static Line {
         self.queue.line()
@@ -35,7 +36,7 @@ impl StreamState {
         &self.waits
     }
 
-    /// Whether it can be lent again.
+    /// Whether the pool can lend the stream again.
     fn is_sound(&self) -> bool {
         let line = self.line();
         line.is_idle() && !line.failed(VALUE_LIMIT) && line.submitted() < VALUE_LIMIT / 2
@@ -54,7 +55,8 @@ impl fmt::Debug for StreamState {
 
 struct Common {
     retired: RetireList<StreamState>,
-    /// Lines of all streams that exist, the retired ones too, and whether somebody holds the stream.
+    /// The timelines of all streams that exist, including the retired ones, and whether each stream
+    /// has a holder.
     lines: Mutex<Vec<(&'static Line, bool)>>,
 }
 
@@ -115,7 +117,7 @@ impl Resource for Streams {
     fn destroy(&self, stream: StreamState) {
         let id = stream.line().id();
         self.common.lines.lock().iter_mut().filter(|(l, _)| l.id() == id).for_each(|(_, held)| *held = false);
-        // Ending a worker may block for an instant, and work may be pending.
+        // Ending a worker may block briefly, and work may be pending.
         self.common.retired.push(stream);
     }
 }
@@ -138,16 +140,17 @@ impl StreamManager {
         Ok(Self { manager, common, pool })
     }
 
-    /// A stream: an idle one, or a new one.
+    /// Acquires a stream: an idle one, or a new one.
     ///
     /// # Errors
-    /// `OverBudget` beyond the limit of streams; `OutOfMemory` without lines.
+    /// `OverBudget` beyond the limit of streams; `OutOfMemory` without free lines.
     pub fn acquire(&self) -> Result<Lease<StreamState>> {
         self.collect();
         self.manager.acquire(&())
     }
 
-    /// Ends retired streams that are over and cannot be lent again. One load when there are none.
+    /// Destroys retired streams that are idle and cannot be lent again. If none is retired, the
+    /// call is one load.
     pub fn collect(&self) {
         self.common.retired.drain(|s| s.line().is_idle() && !s.is_sound(), |s| self.common.forget(s));
     }
@@ -165,38 +168,42 @@ impl StreamManager {
         self.manager.is_alive(stream)
     }
 
-    /// Ends idle streams and their workers until at most `keep` are left; says how many. May block for an instant.
+    /// Destroys idle streams and ends their workers until at most `keep` are left. Returns the
+    /// number of destroyed streams. May block briefly.
     pub fn trim(&self, keep: u64) -> u64 {
         let ended = self.manager.trim(keep);
         self.common.retired.drain(|s| s.line().is_idle(), |s| self.common.forget(s));
         ended
     }
 
-    /// Streams that were dropped while work was pending, or that failed, and have not ended yet.
+    /// The number of streams that were dropped with pending work or after a failure, and still
+    /// exist.
     pub fn retired(&self) -> usize {
         self.common.retired.len()
     }
 
-    /// The lines of all streams that exist, and whether each is one that was not given up.
+    /// The timelines of all streams that exist, and whether each stream has a holder.
     pub fn lines(&self) -> Vec<(&'static Line, bool)> {
         self.common.lines.lock().clone()
     }
 
+    /// Checks that this process is the one that opened the device.
+    ///
     /// # Errors
-    /// `InvalidState` in a forked child of the process that the device was opened in.
+    /// `InvalidState` in a forked child of that process.
     pub fn check_process(&self) -> Result<()> {
         self.pool.check_process()
     }
 
-    /// What the pool did so far.
+    /// The pool's statistics.
     pub fn stats(&self) -> PoolStats {
         self.manager.stats()
     }
 
-    /// Ends the manager. Streams whose work is pending finish it by themselves.
+    /// Shuts the manager down. Streams with pending work finish it without the manager.
     ///
     /// # Errors
-    /// `LeasesOutstanding`; nothing has changed then.
+    /// `LeasesOutstanding`. After the error nothing has changed.
     pub fn shutdown(&self) -> Result<()> {
         self.manager.shutdown()?;
         self.common.retired.take_all().into_iter().for_each(|s| self.common.forget(s));

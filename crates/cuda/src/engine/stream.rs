@@ -161,7 +161,7 @@ impl StreamCore {
             if let Some(stream) = me.upgrade() {
                 stream.publish_for(value, timeout);
             }
-            // What becomes of it shows in the line.
+            // The timeline shows the outcome.
             Ok(())
         })));
         stream.core.shared.add_origin(stream.line(), Origin::Stream(stream.me.clone()));
