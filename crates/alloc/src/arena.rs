@@ -8,9 +8,7 @@
 //! # States
 //! | state | `alloc` | next |
 //! |---|---|---|
-//! | Planning | symbolic | Primed (`prime`), Sealed (`seal`), Aborted (`abort`) |
-//! | Primed | must hit the plan; else grows and counts a `plan_miss` | Recording (`record`), Sealed (`close`), Aborted |
-//! | Recording | must hit the plan; else an error | Sealed (`close`), Aborted |
+//! | Planning | symbolic | Sealed (`seal`), Aborted (`abort`) |
 //! | Sealed | error | Suspended (`suspend`) |
 //! | Suspended | error | Sealed (`resume`) |
 //! | Aborted | error | – |
@@ -34,11 +32,7 @@ use std::fmt;
 pub enum ArenaState {
     /// Buffers are symbolic.
     Planning,
-    /// Addresses are bound; the plan may be replayed.
-    Primed,
-    /// A native capture is running: no growth.
-    Recording,
-    /// The graph may be launched.
+    /// Addresses are bound, and the graph may be launched.
     Sealed,
     /// The addresses are kept, the memory is given back.
     Suspended,
@@ -190,9 +184,6 @@ struct Plan {
     bindings: Bindings,
     /// Where the memory is. The arena is one of its tenants, awake unless it is suspended.
     region: Option<Arc<Region>>,
-    /// The next planned allocation, while primed or recording.
-    cursor: usize,
-    plan_misses: u64,
     last_launch: Option<Point>,
 }
 
@@ -256,8 +247,6 @@ impl GraphArena {
             members: Vec::new(),
             bindings: Bindings::default(),
             region: None,
-            cursor: 0,
-            plan_misses: 0,
             last_launch: None,
         };
         Self(Arc::new(Shared { allocator, plan: Mutex::new(plan), launches: RwLock::new(()), group }))
@@ -277,81 +266,56 @@ impl GraphArena {
         self.0.plan.lock().state
     }
 
-    /// Allocations after priming that the plan did not foresee.
-    pub fn plan_misses(&self) -> u64 {
-        self.0.plan.lock().plan_misses
-    }
-
     /// Bytes of memory that the arena holds.
     pub fn bytes(&self) -> u64 {
         self.0.plan.lock().region.as_ref().map_or(0, |r| r.block.len())
     }
 
-    /// A buffer for the recording. While planning it is symbolic; afterwards it must be the next one of the plan.
+    /// A symbolic buffer for the recording.
     ///
     /// # Errors
-    /// `Recording` when the plan is fixed and this allocation is not in it; `InvalidState` once the arena is sealed;
-    /// `InvalidArgument`; `OutOfMemory`.
+    /// `InvalidState` unless planning; `InvalidArgument`; `OutOfMemory`.
     pub fn alloc(&self, layout: Layout) -> Result<Lease<Buffer>> {
         let layout = layout.check()?;
         if layout.size > SIZE_LIMIT {
             return Err(self.0.allocator.inner().refuse(layout));
         }
         let mut plan = self.0.plan.lock();
-        match plan.state {
-            ArenaState::Planning => {
-                let room = layout.size.max(1).next_multiple_of(layout.align.max(UNIT)) + layout.align.max(UNIT);
-                let symbol = NEXT_SYMBOL.fetch_add(room, Ordering::Relaxed).next_multiple_of(layout.align) | SYMBOLIC;
-                let lease = self.0.allocator.inner().lend_member(symbol, 0, layout.size, None)?;
-                plan.members.push(Member { symbol, layout, handle: lease.handle() });
-                Ok(lease)
-            }
-            ArenaState::Primed | ArenaState::Recording => {
-                let hit = plan.members.get(plan.cursor).filter(|m| m.layout == layout).map(|m| m.symbol);
-                let addr = hit.and_then(|s| plan.bindings.resolve(s));
-                if let Some(addr) = addr {
-                    plan.cursor += 1;
-                    let (native, keep) = (plan.bindings.native, plan.region.as_ref().map(Within::keep));
-                    return self.0.allocator.inner().lend_member(addr, native, layout.size, keep);
-                }
-                if plan.state == ArenaState::Recording {
-                    return Err(Error::recording(format!(
-                        "allocation {} of {} bytes is not in the plan, and nothing may be allocated while capturing",
-                        plan.cursor, layout.size
-                    )));
-                }
-                plan.plan_misses += 1;
-                Err(Error::recording("the recording has changed since it was planned; plan it again"))
-            }
-            other => Err(illegal("alloc", other)),
+        if plan.state != ArenaState::Planning {
+            return Err(illegal("alloc", plan.state));
         }
+        let room = layout.size.max(1).next_multiple_of(layout.align.max(UNIT)) + layout.align.max(UNIT);
+        let symbol = NEXT_SYMBOL.fetch_add(room, Ordering::Relaxed).next_multiple_of(layout.align) | SYMBOLIC;
+        let lease = self.0.allocator.inner().lend_member(symbol, layout.size)?;
+        plan.members.push(Member { symbol, layout, handle: lease.handle() });
+        Ok(lease)
     }
 
-    /// Packs the symbolic buffers, takes memory once, and gives every buffer that is still held its address. Planning → Primed.
+    /// Packs the symbolic buffers, takes memory once, and gives every buffer that is still held its address: what a recorder does when it
+    /// stops. Planning → Sealed.
     ///
     /// # Errors
     /// `InvalidState` unless planning; `InvalidArgument` for a symbol of somebody else or a malformed lifetime; `OutOfMemory`: the arena
     /// is still planning and may be sealed again later.
     ///
     /// # Safety
-    /// - `lifetimes` are true: the list uses no symbol outside of its lifetimes, and later allocations that follow the plan are
-    ///   used as it says. Buffers whose lifetimes do not meet share memory.
-    pub unsafe fn prime(&self, lifetimes: &[Lifetime], on: On<'_>) -> Result<Bindings> {
+    /// - `lifetimes` are true: the list uses no symbol outside of its lifetimes. Buffers whose lifetimes do not meet share memory.
+    pub unsafe fn seal(&self, lifetimes: &[Lifetime], on: On<'_>) -> Result<Bindings> {
         let (intervals, symbols, alive) = {
             let plan = self.0.plan.lock();
             if plan.state != ArenaState::Planning {
-                return Err(illegal("prime", plan.state));
+                return Err(illegal("seal", plan.state));
             }
             self.intervals(&plan, lifetimes)?
         };
-        let packed = plan_offsets(&intervals)?;
+        let packed = plan(&intervals)?;
         let align = intervals.iter().map(|i| i.align).max().unwrap_or(crate::layout::MIN_ALIGN);
         // From here on a failure gives the tenancy up.
         let mut tenant = Tenant(self.region(packed.total, align, on)?);
         let region = tenant.0.clone();
         let mut plan = self.0.plan.lock();
         if plan.state != ArenaState::Planning {
-            return Err(illegal("prime", plan.state));
+            return Err(illegal("seal", plan.state));
         }
         let (base, native) = region.as_ref().map_or((0, 0), |r| (r.block.addr(), r.block.native()));
         let mut ranges: Vec<_> = symbols
@@ -376,67 +340,21 @@ impl GraphArena {
             }
         }
         plan.region = tenant.0.take();
-        plan.state = ArenaState::Primed;
-        plan.cursor = 0;
+        plan.state = ArenaState::Sealed;
         Ok(plan.bindings.clone())
     }
 
-    /// A native capture begins: from now on an allocation must be in the plan. Primed → Recording.
+    /// Rolls the recording back: its buffers never get memory. Dropping the arena does the same.
     ///
     /// # Errors
-    /// `InvalidState` unless primed.
-    pub fn record(&self) -> Result<()> {
-        let mut plan = self.0.plan.lock();
-        if plan.state != ArenaState::Primed {
-            return Err(illegal("record", plan.state));
-        }
-        plan.state = ArenaState::Recording;
-        plan.cursor = 0;
-        Ok(())
-    }
-
-    /// The graph is complete. Primed or Recording → Sealed.
-    ///
-    /// # Errors
-    /// `InvalidState` in another state.
-    pub fn close(&self) -> Result<()> {
-        let mut plan = self.0.plan.lock();
-        if !matches!(plan.state, ArenaState::Primed | ArenaState::Recording) {
-            return Err(illegal("close", plan.state));
-        }
-        plan.state = ArenaState::Sealed;
-        Ok(())
-    }
-
-    /// [`prime`](Self::prime) and [`close`](Self::close) in one: what our own recorder does when it stops.
-    ///
-    /// # Errors
-    /// As [`prime`](Self::prime).
-    ///
-    /// # Safety
-    /// - As [`prime`](Self::prime): the list uses no symbol outside of its lifetimes.
-    pub unsafe fn seal(&self, lifetimes: &[Lifetime], on: On<'_>) -> Result<Bindings> {
-        // SAFETY: the caller vouches for the lifetimes; a sealed arena allocates nothing more.
-        let bindings = unsafe { self.prime(lifetimes, on) }?;
-        self.close()?;
-        Ok(bindings)
-    }
-
-    /// Rolls the recording back: its buffers never get memory, what was taken goes back. Dropping the arena does the same.
-    ///
-    /// # Errors
-    /// `InvalidState` once sealed.
+    /// `InvalidState` unless planning.
     pub fn abort(&self) -> Result<()> {
         let mut plan = self.0.plan.lock();
-        if !matches!(plan.state, ArenaState::Planning | ArenaState::Primed | ArenaState::Recording) {
+        if plan.state != ArenaState::Planning {
             return Err(illegal("abort", plan.state));
         }
         plan.state = ArenaState::Aborted;
         plan.members.clear();
-        let tenant = Tenant(plan.region.take());
-        drop(plan);
-        drop(tenant);
-        self.0.prune();
         Ok(())
     }
 
@@ -610,10 +528,6 @@ impl fmt::Debug for GraphArena {
     }
 }
 
-fn plan_offsets(intervals: &[Interval]) -> Result<crate::planner::Packing> {
-    plan(intervals)
-}
-
 #[cold]
 fn illegal(what: &str, state: ArenaState) -> Error {
     Error::state(format!("{what} on an arena that is {state:?}"))
@@ -621,21 +535,12 @@ fn illegal(what: &str, state: ArenaState) -> Error {
 
 impl crate::allocator::Inner {
     /// A row for a member of an arena.
-    fn lend_member(&self, addr: u64, native: u64, len: u64, keep: Option<Keep>) -> Result<Lease<Buffer>> {
+    fn lend_member(&self, symbol: u64, len: u64) -> Result<Lease<Buffer>> {
         let mut core = self.core.lock();
         let row = self.table.take(&mut core.vacant, self.owner_ptr())?;
         row.buffer.describe(len, None, ARENA | crate::allocator::kind_bits(self.config.host_kind));
-        row.buffer.lie_at(addr, native);
+        row.buffer.lie_at(symbol, 0);
         row.buffer.inherit(leasehold_core::Stamp::NEVER);
-        if let Some(keep) = keep {
-            if let Err(e) = core.room_to_keep(row.header.index()) {
-                row.buffer.reset();
-                self.table.put(&mut core.vacant, row);
-                return Err(e);
-            }
-            // A vacant row keeps nothing.
-            core.keep(row.header.index(), keep);
-        }
         Ok(self.lend(row))
     }
 

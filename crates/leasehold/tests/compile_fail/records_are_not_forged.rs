@@ -13,7 +13,6 @@ fn old_points(buffer: &Lease<Buffer>, arena: &GraphArena, old: Point) -> Result<
 
 fn untrue_lifetimes(allocator: &Allocator, on: On<'_>, lifetimes: &[Lifetime]) -> Result<()> {
     let arena = allocator.arena()?;
-    arena.prime(lifetimes, on)?;
     arena.seal(lifetimes, on)?;
     arena.share().seal(lifetimes, on).map(drop)
 }
