@@ -12,7 +12,6 @@
 //! Plain single-threaded state: whoever owns it guards it. Makes no driver call; must not know leases.
 
 mod lanes;
-mod ready;
 mod report;
 
 use crate::host::{self, fetch_entry};
@@ -314,7 +313,7 @@ impl Heap {
         } else {
             // Where nothing lies in a lane, it need not be asked.
             let lane = if own.index.count() > 0 { lane } else { READY };
-            if lane == READY && align <= 1 { self.take_ready(units) } else { self.take_lowest(units, align, lane) }
+            self.take_lowest(units, align, lane)
         };
         (node != NIL).then_some(node)
     }
@@ -646,12 +645,18 @@ impl Heap {
 
     /// Gives a used node back: free at once for `lane`, for the others when `stamp` has passed. Never fails, never takes host memory.
     pub(crate) fn give(&mut self, id: u32, lane: u8, stamp: Stamp) {
-        if lane == READY {
-            return self.give_ready(id);
-        }
         self.announce(id, lane);
-        self.res.note_use(&self.nodes[id], stamp);
+        if lane != READY {
+            self.res.note_use(&self.nodes[id], stamp);
+        }
         self.settle(id, lane, stamp, true);
+    }
+
+    /// As [`give`](Self::give), free for everybody at once.
+    #[inline(never)]
+    pub(crate) fn give_ready(&mut self, id: u32) {
+        self.announce(id, READY);
+        self.settle(id, READY, Stamp::NEVER, true);
     }
 
     /// A used node is about to come back.
@@ -681,43 +686,51 @@ impl Heap {
                 rows[id as usize].state = State::Free;
                 self.link_free(id, lane, stamp);
             }
-            (true, above) => self.merge_below(id, above, lane, stamp),
+            (true, false) => self.merge_below(id, lane, stamp),
             (false, true) => self.merge_above(id, lane, stamp),
+            (true, true) => self.merge_between(id, lane, stamp),
         }
     }
 
-    /// The free neighbour below grows over a node, and over the one above.
+    /// The free neighbour below grows over a node.
     #[inline(always)]
-    fn merge_below(&mut self, id: u32, above: bool, mut lane: u8, mut stamp: Stamp) {
-        let Node { start, mut units, mut holes, mut next, prev, .. } = self.nodes[id];
-        let below = (self.nodes[prev].start, prev);
-        if above {
-            let n = self.nodes[next];
-            (lane, stamp) = latest((lane, stamp), (n.lane, self.nodes.cold[next as usize].stamp));
-            self.unlink_free(next);
-            self.nodes.put(next);
-            self.pages.merged(n.start, below, n.next);
-            (units, holes, next) = (units + n.units, holes + n.holes, n.next);
-        }
+    fn merge_below(&mut self, id: u32, lane: u8, stamp: Stamp) {
+        let Node { start, units, holes, next, prev, .. } = self.nodes[id];
         self.nodes.put(id);
-        self.pages.merged(start, below, next);
         let rows = &mut self.nodes.rows[..];
-        rows[prev as usize].next = next;
         rows[or_sink(next) as usize].prev = prev;
+        let below = &mut rows[prev as usize];
+        below.next = next;
+        self.pages.merged(start, (below.start, prev), next);
         self.grow(prev, 0, units, holes, lane, stamp);
+    }
+
+    /// The free neighbour above grows over a node and over the one below. It keeps its place in the index, which goes by where nodes end.
+    #[inline(always)]
+    fn merge_between(&mut self, id: u32, lane: u8, stamp: Stamp) {
+        let Node { start, units, holes, prev, next, .. } = self.nodes[id];
+        let below = self.nodes[prev];
+        let (lane, stamp) = latest((lane, stamp), (below.lane, self.nodes.cold[prev as usize].stamp));
+        self.nodes.put(id);
+        self.unlink_free(prev);
+        self.nodes.put(prev);
+        let rows = &mut self.nodes.rows[..];
+        let above = &mut rows[next as usize];
+        above.prev = below.prev;
+        let whole = (below.start, next);
+        self.pages.merged(above.start, whole, above.next);
+        self.pages.merged(start, whole, above.next);
+        self.pages.starts(below.start, next);
+        match rows.get_mut(below.prev as usize) {
+            Some(prev) => prev.next = next,
+            None => self.spans[usize::from(below.span)].first = next,
+        }
+        self.grow(next, units + below.units, 0, holes + below.holes, lane, stamp);
     }
 
     /// The free neighbour above grows over a node.
     #[inline(always)]
     fn merge_above(&mut self, id: u32, lane: u8, stamp: Stamp) {
-        let (next, units, holes) = self.join_above(id);
-        self.grow(next, units, 0, holes, lane, stamp);
-    }
-
-    /// The neighbour above takes a node's place in the list. Its size and its place in the index are left to the caller: it is told by how many
-    /// units and holes it grows downwards.
-    #[inline(always)]
-    fn join_above(&mut self, id: u32) -> (u32, u32, u32) {
         let Node { start, units, holes, prev, next, span, .. } = self.nodes[id];
         self.nodes.put(id);
         let rows = &mut self.nodes.rows[..];
@@ -729,12 +742,26 @@ impl Heap {
             Some(prev) => prev.next = next,
             None => self.spans[usize::from(span)].first = next,
         }
-        (next, units, holes)
+        self.grow(next, units, 0, holes, lane, stamp);
     }
 
     /// A free node becomes larger, by memory of `lane` and `stamp`: `below` units at its beginning or `above` at its end.
-    #[inline(never)]
+    #[inline(always)]
     fn grow(&mut self, id: u32, below: u32, above: u32, holes: u32, lane: u8, stamp: Stamp) {
+        if lane != READY || self.nodes[id].lane != READY {
+            return self.grow_pending(id, below, above, holes, lane, stamp);
+        }
+        let index = &mut self.lanes[usize::from(READY)].index;
+        if below > 0 {
+            index.extend_down(&mut self.nodes.rows, id, below, holes);
+        } else {
+            index.extend_up(&mut self.nodes.rows, id, above, holes);
+        }
+    }
+
+    /// As [`grow`](Self::grow), where a stamp has a say.
+    #[inline(never)]
+    fn grow_pending(&mut self, id: u32, below: u32, above: u32, holes: u32, lane: u8, stamp: Stamp) {
         let own = self.nodes[id].lane;
         let last = self.nodes.cold[id as usize].stamp;
         let (to, stamp) = latest((lane, stamp), (own, last));

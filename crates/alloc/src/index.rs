@@ -505,28 +505,6 @@ impl Index {
         }
     }
 
-    /// Cuts `units` off the node at the lowest address that holds them, if it is larger, alone in its leaf and all of it is backed: returns
-    /// it. `None`, and nothing is done, if it is not, or there is none.
-    #[inline(always)]
-    pub(crate) fn cut_lowest(&mut self, nodes: &mut [Node], units: u32) -> Option<u32> {
-        if self.count == 0 {
-            return None;
-        }
-        let leaf = self.first(Least::of(units))?;
-        let at = self.heads[leaf];
-        let node = nodes.get_mut(at as usize)?;
-        if node.link[1] != NIL || node.units <= units || node.holes > 0 {
-            return None;
-        }
-        node.start += units;
-        node.units -= units;
-        let rest = code(node.units);
-        self.units -= u64::from(units);
-        let old = std::mem::replace(&mut self.rows[0][leaf / WIDE].0[leaf % WIDE], rest);
-        self.pass_up(leaf / WIDE, old, rest);
-        Some(at)
-    }
-
     #[inline(never)]
     fn find_from(&self, nodes: &[Node], leaf: usize, units: u32, align: u32) -> u32 {
         self.search(nodes, Some(leaf), units, align, |_| true)
@@ -625,16 +603,10 @@ mod tests {
                     _ => {
                         let lowest =
                             (1..201).filter(|&i| inside[i] && nodes[i].units >= units).min_by_key(|&i| nodes[i].start);
-                        let before = lowest.map(|i| nodes[i]);
-                        if let Some(cut) = index.cut_lowest(&mut nodes, units) {
-                            prop_assert_eq!(Some(cut as usize), lowest);
-                            let before = before.expect("the one that was cut");
-                            prop_assert_eq!(
-                                (nodes[cut as usize].start, nodes[cut as usize].end()),
-                                (before.start + units, before.end())
-                            );
-                        } else {
-                            prop_assert_eq!(before, lowest.map(|i| nodes[i]));
+                        let found = index.find(&nodes, units, 1);
+                        prop_assert_eq!((found != NIL).then_some(found as usize), lowest);
+                        if found != NIL && nodes[found as usize].units > units {
+                            index.cut(&mut nodes, found, units);
                         }
                     }
                 }
