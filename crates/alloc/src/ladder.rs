@@ -7,7 +7,7 @@
 //! No step holds the lock across a call of the backing, a timeline or a reclaimer.
 
 use crate::allocator::{Core, Inner, On};
-use crate::backing::{Backing, Chunk};
+use crate::backing::Chunk;
 use crate::buffer::{Buffer, NO_SLOT};
 use crate::config::{CREDIT, CrossStream, GRANULES_PER_EPISODE, Growth, Moves, OPERATIONS_PER_EPISODE};
 use crate::heap::passed;
@@ -15,7 +15,6 @@ use crate::host;
 use crate::layout::{Layout, SIZE_LIMIT, UNIT_SHIFT};
 use crate::numbers::thread_number;
 use crate::place::{Means, Planned, Trim};
-use crate::residency::{End, Source, Step};
 use crate::store::Need;
 use crate::watch::Reach;
 use leasehold_core::sync::atomic::Ordering;
@@ -601,7 +600,7 @@ impl Inner {
 
     fn carry_out_trim(&self, mut steps: Vec<Trim>) -> u64 {
         for s in &mut steps {
-            s.gone = give_back(&*self.backing, &mut s.step);
+            s.step.destroy(&*self.backing);
         }
         self.core.lock().store.heap.finish_trim(steps, &self.budget)
     }
@@ -610,20 +609,6 @@ impl Inner {
     pub(crate) fn core_mut(&mut self) -> &mut Core {
         self.core.get_mut()
     }
-}
-
-/// Unmaps a piece where it is mapped, and destroys it.
-fn give_back(backing: &dyn Backing, s: &mut Step) -> bool {
-    if let Source::Stolen { from_addr, .. } = s.source {
-        // SAFETY: the plan stole the piece from a granule that is free, whose last use is over; it is mapped there still.
-        if unsafe { backing.unmap(from_addr, s.bytes) }.is_err() {
-            s.end = End::LostAtSource;
-            return false;
-        }
-        s.end = End::Loose;
-    }
-    // SAFETY: the piece is loose, so mapped nowhere, and the step that knows its handle ends here.
-    unsafe { backing.destroy(s.handle, s.bytes) }.is_ok()
 }
 
 /// Gives everything back to the driver. Nobody holds a block.

@@ -66,8 +66,6 @@ pub(crate) struct Trim {
     /// The node over it, out of circulation.
     pub(crate) node: Option<u32>,
     pub(crate) step: Step,
-    /// The driver took it back.
-    pub(crate) gone: bool,
 }
 
 impl Heap {
@@ -182,10 +180,11 @@ impl Heap {
         host::room(&mut steps, gaps.iter().map(|g| g.1 as usize).sum::<usize>())?;
         host::room(&mut rob, loot.len())?;
         host::room(&mut robbed, loot.len())?;
+        let span = self.spans[usize::from(self.nodes[node].span)];
         let step = |piece: u32, at: u32, granules: u32, handle: u64, source: Source| Step {
             piece,
             at,
-            addr: 0,
+            addr: span.addr(at << shift),
             bytes: u64::from(granules) << (shift + UNIT_SHIFT),
             handle,
             source,
@@ -203,7 +202,9 @@ impl Heap {
                 } else if let Some(i) = loot.iter().position(|l| l.granules <= room) {
                     let l = loot.remove(i);
                     let handle = self.res.pieces[l.piece as usize].handle;
-                    steps.push(step(l.piece, gap.0, l.granules, handle, Source::Stolen { from: l.at, from_addr: 0 }));
+                    let from_addr = self.spans[usize::from(self.nodes[l.node].span)].addr(l.at << shift);
+                    let source = Source::Stolen { from: l.at, from_addr };
+                    steps.push(step(l.piece, gap.0, l.granules, handle, source));
                     (gap.0, gap.1) = (gap.0 + l.granules, gap.1 - l.granules);
                     rob.push(l);
                 } else {
@@ -247,17 +248,6 @@ impl Heap {
             self.res.pieces[l.piece as usize].place = Place::Moving;
             let from = self.covering(l.node, l.at << shift);
             robbed.push(self.isolate(from, l.at << shift, (l.at + l.granules) << shift).0);
-        }
-        let base = |heap: &Heap, node: u32, granule: u32| {
-            let span = &heap.spans[usize::from(heap.nodes[node].span)];
-            span.base + (u64::from((granule << shift) - span.unit) << UNIT_SHIFT)
-        };
-        for s in &mut steps {
-            s.addr = base(self, target, s.at);
-            if let Source::Stolen { from, .. } = s.source {
-                let node = robbed[rob.iter().position(|l| l.at == from).unwrap_or(0)];
-                s.source = Source::Stolen { from, from_addr: base(self, node, from) };
-            }
         }
         // In the order of their addresses neighbours are made accessible by one call.
         steps.sort_unstable_by_key(|s| s.at);
@@ -362,37 +352,7 @@ impl Heap {
     pub(crate) fn finish(&mut self, plan: Plan, done: bool, budget: &Budget) -> Option<u32> {
         self.nodes.unhold(plan.nodes_held);
         self.lanes[usize::from(plan.lane)].plans -= 1;
-        let mut unused = 0;
-        for s in &plan.steps {
-            let granules = self.res.pieces[s.piece as usize].granules;
-            self.res.pieces[s.piece as usize].handle = s.handle;
-            match (s.end, s.source) {
-                (End::Untouched, Source::New) => {
-                    self.res.drop_piece(s.piece);
-                    unused += s.bytes;
-                }
-                (End::Untouched, Source::Cached) => self.res.put_cached(s.piece),
-                (End::Untouched, Source::Stolen { .. }) => self.res.pieces[s.piece as usize].place = Place::Mapped,
-                (End::LostAtSource, _) => {
-                    self.res.pieces[s.piece as usize].place = Place::Lost;
-                    self.res.quarantined += s.bytes;
-                }
-                (end, source) => {
-                    if let Source::Stolen { from, .. } = source {
-                        self.res.set_unmapped(from, granules);
-                        self.res.pieces[s.piece as usize].moves += 1;
-                    }
-                    match end {
-                        End::Mapped => self.res.set_mapped(s.piece, s.at, Place::Mapped),
-                        End::LostAtTarget => {
-                            self.res.set_mapped(s.piece, s.at, Place::Lost);
-                            self.res.quarantined += s.bytes;
-                        }
-                        _ => self.res.put_cached(s.piece),
-                    }
-                }
-            }
-        }
+        let unused = plan.steps.iter().map(|s| self.end_step(s)).sum();
         budget.undo(unused);
         budget.keep(plan.ticket - unused);
         for &node in &plan.robbed {
@@ -462,13 +422,9 @@ impl Heap {
         host::room(&mut out, cached + more)?;
         while surplus > 0 {
             let Some(id) = self.res.cached.pop() else { break };
-            let p = &mut self.res.pieces[id as usize];
-            p.place = Place::Moving;
-            let bytes = u64::from(p.granules) << (self.res.shift + UNIT_SHIFT);
-            let (handle, source, end) = (p.handle, Source::Cached, End::Loose);
-            let step = Step { piece: id, at: NIL, addr: 0, bytes, handle, source, end };
-            out.push(Trim { node: None, step, gone: false });
-            surplus = surplus.saturating_sub(bytes);
+            let step = self.leaving(id, Source::Cached);
+            surplus = surplus.saturating_sub(step.bytes);
+            out.push(Trim { node: None, step });
         }
         Ok(out)
     }
@@ -489,15 +445,10 @@ impl Heap {
             }
             let from = self.covering(l.node, l.at << shift);
             let (node, _) = self.isolate(from, l.at << shift, (l.at + l.granules) << shift);
-            let span = &self.spans[usize::from(self.nodes[node].span)];
-            let from_addr = span.base + (u64::from((l.at << shift) - span.unit) << UNIT_SHIFT);
-            let p = &mut self.res.pieces[l.piece as usize];
-            p.place = Place::Moving;
-            let bytes = u64::from(p.granules) << (shift + UNIT_SHIFT);
-            let (handle, source, end) = (p.handle, Source::Stolen { from: l.at, from_addr }, End::Untouched);
-            let step = Step { piece: l.piece, at: NIL, addr: 0, bytes, handle, source, end };
-            out.push(Trim { node: Some(node), step, gone: false });
-            surplus = surplus.saturating_sub(bytes);
+            let from_addr = self.spans[usize::from(self.nodes[node].span)].addr(l.at << shift);
+            let step = self.leaving(l.piece, Source::Stolen { from: l.at, from_addr });
+            surplus = surplus.saturating_sub(step.bytes);
+            out.push(Trim { node: Some(node), step });
         }
         Ok(out)
     }
@@ -524,16 +475,21 @@ impl Heap {
                 continue;
             };
             if p.place == Place::Mapped && (p.at..p.at + p.granules).all(|g| self.is_dark(g)) {
-                self.res.pieces[id as usize].place = Place::Moving;
-                let from_addr = span.base + (u64::from((p.at << shift) - span.unit) << UNIT_SHIFT);
-                let bytes = u64::from(p.granules) << (shift + UNIT_SHIFT);
-                let (handle, source, end) = (p.handle, Source::Stolen { from: p.at, from_addr }, End::Untouched);
-                let step = Step { piece: id, at: NIL, addr: 0, bytes, handle, source, end };
-                out.push(Trim { node: None, step, gone: false });
+                let source = Source::Stolen { from: p.at, from_addr: span.addr(p.at << shift) };
+                let step = self.leaving(id, source);
+                out.push(Trim { node: None, step });
             }
             g = p.at + p.granules;
         }
         Ok(out)
+    }
+
+    /// A piece that is to be unmapped, if it is mapped, and destroyed.
+    fn leaving(&mut self, piece: u32, source: Source) -> Step {
+        let p = &mut self.res.pieces[piece as usize];
+        p.place = Place::Moving;
+        let (handle, bytes) = (p.handle, u64::from(p.granules) << (self.res.shift + UNIT_SHIFT));
+        Step { piece, at: NIL, addr: 0, bytes, handle, source, end: End::Untouched }
     }
 
     /// Whether a granule lies wholly under one suspended node.
@@ -575,7 +531,7 @@ impl Heap {
                             return Err(e);
                         }
                     };
-                    let addr = span.base + (u64::from((g << shift) - span.unit) << UNIT_SHIFT);
+                    let addr = span.addr(g << shift);
                     let bytes = self.res.bytes(1);
                     let (source, end) = (Source::New, End::Untouched);
                     steps.push(Step { piece, at: g, addr, bytes, handle: 0, source, end });
@@ -593,24 +549,8 @@ impl Heap {
 
     /// Brings a resumption back: the node stays lent, with or without its memory.
     pub(crate) fn finish_resume(&mut self, plan: Plan, budget: &Budget) {
-        let mut whole = true;
-        let mut unused = 0;
-        for s in &plan.steps {
-            self.res.pieces[s.piece as usize].handle = s.handle;
-            whole &= s.end == End::Mapped;
-            match s.end {
-                End::Mapped => self.res.set_mapped(s.piece, s.at, Place::Mapped),
-                End::Untouched => {
-                    self.res.drop_piece(s.piece);
-                    unused += s.bytes;
-                }
-                End::LostAtTarget => {
-                    self.res.set_mapped(s.piece, s.at, Place::Lost);
-                    self.res.quarantined += s.bytes;
-                }
-                _ => self.res.put_cached(s.piece),
-            }
-        }
+        let whole = plan.steps.iter().all(|s| s.end == End::Mapped);
+        let unused = plan.steps.iter().map(|s| self.end_step(s)).sum();
         budget.undo(unused);
         budget.keep(plan.ticket - unused);
         if whole && self.nodes[plan.target].state == State::Suspended {
@@ -622,31 +562,13 @@ impl Heap {
     /// Brings a trim back. A piece that was not destroyed is leaked and stays counted. Returns the bytes given back.
     pub(crate) fn finish_trim(&mut self, steps: Vec<Trim>, budget: &Budget) -> u64 {
         let mut freed = 0;
-        for &Trim { node, step: s, gone: destroyed } in &steps {
-            let granules = self.res.pieces[s.piece as usize].granules;
-            match (s.end, s.source) {
-                (End::LostAtSource, _) => {
-                    self.res.pieces[s.piece as usize].place = Place::Lost;
-                    self.res.quarantined += s.bytes;
-                }
-                (End::Untouched, _) => self.res.pieces[s.piece as usize].place = Place::Mapped,
-                (_, source) => {
-                    if let Source::Stolen { from, .. } = source {
-                        self.res.set_unmapped(from, granules);
-                    }
-                    if destroyed {
-                        budget.give_back(s.bytes);
-                        freed += s.bytes;
-                    } else {
-                        self.res.quarantined += s.bytes;
-                    }
-                    self.res.drop_piece(s.piece);
-                }
-            }
+        for &Trim { node, step } in &steps {
+            freed += self.end_step(&step);
             if let Some(node) = node {
                 self.settle_by_residency(node, READY, Stamp::NEVER);
             }
         }
+        budget.give_back(freed);
         for t in steps.iter().filter(|t| t.node.is_none()) {
             let Source::Stolen { from, .. } = t.step.source else { continue };
             let granules = self.res.pieces[t.step.piece as usize].granules;
@@ -662,6 +584,32 @@ impl Heap {
             }
         }
         freed
+    }
+
+    /// Writes down where a step left its piece. Returns the step's bytes if the allocator does not have them: the piece was never made, or
+    /// is destroyed.
+    fn end_step(&mut self, s: &Step) -> u64 {
+        let granules = self.res.pieces[s.piece as usize].granules;
+        self.res.pieces[s.piece as usize].handle = s.handle;
+        if let (Source::Stolen { from, .. }, true) = (s.source, !matches!(s.end, End::Untouched | End::LostAtSource)) {
+            self.res.set_unmapped(from, granules);
+        }
+        match (s.end, s.source) {
+            (End::Untouched, Source::New) | (End::Destroyed, _) => {
+                self.res.drop_piece(s.piece);
+                return s.bytes;
+            }
+            (End::Untouched, Source::Stolen { .. }) => self.res.pieces[s.piece as usize].place = Place::Mapped,
+            (End::Untouched, Source::Cached) | (End::Loose, _) => self.res.put_cached(s.piece),
+            (End::Mapped, _) => self.res.set_mapped(s.piece, s.at, Place::Mapped),
+            (End::LostAtSource, _) => self.res.pieces[s.piece as usize].place = Place::Lost,
+            (End::LostAtTarget, _) => self.res.set_mapped(s.piece, s.at, Place::Lost),
+            (End::Leaked, _) => self.res.drop_piece(s.piece),
+        }
+        if matches!(s.end, End::LostAtSource | End::LostAtTarget | End::Leaked) {
+            self.res.quarantined += s.bytes;
+        }
+        0
     }
 }
 

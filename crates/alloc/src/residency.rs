@@ -80,7 +80,6 @@ pub(crate) struct Piece {
     pub(crate) at: u32,
     pub(crate) granules: u32,
     pub(crate) handle: u64,
-    pub(crate) moves: u32,
     pub(crate) place: Place,
 }
 
@@ -147,7 +146,7 @@ impl Residency {
     }
 
     pub(crate) fn new_piece(&mut self, granules: u32) -> Result<u32> {
-        let piece = Piece { at: NIL, granules, handle: 0, moves: 0, place: Place::Moving };
+        let piece = Piece { at: NIL, granules, handle: 0, place: Place::Moving };
         if let Some(id) = self.vacant.pop() {
             self.pieces[id as usize] = piece;
             return Ok(id);
@@ -265,6 +264,10 @@ pub(crate) enum End {
     LostAtSource,
     /// The driver did not unmap it from its new place.
     LostAtTarget,
+    /// The driver took it back.
+    Destroyed,
+    /// The driver did not take it back, and it is mapped nowhere.
+    Leaked,
 }
 
 /// Maps one piece.
@@ -277,6 +280,31 @@ pub(crate) struct Step {
     pub(crate) handle: u64,
     pub(crate) source: Source,
     pub(crate) end: End,
+}
+
+impl Step {
+    /// Gets hold of the piece.
+    fn obtain(&mut self, backing: &dyn Backing) -> Result<()> {
+        match self.source {
+            Source::Cached => {}
+            Source::New => self.handle = backing.create(self.bytes)?,
+            Source::Stolen { from_addr, .. } => {
+                // SAFETY: the planner took the granule out of the free ones whose last use is over; its piece is mapped there.
+                unsafe { backing.unmap(from_addr, self.bytes) }.inspect_err(|_| self.end = End::LostAtSource)?;
+            }
+        }
+        self.end = End::Loose;
+        Ok(())
+    }
+
+    /// Gives the piece back to the driver.
+    pub(crate) fn destroy(&mut self, backing: &dyn Backing) {
+        if self.obtain(backing).is_ok() {
+            // SAFETY: the piece is loose, so mapped nowhere, and the step that knows its handle ends here.
+            let gone = unsafe { backing.destroy(self.handle, self.bytes) };
+            self.end = if gone.is_ok() { End::Destroyed } else { End::Leaked };
+        }
+    }
 }
 
 /// A change of residency that ends with a used block.
@@ -316,18 +344,7 @@ impl Plan {
 
     fn try_run(&mut self, backing: &dyn Backing) -> Result<()> {
         for step in &mut self.steps {
-            match step.source {
-                Source::Cached => step.end = End::Loose,
-                Source::New => {
-                    step.handle = backing.create(step.bytes)?;
-                    step.end = End::Loose;
-                }
-                Source::Stolen { from_addr, .. } => {
-                    // SAFETY: the planner took the granule out of the free ones whose last use is over; its piece is mapped there.
-                    unsafe { backing.unmap(from_addr, step.bytes) }.inspect_err(|_| step.end = End::LostAtSource)?;
-                    step.end = End::Loose;
-                }
-            }
+            step.obtain(backing)?;
             // SAFETY: the planner marked the step's address, in our reservation, as being backed by this plan alone; the piece is
             // loose.
             unsafe { backing.map(step.addr, step.handle, step.bytes) }?;
