@@ -2,16 +2,13 @@
 //!
 //! `cargo run --release -p leasehold --example foreign_framework`
 //!
-//! * A [`Tensor`] is a shape and a lease. Cloning it is cloning the lease; views share the buffer and its record of uses.
+//! * A [`Tensor`] is a shape and an array. Cloning it is cloning a lease; views share the buffer and its record of uses.
 //! * The device is found through the thread's current context, as frameworks do; nothing is passed along.
 //! * An operation is a [`GraphOperator`]: the same code runs at once or is recorded.
 //! * Kernels lie in an extension slot of the runtime, made when first asked for.
 
-use leasehold::kernel::{CpuArgs, KernelCheck, KernelDesc, KernelSource};
-use leasehold::{
-    Access, Buffer, BufferView, Context, Current, DeviceId, Error, GraphOperator, GraphUpdate, KernelBase, Lease,
-    Operand, Result, Runtime, Stream, View,
-};
+use leasehold::Current;
+use leasehold::prelude::*;
 use std::ops::Add;
 use std::sync::Arc;
 use std::time::Duration;
@@ -55,19 +52,10 @@ struct Kernels {
 
 impl Kernels {
     fn of(runtime: &Runtime) -> Result<Arc<Self>> {
-        let kernel = |name: &'static str, run, bindings: &[Access], params| {
-            let source = KernelSource::Cpu(run);
-            let desc =
-                KernelDesc { params, ..KernelDesc::new(name, source, bindings, KernelCheck::grid_1d()).aligned(4) };
-            // SAFETY: both functions touch their bindings through slices, which check bounds, and a tile writes a part of its own.
-            unsafe { KernelBase::new(desc) }
-        };
-        runtime.extension(|_| {
-            Ok(Self {
-                add: kernel("add", add, &[Access::Read, Access::Read, Access::Write], 0)?,
-                scale: kernel("scale", scale, &[Access::Read, Access::Write], 4)?,
-            })
-        })
+        let (add, scale) = (KernelBase::cpu("add", add).reads(2), KernelBase::cpu("scale", scale).reads(1));
+        let (add, scale) = (add.writes(1).aligned(4), scale.writes(1).aligned(4).params::<f32>());
+        // SAFETY: both touch their bindings through slices, which check bounds, and a tile writes a part of its own.
+        runtime.extension(|_| unsafe { Ok(Self { add: add.build()?, scale: scale.build()? }) })
     }
 }
 
@@ -110,23 +98,21 @@ impl GraphOperator for Elementwise<'_> {
 #[derive(Clone)]
 struct Tensor {
     shape: Vec<usize>,
-    buffer: Lease<Buffer>,
-    /// Bytes from the buffer's beginning.
-    offset: u64,
+    values: Array<f32>,
+    /// Elements before the first one.
+    from: usize,
 }
 
 impl Tensor {
     /// Uninitialised, for the current context's stream.
     fn empty(shape: &[usize]) -> Result<Self> {
-        let current = Current::get()?;
-        let bytes = 4 * shape.iter().product::<usize>() as u64;
-        Ok(Self { shape: shape.to_vec(), buffer: current.stream().alloc(bytes)?, offset: 0 })
+        let values = Current::get()?.stream().alloc_array(shape.iter().product())?;
+        Ok(Self { shape: shape.to_vec(), values, from: 0 })
     }
 
     fn from_slice(shape: &[usize], values: &[f32]) -> Result<Self> {
         let tensor = Self::empty(shape)?;
-        let current = Current::get()?;
-        current.stream().upload(tensor.view(), values)?;
+        Current::get()?.stream().upload(tensor.view(), values)?;
         Ok(tensor)
     }
 
@@ -146,10 +132,9 @@ impl Tensor {
         if from > to || to > rows {
             return Err(Error::invalid(format!("rows {from}..{to} of {rows}")));
         }
-        let row = 4 * self.shape[1..].iter().product::<usize>() as u64;
         let mut part = self.clone();
         part.shape[0] = to - from;
-        part.offset += from as u64 * row;
+        part.from += from * self.shape[1..].iter().product::<usize>();
         Ok(part)
     }
 
@@ -173,16 +158,14 @@ impl Tensor {
 
     /// The values; waits for them.
     fn to_vec(&self) -> Result<Vec<f32>> {
-        let mut values = vec![0.0f32; self.elements()];
-        Current::get()?.stream().download(&mut values, self.view())?;
-        Ok(values)
+        Current::get()?.stream().to_vec(self.view().values()?)
     }
 }
 
 /// With this the runtime's operations take tensors as they take buffers.
 impl View for Tensor {
     fn view(&self) -> BufferView<'_> {
-        self.buffer.view().narrowed(self.offset, 4 * self.elements() as u64)
+        self.values.slice(self.from..self.from + self.elements()).view()
     }
 }
 
@@ -236,7 +219,7 @@ fn main() -> Result<()> {
     // Its buffers and parameters can change without recording again.
     if let Some(node) = scaling {
         let other = Tensor::full(&[4, 3], 100.0)?;
-        let updated = graph.update(&GraphUpdate::new().buffer(&a.buffer, &other.buffer).params(node, &0.25f32))?;
+        let updated = graph.update(&GraphUpdate::new().buffer(&a.values, &other.values).params(node, &0.25f32))?;
         graph.launch()?;
         println!("updated ({updated:?}): {:?}", out.to_vec()?);
         assert_eq!(out.to_vec()?, [25.5; 12]);

@@ -63,7 +63,7 @@ pub enum Error {
     #[error("out of memory: {0}")]
     OutOfMemory(Box<OutOfMemory>),
     /// The request exceeds a budget: the caller's budget of bytes, or a pool's budget of resources.
-    #[error("over budget: {requested} {unit} requested, {used} of {limit} in use; {cure}", cure = unit.cure())]
+    #[error("over budget: {} requested, {} of {} in use; {}", unit.count(*requested), Count(*used), Count(*limit), unit.cure())]
     OverBudget {
         /// The counted unit.
         unit: Budgeted,
@@ -121,6 +121,25 @@ pub enum Error {
         /// The code's name.
         name: Box<str>,
     },
+    /// An error of somebody else's, on its way through the runtime: of a host call, an operator, a
+    /// writer.
+    #[error("{0}")]
+    Other(#[source] Arc<dyn std::error::Error + Send + Sync>),
+}
+
+/// Bytes of a MiB.
+const MIB: u64 = 1 << 20;
+
+/// A number that may be one of bytes: from a MiB on in MiB.
+struct Count(u64);
+
+impl fmt::Display for Count {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.0 {
+            0..MIB => write!(f, "{}", self.0),
+            n => write!(f, "{:.1} MiB", n as f64 / MIB as f64),
+        }
+    }
 }
 
 /// The unit of a budget.
@@ -136,6 +155,14 @@ pub enum Budgeted {
 }
 
 impl Budgeted {
+    /// So many of them: bytes from a MiB on in MiB.
+    fn count(self, n: u64) -> String {
+        match self {
+            Self::Bytes if n >= MIB => Count(n).to_string(),
+            _ => format!("{n} {self}"),
+        }
+    }
+
     fn cure(self) -> &'static str {
         match self {
             Self::Bytes => "free some, or raise the budget",
@@ -208,19 +235,24 @@ impl From<OutOfMemory> for Error {
 
 impl fmt::Display for OutOfMemory {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} requested from {}", self.requested, self.site)?;
+        write!(f, "{} requested from {}", Count(self.requested), self.site)?;
         if self.reserved != 0 || self.live != 0 {
             write!(
                 f,
                 "; {} reserved, {} live, {} free (largest {}), {} free but still in use by a stream, {} in graphs",
-                self.reserved, self.live, self.free_ready, self.largest_free, self.free_not_ready, self.in_graphs
+                Count(self.reserved),
+                Count(self.live),
+                Count(self.free_ready),
+                Count(self.largest_free),
+                Count(self.free_not_ready),
+                Count(self.in_graphs)
             )?;
         }
         if self.limit != u64::MAX {
-            write!(f, "; budget {}", self.limit)?;
+            write!(f, "; budget {}", Count(self.limit))?;
         }
         for (i, (place, bytes)) in self.places.iter().enumerate() {
-            write!(f, "{}{bytes} {place}", if i == 0 { "; of it: " } else { ", " })?;
+            write!(f, "{}{} {place}", if i == 0 { "; of it: " } else { ", " }, Count(*bytes))?;
         }
         for note in &self.notes {
             write!(f, "; {note}")?;
@@ -288,6 +320,34 @@ impl Error {
         Error::StaleHandle { resource, handle: format!("{handle:?}").into_boxed_str() }
     }
 
+    /// An error of somebody else's. It is the [source](std::error::Error::source) of this one, too.
+    ///
+    /// ```
+    /// use leasehold_core::Error;
+    /// let error = Error::other("the file has no header");
+    /// assert_eq!((error.kind(), error.to_string().as_str()), ("Other", "the file has no header"));
+    /// let error = Error::from(std::io::Error::other("disk full"));
+    /// assert_eq!(error.to_string(), "disk full");
+    /// ```
+    #[cold]
+    pub fn other(error: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> Self {
+        Error::Other(error.into().into())
+    }
+
+    /// Whether there was no room, or not within a budget: what freeing memory may cure.
+    ///
+    /// ```
+    /// use leasehold_core::{Budgeted, Error, OutOfMemory};
+    /// let error = Error::from(OutOfMemory::new("cpu:0", 3 << 20));
+    /// assert!(error.is_out_of_memory() && error.to_string().contains("3.0 MiB requested"));
+    /// let streams = Error::OverBudget { unit: Budgeted::Streams, requested: 1, used: 256, limit: 256 };
+    /// assert!(!streams.is_out_of_memory());
+    /// ```
+    #[must_use]
+    pub fn is_out_of_memory(&self) -> bool {
+        matches!(self, Error::OutOfMemory(_) | Error::OverBudget { unit: Budgeted::Bytes, .. })
+    }
+
     /// A short, stable name of the variant, for tables and JSON.
     #[must_use]
     pub fn kind(&self) -> &'static str {
@@ -310,7 +370,14 @@ impl Error {
             Error::Suspended(_) => "Suspended",
             Error::Compile { .. } => "Compile",
             Error::Driver { .. } => "Driver",
+            Error::Other(_) => "Other",
         }
+    }
+}
+
+impl From<std::io::Error> for Error {
+    fn from(error: std::io::Error) -> Self {
+        Error::other(error)
     }
 }
 

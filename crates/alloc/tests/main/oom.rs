@@ -48,8 +48,8 @@ fn the_report_says_where_the_memory_is() {
     let hint = "the budget allows no more: raise it, or free something";
     assert!(report.notes.iter().any(|n| n == hint), "{report}");
     let text = report.to_string();
-    assert!(text.starts_with("41943040 requested from cpu:0 memory; "), "{text}");
-    assert!(text.contains("; of it: ") && text.contains(" 12582912 live with tag 7 (4 buffers)"), "{text}");
+    assert!(text.starts_with("40.0 MiB requested from cpu:0 memory; "), "{text}");
+    assert!(text.contains("; of it: ") && text.contains(" 12.0 MiB live with tag 7 (4 buffers)"), "{text}");
     pass(side.line().now());
     drop((held, small));
     drop(b.take(40 * MIB));

@@ -1,6 +1,7 @@
 //! Kernels: bases, sessions, and what a session may do.
 //!
-//! * [`KernelDesc`] says what a kernel is: code, bindings, parameters, and which launches may run ([`KernelCheck`]).
+//! * [`KernelBuilder`], from [`KernelBase::cpu`], describes a kernel of the CPU's; a [`KernelDesc`] one of any backend: code, bindings,
+//!   parameters, and which launches may run ([`KernelCheck`]).
 //! * [`KernelBase`] is a kernel's key and its cache of pipelines, one per device. Making one is `unsafe`: its author vouches for the
 //!   kernel. Launching is safe: each launch is checked. New convenience goes to [`session_ops`].
 //! * [`Stream::launch`](crate::Stream::launch) is one launch.
@@ -9,6 +10,7 @@
 //! * [`Registry`] resolves a name to the kernel of the most specific architecture that a device runs.
 
 pub mod base;
+mod builder;
 mod grid;
 pub mod registry;
 pub(crate) mod rules;
@@ -17,6 +19,7 @@ pub mod session_ops;
 pub mod session_sync_ops;
 
 pub use base::KernelBase;
+pub use builder::KernelBuilder;
 pub use grid::{Grid, Params};
 pub use leasehold_hal::{Access, CpuArgs, CpuFn, KernelCheck, KernelDesc, KernelSource, LaunchInfo, Overlap};
 pub use registry::Registry;
