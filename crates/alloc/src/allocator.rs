@@ -1,7 +1,7 @@
 //! The allocator: the store under a lock, the backing, and the leases on the rows of its block table.
 //!
 //! # Protocol
-//! - Blocks that were just freed lie in magazines in front of the lock ([`front`](crate::front)).
+//! - Blocks that were just freed lie in thread caches in front of the lock ([`thread_cache`](crate::thread_cache)).
 //! - The lock guards the store, the list of vacant rows and the retire list. It is never held across a call of the backing, of a
 //!   timeline, of a reclaimer or of a foreign destructor.
 //! - A free runs in the drop of the last lease: [`last`](crate::paths::last). It makes no driver call, waits for nothing but the lock, and works on any thread.
@@ -13,7 +13,6 @@ use crate::backing::{Backing, BackingCaps};
 use crate::budget::Budget;
 use crate::buffer::{Buffer, CLASSLESS, HostKind, Row, WATCHED};
 use crate::config::{AllocStats, AllocatorConfig, Policy};
-use crate::front::Front;
 use crate::heap::{STRIDE, passed};
 use crate::imports::Keep;
 use crate::layout::{Layout, UNIT};
@@ -23,6 +22,7 @@ use crate::paths::last;
 use crate::stats::Counters;
 use crate::store::Store;
 use crate::table::{Table, Vacant};
+use crate::thread_cache::ThreadCaches;
 use crate::watch::Watch;
 use leasehold_core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use leasehold_core::sync::{Arc, CachePadded, Mutex, OnceLock};
@@ -83,7 +83,7 @@ pub(crate) struct Inner {
     owner: Owner,
     pub(crate) refs: AtomicU64,
     pub(crate) table: Table,
-    pub(crate) front: Front,
+    pub(crate) caches: ThreadCaches,
     pub(crate) core: CachePadded<Lock<Core>>,
     pub(crate) backing: Box<dyn Backing>,
     pub(crate) caps: BackingCaps,
@@ -245,7 +245,7 @@ impl Allocator {
         let threads = std::thread::available_parallelism().map_or(4, usize::from);
         // What lies in a magazine keeps the slab run or the granule around it from being empty.
         let fit = config.magazines && config.policy != Policy::Compact;
-        let front = if fit && watch.is_none() {
+        let caches = if fit && watch.is_none() {
             // All shards together hold back a small part of the memory at most, and give it up before any is taken from the driver.
             let most = caps.physical.min(config.budget) / 64 / (threads as u64 * 2).clamp(4, 64);
             const FEW: u64 = 1 << 20;
@@ -254,9 +254,9 @@ impl Allocator {
                 config.magazine_large_bytes.min(most),
                 config.depot_bytes.min(most),
             ];
-            Front::new(threads, small, large, depot)
+            ThreadCaches::new(threads, small, large, depot)
         } else {
-            Front::none()
+            ThreadCaches::none()
         };
         let core = Core {
             store,
@@ -272,13 +272,13 @@ impl Allocator {
             episodes: 0,
         };
         // Without magazines no block is of a class of theirs.
-        let classless = if front.is_none() { CLASSLESS } else { 0 };
+        let classless = if caches.is_none() { CLASSLESS } else { 0 };
         let row_flags = kind_bits(config.host_kind) | classless | if watch.is_some() { WATCHED } else { 0 };
         let inner = Box::new(Inner {
             owner: Owner { ops: &OPS },
             refs: AtomicU64::new(1),
             table: Table::new(),
-            front,
+            caches,
             core: CachePadded::new(Lock::new(core)),
             backing,
             caps,

@@ -483,7 +483,7 @@ impl GraphArena {
         } else {
             Layout::aligned(bytes, align)
         };
-        let block = self.0.allocator.inner().alloc_region(layout, on)?;
+        let block = self.0.allocator.inner().alloc(layout, on)?;
         block.set_region(true);
         self.0.allocator.inner().counters.in_graphs.fetch_add(block.len(), Ordering::Relaxed);
         let tenants = Mutex::new(Tenants { awake: 1, dark: false });

@@ -1,23 +1,24 @@
-//! The depot: small blocks that magazines had no room for, by the stack, for whoever of their line asks next.
+//! The depot: small blocks that full thread caches give away by the list, for the next request of
+//! their line on any thread.
 //!
-//! A magazine that is full gives half of a stack to the depot in one step, one that is empty takes as much back, and neither looks at the
-//! blocks: so threads that free what others allocate, or allocate and free in large batches, meet at the core's lock a few times in a
-//! hundred operations only. A *bin* belongs to one line at a time, so that threads with streams of their own do not meet here either; another
-//! line gets it when it is empty, or has not been used for a while.
-//! What lies here counts as kept in magazines, and goes to the core whenever memory is about to be taken from the driver.
+//! This is the depot of Bonwick's magazines, and TCMalloc's transfer cache. A list goes in or out in
+//! one step, which looks at none of its blocks. So threads that free what others allocate meet at
+//! the heap's lock a few times in a hundred operations. Here a *bin* belongs to one line at a time,
+//! so threads with streams of their own do not meet here either. Another line gets a bin that is
+//! empty, or that its line has not used for a while. What lies here counts as kept in thread caches.
 //!
 //! # Protocol
 //! A bin's lock is a leaf. Stacks come and go only inside a shard, which must not wait: who finds a bin locked does without it. So who
-//! keeps everybody out of all shards finds all stacks here ([`Front::flush`](crate::front::Front::flush)).
+//! keeps everybody out of all shards finds all stacks here ([`ThreadCaches::flush`](crate::thread_cache::ThreadCaches::flush)).
 //!
 //! A stack is its rows, linked through their headers. The lengths of their buffers mean nothing while nobody holds them: that of the first
 //! row says which stack lies under it, and how many rows it has. The last few stacks of a bin are named row by row besides, so that who takes
 //! one may have all its rows fetched at once: they are likely in another processor's cache, and each names the next one only.
 
 use crate::buffer::Row;
-use crate::front::{Chain, link};
 use crate::host::fetch;
 use crate::layout::{CLASSES, class_size};
+use crate::list::{List, link};
 use leasehold_core::sync::atomic::{AtomicU64, Ordering};
 use leasehold_core::sync::{CachePadded, Mutex};
 use leasehold_core::{LineId, Stamp};
@@ -102,11 +103,11 @@ impl Depot {
     }
 
     /// Keeps a stack of rows of a class, freed on `line`, each linked to the next. `false`: there is no room, or somebody is at it. What another
-    /// line has left in the bin may go into the chain. Inside a shard only.
+    /// line has left in the bin may go into the list. Inside a shard only.
     ///
     /// # Safety
     /// - The table whose rows were put here is alive.
-    pub(crate) unsafe fn push(&self, line: LineId, class: usize, stack: &[&Row], left: &mut Chain) -> bool {
+    pub(crate) unsafe fn push(&self, line: LineId, class: usize, stack: &[&Row], left: &mut List) -> bool {
         let (Some(bin), &[first, ..]) = (self.bin(line), stack) else { return false };
         let Some(rows) = u16::try_from(stack.len()).ok().filter(|&n| n <= MOST_ROWS) else { return false };
         let Some(mut piles) = bin.piles.try_lock() else { return false };
@@ -157,14 +158,14 @@ impl Depot {
         Some((first, rows))
     }
 
-    /// Moves everything into the chain.
+    /// Moves everything into the list.
     ///
     /// # Safety
     /// - The table whose rows were put here is alive.
-    pub(crate) unsafe fn drain(&self, chain: &mut Chain) {
+    pub(crate) unsafe fn drain(&self, list: &mut List) {
         for bin in self.bins.iter().filter(|b| b.kept.load(Ordering::Relaxed) != 0) {
             // SAFETY: the caller keeps the table of all rows in the depot alive.
-            unsafe { bin.piles.lock().drain(chain) };
+            unsafe { bin.piles.lock().drain(list) };
             bin.kept.store(0, Ordering::Relaxed);
         }
     }
@@ -182,12 +183,12 @@ impl Piles {
         Some((first, rows as u16))
     }
 
-    /// Moves all rows into the chain.
+    /// Moves all rows into the list.
     ///
     /// # Safety
     /// - The table whose rows these are is alive.
     #[cold]
-    unsafe fn drain(&mut self, chain: &mut Chain) {
+    unsafe fn drain(&mut self, list: &mut List) {
         for class in 0..CLASSES {
             // SAFETY: the caller keeps the table of these rows alive.
             while let Some((first, rows)) = unsafe { self.take_top(class) } {
@@ -196,7 +197,7 @@ impl Piles {
                     // SAFETY: the links of a stack name rows of the same table, which the caller keeps alive.
                     let Some(row) = (unsafe { at.as_ref() }) else { break };
                     at = link(row);
-                    chain.push(row);
+                    list.push(row);
                 }
             }
         }
@@ -218,8 +219,8 @@ mod tests {
     /// Rows that are linked to each other.
     fn rows(n: u32) -> Vec<Row> {
         let rows: Vec<_> = (0..n).map(|i| Row::new(Header::new(ptr::null(), i, 1))).collect();
-        let mut chain = Chain::EMPTY;
-        rows.iter().rev().for_each(|row| chain.push(row));
+        let mut list = List::EMPTY;
+        rows.iter().rev().for_each(|row| list.push(row));
         rows
     }
 
@@ -229,7 +230,7 @@ mod tests {
 
     /// Whether the depot keeps them, and how many others it gave up.
     fn push(depot: &Depot, line: LineId, rows: &[Row]) -> (bool, usize) {
-        let mut left = Chain::EMPTY;
+        let mut left = List::EMPTY;
         // SAFETY: the rows live as long as each test.
         let kept = unsafe { depot.push(line, CLASS, &of(rows), &mut left) };
         // SAFETY: what was left are rows of the same test.
@@ -288,12 +289,12 @@ mod tests {
     fn a_drain_finds_every_row() {
         let (depot, a) = (Depot::new(4, 1 << 20), rows(6));
         assert!(push(&depot, line(1), &a[0..4]).0 && push(&depot, line(2), &a[4..6]).0);
-        let mut chain = Chain::EMPTY;
+        let mut list = List::EMPTY;
         // SAFETY: the rows live as long as the test.
-        unsafe { depot.drain(&mut chain) };
+        unsafe { depot.drain(&mut list) };
         let mut found = Vec::new();
-        // SAFETY: the chain has the test's own rows.
-        while let Some(row) = unsafe { chain.pop() } {
+        // SAFETY: the list has the test's own rows.
+        while let Some(row) = unsafe { list.pop() } {
             found.push(row.header.index());
         }
         found.sort_unstable();

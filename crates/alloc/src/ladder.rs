@@ -153,11 +153,11 @@ impl Inner {
     fn rise(&self, need: Need, layout: Layout, on: On<'_>, trail: &mut Trail) -> Lent {
         let size = layout.size;
         // 1, 2
-        // What lies in this thread's magazines may fit, or leave something whole that does.
-        let (chain, drift) = self.front.flush_own(thread_number());
-        self.take_back(chain, drift);
+        // What lies in this thread's cache may fit, or leave something whole that does.
+        let back = self.caches.flush_own(thread_number());
         {
             let mut core = self.core.lock();
+            self.take_back(&mut core, back);
             self.settle(&mut core);
             let moves = self.may_move(&core);
             let evenly = moves && self.few() && self.reservation.is_some();
@@ -240,7 +240,7 @@ impl Inner {
 
     /// Allocations and frees so far, whoever served them.
     fn operations(&self, core: &Core) -> u64 {
-        2 * (core.allocations + self.front.stats().2)
+        2 * (core.allocations + self.caches.stats().2)
     }
 
     /// How memory is taken from the driver now.

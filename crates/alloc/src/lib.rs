@@ -25,7 +25,6 @@ mod cell;
 mod config;
 mod debug;
 mod depot;
-mod front;
 mod grave;
 mod heap;
 mod host;
@@ -33,6 +32,7 @@ mod imports;
 mod index;
 mod ladder;
 mod layout;
+mod list;
 mod lock;
 mod lookup;
 mod map;
@@ -55,6 +55,7 @@ mod snapshot;
 mod stats;
 mod store;
 mod table;
+mod thread_cache;
 mod watch;
 
 // Tests of private parts need memory without a device too, and the crate that has it is built over this one's other build.

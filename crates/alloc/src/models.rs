@@ -21,10 +21,11 @@ use crate::budget::Budget;
 use crate::buffer::Row;
 use crate::config::AllocatorConfig;
 use crate::fake::FakeBacking;
-use crate::front::{Chain, Front, Pocket, Put, Took};
 use crate::layout::Layout;
+use crate::list::List;
 use crate::mutant::with_defect;
 use crate::numbers::Numbers;
+use crate::thread_cache::{Refill, ThreadCaches};
 use leasehold_core::sync::atomic::{AtomicU32, Ordering};
 use leasehold_core::sync::{Arc, UnsafeCell, thread};
 use leasehold_core::{Header, Line, LineId, LineOwner, Point, Result, Stamp, Timeline};
@@ -85,7 +86,7 @@ fn explore(letter: char, expected: &[&str], model: impl Fn(&Seen) + Send + Sync 
 
 /// Blocks in magazines, each with a cell that only its holder may touch.
 struct Pile {
-    front: Front,
+    caches: ThreadCaches,
     rows: Box<[Row]>,
     cells: Vec<UnsafeCell<u32>>,
 }
@@ -106,8 +107,8 @@ impl Pile {
     fn new(rows: u32) -> Self {
         let row = |i| Row::new(Header::new(std::ptr::null(), i, 1));
         // Room for two blocks of the smallest class.
-        let front = Front::new(1, 4096, 0, 0);
-        Self { front, rows: (0..rows).map(row).collect(), cells: (0..rows).map(|_| UnsafeCell::new(0)).collect() }
+        let caches = ThreadCaches::new(1, 4096, 0, 0);
+        Self { caches, rows: (0..rows).map(row).collect(), cells: (0..rows).map(|_| UnsafeCell::new(0)).collect() }
     }
 
     fn touch(&self, row: &Row) {
@@ -117,35 +118,32 @@ impl Pile {
 
     fn put(&self, thread: u32, row: &Row) -> Option<usize> {
         self.touch(row);
-        if self.front.put_own(thread, row, CLASS, line(), SIZE) {
+        if self.caches.put(thread, row, CLASS, line(), SIZE) {
             return Some(0);
         }
-        match self.front.put::<false>(thread, row, Pocket::small(CLASS), line(), SIZE) {
-            Put::Kept(chain, _) => Some(self.count(chain)),
-            Put::Refused => None,
-        }
+        self.caches.spill(thread, row, CLASS, line(), SIZE).map(|back| self.count(back.rows))
     }
 
     fn take(&self, thread: u32) -> Option<&Row> {
         // SAFETY: the rows live as long as the pile.
-        if let Some(row) = unsafe { self.front.take_own(thread, CLASS, line(), SIZE) } {
+        if let Some(row) = unsafe { self.caches.take(thread, CLASS, line(), SIZE) } {
             self.touch(row);
             return Some(row);
         }
         // SAFETY: the rows live as long as the pile.
-        match unsafe { self.front.take::<false>(thread, Pocket::small(CLASS), line(), SIZE) } {
-            Took::Row(row, _) => {
+        match unsafe { self.caches.refill(thread, CLASS, line(), SIZE) } {
+            Refill::Row(row, _) => {
                 self.touch(row);
                 Some(row)
             }
-            Took::Nothing(_) | Took::Empty(_) => None,
+            Refill::Empty(..) => None,
         }
     }
 
-    fn count(&self, mut chain: Chain) -> usize {
+    fn count(&self, mut list: List) -> usize {
         let mut n = 0;
         // SAFETY: the rows live as long as the pile.
-        while let Some(row) = unsafe { chain.pop() } {
+        while let Some(row) = unsafe { list.pop() } {
             self.touch(row);
             n += 1;
         }
@@ -153,7 +151,7 @@ impl Pile {
     }
 
     fn flush(&self) -> usize {
-        self.count(self.front.flush(false).0)
+        self.count(self.caches.flush(false).rows)
     }
 }
 
@@ -337,12 +335,12 @@ fn f_counters_tell_no_more_than_there_is() {
         let there = pile.clone();
         let other = thread::spawn(move || there.flush());
         let row = pile.take(1);
-        let (rows, kept, _, _) = pile.front.stats();
+        let (rows, kept, _, _) = pile.caches.stats();
         assert!(rows <= 2 && kept <= 2 * SIZE, "{rows} rows, {kept} bytes");
         seen.note(if rows > 0 { "some" } else { "none" });
         let mine = row.map_or(0, |row| pile.put(1, row).map_or(1, |spilled| spilled));
         let sum = mine + other.join().unwrap() + pile.flush();
-        let (rows, kept, _, drift) = pile.front.stats();
+        let (rows, kept, _, drift) = pile.caches.stats();
         assert_eq!((sum, rows, kept, drift), (2, 0, 0, 0), "a counter has lost a step");
     });
 }

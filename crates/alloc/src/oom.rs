@@ -54,7 +54,7 @@ impl Inner {
             }
         }
         report.live = self.live_bytes();
-        place(format_args!("in magazines"), self.front.stats().1);
+        place(format_args!("in thread caches"), self.caches.stats().1);
         place(format_args!("held back by debug aids"), self.watch.as_ref().map_or(0, |w| w.numbers().0));
         report.reserved = self.budget.committed();
         report.in_graphs = self.counters.in_graphs.load(Ordering::Relaxed);

@@ -73,7 +73,7 @@ impl Inner {
     /// Live bytes, as asked for. Exact when nobody is inside; otherwise a sum of what was not read at one time, and may be below zero.
     pub(crate) fn live_bytes(&self) -> u64 {
         let c = &self.counters;
-        let ahead = self.front.stats().3.wrapping_add(c.ahead());
+        let ahead = self.caches.stats().3.wrapping_add(c.ahead());
         let live = c.live_bytes.load(Ordering::Relaxed).wrapping_add_signed(ahead);
         live.cast_signed().max(0).cast_unsigned()
     }
@@ -81,7 +81,7 @@ impl Inner {
     pub(crate) fn stats(&self) -> AllocStats {
         let watched = self.watch.as_ref().map_or((0, 0), |w| w.numbers());
         let core = self.core.lock();
-        let (rows, kept, hits, _) = self.front.stats();
+        let (rows, kept, hits, _) = self.caches.stats();
         let (free_ready, free_not_ready) = core.store.free_bytes();
         let c = &self.counters;
         let live = self.live_bytes();

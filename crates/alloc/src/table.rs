@@ -4,7 +4,7 @@
 //! headers, which the allocator's lock guards.
 
 use crate::buffer::Row;
-use crate::front::{link, set_link};
+use crate::list::{link, set_link};
 use crate::numbers::thread_number;
 use leasehold_core::sync::OnceLock;
 use leasehold_core::sync::atomic::{AtomicU32, Ordering};
@@ -121,13 +121,6 @@ impl Table {
         let row = unsafe { vacant.unlink(list) }.ok_or_else(lost)?;
         vacant.live += 1;
         Ok(row)
-    }
-
-    /// A row that nobody holds, from the list of the thread of this number, uncounted.
-    #[inline]
-    pub(crate) fn pick(&self, thread: u32, vacant: &mut Vacant) -> Option<&Row> {
-        // SAFETY: rows are of this table.
-        unsafe { vacant.unlink(list_of(thread)) }
     }
 
     /// Brings unused rows to a list, or names another list that has some.

@@ -1,0 +1,482 @@
+//! Thread caches: blocks that were just freed, kept in front of the heap's lock for the next request.
+//!
+//! These are Bonwick's magazines with their depot, per stream: a block's former uses are on the line
+//! that freed it, so the next request on that line may take it without asking for its stamp. A
+//! *shard* is the cache of the threads of some numbers. For each of a few lines it has one *bin* per
+//! slab class, a list of blocks. A full bin gives half of its blocks to the heap. Where the shard
+//! holds all that it may, its fullest bin does.
+//!
+//! Larger blocks are different, since what lies in a cache cannot coalesce, and what is reused from
+//! it does not move to a lower address. A shard keeps the last one that was freed, up to the next
+//! request for another size. That request gives it back to the heap under the lock which it takes
+//! anyway, as mimalloc's threads collect deferred frees. Where the same sizes do not come again, the
+//! shard keeps none for a while.
+//!
+//! One flag says that the shard's threads found the heap's lock taken. Then full bins give to the
+//! [`depot`](crate::depot), empty ones take a list from there or fetch some more blocks of the heap,
+//! and the shard keeps up to [`LARGE`] large blocks. A flush clears the flag.
+//!
+//! # Protocol
+//! A shard has one lock word. A thread enters by a compare-and-swap from free to locked and leaves by
+//! a store. It does not wait: a thread that finds the word locked goes to the heap. Only a flush
+//! waits, since it must find everything that was freed before it. A closed shard stays locked.
+//! Counters are written inside only, and read anywhere.
+//!
+//! The hits, [`ThreadCaches::take`] and [`ThreadCaches::put`], do nothing else and give up where
+//! anything else is to be done. What a hit touches lies in the shard and in the first 64 bytes of a
+//! row. Nobody calls anything while inside. Rows that leave for the heap are carried there after leaving.
+
+use crate::buffer::Row;
+use crate::depot::Depot;
+use crate::layout::SLAB_MAX;
+use crate::list::List;
+use crate::mutant::mutated;
+use leasehold_core::LineId;
+use leasehold_core::sync::atomic::{AtomicBool, AtomicI64, AtomicU32, AtomicU64, Ordering};
+use leasehold_core::sync::{UnsafeCell, spin_loop};
+
+mod bins;
+mod shards;
+use bins::{Bins, Kept, add};
+use shards::Shards;
+
+const FREE: u32 = 0;
+const LOCKED: u32 = 1;
+/// Bytes by which a shard's count of live bytes may be ahead of the heap's. To tell it is a write
+/// that all threads share.
+const DRIFT: i64 = 2 << 20;
+/// Large blocks that a shard keeps at most.
+const LARGE: usize = 16;
+/// Large blocks that are kept in a row without a hit, before no more are kept.
+const TRIES: u32 = 48;
+/// Frees of large blocks that then go to the heap.
+const REST: u32 = 4096;
+/// The same, after a large block that was kept was missing elsewhere.
+const SHORT_REST: u32 = 512;
+/// Shards that there are at most.
+const MOST_SHARDS: usize = 64;
+
+/// The shards of one allocator.
+pub(crate) struct ThreadCaches {
+    shards: Shards,
+    /// What each shard keeps at most, of small blocks and of large ones.
+    small: u64,
+    large: u64,
+    /// The largest block that is kept.
+    largest: u64,
+    depot: Depot,
+}
+
+// Aligned to pages: processors fetch lines of a page in advance, and so would take a neighbour's from its thread.
+#[repr(align(4096))]
+pub(crate) struct Shard {
+    word: AtomicU32,
+    /// The shard's threads found the heap's lock taken. A hint.
+    contended: AtomicBool,
+    /// Large blocks that go to the heap before the next is kept. A guess: written without care.
+    rest: AtomicU32,
+    /// Live bytes that this shard lent and took back, beyond what the heap knows.
+    drift: AtomicI64,
+    small: Kept,
+    large: Kept,
+    hits: AtomicU64,
+    bins: UnsafeCell<Bins>,
+}
+
+// SAFETY: the bins are touched only inside (see the protocol); rows are `Sync` and outlive the caches.
+unsafe impl Send for Shard {}
+// SAFETY: the bins are entered by one thread at a time (see the protocol); all else is atomic.
+unsafe impl Sync for Shard {}
+
+/// What goes to the heap: rows, and live bytes that it does not know of.
+pub(crate) struct Back {
+    pub(crate) rows: List,
+    pub(crate) drift: i64,
+}
+
+impl Back {
+    pub(crate) const NOTHING: Back = Back { rows: List::EMPTY, drift: 0 };
+
+    #[inline(always)]
+    pub(crate) fn is_nothing(&self) -> bool {
+        self.rows.is_empty() && self.drift == 0
+    }
+}
+
+/// What came of a request for a small block that was no hit.
+pub(crate) enum Refill<'a> {
+    Row(&'a Row, Back),
+    /// There is none. So many more than the one that was asked for are welcome: see [`ThreadCaches::stock`].
+    Empty(u32, Back),
+}
+
+impl ThreadCaches {
+    /// Shards for `threads` threads that may run at once; each keeps at most `small` bytes of small blocks and `large` of large ones. The
+    /// depot has as many bins, of `depot` bytes.
+    pub(crate) fn new(threads: usize, small: u64, large: u64, depot: u64) -> Self {
+        let n = if cfg!(loom) { 1 } else { (threads * 2).next_power_of_two().clamp(4, MOST_SHARDS) };
+        let depot = Depot::new(if depot == 0 { 0 } else { n }, depot);
+        // Two of the largest find room.
+        let largest = if large / 2 <= SLAB_MAX { 0 } else { (large / 2).min(1 << 30) };
+        Self { shards: Shards::new(n, || Shard::new(small, FREE)), small, large, largest, depot }
+    }
+
+    /// No shards at all.
+    pub(crate) fn none() -> Self {
+        let shards = Shards::new(0, || Shard::new(0, LOCKED));
+        Self { shards, small: 0, large: 0, largest: 0, depot: Depot::new(0, 0) }
+    }
+
+    /// Whether there are no shards.
+    #[inline]
+    pub(crate) fn is_none(&self) -> bool {
+        self.shards.is_none()
+    }
+
+    /// The threads of the shard found the heap's lock taken.
+    #[cold]
+    pub(crate) fn note_contention(&self, thread: u32) {
+        self.shards.of(thread).contended.store(true, Ordering::Relaxed);
+    }
+
+    /// A row of a slab class that was freed on `line`, lent for `size` bytes, if the thread's shard has one.
+    ///
+    /// # Safety
+    /// - The table whose rows were put here is alive for `'a`.
+    #[inline(always)]
+    pub(crate) unsafe fn take<'a>(&self, thread: u32, class: usize, line: LineId, size: u64) -> Option<&'a Row> {
+        let shard = self.shards.of(thread);
+        let mut inside = shard.enter()?;
+        let bins = inside.bins();
+        let at = bins.place(line)?;
+        // SAFETY: the caller keeps the table of the rows in the bins alive for `'a`.
+        let (row, bytes) = unsafe { bins.of(at, class).pop() }?;
+        if mutated('f') {
+            // Leaves too early, and the counters are written outside.
+            shard.leave();
+            leasehold_core::sync::thread::yield_now();
+        }
+        shard.lent(&shard.small, bytes, size);
+        Some(row)
+    }
+
+    /// Keeps a row of a slab class that nobody holds and whose last uses are on `line`, if the thread's shard has room for it.
+    #[inline(always)]
+    pub(crate) fn put(&self, thread: u32, row: &Row, class: usize, line: LineId, size: u64) -> bool {
+        let shard = self.shards.of(thread);
+        let Some(mut inside) = shard.enter() else { return false };
+        let drift = shard.drift.load(Ordering::Relaxed) - size as i64;
+        let bins = inside.bins();
+        let Some(at) = bins.place(line) else { return false };
+        let bin = bins.of(at, class);
+        let kept = shard.small.bytes.load(Ordering::Relaxed) + u64::from(bin.bytes);
+        let fine = bin.len < bin.most && kept <= self.small && drift >= -DRIFT;
+        if fine {
+            bin.push(row);
+            shard.small.bytes.store(kept, Ordering::Relaxed);
+            add(&shard.small.rows, 1);
+            shard.drift.store(drift, Ordering::Relaxed);
+        }
+        fine
+    }
+
+    /// As [`take`](Self::take), from the depot if the shard has none.
+    ///
+    /// # Safety
+    /// - As [`take`](Self::take).
+    pub(crate) unsafe fn refill<'a>(&self, thread: u32, class: usize, line: LineId, size: u64) -> Refill<'a> {
+        const EMPTY: Refill<'_> = Refill::Empty(0, Back::NOTHING);
+        let shard = self.shards.of(thread);
+        let contended = shard.contended.load(Ordering::Relaxed);
+        if shard.small.rows.load(Ordering::Relaxed) == 0 && !contended && !self.depot.may_have(line) {
+            return EMPTY;
+        }
+        let Some(mut inside) = shard.enter() else { return EMPTY };
+        let bins = inside.bins();
+        let mut rows = List::EMPTY;
+        let at = match bins.place(line) {
+            None if contended || self.depot.may_have(line) => bins.adopt(line, shard, &mut rows),
+            place => place,
+        };
+        let Some(at) = at else { return EMPTY };
+        let bin = bins.of(at, class);
+        if bin.len == 0
+            && self.depot.may_have(line)
+            // SAFETY: the depot has rows of the same table, which the caller keeps alive.
+            && let Some((first, n)) = unsafe { self.depot.pop(line, class) }
+        {
+            (bin.head, bin.len) = (first, n);
+            shard.small.add(n.into(), u64::from(n) * u64::from(bin.bytes));
+        }
+        // SAFETY: the caller keeps the table of the rows in the bins alive for `'a`.
+        if let Some((row, bytes)) = unsafe { bin.pop() } {
+            shard.lent(&shard.small, bytes, size);
+            return Refill::Row(row, Back { rows, drift: shard.tell() });
+        }
+        let more =
+            if contended && shard.small.bytes.load(Ordering::Relaxed) < self.small / 2 { bin.most / 4 } else { 0 };
+        Refill::Empty(more.into(), Back { rows, drift: 0 })
+    }
+
+    /// As [`put`](Self::put), and makes room. `None`: somebody is inside.
+    pub(crate) fn spill(&self, thread: u32, row: &Row, class: usize, line: LineId, size: u64) -> Option<Back> {
+        let shard = self.shards.of(thread);
+        let mut inside = shard.enter()?;
+        let bins = inside.bins();
+        let mut rows = List::EMPTY;
+        let fine = match bins.place(line).or_else(|| bins.adopt(line, shard, &mut rows)) {
+            Some(at) => {
+                bins.make_room((at, class), self.small, shard, &self.depot, &mut rows);
+                bins.keep((at, class), row, self.small, shard)
+            }
+            None => false,
+        };
+        if !fine {
+            rows.push(row);
+        }
+        shard.drift.store(shard.drift.load(Ordering::Relaxed) - size as i64, Ordering::Relaxed);
+        Some(Back { rows, drift: shard.tell() })
+    }
+
+    /// Keeps rows of small blocks of one class that nobody has held yet and that `line` may use. What finds no room stays in the list.
+    ///
+    /// # Safety
+    /// - The table whose rows these are outlives the caches.
+    pub(crate) unsafe fn stock(&self, thread: u32, rows: &mut List, class: usize, line: LineId) {
+        let shard = self.shards.of(thread);
+        let Some(mut inside) = shard.enter() else { return };
+        let bins = inside.bins();
+        let Some(at) = bins.place(line) else { return };
+        // SAFETY: the caller keeps the table of the list's rows alive.
+        while let Some(row) = unsafe { rows.pop() } {
+            if !bins.keep((at, class), row, self.small, shard) {
+                return rows.push(row);
+            }
+        }
+    }
+
+    /// Whether large blocks that were asked for with this size may be kept.
+    #[inline]
+    pub(crate) fn keeps(&self, size: u64) -> bool {
+        size > SLAB_MAX && size <= self.largest
+    }
+
+    /// A large row that was freed on `line`, lent for `size` bytes, and the live bytes that the heap does not know of.
+    ///
+    /// # Errors
+    /// What goes to the heap before the request does.
+    ///
+    /// # Safety
+    /// - As [`take`](Self::take).
+    #[inline]
+    pub(crate) unsafe fn take_large<'a>(&self, thread: u32, line: LineId, size: u64) -> Result<(&'a Row, i64), Back> {
+        let shard = self.shards.of(thread);
+        if shard.large.rows.load(Ordering::Relaxed) == 0 {
+            return Err(Back::NOTHING);
+        }
+        let Some(mut inside) = shard.enter() else { return Err(Back::NOTHING) };
+        let large = &mut inside.bins().large;
+        // SAFETY: the caller keeps the table of the rows in the shard alive for `'a`.
+        match unsafe { large.take(line, size) } {
+            Some((row, bytes)) => {
+                shard.lent(&shard.large, bytes, size);
+                Ok((row, shard.drift.load(Ordering::Relaxed)))
+            }
+            None => {
+                let mut rows = List::EMPTY;
+                // What is kept cannot coalesce. Where threads contend, some of it is worth a visit to the heap.
+                if !shard.contended.load(Ordering::Relaxed) || large.len() > LARGE / 2 {
+                    large.give_up(&shard.large, &mut rows);
+                }
+                let drift = if rows.is_empty() { 0 } else { shard.drift.swap(0, Ordering::Relaxed) };
+                Err(Back { rows, drift })
+            }
+        }
+    }
+
+    /// Keeps a large row of a size that it [`keeps`](Self::keeps), which nobody holds and whose last uses are on `line`. `None`: sizes do
+    /// not come again, or somebody is inside.
+    #[inline]
+    pub(crate) fn put_large(&self, thread: u32, row: &Row, line: LineId, size: u64) -> Option<Back> {
+        let shard = self.shards.of(thread);
+        let rest = shard.rest.load(Ordering::Relaxed);
+        if rest > 0 {
+            shard.rest.store(rest - 1, Ordering::Relaxed);
+            return None;
+        }
+        let mut inside = shard.enter()?;
+        let large = &mut inside.bins().large;
+        let most = if shard.contended.load(Ordering::Relaxed) { LARGE } else { 1 };
+        let mut rows = List::EMPTY;
+        if large.are_useless() {
+            shard.rest.store(REST, Ordering::Relaxed);
+        }
+        if large.len() >= most || shard.large.bytes.load(Ordering::Relaxed) + size > self.large {
+            large.give_up(&shard.large, &mut rows);
+        }
+        large.put(row, line, size, &shard.large);
+        let drift = shard.drift.load(Ordering::Relaxed) - size as i64;
+        if rows.is_empty() {
+            shard.drift.store(drift, Ordering::Relaxed);
+            return Some(Back::NOTHING);
+        }
+        shard.drift.store(0, Ordering::Relaxed);
+        Some(Back { rows, drift })
+    }
+
+    /// Takes everything out of the shard of a thread, unless somebody else is inside; and out of the depot.
+    pub(crate) fn flush_own(&self, thread: u32) -> Back {
+        let mut back = Back::NOTHING;
+        // SAFETY: rows in the depot belong to a table that outlives the caches.
+        unsafe { self.depot.drain(&mut back.rows) };
+        let shard = self.shards.of(thread);
+        if !shard.is_idle()
+            && let Some(mut inside) = shard.enter()
+        {
+            inside.drain(&mut back);
+        }
+        back
+    }
+
+    /// Takes everything out of all shards and the depot. `close`: and lets nobody in again.
+    pub(crate) fn flush(&self, close: bool) -> Back {
+        let mut back = Back::NOTHING;
+        // What lies in the depot must not get into a shard that was looked at.
+        let all = close || self.depot.any();
+        // Every flush begins at the first shard, so no two wait for each other.
+        let mut entered: [Option<Inside<'_>>; MOST_SHARDS] = [const { None }; MOST_SHARDS];
+        for (inside, shard) in entered.iter_mut().zip(self.shards.all()).filter(|(_, s)| all || !s.is_idle()) {
+            *inside = Some(shard.await_turn());
+        }
+        // SAFETY: rows in the depot belong to a table that outlives the caches.
+        unsafe { self.depot.drain(&mut back.rows) };
+        for mut inside in entered.into_iter().flatten() {
+            inside.drain(&mut back);
+            if close {
+                std::mem::forget(inside);
+            }
+        }
+        back
+    }
+
+    /// Rows and bytes in the shards and the depot, hits, and live bytes beyond what the heap knows. Sums of single-writer counters: exact when
+    /// nobody is inside.
+    pub(crate) fn stats(&self) -> (u64, u64, u64, i64) {
+        let (rows, bytes) = self.depot.kept();
+        let load = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        self.shards.all().iter().fold((rows, bytes, 0, 0), |(rows, bytes, hits, drift), s| {
+            (
+                rows + load(&s.small.rows) + load(&s.large.rows),
+                bytes + load(&s.small.bytes) + load(&s.large.bytes),
+                hits + load(&s.hits),
+                drift + s.drift.load(Ordering::Relaxed),
+            )
+        })
+    }
+}
+
+/// A thread inside a shard; it leaves when this goes.
+struct Inside<'a>(&'a Shard);
+
+impl Inside<'_> {
+    #[inline(always)]
+    fn bins(&mut self) -> &mut Bins {
+        // SAFETY: one thread is inside at a time, and this is its only way to the bins.
+        unsafe { &mut *self.0.bins.with_mut(|bins| bins) }
+    }
+
+    /// Takes everything out.
+    fn drain(&mut self, back: &mut Back) {
+        let shard = self.0;
+        if shard.large.rows.load(Ordering::Relaxed) > 0 {
+            shard.rest.store(SHORT_REST, Ordering::Relaxed);
+        }
+        self.bins().drain(shard, &mut back.rows);
+        back.drift += shard.drift.load(Ordering::Relaxed);
+        shard.drift.store(0, Ordering::Relaxed);
+        shard.contended.store(false, Ordering::Relaxed);
+    }
+}
+
+impl Drop for Inside<'_> {
+    #[inline(always)]
+    fn drop(&mut self) {
+        self.0.leave();
+    }
+}
+
+impl Shard {
+    /// A shard that keeps `small` bytes of small blocks, entered as `word` says.
+    fn new(small: u64, word: u32) -> Self {
+        Self {
+            word: AtomicU32::new(word),
+            contended: AtomicBool::new(false),
+            rest: AtomicU32::new(0),
+            drift: AtomicI64::new(0),
+            small: Kept::default(),
+            large: Kept::default(),
+            hits: AtomicU64::new(0),
+            bins: UnsafeCell::new(Bins::new(small)),
+        }
+    }
+
+    /// Enters without waiting, or not at all.
+    #[inline(always)]
+    fn enter(&self) -> Option<Inside<'_>> {
+        let free = self.word.compare_exchange(FREE, LOCKED, Ordering::Acquire, Ordering::Relaxed).is_ok();
+        (free || mutated('a')).then(|| Inside(self))
+    }
+
+    #[inline(always)]
+    fn leave(&self) {
+        self.word.store(FREE, if mutated('h') { Ordering::Relaxed } else { Ordering::Release });
+    }
+
+    /// Enters, and waits for a thread that is inside.
+    fn await_turn(&self) -> Inside<'_> {
+        let mut spins = 0u32;
+        loop {
+            if let Some(inside) = self.enter() {
+                return inside;
+            }
+            spins = pause(spins);
+        }
+    }
+
+    /// Counts a hit: a block of `bytes` bytes, lent for `size`. Inside only.
+    #[inline(always)]
+    fn lent(&self, kept: &Kept, bytes: u64, size: u64) {
+        kept.sub(1, bytes);
+        add(&self.hits, 1);
+        self.drift.store(self.drift.load(Ordering::Relaxed) + size as i64, Ordering::Relaxed);
+    }
+
+    /// The live bytes to tell, if there are many. Inside only.
+    fn tell(&self) -> i64 {
+        let drift = self.drift.load(Ordering::Relaxed);
+        if drift.abs() <= DRIFT {
+            return 0;
+        }
+        self.drift.store(0, Ordering::Relaxed);
+        drift
+    }
+
+    /// Whether there is nothing to take out, as far as this thread can know.
+    fn is_idle(&self) -> bool {
+        let none = |kept: &Kept| kept.rows.load(Ordering::Relaxed) == 0;
+        none(&self.small) && none(&self.large) && self.drift.load(Ordering::Relaxed) == 0
+    }
+}
+
+/// Spins a little, then lets others run: who is inside leaves within nanoseconds unless the scheduler took it off.
+fn pause(spins: u32) -> u32 {
+    if spins < 64 {
+        spin_loop();
+    } else {
+        leasehold_core::sync::thread::yield_now();
+    }
+    spins.saturating_add(1)
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests;

@@ -1,0 +1,306 @@
+//! What lies in a shard: bins of small blocks, for each of a few lines, and the last large blocks.
+//! Touched inside the shard only.
+
+use super::{LARGE, Shard, TRIES};
+use crate::buffer::Row;
+use crate::depot::{Depot, NAMED};
+use crate::layout::{CLASSES, UNIT, class_size};
+use crate::list::{List, link, set_link};
+use leasehold_core::sync::atomic::{AtomicU64, Ordering};
+use leasehold_core::{LineId, Stamp};
+use std::ptr;
+
+/// Lines that have bins.
+const LINES: usize = 2;
+/// Bins of each line: one per class. A power of two, so that an index needs no check.
+const BINS: usize = CLASSES.next_power_of_two();
+/// Frees of a line that has no bins before another line's are given up for it.
+const PATIENCE: u32 = 32;
+/// The most rows of a bin.
+const MOST_ROWS: u64 = 64;
+/// Rows from which on a list is worth a place in the depot.
+const LEAST_LIST: u16 = 8;
+
+/// Rows and their bytes.
+#[derive(Default)]
+pub(super) struct Kept {
+    pub(super) rows: AtomicU64,
+    pub(super) bytes: AtomicU64,
+}
+
+/// Adds to a counter that has one writer at a time.
+#[inline(always)]
+pub(super) fn add(counter: &AtomicU64, n: u64) {
+    counter.store(counter.load(Ordering::Relaxed) + n, Ordering::Relaxed);
+}
+
+impl Kept {
+    #[inline(always)]
+    pub(super) fn add(&self, rows: u64, bytes: u64) {
+        add(&self.rows, rows);
+        add(&self.bytes, bytes);
+    }
+
+    #[inline(always)]
+    pub(super) fn sub(&self, rows: u64, bytes: u64) {
+        self.rows.store(self.rows.load(Ordering::Relaxed) - rows, Ordering::Relaxed);
+        self.bytes.store(self.bytes.load(Ordering::Relaxed) - bytes, Ordering::Relaxed);
+    }
+}
+
+/// A list of rows, the last one that came first.
+#[derive(Clone, Copy)]
+pub(super) struct Bin {
+    pub(super) head: *const Row,
+    pub(super) len: u16,
+    pub(super) most: u16,
+    /// The bytes of each of its blocks.
+    pub(super) bytes: u32,
+}
+
+impl Bin {
+    #[inline(always)]
+    pub(super) fn push(&mut self, row: &Row) {
+        set_link(row, self.head);
+        self.head = row;
+        self.len += 1;
+    }
+
+    /// A row and the bytes of its block.
+    ///
+    /// # Safety
+    /// - The rows that were pushed are alive for `'a`.
+    #[inline(always)]
+    pub(super) unsafe fn pop<'a>(&mut self) -> Option<(&'a Row, u64)> {
+        // SAFETY: the head is null or a row that was pushed, which the caller keeps alive for `'a`.
+        let row = unsafe { self.head.as_ref() }?;
+        self.head = link(row);
+        self.len -= 1;
+        Some((row, u64::from(self.bytes)))
+    }
+
+    fn held(&self) -> u64 {
+        u64::from(self.len) * u64::from(self.bytes)
+    }
+}
+
+/// Everything in a shard.
+pub(super) struct Bins {
+    lines: [LineId; LINES],
+    /// Frees of lines without bins since a line got some.
+    misses: u32,
+    /// The line whose bins were given up last.
+    turn: usize,
+    bins: [[Bin; BINS]; LINES],
+    pub(super) large: Large,
+}
+
+impl Bins {
+    /// Bins that together keep `bytes` bytes.
+    pub(super) fn new(bytes: u64) -> Self {
+        let bin = |i: usize| {
+            let size = if i < CLASSES { class_size(i) } else { 0 };
+            // An eighth of the bytes for each class, more or less.
+            let most = if size == 0 { 0 } else { ((bytes / 8) >> size.ilog2()).clamp(2, MOST_ROWS) };
+            Bin { head: ptr::null(), len: 0, most: most as u16, bytes: size as u32 }
+        };
+        let bins = std::array::from_fn(bin);
+        let lines = [Stamp::NEVER.line_id(); LINES];
+        Self { lines, misses: 0, turn: 0, bins: [bins; LINES], large: Large::new() }
+    }
+
+    /// The number of a line that has bins.
+    #[inline(always)]
+    pub(super) fn place(&self, line: LineId) -> Option<usize> {
+        let at = usize::from(self.lines[0] != line);
+        (self.lines[at] == line).then_some(at)
+    }
+
+    #[inline(always)]
+    pub(super) fn of(&mut self, at: usize, class: usize) -> &mut Bin {
+        &mut self.bins[at][class & (BINS - 1)]
+    }
+
+    /// Keeps a row, if there is room.
+    pub(super) fn keep(&mut self, (at, class): (usize, usize), row: &Row, most: u64, shard: &Shard) -> bool {
+        let bin = self.of(at, class);
+        let fine = bin.len < bin.most && shard.small.bytes.load(Ordering::Relaxed) + u64::from(bin.bytes) <= most;
+        if fine {
+            bin.push(row);
+            shard.small.add(1, bin.bytes.into());
+        }
+        fine
+    }
+
+    /// Gives the line bins of its own: unused ones, or after a while another line's.
+    #[cold]
+    pub(super) fn adopt(&mut self, line: LineId, shard: &Shard, rows: &mut List) -> Option<usize> {
+        let never = Stamp::NEVER.line_id();
+        let unused = |i: &usize| self.lines[*i] == never || self.bins[*i].iter().all(|bin| bin.len == 0);
+        let at = match (0..LINES).find(unused) {
+            Some(at) => at,
+            None => {
+                self.misses += 1;
+                if self.misses < PATIENCE {
+                    return None;
+                }
+                // In turn: a line that nobody uses any more is gone after a round.
+                self.turn = (self.turn + 1) % LINES;
+                self.empty(self.turn, shard, rows);
+                self.turn
+            }
+        };
+        self.misses = 0;
+        self.lines[at] = line;
+        Some(at)
+    }
+
+    /// Makes room for a block in a bin that is full, or that may not grow because the shard holds `most` bytes.
+    #[cold]
+    pub(super) fn make_room(
+        &mut self,
+        (at, class): (usize, usize),
+        most: u64,
+        shard: &Shard,
+        depot: &Depot,
+        rows: &mut List,
+    ) {
+        let bin = *self.of(at, class);
+        if bin.len >= bin.most && !self.deposit(at, class, shard, depot, rows) {
+            self.give_up(at, class, bin.most / 2, shard, rows);
+        }
+        while shard.small.bytes.load(Ordering::Relaxed) + u64::from(bin.bytes) > most {
+            let all = (0..LINES).flat_map(|l| (0..CLASSES).map(move |c| (l, c)));
+            let Some((l, c)) = all.max_by_key(|&(l, c)| (self.bins[l][c].held(), l, c)) else { return };
+            if self.bins[l][c].len == 0 {
+                return;
+            }
+            self.give_up(l, c, self.bins[l][c].len / 2, shard, rows);
+        }
+    }
+
+    /// Gives half of a bin to the depot, where threads contend. `false`: it has no room, or the bin holds too little.
+    fn deposit(&mut self, at: usize, class: usize, shard: &Shard, depot: &Depot, left: &mut List) -> bool {
+        let line = self.lines[at];
+        let bin = self.of(at, class);
+        let n = (bin.most / 2).min(bin.len).min(NAMED as u16);
+        if n < LEAST_LIST || !shard.contended.load(Ordering::Relaxed) {
+            return false;
+        }
+        // SAFETY: rows in the bins belong to a table that outlives the caches.
+        let row = |at: *const Row| unsafe { at.as_ref() };
+        let Some(first) = row(bin.head) else { return false };
+        let (mut list, mut last) = ([first; NAMED], first);
+        for place in &mut list[1..n.into()] {
+            let Some(next) = row(link(last)) else { return false };
+            (last, *place) = (next, next);
+        }
+        let rest = link(last);
+        set_link(last, ptr::null());
+        // SAFETY: rows in the depot are of the same table.
+        if !unsafe { depot.push(line, class, &list[..n.into()], left) } {
+            set_link(last, rest);
+            return false;
+        }
+        (bin.head, bin.len) = (rest, bin.len - n);
+        shard.small.sub(n.into(), u64::from(n) * u64::from(bin.bytes));
+        true
+    }
+
+    /// Moves `n` rows of a bin, and at least one, into the list.
+    fn give_up(&mut self, at: usize, class: usize, n: u16, shard: &Shard, rows: &mut List) {
+        let bin = self.of(at, class);
+        for _ in 0..n.max(1) {
+            // SAFETY: rows in the bins belong to a table that outlives the caches.
+            let Some((row, bytes)) = (unsafe { bin.pop() }) else { return };
+            shard.small.sub(1, bytes);
+            rows.push(row);
+        }
+    }
+
+    fn empty(&mut self, at: usize, shard: &Shard, rows: &mut List) {
+        for class in 0..CLASSES {
+            self.give_up(at, class, u16::MAX, shard, rows);
+        }
+    }
+
+    /// Moves everything into the list.
+    pub(super) fn drain(&mut self, shard: &Shard, rows: &mut List) {
+        for at in 0..LINES {
+            self.empty(at, shard, rows);
+        }
+        self.large.give_up(&shard.large, rows);
+    }
+}
+
+/// The last large blocks that were freed, by line and size.
+pub(super) struct Large {
+    len: usize,
+    /// How many were kept since the last hit.
+    tries: u32,
+    all: [(LineId, u32, *const Row); LARGE],
+}
+
+impl Large {
+    fn new() -> Self {
+        Self { len: 0, tries: 0, all: [(Stamp::NEVER.line_id(), 0, ptr::null()); LARGE] }
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Whether many were kept in a row without a hit; then the count begins anew.
+    pub(super) fn are_useless(&mut self) -> bool {
+        self.tries += 1;
+        let useless = self.tries > TRIES;
+        if useless {
+            self.tries = 0;
+        }
+        useless
+    }
+
+    /// The units that were asked for.
+    #[inline(always)]
+    fn units(size: u64) -> u32 {
+        size.div_ceil(UNIT) as u32
+    }
+
+    /// The last row of this size that was freed on this line, and its bytes.
+    ///
+    /// # Safety
+    /// - The rows that were put are alive for `'a`.
+    #[inline(always)]
+    pub(super) unsafe fn take<'a>(&mut self, line: LineId, size: u64) -> Option<(&'a Row, u64)> {
+        let units = Self::units(size);
+        let kept = self.all.get(..self.len)?;
+        let at = kept.iter().rposition(|&(l, u, _)| (l, u) == (line, units))?;
+        let row = kept[at].2;
+        self.tries = 0;
+        self.len -= 1;
+        self.all[at] = self.all[self.len];
+        // SAFETY: a row that was put, which the caller keeps alive for `'a`.
+        Some((unsafe { row.as_ref() }?, u64::from(units) * UNIT))
+    }
+
+    /// Keeps a row. There is room.
+    #[inline(always)]
+    pub(super) fn put(&mut self, row: &Row, line: LineId, size: u64, kept: &Kept) {
+        let units = Self::units(size);
+        self.all[self.len] = (line, units, row);
+        self.len += 1;
+        kept.add(1, u64::from(units) * UNIT);
+    }
+
+    /// Moves everything into the list.
+    pub(super) fn give_up(&mut self, kept: &Kept, rows: &mut List) {
+        for &(_, units, row) in &self.all[..self.len] {
+            // SAFETY: rows in a shard belong to a table that outlives the caches.
+            if let Some(row) = unsafe { row.as_ref() } {
+                rows.push(row);
+                kept.sub(1, u64::from(units) * UNIT);
+            }
+        }
+        self.len = 0;
+    }
+}
