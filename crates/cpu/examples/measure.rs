@@ -1,4 +1,5 @@
-//! Prints what streams and graphs cost on this machine: `cargo run --release -p leasehold-cpu --features bench --example measure`.
+//! Prints the costs of streams and graphs on this machine: `cargo run --release -p leasehold-cpu
+//! --features bench --example measure`.
 
 fn main() -> leasehold_core::Result<()> {
     println!("{:#?}", leasehold_cpu::bench::stream(None, 51)?);

@@ -22,7 +22,7 @@ impl Factory for Cpu {
         Ok(Arc::new(CpuBackend::with_config(CpuConfig::threads(1))?))
     }
 
-    /// Another instance: a device with memory and threads of its own.
+    /// A second instance: a device with memory and threads of its own.
     fn peer(&self) -> Option<Result<Arc<dyn Backend>>> {
         Some(self.backend())
     }
@@ -42,7 +42,7 @@ impl Factory for Cpu {
 }
 
 fn main() -> ExitCode {
-    // Kernels and host calls panic on purpose; the harness says what matters.
+    // Kernels and host calls panic on purpose; the harness reports the outcome.
     std::panic::set_hook(Box::new(|_| {}));
     harness(Cpu)
 }

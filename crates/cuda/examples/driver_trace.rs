@@ -1,15 +1,16 @@
-//! Records what the vendor's driver answers to the scenarios of `leasehold_cuda::driver::trace`, as JSON lines on
-//! standard output.
+//! Records the vendor driver's answers to the scenarios of `leasehold_cuda::driver::trace`, as JSON
+//! lines on standard output.
 //!
 //! ```text
 //! driver_trace > h200.jsonl          all scenarios
-//! driver_trace --only capture        those whose name holds a text
-//! driver_trace --list                their names
+//! driver_trace --only capture        scenarios whose name contains a text
+//! driver_trace --list                the names of the scenarios
 //! ```
 //!
-//! The program needs nothing beside itself, the C library and the driver: it can be carried to another machine. Each
-//! scenario runs in a process of its own (`--child NAME`), because some end it; what a scenario wrote before it died is
-//! kept, and how it died is its last line.
+//! The program needs only the C library and the driver, so it can be copied to another machine.
+//! Each scenario runs in a process of its own (`--child NAME`), because some scenarios end their
+//! process. The recorder keeps the lines that a scenario wrote before its process ended. The last
+//! line says how the process ended.
 
 use leasehold_cuda::driver::ops::{CudaSlowOps, DeviceOps};
 use leasehold_cuda::driver::real::RealDriver;
@@ -20,7 +21,7 @@ use std::process::{Command, ExitCode, Stdio};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// How long a scenario may take; the slowest take a second.
+/// The longest time of a scenario. The slowest take a second.
 const LIMIT: Duration = Duration::from_secs(60);
 
 fn main() -> ExitCode {
@@ -41,7 +42,7 @@ fn main() -> ExitCode {
     }
 }
 
-/// Runs one scenario and prints its lines, each as soon as it is known.
+/// Runs one scenario and prints each of its lines at once.
 fn child(name: &str) -> ExitCode {
     let Some(scenario) = trace::scenarios().find(|scenario| scenario.name == name) else {
         eprintln!("no scenario {name}");
@@ -55,7 +56,7 @@ fn child(name: &str) -> ExitCode {
     let ops: Arc<dyn CudaSlowOps> = Arc::new(driver);
     let mut out = std::io::stdout();
     let mut line = |line: String| {
-        // Without a reader there is nobody to tell.
+        // Without a reader an error can be reported nowhere.
         let _ = writeln!(out, "{line}").and_then(|()| out.flush());
     };
     // SAFETY: each scenario has this process for itself.
@@ -101,7 +102,7 @@ fn record(text: &str) -> ExitCode {
     if failed { ExitCode::FAILURE } else { ExitCode::SUCCESS }
 }
 
-/// The lines of one scenario, and how it ended if that was no good end.
+/// The lines of one scenario, and how its process ended if it did not end well.
 fn one(scenario: &Scenario) -> std::io::Result<Vec<String>> {
     let program = std::env::current_exe()?;
     let mut child =

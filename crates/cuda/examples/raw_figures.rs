@@ -1,11 +1,12 @@
-//! What a loop over the vendor's driver alone costs on this machine, as JSON lines on standard output: first what the
-//! machine is, then a line per figure (nanoseconds per call).
+//! Prints the times of loops over the vendor's driver alone on this machine, as JSON lines on
+//! standard output. The first line describes the machine. Each further line is a figure
+//! (nanoseconds per call).
 //!
 //! ```text
-//! raw_figures [SAMPLES]        50 samples where nothing is said
+//! raw_figures [SAMPLES]        50 samples by default
 //! ```
 //!
-//! The program needs nothing beside itself, the C library and the driver.
+//! The program needs only the C library and the driver.
 
 use leasehold_core::Result;
 use leasehold_cuda::driver::figures::RawLoop;

@@ -1,6 +1,10 @@
-//! The conformance suite on CUDA over the simulated driver. What the race detector reports, and what a case leaves behind in the driver, fails
-//! the case too. `LEASEHOLD_CUDA_SUITE=events,plain` (or `pool`) takes the ways of devices without stream words or virtual memory management; a
-//! number there is the machine's seed; `real` takes the vendor's driver, and skips everything where there is none.
+//! The conformance suite on CUDA over the simulated driver. A case also fails if the race detector
+//! reports a race, or if objects remain in the driver. The environment variable
+//! `LEASEHOLD_CUDA_SUITE` is a list of words:
+//! - `events`, `plain` and `pool` select the code for devices without stream words or virtual
+//!   memory management.
+//! - A number is the machine's seed.
+//! - `real` selects the vendor's driver, and skips all cases without one.
 
 use leasehold_conformance::{Expectation, Expectations, Factory, Faults, Injected, TestKernel, harness};
 use leasehold_core::sync::{Arc, Mutex, OnceLock};
@@ -19,11 +23,12 @@ use std::process::ExitCode;
 use std::task::Poll;
 use std::time::{Duration, Instant};
 
-/// Calls that hand work to the device: those that cases make next. A plan cannot say which of two calls comes first, so copies are left out:
-/// they would strike later, when what was written is read back.
+/// The calls with which cases submit work. A plan cannot say which of two kinds of calls comes
+/// first, so copies are left out. A fault in a copy would strike later, when the results are read
+/// back.
 const SUBMISSIONS: [&str; 2] = ["cuMemsetD8Async", "cuLaunchKernel"];
 
-/// A backend that also says at its end what it left in the driver, and what the race detector saw.
+/// A backend that also reports, at its end, leaks in the driver and findings of the race detector.
 struct Checked {
     backend: CudaBackend,
     driver: Arc<SimDriver>,
@@ -46,7 +51,7 @@ unsafe impl Backend for Checked {
     fn shutdown(&self) -> Result<()> {
         self.backend.shutdown()?;
         let reports: Vec<_> = self.driver.machine().take_reports().iter().map(ToString::to_string).collect();
-        // The spinning kernel reads what others write meanwhile: that is what it is for.
+        // The spinning kernel reads memory that other threads write meanwhile, as it is meant to.
         // Cases read fresh memory on purpose.
         let meant = |r: &&String| {
             r.contains(TestKernel::SpinUntilFlag.name()) || r.starts_with("read of memory that nobody wrote")
@@ -58,7 +63,8 @@ unsafe impl Backend for Checked {
         let leaks = self.driver.take_leaks();
         let mut census = self.driver.census();
         if (0..2).any(|d| self.driver.machine().device_status(d).is_err()) {
-            // The driver takes nothing back that belongs to a dead context's device: that is the end of the process's business.
+            // The driver takes back nothing that belongs to a lost device. These objects end with
+            // the process.
             (census.pieces, census.reservations) = (0, 0);
         }
         if !leaks.is_empty() || !census.is_nothing() {
@@ -99,11 +105,12 @@ impl Faults for Switchboard {
 struct Simulated {
     config: CudaConfig,
     seed: u64,
-    /// The last driver that was made.
+    /// The driver that was made last.
     last: Mutex<Option<Arc<SimDriver>>>,
 }
 
-/// Cases raise flags in pinned memory without a word to the machine: it is told to look again now and then.
+/// Makes the machine check words in pinned memory from time to time, because cases set flags there
+/// without telling the machine.
 fn ring(driver: &Arc<SimDriver>) {
     let driver = Arc::downgrade(driver);
     std::thread::spawn(move || {
@@ -115,7 +122,7 @@ fn ring(driver: &Arc<SimDriver>) {
     });
 }
 
-/// Waits for a flag without holding up the machine.
+/// A kernel that waits for a flag without blocking the machine.
 fn spin() -> KernelBody {
     let begun: Mutex<HashMap<u64, Instant>> = Mutex::new(HashMap::new());
     KernelBody::poll(move |launch: &Launch<'_>| {
@@ -124,7 +131,8 @@ fn spin() -> KernelBody {
         let limit = Duration::from_millis(u64::from(launch.params::<u32>()?));
         let mut begun = begun.lock();
         let start = *begun.entry(flag as u64).or_insert_with(Instant::now);
-        // SAFETY: the machine checked the bindings; the flag is written by others meanwhile, so it is read past any cache.
+        // SAFETY: the machine checked the bindings. Other threads write the flag meanwhile, so the
+        // read is volatile.
         let seen = unsafe { flag.read_volatile() } != 0;
         if !seen && start.elapsed() < limit {
             return Ok(Poll::Pending);
@@ -141,7 +149,7 @@ fn kernels() -> KernelRegistry {
     for kernel in TestKernel::ALL {
         let body = match kernel {
             TestKernel::SpinUntilFlag => spin(),
-            // SAFETY: launches come through the suite, whose cases have elements for each block.
+            // SAFETY: the suite makes all launches, and its cases have elements for each block.
             other => unsafe { KernelBody::cpu(other.function()) },
         };
         registry.register(kernel.name(), KernelSpec::new(kernel.bindings(), kernel.params(), body));
@@ -181,8 +189,8 @@ impl Factory for Simulated {
         let current = driver.current().ok().filter(|c| !c.is_null())?;
         (0..2).find_map(|ordinal| {
             let primary = driver.primary_retain(ordinal).ok()?;
-            // SAFETY: the simulated driver looks every handle and address up, and refuses what it
-            // does not know.
+            // SAFETY: the simulated driver looks every handle and address up, and refuses unknown
+            // ones.
             unsafe { driver.primary_release(ordinal) }.ok()?;
             (primary == current).then(|| DeviceId::cuda(ordinal))
         })
@@ -193,20 +201,20 @@ impl Factory for Simulated {
         Some(ForeignCall::new("forks", Vec::new(), move |stream| {
             let (stream, event) = (NativeStream(stream), driver.event_create(EventFlags::default())?);
             let beside = driver.stream_create(0)?;
-            // SAFETY: the simulated driver looks every handle and address up, and refuses what it
-            // does not know.
+            // SAFETY: the simulated driver looks every handle and address up, and refuses unknown
+            // ones.
             unsafe { driver.event_record(event, stream) }?;
-            // SAFETY: the simulated driver looks every handle and address up, and refuses what it
-            // does not know.
+            // SAFETY: the simulated driver looks every handle and address up, and refuses unknown
+            // ones.
             let forked = unsafe { driver.stream_wait_event(beside, event) }.and_then(|()| {
                 // SAFETY: nothing is filled.
                 unsafe { driver.fill(beside, &NativeFill { dst: 0, value: 0, width: 1, count: 0 }) }
             });
-            // SAFETY: the simulated driver looks every handle and address up, and refuses what it
-            // does not know.
+            // SAFETY: the simulated driver looks every handle and address up, and refuses unknown
+            // ones.
             unsafe { driver.stream_destroy(beside) }?;
-            // SAFETY: the simulated driver looks every handle and address up, and refuses what it
-            // does not know.
+            // SAFETY: the simulated driver looks every handle and address up, and refuses unknown
+            // ones.
             unsafe { driver.event_destroy(event) }?;
             forked
         }))
@@ -226,7 +234,7 @@ const NO_MACHINE_WITHOUT_DEVICES: Expectation =
 const ONE_FAULT_ENDS_ALL: Expectation =
     Expectation { case: 117, reason: "a kernel's fault ends its context, and so every stream of the device" };
 
-/// Seen on two H200s: after a trap on one, a fill on the other reports 719.
+/// Seen on two H200s: after a trap on one device, a fill on the other device reports 719.
 const SHARED_FATE: Expectation =
     Expectation { case: 110, reason: "a kernel's fault ends the contexts of all devices in its process" };
 const SIGNALS_ARE_EVENTS: Expectation =
@@ -235,7 +243,8 @@ const SIGNALS_ARE_EVENTS: Expectation =
 /// The vendor's driver.
 struct Real {
     config: CudaConfig,
-    /// Keeps the primary context alive between cases, which otherwise each make it anew.
+    /// Keeps the primary context alive between cases. Otherwise each case would make the context
+    /// again.
     held: OnceLock<Option<RealDriver>>,
 }
 
@@ -262,9 +271,9 @@ impl Factory for Real {
 }
 
 fn main() -> ExitCode {
-    // Kernels and host calls panic on purpose; the harness says what matters.
+    // Kernels and host calls panic on purpose; the harness reports the outcome.
     std::panic::set_hook(Box::new(|_| {}));
-    // The other ways that older devices and drivers leave open.
+    // The configurations for older devices and drivers.
     let (mut config, mut seed, mut real) = (CudaConfig::default(), 17, false);
     for word in std::env::var("LEASEHOLD_CUDA_SUITE").unwrap_or_default().split(',') {
         config = match word {

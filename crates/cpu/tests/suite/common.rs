@@ -1,4 +1,4 @@
-//! Kernels, and shortcuts to say things once.
+//! Kernels and helper functions of the tests.
 
 use leasehold_alloc::{Layout, On};
 use leasehold_core::sync::atomic::{AtomicU64, Ordering};
@@ -10,7 +10,7 @@ use leasehold_hal::{
 };
 use std::time::Duration;
 
-/// Long enough for any machine; a wait that takes so long is a hang.
+/// A limit that is long enough for every machine. A wait that reaches it hangs.
 pub const LONG: Option<Duration> = Some(Duration::from_secs(30));
 
 pub struct Rig {
@@ -46,13 +46,14 @@ impl Rig {
 }
 
 pub fn desc<'a>(name: &'a str, run: CpuFn, bindings: &'a [Access], params: u32) -> KernelDesc<'a> {
-    // Backends do not look at the check: who submits vouches.
+    // Backends do not call the check: the submitter vouches.
     KernelDesc { params, ..KernelDesc::new(name, KernelSource::Cpu(run), bindings, KernelCheck::any()).entry("run") }
 }
 
-/// Submits, and gives the point.
+/// Submits operations and returns the timepoint.
 pub fn submit(stream: &Lease<dyn Stream>, ops: &[Op<'_>]) -> Result<Point> {
-    // SAFETY: each test keeps its memory until it has waited, and declares what its kernels do.
+    // SAFETY: each test keeps its memory until it has waited, and declares the accesses of its
+    // kernels.
     unsafe { stream.submit(ops) }.map(|v| stream.line().at(v))
 }
 
@@ -64,7 +65,7 @@ pub fn launch<'a>(pipeline: &'a Lease<Pipeline>, tiles: u32, bindings: &'a [Bind
     Op::Dispatch(Dispatch { pipeline, grid: [tiles, 1, 1], block: [1; 3], shared: 0, bindings, params })
 }
 
-/// A binding of anything in this process.
+/// A binding of values in this process.
 pub fn on<T>(values: &[T], access: Access) -> Binding {
     Binding { addr: values.as_ptr() as u64, len: size_of_val(values) as u64, native: 0, access }
 }
@@ -74,21 +75,23 @@ pub fn cell() -> Box<[AtomicU64; 1]> {
     Box::new([AtomicU64::new(0)])
 }
 
-/// Binding 0, an atomic counter, gains one for each tile.
+/// Adds one to binding 0, an atomic counter, for each tile.
 ///
 /// # Safety
 /// - Binding 0 holds an `AtomicU64`.
 pub unsafe fn count(args: &CpuArgs<'_>) {
-    // SAFETY: by the contract.
+    // SAFETY: binding 0 holds an `AtomicU64` (the contract of this function).
     unsafe { &*args.pointer::<AtomicU64>(0).0 }.fetch_add(1, Ordering::Relaxed);
 }
 
-/// Binding 0, a plain integer: times ten, plus the parameter. Shows the order.
+/// Multiplies binding 0, a plain integer, by ten and adds the parameter. The digits show the order
+/// of launches.
 ///
 /// # Safety
-/// - Binding 0 holds a `u64` that nobody else touches.
+/// - Binding 0 holds a `u64` that nothing else touches.
 pub unsafe fn digit(args: &CpuArgs<'_>) {
-    // SAFETY: by the contract; one tile.
+    // SAFETY: binding 0 holds a `u64` without other users (the contract of this function), and the
+    // launch has one tile.
     let at = unsafe { args.slice_mut::<u64>(0, 0, 1) };
     at[0] = at[0].wrapping_mul(10).wrapping_add(u64::from(args.params::<u32>()));
 }
@@ -99,7 +102,7 @@ pub unsafe fn digit(args: &CpuArgs<'_>) {
 /// - Binding 0 holds two `AtomicU64`s.
 pub unsafe fn spin_until_flag(args: &CpuArgs<'_>) {
     let at = args.pointer::<AtomicU64>(0).0;
-    // SAFETY: by the contract.
+    // SAFETY: binding 0 holds two `AtomicU64`s (the contract of this function).
     let (flag, done) = unsafe { (&*at, &*at.add(1)) };
     while flag.load(Ordering::Acquire) == 0 {
         std::thread::yield_now();
@@ -115,7 +118,8 @@ pub unsafe fn trap(args: &CpuArgs<'_>) {
     assert!(args.tile()[0] != args.params::<u32>(), "the trap in tile {}", args.tile()[0]);
 }
 
-/// Each tile writes a sum of many terms whose order matters to the last bit, through its scratch memory.
+/// Writes a sum of many terms per tile, through scratch memory. The order of the terms changes the
+/// last bit.
 ///
 /// # Safety
 /// - Binding 0 holds one `f32` for each tile.
@@ -127,15 +131,17 @@ pub unsafe fn sums(args: &CpuArgs<'_>) {
     for (k, s) in scratch.iter_mut().enumerate() {
         *s = (i as f32 + 1.0) / (k as f32 * 0.37 + 1.0);
     }
-    // Subnormal: zero on every thread alike.
+    // The product is subnormal, so it is zero on every thread.
     let tiny = std::hint::black_box(1e-30f32) * std::hint::black_box(1e-12f32);
     let sum = scratch.iter().fold(0.0f32, |a, b| a * 0.999 + b) + tiny * 1e30;
-    // SAFETY: by the contract; each tile its own element.
+    // SAFETY: binding 0 holds one `f32` for each tile (the contract of this function), and each
+    // tile takes its own.
     let own = unsafe { args.slice_mut::<f32>(0, i, 1) };
     own[0] = sum;
 }
 
-/// Other tests of this process run at the same time. Runs the test `name` alone in a child process and gives `false`; `true` there.
+/// Runs the test `name` alone in a child process, because other tests of this process run at the
+/// same time. Returns `true` in the child, and `false` in the parent.
 pub fn alone(name: &str) -> bool {
     const MARK: &str = "LEASEHOLD_TEST_ALONE";
     if std::env::var(MARK).is_ok_and(|n| n == name) {
@@ -152,7 +158,7 @@ pub fn alone(name: &str) -> bool {
     false
 }
 
-/// Counts what the whole process allocates.
+/// An allocator that counts the allocations of the whole process.
 struct Counting;
 
 static ALLOCATIONS: AtomicU64 = AtomicU64::new(0);
@@ -160,21 +166,21 @@ static ALLOCATIONS: AtomicU64 = AtomicU64::new(0);
 #[global_allocator]
 static COUNTING: Counting = Counting;
 
-// SAFETY: the system's allocator, and a counter.
+// SAFETY: every call goes to the system's allocator; the counter touches no memory of it.
 unsafe impl std::alloc::GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: std::alloc::Layout) -> *mut u8 {
         ALLOCATIONS.fetch_add(1, Ordering::Relaxed);
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller keeps the contract of `GlobalAlloc`.
         unsafe { std::alloc::System.alloc(layout) }
     }
 
     unsafe fn dealloc(&self, at: *mut u8, layout: std::alloc::Layout) {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller keeps the contract of `GlobalAlloc`.
         unsafe { std::alloc::System.dealloc(at, layout) }
     }
 }
 
-/// How often anybody has allocated so far.
+/// The number of allocations of this process so far.
 pub fn allocations() -> u64 {
     ALLOCATIONS.load(Ordering::Relaxed)
 }
@@ -182,7 +188,7 @@ pub fn allocations() -> u64 {
 /// The processor time of this process so far.
 pub fn cpu_time() -> Duration {
     let mut now = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-    // SAFETY: writes one timespec.
+    // SAFETY: the call writes one timespec.
     assert_eq!(unsafe { libc::clock_gettime(libc::CLOCK_PROCESS_CPUTIME_ID, &raw mut now) }, 0);
     Duration::new(now.tv_sec as u64, now.tv_nsec as u32)
 }

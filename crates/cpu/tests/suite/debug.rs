@@ -1,4 +1,5 @@
-//! Debug aids on real memory: planted defects are found, by the allocator or by the processor; work without defects passes.
+//! Debug aids on real memory: the allocator or the processor detects planted defects, and work
+//! without defects passes.
 
 use crate::common::*;
 use leasehold_alloc::{DebugAids, FindingKind, Layout, On, POISON_FRESH};
@@ -9,14 +10,15 @@ fn aided(text: &str) -> Rig {
     rig_with(CpuConfig::threads(2).debug(text.parse::<DebugAids>().unwrap()).trace_events(256))
 }
 
-/// Fills `bytes` of a buffer of `len` by the stream, beginning at its `from`-th byte, and frees it before the stream is done.
+/// Fills `bytes` bytes of a buffer of `len` bytes on the stream, from byte `from` on. Frees the
+/// buffer before the stream is done.
 fn fill(rig: &Rig, len: u64, from: u64, bytes: u64) -> u64 {
     let memory = rig.device.memory(MemoryKind::Device).unwrap();
     let buffer = memory.alloc(Layout::new(len), On { line: rig.stream.line(), timeline: &*rig.stream }).unwrap();
     buffer.set_tag(5);
     let dst = buffer.addr() + from;
     let p = submit(&rig.stream, &[Op::Fill(Fill { dst, native: 0, bytes, pattern: 0x5a, width: 1 })]).unwrap();
-    // SAFETY: the point is that of a submission to this stream that uses the buffer, made in order.
+    // SAFETY: the timepoint is of a submission to this stream that uses the buffer, made in order.
     unsafe { buffer.mark_write(p) };
     buffer.addr()
 }
@@ -38,7 +40,7 @@ fn a_stream_that_writes_too_far_is_found() {
             assert_eq!((f.kind, f.addr, f.offset, f.tag), (FindingKind::RedZone, at, len, 5));
             memory.trim(0).unwrap();
             assert_eq!((memory.stats().findings, memory.stats().reserved), (1, 0));
-            // Both allocations and both frees.
+            // The trace holds both allocations and both frees.
             assert_eq!(memory.snapshot().events.iter().filter(|e| e.id != 0).count(), 4);
         }
     }
@@ -49,12 +51,13 @@ fn a_write_after_the_free_is_found_and_fresh_memory_is_poisoned() {
     let rig = aided("all");
     let memory = rig.device.memory(MemoryKind::Device).unwrap();
     let fresh = rig.buffer(1000);
-    // SAFETY: within the buffer, which no stream uses.
+    // SAFETY: the address is within the buffer, which no stream uses.
     assert_eq!(unsafe { std::ptr::read_volatile((fresh.addr() + 999) as *const u8) }, POISON_FRESH);
     let at = fill(&rig, 1000, 0, 1000);
     finish(&rig.stream).unwrap();
     assert_eq!(memory.findings(), []);
-    // SAFETY: the allocator keeps this memory in quarantine: nobody else has it. (The write is the planted defect.)
+    // SAFETY: the allocator keeps this memory in quarantine, so it has no other user. (The write is
+    // the planted defect.)
     unsafe { std::ptr::write_volatile((at + 500) as *mut u8, 1) };
     memory.trim(0).unwrap();
     let found = memory.findings();
@@ -64,7 +67,8 @@ fn a_write_after_the_free_is_found_and_fresh_memory_is_poisoned() {
     );
 }
 
-/// A child process that writes one byte where it must not; with `LEASEHOLD_TEST_GUARD` set this is the child.
+/// Starts a child process that writes one byte to a wrong place. With `LEASEHOLD_TEST_GUARD` set,
+/// this process is the child.
 #[cfg(unix)]
 #[test]
 fn a_guard_stops_the_process_at_the_wrong_byte() {
@@ -81,7 +85,8 @@ fn a_guard_stops_the_process_at_the_wrong_byte() {
                 memory.drain();
             }
         }
-        // SAFETY: in two of three cases it is not, and the process ends here: that is what the test wants to see.
+        // SAFETY: in two of three cases the address is not writable, and the process ends here, as
+        // the test expects.
         unsafe { std::ptr::write_volatile(at as *mut u8, 1) };
         println!("still there");
         return;
@@ -110,7 +115,7 @@ fn a_second_source_of_memory_serves_an_allocator_of_ones_own() {
     for kind in [MemoryKind::Device, MemoryKind::Pinned] {
         let own = leasehold_alloc::Allocator::new(rig.device.backing(kind).unwrap(), Default::default()).unwrap();
         let buffer = own.alloc(Layout::new(5 << 20), On { line: rig.stream.line(), timeline: &*rig.stream }).unwrap();
-        // SAFETY: within the buffer, which no stream uses.
+        // SAFETY: the address is within the buffer, which no stream uses.
         unsafe { std::ptr::write_volatile(buffer.addr() as *mut u8, 1) };
         assert!(!own.same(rig.device.memory(kind).unwrap()));
         assert_eq!(rig.device.memory(kind).unwrap().stats().reserved, 0);

@@ -1,4 +1,4 @@
-//! What fails, and what it must not break.
+//! Failures of operations, and the work that they must not break.
 
 use crate::common::*;
 use leasehold_core::sync::atomic::{AtomicU64, Ordering};
@@ -31,18 +31,18 @@ fn a_panicking_kernel_poisons_its_stream_and_workers_survive() {
         assert_eq!(fault(&cause).submission, bad.value());
         assert!(fault(&cause).stream.contains("cpu:0"), "{cause}");
         assert!(fault(&cause).cause.contains("the trap in tile 7"), "{cause}");
-        // Values advance: nobody hangs.
+        // Values advance, so no waiter hangs.
         while !rig.stream.line().is_idle() {
             std::thread::yield_now();
         }
         assert!(good.is_settled());
         assert!(!bad.is_settled());
         assert_eq!(cell[0].load(Ordering::Relaxed), 16, "nothing ran after the fault");
-        // Later calls say why.
+        // Later calls return the cause.
         assert_eq!(submit(&rig.stream, &[add]).unwrap_err().to_string(), cause.to_string());
         assert!(rig.stream.signal().is_err());
         assert!(rig.device.synchronize(LONG).is_err());
-        // The pool and other streams are fine, and so is a new stream in its place.
+        // The pool, other streams and a new stream in its place still work.
         for _ in 0..3 {
             let other = rig.another();
             submit(&other, &[add]).unwrap();
@@ -88,7 +88,7 @@ fn what_an_operation_holds_may_panic_when_it_is_dropped() {
         Ok(())
     });
     submit(&rig.stream, &[Op::Host(&call)]).unwrap();
-    // The last count must go on the worker.
+    // The last reference to the counter must drop on the worker.
     let gate = HostCall::new("late", || {
         std::thread::sleep(Duration::from_millis(20));
         Ok(())
@@ -123,7 +123,7 @@ fn a_failure_goes_two_hops_and_keeps_its_cause() {
         assert!(cause.to_string().contains("the first cause"), "{cause}");
     }
     assert!(gate.signal_host(opens).is_err());
-    // Waiting for what failed long ago is the same.
+    // A wait for an old failure gives the same result.
     let d = rig.another();
     d.wait(p).unwrap();
     assert!(finish(&d).unwrap_err().to_string().contains("the first cause"));
@@ -142,12 +142,13 @@ fn a_graph_names_the_node_that_failed() {
             let never = if i == 2 { 3u32 } else { 99 };
             ops.push(&launch(&trap, 8, &b, &never.to_le_bytes()));
         }
-        // SAFETY: the plan's pipelines, stamps and graphs are this device's, and its memory outlives the launches.
+        // SAFETY: the plan's pipelines, time stamps and graphs are this device's, and its memory
+        // outlives the launches.
         let exec = unsafe { rig.device.instantiate(Plan::new(ops)) }.unwrap();
         let p = submit(&rig.stream, &[Op::Graph(&exec)]).unwrap();
         let cause = rig.stream.wait_host(p.value(), LONG).unwrap_err();
         assert_eq!(fault(&cause).op, "graph node 2 (dispatch trap)");
-        // The graph itself is not spoilt.
+        // The graph itself has not failed.
         let other = rig.another();
         let p = submit(&other, &[Op::Graph(&exec)]).unwrap();
         assert!(other.wait_host(p.value(), LONG).is_err());
@@ -156,12 +157,12 @@ fn a_graph_names_the_node_that_failed() {
 
 #[test]
 fn nested_parallelism_in_a_kernel_does_not_hang() {
-    /// Starts threads of its own, as a kernel that uses another library does.
+    /// Starts threads of its own, as a kernel does that uses another library.
     ///
     /// # Safety
     /// - Binding 0 holds an `AtomicU64`.
     unsafe fn nested(args: &leasehold_hal::CpuArgs<'_>) {
-        // SAFETY: by the contract.
+        // SAFETY: binding 0 holds an `AtomicU64` (the contract of this function).
         let cell = unsafe { &*args.pointer::<AtomicU64>(0).0 };
         std::thread::scope(|s| {
             for _ in 0..3 {

@@ -27,31 +27,35 @@ fn equal_bits_at_every_number_of_threads_eager_and_replayed() {
         });
         let mut ops = OpList::new();
         ops.push(&op);
-        // SAFETY: the plan's pipelines, stamps and graphs are this device's, and its memory outlives the launches.
+        // SAFETY: the plan's pipelines, time stamps and graphs are this device's, and its memory
+        // outlives the launches.
         let exec = unsafe { rig.device.instantiate(Plan::new(ops)) }.unwrap();
         for op in [op, Op::Graph(&exec), op, Op::Graph(&exec)] {
             submit(&rig.stream, &[op]).unwrap();
             finish(&rig.stream).unwrap();
-            // SAFETY: the work is over; the kernel wrote here behind the compiler's back.
+            // SAFETY: the work is over. The read is volatile, because the compiler does not know
+            // that the kernel wrote.
             let bits: Vec<u32> = out.iter().map(|x| unsafe { std::ptr::read_volatile(x) }.to_bits()).collect();
             assert_eq!(*seen.get_or_insert(bits.clone()), bits, "{threads} threads");
         }
     }
 }
 
-/// A graph of all shapes: `layers` of `width` nodes that read two of the layer before and write their own cell.
+/// A graph of many shapes: `layers` of `width` nodes. Each node reads two nodes of the layer before
+/// and writes its own cell.
 fn lattice(rig: &Rig, cells: &[u64], layers: usize, width: usize) -> OpList {
-    /// Each tile but the first does nothing; the first mixes.
+    /// Mixes two values in the first tile. The other tiles do nothing.
     ///
     /// # Safety
-    /// - Bindings 0 and 1 are read, 2 written, each one `u64`.
+    /// - Bindings 0 and 1 are read, 2 is written; each holds one `u64`.
     unsafe fn mix(args: &leasehold_hal::CpuArgs<'_>) {
         if args.tile() != [0; 3] {
             return;
         }
-        // SAFETY: by the contract.
+        // SAFETY: bindings 0 and 1 hold one `u64` each (the contract of this function).
         let (a, b) = unsafe { (args.slice::<u64>(0)[0], args.slice::<u64>(1)[0]) };
-        // SAFETY: by the contract.
+        // SAFETY: binding 2 holds one `u64` (the contract of this function), and only the first
+        // tile is here.
         let own = unsafe { args.slice_mut::<u64>(2, 0, 1) };
         own[0] = a.wrapping_mul(31).wrapping_add(b.rotate_left(7)).wrapping_add(1);
     }
@@ -81,7 +85,8 @@ fn dependencies_hold_in_wide_graphs() {
         for (i, c) in cells.iter_mut().enumerate().take(width) {
             *c = i as u64 * 1_000_003;
         }
-        // SAFETY: the plan's pipelines, stamps and graphs are this device's, and its memory outlives the launches.
+        // SAFETY: the plan's pipelines, time stamps and graphs are this device's, and its memory
+        // outlives the launches.
         let exec = unsafe { rig.device.instantiate(Plan::new(lattice(&rig, &cells, layers, width))) }.unwrap();
         assert_eq!(exec.nodes(), (layers - 1) * width);
         for _ in 0..70 {
@@ -100,13 +105,13 @@ fn dependencies_hold_in_wide_graphs() {
 
 #[test]
 fn independent_branches_run_side_by_side_when_that_pays() {
-    /// Adds one to the first counter, and waits a while for somebody else to do so.
+    /// Adds one to the first counter, and waits a while for another tile to do so.
     ///
     /// # Safety
-    /// - Binding 0 holds two `AtomicU64`s; binding 1 is anything.
+    /// - Binding 0 holds two `AtomicU64`s; binding 1 may be any memory.
     unsafe fn meet(args: &leasehold_hal::CpuArgs<'_>) {
         let at = args.pointer::<AtomicU64>(0).0;
-        // SAFETY: by the contract.
+        // SAFETY: binding 0 holds two `AtomicU64`s (the contract of this function).
         let (here, met) = unsafe { (&*at, &*at.add(1)) };
         here.fetch_add(1, Ordering::AcqRel);
         let start = Instant::now();
@@ -127,9 +132,10 @@ fn independent_branches_run_side_by_side_when_that_pays() {
         let b = [on(&cells, Access::Read), on(&own[i..=i], Access::Write)];
         ops.push(&launch(&meet, 1, &b, &[]));
     }
-    // SAFETY: the plan's pipelines, stamps and graphs are this device's, and its memory outlives the launches.
+    // SAFETY: the plan's pipelines, time stamps and graphs are this device's, and its memory
+    // outlives the launches.
     let exec = unsafe { rig.device.instantiate(Plan::new(ops)) }.unwrap();
-    // A kernel's cost is learnt from dispatches of several tiles.
+    // The pool learns a kernel's cost from dispatches of several tiles.
     let b = [on(&cells, Access::Read), on(&own, Access::Write)];
     submit(&rig.stream, &[launch(&meet, 2, &b, &[])]).unwrap();
     for _ in 0..20 {
@@ -160,7 +166,8 @@ fn all_kinds_of_operations_replay() {
     let opens = gate.line().completed() + 1;
     let mut inner = OpList::new();
     inner.push(&Op::Host(&call));
-    // SAFETY: the plan's pipelines, stamps and graphs are this device's, and its memory outlives the launches.
+    // SAFETY: the plan's pipelines, time stamps and graphs are this device's, and its memory
+    // outlives the launches.
     let inner = unsafe { rig.device.instantiate(Plan::new(inner)) }.unwrap();
     let mut ops = OpList::new();
     let m = mid.as_ptr() as u64;
@@ -176,7 +183,8 @@ fn all_kinds_of_operations_replay() {
         bytes: 256,
         keep: None,
     }));
-    // SAFETY: the plan's pipelines, stamps and graphs are this device's, and its memory outlives the launches.
+    // SAFETY: the plan's pipelines, time stamps and graphs are this device's, and its memory
+    // outlives the launches.
     let exec = unsafe { rig.device.instantiate(Plan::new(ops)) }.unwrap();
     drop((call, inner));
     submit(&rig.stream, &[Op::Graph(&exec)]).unwrap();
@@ -197,7 +205,8 @@ fn all_kinds_of_operations_replay() {
 fn an_empty_graph_is_valid() {
     let rig = rig(2);
     for plan in [Plan::default(), Plan::new(OpList::new())] {
-        // SAFETY: the plan's pipelines, stamps and graphs are this device's, and its memory outlives the launches.
+        // SAFETY: the plan's pipelines, time stamps and graphs are this device's, and its memory
+        // outlives the launches.
         let exec = unsafe { rig.device.instantiate(plan) }.unwrap();
         submit(&rig.stream, &[Op::Graph(&exec)]).unwrap();
         finish(&rig.stream).unwrap();
@@ -217,7 +226,8 @@ fn updates_are_in_place_and_all_or_nothing() {
     ops.push(&launch(&digit, 1, &b, &2u32.to_le_bytes()));
     let stamp = rig.device.timestamp().unwrap();
     ops.push(&Op::Stamp(&stamp));
-    // SAFETY: the plan's pipelines, stamps and graphs are this device's, and its memory outlives the launches.
+    // SAFETY: the plan's pipelines, time stamps and graphs are this device's, and its memory
+    // outlives the launches.
     let exec = unsafe { rig.device.instantiate(Plan::new(ops)) }.unwrap();
     let patch = |node| NodePatch { node, bindings: None, params: None, grid: None };
     let (five, long) = (5u32.to_le_bytes(), [0u8; 8]);
@@ -256,11 +266,12 @@ fn an_update_never_changes_running_work() {
     let mut ops = OpList::new();
     ops.push(&launch(&spin, 1, &b, &[]));
     let started = Arc::new(AtomicU64::new(0));
-    // SAFETY: the plan's pipelines, stamps and graphs are this device's, and its memory outlives the launches.
+    // SAFETY: the plan's pipelines, time stamps and graphs are this device's, and its memory
+    // outlives the launches.
     let exec = unsafe { rig.device.instantiate(Plan::new(ops)) }.unwrap();
     submit(&rig.stream, &[Op::Graph(&exec)]).unwrap();
     let patch = NodePatch { node: 0, bindings: None, params: None, grid: Some([2, 1, 1]) };
-    // Once the launch runs the update is refused.
+    // While the launch runs, the update is refused.
     let start = Instant::now();
     // SAFETY: no launch is in flight, and the patches name memory that outlives the launches.
     while unsafe { exec.update(&[NodePatch { grid: None, ..patch }]) }.is_ok() {
@@ -284,13 +295,14 @@ fn one_graph_on_two_streams_is_serialised_and_may_be_dropped_meanwhile() {
     let b = [on(&value, Access::ReadWrite)];
     let mut ops = OpList::new();
     for _ in 0..50 {
-        // Not atomic: two launches at a time would lose some.
+        // The kernel is not atomic: two launches at a time would lose some updates.
         ops.push(&launch(&digit, 1, &b, &0u32.to_le_bytes()));
     }
     for _ in 0..50 {
         ops.push(&launch(&digit, 1, &b, &1u32.to_le_bytes()));
     }
-    // SAFETY: the plan's pipelines, stamps and graphs are this device's, and its memory outlives the launches.
+    // SAFETY: the plan's pipelines, time stamps and graphs are this device's, and its memory
+    // outlives the launches.
     let exec = unsafe { rig.device.instantiate(Plan::new(ops)) }.unwrap();
     let other = rig.another();
     for _ in 0..50 {
@@ -314,6 +326,7 @@ fn a_broken_plan_is_refused() {
     let mut ops = OpList::new();
     ops.push(&Op::Host(&call));
     let plan = Plan { ops, pred: vec![0], pred_at: vec![0, 1] };
-    // SAFETY: the plan's pipelines, stamps and graphs are this device's, and its memory outlives the launches.
+    // SAFETY: the plan's pipelines, time stamps and graphs are this device's, and its memory
+    // outlives the launches.
     assert!(matches!(unsafe { rig.device.instantiate(plan) }, Err(Error::InvalidArgument(_))));
 }

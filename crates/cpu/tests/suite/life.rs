@@ -70,7 +70,8 @@ fn shutdown_with_live_children_counts_them_and_changes_nothing() {
     let stamp = device.timestamp().unwrap();
     let memory = device.memory(MemoryKind::Pinned).unwrap();
     let buffer = memory.alloc(Layout::new(5), On { line: stream.line(), timeline: &*stream }).unwrap();
-    // SAFETY: the plan's pipelines, stamps and graphs are this device's, and its memory outlives the launches.
+    // SAFETY: the plan's pipelines, time stamps and graphs are this device's, and its memory
+    // outlives the launches.
     let exec = unsafe { device.instantiate(Plan::default()) }.unwrap();
     drop(device);
     let refused = |what: &str| match backend.shutdown() {
@@ -78,7 +79,7 @@ fn shutdown_with_live_children_counts_them_and_changes_nothing() {
         other => panic!("{what}: {other:?}"),
     };
     refused("stream");
-    // It still works.
+    // The stream still works.
     let call = HostCall::new("nothing", || Ok(()));
     submit(&stream, &[Op::Host(&call)]).unwrap();
     finish(&stream).unwrap();
@@ -140,7 +141,8 @@ fn everything_may_be_dropped_in_any_order_with_work_in_flight() {
         let opens = gate.line().completed() + 1;
         let mut ops = leasehold_hal::OpList::new();
         ops.push(&launch(&kernel, 64, &b, &[]));
-        // SAFETY: the plan's pipelines, stamps and graphs are this device's, and its memory outlives the launches.
+        // SAFETY: the plan's pipelines, time stamps and graphs are this device's, and its memory
+        // outlives the launches.
         let exec = unsafe { rig.device.instantiate(Plan::new(ops)) }.unwrap();
         let p = submit(&rig.stream, &[Op::Wait(gate.line().at(opens)), Op::Graph(&exec)]).unwrap();
         drop((exec, kernel));
@@ -184,7 +186,8 @@ fn threads_end_with_their_backend() {
             .filter(|t| std::fs::read_to_string(t.path().join("comm")).is_ok_and(|c| c.trim() == of))
             .count()
     }
-    /// The name appears a little after the thread, and goes a little after its end.
+    /// Waits until `count` threads have the name. A thread's name appears shortly after its start,
+    /// and disappears shortly after its end.
     fn expect(of: &str, count: usize, what: &str) {
         for _ in 0..5000 {
             if threads(of) == count {

@@ -1,4 +1,4 @@
-//! Behaviour of the CPU backend at the border of `hal`, on the machine at hand.
+//! Tests of the CPU backend through `hal`, on this machine.
 
 mod common;
 mod debug;

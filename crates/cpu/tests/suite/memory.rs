@@ -1,4 +1,4 @@
-//! Memory: kinds, exhaustion, giving back, and systems that refuse address space.
+//! Memory: kinds, exhaustion, giving memory back, and systems that refuse address space.
 
 use crate::common::*;
 use leasehold_alloc::{Backing, HostKind, Layout, On};
@@ -17,10 +17,10 @@ fn touch(rig: &Rig, kind: MemoryKind, bytes: u64) -> u64 {
     assert_eq!(buffer.host_kind(), HostKind::Pageable);
     let fill = Fill { dst: buffer.addr(), native: 0, bytes, pattern: 0x5a, width: 1 };
     let p = submit(&rig.stream, &[Op::Fill(fill)]).unwrap();
-    // SAFETY: the point is that of a submission to this stream that uses the buffer, made in order.
+    // SAFETY: the timepoint is of a submission to this stream that uses the buffer, made in order.
     unsafe { buffer.mark_write(p) };
     finish(&rig.stream).unwrap();
-    // SAFETY: within the buffer, which nobody uses now.
+    // SAFETY: the address is within the buffer, which has no other user now.
     let last = unsafe { std::ptr::read_volatile((buffer.addr() + bytes - 1) as *const u8) };
     assert_eq!(last, 0x5a);
     buffer.addr()
@@ -53,7 +53,8 @@ fn more_than_the_machine_has_is_out_of_memory_and_passes() {
         let refused = memory.alloc(Layout::new(bytes), on()).unwrap_err();
         assert!(matches!(refused, Error::OutOfMemory(_)), "{refused}");
     }
-    // Address space is not memory: untouched blocks cost nothing, and their sum is refused where the machine ends.
+    // Address space is not memory: untouched blocks cost nothing. The backing refuses a sum of
+    // blocks beyond the machine's memory.
     let mut held = Vec::new();
     let refused = loop {
         match memory.alloc(Layout::new(1 << 30), on()) {
@@ -75,30 +76,30 @@ fn a_backing_gives_zeroed_pages_again_after_giving_them_back() {
     let base = backing.reserve(granule * 8).unwrap();
     assert_eq!(base % granule, 0);
     for _ in 0..3 {
-        // SAFETY: the ranges are this backing's own, named in their order by this test alone.
+        // SAFETY: the ranges are this backing's own, and this test alone uses them, in their order.
         let chunk = unsafe { backing.commit(Some(base + granule), granule * 2) }.unwrap();
         let at = (chunk.addr + granule) as *mut u64;
-        // SAFETY: committed.
+        // SAFETY: the range is committed.
         unsafe {
             assert_eq!(at.read_volatile(), 0);
             at.write_volatile(7);
         }
-        // SAFETY: the ranges are this backing's own, named in their order by this test alone.
+        // SAFETY: the ranges are this backing's own, and this test alone uses them, in their order.
         unsafe { backing.decommit(chunk) }.unwrap();
     }
-    // SAFETY: the ranges are this backing's own, named in their order by this test alone.
+    // SAFETY: the ranges are this backing's own, and this test alone uses them, in their order.
     let segment = unsafe { backing.commit(None, granule) }.unwrap();
     assert_eq!(segment.addr % granule, 0);
-    // SAFETY: committed.
+    // SAFETY: the range is committed.
     unsafe { (segment.addr as *mut u8).write_volatile(1) };
-    // SAFETY: the ranges are this backing's own, named in their order by this test alone.
+    // SAFETY: the ranges are this backing's own, and this test alone uses them, in their order.
     unsafe { backing.decommit(segment) }.unwrap();
-    // SAFETY: the ranges are this backing's own, named in their order by this test alone.
+    // SAFETY: the ranges are this backing's own, and this test alone uses them, in their order.
     unsafe { backing.release(base, granule * 8) };
     assert!(backing.driver_calls() >= 9);
 }
 
-/// A child process whose address space is limited.
+/// Runs in a child process with a limited address space.
 #[cfg(target_os = "linux")]
 #[test]
 fn a_refused_reservation_falls_back() {
@@ -112,7 +113,7 @@ fn a_refused_reservation_falls_back() {
             return;
         }
         let limit = libc::rlimit { rlim_cur: bytes, rlim_max: bytes };
-        // SAFETY: limits this process, which runs this test alone.
+        // SAFETY: the call limits this process, which runs this test alone.
         assert_eq!(unsafe { libc::setrlimit(libc::RLIMIT_AS, &raw const limit) }, 0);
         let rig = rig(2);
         touch(&rig, MemoryKind::Device, 3 << 20);
@@ -123,7 +124,8 @@ fn a_refused_reservation_falls_back() {
         touch(&rig, MemoryKind::Device, 3 << 20);
         return;
     }
-    // Less than the machine's memory, so that every reservation is refused; and, where the machine is small, several times as much.
+    // One limit is below the machine's memory, so that every reservation is refused. The other is
+    // several times as large, for a machine with little memory.
     for limit in [1u64 << 30, 4 << 30] {
         let me = std::env::current_exe().unwrap();
         let run = std::process::Command::new(me)

@@ -1,4 +1,4 @@
-//! Order, overlap, waits, gates, idleness.
+//! Order, overlap, waits, host timelines, idle streams.
 
 use crate::common::*;
 use leasehold_core::Error;
@@ -19,7 +19,8 @@ fn submissions_run_in_order() {
             submit(&rig.stream, &[launch(&digit, 1, &bindings, &d.to_le_bytes())]).unwrap();
         }
         finish(&rig.stream).unwrap();
-        // SAFETY: the work is over; the kernel wrote here behind the compiler's back.
+        // SAFETY: the work is over. The read is volatile, because the compiler does not know that
+        // the kernel wrote.
         assert_eq!(unsafe { std::ptr::read_volatile(value.as_ptr()) }, 123_456_789);
     }
 }
@@ -73,7 +74,7 @@ fn two_streams_overlap_even_with_one_thread() {
     let a = [on(&cells, Access::ReadWrite)];
     let p = submit(&rig.stream, &[launch(&spin, 1, &a, &[])]).unwrap();
     assert!(!p.is_settled());
-    // The flag that the first stream spins on is set by a kernel of the second.
+    // A kernel of the second stream sets the flag on which the first stream spins.
     submit(&other, &[launch(&count, 1, &a, &[])]).unwrap();
     finish(&rig.stream).unwrap();
     assert_eq!(cells[1].load(Ordering::Relaxed), 1);
@@ -308,7 +309,7 @@ fn query_does_not_block_and_idle_waits_return_at_once() {
 fn stamps_are_written_in_order() {
     let rig = rig(1);
     let (a, b) = (rig.device.timestamp().unwrap(), rig.device.timestamp().unwrap());
-    // SAFETY: the stamps are of this backend.
+    // SAFETY: the time stamps are of this backend.
     assert!(matches!(unsafe { rig.device.elapsed(&a, &b) }, Err(Error::InvalidState(_))));
     let nap = HostCall::new("nap", || {
         thread::sleep(Duration::from_millis(5));
@@ -316,7 +317,7 @@ fn stamps_are_written_in_order() {
     });
     submit(&rig.stream, &[Op::Stamp(&a), Op::Host(&nap), Op::Stamp(&b)]).unwrap();
     finish(&rig.stream).unwrap();
-    // SAFETY: the stamps are of this backend.
+    // SAFETY: the time stamps are of this backend.
     let t = unsafe { rig.device.elapsed(&a, &b) }.unwrap();
     assert!(t >= Duration::from_millis(5) && t < Duration::from_secs(10), "{t:?}");
 }
@@ -335,7 +336,7 @@ fn idle_threads_use_no_processor() {
         submit(s, &[launch(&count, 1000, &b, &[])]).unwrap();
         finish(s).unwrap();
     }
-    // One stream stays blocked: that too must cost nothing.
+    // One stream stays blocked, which must cost no processor time either.
     let gate = rig.device.gate().unwrap();
     let opens = gate.line().completed() + 1;
     rig.stream.wait(gate.line().at(opens)).unwrap();
@@ -396,7 +397,8 @@ fn the_steady_state_allocates_nothing() {
     for op in [dispatch, copy, fill, dispatch, Op::Stamp(&stamp)] {
         ops.push(&op);
     }
-    // SAFETY: the plan's pipelines, stamps and graphs are this device's, and its memory outlives the launches.
+    // SAFETY: the plan's pipelines, time stamps and graphs are this device's, and its memory
+    // outlives the launches.
     let exec = unsafe { rig.device.instantiate(Plan::new(ops)) }.unwrap();
     let round = || {
         let p = submit(&rig.stream, &[dispatch, copy, fill, Op::Stamp(&stamp)]).unwrap();
@@ -415,13 +417,13 @@ fn the_steady_state_allocates_nothing() {
 
 #[test]
 fn every_thread_has_the_same_floating_point_state() {
-    /// Each tile multiplies two numbers whose product is subnormal.
+    /// Multiplies two numbers per tile. Their product is subnormal.
     ///
     /// # Safety
     /// - Binding 0 holds one `f32` for each tile.
     unsafe fn tiny(args: &leasehold_hal::CpuArgs<'_>) {
         let product = std::hint::black_box(1e-30f32) * std::hint::black_box(1e-12f32);
-        // SAFETY: by the contract.
+        // SAFETY: binding 0 holds one `f32` for each tile (the contract of this function).
         unsafe { args.slice_mut::<f32>(0, args.tile()[0] as usize, 1) }.fill(product);
         thread::sleep(Duration::from_micros(200));
     }
@@ -431,13 +433,15 @@ fn every_thread_has_the_same_floating_point_state() {
     let b = [on(&out, Access::Write)];
     submit(&rig.stream, &[launch(&tiny, 64, &b, &[])]).unwrap();
     finish(&rig.stream).unwrap();
-    // SAFETY: the work is over; the kernel wrote here behind the compiler's back.
+    // SAFETY: the work is over. The read is volatile, because the compiler does not know that the
+    // kernel wrote.
     let now: Vec<u32> = out.iter().map(|x| unsafe { std::ptr::read_volatile(x) }.to_bits()).collect();
     assert!(now.iter().all(|&bits| bits == now[0]), "{now:x?}");
     if cfg!(any(target_arch = "x86_64", target_arch = "aarch64")) {
         assert_eq!(now[0], 0, "subnormal results are zero");
     }
-    // The application's own threads are left alone, and so are its calls; what comes after them is as before.
+    // The backend does not change the state of the application's own threads and calls. Work after
+    // such a call runs as before.
     let subnormal = || std::hint::black_box(1e-30f32) * std::hint::black_box(1e-12f32);
     assert_ne!(subnormal(), 0.0);
     let (tell, hear) = std::sync::mpsc::channel();
@@ -445,6 +449,7 @@ fn every_thread_has_the_same_floating_point_state() {
     submit(&rig.stream, &[Op::Host(&call), launch(&tiny, 64, &b, &[])]).unwrap();
     finish(&rig.stream).unwrap();
     assert_ne!(hear.try_recv().expect("the call ran"), 0.0);
-    // SAFETY: the work is over; the kernel wrote here behind the compiler's back.
+    // SAFETY: the work is over. The read is volatile, because the compiler does not know that the
+    // kernel wrote.
     assert!(out.iter().all(|x| unsafe { std::ptr::read_volatile(x) }.to_bits() == now[0]));
 }

@@ -1,4 +1,4 @@
-//! Topology and control groups, on made-up machines.
+//! Topology and control groups, on invented machines.
 
 use leasehold_cpu::driver::cgroup::limits_under;
 use leasehold_cpu::driver::isa::architectures;
@@ -7,7 +7,7 @@ use leasehold_cpu::driver::topology::{Cache, Topology, parse_list, parse_size};
 use std::fs;
 use std::path::Path;
 
-/// Writes files under a directory of its own: `path: text`.
+/// Writes files (`path: text`) under a new directory.
 fn machine(files: &[(&str, &str)]) -> tempfile::TempDir {
     let dir = tempfile::tempdir().unwrap();
     for (path, text) in files {

@@ -128,7 +128,7 @@ fn host_memory_is_kept_up_to_its_point_and_no_longer() {
     let keep: Keep = from.clone();
     let upload = Upload { src: from.as_ptr(), dst: to.as_mut_ptr() as u64, native: 0, bytes: 16, keep: Some(&keep) };
     let first = submit(&rig.stream, &[Op::Wait(gate.line().at(opens)), Op::Upload(upload)]).unwrap();
-    // Something that stays pending behind it.
+    // A wait that stays pending behind the copy.
     rig.stream.wait(gate.line().at(opens + 1)).unwrap();
     let weak = Arc::downgrade(&from);
     drop((keep, from));

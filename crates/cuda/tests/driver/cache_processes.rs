@@ -1,10 +1,10 @@
-//! The cache of compiled kernels between processes that write and damage it at once.
+//! The compile cache under processes that write and damage it at the same time.
 
 use leasehold_cuda::driver::cache::{CompileCache, Key};
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-/// Set in the processes that this test starts of itself.
+/// The variable that marks the processes which this test starts from itself.
 const DIRECTORY: &str = "LEASEHOLD_TEST_CACHE_DIRECTORY";
 
 fn use_cache(directory: &Path, rounds: usize) {
@@ -22,7 +22,7 @@ fn use_cache(directory: &Path, rounds: usize) {
         let image = cache.get_or_compile(&key, || Ok(source.bytes().rev().collect())).unwrap();
         assert!(image.iter().copied().eq(source.bytes().rev()), "somebody else's kernel, or half of one");
         if round % 11 == 0 {
-            // A writer that dies, or a disk that fails: half of a file under a good name.
+            // Half of a file under a valid name, as after the end of a writer or a disk failure.
             for file in std::fs::read_dir(directory).unwrap().flatten() {
                 let name = file.file_name();
                 if name.to_string_lossy().ends_with(".bin")
@@ -57,7 +57,7 @@ fn processes_that_write_and_damage_at_once_get_their_kernels() {
     for mut child in children {
         assert!(child.wait().unwrap().success());
     }
-    // Writers that live leave nothing half done behind.
+    // Writers that end normally leave no temporary files.
     let left = std::fs::read_dir(directory.path()).unwrap().flatten();
     assert!(left.into_iter().all(|file| file.path().extension().is_some_and(|e| e == "bin")));
 }

@@ -1,4 +1,5 @@
-//! The loops of the first figures make legal calls and leave nothing behind; their times mean nothing here.
+//! The loops of the figures make legal calls and leave no objects behind. Their times have no
+//! meaning here.
 
 use leasehold_cuda::driver::figures::{LARGEST, RawLoop};
 use leasehold_cuda::driver::ops::{ContextOps, CopyKind, DeviceOps};

@@ -1,5 +1,5 @@
-//! The drivers: the simulated one against recorded traces of the real one, against CUDA's rules, and the cache between
-//! processes.
+//! The drivers: the simulated driver against recorded traces of the real one and against CUDA's
+//! rules, and the compile cache between processes.
 
 mod cache_processes;
 mod figures;

@@ -1,6 +1,6 @@
-//! The real driver's bindings over a library that only looks like the vendor's (`stub_driver.rs`): what is loaded and
-//! what is missing, how arguments are passed and answers taken. The library is compiled here, and each case runs in a
-//! process of its own that finds it first.
+//! The real driver's bindings over an imitation of the vendor's library (`stub_driver.rs`):
+//! loading, missing functions, arguments and answers. The test compiles the library. Each case runs
+//! in a process of its own, whose loader finds the library first.
 
 use leasehold_core::Error;
 use leasehold_core::sync::Mutex;
@@ -16,10 +16,10 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::Arc;
 
-/// Names the case in a process that was started for it.
+/// The variable that names the case in a process that was started for it.
 const CASE: &str = "LEASEHOLD_TEST_REAL_DRIVER_CASE";
 
-/// A case: its name, what the library lacks, the environment, and what is checked.
+/// A case: its name, the missing part of the library, the environment, and the check.
 type Case = (&'static str, Option<&'static str>, &'static [(&'static str, &'static str)], fn());
 
 const CASES: &[Case] = &[
@@ -43,7 +43,7 @@ const CASES: &[Case] = &[
     ("success with an address that cannot be", None, &[("STUB_MADE", "1")], || made_nothing(false)),
 ];
 
-/// Damages of a library's file, and what is said of it.
+/// Damages of a library's file, and the message for each.
 type Damage = (&'static str, fn(Vec<u8>) -> Vec<u8>, &'static str);
 
 const DAMAGES: &[Damage] = &[
@@ -117,7 +117,8 @@ fn the_real_driver_over_a_library_of_our_own() {
     }
 }
 
-/// Run by the test above in processes that find a damaged library; by itself it has nothing to look at.
+/// The test above runs this test in processes that find a damaged library. Otherwise this test
+/// checks nothing.
 #[test]
 fn a_library_that_cannot_be_loaded_is_not_called_missing() {
     if let Ok(told) = std::env::var(CASE) {
@@ -125,7 +126,7 @@ fn a_library_that_cannot_be_loaded_is_not_called_missing() {
     }
 }
 
-/// The backend says what is wrong with the driver, and ends.
+/// The backend reports the driver's defect, and ends.
 fn nothing_to_use(parts: &[&str]) {
     use leasehold_hal::Backend;
     let backend = leasehold_cuda::CudaBackend::new();
@@ -139,7 +140,7 @@ fn less_than_nothing() {
     let Err(Error::Driver { api: "cuDeviceGetCount", code: 0, .. }) = driver.device_count() else { panic!() };
 }
 
-/// "Success", but with no object, or an address where nothing can be.
+/// The library answers "success" with a null object, or with an address that is never mapped.
 fn made_nothing(null: bool) {
     let driver = started();
     let refused = |result: leasehold_core::Result<()>| match result {
@@ -147,7 +148,7 @@ fn made_nothing(null: bool) {
         other => panic!("believed: {other:?}"),
     };
     refused(driver.alloc(4096).map(drop));
-    // SAFETY: the library under test looks at no handle that it is given.
+    // SAFETY: the library under test uses no handle that it gets.
     refused(unsafe { driver.alloc_async(4096, STREAM) }.map(drop));
     refused(driver.address_reserve(2 << 20, 2 << 20).map(drop));
     refused(driver.host_alloc(4096, leasehold_cuda::driver::ops::HostFlags::default()).map(drop));
@@ -158,12 +159,12 @@ fn made_nothing(null: bool) {
         refused(driver.stream_create(0).map(drop));
         refused(driver.event_create(leasehold_cuda::driver::ops::EventFlags::default()).map(drop));
         refused(driver.graph_create().map(drop));
-        // SAFETY: the library under test looks at no handle that it is given.
+        // SAFETY: the library under test uses no handle that it gets.
         refused(unsafe { driver.graph_instantiate(NativeGraph(1)) }.map(drop));
-        // SAFETY: the library under test looks at no handle that it is given.
+        // SAFETY: the library under test uses no handle that it gets.
         refused(unsafe { driver.graph_add_empty(NativeGraph(1), &[]) }.map(drop));
         let module = driver.module_load(b".version 8.0").unwrap();
-        // SAFETY: the library under test looks at no handle that it is given.
+        // SAFETY: the library under test uses no handle that it gets.
         refused(unsafe { driver.module_function(module, "f") }.map(drop));
     }
 }
@@ -172,7 +173,7 @@ fn unavailable(parts: &[&str]) {
     let driver = RealDriver::with_cache(CompileCache::off());
     let Err(Error::Unavailable(why)) = driver.init() else { panic!("not unavailable") };
     assert!(parts.iter().all(|part| why.contains(part)), "{why}");
-    // It stays what it was: not started.
+    // The driver is still not started.
     assert!(matches!(driver.device_count(), Err(Error::InvalidState(_))));
 }
 
@@ -192,19 +193,19 @@ fn starts() {
     let before = driver.driver_calls();
     let properties = driver.device_properties(1).unwrap();
     assert!(driver.driver_calls() > before + 15);
-    // Attributes say their own numbers.
+    // Each attribute's value is its own number.
     assert_eq!(properties.compute_capability, (75, 76));
     assert_eq!((properties.block_threads, properties.warp, properties.shared_optin), (1, 10, 97));
     assert_eq!(properties.numa_node, None);
     assert!(matches!(driver.device_properties(2), Err(Error::Driver { code: 101, api: "cuDeviceGet", .. })));
-    // 704 is no error.
-    // SAFETY: the library under test looks at no handle that it is given.
+    // The code 704 is no error.
+    // SAFETY: the library under test uses no handle that it gets.
     unsafe { driver.enable_peer(NativeContext(1)) }.unwrap();
-    // SAFETY: the library under test looks at no handle that it is given.
+    // SAFETY: the library under test uses no handle that it gets.
     assert_eq!(unsafe { driver.stream_query(STREAM) }.unwrap(), Progress::Pending);
-    // SAFETY: the library under test looks at no handle that it is given.
+    // SAFETY: the library under test uses no handle that it gets.
     assert_eq!(unsafe { driver.event_query(NativeEvent(1)) }.unwrap(), Progress::Pending);
-    // SAFETY: the library under test looks at no handle that it is given.
+    // SAFETY: the library under test uses no handle that it gets.
     assert!(matches!(unsafe { driver.event_elapsed(NativeEvent(1), NativeEvent(2)) }, Err(Error::InvalidState(_))));
     assert!(!driver.context_create(0).unwrap().is_null());
 }
@@ -212,13 +213,13 @@ fn starts() {
 fn older() {
     let driver = started();
     assert!(!driver.context_create(0).unwrap().is_null());
-    // SAFETY: the library under test looks at no handle that it is given.
+    // SAFETY: the library under test uses no handle that it gets.
     assert_eq!(unsafe { driver.function_info(NativeFunction(1)) }.unwrap().params, None);
-    // SAFETY: the library under test looks at no handle that it is given.
+    // SAFETY: the library under test uses no handle that it gets.
     let elapsed = unsafe { driver.event_elapsed(NativeEvent(1), NativeEvent(2)) };
     assert!(matches!(elapsed, Err(Error::Driver { code: 400, .. })), "{elapsed:?}");
     let module = driver.module_load(b".version 8.0").unwrap();
-    // SAFETY: the library under test looks at no handle that it is given.
+    // SAFETY: the library under test uses no handle that it gets.
     assert!(unsafe { driver.module_function(module, "f") }.is_ok());
 }
 
@@ -228,7 +229,7 @@ fn errors() {
     assert_eq!((api, code, &*name), ("cuMemAlloc", 1, "CUDA_ERROR_INVALID_VALUE"));
     let Err(Error::OutOfMemory(report)) = driver.alloc(1 << 41) else { panic!() };
     assert_eq!((report.requested, &*report.site), (1 << 41, "cuMemAlloc"));
-    // Codes that nobody here knows: the driver may have a name.
+    // The driver may have a name for a code that this crate does not know.
     let Err(Error::Driver { code: 1234, name, .. }) = driver.alloc(77) else { panic!() };
     assert_eq!(&*name, "CUDA_ERROR_FROM_TOMORROW");
     let Err(Error::Driver { code: 4321, name, .. }) = driver.alloc(78) else { panic!() };
@@ -239,32 +240,33 @@ fn errors() {
 fn lost() {
     let driver = started();
     let (here, there) = (driver.primary_retain(0).unwrap(), driver.primary_retain(1).unwrap());
-    // SAFETY: the library under test looks at no handle that it is given.
+    // SAFETY: the library under test uses no handle that it gets.
     unsafe { driver.set_current(here) }.unwrap();
     let cause = |result: leasehold_core::Result<()>| match result {
         Err(Error::DeviceLost { cause }) => cause,
         other => panic!("not lost: {other:?}"),
     };
-    // SAFETY: the library under test looks at no handle that it is given.
+    // SAFETY: the library under test uses no handle that it gets.
     let first = cause(unsafe { driver.stream_synchronize(NativeStream(0xdead)) });
     assert!(first.contains("cuStreamSynchronize") && first.contains("CUDA_ERROR_ILLEGAL_ADDRESS (700)"), "{first}");
-    // The driver says 719 from now on; the first cause is told.
+    // The driver returns 719 from now on, but the error holds the first cause.
     assert_eq!(first, cause(driver.alloc(64).map(drop)));
     assert_eq!(first, cause(driver.stream_create(0).map(drop)));
-    // Another context is not concerned.
-    // SAFETY: the library under test looks at no handle that it is given.
+    // Another context is not affected.
+    // SAFETY: the library under test uses no handle that it gets.
     unsafe { driver.set_current(there) }.unwrap();
     assert!(driver.alloc(64).is_ok());
     assert!(matches!(driver.alloc(0), Err(Error::Driver { code: 1, .. })));
-    // As on an H200, a call without a context tells of it too; what fails there for another reason says its own.
-    // SAFETY: the library under test looks at no handle that it is given.
+    // As on an H200, a call without a current context reports the loss too. A call that fails there
+    // for another reason reports that reason.
+    // SAFETY: the library under test uses no handle that it gets.
     unsafe { driver.set_current(NativeContext::NULL) }.unwrap();
     assert!(cause(driver.alloc(79).map(drop)).contains("(700)"));
     assert!(matches!(driver.alloc(0), Err(Error::Driver { code: 1, .. })));
-    // Released and not active any more: a new one begins anew.
-    // SAFETY: the library under test looks at no handle that it is given.
+    // The context is released and no longer active, so a new one has no cause.
+    // SAFETY: the library under test uses no handle that it gets.
     unsafe { driver.set_current(here) }.unwrap();
-    // SAFETY: the library under test looks at no handle that it is given.
+    // SAFETY: the library under test uses no handle that it gets.
     unsafe { driver.primary_release(0) }.unwrap();
     driver.primary_retain(0).unwrap();
     let second = cause(driver.stream_create(0).map(drop));
@@ -278,28 +280,29 @@ fn arguments() {
     let read = |bytes: usize| {
         let mut seen = vec![0_u8; bytes];
         let down = NativeCopy::linear(CopyKind::DeviceToHost, seen.as_mut_ptr() as u64, 0x20000, bytes as u64);
-        // SAFETY: the library copies what it kept.
+        // SAFETY: the library copies the bytes that it kept.
         unsafe { driver.copy(STREAM, &down).unwrap() };
         seen
     };
-    // SAFETY: nothing runs.
+    // SAFETY: the library runs no work.
     unsafe { driver.launch(STREAM, &launch).unwrap() };
     assert_eq!(read(launch.args.len()), launch.args);
-    // SAFETY: as above.
+    // SAFETY: the library runs no work.
     let updated = unsafe { driver.exec_set_kernel(NativeGraphExec(1), NativeNode(1), &launch) };
     assert_eq!(updated.unwrap(), Updated::InPlace);
     assert_eq!(read(launch.args.len()), launch.args);
-    // SAFETY: as above.
+    // SAFETY: the library runs no work.
     let refused = unsafe { driver.exec_set_kernel(NativeGraphExec(1), NativeNode(0xbad), &launch) };
     assert_eq!(refused.unwrap(), Updated::Refused);
-    // Without arguments nothing is described.
+    // Without arguments the launch describes no buffer.
     let none = Arguments::new(&[], &[]);
-    // SAFETY: as above.
+    // SAFETY: the library runs no work.
     unsafe { driver.launch(STREAM, &none.launch(NativeFunction(1), 1, 1)).unwrap() };
     assert!(read(0).is_empty());
 }
 
-/// An H200 refused a node that copies one row of 100 bytes with pitches of 7, which streams take.
+/// An H200 refused a node that copies one row of 100 bytes with pitches of 7. Streams take such a
+/// copy.
 fn copies_in_graphs() {
     let driver = started();
     let kind = CopyKind::DeviceToDevice;
@@ -307,15 +310,15 @@ fn copies_in_graphs() {
     let one = NativeCopy { src_pitch: 7, dst_pitch: 7, width: 100, rows: 1, ..rows };
     let (graph, exec, node) = (NativeGraph(1), NativeGraphExec(1), NativeNode(1));
     for copy in [rows, one, NativeCopy::linear(kind, 4096, 0, 8)] {
-        // SAFETY: nothing runs.
+        // SAFETY: the library runs no work.
         unsafe {
             driver.graph_add_copy(graph, &[], &copy).unwrap();
             assert_eq!(driver.exec_set_copy(exec, node, &copy).unwrap(), Updated::InPlace);
         }
     }
-    // Rows that overlap stay a mistake.
+    // Rows that overlap are still an error.
     let narrow = NativeCopy { dst_pitch: 12, ..rows };
-    // SAFETY: as above.
+    // SAFETY: the library runs no work.
     let refused = unsafe { driver.graph_add_copy(graph, &[], &narrow) };
     assert!(matches!(refused, Err(Error::Driver { code: 1, .. })), "{refused:?}");
 }
@@ -324,32 +327,32 @@ fn host_functions() {
     let driver = started();
     let (held, order) = (Arc::new(()), Arc::new(Mutex::new(Vec::new())));
     let (inside, log) = (held.clone(), order.clone());
-    // SAFETY: the library under test looks at no handle that it is given.
+    // SAFETY: the library under test uses no handle that it gets.
     unsafe { driver.host_function(STREAM, Box::new(move || log.lock().push(Arc::strong_count(&inside)))) }.unwrap();
     assert_eq!(*order.lock(), [2]);
     assert_eq!(Arc::strong_count(&held), 1);
-    // Refused: ours again, and dropped.
+    // The driver refuses the function, so the caller drops it.
     let inside = held.clone();
-    // SAFETY: the library under test looks at no handle that it is given.
+    // SAFETY: the library under test uses no handle that it gets.
     let refused = unsafe { driver.host_function(NativeStream::NULL, Box::new(move || drop(inside))) };
     assert!(matches!(refused, Err(Error::Driver { code: 400, .. })));
     assert_eq!(Arc::strong_count(&held), 1);
-    // SAFETY: the library under test looks at no handle that it is given.
+    // SAFETY: the library under test uses no handle that it gets.
     unsafe { driver.host_function(STREAM, Box::new(|| panic!("this panic stops at the driver's border"))) }.unwrap();
-    // A node runs at each launch, and goes with the executable.
+    // A node's function runs at each launch, and is dropped with the executable.
     let (runs, inside) = (Arc::new(AtomicU32::new(0)), held.clone());
     let count = runs.clone();
     let call = move || {
         count.fetch_add(Arc::strong_count(&inside) as u32, Ordering::Relaxed);
     };
-    // SAFETY: the library under test looks at no handle that it is given.
+    // SAFETY: the library under test uses no handle that it gets.
     unsafe { driver.graph_add_host(NativeGraph(1), &[], Arc::new(call)) }.unwrap();
     for _ in 0..3 {
-        // SAFETY: nothing but the host node runs.
+        // SAFETY: only the host node runs.
         unsafe { driver.exec_launch(NativeGraphExec(1), STREAM).unwrap() };
     }
     assert_eq!(runs.load(Ordering::Relaxed), 6);
-    // SAFETY: the library under test looks at no handle that it is given.
+    // SAFETY: the library under test uses no handle that it gets.
     unsafe { driver.exec_destroy(NativeGraphExec(1)) }.unwrap();
     assert_eq!(Arc::strong_count(&held), 1);
 }
@@ -359,13 +362,13 @@ fn modules() {
     let Err(Error::Compile { log }) = driver.module_load(b"what") else { panic!() };
     assert_eq!(&*log, "CUDA_ERROR_INVALID_PTX (218): line 1: what is this?");
     assert!(matches!(driver.module_load(b""), Err(Error::Compile { .. })));
-    // Text without a zero at its end gets one.
+    // The driver object adds the missing zero at the end of a text.
     let module = driver.module_load(b".version 8.0").unwrap();
-    // SAFETY: the library under test looks at no handle that it is given.
+    // SAFETY: the library under test uses no handle that it gets.
     let function = unsafe { driver.module_function(module, "f") }.unwrap();
-    // SAFETY: the library under test looks at no handle that it is given.
+    // SAFETY: the library under test uses no handle that it gets.
     assert!(matches!(unsafe { driver.module_function(module, "a\0b") }, Err(Error::NotFound(_))));
-    // SAFETY: the library under test looks at no handle that it is given.
+    // SAFETY: the library under test uses no handle that it gets.
     let info = unsafe { driver.function_info(function) }.unwrap();
     assert_eq!((info.block_threads, info.registers, info.binary), (100, 104, 106));
     assert_eq!(info.params, Some(vec![(0, 8), (8, 4)]));

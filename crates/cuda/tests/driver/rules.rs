@@ -1,4 +1,4 @@
-//! The simulated driver's own rules: strictness, faults by name, leaks.
+//! The simulated driver's own rules: strict checks, faults by call name, leaks.
 
 use leasehold_core::Error;
 use leasehold_cuda::driver::ops::{
@@ -17,11 +17,10 @@ fn driver(devices: u32) -> SimDriver {
     driver
 }
 
-/// With the primary context of device 0 current.
+/// A driver with the primary context of device 0 current.
 fn opened() -> SimDriver {
     let driver = driver(1);
-    // SAFETY: the simulated driver looks every handle and address up, and refuses what it does not
-    // know.
+    // SAFETY: the simulated driver looks every handle and address up, and refuses unknown ones.
     unsafe { driver.set_current(driver.primary_retain(0).unwrap()) }.unwrap();
     driver
 }
@@ -37,28 +36,21 @@ fn code(result: leasehold_core::Result<impl std::fmt::Debug>) -> i32 {
 fn an_objects_context_must_be_current() {
     let driver = driver(2);
     let (here, there) = (driver.primary_retain(0).unwrap(), driver.primary_retain(1).unwrap());
-    // SAFETY: the simulated driver looks every handle and address up, and refuses what it does not
-    // know.
+    // SAFETY: the simulated driver looks every handle and address up, and refuses unknown ones.
     unsafe { driver.set_current(here) }.unwrap();
     let (stream, event) = (driver.stream_create(0).unwrap(), driver.event_create(EventFlags::default()).unwrap());
     let at = driver.alloc(64).unwrap();
-    // SAFETY: the simulated driver looks every handle and address up, and refuses what it does not
-    // know.
+    // SAFETY: the simulated driver looks every handle and address up, and refuses unknown ones.
     unsafe { driver.set_current(there) }.unwrap();
-    // SAFETY: the simulated driver looks every handle and address up, and refuses what it does not
-    // know.
+    // SAFETY: the simulated driver looks every handle and address up, and refuses unknown ones.
     assert_eq!(code(unsafe { driver.stream_query(stream) }), 201);
-    // SAFETY: the simulated driver looks every handle and address up, and refuses what it does not
-    // know.
+    // SAFETY: the simulated driver looks every handle and address up, and refuses unknown ones.
     assert_eq!(code(unsafe { driver.event_query(event) }), 201);
-    // SAFETY: the simulated driver looks every handle and address up, and refuses what it does not
-    // know.
+    // SAFETY: the simulated driver looks every handle and address up, and refuses unknown ones.
     assert_eq!(code(unsafe { driver.stream_destroy(stream) }), 201);
-    // SAFETY: the simulated driver looks every handle and address up, and refuses what it does not
-    // know.
+    // SAFETY: the simulated driver looks every handle and address up, and refuses unknown ones.
     assert_eq!(code(unsafe { driver.free(at) }), 1);
-    // SAFETY: the simulated driver looks every handle and address up, and refuses what it does not
-    // know.
+    // SAFETY: the simulated driver looks every handle and address up, and refuses unknown ones.
     unsafe { driver.set_current(NativeContext::NULL) }.unwrap();
     assert_eq!(code(driver.alloc(64)), 201);
 }
@@ -70,11 +62,9 @@ fn what_is_left_in_a_context_is_a_leak() {
     driver.alloc(64).unwrap();
     driver.host_alloc(64, HostFlags::default()).unwrap();
     assert!(driver.take_leaks().is_empty());
-    // SAFETY: the simulated driver looks every handle and address up, and refuses what it does not
-    // know.
+    // SAFETY: the simulated driver looks every handle and address up, and refuses unknown ones.
     unsafe { driver.set_current(NativeContext::NULL) }.unwrap();
-    // SAFETY: the simulated driver looks every handle and address up, and refuses what it does not
-    // know.
+    // SAFETY: the simulated driver looks every handle and address up, and refuses unknown ones.
     unsafe { driver.primary_release(0) }.unwrap();
     assert_eq!(driver.take_leaks(), ["1 streams", "1 allocations", "1 pinned ranges"]);
     assert!(driver.census().is_nothing());
@@ -91,15 +81,14 @@ fn each_call_can_be_failed_by_its_name() {
     );
     driver.machine().set_faults(plan("cuStreamCreateWithPriority", FaultAction::Fail(999)));
     assert_eq!(code(driver.stream_create(0)), 999);
-    // What gives something up does so, and reports.
+    // A call that destroys an object does so even if it reports a failure.
     driver.machine().set_faults(FaultPlan::none());
     let stream = driver.stream_create(0).unwrap();
     driver.machine().set_faults(plan("cuStreamDestroy", FaultAction::Fail(999)));
-    // SAFETY: the simulated driver looks every handle and address up, and refuses what it does not
-    // know.
+    // SAFETY: the simulated driver looks every handle and address up, and refuses unknown ones.
     assert_eq!(code(unsafe { driver.stream_destroy(stream) }), 999);
     assert_eq!(driver.census().streams, 0);
-    // A sticky code loses the device, with the first cause.
+    // A sticky code loses the device, and becomes the first cause.
     driver.machine().set_faults(plan("cuMemAlloc", FaultAction::Fail(700)));
     let Err(Error::DeviceLost { cause }) = driver.alloc(64) else { panic!("not lost") };
     assert!(cause.contains("CUDA_ERROR_ILLEGAL_ADDRESS (700)"), "{cause}");
@@ -112,20 +101,19 @@ fn each_call_can_be_failed_by_its_name() {
 fn the_argument_buffer_must_agree_with_the_bindings() {
     let driver = opened();
     let module = driver.module_load(kernels::PTX.as_bytes()).unwrap();
-    // SAFETY: the simulated driver looks every handle and address up, and refuses what it does not
-    // know.
+    // SAFETY: the simulated driver looks every handle and address up, and refuses unknown ones.
     let store = unsafe { driver.module_function(module, "trace_store") }.unwrap();
     let (stream, at) = (driver.stream_create(0).unwrap(), driver.alloc(64).unwrap());
     let arguments = Arguments::store(at, 1, 2, 3);
     let good = arguments.launch(store, 1, 1);
     let mut wrong = good.args.to_vec();
     wrong[0] ^= 8;
-    // SAFETY: refused before anything runs.
+    // SAFETY: the driver refuses the launch before anything runs.
     let refused = unsafe { driver.launch(stream, &Launch { args: &wrong, ..good }) };
     assert!(matches!(refused, Err(Error::InvalidArgument(_))), "{refused:?}");
     let long: Vec<u8> = good.args.iter().copied().chain([0; 4]).collect();
     for (args, refusal) in [(&good.args[..good.args.len() - 1], 1), (&long, 701)] {
-        // SAFETY: refused before anything runs.
+        // SAFETY: the driver refuses the launch before anything runs.
         assert_eq!(code(unsafe { driver.launch(stream, &Launch { args, ..good }) }), refusal);
     }
     // SAFETY: the memory lives.
@@ -141,19 +129,17 @@ fn races_are_reported_with_words_and_events_as_edges() {
     let fill = |value| NativeFill { dst: at, value, width: 4, count: 4 };
     // SAFETY: the memory lives.
     unsafe { driver.fill(a, &fill(1)).unwrap() };
-    // SAFETY: the simulated driver looks every handle and address up, and refuses what it does not
-    // know.
+    // SAFETY: the simulated driver looks every handle and address up, and refuses unknown ones.
     unsafe { driver.event_record(event, a) }.unwrap();
-    // SAFETY: the simulated driver looks every handle and address up, and refuses what it does not
-    // know.
+    // SAFETY: the simulated driver looks every handle and address up, and refuses unknown ones.
     unsafe { driver.stream_wait_event(b, event) }.unwrap();
-    // SAFETY: as above.
+    // SAFETY: the memory lives.
     unsafe { driver.fill(b, &fill(2)).unwrap() };
     driver.context_synchronize().unwrap();
     assert!(driver.machine().take_reports().is_empty());
-    // SAFETY: as above.
+    // SAFETY: the memory lives.
     unsafe { driver.fill(a, &fill(3)).unwrap() };
-    // SAFETY: as above.
+    // SAFETY: the memory lives.
     unsafe { driver.fill(b, &fill(4)).unwrap() };
     driver.context_synchronize().unwrap();
     let reports = driver.machine().take_reports();
@@ -168,14 +154,12 @@ fn a_completion_word_lets_the_host_know() {
     let (word, data) = (driver.host_alloc(64, HostFlags::default()).unwrap(), driver.alloc(64).unwrap());
     // SAFETY: the memory lives.
     unsafe { driver.fill(stream, &NativeFill { dst: data, value: 1, width: 4, count: 16 }).unwrap() };
-    // SAFETY: the simulated driver looks every handle and address up, and refuses what it does not
-    // know.
+    // SAFETY: the simulated driver looks every handle and address up, and refuses unknown ones.
     unsafe { driver.stream_write_word(stream, word, 5) }.unwrap();
     // SAFETY: a word of pinned memory.
     while unsafe { driver.load_word(word) } < 5 {}
-    // The host knows now that the fill is over: freeing is no use after free.
-    // SAFETY: the simulated driver looks every handle and address up, and refuses what it does not
-    // know.
+    // The host knows now that the fill is over, so the free is no use after free.
+    // SAFETY: the simulated driver looks every handle and address up, and refuses unknown ones.
     unsafe { driver.free(data) }.unwrap();
     assert!(driver.machine().take_reports().is_empty());
     assert_eq!(driver.poll_interval(), std::time::Duration::ZERO);
@@ -186,25 +170,22 @@ fn pageable_uploads_take_their_bytes_along() {
     let driver = opened();
     let stream = driver.stream_create(0).unwrap();
     let (device, words) = (driver.alloc(1 << 20).unwrap(), driver.host_alloc(4096, HostFlags::default()).unwrap());
-    // SAFETY: the simulated driver looks every handle and address up, and refuses what it does not
-    // know.
+    // SAFETY: the simulated driver looks every handle and address up, and refuses unknown ones.
     unsafe { driver.stream_wait_word(stream, words, 1) }.unwrap();
     let mut source = vec![7_u8; 1 << 20];
     let up = NativeCopy::linear(CopyKind::HostToDevice, device, source.as_ptr() as u64, 1 << 20);
-    // SAFETY: the driver takes the bytes along.
+    // SAFETY: the command holds a copy of the bytes.
     unsafe { driver.copy(stream, &up).unwrap() };
     source.fill(0);
     drop(source);
-    // SAFETY: the simulated driver looks every handle and address up, and refuses what it does not
-    // know.
+    // SAFETY: the simulated driver looks every handle and address up, and refuses unknown ones.
     assert_eq!(unsafe { driver.stream_query(stream) }.unwrap(), Progress::Pending);
     // SAFETY: a word of pinned memory.
     unsafe { driver.store_word(words, 1) };
-    // SAFETY: the simulated driver looks every handle and address up, and refuses what it does not
-    // know.
+    // SAFETY: the simulated driver looks every handle and address up, and refuses unknown ones.
     unsafe { driver.stream_synchronize(stream) }.unwrap();
     let mut seen = vec![0_u8; 1 << 20];
-    // SAFETY: it only looks, while nothing runs.
+    // SAFETY: the call only reads memory, while nothing runs.
     unsafe { driver.machine().drive() }.peek(device, &mut seen).unwrap();
     assert!(seen.iter().all(|&b| b == 7));
     assert!(driver.machine().take_reports().is_empty());
@@ -216,18 +197,15 @@ fn what_a_driver_lacks_is_not_supported() {
     (config.vmm, config.memory_pools, config.stream_words, config.peers) = (false, false, false, false);
     let driver = SimDriver::new(config).unwrap();
     driver.init().unwrap();
-    // SAFETY: the simulated driver looks every handle and address up, and refuses what it does not
-    // know.
+    // SAFETY: the simulated driver looks every handle and address up, and refuses unknown ones.
     unsafe { driver.set_current(driver.primary_retain(0).unwrap()) }.unwrap();
     let stream = driver.stream_create(0).unwrap();
     let word = driver.host_alloc(8, HostFlags::default()).unwrap();
     assert_eq!(code(driver.granularity(0)), 801);
     assert_eq!(code(driver.address_reserve(2 << 20, 0)), 801);
-    // SAFETY: the simulated driver looks every handle and address up, and refuses what it does not
-    // know.
+    // SAFETY: the simulated driver looks every handle and address up, and refuses unknown ones.
     assert_eq!(code(unsafe { driver.alloc_async(64, stream) }), 801);
-    // SAFETY: the simulated driver looks every handle and address up, and refuses what it does not
-    // know.
+    // SAFETY: the simulated driver looks every handle and address up, and refuses unknown ones.
     assert_eq!(code(unsafe { driver.stream_write_word(stream, word, 1) }), 801);
     let properties = driver.device_properties(0).unwrap();
     assert!(!properties.vmm && !properties.memory_pools && !properties.stream_words);
@@ -239,12 +217,10 @@ fn compiled_names_need_registered_code() {
     let source = "extern \"C\" __global__ void trace_nothing(int* a, int* b, int* c) {} __global__ void unknown() {}";
     let ptx = driver.compile(source, "k.cu", &[], (9, 0)).unwrap();
     let module = driver.module_load(&ptx).unwrap();
-    // SAFETY: the simulated driver looks every handle and address up, and refuses what it does not
-    // know.
+    // SAFETY: the simulated driver looks every handle and address up, and refuses unknown ones.
     assert!(unsafe { driver.module_function(module, "trace_nothing") }.is_ok());
     for missing in ["unknown", "nowhere"] {
-        // SAFETY: the simulated driver looks every handle and address up, and refuses what it does
-        // not know.
+        // SAFETY: the simulated driver looks every handle and address up, and refuses unknown ones.
         let found = unsafe { driver.module_function(module, missing) };
         assert!(matches!(&found, Err(Error::NotFound(why)) if why.contains(missing)), "{found:?}");
     }
@@ -257,21 +233,18 @@ fn a_host_function_of_a_lost_device_is_never_called() {
     let (stream, graph) = (driver.stream_create(0).unwrap(), driver.graph_create().unwrap());
     let called = std::sync::Arc::new(());
     let inside = called.clone();
-    // SAFETY: the simulated driver looks every handle and address up, and refuses what it does not
-    // know.
+    // SAFETY: the simulated driver looks every handle and address up, and refuses unknown ones.
     unsafe { driver.host_function(stream, Box::new(move || panic!("called with {inside:?}"))) }.unwrap();
     driver.machine().lose_device(0, "for the test");
-    // SAFETY: the simulated driver looks every handle and address up, and refuses what it does not
-    // know.
+    // SAFETY: the simulated driver looks every handle and address up, and refuses unknown ones.
     assert!(matches!(unsafe { driver.stream_synchronize(stream) }, Err(Error::DeviceLost { .. })));
-    // Dropped without a call, so that what it held is free.
+    // The driver dropped the function without a call, and freed what it held.
     assert_eq!(std::sync::Arc::strong_count(&called), 1);
-    // What is given up is given up all the same; graphs are the driver's alone, and say nothing of the loss.
-    // SAFETY: the simulated driver looks every handle and address up, and refuses what it does not
-    // know.
+    // A call that destroys an object does so on a lost device too. Graphs belong to the driver
+    // alone, so their calls do not report the loss.
+    // SAFETY: the simulated driver looks every handle and address up, and refuses unknown ones.
     unsafe { driver.graph_destroy(graph) }.unwrap();
-    // SAFETY: the simulated driver looks every handle and address up, and refuses what it does not
-    // know.
+    // SAFETY: the simulated driver looks every handle and address up, and refuses unknown ones.
     assert!(matches!(unsafe { driver.stream_destroy(stream) }, Err(Error::DeviceLost { .. })));
     assert_eq!((driver.census().graphs, driver.census().streams), (0, 0));
 }

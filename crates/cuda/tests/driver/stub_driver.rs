@@ -1,14 +1,15 @@
-//! A driver that does nothing, compiled by `real.rs` into a `libcuda.so.1` of its own: shows how the real driver's
-//! bindings load it, pass arguments and take answers. What it answers is chosen by arguments and by the environment;
-//! with `--cfg without_symbols` it lacks a required function, with `--cfg without_optional` the newer ones.
+//! A driver without effects. `real.rs` compiles it to a `libcuda.so.1` of its own. It shows how the
+//! real driver's bindings load it, pass arguments and take answers. Arguments and the environment
+//! choose its answers. With `--cfg without_symbols` it lacks a required function, with `--cfg
+//! without_optional` the newer functions.
 //!
-//! Not a module of the tests: a program without dependencies.
+//! The file is a program without dependencies, not a module of the tests.
 
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 
 type HostFn = unsafe extern "C" fn(*mut c_void);
 
-/// What the process has done so far. It has one thread.
+/// The state of the process, which has one thread.
 struct State {
     current: u64,
     lost: u64,
@@ -38,7 +39,7 @@ macro_rules! nothing {
     )*};
 }
 
-/// Functions that make something: a word for the first argument.
+/// Functions that make an object: they write a handle to the first argument.
 macro_rules! makes {
     ($($name:ident)*) => {$(
         /// # Safety
@@ -48,7 +49,7 @@ macro_rules! makes {
             if state().lost != 0 && state().lost == state().current {
                 return 719;
             }
-            // SAFETY: by the contract.
+            // SAFETY: `out` can be written (the contract of this function).
             unsafe { *out = number("STUB_MADE").map_or(0x10000, |made| made as u64) };
             0
         }
@@ -86,10 +87,10 @@ extern "C" fn cuDevicePrimaryCtxRelease_v2(_device: c_int) -> c_int {
 }
 
 /// # Safety
-/// - As for all functions here: pointers are what the driver's header says.
+/// - As for all functions here: pointers are as the driver's header describes them.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn cuDevicePrimaryCtxGetState(_device: c_int, flags: *mut c_uint, active: *mut c_int) -> c_int {
-    // SAFETY: by the contract.
+    // SAFETY: the pointers are as the header describes them (the contract of this function).
     unsafe { (*flags, *active) = (0, 0) };
     0
 }
@@ -100,71 +101,71 @@ extern "C" fn cuInit(_flags: c_uint) -> c_int {
 }
 
 /// # Safety
-/// - As above.
+/// - As [`cuDevicePrimaryCtxGetState`].
 #[unsafe(no_mangle)]
 unsafe extern "C" fn cuDriverGetVersion(version: *mut c_int) -> c_int {
-    // SAFETY: by the contract.
+    // SAFETY: the pointers are as the header describes them (the contract of this function).
     unsafe { *version = number("STUB_VERSION").unwrap_or(13000) };
     0
 }
 
 /// # Safety
-/// - As above.
+/// - As [`cuDevicePrimaryCtxGetState`].
 #[unsafe(no_mangle)]
 unsafe extern "C" fn cuGetErrorName(code: c_int, name: *mut *const c_char) -> c_int {
     if code != 1234 {
         return 1;
     }
-    // SAFETY: by the contract.
+    // SAFETY: the pointers are as the header describes them (the contract of this function).
     unsafe { *name = c"CUDA_ERROR_FROM_TOMORROW".as_ptr() };
     0
 }
 
 /// # Safety
-/// - As above.
+/// - As [`cuDevicePrimaryCtxGetState`].
 #[unsafe(no_mangle)]
 unsafe extern "C" fn cuDeviceGetCount(count: *mut c_int) -> c_int {
-    // SAFETY: by the contract.
+    // SAFETY: the pointers are as the header describes them (the contract of this function).
     unsafe { *count = number("STUB_COUNT").unwrap_or(2) };
     0
 }
 
 /// # Safety
-/// - As above.
+/// - As [`cuDevicePrimaryCtxGetState`].
 #[unsafe(no_mangle)]
 unsafe extern "C" fn cuDeviceGet(device: *mut c_int, ordinal: c_int) -> c_int {
-    // SAFETY: by the contract.
+    // SAFETY: the pointers are as the header describes them (the contract of this function).
     unsafe { *device = ordinal };
     if ordinal < 2 { 0 } else { 101 }
 }
 
 /// # Safety
-/// - As above.
+/// - As [`cuDevicePrimaryCtxGetState`].
 #[unsafe(no_mangle)]
 unsafe extern "C" fn cuDeviceGetAttribute(value: *mut c_int, attribute: c_int, _device: c_int) -> c_int {
-    // As a driver that does not know the newest attribute (the host's NUMA node).
+    // The stub acts as a driver that does not know the newest attribute (the host's NUMA node).
     if attribute == 134 {
         return 1;
     }
-    // SAFETY: by the contract.
+    // SAFETY: the pointers are as the header describes them (the contract of this function).
     unsafe { *value = number("STUB_ATTRIBUTE").unwrap_or(attribute) };
     0
 }
 
 /// # Safety
-/// - As above.
+/// - As [`cuDevicePrimaryCtxGetState`].
 #[unsafe(no_mangle)]
 unsafe extern "C" fn cuDevicePrimaryCtxRetain(context: *mut u64, device: c_int) -> c_int {
-    // SAFETY: by the contract.
+    // SAFETY: the pointers are as the header describes them (the contract of this function).
     unsafe { *context = number("STUB_MADE").map_or(0x100 + device as u64, |made| made as u64) };
     0
 }
 
 /// # Safety
-/// - As above.
+/// - As [`cuDevicePrimaryCtxGetState`].
 #[unsafe(no_mangle)]
 unsafe extern "C" fn cuCtxGetCurrent(context: *mut u64) -> c_int {
-    // SAFETY: by the contract.
+    // SAFETY: the pointers are as the header describes them (the contract of this function).
     unsafe { *context = state().current };
     0
 }
@@ -180,10 +181,10 @@ extern "C" fn cuCtxEnablePeerAccess(_context: u64, _flags: c_uint) -> c_int {
     704
 }
 
-/// Codes by size. Absent with `without_symbols`.
+/// The size selects the code. The function is absent with `without_symbols`.
 ///
 /// # Safety
-/// - As above.
+/// - As [`cuDevicePrimaryCtxGetState`].
 #[cfg(not(without_symbols))]
 #[unsafe(no_mangle)]
 unsafe extern "C" fn cuMemAlloc_v2(addr: *mut u64, bytes: usize) -> c_int {
@@ -197,14 +198,15 @@ unsafe extern "C" fn cuMemAlloc_v2(addr: *mut u64, bytes: usize) -> c_int {
         79 => 700,
         bytes if bytes > 1 << 40 => 2,
         _ => {
-            // SAFETY: by the contract.
+            // SAFETY: the pointers are as the header describes them (the contract of this
+            // function).
             unsafe { *addr = number("STUB_MADE").map_or(0x20000, |made| made as u64) };
             0
         }
     }
 }
 
-/// The context that is current faults.
+/// The current context faults.
 #[unsafe(no_mangle)]
 extern "C" fn cuStreamSynchronize(stream: u64) -> c_int {
     if stream == 0xdead {
@@ -236,21 +238,21 @@ extern "C" fn cuEventElapsedTime(_milliseconds: *mut f32, _start: u64, _end: u64
 }
 
 /// # Safety
-/// - As above.
+/// - As [`cuDevicePrimaryCtxGetState`].
 #[unsafe(no_mangle)]
 unsafe extern "C" fn cuLaunchHostFunc(stream: u64, call: HostFn, data: *mut c_void) -> c_int {
     if stream == 0 {
         return 400;
     }
-    // SAFETY: by the contract.
+    // SAFETY: the pointers are as the header describes them (the contract of this function).
     unsafe { call(data) };
     0
 }
 
-/// Keeps the argument buffer, if it is described as the header says.
+/// Keeps the argument buffer, if the list is as the header describes it.
 ///
 /// # Safety
-/// - As above.
+/// - As [`cuDevicePrimaryCtxGetState`].
 #[unsafe(no_mangle)]
 unsafe extern "C" fn cuLaunchKernel(
     _function: u64,
@@ -268,7 +270,7 @@ unsafe extern "C" fn cuLaunchKernel(
     if grid_x == 0 || !params.is_null() {
         return 1;
     }
-    // SAFETY: by the contract.
+    // SAFETY: the pointers are as the header describes them (the contract of this function).
     unsafe { keep(extra) }
 }
 
@@ -279,7 +281,8 @@ unsafe fn keep(extra: *mut *mut c_void) -> c_int {
     if extra.is_null() {
         return 0;
     }
-    // SAFETY: by the contract: pointer, buffer, size, pointer to the size, end.
+    // SAFETY: the list is pointer, buffer, size, pointer to the size, end (the contract of this
+    // function).
     unsafe {
         if [*extra as usize, *extra.add(2) as usize, *extra.add(4) as usize] != [1, 2, 0] {
             return 1;
@@ -290,7 +293,7 @@ unsafe fn keep(extra: *mut *mut c_void) -> c_int {
     0
 }
 
-/// Refuses what the driver refuses: a function whose parameters (`kernelParams`) are not null.
+/// Refuses a function whose parameters (`kernelParams`) are not null, as the driver does.
 ///
 /// # Safety
 /// - `params` points to a `CUDA_KERNEL_NODE_PARAMS`.
@@ -299,16 +302,19 @@ unsafe extern "C" fn cuGraphExecKernelNodeSetParams_v2(_exec: u64, node: u64, pa
     if node == 0xbad {
         return 910;
     }
-    // Function (1 word), seven sizes (4 words with their padding), `kernelParams`, `extra`. SAFETY: by the contract.
+    // The structure: function (1 word), seven sizes (4 words with their padding), `kernelParams`,
+    // `extra`.
+    // SAFETY: `params` points to such a structure (the contract of this function).
     unsafe { keep(*params.add(6) as *mut *mut c_void) }
 }
 
-/// Refuses what the driver refuses: a pitch that is smaller than a row, even where there is one row only.
+/// Refuses a pitch smaller than a row, even for a single row, as the driver does.
 ///
 /// # Safety
 /// - `params` points to a `CUDA_MEMCPY3D`.
 unsafe fn copy_is_good(params: *const u64) -> c_int {
-    // Of the structure's 25 words. SAFETY: by the contract.
+    // SAFETY: `at` is one of the structure's 25 words, to which `params` points (the contract of
+    // this function).
     let word = |at: usize| unsafe { *params.add(at) };
     let [src_pitch, src_height, dst_pitch, dst_height, width, height, depth] = [9, 10, 20, 21, 22, 23, 24].map(word);
     let fits = src_pitch >= width && dst_pitch >= width && src_height >= height && dst_height >= height;
@@ -316,7 +322,7 @@ unsafe fn copy_is_good(params: *const u64) -> c_int {
 }
 
 /// # Safety
-/// - As above.
+/// - As [`cuDevicePrimaryCtxGetState`].
 #[unsafe(no_mangle)]
 unsafe extern "C" fn cuGraphAddMemcpyNode(
     node: *mut u64,
@@ -326,7 +332,7 @@ unsafe extern "C" fn cuGraphAddMemcpyNode(
     params: *const u64,
     _context: u64,
 ) -> c_int {
-    // SAFETY: by the contract.
+    // SAFETY: the pointers are as the header describes them (the contract of this function).
     unsafe {
         *node = 0x60000;
         copy_is_good(params)
@@ -334,7 +340,7 @@ unsafe extern "C" fn cuGraphAddMemcpyNode(
 }
 
 /// # Safety
-/// - As above.
+/// - As [`cuDevicePrimaryCtxGetState`].
 #[unsafe(no_mangle)]
 unsafe extern "C" fn cuGraphExecMemcpyNodeSetParams(
     _exec: u64,
@@ -342,29 +348,29 @@ unsafe extern "C" fn cuGraphExecMemcpyNodeSetParams(
     params: *const u64,
     _context: u64,
 ) -> c_int {
-    // SAFETY: by the contract.
+    // SAFETY: the pointers are as the header describes them (the contract of this function).
     unsafe { copy_is_good(params) }
 }
 
-/// The device's memory is what was launched last.
+/// Copies from the device's memory, which is the argument buffer of the last launch.
 ///
 /// # Safety
-/// - As above.
+/// - As [`cuDevicePrimaryCtxGetState`].
 #[unsafe(no_mangle)]
 unsafe extern "C" fn cuMemcpyDtoHAsync_v2(dst: *mut u8, _src: u64, bytes: usize, _stream: u64) -> c_int {
     let from = &state().arguments;
     if from.len() != bytes {
         return 1;
     }
-    // SAFETY: by the contract.
+    // SAFETY: the pointers are as the header describes them (the contract of this function).
     unsafe { std::ptr::copy_nonoverlapping(from.as_ptr(), dst, bytes) };
     0
 }
 
-/// Takes text that begins as PTX; else writes a log.
+/// Accepts text that begins as PTX. For other text it writes a log.
 ///
 /// # Safety
-/// - As above.
+/// - As [`cuDevicePrimaryCtxGetState`].
 #[unsafe(no_mangle)]
 unsafe extern "C" fn cuModuleLoadDataEx(
     module: *mut u64,
@@ -373,7 +379,7 @@ unsafe extern "C" fn cuModuleLoadDataEx(
     options: *const c_int,
     values: *const *mut c_void,
 ) -> c_int {
-    // SAFETY: by the contract.
+    // SAFETY: the pointers are as the header describes them (the contract of this function).
     unsafe {
         if CStr::from_ptr(image).to_bytes().starts_with(b".version") {
             *module = 0x30000;
@@ -389,29 +395,29 @@ unsafe extern "C" fn cuModuleLoadDataEx(
 }
 
 /// # Safety
-/// - As above.
+/// - As [`cuDevicePrimaryCtxGetState`].
 #[unsafe(no_mangle)]
 unsafe extern "C" fn cuFuncGetAttribute(value: *mut c_int, attribute: c_int, _function: u64) -> c_int {
-    // SAFETY: by the contract.
+    // SAFETY: the pointers are as the header describes them (the contract of this function).
     unsafe { *value = 100 + attribute };
     0
 }
 
 /// # Safety
-/// - As above.
+/// - As [`cuDevicePrimaryCtxGetState`].
 #[cfg(not(without_optional))]
 #[unsafe(no_mangle)]
 unsafe extern "C" fn cuFuncGetParamInfo(_function: u64, index: usize, offset: *mut usize, size: *mut usize) -> c_int {
     if index > 1 {
         return 1;
     }
-    // SAFETY: by the contract.
+    // SAFETY: the pointers are as the header describes them (the contract of this function).
     unsafe { (*offset, *size) = (index * 8, 8 - index * 4) };
     0
 }
 
 /// # Safety
-/// - As above.
+/// - As [`cuDevicePrimaryCtxGetState`].
 #[unsafe(no_mangle)]
 unsafe extern "C" fn cuUserObjectCreate(
     object: *mut u64,
@@ -424,7 +430,7 @@ unsafe extern "C" fn cuUserObjectCreate(
         return 1;
     }
     state().owned = Some((destroy, data as usize));
-    // SAFETY: by the contract.
+    // SAFETY: the pointers are as the header describes them (the contract of this function).
     unsafe { *object = 0x40000 };
     0
 }
@@ -439,7 +445,7 @@ unsafe extern "C" fn cuGraphAddHostNode(
     _count: usize,
     params: *const (HostFn, *mut c_void),
 ) -> c_int {
-    // SAFETY: by the contract.
+    // SAFETY: the pointers are as the header describes them (the contract of this function).
     unsafe {
         state().node = Some(((*params).0, (*params).1 as usize));
         *node = 0x50000;
@@ -450,7 +456,7 @@ unsafe extern "C" fn cuGraphAddHostNode(
 #[unsafe(no_mangle)]
 extern "C" fn cuGraphLaunch(_exec: u64, _stream: u64) -> c_int {
     if let Some((call, data)) = state().node {
-        // SAFETY: what the node was made with lives until its user object goes.
+        // SAFETY: the node's data lives until its user object is dropped.
         unsafe { call(data as *mut c_void) };
     }
     0
@@ -459,7 +465,7 @@ extern "C" fn cuGraphLaunch(_exec: u64, _stream: u64) -> c_int {
 #[unsafe(no_mangle)]
 extern "C" fn cuGraphExecDestroy(_exec: u64) -> c_int {
     if let Some((destroy, data)) = state().owned.take() {
-        // SAFETY: called once.
+        // SAFETY: the destructor is called once.
         unsafe { destroy(data as *mut c_void) };
     }
     0

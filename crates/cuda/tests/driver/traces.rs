@@ -1,8 +1,9 @@
-//! The simulated driver answers what the real one answered.
+//! The simulated driver gives the answers of the real one.
 //!
-//! `tests/traces/h200.jsonl` holds what the vendor's driver said, recorded by `examples/driver_trace.rs` on an H200.
-//! Once it is there it is the measure: every line of every scenario must be the same. Where the simulated driver is
-//! stricter on purpose, [`STRICTER`] says so, with the reason.
+//! `tests/traces/h200.jsonl` holds the answers of the vendor's driver on an H200, recorded by
+//! `examples/driver_trace.rs`. Every line of every scenario must be equal to the recorded one.
+//! [`STRICTER`] lists the lines where the simulated driver is stricter on purpose, with the
+//! reasons.
 
 use leasehold_cuda::driver::ops::{CudaSlowOps, DeviceOps};
 use leasehold_cuda::driver::sim::{SimDriver, SimDriverConfig};
@@ -13,7 +14,8 @@ use std::fmt::Write;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-/// Lines in which the simulated driver differs on purpose: scenario, the recorded line, the simulated one, why.
+/// Lines in which the simulated driver differs on purpose: scenario, recorded line, simulated line,
+/// reason.
 const STRICTER: &[(&str, &str, &str, &str)] = &[
     (
         "pinned_memory",
@@ -71,11 +73,11 @@ fn simulate(scenario: &Scenario, seed: u64) -> Vec<String> {
     let driver = SimDriver::new(SimDriverConfig::new(machine)).unwrap();
     driver.init().unwrap();
     let ops: Arc<dyn CudaSlowOps> = Arc::new(driver);
-    // SAFETY: the simulated driver defines what comes of every call.
+    // SAFETY: the simulated driver defines the result of every call.
     unsafe { trace::lines(&ops, scenario) }
 }
 
-/// Scenarios say what is known, so what they say does not depend on the seed.
+/// The content of scenarios is deterministic, so it does not depend on the seed.
 #[test]
 fn simulated_traces_do_not_depend_on_the_seed() {
     for scenario in trace::scenarios() {
@@ -87,7 +89,7 @@ fn simulated_traces_do_not_depend_on_the_seed() {
     }
 }
 
-/// Nothing that a scenario sets up fails on the simulated driver.
+/// No preparation of a scenario fails on the simulated driver.
 #[test]
 fn no_scenario_ends_early() {
     for scenario in trace::scenarios() {
@@ -106,14 +108,15 @@ fn names_are_unique() {
     assert_eq!(names.len(), count);
 }
 
-/// Whether a line says that a call failed.
+/// Whether a line reports a failed call.
 fn is_error(line: &str) -> bool {
     line.split_once(" = ").is_some_and(|(_, result)| {
         ["CUDA_ERROR", "lost:", "compile:", "Invalid", "NotFound", "Unsupported"].iter().any(|e| result.starts_with(e))
     })
 }
 
-/// What differs between a recording and the simulated driver, for people.
+/// The difference between a recording and the simulated driver, as a text for the user. Empty if
+/// they agree.
 fn difference(scenario: &Scenario, recorded: &[String]) -> String {
     let simulated = simulate(scenario, 0);
     let mut out = String::new();
@@ -124,9 +127,10 @@ fn difference(scenario: &Scenario, recorded: &[String]) -> String {
         if real == sim {
             continue;
         }
-        // Where the vendor promises nothing the simulated driver must say no, whatever the real one happened to do;
-        // what it says after the real one died, nobody knows, and that the real one died of it at the end, some time after the calls, is
-        // nothing to imitate.
+        // Where the vendor promises nothing, the simulated driver must return an error, for every
+        // answer of the real driver. The test does not compare lines after the end of the real
+        // driver's process. If that process ended after the last call, the simulated driver need
+        // not imitate the end.
         let after_death = died && at >= recorded.len();
         let at_the_end = sim.is_none() && real.is_some_and(dead);
         if scenario.undefined && (after_death || at_the_end || sim.is_some_and(|line| is_error(line))) {
@@ -141,7 +145,7 @@ fn difference(scenario: &Scenario, recorded: &[String]) -> String {
     out
 }
 
-/// The comparison finds what differs, and lets pass what it should.
+/// The comparison finds differences, and accepts the permitted ones.
 #[test]
 fn differences_are_found() {
     let find = |name: &str| trace::scenarios().find(|scenario| scenario.name == name).unwrap();
@@ -152,14 +156,14 @@ fn differences_are_found() {
     assert!(difference(scenario, &recorded).contains("device_memory:0"));
     recorded.clear();
     assert!(difference(scenario, &recorded).contains("(nothing)"));
-    // The real driver dies where nothing is promised.
+    // The real driver ends its process where nothing is promised.
     let scenario = find("stream_after_its_end");
     let simulated = simulate(scenario, 0);
     let crash = [simulated[0].clone(), "died: signal: 11 (SIGSEGV)".to_owned()];
     assert_eq!(difference(scenario, &crash), "");
     let crash = ["died: signal: 11 (SIGSEGV)".to_owned()];
     assert!(difference(scenario, &crash).contains("stream_after_its_end:0"), "a good call must not kill");
-    // It dies later, or not: that differs from run to run.
+    // The process ends later, or not at all: this differs from run to run.
     let mut later = simulated;
     later.push("died: signal: 6 (SIGABRT)".to_owned());
     assert_eq!(difference(scenario, &later), "");
@@ -172,7 +176,7 @@ fn differences_are_found() {
 #[test]
 fn the_simulated_driver_answers_as_the_real_one_did() {
     let Ok(text) = std::fs::read_to_string(recording()) else {
-        // The only way past: nobody has recorded one yet.
+        // Without a recording the test compares nothing.
         eprintln!("NOTHING COMPARED: {} is not recorded yet", recording().display());
         return;
     };
@@ -193,7 +197,7 @@ fn the_simulated_driver_answers_as_the_real_one_did() {
     for scenario in trace::scenarios() {
         match recorded.remove(scenario.name) {
             Some(lines) => wrong.push_str(&difference(scenario, &lines)),
-            // Recorded on one device only.
+            // The recording comes from a machine with one device.
             None if scenario.devices > 1 => {}
             None => {
                 let _ = writeln!(wrong, "{}: not in the recording; record it again", scenario.name);

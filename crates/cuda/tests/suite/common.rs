@@ -1,4 +1,4 @@
-//! A bench: a simulated driver, the backend over it, and what tests do with it.
+//! A test bench: a simulated driver, the backend over it, and helper functions of the tests.
 
 use leasehold_alloc::{Buffer, Layout, On};
 use leasehold_conformance::TestKernel;
@@ -37,7 +37,7 @@ pub fn driver_config(seed: u64) -> SimDriverConfig {
     SimDriverConfig::new(MachineConfig::seed(seed).devices(2, 1 << 30).kernels(kernels()))
 }
 
-/// Everything on the calling thread.
+/// The configuration in which all work runs on the calling thread.
 pub fn inline() -> CudaConfig {
     CudaConfig::default().inline(true)
 }
@@ -57,18 +57,18 @@ impl Bench {
         self.backend.open(DeviceId::cuda(ordinal)).unwrap()
     }
 
-    /// How often the driver was called so.
+    /// The number of driver calls with this name.
     pub fn calls(&self, name: &str) -> u64 {
         let calls: HashMap<String, u64> = self.driver.machine().calls_by_name().into_iter().collect();
         calls.get(name).copied().unwrap_or(0)
     }
 
-    /// What the race detector saw so far.
+    /// The race detector's reports since the last call.
     pub fn reports(&self) -> Vec<String> {
         self.driver.machine().take_reports().iter().map(ToString::to_string).collect()
     }
 
-    /// Ends the backend: nothing may be left, and nobody may have raced.
+    /// Ends the backend, and checks that no object is left and no race was reported.
     pub fn close(self) {
         self.backend.shutdown().unwrap();
         assert_eq!(self.reports(), [""; 0]);
@@ -91,8 +91,8 @@ pub fn buffer(device: &Lease<dyn Device>, stream: &Lease<dyn Stream>, bytes: u64
 }
 
 pub fn submit(stream: &Lease<dyn Stream>, ops: &[Op<'_>]) -> Result<u64> {
-    // SAFETY: what tests submit is of the stream's device, buffers are kept until their last use is over (or marked), host memory is
-    // kept by the submission or by the test.
+    // SAFETY: the tests' operations are of the stream's device. The tests keep buffers until their
+    // last use is over, or mark them. The submission or the test keeps host memory.
     unsafe { stream.submit(ops) }
 }
 
@@ -124,7 +124,7 @@ pub fn dispatch<'a>(kernel: &'a Lease<Pipeline>, bindings: &'a [Binding], params
     })
 }
 
-/// Host memory that is kept by a submission.
+/// Host memory that a submission keeps.
 pub struct Host {
     pub keep: Keep,
     at: *mut u8,
@@ -153,14 +153,15 @@ impl Host {
     }
 
     pub fn bytes(&self) -> Vec<u8> {
-        // SAFETY: the keep owns the bytes; tests look after the copies are over (or at what must not have been touched yet).
+        // SAFETY: the keep owns the bytes. Tests read them after the copies are over, or read bytes
+        // that must not have been touched yet.
         unsafe { std::slice::from_raw_parts(self.at, self.len) }.to_vec()
     }
 }
 
-// SAFETY: the pointer is into what the keep owns.
+// SAFETY: the pointer is into memory that the keep owns.
 unsafe impl Send for Host {}
-// SAFETY: tests look at the bytes only after the copies are over.
+// SAFETY: tests read the bytes only after the copies are over.
 unsafe impl Sync for Host {}
 
 struct Cells(#[expect(dead_code, reason = "it is kept, and used by its address")] Box<[u8]>);

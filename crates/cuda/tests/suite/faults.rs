@@ -1,4 +1,5 @@
-//! A failing driver call at every index of a whole life: the state stays valid, and nothing is leaked.
+//! A failing driver call at every index of a whole life cycle: the state stays valid, and nothing
+//! leaks.
 
 use crate::common::*;
 use leasehold_alloc::{Layout, On};
@@ -13,7 +14,8 @@ use leasehold_hal::{
 };
 use leasehold_sim::{FaultAction, FaultPlan, FaultRule, When};
 
-/// Open, allocate, copy, launch, wait across streams, call the host, record, replay, update, close.
+/// The life cycle: open, allocate, copy, launch, wait across streams, call the host, record,
+/// replay, update, close.
 fn life(backend: &CudaBackend) -> Result<()> {
     let device = backend.open(DeviceId::cuda(0))?;
     let (a, b) = (device.stream(&StreamDesc::default())?, device.stream(&StreamDesc::default())?);
@@ -24,12 +26,14 @@ fn life(backend: &CudaBackend) -> Result<()> {
     let (source, target) = (Host::new(vec![1; 4096]), Host::new(vec![0; 4096]));
     let bindings = [bind(&y, Access::Write)];
     let sum = [bind(&x, Access::Read), bind(&x, Access::Read), bind(&y, Access::Write)];
-    // Buffers must not be reused before what uses them is over, whatever happens.
+    // Even after a failure, buffers must not be reused before the work that uses them is over.
     let used = |stream: &leasehold_core::Lease<dyn leasehold_hal::Stream>, ops: &[Op<'_>]| {
         let value = submit(stream, ops)?;
-        // SAFETY: the point is that of a submission to this stream that uses the buffer, made in order.
+        // SAFETY: the timepoint is of a submission to this stream that uses the buffer, made in
+        // order.
         unsafe { x.mark_write(stream.line().at(value)) };
-        // SAFETY: the point is that of a submission to this stream that uses the buffer, made in order.
+        // SAFETY: the timepoint is of a submission to this stream that uses the buffer, made in
+        // order.
         unsafe { y.mark_write(stream.line().at(value)) };
         Ok::<u64, Error>(value)
     };
@@ -43,7 +47,7 @@ fn life(backend: &CudaBackend) -> Result<()> {
     let call = HostCall::new("nothing", || Ok(()));
     let over = used(&b, &[target.down(&y), Op::Host(&call), Op::Stamp(&end)])?;
     wait(&b, over)?;
-    // SAFETY: the stamps are of this backend.
+    // SAFETY: the time stamps are of this backend.
     let _ = unsafe { device.elapsed(&start, &end) }?;
     let mut ops = OpList::new();
     let foreign = ForeignCall::new("nothing", vec![bind(&y, Access::ReadWrite)], |_| Ok(()));
@@ -58,7 +62,8 @@ fn life(backend: &CudaBackend) -> Result<()> {
     ] {
         ops.push(&op);
     }
-    // SAFETY: the plan's pipelines, stamps and graphs are this device's, and its memory outlives the launches.
+    // SAFETY: the plan's pipelines, time stamps and graphs are this device's, and its memory
+    // outlives the launches.
     let graph = unsafe { device.instantiate(Plan::new(ops)) }?;
     for round in 0..2u32 {
         let v = used(&a, &[Op::Wait(b.line().at(over)), Op::Graph(&graph)])?;
@@ -73,7 +78,7 @@ fn life(backend: &CudaBackend) -> Result<()> {
     Ok(())
 }
 
-/// Runs a life under a plan and ends it. Gives the life's outcome.
+/// Runs a life cycle under a fault plan and ends it. Returns the outcome of the life cycle.
 fn run(plan: FaultPlan) -> (Result<()>, Arc<SimDriver>) {
     let mut config = driver_config(50);
     config.machine = config.machine.faults(plan);
@@ -101,7 +106,8 @@ fn a_failing_call_at_every_index_leaves_a_valid_state_and_leaks_nothing() {
     let all: u64 = calls.iter().map(|c| c.1).sum();
     assert!(all > 200 && calls.len() > 40, "{all} calls of {} kinds are no life", calls.len());
     let mut failed = 0;
-    // A failure changes what comes later, but not what came before: every index of every kind is every index.
+    // A failure changes the later calls, but not the earlier ones. So the indices of each kind
+    // cover all calls.
     for (name, count) in &calls {
         for k in 0..*count {
             for action in [FaultAction::Fail(1), FaultAction::OutOfMemory, FaultAction::DeviceLost] {
@@ -110,12 +116,13 @@ fn a_failing_call_at_every_index_leaves_a_valid_state_and_leaks_nothing() {
                 let at = format!("{name} {k}, {action:?}, {outcome:?}");
                 let mut left = driver.census();
                 if action == FaultAction::DeviceLost || ["cuMemUnmap", "cuMemRelease"].contains(&name.as_str()) {
-                    // Memory that the driver says it did not take back is counted as lost for good, with its addresses.
+                    // If the driver reports that it did not take memory back, the memory and its
+                    // addresses are counted as lost.
                     (left.pieces, left.reservations) = (0, 0);
                 }
                 assert!(left.is_nothing(), "{at}: left behind: {left:?}");
                 if action != FaultAction::DeviceLost {
-                    // What a dead device was given never runs, and its memory is free at once.
+                    // The work of a lost device never runs, and its memory is free at once.
                     assert_eq!(driver.machine().take_reports(), [], "{at}");
                 }
                 if let Err(Error::DeviceLost { .. }) = outcome {
@@ -127,8 +134,9 @@ fn a_failing_call_at_every_index_leaves_a_valid_state_and_leaks_nothing() {
     assert!(failed > all, "only {failed} of {} lives noticed", 3 * all);
 }
 
-/// Pinned memory that the driver refuses is an error with a report, not another kind of memory: who asks for it counts on copies that do
-/// not wait. The pool goes on with what it has, and grows again once it may.
+/// If the driver refuses pinned memory, the allocation fails with a report. Another kind of memory
+/// is no substitute, because the caller relies on copies that do not wait. The pool continues with
+/// the memory that it has, and grows again once the driver allows it.
 #[test]
 fn pinned_memory_that_cannot_be_had_is_an_error_and_the_pool_goes_on() {
     const CALL: &str = "cuMemHostAlloc";
@@ -140,7 +148,8 @@ fn pinned_memory_that_cannot_be_had_is_an_error_and_the_pool_goes_on() {
                 let device = bench.open(0);
                 let s = stream(&device);
                 let on = On { line: s.line(), timeline: &*s };
-                // The first one is not refused: the stream's own words lie in pinned memory too.
+                // The first call is not refused, because the stream's own words lie in pinned
+                // memory too.
                 let pinned = device.memory(MemoryKind::Pinned).unwrap();
                 let first = pinned.alloc(Layout::new(4096), on).unwrap();
                 let rule = FaultRule::on(CALL, when, action.clone());
@@ -172,11 +181,12 @@ fn pinned_memory_that_cannot_be_had_is_an_error_and_the_pool_goes_on() {
     assert!(refused > 40, "only {refused} were refused");
 }
 
-/// A recording of which no graph comes: whatever call fails on the way, its arena's memory is free again, and the stream goes on.
+/// A recording whose graph cannot be made. For every failing call, the arena's memory is free
+/// afterwards, and the stream continues.
 #[test]
 fn a_graph_that_cannot_be_made_gives_its_arena_back() {
     let mut refused = 0;
-    // The first life counts.
+    // The first run counts the calls.
     let mut calls = vec![(String::new(), 0)];
     let mut next = 0;
     while next < calls.len() {
@@ -201,9 +211,11 @@ fn a_graph_that_cannot_be_made_gives_its_arena_back() {
             if let Ok(graph) = graph {
                 let launch = arena.launch().unwrap();
                 if let Ok(value) = submit(&s, &[Op::Graph(&graph)]) {
-                    // SAFETY: the point is that of a submission to this stream that uses the buffer, made in order.
+                    // SAFETY: the timepoint is of a submission to this stream that uses the buffer,
+                    // made in order.
                     unsafe { kept.mark_write(s.line().at(value)) };
-                    // SAFETY: the launch was submitted at this point just now, by this thread alone.
+                    // SAFETY: the launch was submitted at this timepoint just now, by this thread
+                    // alone.
                     unsafe { launch.launched(s.line().at(value)) };
                 }
             }
@@ -211,19 +223,20 @@ fn a_graph_that_cannot_be_made_gives_its_arena_back() {
             bench.driver.machine().set_faults(FaultPlan::none());
             assert_eq!(memory.stats().in_graphs, 0, "{name} {k}");
             memory.check().unwrap();
-            // The same again, from the same memory.
+            // The second attempt uses the same memory.
             let arena = memory.arena().unwrap();
             let graph = record(&arena, on, &device, &kept).unwrap_or_else(|e| panic!("after {name} {k}: {e}"));
             let value = submit(&s, &[Op::Graph(&graph)]).unwrap();
-            // SAFETY: the launch was submitted at this point just now, by this thread alone.
+            // SAFETY: the launch was submitted at this timepoint just now, by this thread alone.
             unsafe { arena.launch().unwrap().launched(s.line().at(value)) };
-            // SAFETY: the point is that of a submission to this stream that uses the buffer, made in order.
+            // SAFETY: the timepoint is of a submission to this stream that uses the buffer, made in
+            // order.
             unsafe { kept.mark_write(s.line().at(value)) };
             assert!(read(&s, &kept).iter().all(|&b| b == 7), "after {name} {k}");
             if name.is_empty() {
                 for (name, n) in bench.driver.machine().calls_by_name() {
                     let before = made.iter().find(|m| m.0 == name).map_or(0, |m| m.1);
-                    // What frees is the business of the test above.
+                    // Calls that free objects are covered by the test above.
                     if n > before && ["Graph", "Mem", "Event"].iter().any(|part| name.contains(part)) {
                         calls.push((name, before));
                     }
@@ -240,7 +253,7 @@ fn a_graph_that_cannot_be_made_gives_its_arena_back() {
     assert!(refused > 5 && calls.len() > 5, "{refused} refused, {calls:?}");
 }
 
-/// A graph with a temporary of its own: fills it, and copies it to `out`.
+/// A graph with a temporary: it fills the temporary, and copies it to `out`.
 fn record(
     arena: &leasehold_alloc::GraphArena,
     on: On<'_>,
@@ -249,13 +262,14 @@ fn record(
 ) -> Result<leasehold_core::Lease<dyn leasehold_hal::GraphExec>> {
     let temp = arena.alloc(Layout::new(5 << 20))?;
     let used = leasehold_alloc::Lifetime { symbol: temp.addr(), first: 0, last: 1, live_at_end: false };
-    // SAFETY: the list uses each symbol within the lifetime that is named here.
+    // SAFETY: the list uses each symbol within the lifetime that `used` names.
     let bindings = unsafe { arena.seal(&[used], on) }?;
     let mut ops = OpList::new();
     ops.push(&fill(&temp, 7));
     ops.push(&copy(&temp, out));
     ops.rebind(|addr| bindings.resolve(addr).map(|real| (real, bindings.native)));
     drop(temp);
-    // SAFETY: the plan's pipelines, stamps and graphs are this device's, and its memory outlives the launches.
+    // SAFETY: the plan's pipelines, time stamps and graphs are this device's, and its memory
+    // outlives the launches.
     unsafe { device.instantiate(Plan::new(ops)) }
 }

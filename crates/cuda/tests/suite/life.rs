@@ -9,13 +9,13 @@ use leasehold_hal::{Backend, BackendKind, DeviceId, MemoryKind, Op, OpList, Plan
 
 #[test]
 fn without_a_driver_everything_says_why() {
-    // On a machine with a driver there is nothing to see here.
+    // On a machine with a driver this test checks nothing.
     let backend = CudaBackend::new();
     assert_eq!(backend.kind(), BackendKind::Cuda);
     let Err(e) = backend.devices() else { return };
     assert!(matches!(e, Error::Unavailable(_)), "{}: {e}", e.kind());
     let open = backend.open(DeviceId::cuda(0)).map(drop).unwrap_err();
-    // The same reason, and which device it was.
+    // The reason is the same, with the device in front.
     let why = e.to_string();
     let why = why.strip_prefix("unavailable: ").unwrap_or(&why);
     assert_eq!(open.to_string(), format!("unavailable: cuda:0: {why}"));
@@ -132,7 +132,7 @@ fn an_owned_context_has_streams_of_its_own_and_shares_the_memory() {
     assert_ne!(context.native(), device.primary().native());
     let own = Lease::map(context.streams().acquire(0).unwrap(), |s| s as &dyn leasehold_hal::Stream);
     let filled = a.line().at(submit(&a, &[fill(&x, 3)]).unwrap());
-    // Across contexts, in order.
+    // The wait orders work across contexts.
     let v = submit(&own, &[Op::Wait(filled), fill(&x, 4)]).unwrap();
     wait(&own, v).unwrap();
     assert_eq!(read(&a, &x), [4; 4096]);
@@ -173,28 +173,29 @@ fn stamps_are_unwritten_until_their_submission_is_over() {
     let a = stream(&device);
     let x = buffer(&device, &a, 1 << 20);
     let stamps: Vec<Lease<Timestamp>> = (0..3).map(|_| device.timestamp().unwrap()).collect();
-    // SAFETY: the stamps are of this backend.
+    // SAFETY: the time stamps are of this backend.
     assert_eq!(unsafe { device.elapsed(&stamps[0], &stamps[1]) }.unwrap_err().kind(), "InvalidState");
     let v = submit(&a, &[Op::Stamp(&stamps[0]), fill(&x, 1), Op::Stamp(&stamps[1])]).unwrap();
-    // SAFETY: the stamps are of this backend.
+    // SAFETY: the time stamps are of this backend.
     assert_eq!(unsafe { device.elapsed(&stamps[0], &stamps[1]) }.unwrap_err().kind(), "InvalidState", "not yet");
     wait(&a, v).unwrap();
-    // SAFETY: the stamps are of this backend.
+    // SAFETY: the time stamps are of this backend.
     assert!(!unsafe { device.elapsed(&stamps[0], &stamps[1]) }.unwrap().is_zero());
-    // SAFETY: the stamps are of this backend.
+    // SAFETY: the time stamps are of this backend.
     assert!(unsafe { device.elapsed(&stamps[1], &stamps[0]) }.unwrap().is_zero(), "the other way round");
-    // SAFETY: the stamps are of this backend.
+    // SAFETY: the time stamps are of this backend.
     assert_eq!(unsafe { device.elapsed(&stamps[0], &stamps[2]) }.unwrap_err().kind(), "InvalidState");
-    // In a graph too.
+    // Time stamps work in a graph too.
     let mut ops = OpList::new();
     for op in [Op::Stamp(&stamps[1]), fill(&x, 2), Op::Stamp(&stamps[2])] {
         ops.push(&op);
     }
-    // SAFETY: the plan's pipelines, stamps and graphs are this device's, and its memory outlives the launches.
+    // SAFETY: the plan's pipelines, time stamps and graphs are this device's, and its memory
+    // outlives the launches.
     let graph = unsafe { device.instantiate(Plan::new(ops)) }.unwrap();
     let v = submit(&a, &[Op::Graph(&graph)]).unwrap();
     wait(&a, v).unwrap();
-    // SAFETY: the stamps are of this backend.
+    // SAFETY: the time stamps are of this backend.
     assert!(!unsafe { device.elapsed(&stamps[1], &stamps[2]) }.unwrap().is_zero());
     drop(graph);
     let native = stamps[0].native();
@@ -215,8 +216,7 @@ fn a_foreign_context_is_restored_after_every_call() {
     let device = bench.open(0);
     let foreign = bench.driver.context_create(1).unwrap();
     for current in [foreign, NativeContext::NULL] {
-        // SAFETY: the simulated driver looks every handle and address up, and refuses what it does
-        // not know.
+        // SAFETY: the simulated driver looks every handle and address up, and refuses unknown ones.
         unsafe { bench.driver.set_current(current) }.unwrap();
         let a = stream(&device);
         let x = buffer(&device, &a, 1 << 22);
@@ -226,8 +226,7 @@ fn a_foreign_context_is_restored_after_every_call() {
         device.memory(MemoryKind::Device).unwrap().trim(0).unwrap();
         assert_eq!(bench.driver.current().unwrap(), current);
     }
-    // SAFETY: the simulated driver looks every handle and address up, and refuses what it does not
-    // know.
+    // SAFETY: the simulated driver looks every handle and address up, and refuses unknown ones.
     unsafe { bench.driver.context_destroy(foreign) }.unwrap();
     drop(device);
     bench.close();

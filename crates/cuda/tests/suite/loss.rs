@@ -1,4 +1,4 @@
-//! A lost device: everything says so with the first cause, everything drops.
+//! A lost device: every call reports the first cause, and every object can be dropped.
 
 use crate::common::*;
 use leasehold_conformance::TestKernel;
@@ -24,7 +24,8 @@ fn tell(config: CudaConfig) {
     let stamp = device.timestamp().unwrap();
     let mut ops = OpList::new();
     ops.push(&fill(&x, 1));
-    // SAFETY: the plan's pipelines, stamps and graphs are this device's, and its memory outlives the launches.
+    // SAFETY: the plan's pipelines, time stamps and graphs are this device's, and its memory
+    // outlives the launches.
     let graph = unsafe { device.instantiate(Plan::new(ops)) }.unwrap();
     let gate = device.gate().unwrap();
     let held = submit(&b, &[Op::Wait(gate.line().at(gate.line().submitted() + 1)), fill(&y, 1)]).unwrap();
@@ -33,9 +34,9 @@ fn tell(config: CudaConfig) {
     submit(&a, &[fill(&x, 1)]).unwrap();
     let value = submit(&a, &[dispatch(&trap, &[], &[])]).unwrap();
     let after = submit(&a, &[host.down(&x), Op::Stamp(&stamp), Op::Graph(&graph)]).unwrap();
-    // SAFETY: the point is that of a submission to this stream that uses the buffer, made in order.
+    // SAFETY: the timepoint is of a submission to this stream that uses the buffer, made in order.
     unsafe { x.mark_write(a.line().at(after)) };
-    // SAFETY: the point is that of a submission to this stream that uses the buffer, made in order.
+    // SAFETY: the timepoint is of a submission to this stream that uses the buffer, made in order.
     unsafe { y.mark_write(b.line().at(held)) };
     let cause = lost(wait(&a, after), "the wait");
     for part in
@@ -55,7 +56,7 @@ fn tell(config: CudaConfig) {
     assert_eq!(lost(device.pipeline(&TestKernel::Add.for_cuda()).map(drop), "a pipeline"), cause);
     assert_eq!(
         lost(
-            // SAFETY: an empty plan names nothing.
+            // SAFETY: an empty plan names no objects.
             unsafe { device.instantiate(Plan::new(OpList::new())) }.and_then(|g| submit(&a, &[Op::Graph(&g)])),
             "a graph"
         ),
@@ -70,7 +71,7 @@ fn tell(config: CudaConfig) {
     assert_eq!(host.bytes(), [9; 4096], "nothing of a failed download lands");
     drop(host);
     assert!(kept.upgrade().is_none(), "what a failed submission kept is given up");
-    // Memory can still be given back and forth; only the driver is gone.
+    // Leases and buffers can still be dropped and made; only the driver is gone.
     drop((x, y, trap, stamp, graph, gate, a, b, idle));
     let mut live = Vec::new();
     device.pools(&mut |name, s| live.push((name, s.live)));
@@ -108,7 +109,7 @@ fn a_lost_device_leaves_the_other_one_alone() {
     let waiter = stream(&one);
     let waiting = submit(&waiter, &[Op::Wait(point), fill(&x, 1)]);
     lost(wait(&a, point.value()), "the wait");
-    // The waiter gave itself away; it fails with the other device's cause, or ran.
+    // The waiter's timing is not fixed: it fails with the other device's cause, or it ran.
     let _ = waiting.and_then(|v| wait(&waiter, v));
     let bindings = [bind(&x, Access::Write)];
     let v = submit(&b, &[dispatch(&set, &bindings, &5u32.to_le_bytes())]).unwrap();

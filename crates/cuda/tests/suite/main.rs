@@ -1,4 +1,5 @@
-//! What is CUDA's own, over the simulated driver: every run is the same, since nothing has a thread of its own.
+//! CUDA's own behaviour, over the simulated driver. Nothing has a thread of its own, so every run
+//! is the same.
 
 mod common;
 mod faults;

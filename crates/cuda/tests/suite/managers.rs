@@ -1,4 +1,5 @@
-//! The managers as doors: what they own is made and ended through them, named by typed handles, and counted.
+//! The managers' interface: they make, end and count their resources, and name them by typed
+//! handles.
 
 use crate::common::*;
 use leasehold_alloc::{Layout, On};
@@ -66,13 +67,13 @@ fn events_are_made_and_ended_by_their_manager() {
     assert_eq!(refused(bench.backend.shutdown()), "event", "it is held");
     let handle = a.handle();
     drop((a, b));
-    // Recycled for who wants the same, never for another.
+    // The pool recycles events for requests with the same flags only.
     assert_eq!(events.acquire(sleeping).unwrap().flags(), sleeping);
     assert_eq!(created() - before, 2);
     assert_eq!(events.acquire(EventFlags::default()).unwrap().flags(), EventFlags::default());
     assert_eq!(created() - before, 3);
     assert!(!events.is_alive(handle));
-    // The manager's own: kept until it is released.
+    // The manager keeps its own event until the release.
     let kept = events.ensure_alive(timed).unwrap();
     assert_eq!(events.ensure_alive(timed).unwrap(), kept);
     assert_eq!(events.get_state(kept).unwrap().flags(), timed);
@@ -84,7 +85,7 @@ fn events_are_made_and_ended_by_their_manager() {
     assert!(!events.is_alive(kept) && events.get_state(kept).is_err());
     events.trim(0);
     assert_eq!(bench.calls("cuEventDestroy"), created());
-    // What it keeps itself refuses no shutdown; what somebody else holds does.
+    // The manager's own lease does not prevent a shutdown, but another holder's lease does.
     events.ensure_alive(timed).unwrap();
     let one = events.acquire(sleeping).unwrap();
     drop(device);
@@ -112,7 +113,8 @@ fn streams_and_contexts_are_kept_until_they_are_released() {
     assert!(urgent != kept && streams.is_alive(urgent));
     streams.release(urgent).unwrap();
     assert!(!streams.is_alive(urgent));
-    // One that the manager keeps with work behind a gate: the shutdown is refused, and nothing waits.
+    // The manager keeps a stream with work behind a host timeline: the shutdown fails, and nothing
+    // waits.
     let gate = device.primary().gates().acquire().unwrap();
     let gate: Lease<dyn Gate> = Lease::map(gate, |g| g as &dyn Gate);
     let next = gate.line().submitted() + 1;

@@ -1,4 +1,4 @@
-//! Order: what the host holds back, what the host does, what a value means.
+//! Order: deferred work, the host's part of completion, and the meaning of values.
 
 use crate::common::*;
 use leasehold_conformance::TestKernel;
@@ -23,7 +23,7 @@ fn nothing_behind_a_gate_reaches_the_driver_and_then_all_of_it_in_order() {
         submit(&a, &[copy(&x, &y), fill(&x, i)]).unwrap();
     }
     let last = a.line().now();
-    // A stream that waits for what another one holds back is held back too.
+    // A stream that waits for deferred work of another stream defers its own work too.
     let waiting = submit(&b, &[Op::Wait(last), fill(&y, 99)]).unwrap();
     a.flush().unwrap();
     b.flush().unwrap();
@@ -43,7 +43,7 @@ fn nothing_behind_a_gate_reaches_the_driver_and_then_all_of_it_in_order() {
     bench.close();
 }
 
-/// Notes, as it is dropped, whether a point was settled.
+/// Records, when it is dropped, whether a timepoint was settled.
 struct Observer(Point, Arc<Mutex<Option<bool>>>);
 
 impl Drop for Observer {
@@ -67,7 +67,8 @@ fn streams_that_wait_for_each_other_in_turn_publish_each_what_the_other_relies_o
     let second = submit(&b, &[Op::Wait(first), Op::Upload(Upload { keep: Some(&keep), ..upload })]).unwrap();
     drop(keep);
     let third = submit(&a, &[Op::Wait(b.line().at(second)), copy(&y, &x)]).unwrap();
-    // The end of the first stream publishes the second's, which relies on what the first stream did before.
+    // The first stream's end publishes the second's value, which relies on the first stream's
+    // earlier work.
     wait(&a, third).unwrap();
     assert_eq!(*settled.lock(), Some(true));
     assert_eq!(read(&a, &x), [7; 64]);
@@ -83,7 +84,7 @@ fn a_submission_goes_to_the_driver_up_to_the_gate_in_its_middle() {
     let x = buffer(&device, &a, 64);
     let gate = device.gate().unwrap();
     let next = gate.line().submitted() + 1;
-    // A host call in front raises the gate behind it.
+    // A host call at the front signals the host timeline behind it.
     let gate = Arc::new(gate);
     let (raise, at) = (gate.clone(), gate.line().at(next));
     let call = HostCall::new("raises", move || raise.signal_host(next));
@@ -147,12 +148,13 @@ fn a_host_call_sees_what_landed_before_it_also_in_its_own_submission() {
         .unwrap();
     wait(&a, v).unwrap();
     assert_eq!(*seen.lock(), [vec![3; 4096], vec![4; 4096]]);
-    // The same as a graph, which is split at the calls.
+    // The same operations as a graph, which is split at the host calls.
     let mut ops = OpList::new();
     for op in [fill(&x, 5), host.down(&x), Op::Host(&call), fill(&x, 6), host.down(&x), Op::Host(&call)] {
         ops.push(&op);
     }
-    // SAFETY: the plan's pipelines, stamps and graphs are this device's, and its memory outlives the launches.
+    // SAFETY: the plan's pipelines, time stamps and graphs are this device's, and its memory
+    // outlives the launches.
     let graph = unsafe { device.instantiate(Plan::new(ops)) }.unwrap();
     seen.lock().clear();
     for _ in 0..3 {
@@ -229,13 +231,14 @@ fn what_is_kept_lives_to_completion_and_no_longer() {
     bench.close();
 }
 
-/// That what came before a host call is over says nothing of what comes after it in the same submission.
+/// Work before a host call may be over while work after it in the same submission is not.
 #[test]
 fn what_a_graph_uses_after_a_host_call_lives_until_that_is_over_too() {
     let mut driver = driver_config(14);
     driver.machine = driver.machine.stepping(Stepping::Manual);
     let bench = Bench::with(driver, inline());
-    // SAFETY: the machine runs what the backend gave it, and one word of its memory is looked at when nothing runs.
+    // SAFETY: the machine runs the backend's work. The test reads one word of its memory while
+    // nothing runs.
     let machine = unsafe { bench.driver.machine().drive() };
     let run = || machine.run_until_idle();
     let device = bench.open(0);
@@ -249,17 +252,18 @@ fn what_a_graph_uses_after_a_host_call_lives_until_that_is_over_too() {
     for op in [before.up(&x), Op::Host(&call), after.up(&x)] {
         ops.push(&op);
     }
-    // SAFETY: the plan's pipelines, stamps and graphs are this device's, and its memory outlives the launches.
+    // SAFETY: the plan's pipelines, time stamps and graphs are this device's, and its memory
+    // outlives the launches.
     let graph = unsafe { device.instantiate(Plan::new(ops)) }.unwrap();
     let value = submit(&a, &[Op::Graph(&graph)]).unwrap();
     let kept = Arc::downgrade(&after.keep);
     drop((graph, before, after));
     b.flush().unwrap();
-    // The device comes to the host call, which runs; the rest is given to the driver.
+    // The device reaches the host call, which runs. Then the driver gets the rest.
     run();
     a.refresh().unwrap();
     a.refresh().unwrap();
-    // The other stream is over, and so is what it waited for.
+    // The other stream is over, and so is the work that it waited for.
     let other = b.refresh().unwrap();
     let half = (a.line().is_settled(value), kept.upgrade().is_some());
     a.flush().unwrap();
@@ -267,7 +271,7 @@ fn what_a_graph_uses_after_a_host_call_lives_until_that_is_over_too() {
     let whole = (a.refresh().unwrap(), kept.upgrade().is_some());
     let mut bytes = [0; 64];
     machine.peek(x.addr(), &mut bytes).unwrap();
-    // The end waits for the device, which goes on by itself from now on.
+    // The end waits for the device, which advances without calls from now on.
     let over = Arc::new(AtomicU32::new(0));
     let until = over.clone();
     let steps = std::thread::spawn(move || {
@@ -388,7 +392,7 @@ fn timeouts_are_kept_and_a_poll_does_not_block() {
     for timeout in [Duration::ZERO, Duration::from_millis(5)] {
         assert!(matches!(a.wait_host(v, Some(timeout)), Err(Error::Timeout(_))));
         assert!(matches!(device.synchronize(Some(timeout)), Err(Error::Timeout(_))));
-        // A sleeper on the line asks the stream.
+        // A thread that sleeps on the timeline queries the stream.
         assert!(matches!(a.line().wait(v, Some(timeout)), Err(Error::Timeout(_))));
     }
     gate.signal_host(gate.line().submitted() + 1).unwrap();
@@ -411,7 +415,7 @@ fn a_line_of_another_backend_is_waited_for_and_its_failure_is_passed_on() {
         assert!(matches!(a.wait_host(v, Some(Duration::from_millis(5))), Err(Error::Timeout(_))));
         assert_eq!(bench.calls("cuMemsetD8Async"), 0);
         foreign.complete(first);
-        // Nobody calls the stream: a sleeper on its line is enough.
+        // No thread calls the stream: a thread that sleeps on its timeline is enough.
         a.line().wait(v, Some(Duration::from_secs(20))).unwrap();
         assert_eq!(read(&a, &x), [5; 64]);
         let second = foreign.advance().unwrap();
@@ -472,13 +476,14 @@ fn rows_that_overlap_what_they_are_read_from_are_copied_one_by_one() {
     submit(&a, &[bytes.up(&x)]).unwrap();
     let at = |width, rows, src_pitch| Copy2d { width, rows, src_pitch, dst_pitch: 8, ..copy_of(&x, &y) };
     for (copy, expected) in [
-        // A pitch of one row means nothing.
+        // The pitch of a single row has no meaning.
         (at(12, 1, 3), (0..12).collect::<Vec<u8>>()),
         (at(8, 3, 4), (0..8).chain(4..12).chain(8..16).collect()),
     ] {
         let mut ops = OpList::new();
         ops.push(&Op::Copy(copy));
-        // SAFETY: the plan's pipelines, stamps and graphs are this device's, and its memory outlives the launches.
+        // SAFETY: the plan's pipelines, time stamps and graphs are this device's, and its memory
+        // outlives the launches.
         let graph = unsafe { device.instantiate(Plan::new(ops)) }.unwrap();
         for op in [Op::Copy(copy), Op::Graph(&graph)] {
             submit(&a, &[fill(&y, 0xee), op]).unwrap();

@@ -14,7 +14,7 @@ fn carry(p2p: bool) {
     let peer_copies = || bench.calls("cuMemcpyPeerAsync");
     let there_and_back = |pattern: u32| {
         let v = submit(&a, &[fill(&x, pattern), copy(&x, &y), fill(&x, 0)]).unwrap();
-        // On the other device's stream, after the first one's.
+        // The copy runs on the other device's stream, after the first device's fill.
         let w = submit(&b, &[Op::Wait(a.line().at(v)), copy(&y, &x)]).unwrap();
         wait(&b, w).unwrap();
         assert_eq!(read(&a, &x), vec![pattern as u8; 4096]);
@@ -29,7 +29,7 @@ fn carry(p2p: bool) {
     let before = peer_copies();
     there_and_back(4);
     assert_eq!(peer_copies() - before, if p2p { 0 } else { 2 });
-    // Memory that comes after, and rows.
+    // The access covers memory that is allocated later, and copies of rows.
     let late = buffer(&one, &b, 32 << 20);
     let rows = Copy2d {
         width: 16,
@@ -46,12 +46,13 @@ fn carry(p2p: bool) {
         let inside = i % 32 < 16 && i / 32 < 8;
         assert_eq!(*byte, if inside { 6 } else { 0 }, "byte {i}");
     }
-    // In a graph it is a node, or a step between two.
+    // In a graph, the copy is a node, or a step between two segments.
     let mut ops = OpList::new();
     for op in [fill(&x, 7), copy(&x, &y), fill(&x, 8)] {
         ops.push(&op);
     }
-    // SAFETY: the plan's pipelines, stamps and graphs are this device's, and its memory outlives the launches.
+    // SAFETY: the plan's pipelines, time stamps and graphs are this device's, and its memory
+    // outlives the launches.
     let graph = unsafe { zero.instantiate(Plan::new(ops)) }.unwrap();
     for _ in 0..2 {
         let v = submit(&a, &[Op::Graph(&graph)]).unwrap();
@@ -76,22 +77,18 @@ fn copies_between_devices_that_do_not() {
 fn access_that_somebody_else_enabled_is_no_error() {
     let bench = Bench::new(31);
     let (zero, one) = (bench.open(0), bench.open(1));
-    // Another library in this process, with the primary contexts that all share.
+    // Another library in this process uses the primary contexts, which all share.
     let ops: &dyn CudaSlowOps = &*bench.driver;
     let (first, second) = (ops.primary_retain(0).unwrap(), ops.primary_retain(1).unwrap());
-    // SAFETY: the simulated driver looks every handle and address up, and refuses what it does not
-    // know.
+    // SAFETY: the simulated driver looks every handle and address up, and refuses unknown ones.
     unsafe { ops.set_current(first) }.unwrap();
-    // SAFETY: the simulated driver looks every handle and address up, and refuses what it does not
-    // know.
+    // SAFETY: the simulated driver looks every handle and address up, and refuses unknown ones.
     unsafe { ops.enable_peer(second) }.unwrap();
     assert!(zero.peer_access(DeviceId::cuda(1)).unwrap());
     assert_eq!(ops.current().unwrap(), first, "what was current still is");
-    // SAFETY: the simulated driver looks every handle and address up, and refuses what it does not
-    // know.
+    // SAFETY: the simulated driver looks every handle and address up, and refuses unknown ones.
     unsafe { ops.primary_release(0) }.unwrap();
-    // SAFETY: the simulated driver looks every handle and address up, and refuses what it does not
-    // know.
+    // SAFETY: the simulated driver looks every handle and address up, and refuses unknown ones.
     unsafe { ops.primary_release(1) }.unwrap();
     drop((zero, one));
     bench.close();

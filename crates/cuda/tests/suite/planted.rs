@@ -1,5 +1,6 @@
-//! Ten mistakes in the order of things, planted one at a time: each is found by the race detector, by the bytes, or by what is left over,
-//! within 50 seeds; without one nothing is found under any of them.
+//! Ten planted mistakes in the order of operations, one at a time. The race detector, the bytes or
+//! the leaks show each mistake within 50 seeds. Without a mistake, nothing is found with any of
+//! these seeds.
 
 use crate::common::*;
 use leasehold_alloc::{Buffer, Layout, On};
@@ -11,7 +12,7 @@ use leasehold_hal::{Access, Backend, Device, Keep, MemoryKind, NodePatch, Op, Op
 
 const SEEDS: u64 = 50;
 
-/// A small generator.
+/// A small generator of random numbers.
 struct Dice(u64);
 
 impl Dice {
@@ -25,7 +26,7 @@ impl Dice {
 
 type Findings = Arc<Mutex<Vec<String>>>;
 
-/// Says, when it is given up, whether the value was published too early.
+/// Records, when it is dropped, whether the value was published too early.
 struct Probe {
     line: &'static Line,
     value: u64,
@@ -65,7 +66,7 @@ impl Scene<'_> {
         1 + self.dice.below(200) as u8
     }
 
-    /// One stream's work is waited for by another's, more than once.
+    /// One stream's work waits for another stream's work, more than once.
     fn edges(&mut self) -> Result<()> {
         let (x, y) = (buffer(self.device, &self.a, 4096), buffer(self.device, &self.a, 4096));
         for _ in 0..3 {
@@ -75,33 +76,35 @@ impl Scene<'_> {
             }
             let point = self.a.line().at(submit(&self.a, &[fill(&x, u32::from(byte))])?);
             let value = submit(&self.b, &[Op::Wait(point), copy(&x, &y)])?;
-            // The next round's fills wait for this one's copy.
+            // The fills of the next round wait for the copy of this round.
             submit(&self.a, &[Op::Wait(self.b.line().at(value))])?;
             self.expect("an edge between streams", &self.b, &y, byte)?;
         }
         Ok(())
     }
 
-    /// Memory that is freed in use, and taken by another stream.
+    /// Memory is freed in use, and another stream takes it.
     fn reuse(&mut self) -> Result<()> {
         let out = buffer(self.device, &self.a, 1 << 20);
         let byte = self.byte();
         let x = buffer(self.device, &self.a, 1 << 20);
         let point = self.a.line().at(submit(&self.a, &[fill(&x, u32::from(byte)), copy(&x, &out)])?);
-        // SAFETY: the point is that of a submission to this stream that uses the buffer, made in order.
+        // SAFETY: the timepoint is of a submission to this stream that uses the buffer, made in
+        // order.
         unsafe { x.mark_write(point) };
         drop(x);
         self.a.refresh()?;
         let others: Vec<_> = (0..3).map(|_| buffer(self.device, &self.b, 1 << 20)).collect();
         for other in &others {
             let value = submit(&self.b, &[fill(other, 0xee)])?;
-            // SAFETY: the point is that of a submission to this stream that uses the buffer, made in order.
+            // SAFETY: the timepoint is of a submission to this stream that uses the buffer, made in
+            // order.
             unsafe { other.mark_write(self.b.line().at(value)) };
         }
         self.expect("memory that was reused", &self.a, &out, byte)
     }
 
-    /// What is held back runs in order.
+    /// Deferred work runs in order.
     fn held(&mut self) -> Result<()> {
         let x = buffer(self.device, &self.a, 4096);
         let gate = self.device.gate()?;
@@ -116,7 +119,7 @@ impl Scene<'_> {
         self.expect("work that was held back", &self.a, &x, last)
     }
 
-    /// A graph computes what its plan says, with the addresses of its last update.
+    /// A graph computes the results of its plan, with the addresses of its last update.
     fn graphs(&mut self) -> Result<()> {
         let (x, y, z) = (
             buffer(self.device, &self.a, 4096),
@@ -129,7 +132,8 @@ impl Scene<'_> {
         let mut ops = OpList::new();
         ops.push(&dispatch(&self.set, &[bind(&x, Access::Write)], &word));
         ops.push(&copy(&x, &z));
-        // SAFETY: the plan's pipelines, stamps and graphs are this device's, and its memory outlives the launches.
+        // SAFETY: the plan's pipelines, time stamps and graphs are this device's, and its memory
+        // outlives the launches.
         let graph = unsafe { self.device.instantiate(Plan::new(ops)) }?;
         submit(&self.a, &[Op::Graph(&graph)])?;
         self.expect("a graph", &self.a, &z, byte)?;
@@ -140,14 +144,14 @@ impl Scene<'_> {
         self.expect("a graph with another buffer", &self.a, &y, byte)
     }
 
-    /// Pinned memory is the submission's until its copy is over.
+    /// Pinned memory belongs to the submission until its copy is over.
     fn uploads(&mut self) -> Result<()> {
         let x = buffer(self.device, &self.a, 4096);
         let pinned = self.device.memory(MemoryKind::Pinned)?;
         let take = |byte: u8| -> Result<Lease<Buffer>> {
             let on = On { line: self.a.line(), timeline: &*self.a };
             let host = pinned.alloc(Layout::new(4096), on)?;
-            // SAFETY: pinned memory is host memory that this lease alone holds.
+            // SAFETY: the pinned memory is host memory, and this lease is its only holder.
             unsafe { std::ptr::write_bytes(host.addr() as *mut u8, byte, 4096) };
             Ok(host)
         };
@@ -162,7 +166,7 @@ impl Scene<'_> {
         Ok(())
     }
 
-    /// A value means that the host's part is done.
+    /// A published value means that the host's part is done.
     fn publication(&mut self) -> Result<()> {
         let x = buffer(self.device, &self.a, 64);
         let bytes = Host::new(vec![self.byte(); 64]);
@@ -190,7 +194,7 @@ impl Scene<'_> {
     }
 }
 
-/// What is found in a run with this seed.
+/// The findings of a run with this seed.
 fn findings(seed: u64, defect: Option<Defect>) -> Vec<String> {
     let config = match defect {
         Some(defect) => inline().defect(defect),

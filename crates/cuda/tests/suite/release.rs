@@ -1,4 +1,4 @@
-//! The end of devices and contexts: no drop blocks, nothing ends early, and nothing is left.
+//! The end of devices and contexts: no drop blocks, nothing ends early, and nothing leaks.
 
 use crate::common::*;
 use leasehold_core::{Error, HostLine, Lease, Result};
@@ -7,7 +7,7 @@ use leasehold_hal::{Backend, Device, DeviceId, Gate, Op, Stream};
 use leasehold_sim::{FaultAction, FaultPlan, FaultRule, When};
 use std::time::{Duration, Instant};
 
-/// Far more than a drop takes on a busy machine, and far less than anything that waits here.
+/// A limit far longer than a drop on a busy machine, and far shorter than any wait of these tests.
 const AT_ONCE: Duration = Duration::from_secs(2);
 
 fn at_once<R>(what: &str, does: impl FnOnce() -> R) -> R {
@@ -24,14 +24,15 @@ fn refused(result: Result<()>) -> &'static str {
     }
 }
 
-/// A released device whose only stream was dropped with work behind a gate.
+/// A released device whose only stream was dropped with work behind a host timeline.
 fn released(bench: &Bench) -> Lease<dyn Gate> {
     let device = bench.open(0);
     let gate = device.gate().unwrap();
     let a = stream(&device);
     let x = buffer(&device, &a, 4096);
     let value = submit(&a, &[Op::Wait(gate.line().at(gate.line().submitted() + 1)), fill(&x, 1)]).unwrap();
-    // SAFETY: the point is that of the submission to this stream that writes the buffer, made just now.
+    // SAFETY: the timepoint is of the submission to this stream that writes the buffer, made just
+    // now.
     unsafe { x.mark_write(a.line().at(value)) };
     drop((x, a));
     let devices = bench.backend.manager().devices();
@@ -46,7 +47,7 @@ fn raise(gate: &Lease<dyn Gate>) {
     gate.signal_host(gate.line().submitted() + 1).unwrap();
 }
 
-/// Without a call to the backend the device's end comes by itself.
+/// Without a call to the backend, the device ends on a thread of the backend.
 fn ends_by_itself(bench: &Bench) {
     let begun = Instant::now();
     while !bench.driver.census().is_nothing() {
@@ -62,7 +63,7 @@ fn the_last_lease_of_a_device_never_waits_for_a_gate() {
         let gate = released(&bench);
         assert_eq!(bench.driver.census().streams, 1, "its work is still to come");
         assert_eq!(at_once("a shutdown", || refused(bench.backend.shutdown())), "stream");
-        // Opened again meanwhile, it is another one.
+        // A device that is opened again meanwhile has a new state.
         let again = bench.open(0);
         let b = stream(&again);
         let y = buffer(&again, &b, 4096);
@@ -121,7 +122,8 @@ fn a_stream_that_ends_while_the_driver_says_nothing_gives_up_nothing() {
     let x = buffer(&device, &a, 4096);
     let bytes = Host::new(vec![1; 4096]);
     let value = submit(&a, &[bytes.up(&x), Op::Wait(gate.line().at(gate.line().submitted() + 1))]).unwrap();
-    // SAFETY: the point is that of the submission to this stream that writes the buffer, made just now.
+    // SAFETY: the timepoint is of the submission to this stream that writes the buffer, made just
+    // now.
     unsafe { x.mark_write(a.line().at(value)) };
     let (kept, line) = (std::sync::Arc::downgrade(&bytes.keep), a.line());
     drop((bytes, x, a, device));
@@ -139,7 +141,7 @@ fn a_gate_that_nobody_raises_hangs_nothing() {
         let bench = Bench::with(driver_config(64), config);
         let gate = released(&bench);
         assert_eq!(at_once("a shutdown", || refused(bench.backend.shutdown())), "stream");
-        // Its end fails who waits for it.
+        // The end of the host timeline fails its waiters.
         at_once("the drop of the gate", || drop(gate));
         bench.close();
     }
@@ -179,7 +181,7 @@ fn a_stream_of_an_owned_context_that_nobody_leases_refuses_the_shutdown() {
         drop((own, device));
         assert_eq!(refused(bench.backend.manager().shutdown()), "stream");
         assert_eq!(bench.driver.census().streams, 1);
-        // Nothing has changed: it is as good as before.
+        // Nothing has changed: the stream works as before.
         let held = Lease::map(held, |s| s as &dyn Stream);
         let call = leasehold_hal::HostCall::new("nothing", || Ok(()));
         let value = submit(&held, &[Op::Host(&call)]).unwrap();
@@ -201,7 +203,7 @@ fn a_line_of_somebody_else_is_not_waited_for_either() {
         drop((a, device));
         assert_eq!(at_once("a shutdown", || refused(bench.backend.shutdown())), "stream");
         elsewhere.raise(next).unwrap();
-        // The shutdown finishes what can be finished.
+        // The shutdown finishes the work that can finish.
         bench.close();
     }
 }
@@ -221,7 +223,8 @@ fn a_shutdown_finishes_what_needs_nobody() {
             Ok(())
         });
         let value = submit(&a, &[fill(&x, 1), Op::Host(&call), fill(&x, 2)]).unwrap();
-        // SAFETY: the point is that of the submission to this stream that writes the buffer, made just now.
+        // SAFETY: the timepoint is of the submission to this stream that writes the buffer, made
+        // just now.
         unsafe { x.mark_write(a.line().at(value)) };
         drop((x, a, device));
         bench.close();
