@@ -218,7 +218,9 @@ fn quiet() {
     ONCE.call_once(|| {
         let loud = std::panic::take_hook();
         std::panic::set_hook(Box::new(move |info| {
-            if info.payload_as_str() != Some(scenes::ON_PURPOSE) {
+            let (payload, on_purpose) = (info.payload(), scenes::ON_PURPOSE);
+            let text = payload.downcast_ref::<&str>().copied();
+            if text.or(payload.downcast_ref::<String>().map(String::as_str)) != Some(on_purpose) {
                 loud(info);
             }
         }));

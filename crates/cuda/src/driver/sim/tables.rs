@@ -242,5 +242,6 @@ impl Tables {
 
 /// Removes and returns all entries that match.
 fn take<V>(map: &mut BTreeMap<u64, V>, gone: impl Fn(&V) -> bool) -> Vec<(u64, V)> {
-    map.extract_if(.., |_, value| gone(value)).collect()
+    let keys: Vec<u64> = map.iter().filter(|(_, value)| gone(value)).map(|(&key, _)| key).collect();
+    keys.into_iter().filter_map(|key| map.remove_entry(&key)).collect()
 }

@@ -1,0 +1,1 @@
+../../../examples/foreign_framework.rs
