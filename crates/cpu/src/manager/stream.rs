@@ -95,18 +95,23 @@ impl Resource for Streams {
         if let Some(stream) = again {
             return Ok(stream);
         }
-        let used = self.common.lines.lock().len() as u64;
-        if used >= u64::from(self.limit) {
-            return Err(Error::OverBudget {
+        let room = |used: usize| match used as u64 {
+            used if used < u64::from(self.limit) => Ok(()),
+            used => Err(Error::OverBudget {
                 unit: leasehold_core::Budgeted::Streams,
                 requested: 1,
                 used,
                 limit: u64::from(self.limit),
-            });
-        }
+            }),
+        };
+        room(self.common.lines.lock().len())?;
         let stream =
             StreamState { queue: Queue::new(self.pool.clone())?, waits: self.waits.clone(), _place: PhantomPinned };
-        self.common.lines.lock().push((stream.line(), true));
+        // Another thread may have made a stream meanwhile.
+        let mut lines = self.common.lines.lock();
+        room(lines.len())?;
+        lines.push((stream.line(), true));
+        drop(lines);
         Ok(stream)
     }
 

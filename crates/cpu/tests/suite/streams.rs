@@ -6,6 +6,7 @@ use leasehold_core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use leasehold_core::sync::{Arc, Mutex, thread};
 use leasehold_cpu::CpuConfig;
 use leasehold_hal::{Access, Copy2d, Dispatch, Fill, HostCall, Op, OpList, Plan, StreamDesc};
+use std::sync::Barrier;
 use std::time::{Duration, Instant};
 
 #[test]
@@ -369,6 +370,22 @@ fn streams_are_limited_and_recycled() {
         }
     });
     assert_eq!(created, 4, "idle streams are lent again with their thread");
+}
+
+#[test]
+fn threads_that_make_streams_at_once_keep_to_the_limit() {
+    for _ in 0..20 {
+        let rig = rig_with(CpuConfig::threads(1).streams(4));
+        let made = Mutex::new(Vec::new());
+        let start = Barrier::new(8);
+        thread_scope(8, |_| {
+            start.wait();
+            if let Ok(stream) = rig.device.stream(&StreamDesc::default()) {
+                made.lock().push(stream);
+            }
+        });
+        assert!(made.lock().len() <= 3, "{} streams beside the one of the rig", made.lock().len());
+    }
 }
 
 #[test]

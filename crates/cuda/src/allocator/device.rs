@@ -156,7 +156,9 @@ unsafe impl Backing for DeviceBacking {
 
     unsafe fn decommit(&self, chunk: Chunk) -> Result<()> {
         self.calls(1);
-        match self.source {
+        // The range goes first: once the driver has the memory, another thread may get its address.
+        self.shared.remove_range(chunk.addr);
+        let freed = match self.source {
             MemorySource::Pool => self.with_stream(|stream| {
                 self.door.give_back(|ops| {
                     // SAFETY: the memory came from this pool. The allocator gives it back once,
@@ -165,13 +167,15 @@ unsafe impl Backing for DeviceBacking {
                     // SAFETY: the pool's own stream, which only this call uses meanwhile.
                     unsafe { ops.stream_synchronize(stream) }
                 })
-            })?,
+            }),
             // SAFETY: the memory came from `alloc`. The allocator gives it back once, when no work
             // uses it.
-            _ => self.door.give_back(|ops| unsafe { ops.free(chunk.addr) })?,
+            _ => self.door.give_back(|ops| unsafe { ops.free(chunk.addr) }),
+        };
+        if freed.is_err() {
+            self.shared.add_range(chunk.addr, chunk.bytes, self.place());
         }
-        self.shared.remove_range(chunk.addr);
-        Ok(())
+        freed
     }
 
     unsafe fn release(&self, addr: u64, bytes: u64) {
@@ -237,11 +241,15 @@ unsafe impl Backing for DeviceBacking {
 
     unsafe fn exact_free(&self, chunk: Chunk, _: u64) -> Result<()> {
         self.calls(1);
+        // The range goes first: once the driver has the memory, another thread may get its address.
+        self.shared.remove_range(chunk.addr);
         // SAFETY: the memory came from `alloc`. The allocator gives it back once, when no work uses
         // it.
-        self.door.give_back(|ops| unsafe { ops.free(chunk.addr) })?;
-        self.shared.remove_range(chunk.addr);
-        Ok(())
+        let freed = self.door.give_back(|ops| unsafe { ops.free(chunk.addr) });
+        if freed.is_err() {
+            self.shared.add_range(chunk.addr, chunk.bytes, self.place());
+        }
+        freed
     }
 
     fn driver_calls(&self) -> u64 {
