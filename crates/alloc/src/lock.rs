@@ -1,17 +1,19 @@
 //! The lock of an allocator's heap: a mutex that spins with growing pauses before its thread sleeps.
 //!
 //! A sleep and its wake-up cost both threads a hundred times what a critical section takes. The
-//! growing pauses are Anderson's exponential backoff. They let the holder's thread come again many
-//! times with the heap in its own caches, which is faster than a heap that moves each time.
+//! growing pauses are Anderson's exponential backoff. The first one takes some microseconds, as long
+//! as a launch, so that the holder's thread comes again many times with the heap in its own caches. A
+//! heap that moves to another processor each time takes several times as long for every operation.
 //!
 //! Must not know what it guards.
 
 use leasehold_core::sync::{Mutex, MutexGuard, spin_loop};
 
 /// Looks before a thread sleeps.
-const LOOKS: u32 = if cfg!(loom) { 0 } else { 32 };
-/// The logarithm of the longest pause between two looks, in spins.
-const LONGEST: u32 = 8;
+const LOOKS: u32 = if cfg!(loom) { 0 } else { 16 };
+/// The logarithms of the first and the longest pause between two looks, in spins.
+const FIRST: u32 = 6;
+const LONGEST: u32 = 10;
 
 /// The lock.
 pub(crate) struct Lock<T>(Mutex<T>);
@@ -37,7 +39,7 @@ impl<T> Lock<T> {
     #[inline(never)]
     fn wait(&self) -> MutexGuard<'_, T> {
         for look in 0..LOOKS {
-            for _ in 0..1 << look.min(LONGEST) {
+            for _ in 0..1 << (FIRST + look).min(LONGEST) {
                 spin_loop();
             }
             if let Some(guard) = self.0.try_lock() {
