@@ -65,8 +65,6 @@ pub(crate) struct Core {
     /// Rows whose keeps wait for their last use to be over.
     pub(crate) retired: Parked,
     pub(crate) imported: u64,
-    /// The rows of imported buffers.
-    pub(crate) imports: Vec<u32>,
     pub(crate) imported_bytes: u64,
     pub(crate) allocations: u64,
     /// Episodes of moving granules so far.
@@ -266,7 +264,6 @@ impl Allocator {
             parked: Parked::NONE,
             retired: Parked::NONE,
             imported: 0,
-            imports: Vec::new(),
             imported_bytes: 0,
             allocations: 0,
             episodes: 0,

@@ -17,7 +17,6 @@ mod report;
 use crate::host::{self, fetch_entry};
 use crate::index::Index;
 use crate::layout::{UNIT, UNIT_SHIFT};
-use crate::map::PageMap;
 use crate::node::{Cold, NIL, Node, Nodes, State, or_sink};
 use crate::residency::Residency;
 use leasehold_core::defects::{Defect, planted};
@@ -91,8 +90,6 @@ impl Lane {
 pub(crate) struct Heap {
     pub(crate) nodes: Nodes,
     pub(crate) spans: Vec<Span>,
-    /// The live spans by address.
-    order: Vec<u16>,
     pub(crate) lanes: Vec<Lane>,
     pub(crate) res: Residency,
     lane_of_line: Vec<u8>,
@@ -111,7 +108,6 @@ pub(crate) struct Heap {
     stride: u32,
     /// Nodes start below this unit, apart from those whose spans end above it.
     reached: u32,
-    pub(crate) pages: PageMap,
     /// Blocks of so many units and more get the alignment [`even`](Self::even), where they can have it.
     even_from: u32,
 }
@@ -123,7 +119,6 @@ impl Heap {
         Self {
             nodes: Nodes::new(),
             spans: Vec::new(),
-            order: Vec::new(),
             lanes: vec![Lane::new(None)],
             res: Residency::new(granule.trailing_zeros() - UNIT_SHIFT),
             lane_of_line: Vec::new(),
@@ -136,23 +131,14 @@ impl Heap {
             unit_end: 0,
             stride: (granule.max(STRIDE) >> UNIT_SHIFT) as u32,
             reached: 0,
-            pages: PageMap::new(),
             even_from: u32::MAX,
         }
-    }
-
-    /// The used node that holds an address.
-    pub(crate) fn at(&self, addr: u64) -> Option<u32> {
-        let above = self.order.partition_point(|&slot| self.spans[usize::from(slot)].base <= addr);
-        let span = &self.spans[usize::from(*self.order.get(above.checked_sub(1)?)?)];
-        let unit = u32::try_from((addr - span.base) >> UNIT_SHIFT).ok().filter(|&u| u < span.units)?;
-        self.pages.find(&self.nodes.rows, span.unit + unit)
     }
 
     /// Bytes of host memory that the tables take.
     pub(crate) fn host_bytes(&self) -> u64 {
         let lanes: u64 = self.lanes.iter().map(|l| l.index.host_bytes()).sum();
-        self.nodes.host_bytes() + self.res.host_bytes() + self.pages.host_bytes() + lanes
+        self.nodes.host_bytes() + self.res.host_bytes() + lanes
     }
 
     /// Adds `bytes` of addresses from `base`. A paged span begins as one hole, another as one free ready block.
@@ -173,7 +159,6 @@ impl Heap {
         // Everything that may fail comes first.
         self.nodes.ensure(1)?;
         host::room(&mut self.spans, 1)?;
-        host::room(&mut self.order, 1)?;
         let spans = self.spans.len() + 1;
         host::room(&mut self.gaps, spans)?;
         let full = || -> Error { OutOfMemory::new("the allocator's space of units (2 TiB)", bytes).into() };
@@ -202,8 +187,6 @@ impl Heap {
                 self.gaps.swap_remove(i);
             }
         }
-        let at = self.order.partition_point(|&s| self.spans[usize::from(s)].base < base);
-        self.order.insert(at, slot as u16);
         let id = self.nodes.take();
         self.nodes[id] =
             Node { start: unit, units: units as u32, span: slot as u16, state: State::Used, ..Node::VACANT };
@@ -222,7 +205,6 @@ impl Heap {
             for (_, lane) in self.lanes.iter_mut().enumerate().filter(used) {
                 lane.index.reach(&mut self.nodes.rows, end)?;
             }
-            self.pages.reach(end)?;
             self.reached = end;
         }
         Ok(())
@@ -240,7 +222,6 @@ impl Heap {
         self.unlink_free(span.first);
         self.nodes.put(span.first);
         self.spans[slot].live = false;
-        self.order.retain(|&s| usize::from(s) != slot);
         self.gaps.push(span.room);
         Some(span)
     }
@@ -273,14 +254,13 @@ impl Heap {
         self.spans[usize::from(n.span)].addr(n.start)
     }
 
-    /// Notes which row of the block table a used node belongs to. Returns its address, Metal's spanning buffer, its stamp and its units.
+    /// A used node's address, Metal's spanning buffer, and its stamp.
     #[inline(always)]
-    pub(crate) fn name(&mut self, node: u32, row: u32) -> (u64, u64, Stamp, u32) {
-        let n = &mut self.nodes.rows[node as usize];
-        n.link[1] = row;
+    pub(crate) fn describe(&self, node: u32) -> (u64, u64, Stamp) {
+        let n = &self.nodes.rows[node as usize];
         let stamp = if n.lane == READY { Stamp::NEVER } else { self.nodes.cold[node as usize].stamp };
         let span = &self.spans[usize::from(n.span)];
-        (span.addr(n.start), span.native, stamp, n.units)
+        (span.addr(n.start), span.native, stamp)
     }
 
     /// Metal's spanning buffer of the node's span, else 0.
@@ -540,13 +520,11 @@ impl Heap {
                 None => self.spans[usize::from(span)].first = id,
             }
             self.lanes[usize::from(lane)].index.cut(rows, at, units);
-            self.pages.enter(start, units, id);
             return id;
         }
         let n = &mut self.nodes.rows[id as usize];
         n.state = State::Used;
         n.link = [NIL; 2];
-        self.pages.enter(n.start, n.units, id);
         id
     }
 
@@ -695,20 +673,19 @@ impl Heap {
     /// The free neighbour below grows over a node.
     #[inline(always)]
     fn merge_below(&mut self, id: u32, lane: u8, stamp: Stamp) {
-        let Node { start, units, holes, next, prev, .. } = self.nodes[id];
+        let Node { units, holes, next, prev, .. } = self.nodes[id];
         self.nodes.put(id);
         let rows = &mut self.nodes.rows[..];
         rows[or_sink(next) as usize].prev = prev;
         let below = &mut rows[prev as usize];
         below.next = next;
-        self.pages.merged(start, (below.start, prev), next);
         self.grow(prev, 0, units, holes, lane, stamp);
     }
 
     /// The free neighbour above grows over a node and over the one below. It keeps its place in the index, which goes by where nodes end.
     #[inline(always)]
     fn merge_between(&mut self, id: u32, lane: u8, stamp: Stamp) {
-        let Node { start, units, holes, prev, next, .. } = self.nodes[id];
+        let Node { units, holes, prev, next, .. } = self.nodes[id];
         let below = self.nodes[prev];
         let (lane, stamp) = latest((lane, stamp), (below.lane, self.nodes.cold[prev as usize].stamp));
         self.nodes.put(id);
@@ -717,10 +694,6 @@ impl Heap {
         let rows = &mut self.nodes.rows[..];
         let above = &mut rows[next as usize];
         above.prev = below.prev;
-        let whole = (below.start, next);
-        self.pages.merged(above.start, whole, above.next);
-        self.pages.merged(start, whole, above.next);
-        self.pages.starts(below.start, next);
         match rows.get_mut(below.prev as usize) {
             Some(prev) => prev.next = next,
             None => self.spans[usize::from(below.span)].first = next,
@@ -731,13 +704,11 @@ impl Heap {
     /// The free neighbour above grows over a node.
     #[inline(always)]
     fn merge_above(&mut self, id: u32, lane: u8, stamp: Stamp) {
-        let Node { start, units, holes, prev, next, span, .. } = self.nodes[id];
+        let Node { units, holes, prev, next, span, .. } = self.nodes[id];
         self.nodes.put(id);
         let rows = &mut self.nodes.rows[..];
         let above = &mut rows[next as usize];
         above.prev = prev;
-        self.pages.starts(above.start, above.next);
-        self.pages.starts(start, next);
         match rows.get_mut(prev as usize) {
             Some(prev) => prev.next = next,
             None => self.spans[usize::from(span)].first = next,

@@ -74,7 +74,6 @@ impl Allocator {
         let inner = self.inner();
         inner.sweep_retired();
         let mut core = inner.core.lock();
-        host::room(&mut core.imports, 1)?;
         let row = inner.table.take(&mut core.vacant, inner.owner_ptr())?;
         let index = row.header.index();
         if let Err(e) = core.room_to_keep(index) {
@@ -82,7 +81,6 @@ impl Allocator {
             return Err(e);
         }
         core.keep(index, keep);
-        core.imports.push(index);
         core.imported += 1;
         core.imported_bytes += bytes;
         let protected = if protection == Protection::ReadOnly { READ_ONLY } else { 0 };
@@ -102,7 +100,6 @@ impl Inner {
         let mut core = self.core.lock();
         if flags & IMPORTED != 0 {
             core.imported -= 1;
-            core.imports.retain(|&r| r != index);
             core.imported_bytes -= len;
         }
         let kept = flags & (IMPORTED | ARENA) != 0 && core.keeps.get(index as usize).is_some_and(Option::is_some);

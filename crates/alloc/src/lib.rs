@@ -35,7 +35,6 @@ mod layout;
 mod list;
 mod lock;
 mod lookup;
-mod map;
 mod memory_viz;
 #[cfg(all(test, loom))]
 mod models;

@@ -1,9 +1,10 @@
 //! From an address to the buffer that holds it, for layers that check what they are given.
 //!
-//! Rows are read without the allocator's lock, which is taken for a moment only when the hint does not help. The answer about a buffer that
-//! the caller keeps alive is exact; about any other it may be out of date when it arrives.
+//! Rows are read without the allocator's lock. The answer about a buffer that the caller keeps alive is exact; about any other it may be out of
+//! date when it arrives.
 
 use crate::allocator::Allocator;
+use crate::buffer::ARENA;
 
 /// A live buffer that holds a range.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -21,15 +22,15 @@ pub struct Holding {
 }
 
 impl Allocator {
-    /// The live buffer that holds all of `[addr, addr + bytes)`. The row `hint` is looked at first, without a lock; then the page map
-    /// is asked, under the allocator's lock, and then imported buffers one by one. Any thread; allocates nothing.
+    /// The live buffer that holds all of `[addr, addr + bytes)`, imported ones included, members of graphs not. The row `hint` is looked at
+    /// first, then every row there is. Any thread; takes no lock, allocates nothing.
     #[must_use]
     pub fn holding(&self, addr: u64, bytes: u64, hint: u32) -> Option<Holding> {
         let table = &self.inner().table;
         let end = addr.checked_add(bytes)?;
         let fits = |row: u32| {
             let r = table.get(row)?;
-            if r.header.strong() == 0 {
+            if r.header.strong() == 0 || r.buffer.flags() & ARENA != 0 {
                 return None;
             }
             let (at, len) = (r.buffer.addr(), r.buffer.len());
@@ -41,10 +42,7 @@ impl Allocator {
                 tag: r.buffer.tag(),
             })
         };
-        fits(hint).or_else(|| {
-            let core = self.inner().core.lock();
-            core.store.row_at(addr).and_then(fits).or_else(|| core.imports.iter().copied().find_map(fits))
-        })
+        fits(hint).or_else(|| (0..table.len()).find_map(fits))
     }
 }
 

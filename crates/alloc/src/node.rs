@@ -51,7 +51,7 @@ pub(crate) struct Node {
     pub(crate) prev: u32,
     /// The neighbour above, `NIL` at a span's end.
     pub(crate) next: u32,
-    /// While free: links within the index's leaf. While used: the slab run, or `NIL`; the row of the block table, or `NIL`.
+    /// While free: links within the index's leaf. While used: the slab run, or `NIL`.
     pub(crate) link: [u32; 2],
     /// Granules that lie wholly in it and are backed by nothing. Such a granule lies in one free node, never across two.
     pub(crate) holes: u32,

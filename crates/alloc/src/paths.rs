@@ -262,7 +262,6 @@ impl Inner {
         row.buffer.place.store(place, Ordering::Relaxed);
         row.buffer.slot.store(slot, Ordering::Relaxed);
         row.buffer.class.store(block.class, Ordering::Relaxed);
-        core.store.name(block.spot, row.header.index());
         let flags = self.row_flags | if block.class == NO_CLASS { CLASSLESS } else { 0 };
         row.buffer.describe(size, Some(line), flags);
         row.buffer.lie_at(block.addr, block.native);
@@ -272,8 +271,8 @@ impl Inner {
 
     /// As [`dress`](Self::dress), for a row and a node that were taken.
     #[inline(always)]
-    fn describe_node(&self, core: &mut Core, row: &Row, node: u32, size: u64, line: &'static Line) {
-        let (addr, native, stamp, _) = core.store.heap.name(node, row.header.index());
+    fn describe_node(&self, core: &Core, row: &Row, node: u32, size: u64, line: &'static Line) {
+        let (addr, native, stamp) = core.store.heap.describe(node);
         row.buffer.place.store(node, Ordering::Relaxed);
         row.buffer.slot.store(NO_SLOT, Ordering::Relaxed);
         row.buffer.class.store(NO_CLASS, Ordering::Relaxed);

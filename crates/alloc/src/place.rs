@@ -380,7 +380,6 @@ impl Heap {
         n.holes = 0;
         n.link = [NIL; 2];
         n.lane = lane;
-        self.pages.enter(n.start, n.units, block);
         self.nodes.cold[block as usize].stamp = stamp;
         Some(block)
     }
@@ -474,7 +473,7 @@ impl Heap {
                 g += 1;
                 continue;
             };
-            if p.place == Place::Mapped && (p.at..p.at + p.granules).all(|g| self.is_dark(g)) {
+            if p.place == Place::Mapped && (p.at..p.at + p.granules).all(|g| self.is_dark(node, g)) {
                 let source = Source::Stolen { from: p.at, from_addr: span.addr(p.at << shift) };
                 let step = self.leaving(id, source);
                 out.push(Trim { node: None, step });
@@ -492,11 +491,15 @@ impl Heap {
         Step { piece, at: NIL, addr: 0, bytes, handle, source, end: End::Untouched }
     }
 
-    /// Whether a granule lies wholly under one suspended node.
-    fn is_dark(&self, g: u32) -> bool {
+    /// Whether a granule lies wholly under one suspended node, which is not far from `near`.
+    fn is_dark(&self, near: u32, g: u32) -> bool {
         let (from, to) = (g << self.res.shift, (g + 1) << self.res.shift);
-        let node = self.pages.find(&self.nodes.rows, from).map(|id| &self.nodes[id]);
-        node.is_some_and(|n| n.state == State::Suspended && n.start <= from && to <= n.end())
+        let mut at = near;
+        while self.nodes[at].start > from {
+            at = self.nodes[at].prev;
+        }
+        let n = &self.nodes[self.covering(at, from)];
+        n.state == State::Suspended && n.start <= from && to <= n.end()
     }
 
     /// Whether memory under a suspended node is being given back, with a neighbour's.

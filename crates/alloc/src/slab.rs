@@ -135,23 +135,6 @@ impl Slabs {
         Slot { run: id, slot, addr, stamp }
     }
 
-    /// Notes the row of a lent slot: in the place of its stamp, which it has while it is free.
-    #[inline]
-    pub(crate) fn name(&mut self, run: u32, slot: u16, row: u32) {
-        self.runs[run as usize].stamps[usize::from(slot)] = Stamp::from_bits(u64::from(row));
-    }
-
-    /// The row of the slot at an address in a run. Of no meaning for a slot that is free.
-    pub(crate) fn row_at(&self, run: u32, addr: u64) -> Option<u32> {
-        let run = self.runs.get(run as usize)?;
-        let slot = usize::try_from(addr.checked_sub(run.addr)? / class_size(usize::from(run.class))).ok()?;
-        let (word, bit) = (slot / 64, 1u64 << (slot % 64));
-        if slot >= usize::from(run.slots) || (run.ready_bits[word] | run.pending_bits[word]) & bit != 0 {
-            return None;
-        }
-        u32::try_from(run.stamps[slot].to_bits()).ok()
-    }
-
     /// Units of the next run of a class.
     #[inline]
     pub(crate) fn run_units(&self, class: usize) -> u32 {

@@ -5,7 +5,7 @@
 use crate::buffer::NO_CLASS;
 use crate::heap::{Heap, READY, passed};
 use crate::layout::{MIN_ALIGN, SLAB_MAX, UNIT, UNIT_SHIFT, class_of};
-use crate::node::{NIL, State};
+use crate::node::State;
 use crate::slab::{Slabs, Slot};
 use leasehold_core::{Line, Result, Stamp};
 
@@ -230,24 +230,6 @@ impl Store {
         match spot {
             Spot::Slot(run, _) => self.slabs.slot_bytes(run),
             Spot::Node(node) => u64::from(self.heap.nodes[node].units) << UNIT_SHIFT,
-        }
-    }
-
-    /// Notes which row of the block table a block belongs to.
-    #[inline]
-    pub(crate) fn name(&mut self, spot: Spot, row: u32) {
-        match spot {
-            Spot::Node(node) => self.heap.nodes[node].link[1] = row,
-            Spot::Slot(run, slot) => self.slabs.name(run, slot, row),
-        }
-    }
-
-    /// The row of the block at an address. Only a hint for memory that nobody holds.
-    pub(crate) fn row_at(&self, addr: u64) -> Option<u32> {
-        let node = self.heap.at(addr)?;
-        match self.heap.nodes[node].link {
-            [NIL, row] => Some(row),
-            [run, _] => self.slabs.row_at(run, addr),
         }
     }
 
