@@ -42,7 +42,6 @@ mod mutant;
 mod node;
 mod numbers;
 mod oom;
-mod pages;
 mod parked;
 mod paths;
 mod place;

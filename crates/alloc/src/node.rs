@@ -138,10 +138,6 @@ impl Nodes {
         }
         self.rows.try_reserve(more).map_err(|_| host())?;
         self.cold.try_reserve(more).map_err(|_| host())?;
-        // The spare part: what is written lies where it lies.
-        let (rows, cold) = (self.rows.spare_capacity_mut(), self.cold.spare_capacity_mut());
-        crate::pages::prefer_large(rows.as_ptr().cast(), size_of_val(rows));
-        crate::pages::prefer_large(cold.as_ptr().cast(), size_of_val(cold));
         for _ in 0..more {
             let id = self.rows.len() as u32;
             self.rows.push(Node { next: self.vacant, ..Node::VACANT });

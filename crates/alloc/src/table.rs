@@ -185,7 +185,6 @@ impl Table {
         let cell = self.chunks.get(chunk).ok_or_else(full)?;
         let mut rows: Vec<Row> = Vec::new();
         rows.try_reserve_exact(n as usize).map_err(|_| full())?;
-        crate::pages::prefer_large(rows.as_ptr().cast(), n as usize * size_of::<Row>());
         for i in 0..n {
             rows.push(Row::new(Header::new(owner, base + i, self.first_generation)));
         }
