@@ -189,7 +189,7 @@ impl Inner {
                 core.store.heap.nodes.ensure(2)?;
                 let row = self.table.take(&mut core.vacant, self.owner_ptr())?;
                 if let Some(node) = core.store.heap.take_node(need.units, need.align, on.line) {
-                    self.describe_node(&mut core, row, node, layout.size, on.line);
+                    self.describe_node(&core, row, node, layout.size, on.line);
                     core.allocations += 1;
                     self.counters.add_live(layout.size as i64);
                     return Ok(self.lend(row));
