@@ -1,7 +1,8 @@
 //! The benchmark behind `leasehold bench memory` (feature `bench`).
 //!
-//! Each figure is measured in alternation with the plain design ([`Plain`]) and, where one is named, a reference of
-//! the standard library, in this process: rounds of each in turn, of which the medians are reported. It prints nothing.
+//! Each figure alternates rounds of this crate, of the plain design ([`Plain`]) and, if named, of a
+//! reference of the standard library, in this process. The reported figures are medians of the
+//! rounds. The module prints nothing.
 
 use std::ffi::c_void;
 use std::hint::black_box;
@@ -14,14 +15,14 @@ use serde::Serialize;
 use crate::OpaqueTensor;
 use crate::workload::{Abi, Global, Plain, program};
 
-/// How to run.
+/// The options of a run.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Options {
-    /// Threads of the scaling figure; 0: as many as processors, at least 2.
+    /// Threads of the scaling figure; 0 means the number of processors, at least 2.
     pub threads: usize,
     /// Rounds of each figure, of which the median counts.
     pub rounds: usize,
-    /// Operations a round.
+    /// Operations in each round.
     pub operations: usize,
 }
 
@@ -32,7 +33,7 @@ impl Default for Options {
 }
 
 impl Options {
-    /// Short rounds, to see that it runs.
+    /// Short rounds, as a smoke test.
     pub fn quick() -> Self {
         Self { rounds: 3, operations: 2_000, ..Self::default() }
     }
@@ -41,7 +42,7 @@ impl Options {
 /// One figure, in nanoseconds per operation.
 #[derive(Clone, PartialEq, Debug, Serialize)]
 pub struct Figure {
-    /// What was measured.
+    /// The measured operation.
     pub name: String,
     /// Threads at work.
     pub threads: usize,
@@ -49,31 +50,31 @@ pub struct Figure {
     pub leasehold_ns: f64,
     /// The plain `Mutex<HashMap>` design.
     pub plain_ns: f64,
-    /// What the goal is measured against, if it is relative: its name and time.
+    /// The name and time of a relative goal's reference.
     pub reference: Option<(String, f64)>,
-    /// The value that the goal is about, in `unit`.
+    /// The value that the goal limits, in `unit`.
     pub value: f64,
     /// `ns`, or `x` for ratios.
     pub unit: String,
-    /// The goal for `value`; none for figures that only compare.
+    /// The goal for `value`; `None` for figures that only compare.
     pub goal: Option<f64>,
-    /// Whether the goal is a lower bound.
+    /// Says whether the goal is a lower bound.
     pub at_least: bool,
 }
 
 impl Figure {
-    /// Whether the goal, if there is one, is reached.
+    /// Returns whether the goal, if there is one, is reached.
     pub fn reached(&self) -> bool {
         self.goal.is_none_or(|goal| if self.at_least { self.value >= goal } else { self.value <= goal })
     }
 }
 
-/// All figures, and where they come from.
+/// All figures, with their origin.
 #[derive(Clone, PartialEq, Debug, Serialize)]
 pub struct Report {
     /// Version of this crate.
     pub version: String,
-    /// Whether it was built with optimisation; goals mean nothing without.
+    /// Says whether it was built with optimisation; goals mean nothing without.
     pub optimised: bool,
     /// Processors available.
     pub processors: usize,
@@ -86,8 +87,8 @@ unsafe extern "C" fn free_tensor(tensor: *mut OpaqueTensor) {
     unsafe { libc::free(tensor.cast()) };
 }
 
-/// Nanoseconds of processor time (so that what else runs on the machine counts little) per operation of each of `runs`, taken in
-/// turn; the medians.
+/// Nanoseconds of processor time per operation, for each of `runs` in alternation; the medians.
+/// Processor time reduces the influence of other processes.
 fn medians<const N: usize>(options: Options, mut runs: [&mut dyn FnMut(usize); N]) -> [f64; N] {
     let mut times = [const { Vec::new() }; N];
     for round in 0..=options.rounds {
@@ -121,7 +122,7 @@ fn counts(abi: &impl Abi, object: *mut c_void, n: usize) {
     }
 }
 
-/// One 64-byte struct per scope.
+/// One 64-byte struct in each scope.
 fn structs(abi: &impl Abi, n: usize) {
     for _ in 0..n {
         abi.enter_scope();
@@ -139,7 +140,8 @@ fn buffers(abi: &impl Abi, n: usize) {
     abi.function_exit();
 }
 
-/// What a thread of the scaling figure does, 16 operations a turn: scopes, structs, counts, a frame with a buffer.
+/// The work of a thread of the scaling figure, 16 operations in each turn: scopes, structs, counts,
+/// a frame with a buffer.
 fn mixed(abi: &impl Abi, n: usize) {
     for _ in 0..n {
         abi.function_enter(1);
@@ -162,15 +164,16 @@ fn mixed(abi: &impl Abi, n: usize) {
     }
 }
 
-/// Processor time of the calling thread so far, in seconds.
+/// The processor time of the calling thread so far, in seconds.
 fn thread_time() -> f64 {
     let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-    // SAFETY: the struct is ours to fill in; the clock exists on every system that we build for.
+    // SAFETY: the struct is ours to fill in. The clock exists on every supported system.
     unsafe { libc::clock_gettime(libc::CLOCK_THREAD_CPUTIME_ID, &raw mut time) };
     time.tv_sec as f64 + time.tv_nsec as f64 * 1e-9
 }
 
-/// `threads` threads that each run `mixed(n)` at the same time: wall time, and mean processor time of a thread, in seconds.
+/// `threads` threads that each run `mixed(n)` at the same time: wall time, and mean processor time
+/// of a thread, in seconds.
 fn parallel<A: Abi + Send + 'static>(abi: &Arc<A>, threads: usize, n: usize) -> Result<(f64, f64)> {
     let barrier = std::sync::Barrier::new(threads);
     let one = || {
@@ -201,14 +204,14 @@ fn figure(name: &str, threads: usize, ours: f64, plain: f64, value: f64, unit: &
     }
 }
 
-/// Runs the benchmark; some seconds with the default options.
+/// Runs the benchmark, which takes some seconds with the default options.
 ///
 /// # Errors
-/// `Unavailable` when the system gives too few threads.
+/// `Unavailable` if the system refuses a thread.
 pub fn run(options: Options) -> Result<Report> {
     let processors = std::thread::available_parallelism().map_or(1, |n| n.get());
     let threads = if options.threads == 0 { processors.max(2) } else { options.threads };
-    // Whether there are so many is known before anything is measured, not after.
+    // Checks the number of threads before any measurement.
     crew::run((0..threads).map(|_| || ()))?;
     let plain = Arc::new(Plain::new(free_tensor, true));
     let ours = Arc::new(Global);
@@ -262,8 +265,9 @@ pub fn run(options: Options) -> Result<Report> {
     Ok(Report { version: env!("CARGO_PKG_VERSION").into(), optimised: !cfg!(debug_assertions), processors, figures })
 }
 
-/// How much more `threads` threads do than one: at the same wall time, and at the same processor time. The first is what counts, but
-/// shares its processors with whatever else runs; the second shows what the threads cost each other.
+/// The gain of `threads` threads over one: in wall time and in processor time. The goal applies to
+/// the first, which other processes influence. The second shows the cost that the threads cause
+/// each other.
 fn scaling(
     options: Options,
     ours: &Arc<Global>,
@@ -278,10 +282,10 @@ fn scaling(
         many.push(parallel(ours, threads, n)?);
         many_plain.push(parallel(plain, threads, n / 10)?);
     }
-    // The best round: what else ran on the machine only ever adds.
+    // The best round, because other processes only ever add time.
     let best =
         |times: &[(f64, f64)], pick: fn(&(f64, f64)) -> f64| times.iter().map(pick).fold(f64::INFINITY, f64::min);
-    // 7 of 8 threads' work, as far as there are processors: 1.8 on two.
+    // 7 of 8 threads' work, as far as processors exist: 1.8 on two.
     let usable = threads.min(processors);
     let goal = if usable >= 8 { 7.0 } else { 0.9 * usable as f64 };
     Ok([("wall", (|t| t.0) as fn(&(f64, f64)) -> f64), ("processor", |t| t.1)].map(|(clock, pick)| {
@@ -296,7 +300,7 @@ fn scaling(
     }))
 }
 
-/// Executes a program of a mix over and over, `n` operations in all.
+/// Executes a program of a mix repeatedly, `n` operations in all.
 fn mix_figure(options: Options, mix: program::Mix, ours: &Global, plain: &Plain) -> Figure {
     let program = program::generate(7, 4_000, mix.patterns(), false);
     let mut vars = vec![std::ptr::null_mut(); program.vars];
@@ -317,7 +321,7 @@ fn repeat(abi: &impl Abi, program: &program::Program, vars: &mut [*mut c_void], 
     }
 }
 
-/// One operation of a mix; those that only the checker's programs have do nothing here.
+/// One operation of a mix. Operations of the checker's programs alone do nothing here.
 fn execute(abi: &impl Abi, op: program::Op, vars: &mut [*mut c_void]) {
     use program::Op;
     match op {

@@ -1,15 +1,18 @@
 //! What happens to an object whose count has reached zero.
 //!
 //! # Protocol
-//! No lock is held here while anything is freed or called. The dead go on a work list; whoever finds nobody burying works it off,
-//! so a destructor that releases others adds to the list instead of recursing, and 200,000 nested containers need no stack.
-//! In the table a tensor is `Dying` from its last release until its turn on the list, and `Described` while its key is asked for. It is
-//! `Quarantined` to the end of the scope in which it died (or until the budget is exceeded), then `Pooled`, or destroyed. The table keeps
-//! its address until somebody else may own it, so that a second release of it is known as one, and registering it again can revive it.
+//! No lock is held here while anything is freed or called. The dead go on a work list; whoever
+//! finds nobody burying works it off, so a destructor that releases others adds to the list instead
+//! of recursing, and 200,000 nested containers need no stack. In the table a tensor is `Dying` from
+//! its last release until its turn on the list, and `Described` while its key is asked for. It is
+//! `Quarantined` to the end of the scope in which it died (or until the budget is exceeded), then
+//! `Pooled`, or destroyed. The table keeps its address until somebody else may own it, so that a
+//! second release of it is known as one, and registering it again can revive it.
 //!
-//! A revived tensor has a new generation, and what the list or the quarantine still says of its former life is void. Hence every step
-//! first asks the table, under the shard's lock, for that life in the state before ([`Guard::advance`](crate::table::Guard::advance)).
-//! A `Described` tensor is not revived: the hook that looks at it must find it whole.
+//! A revived tensor has a new generation, and what the list or the quarantine still says of its
+//! former life is void. Hence every step first asks the table, under the shard's lock, for that
+//! life in the state before ([`Guard::advance`](crate::table::Guard::advance)). A `Described`
+//! tensor is not revived: the hook that looks at it must find it whole.
 
 use std::ffi::c_void;
 use std::ptr;
@@ -39,7 +42,8 @@ pub(crate) struct Dead {
     flags: u8,
     /// A tensor that has been through the quarantine.
     settled: bool,
-    /// Left by a thread that has ended, and its scopes with it: there is none whose end it could wait for.
+    /// Left by a thread that has ended, and its scopes with it: there is none whose end it could
+    /// wait for.
     orphan: bool,
 }
 
@@ -71,7 +75,8 @@ impl Local {
     pub(crate) fn bury(&self, dead: Dead) {
         match dead.kind {
             Kind::Untyped => {}
-            // SAFETY: whoever registered the struct promised that it came from the C allocator and is ours to free.
+            // SAFETY: whoever registered the struct promised that it came from the C allocator and
+            // is ours to free.
             Kind::Struct => unsafe { libc::free(pointer(dead.addr)) },
             _ => self.bury_slow(dead),
         }
@@ -87,7 +92,7 @@ impl Local {
         self.work_off();
     }
 
-    /// Whether destroying it calls what is the program's.
+    /// Returns whether destroying it calls what is the program's.
     fn wants_program(dead: Dead) -> bool {
         match dead.kind {
             Kind::Untyped | Kind::Struct => false,
@@ -113,10 +118,12 @@ impl Local {
                 Kind::VecPtr if dead.destructor != 0 => self.destroy_container(dead),
                 Kind::VecPtr => self.destroy_vec(dead.addr),
                 Kind::Custom => {
-                    // SAFETY: a `Custom` entry's destructor is a function of this type, from `register_custom`.
+                    // SAFETY: a `Custom` entry's destructor is a function of this type, from
+                    // `register_custom`.
                     let destroy =
                         unsafe { std::mem::transmute::<*mut c_void, CustomDestructor>(pointer(dead.destructor)) };
-                    // SAFETY: whoever registered the object promised that this destroys it; it is called once.
+                    // SAFETY: whoever registered the object promised that this destroys it; it is
+                    // called once.
                     self.callback(|| unsafe { destroy(pointer(dead.addr)) });
                 }
                 Kind::Tensor if dead.settled => self.destroy_tensor(dead),
@@ -127,7 +134,8 @@ impl Local {
     }
 
     fn destroy_vec(&self, addr: usize) {
-        // SAFETY: whoever registered the vector promised that it is one; its count is zero, so it is ours.
+        // SAFETY: whoever registered the vector promised that it is one; its count is zero, so it
+        // is ours.
         let VecPtr { data, len, .. } = unsafe { pointer::<VecPtr>(addr).read() };
         // SAFETY: a vector has `len` elements at `data`.
         unsafe { self.release_elements(data, len) };
@@ -140,10 +148,12 @@ impl Local {
 
     /// Destroys a container of pointers whose layout its owner knows.
     fn destroy_container(&self, dead: Dead) {
-        // SAFETY: such an entry's destructor is the address of functions that stay, from `register_vec`.
+        // SAFETY: such an entry's destructor is the address of functions that stay, from
+        // `register_vec`.
         let VecOps { elements, destroy } = unsafe { *pointer::<VecOps>(dead.destructor) };
         let (mut data, mut len) = (ptr::null_mut(), 0);
-        // SAFETY: whoever registered the container promised that these functions are for it; its count is zero, so it is ours.
+        // SAFETY: whoever registered the container promised that these functions are for it; its
+        // count is zero, so it is ours.
         self.callback(|| len = unsafe { elements(pointer(dead.addr), &raw mut data) });
         // SAFETY: `elements` says where how many are; nobody else has the container.
         unsafe { self.release_elements(data, len) };
@@ -169,12 +179,14 @@ impl Local {
 
     // ---- tensors
 
-    /// Takes a dying tensor into quarantine and returns the key under which the pool would keep it; `Err` if that life is over.
+    /// Takes a dying tensor into quarantine and returns the key under which the pool would keep it;
+    /// `Err` if that life is over.
     fn describe(&self, dead: Dead) -> Result<Option<TensorKey>, ()> {
         let step = |from, to| {
             let mut shard = self.shared.table.lock(dead.addr, self.me);
             let entry = shard.advance(dead.addr, dead.generation, from, to).ok_or(())?;
-            // SAFETY: the flag says that `lh_tensor_create` made it. It is dying, so nothing destroys it while its shard is locked.
+            // SAFETY: the flag says that `lh_tensor_create` made it. It is dying, so nothing
+            // destroys it while its shard is locked.
             Ok((entry.flags & HOST != 0).then(|| unsafe { crate::tensor::key(pointer(dead.addr)) }))
         };
         if dead.flags & HOST != 0 {
@@ -186,7 +198,8 @@ impl Local {
         step(State::Dying, State::Described)?;
         let mut info = TensorInfo::default();
         let mut answer = 0;
-        // SAFETY: the tensor is `Described`, so nothing destroys it; the hook fills in the struct it is given.
+        // SAFETY: the tensor is `Described`, so nothing destroys it; the hook fills in the struct
+        // it is given.
         self.callback(|| answer = unsafe { describe(pointer(dead.addr), &raw mut info) });
         let key = (answer != 0).then(|| TensorKey::from_ids(info.num_elements, info.dtype_id, info.device_id));
         if key == Some(None) {
@@ -257,7 +270,8 @@ impl Local {
         true
     }
 
-    /// Hands tensors whose quarantine is over (at most [`BATCH`]) to the pool, and what it refuses to the destructor.
+    /// Hands tensors whose quarantine is over (at most [`BATCH`]) to the pool, and what it refuses
+    /// to the destructor.
     fn settle(&self, waiting: &[Waiting]) {
         // Of each: whether it is still ours, and then, whether the pool has refused it.
         let (mut ours, mut refused) = ([false; BATCH], [true; BATCH]);
@@ -292,7 +306,8 @@ impl Local {
         }
     }
 
-    /// Forgets a tensor that is pooled by the table's account and puts it on the list for destruction.
+    /// Forgets a tensor that is pooled by the table's account and puts it on the list for
+    /// destruction.
     fn discard(&self, addr: usize) {
         let mut shard = self.shared.table.lock(addr, self.me);
         let dead = match shard.position(addr) {

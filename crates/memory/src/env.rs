@@ -1,14 +1,14 @@
-//! Environment variables, read without allocating: the C ABI must not end the process where there
-//! is no memory.
+//! Environment variables, read without allocation. The C ABI must not end the process if memory is
+//! short.
 //!
-//! It must not know what the variables mean.
+//! This module must not know what the variables mean.
 
 use std::ffi::CStr;
 
-/// What `read` makes of the value of `name`; `None` if it is not set.
+/// The result of `read` for the value of `name`; `None` if the variable is not set.
 pub(crate) fn get<R>(name: &CStr, read: impl FnOnce(&CStr) -> R) -> Option<R> {
-    // SAFETY: the name ends with a NUL. Whoever changes the environment while threads run must know
-    // that nobody reads it; that is its contract in C and in Rust alike.
+    // SAFETY: the name ends with a NUL. Code that changes the environment while threads run must
+    // exclude readers; this is its contract in C and in Rust alike.
     let value = unsafe { libc::getenv(name.as_ptr()) };
     // SAFETY: `getenv` returns null or a string that ends with a NUL and stays until the
     // environment changes.

@@ -1,12 +1,16 @@
-//! The C ABI: `tl_*` of document 004, and the further symbols of the header `leasehold_memory.h`, which documents them.
+//! The C ABI: `tl_*` of document 004, and the other symbols of the header `leasehold_memory.h`,
+//! which documents them.
 //!
-//! It translates between C types and the process's manager (`global.rs`), to which each thread attaches at its first call and from which it
-//! detaches when it ends. It must not decide anything.
+//! This module translates between C types and the process's manager (`global.rs`). Each thread
+//! attaches at its first call and detaches when it ends. The module must not decide anything.
 //!
 //! # Rules for all functions
-//! - None panics, unwinds or aborts; what is wrong is a counted no-op, and so is what finds no memory.
-//! - Any thread may call any of them at any time, destructors and hooks included; not from signal handlers.
-//! - A thread that has detached (destructors of its POSIX keys are running) may still acquire and release; the rest are no-ops.
+//! - No function panics, unwinds or aborts. A misuse is counted and has no effect, and so is a call
+//!   that finds no memory.
+//! - Any thread may call any function at any time, also from destructors and hooks, but not from
+//!   signal handlers.
+//! - A thread that has detached (destructors of its POSIX keys are running) may still acquire and
+//!   release. Its other calls have no effect.
 
 use std::ffi::{CStr, c_char, c_void};
 use std::fmt::Write;
@@ -26,7 +30,8 @@ use crate::stats::Stats;
 use crate::table::Kind;
 use crate::vec_ptr::{VecOps, VecPtr};
 
-// ---- scopes and frames. The three functions that can find a frame abandoned hand on where their caller stands (frame.rs).
+// ---- scopes and frames. Functions that may find an abandoned frame pass on their caller's
+// position (frame.rs).
 
 /// Opens a scope.
 #[unsafe(no_mangle)]
@@ -37,7 +42,8 @@ pub extern "C" fn tl_mem_enter_scope() {
     }
 }
 
-/// A call that is its thread's first. (Apart from the others, so that those test for nothing else.)
+/// The slow path: the first call of a thread. (Separate, so that other calls test for nothing
+/// else.)
 #[cold]
 #[inline(never)]
 fn attached(f: impl FnOnce(&Local)) {
@@ -69,7 +75,7 @@ extern "C" fn get_buffer_at(slot_id: i64, min_size: i64, sp: usize) -> *mut c_vo
     local().map_or(ptr::null_mut(), |local| local.get_buffer(slot_id, min_size, sp))
 }
 
-/// Defines the four functions that know where their caller stands.
+/// Defines the four functions that know their caller's position.
 macro_rules! positioned {
     ($($(#[$doc:meta])* $name:ident($($arg:ident: $ty:ty),*) $(-> $ret:ty)? = $at:ident,
         x86_64 $x86:tt, aarch64 $arm:tt, else ($($rest:expr),*);)*) => { $(
@@ -126,8 +132,9 @@ pub extern "C" fn tl_mem_unwind(mark: i64) {
     }
 }
 
-/// Closes every frame and scope of this thread, the outermost one's content included, as the program would have to before its thread-local
-/// objects go. Within a destructor or hook: a misuse.
+/// Closes every frame and scope of this thread, including the content of the outermost one. A
+/// program must call it before its thread-local objects are destroyed. Within a destructor or hook
+/// the call is a misuse.
 #[unsafe(no_mangle)]
 pub extern "C" fn tl_mem_close_thread() {
     if let Some(local) = local() {
@@ -144,10 +151,11 @@ fn register(ptr: *mut c_void, about: About) {
     }
 }
 
-/// Registers memory from `malloc`. See [`MemoryManager::register_struct`](crate::MemoryManager::register_struct).
+/// Registers memory from `malloc`. See
+/// [`MemoryManager::register_struct`](crate::MemoryManager::register_struct).
 ///
 /// # Safety
-/// - `ptr` is null or a block of the C allocator that nobody else frees.
+/// - `ptr` is null or a block of the C allocator that no other code frees.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn tl_mem_register_struct(ptr: *mut c_void) {
     register(ptr, About::kind(Kind::Struct));
@@ -167,7 +175,8 @@ pub unsafe extern "C" fn tl_mem_register_struct_named(ptr: *mut c_void, name: *c
     }
 }
 
-/// As [`tl_mem_register_struct_named`], with the size in bytes, so that live bytes and leak reports know it.
+/// As [`tl_mem_register_struct_named`], with the size in bytes, so that live bytes and leak reports
+/// know it.
 ///
 /// # Safety
 /// - As for [`tl_mem_register_struct_named`].
@@ -187,7 +196,8 @@ pub unsafe extern "C" fn tl_mem_register_struct_sized(ptr: *mut c_void, name: *c
 /// Registers a tensor.
 ///
 /// # Safety
-/// - `ptr` is null or a tensor that the tensor destructor may destroy and that nobody else destroys.
+/// - `ptr` is null or a tensor that the tensor destructor may destroy and that no other code
+///   destroys.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn tl_mem_register_tensor(ptr: *mut OpaqueTensor) {
     register(ptr.cast(), About::kind(Kind::Tensor));
@@ -202,10 +212,11 @@ pub unsafe extern "C" fn tl_mem_register_vec_ptr(ptr: *mut c_void) {
     register(ptr, About::kind(Kind::VecPtr));
 }
 
-/// Registers a container of pointers that `ops` handles; null as `ops`: no effect.
+/// Registers a container of pointers that `ops` handles. If `ops` is null, the call has no effect.
 ///
 /// # Safety
-/// - `ptr` is null or a container that the functions of `ops` may be called with, on whichever thread releases it last.
+/// - `ptr` is null or a container for which the functions of `ops` may be called, on any thread
+///   that releases it last.
 /// - `ops` is null or points to functions that are never changed or moved.
 /// - Each element brings one count with it, or is null.
 #[unsafe(no_mangle)]
@@ -215,10 +226,11 @@ pub unsafe extern "C" fn tl_mem_register_container(ptr: *mut c_void, ops: *const
     }
 }
 
-/// Registers an object with its own destructor; null as destructor: no effect.
+/// Registers an object with its own destructor. If the destructor is null, the call has no effect.
 ///
 /// # Safety
-/// - `ptr` is null or something that `destructor` may be called with, on whichever thread releases it last.
+/// - `ptr` is null or an object for which `destructor` may be called, on any thread that releases
+///   it last.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn tl_mem_register_custom(ptr: *mut c_void, destructor: Option<CustomDestructor>) {
     if let Some(destructor) = destructor {
@@ -227,7 +239,7 @@ pub unsafe extern "C" fn tl_mem_register_custom(ptr: *mut c_void, destructor: Op
     }
 }
 
-/// Registers an object that is known already once more, as what it is.
+/// Registers a known object again, with its kind.
 #[unsafe(no_mangle)]
 pub extern "C" fn tl_mem_register_ptr(ptr: *mut c_void) {
     if let Some(local) = local() {
@@ -259,13 +271,13 @@ pub extern "C" fn tl_mem_is_registered(ptr: *mut c_void) -> i32 {
 
 // ---- counts
 
-/// One count more.
+/// Adds a count.
 #[unsafe(no_mangle)]
 pub extern "C" fn tl_ptr_acquire(ptr: *mut c_void) {
     with_or_briefly(|local| local.acquire(ptr.addr(), 1));
 }
 
-/// One count less; the last one destroys the object.
+/// Removes a count; the last one destroys the object.
 #[unsafe(no_mangle)]
 pub extern "C" fn tl_ptr_release(ptr: *mut c_void) {
     with_or_briefly(|local| local.release(ptr.addr()));
@@ -283,13 +295,13 @@ pub extern "C" fn tl_tensor_release(ptr: *mut OpaqueTensor) {
     with_or_briefly(|local| local.release(ptr.addr()));
 }
 
-/// One count more; an unknown object gets two.
+/// Adds a count; an unknown object gets two.
 #[unsafe(no_mangle)]
 pub extern "C" fn tl_ptr_inc_ref(ptr: *mut c_void) {
     with_or_briefly(|local| local.acquire(ptr.addr(), 2));
 }
 
-/// One count less; 1: the caller must free the object.
+/// Removes a count. 1: the caller must free the object.
 #[unsafe(no_mangle)]
 pub extern "C" fn tl_ptr_dec_ref(ptr: *mut c_void) -> i32 {
     with_or_briefly(|local| local.dec_ref(ptr.addr())).unwrap_or(false).into()
@@ -305,7 +317,7 @@ pub extern "C" fn tl_ptr_release_bool(ptr: *mut c_void) -> i32 {
 
 // ---- hooks and limits
 
-/// Sets what destroys tensors; null: none.
+/// Sets the function that destroys tensors; null: none.
 ///
 /// # Safety
 /// - The function may be called with any tensor registered, on any thread.
@@ -316,7 +328,7 @@ pub unsafe extern "C" fn tl_mem_set_tensor_destructor(hook: Option<TensorDestruc
     }
 }
 
-/// Sets what tells a tensor's key to the pool; null: none.
+/// Sets the function that gives a tensor's pool key; null: none.
 ///
 /// # Safety
 /// - The function may be called with any tensor registered, on any thread.
@@ -327,7 +339,7 @@ pub unsafe extern "C" fn tl_mem_set_tensor_describer(hook: Option<TensorDescribe
     }
 }
 
-/// Sets what runs when a scope opens and closes; either null: none.
+/// Sets the functions that run when a scope opens and closes. If one is null, no hooks run.
 #[unsafe(no_mangle)]
 pub extern "C" fn tl_mem_set_scope_hooks(enter: Option<ScopeEnterHook>, exit: Option<ScopeExitHook>) {
     if let Some(shared) = shared() {
@@ -345,7 +357,7 @@ pub extern "C" fn tl_mem_set_quarantine_bytes(bytes: i64) {
     }
 }
 
-/// Names the place to which this thread's registrations from now on belong; null or "": none.
+/// Sets the call site of this thread's later registrations; null or "": none.
 ///
 /// # Safety
 /// - `site` is null or a C string.
@@ -359,7 +371,7 @@ pub unsafe extern "C" fn tl_mem_set_call_site(site: *const c_char) {
 
 // ---- pool
 
-/// Takes a described tensor out of the pool; null if there is none.
+/// Takes a described tensor out of the pool; null if the pool has none.
 #[unsafe(no_mangle)]
 pub extern "C" fn tl_pool_acquire(num_elements: i64, dtype_id: u8, device_id: u8) -> *mut OpaqueTensor {
     let Some(local) = local() else { return ptr::null_mut() };
@@ -398,13 +410,14 @@ pub extern "C" fn tl_get_object_count() -> i64 {
     shared().map_or(0, |shared| shared.table.totals().live) as i64
 }
 
-/// This thread's depth; 1 at rest, 0 when it has detached.
+/// This thread's depth; 1 at rest, 0 after the thread has detached.
 #[unsafe(no_mangle)]
 pub extern "C" fn tl_get_scope_depth() -> i64 {
     local().map_or(0, |local| i64::from(local.depth()))
 }
 
-/// Fills in the figures; `stats->size` says how much of the struct the caller knows. 0, or -1 for null or a size under 8.
+/// Fills in the figures. `stats->size` is the size of the caller's struct. Returns 0, or -1 for
+/// null or a size under 8.
 ///
 /// # Safety
 /// - `stats` is null or points to `stats->size` writable bytes.
@@ -429,14 +442,15 @@ pub unsafe extern "C" fn tl_mem_stats(stats: *mut Stats) -> i32 {
     0
 }
 
-/// How often the calling thread has done this misuse (`TL_MISUSE_*`); -1 for an unknown kind.
+/// The number of this thread's misuses of a kind (`TL_MISUSE_*`); -1 for an unknown kind.
 #[unsafe(no_mangle)]
 pub extern "C" fn tl_mem_misuses(kind: i32) -> i64 {
     let misuse = usize::try_from(kind).ok().and_then(|i| Misuse::ALL.get(i).copied());
     misuse.zip(local()).map_or(-1, |(misuse, local)| local.misuses(misuse) as i64)
 }
 
-/// Writes what `write` writes to `buf` as a C string, cut to fit; returns its full length. Nothing is allocated.
+/// Writes the text of `write` to `buf` as a C string, cut to fit. Returns the full length.
+/// Allocates nothing.
 ///
 /// # Safety
 /// - `buf` is null or has `len` writable bytes.
@@ -446,7 +460,8 @@ unsafe fn hand_out(buf: *mut c_char, len: usize, write: impl FnOnce(&mut Cut<'_>
         write(&mut measured);
         return measured.length;
     }
-    // SAFETY: by the caller's promise; what was there is overwritten before anybody reads it.
+    // SAFETY: `buf` has `len` writable bytes, by the caller's promise. Old contents are overwritten
+    // before any read.
     unsafe { buf.write_bytes(0, len) };
     // SAFETY: `len` bytes that have just been written, of which the last stays 0.
     let mut text = Cut::new(unsafe { std::slice::from_raw_parts_mut(buf.cast(), len - 1) });
@@ -454,7 +469,8 @@ unsafe fn hand_out(buf: *mut c_char, len: usize, write: impl FnOnce(&mut Cut<'_>
     text.length
 }
 
-/// Writes what this thread did wrong last; returns the length of the full text, 0 if there is none.
+/// Writes the description of this thread's last misuse. Returns the length of the full text, 0
+/// without one.
 ///
 /// # Safety
 /// - `buf` is null or has `len` writable bytes.
@@ -467,7 +483,7 @@ pub unsafe extern "C" fn tl_mem_last_error(buf: *mut c_char, len: usize) -> usiz
     };
     let write = |text: &mut Cut<'_>| {
         if let Some(error) = error {
-            // What does not fit is cut.
+            // The text is cut to the buffer.
             let _ = write!(text, "{error}");
         }
     };
@@ -475,7 +491,8 @@ pub unsafe extern "C" fn tl_mem_last_error(buf: *mut c_char, len: usize) -> usiz
     unsafe { hand_out(buf, len, write) }
 }
 
-/// Writes what is alive, one line per kind, name and call site; returns the length of the full text.
+/// Writes the live objects, one line for each kind, name and call site. Returns the length of the
+/// full text.
 ///
 /// # Safety
 /// - `buf` is null or has `len` writable bytes.
@@ -484,7 +501,7 @@ pub unsafe extern "C" fn tl_mem_leak_report(buf: *mut c_char, len: usize) -> usi
     let groups = local().map(|local| local.leak_groups().map_err(|_| local.misuse(Misuse::OutOfMemory, 0, 0)));
     let write = |text: &mut Cut<'_>| {
         for group in groups.into_iter().flatten().flatten() {
-            // What does not fit is cut.
+            // The text is cut to the buffer.
             let _ = group.write(text);
         }
     };
@@ -510,10 +527,11 @@ pub extern "C" fn lh_vec_ptr_create(capacity: i64) -> *mut VecPtr {
     VecPtr::create(capacity)
 }
 
-/// Appends an element and counts it once more; 1, or 0 without memory or for null as vector.
+/// Appends an element and adds a count to it. Returns 1, or 0 without memory or if the vector is
+/// null.
 ///
 /// # Safety
-/// - `vec` is null or a vector from [`lh_vec_ptr_create`] that nobody else uses during the call.
+/// - `vec` is null or a vector from [`lh_vec_ptr_create`] that no other code uses during the call.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lh_vec_ptr_push(vec: *mut VecPtr, element: *mut c_void) -> i32 {
     // SAFETY: not null, and a vector by the caller's promise.
@@ -526,7 +544,8 @@ pub unsafe extern "C" fn lh_vec_ptr_push(vec: *mut VecPtr, element: *mut c_void)
 
 // ---- tensors of this library
 
-/// A tensor in host memory, registered in the current scope; null for an impossible shape or without memory.
+/// A tensor in host memory, registered in the current scope; null for an impossible shape or
+/// without memory.
 ///
 /// # Safety
 /// - `shape` points to `dims` numbers; it may be null if `dims` is 0.
@@ -549,39 +568,39 @@ pub extern "C" fn lh_tensor_dims(tensor: *const OpaqueTensor) -> i64 {
     local().and_then(|local| local.tensor_dims(tensor)).map_or(-1, |n| n as i64)
 }
 
-/// The extent of one dimension; -1 if there is no such dimension or tensor.
+/// The extent of one dimension; -1 for an unknown dimension or tensor.
 #[unsafe(no_mangle)]
 pub extern "C" fn lh_tensor_extent(tensor: *const OpaqueTensor, dim: i64) -> i64 {
     let dim = usize::try_from(dim).unwrap_or(usize::MAX);
     local().and_then(|local| local.tensor_extent(tensor, dim)).unwrap_or(-1)
 }
 
-/// Number of elements; -1 if there is no such tensor.
+/// Number of elements; -1 for anything but a live tensor of this library.
 #[unsafe(no_mangle)]
 pub extern "C" fn lh_tensor_num_elements(tensor: *const OpaqueTensor) -> i64 {
     local().and_then(|local| local.tensor_elements(tensor)).map_or(-1, |n| n as i64)
 }
 
-/// The dtype id; -1 if there is no such tensor.
+/// The dtype id; -1 for anything but a live tensor of this library.
 #[unsafe(no_mangle)]
 pub extern "C" fn lh_tensor_dtype(tensor: *const OpaqueTensor) -> i32 {
     local().and_then(|local| local.tensor_dtype(tensor)).map_or(-1, |dtype| dtype as i32)
 }
 
-/// The elements; null if there is no such tensor.
+/// The elements; null for anything but a live tensor of this library.
 #[unsafe(no_mangle)]
 pub extern "C" fn lh_tensor_data(tensor: *mut OpaqueTensor) -> *mut c_void {
     local().and_then(|local| local.tensor_data(tensor)).unwrap_or(ptr::null_mut())
 }
 
-/// One count more; the tensor itself, for chaining.
+/// Adds a count; returns the tensor itself, for chaining.
 #[unsafe(no_mangle)]
 pub extern "C" fn lh_tensor_retain(tensor: *mut OpaqueTensor) -> *mut OpaqueTensor {
     tl_tensor_acquire(tensor);
     tensor
 }
 
-/// One count less; the last one gives the tensor back.
+/// Removes a count; the last one returns the tensor to the pool or destroys it.
 #[unsafe(no_mangle)]
 pub extern "C" fn lh_tensor_release(tensor: *mut OpaqueTensor) {
     tl_tensor_release(tensor);

@@ -1,26 +1,36 @@
 //! Function frames and their slot buffers.
 //!
-//! A frame opens a scope of its own, which only the frame's end closes. Its slots grow geometrically without copying;
-//! outgrown buffers stay readable until the frame ends.
+//! A frame opens its own scope, which only the frame's end closes. Slot buffers grow geometrically
+//! without copying. Outgrown buffers stay readable until the frame ends.
 //!
 //! # Frames whose function has returned
-//! C callers pass, unseen, where they stand: the stack pointer at the call and its return address. A frame that was opened further down the
-//! stack than the present caller stands belongs to a function that has returned. It has two possible reasons.
-//! - A helper function opened it for its caller, who uses it and closes it.
-//! - A function forgot `function_exit`. Left alone, its frame would shift those of all its callers: their slots would be its slots.
+//! C callers pass their position implicitly: the stack pointer at the call and its return address.
+//! A frame that was opened further down the stack than the present caller belongs to a function
+//! that has returned. Two reasons are possible.
+//! - A helper function opened the frame for its caller, who uses and closes it.
+//! - A function forgot `function_exit`. If this frame stayed, it would shift the frames of all
+//!   callers: their slots would be its slots.
 //!
-//! They matter if a frame further out was opened from exactly the present stack pointer and from a different place in the code: it is the
-//! caller's own. (A program that opens all frames through one helper has one return address for all, and the newest frame is
-//! meant.) Then a frame is *forgotten* if its function used one of its slots, or if another frame from the same place was found forgotten. To
-//! `get_buffer` it also is if it does not have the slot.
-//! - `get_buffer` takes the newest frame that is not forgotten. A helper's frame becomes the caller's own by that.
-//! - `function_exit` closes the newest frame if it is not forgotten; otherwise all down to the caller's own.
-//! - `exit_scope` closes forgotten frames above a scope of the caller's.
+//! Such frames matter only if the caller has a frame of its own further out. The caller's own frame
+//! was opened from exactly the present stack pointer and from a different place in the code. (A
+//! program that opens all frames through one helper has one return address for all; then the newest
+//! frame is used.) Then a frame is *forgotten* if its function used one of its slots, or if another
+//! frame from the same place was found forgotten. For `get_buffer` a frame without the requested
+//! slot is forgotten too.
+//! - `get_buffer` uses the newest frame that is not forgotten. By this a helper's frame becomes the
+//!   caller's own.
+//! - `function_exit` closes the newest frame if it is not forgotten; otherwise it closes all frames
+//!   down to the caller's own.
+//! - `exit_scope` closes forgotten frames above a scope of the caller.
 //!
-//! If a frame without such evidence was forgotten, `function_exit` has closed it in place of the caller's own, which is noted there. A
-//! later call by a function further out, or a new call of the same one, shows that the own frame is over too, and the forgetful place is
-//! remembered. Nothing is closed but by a function that closes something further out, so that what was registered since lives as long as in
-//! any other reading, and so does the frame of a coroutine on another stack.
+//! If a forgotten frame shows no such evidence, `function_exit` closes it in place of the caller's
+//! own frame and notes this in the own frame. A later call by a function further out, or a new call
+//! of the same function, shows that the own frame is over too. Then the forgetful place is
+//! remembered.
+//!
+//! A frame is closed only by a function that closes a frame or scope further out. So objects that
+//! were registered meanwhile live as long as in any other interpretation. The same holds for the
+//! frame of a coroutine on another stack.
 
 use std::ffi::c_void;
 use std::ptr;
@@ -32,13 +42,13 @@ use crate::misuse::Misuse;
 use crate::shared::bump;
 use crate::table::NIL;
 
-/// More slots than any function has; asked for by mistake.
+/// The maximum number of slots; a greater number is a misuse.
 pub(crate) const MAX_SLOTS: i64 = 1 << 16;
-/// Larger requests are refused without asking the C allocator.
+/// Larger requests are refused without a call of the C allocator.
 const MAX_BYTES: u64 = 1 << 40;
 const FIRST_BYTES: u64 = 32;
 
-/// Where a C caller stands.
+/// The position of a C caller.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Caller {
     /// Stack pointer at the call, 0 if unknown.
@@ -56,17 +66,18 @@ pub(crate) struct Frame {
     slots: u32,
     /// First of its deferred buffers.
     deferred_base: u32,
-    /// The depth before it was opened.
+    /// The depth before the frame was opened.
     pub(crate) depth: u32,
-    /// The floor before it was opened.
+    /// The floor before the frame was opened.
     floor: u32,
-    /// Its function has used one of its slots.
+    /// The frame's function has used one of its slots.
     used: bool,
-    /// Where a frame was opened that its function closed while this one was meant, unless it still closes this one too; 0 for none.
+    /// The place of a frame that this frame's function closed in place of this one, unless the
+    /// function still closes this frame too; 0 for none.
     instead: usize,
 }
 
-/// Places that were found forgetful and are remembered.
+/// The maximum number of remembered forgetful places.
 const FORGETFUL: u32 = 64;
 
 /// A slot's buffer.
@@ -135,7 +146,7 @@ impl Local {
         self.exit_newest();
     }
 
-    /// Closes the newest frame as its function does.
+    /// Closes the newest frame for its function.
     fn exit_newest(&self) {
         if let Some(frame) = self.frames.last() {
             for depth in frame.depth + 1..self.depth() {
@@ -148,7 +159,7 @@ impl Local {
     /// Closes the newest frame and every scope opened since, then frees its buffers.
     pub(crate) fn close_frame(&self) {
         let Some(frame) = self.frames.last() else { return };
-        // While its scopes close, destructors still find the frame in place.
+        // While its scopes close, destructors still find the frame.
         self.close_to(frame.depth);
         self.frames.truncate(self.frames.len() - 1);
         self.floor.set(frame.floor);
@@ -168,14 +179,15 @@ impl Local {
         {
             bump(&p.deferred_buffers, -1);
             bump(&p.deferred_bytes, -(old.capacity as i64));
-            // SAFETY: outgrown buffers came from `malloc`, and stay until their frame is over, which it is.
+            // SAFETY: outgrown buffers came from `malloc`, and their frame is over.
             unsafe { libc::free(old.buffer) };
         }
     }
 
     // ---- frames whose function has returned: see the module's documentation
 
-    /// The frame that the function which stands at `sp` has opened itself, if newer ones are open whose functions have returned.
+    /// The own frame of the function at `sp`, if newer frames are open whose functions have
+    /// returned.
     fn own_frame(&self, sp: usize) -> Option<u32> {
         let newest = self.frames.last()?.caller.sp;
         if newest >= sp || newest == 0 {
@@ -194,7 +206,7 @@ impl Local {
         (at + 1..self.frames.len()).all(elsewhere).then_some(at)
     }
 
-    /// Whether the function of a frame that has returned forgot to close it.
+    /// Returns whether the function of a frame that has returned forgot to close it.
     fn forgotten(&self, at: u32) -> bool {
         let Some(frame) = self.frames.get(at) else { return false };
         if frame.instead != 0 {
@@ -205,16 +217,16 @@ impl Local {
             || (0..self.forgetful.len()).any(|i| self.forgetful.get(i) == Some(frame.caller.pc))
     }
 
-    /// The place `pc` is forgetful.
+    /// Remembers the place `pc` as forgetful.
     fn remember(&self, pc: usize) {
         let known = (0..self.forgetful.len()).any(|i| self.forgetful.get(i) == Some(pc));
         if !known && self.forgetful.len() < FORGETFUL {
-            // Without memory it will be found out again.
+            // Without memory the place will be detected again.
             let _ = self.forgetful.push(pc);
         }
     }
 
-    /// Closes the frames above frame `last`, which were forgotten.
+    /// Closes the frames above frame `last`, all of them forgotten.
     fn close_forgotten(&self, last: u32) {
         while self.frames.len() > last + 1 {
             self.misuse(Misuse::FrameRepaired, 0, i64::from(self.frames.len()));
@@ -222,7 +234,8 @@ impl Local {
         }
     }
 
-    /// The function with frame `own` asks for a frame's end while newer ones are open.
+    /// Closes the forgotten frames when the function with frame `own` ends a frame while newer ones
+    /// are open.
     #[cold]
     fn close_own(&self, own: u32) {
         if (own + 1..self.frames.len()).all(|i| self.forgotten(i)) {
@@ -233,7 +246,8 @@ impl Local {
         self.exit_newest();
     }
 
-    /// A function opens a frame. If the newest is one of an earlier call of it, which took another frame's end for its own, that is over.
+    /// Handles a function that opens a frame. If the newest frame belongs to an earlier call of
+    /// this function that closed another frame in its place, the newest frame is over.
     #[inline(always)]
     fn reenter(&self, caller: Caller) {
         let same = |frame: &Frame| frame.instead != 0 && frame.caller.sp == caller.sp && frame.caller.pc == caller.pc;
@@ -247,7 +261,7 @@ impl Local {
     fn reenter_slow(&self, newest: u32) {
         let Some(frame) = self.frames.get(newest).filter(|_| newest >= self.base_frames.get()) else { return };
         self.remember(frame.instead);
-        // What was registered since then must live on.
+        // Objects that were registered since then must stay alive.
         let empty = |i| self.marks.read(i, |mark| mark.head == NIL && mark.flags == 0) == Some(true);
         if (frame.depth..self.depth()).all(empty) {
             self.misuse(Misuse::FrameRepaired, 0, i64::from(newest));
@@ -255,11 +269,12 @@ impl Local {
         }
     }
 
-    /// Before the end of a scope that the function at `sp` has opened: closes what was forgotten above it.
+    /// Closes forgotten frames above a scope that the function at `sp` has opened, before the scope
+    /// ends.
     pub(crate) fn uncover_scope(&self, sp: usize) {
         let Some(own) = self.own_frame(sp) else { return };
         let depth = |at| self.frames.get(at).map_or(0, |f: Frame| f.depth);
-        // The newest scope that is not a frame's own lies below the first of these.
+        // The newest scope without a frame of its own lies below the first of these.
         let first = (own + 1..self.frames.len()).rev().find(|&at| depth(at) > depth(at - 1) + 1);
         if let Some(first) = first
             && (first..self.frames.len()).all(|at| self.forgotten(at))
@@ -268,14 +283,14 @@ impl Local {
         }
     }
 
-    /// The frame that a request for a slot means.
+    /// The frame to which a request for a slot refers.
     fn meant(&self, slot: i64, sp: usize) -> Option<u32> {
         let newest = self.frames.len().checked_sub(1).filter(|&at| at >= self.base_frames.get())?;
         let Some(own) = self.own_frame(sp) else { return Some(newest) };
         let has = |at| self.frames.get(at).is_some_and(|f| (slot as u64) < u64::from(f.slots));
         let at = (own + 1..=newest).rev().find(|&at| has(at) && !self.forgotten(at)).unwrap_or(own);
         if at == newest {
-            // A helper opened it for this function, whose own it is from now on.
+            // A helper opened the frame for this function, which owns it from now on.
             self.frames.update(at, |frame| frame.caller.sp = sp);
         }
         Some(at)
@@ -337,7 +352,7 @@ impl Local {
         if buffer.is_null()
             || (!old.buffer.is_null() && !self.deferred.push(Deferred { buffer: old.buffer, capacity: old.capacity }))
         {
-            // SAFETY: the new buffer, if any, is nobody's yet.
+            // SAFETY: no other code knows the new buffer, if one exists.
             unsafe { libc::free(buffer) };
             self.misuse(Misuse::OutOfMemory, 0, min as i64);
             return ptr::null_mut();

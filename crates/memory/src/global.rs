@@ -1,22 +1,21 @@
-//! The process's one manager, the one behind the C ABI: how threads attach to it and leave, and
-//! what happens when the process forks.
+//! The process's manager behind the C ABI: attachment of threads, their detachment, and forks.
 //!
 //! # Threads
-//! A thread attaches at its first call. When it ends, the destructor of a POSIX key detaches it;
-//! the C library runs that after the destructors of all thread-local objects, and does not run it
-//! when the process exits. So nothing of the program's is called there ([`Local::detach_quietly`]),
-//! and at exit nothing happens at all.
+//! A thread attaches at its first call. The destructor of a POSIX key detaches it when it ends. The
+//! C library runs this destructor after those of all thread-local objects, and not at the exit of
+//! the process. So the detachment calls no function of the program ([`Local::detach_quietly`]), and
+//! at exit nothing happens.
 //!
 //! # Memory
-//! Nothing here ends the process where there is no memory: the call that wanted to attach is then
-//! without effect, and is counted.
+//! No function here ends the process if memory is short. The call that wanted to attach has no
+//! effect then, and is counted.
 //!
 //! # Forks
-//! Before a fork every lock is taken, so that the child finds everything whole; after it both
-//! processes let go. The child has one thread, the one that forked, with its attachment; what the
-//! others' scopes held stays alive there.
+//! Before a fork every lock is taken, so that the child finds a consistent state. After the fork
+//! both processes release the locks. The child has only the forking thread, with its attachment.
+//! Objects in the scopes of other threads stay alive in the child.
 //!
-//! It must not know what the calls do.
+//! This module must not know what the calls do.
 
 use std::ffi::c_void;
 use std::ptr::{self, NonNull};
@@ -31,18 +30,18 @@ use crate::pool::OpaqueTensor;
 use crate::shared::{Config, Shared, SharedRef};
 use crate::tls;
 
-/// The manager; null until the first call that finds memory for it. (No lock guards its making: a
-/// child of a fork may find that half done.)
+/// The manager; null until the first call that finds memory for it. (No lock guards its creation,
+/// because a forked child may find the creation half done.)
 static GLOBAL: AtomicPtr<Shared> = AtomicPtr::new(ptr::null_mut());
 /// Calls that found no memory to attach.
 static REFUSED: AtomicU64 = AtomicU64::new(0);
-/// Tensors of pools of no manager for which there was no destructor.
+/// Tensors without a destructor, from pools outside any manager.
 static LOST: AtomicU64 = AtomicU64::new(0);
 
 /// The manager; `None` without memory for it.
 #[inline]
 pub(crate) fn shared() -> Option<&'static Shared> {
-    // SAFETY: what is published is never taken back.
+    // SAFETY: a published manager is never freed.
     unsafe { GLOBAL.load(Acquire).as_ref() }.or_else(make)
 }
 
@@ -54,18 +53,19 @@ fn make() -> Option<&'static Shared> {
     threads::watch();
     let new = Owned::new(Shared::new(Config::from_env(), Log::from_env()).ok()?).ok()?.into_raw();
     match GLOBAL.compare_exchange(ptr::null_mut(), new.as_ptr(), AcqRel, Acquire) {
-        // SAFETY: it is published now, and never taken back.
+        // SAFETY: the manager is published now, and never freed.
         Ok(_) => Some(unsafe { new.as_ref() }),
         Err(other) => {
-            // SAFETY: another thread was faster, and nobody has seen this one.
+            // SAFETY: another thread published first, so no other code has seen this one.
             drop(unsafe { Owned::from_raw(new) });
-            // SAFETY: not null, and published.
+            // SAFETY: the pointer is not null, and published managers are never freed.
             Some(unsafe { &*other })
         }
     }
 }
 
-/// What the thread's word (`tls.rs`) holds once the thread has detached; null before it attaches.
+/// The value of the thread's word (`tls.rs`) after the thread has detached; null before it
+/// attaches.
 const GONE: *const Local = ptr::without_provenance(1);
 
 /// This thread's attachment, made at the first call. `None` once the thread has detached, and
@@ -75,21 +75,22 @@ pub(crate) fn local() -> Option<&'static Local> {
     present().or_else(|| attach(tls::get()))
 }
 
-/// This thread's attachment, if it is there already.
+/// This thread's attachment, if it exists already.
 #[inline(always)]
 pub(crate) fn present() -> Option<&'static Local> {
     let local = tls::get();
-    // SAFETY: the word holds what `attach` made. Callers use the reference during one call; the
-    // thread detaches when none is in progress, and nobody else frees it.
+    // SAFETY: the word holds an attachment that `attach` made. Callers use the reference during one
+    // call. The thread detaches when no call is in progress, and no other code frees the
+    // attachment.
     if local.addr() > GONE.addr() { Some(unsafe { &*local }) } else { None }
 }
 
-/// Whether this thread has detached.
+/// Returns whether this thread has detached.
 pub(crate) fn gone() -> bool {
     tls::get() == GONE
 }
 
-/// A call was without effect for want of memory to attach.
+/// Counts a call without effect because no memory for an attachment was available.
 fn refuse<T>() -> Option<T> {
     REFUSED.fetch_add(1, Relaxed);
     None
@@ -110,16 +111,15 @@ fn attach(state: *const Local) -> Option<&'static Local> {
     tls::set(local.as_ptr());
     if !threads::tell_end(local) {
         tls::set(ptr::null());
-        // SAFETY: just made, and nobody has seen it.
+        // SAFETY: the attachment is new, and no other code has seen it.
         drop(unsafe { Owned::from_raw(local) });
         return refuse();
     }
-    // SAFETY: just made, and freed when the thread ends.
+    // SAFETY: the attachment is new, and is freed when the thread ends.
     Some(unsafe { &*local.as_ptr() })
 }
 
-/// Runs `f` with this thread's attachment, or with one for just this call if the thread has
-/// detached.
+/// Runs `f` with this thread's attachment, or with a temporary one if the thread has detached.
 #[inline(always)]
 pub(crate) fn with_or_briefly<R>(f: impl FnOnce(&Local) -> R) -> Option<R> {
     match local() {
@@ -135,18 +135,18 @@ fn briefly<R>(f: impl FnOnce(&Local) -> R) -> Option<R> {
     }
     let Some(local) = new_local() else { return refuse() };
     tls::set(local.as_ptr());
-    // SAFETY: just made; freed below.
+    // SAFETY: the attachment is new; it is freed below.
     let result = f(unsafe { local.as_ref() });
-    // SAFETY: the program made this call, so that what it releases may call the program. Callbacks
-    // still find the attachment.
+    // SAFETY: the attachment was made above and is freed below. The program made this call, so a
+    // release may call the program. Callbacks still find the attachment.
     unsafe { local.as_ref() }.detach();
     tls::set(GONE);
-    // SAFETY: made above, and the word no longer leads to it.
+    // SAFETY: the attachment was made above, and the word no longer leads to it.
     drop(unsafe { Owned::from_raw(local) });
     Some(result)
 }
 
-/// Calls that were without effect for want of memory, and tensors lost in pools of no manager, by
+/// Adds calls without effect for lack of memory, and lost tensors of pools outside any manager, by
 /// kind of misuse.
 pub(crate) fn add_uncounted(misuses: &mut [u64]) {
     misuses[Misuse::OutOfMemory as usize] += REFUSED.load(Relaxed);
@@ -156,7 +156,8 @@ pub(crate) fn add_uncounted(misuses: &mut [u64]) {
 /// Destroys a tensor of a pool that has no destructor of its own.
 ///
 /// # Safety
-/// - The process's tensor destructor may be called with it, and nobody uses it any more.
+/// - The process's tensor destructor may be called with the tensor, and no other code uses it any
+///   more.
 pub(crate) unsafe fn destroy_tensor(tensor: *mut OpaqueTensor) {
     match shared().and_then(Shared::tensor_destructor) {
         // SAFETY: by the caller's promise.
@@ -167,36 +168,37 @@ pub(crate) unsafe fn destroy_tensor(tensor: *mut OpaqueTensor) {
     }
 }
 
-/// The thread ends.
+/// Detaches a thread that ends.
 extern "C" fn thread_ends(local: *mut c_void) {
     let Some(local) = NonNull::new(local.cast::<Local>()) else { return };
     if tls::get() != local.as_ptr() {
         return;
     }
-    // SAFETY: the word held what `attach` made, and only this function frees it, once.
+    // SAFETY: the word held an attachment that `attach` made, and only this function frees it,
+    // once.
     unsafe { local.as_ref() }.detach_quietly();
     tls::set(GONE);
-    // SAFETY: the word no longer leads to it.
+    // SAFETY: the attachment is detached, and the word no longer leads to it.
     drop(unsafe { Owned::from_raw(local) });
 }
 
 #[cfg(unix)]
 mod threads {
-    //! A POSIX key, whose destructor is called when a thread ends.
+    //! A POSIX key, whose destructor runs when a thread ends.
     use super::*;
 
-    /// The key and one; 0 before there is one.
+    /// The key plus one; 0 before the key exists.
     static KEY: AtomicUsize = AtomicUsize::new(0);
 
     /// Without a key (a process has a thousand) attachments stay until the process ends.
     pub(super) fn watch() {
         let mut key = 0;
-        // SAFETY: the key is written to a variable of ours, and the destructor has the right type.
+        // SAFETY: the key is written to a local variable, and the destructor has the right type.
         if KEY.load(Relaxed) != 0 || unsafe { libc::pthread_key_create(&raw mut key, Some(ends)) } != 0 {
             return;
         }
         if KEY.compare_exchange(0, key as usize + 1, AcqRel, Relaxed).is_err() {
-            // SAFETY: the key was made above and is not used.
+            // SAFETY: the key was made above and is not in use.
             unsafe { libc::pthread_key_delete(key) };
         }
     }
@@ -205,7 +207,7 @@ mod threads {
         thread_ends(local);
     }
 
-    /// False without memory.
+    /// Registers the attachment for the thread's end. `false` without memory.
     pub(super) fn tell_end(local: NonNull<Local>) -> bool {
         let key = KEY.load(Acquire);
         // SAFETY: the key was made by `watch` and is never deleted.
@@ -215,7 +217,7 @@ mod threads {
 
 #[cfg(not(unix))]
 mod threads {
-    //! A thread-local object, whose destructor is called when a thread ends.
+    //! A thread-local object, whose destructor runs when a thread ends.
     use super::*;
     use std::cell::Cell;
 
@@ -247,12 +249,12 @@ mod forks {
     /// 1 once the handlers are registered.
     static WATCHED: AtomicU32 = AtomicU32::new(0);
 
-    /// Whether forks are told of; false without memory for that.
+    /// Registers the fork handlers; `false` without memory for them.
     pub(super) fn watch() -> bool {
         if WATCHED.compare_exchange(0, 1, AcqRel, Acquire).is_err() {
             return true;
         }
-        // SAFETY: the handlers take locks that no thread keeps, and let go of them.
+        // SAFETY: the handlers take locks that no thread keeps, and release them.
         let told = unsafe { libc::pthread_atfork(Some(before), Some(after), Some(in_child)) } == 0;
         if !told {
             WATCHED.store(0, Release);
@@ -261,20 +263,20 @@ mod forks {
     }
 
     fn made() -> Option<&'static Shared> {
-        // SAFETY: what is published is never taken back.
+        // SAFETY: a published manager is never freed.
         unsafe { GLOBAL.load(Acquire).as_ref() }
     }
 
     /// This thread's attachment, if it has one.
     fn attached() -> Option<&'static Local> {
         let local = tls::get();
-        // SAFETY: the word holds what `attach` made, which lives as long as this thread is
-        // attached.
+        // SAFETY: the word holds an attachment that `attach` made, which lives as long as this
+        // thread is attached.
         (local.addr() > GONE.addr()).then(|| unsafe { &*local })
     }
 
-    /// Whether the handlers after the fork have something to let go: a manager may be made
-    /// meanwhile. Written by the thread that forks, read by the same one; others that fork too wait
+    /// The manager whose locks the handlers after the fork must release; another thread may make a
+    /// manager meanwhile. The forking thread writes and reads this word. Other forking threads wait
     /// in `hold`.
     static HELD: AtomicPtr<Shared> = AtomicPtr::new(ptr::null_mut());
 

@@ -1,22 +1,21 @@
-//! Blocks from Rust's allocator that may be refused: what the C ABI needs for itself must not end
-//! the process.
+//! Fallible allocations from Rust's allocator: the C ABI's own memory must not end the process.
 //!
-//! It must not know what is in them.
+//! This module must not know the contents of the blocks.
 
 use std::alloc::{self, Layout};
 use std::fmt;
 use std::ops::Deref;
 use std::ptr::NonNull;
 
-/// Memory could not be had.
+/// The error of a refused allocation.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct NoMemory;
 
-/// A value in a block of its own, whose address stays. Unlike a `Box` it may be looked at through
-/// raw pointers meanwhile.
+/// A value in a block of its own with a stable address. Unlike a `Box` it allows access through raw
+/// pointers meanwhile.
 pub(crate) struct Owned<T>(NonNull<T>);
 
-// SAFETY: it owns its value, as a `Box` does.
+// SAFETY: the type owns its value, as a `Box` does.
 unsafe impl<T: Send> Send for Owned<T> {}
 // SAFETY: a shared reference to it gives shared references to the value only.
 unsafe impl<T: Sync> Sync for Owned<T> {}
@@ -32,7 +31,7 @@ impl<T> Owned<T> {
         Ok(Self(block))
     }
 
-    /// Where the value is. It stays there until this is dropped.
+    /// The address of the value, which stays valid until this is dropped.
     pub(crate) fn address(&self) -> NonNull<T> {
         self.0
     }
@@ -47,8 +46,8 @@ impl<T> Owned<T> {
     /// Takes a block back.
     ///
     /// # Safety
-    /// - `block` comes from [`into_raw`](Self::into_raw), is not taken back yet, and nobody uses it
-    ///   any more.
+    /// - `block` comes from [`into_raw`](Self::into_raw) and was not taken back yet. No other code
+    ///   uses it any more.
     pub(crate) unsafe fn from_raw(block: NonNull<T>) -> Self {
         Self(block)
     }
@@ -59,15 +58,15 @@ impl<T> Deref for Owned<T> {
 
     #[inline(always)]
     fn deref(&self) -> &T {
-        // SAFETY: the block holds a value until this is dropped, and there is no way to change it
-        // but through shared references.
+        // SAFETY: the block holds a value until this is dropped, and only shared references can
+        // change the value.
         unsafe { self.0.as_ref() }
     }
 }
 
 impl<T> Drop for Owned<T> {
     fn drop(&mut self) {
-        // SAFETY: the value and the block are this one's, and this is its end.
+        // SAFETY: this object owns the value and the block, and is dropped once.
         unsafe {
             self.0.drop_in_place();
             alloc::dealloc(self.0.as_ptr().cast(), Layout::new::<T>());

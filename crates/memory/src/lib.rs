@@ -1,9 +1,11 @@
-//! The memory manager for compiled code: scopes, function frames, reference counts and a tensor pool.
+//! The memory manager for compiled code: scopes, function frames, reference counts and a tensor
+//! pool.
 //!
-//! The callers are functions that an LLVM-based compiler emits: they call the C ABI ([`ffi`], header `leasehold_memory.h`) very
-//! often and not always rightly. So the frequent calls take no global lock and mostly no lock at all, and no call panics,
-//! aborts or unwinds, whatever it is given: what is wrong is counted ([`Misuse`]) and has no effect. Rust programs use
-//! [`MemoryManager`] and [`TensorPool`]; the requirement is document 004.
+//! The callers are functions that an LLVM-based compiler emits. They call the C ABI ([`ffi`],
+//! header `leasehold_memory.h`) very often and not always correctly. So frequent calls take no
+//! global lock and mostly no lock at all. No call panics, aborts or unwinds, whatever its
+//! arguments: a misuse is counted ([`Misuse`]) and has no effect. Rust programs use
+//! [`MemoryManager`] and [`TensorPool`]. The requirement is document 004.
 //!
 //! | part | file | owns | must not |
 //! |---|---|---|---|
@@ -11,7 +13,7 @@
 //! | one thread | `local.rs`, `record.rs`, `frame.rs`, `death.rs` | scopes, records, frames, slots, quarantine | touch another thread's |
 //! | shared state | `shared.rs`, `pools.rs` | pool, hooks, limits, totals | call out under a lock |
 //! | the process's manager | `global.rs`, `tls.rs` | attachments of threads, their ends, forks | know what is called |
-//! | doors | `manager.rs`, `ffi.rs` | translation | decide anything |
+//! | interfaces | `manager.rs`, `ffi.rs` | translation | decide anything |
 
 #[cfg(all(feature = "bench", not(loom)))]
 pub mod bench;

@@ -1,17 +1,19 @@
-//! One thread's attachment to a manager: its scopes, their records, its frames.
+//! A thread's attachment to a manager: its scopes, their records, and its frames.
 //!
-//! This file holds the state, scopes and marks; `record.rs` registers and counts, `death.rs` destroys, `frame.rs` has frames
-//! and slots. No thread ever touches another's `Local`, so nothing here is locked; what is shared lies behind
-//! [`Shared`](crate::shared::Shared).
+//! This file holds the state, scopes and marks. `record.rs` registers and counts, `death.rs`
+//! destroys, `frame.rs` has frames and slots. Only one thread uses a `Local`, so nothing here is
+//! locked. Shared state lies behind [`Shared`](crate::shared::Shared).
 //!
 //! # Protocol
-//! Destructors and hooks may call back into the same `Local`. Hence every method takes `&self`, state is copied in and out of
-//! cells, and nothing is borrowed across a call. A callback runs inside [`Local::callback`], which raises the floor: it can neither
-//! close the scopes and frames that it found open nor leave its own behind.
+//! Destructors and hooks may call back into the same `Local`. So every method takes `&self`, state
+//! is copied in and out of cells, and no borrow lasts across a call. A callback runs inside
+//! [`Local::callback`], which raises the floor. The callback can neither close scopes and frames
+//! that were open before it, nor leave its own open.
 //!
-//! A scope is a [`Mark`] with a list of records, newest first. A record is (address, generation): where the table no longer knows
-//! that life of the object, the record is void. All records of one object in one thread form a chain from the newest to the
-//! oldest; the table's entry (or, for a second thread, `foreign`) points to the newest.
+//! A scope is a [`Mark`] with a list of records, newest first. A record is (address, generation).
+//! If the table no longer knows that life of the object, the record is void. All records of one
+//! object in one thread form a chain from the newest to the oldest. The table's entry (or, for a
+//! second thread, `foreign`) points to the newest record.
 
 use std::cell::{Cell, RefCell};
 use std::ffi::c_char;
@@ -43,29 +45,30 @@ pub(crate) const HOOKED: u32 = 1;
 /// Tensors that died in this scope wait for its end.
 pub(crate) const MOURNING: u32 = 2;
 
-/// Births and deaths are reported to the shared total in batches of this many.
+/// The batch size in which births and deaths are added to the shared total.
 const BATCH: i32 = 64;
 
-/// See the module's documentation.
+/// A thread's attachment; see the module's documentation.
 #[repr(C)]
 pub(crate) struct Local {
-    // The fields of the empty enter and exit come first, so that they share a line.
+    // The fields of an empty enter and exit come first, so that they share a cache line.
     pub(crate) marks: Stack<Mark>,
-    /// `exit_scope` works above this depth only.
+    /// `exit_scope` closes only scopes above this depth.
     pub(crate) floor: Cell<u32>,
     /// This attachment's id.
     pub(crate) me: u32,
     pub(crate) shared: SharedRef,
     pub(crate) frames: Stack<Frame>,
     pub(crate) slots: Stack<Slot>,
-    /// Where frames were opened that were never closed, see `frame.rs`.
+    /// The places of frames that were never closed; see `frame.rs`.
     pub(crate) forgetful: Stack<usize>,
     pub(crate) records: Stack<Record>,
     pub(crate) free_record: Cell<u32>,
     pub(crate) site: Cell<u32>,
     net: Cell<i32>,
     highest: Cell<i32>,
-    /// Depth and number of frames at the start of the running callback: nothing below may be closed.
+    /// Depth and number of frames at the start of the running callback. The callback must not close
+    /// anything below.
     pub(crate) base_depth: Cell<u32>,
     pub(crate) base_frames: Cell<u32>,
     pub(crate) deferred: Stack<Deferred>,
@@ -75,11 +78,11 @@ pub(crate) struct Local {
     pub(crate) dying: Stack<Dead>,
     pub(crate) burying: Cell<bool>,
     pub(crate) waiting: Stack<Waiting>,
-    /// The waiting tensors before this one have left.
+    /// The waiting tensors before this index have left the quarantine.
     pub(crate) waiting_from: Cell<u32>,
-    /// A hook or destructor of the program's is running.
+    /// A hook or destructor of the program is running.
     calling: Cell<bool>,
-    /// The thread is ending: nothing of the program's is called any more.
+    /// The thread is ending: no function of the program is called any more.
     pub(crate) quiet: Cell<bool>,
     pub(crate) published: Owned<Published>,
     pub(crate) names: NameCache,
@@ -118,7 +121,8 @@ impl Local {
             names: NameCache::new(),
             last_error: Cell::new(None),
         };
-        // Without memory for this first scope registrations are refused one by one, as out of memory.
+        // Without memory for this first scope, registrations are refused one by one, as out of
+        // memory.
         let _ = local.marks.push(Mark { head: NIL, flags: 0 });
         Ok(local)
     }
@@ -141,7 +145,7 @@ impl Local {
         }
     }
 
-    /// Notes a misuse: counted, kept as the last error, otherwise without effect.
+    /// Counts a misuse and keeps it as the last error. A misuse has no other effect.
     #[cold]
     pub(crate) fn misuse(&self, misuse: Misuse, address: usize, value: i64) {
         bump(&self.published.misuses[misuse as usize], 1);
@@ -151,7 +155,7 @@ impl Local {
         }
     }
 
-    /// The id of a name; none, and a misuse counted, without memory for a new one.
+    /// The id of a name. Without memory for a new name: no id, and a counted misuse.
     ///
     /// # Safety
     /// - As for [`NameCache::intern`].
@@ -167,7 +171,7 @@ impl Local {
         self.last_error.get()
     }
 
-    /// How often this thread has done `misuse`.
+    /// The number of this thread's misuses of a kind.
     pub(crate) fn misuses(&self, misuse: Misuse) -> u64 {
         self.published.misuses[misuse as usize].load(Relaxed)
     }
@@ -236,7 +240,8 @@ impl Local {
         self.close_scope();
     }
 
-    /// Closes the newest scope, whatever the floor says: releases its records, lets go of the tensors that died in it, runs its hook.
+    /// Closes the newest scope, without regard to the floor: releases its records, releases the
+    /// tensors that died in it, and runs its hook.
     pub(crate) fn close_scope(&self) {
         let depth = self.depth();
         self.empty_scope(depth);
@@ -246,13 +251,14 @@ impl Local {
             && !self.quiet.get()
         {
             self.callback(|| exit(value));
-            // What the hook registered belongs to the scope that is closing.
+            // Objects that the hook registered belong to the closing scope.
             self.empty_scope(depth);
         }
         self.marks.truncate(depth - 1);
     }
 
-    /// Releases the records and the dead of scope `depth`, the newest one, until there are none (destructors may add some).
+    /// Releases the records and dead tensors of scope `depth`, the newest one, until none are left
+    /// (destructors may add some).
     fn empty_scope(&self, depth: u32) {
         loop {
             while let Some(head) = self.marks.read(depth - 1, |mark| mark.head)
@@ -273,7 +279,8 @@ impl Local {
         }
     }
 
-    /// Runs a hook or destructor of the caller, which may call back. See the module's documentation.
+    /// Runs a hook or destructor of the caller, which may call back. See the module's
+    /// documentation.
     pub(crate) fn callback(&self, f: impl FnOnce()) {
         let (depth, frames) = (self.depth(), self.frames.len());
         let floor = self.floor.replace(depth);
@@ -309,7 +316,7 @@ impl Local {
         let fits = mark > 0
             && (self.base_frames.get()..=self.frames.len()).contains(&frames)
             && (self.base_depth.get()..=self.depth()).contains(&depth)
-            // The frames that stay have their scopes below the mark, those that go have theirs above.
+            // Remaining frames have their scopes below the mark; closed ones have theirs above.
             && innermost.is_none_or(|f| f.depth < depth)
             && self.frames.get(frames).is_none_or(|f| f.depth >= depth);
         if !fits {
@@ -353,8 +360,9 @@ impl Local {
         self.shared.add_live(self.net.replace(0).into(), self.highest.replace(0).into());
     }
 
-    /// Closes every frame and scope, the outermost one's content included, and lets everything go that waits. Within a destructor or hook: a
-    /// misuse, since those that it interrupted are still at work.
+    /// Closes every frame and scope, including the content of the outermost one, and releases
+    /// everything that waits. Within a destructor or hook the call is a misuse, because interrupted
+    /// operations are still in progress.
     pub(crate) fn close_all(&self) {
         if self.calling.get() {
             self.misuse(Misuse::ExitScope, 0, i64::from(self.depth()));
@@ -368,7 +376,7 @@ impl Local {
         self.adopt();
     }
 
-    /// Ends this attachment: everything is closed. Nothing can be registered afterwards.
+    /// Ends this attachment and closes all frames and scopes. Later registrations are refused.
     pub(crate) fn detach(&self) {
         if self.depth() == 0 {
             return;
@@ -376,7 +384,7 @@ impl Local {
         if self.logs() {
             self.log("thread_exit", 0, i64::from(self.depth()));
         }
-        // A destructor that never returned has left these behind.
+        // A destructor that never returned may have left these values.
         self.burying.set(false);
         self.floor.set(1);
         self.base_depth.set(1);
@@ -391,15 +399,16 @@ impl Local {
         self.report_live();
     }
 
-    /// Ends the attachment of a thread that is ending. The program's own thread-local objects may be gone, so that none of its hooks and
-    /// destructors is called: what wants them is left to the other threads.
+    /// Ends the attachment of a thread that is ending. The program's thread-local objects may be
+    /// destroyed already, so no hook or destructor of the program is called. Objects that need one
+    /// are left to other threads.
     #[cfg(not(loom))]
     pub(crate) fn detach_quietly(&self) {
         self.quiet.set(true);
         self.detach();
     }
 
-    /// Destroys what threads that have ended left behind.
+    /// Destroys objects that ended threads have left.
     pub(crate) fn adopt(&self) {
         while self.shared.flags.load(Relaxed) & ORPHANS != 0
             && let Some(dead) = self.shared.take_orphan()

@@ -1,20 +1,24 @@
-//! A lock that costs its usual taker two plain stores and two loads.
+//! A biased lock: its usual owner takes it with two plain stores and two loads.
 //!
-//! It guards one shard of the object table. It must not know what it guards, and nothing may call out while it is held:
-//! critical sections are a few dozen instructions.
+//! The lock guards one shard of the object table and must not know its content. No function of the
+//! program is called while it is held: critical sections are a few dozen instructions.
 //!
 //! # Protocol
-//! `owner` is [`NOBODY`], the id of one thread, or [`SHARED`]; it moves in that direction, under `spin`, and back to `NOBODY` only
-//! when the owner itself renounces (its thread ends).
-//! - Biased to me: `busy = 1`; light barrier; `owner` still me? Then I hold the lock, and give it back with `busy = 0`. Only the
-//!   owner writes `busy`.
-//! - Anybody else takes `spin`. Finding another's bias there, it stores `SHARED`, runs a heavy barrier and waits for
-//!   `busy == 0`; from then on everybody uses `spin` alone.
+//! `owner` is [`NOBODY`], the id of one thread, or [`SHARED`]. It changes in this order, under
+//! `spin`. It returns to `NOBODY` only when the owner itself renounces (its thread ends).
+//! - The owner stores `busy = 1`, executes a light barrier, and checks that it still is the owner.
+//!   Then it holds the lock; it releases the lock with `busy = 0`. Only the owner writes `busy`.
+//! - Every other thread takes `spin`. If it finds another thread's bias, it stores `SHARED`, runs a
+//!   heavy barrier and waits for `busy == 0`. From then on every thread uses `spin` alone.
 //!
-//! Why this is safe: [`barrier::light`] only stops the compiler; [`barrier::heavy`] makes every running thread of the process pass a full
-//! fence. A biased taker whose load of `owner` came before that fence has its `busy = 1` seen by the revoker, which waits; one whose load
-//! comes after it sees `SHARED` and takes `spin`. Where there is no heavy barrier the lock starts out `SHARED`; where the kernel has begun
-//! to refuse it, no lock is given to a thread any more. Loom has no asymmetric barriers: there both are sequentially consistent fences.
+//! Soundness: [`barrier::light`] is only a compiler fence; [`barrier::heavy`] makes every running
+//! thread of the process execute a full fence. If a biased owner's load of `owner` came before this
+//! fence, the revoker sees its `busy = 1` and waits. If the load comes after the fence, the owner
+//! sees `SHARED` and takes `spin`.
+//!
+//! If no heavy barrier is available, the lock starts as `SHARED`. If the kernel has begun to refuse
+//! the barrier, no lock gets a bias any more. Loom has no asymmetric barriers: in models both are
+//! sequentially consistent fences.
 
 use std::ops::{Deref, DerefMut};
 
@@ -28,10 +32,10 @@ use leasehold_core::sync::{UnsafeCell, spin_loop};
 const NOBODY: u32 = 0;
 /// More than one thread has taken the lock.
 const SHARED: u32 = u32::MAX;
-/// Spins before the processor is given away; critical sections are far shorter.
+/// The number of spins before the thread yields; critical sections are far shorter.
 const SPINS: u32 = 64;
 
-/// See the module's documentation.
+/// A biased lock; see the module's documentation.
 #[derive(Debug)]
 pub(crate) struct BiasedLock {
     owner: AtomicU32,
@@ -39,7 +43,7 @@ pub(crate) struct BiasedLock {
     spin: AtomicU32,
 }
 
-/// How the lock was taken; wanted back by [`BiasedLock::unlock`].
+/// The way in which the lock was taken; [`BiasedLock::unlock`] needs it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[must_use]
 pub(crate) enum Held {
@@ -50,7 +54,7 @@ pub(crate) enum Held {
 }
 
 impl BiasedLock {
-    /// A lock that is nobody's; `bias`: what [`may_bias`] says.
+    /// A lock without an owner; `bias` is the result of [`may_bias`].
     pub(crate) fn new(bias: bool) -> Self {
         let owner = if bias { NOBODY } else { SHARED };
         Self { owner: AtomicU32::new(owner), busy: AtomicU32::new(0), spin: AtomicU32::new(0) }
@@ -80,7 +84,8 @@ impl BiasedLock {
         }
     }
 
-    /// Gives up the bias to `me`, if there is one: this thread will not come back. It must not hold the lock.
+    /// Gives up the bias of thread `me`, if it has one, because the thread will not return. The
+    /// thread must not hold the lock.
     pub(crate) fn renounce(&self, me: u32) {
         if self.owner.load(Relaxed) == me {
             self.take_spin();
@@ -91,8 +96,9 @@ impl BiasedLock {
         }
     }
 
-    /// Before a fork by the thread `me`: keeps everybody else out. True if a bias was taken away: then a heavy barrier must follow, and
-    /// [`hold_end`](Self::hold_end). A lock that is biased to `me` stays so: `me` is not inside, and the others need `spin` to take it away.
+    /// Takes the lock before a fork by the thread `me`. Returns `true` if a bias was revoked: then
+    /// a heavy barrier and [`hold_end`](Self::hold_end) must follow. A lock that is biased to `me`
+    /// stays biased: `me` does not hold it, and other threads need `spin` to revoke the bias.
     pub(crate) fn hold(&self, me: u32) -> bool {
         self.take_spin();
         let owner = self.owner.load(Relaxed);
@@ -103,7 +109,7 @@ impl BiasedLock {
         biased
     }
 
-    /// Waits for the thread to whom the lock was biased. Nobody is inside then.
+    /// Waits for the former owner of the bias. Afterwards no thread holds the lock.
     pub(crate) fn hold_end(&self) {
         let mut spins = 0;
         while self.busy.load(Acquire) != 0 {
@@ -111,7 +117,7 @@ impl BiasedLock {
         }
     }
 
-    /// After the fork, in both processes.
+    /// Releases the lock after the fork, in both processes.
     pub(crate) fn let_go(&self) {
         self.spin.store(0, Release);
     }
@@ -151,14 +157,15 @@ impl BiasedLock {
     }
 }
 
-/// A plain lock for what is rare and short. It allocates nothing, unlike one that puts threads to sleep, and a fork can hold it.
+/// A plain spin lock for rare and short sections. It allocates nothing, unlike a lock that puts
+/// threads to sleep, and a fork can hold it.
 #[derive(Debug)]
 pub(crate) struct SpinLock<T> {
     taken: AtomicU32,
     value: UnsafeCell<T>,
 }
 
-// SAFETY: the value is reached through a guard only, and there is one at a time.
+// SAFETY: only a guard leads to the value, and at most one guard exists.
 unsafe impl<T: Send> Sync for SpinLock<T> {}
 // SAFETY: the value may move with its lock.
 unsafe impl<T: Send> Send for SpinLock<T> {}
@@ -179,7 +186,7 @@ impl<T> SpinLock<T> {
         SpinGuard(self)
     }
 
-    /// Before a fork: keeps everybody out until [`let_go`](Self::let_go).
+    /// Takes the lock before a fork, until [`let_go`](Self::let_go).
     pub(crate) fn hold(&self) {
         let mut spins = 0;
         while self.taken.compare_exchange_weak(0, 1, Acquire, Relaxed).is_err() {
@@ -187,27 +194,28 @@ impl<T> SpinLock<T> {
         }
     }
 
-    /// After the fork, in both processes.
+    /// Releases the lock after the fork, in both processes.
     pub(crate) fn let_go(&self) {
         self.taken.store(0, Release);
     }
 }
 
-/// A [`SpinLock`] that is taken.
+/// A held [`SpinLock`].
 pub(crate) struct SpinGuard<'a, T>(&'a SpinLock<T>);
 
 impl<T> Deref for SpinGuard<'_, T> {
     type Target = T;
 
     fn deref(&self) -> &T {
-        // SAFETY: the lock is taken as long as this guard lives, and only a guard leads to the value.
+        // SAFETY: the lock is held as long as this guard lives, and only a guard leads to the
+        // value.
         unsafe { &*self.0.value.get() }
     }
 }
 
 impl<T> DerefMut for SpinGuard<'_, T> {
     fn deref_mut(&mut self) -> &mut T {
-        // SAFETY: the lock is taken, and `&mut self` makes this the only reference that the guard gives out.
+        // SAFETY: the lock is held, and `&mut self` makes this the guard's only reference.
         unsafe { &mut *self.0.value.get() }
     }
 }
@@ -231,7 +239,8 @@ fn relax(_: &mut u32) {
     leasehold_core::sync::thread::yield_now();
 }
 
-/// Whether locks may be biased. `TL_MEM_BIAS=0` says no: ThreadSanitizer cannot see the heavy barrier.
+/// Returns whether locks may be biased. `TL_MEM_BIAS=0` forbids it, because ThreadSanitizer cannot
+/// see the heavy barrier.
 pub(crate) fn may_bias() -> bool {
     barrier::available() && crate::env::get(c"TL_MEM_BIAS", |v| v != c"0").unwrap_or(true)
 }
@@ -243,12 +252,12 @@ mod model {
 
     use super::{BiasedLock, Held};
 
-    /// What a shard is to its lock: a cell that loom complains about when two are in it.
+    /// A shard in the models: a cell in which loom detects two concurrent accesses.
     struct Guarded(BiasedLock, UnsafeCell<u32>);
 
-    // SAFETY: the cell is used under the lock, which is what is to be shown.
+    // SAFETY: the cell is used under the lock, which is the property under test.
     unsafe impl Sync for Guarded {}
-    // SAFETY: what is in the cell may be used by any thread.
+    // SAFETY: any thread may use the cell's content.
     unsafe impl Send for Guarded {}
 
     fn add(guarded: &Guarded, me: u32) -> Held {
@@ -269,7 +278,7 @@ mod model {
             let _ = add(&guarded, 1);
             assert_eq!(thread.join().unwrap(), Held::Spin);
             let _ = add(&guarded, 1);
-            // SAFETY: nobody else is left.
+            // SAFETY: no other thread is left.
             assert_eq!(guarded.1.with(|n| unsafe { *n }), 4);
         });
     }
@@ -286,7 +295,7 @@ mod model {
             });
             guarded.0.renounce(1);
             let _ = thread.join().unwrap();
-            // SAFETY: nobody else is left.
+            // SAFETY: no other thread is left.
             assert_eq!(guarded.1.with(|n| unsafe { *n }), 2);
         });
     }
@@ -299,7 +308,7 @@ mod model {
             let thread = thread::spawn(move || add(&other, 2));
             let _ = add(&guarded, 1);
             let _ = thread.join().unwrap();
-            // SAFETY: nobody else is left.
+            // SAFETY: no other thread is left.
             assert_eq!(guarded.1.with(|n| unsafe { *n }), 2);
         });
     }

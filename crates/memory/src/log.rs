@@ -1,27 +1,27 @@
-//! `TL_MEM_LOG`: one line per event, for analysis by other programs.
+//! `TL_MEM_LOG`: one line for each event, for analysis by other programs.
 //!
-//! `TL_MEM_LOG=1` or `stderr` writes to standard error, any other value but `0` names a file to
-//! append to. It is read once per manager. A line is `tlmem ns=… thread=… depth=… op=…` followed by
-//! `ptr=0x…`, `value=…`, `name=…` where they apply; it is written in one piece. It must not know
-//! what the events mean.
+//! `TL_MEM_LOG=1` or `stderr` writes to standard error. Any other value but `0` names a file to
+//! append to. Each manager reads the variable once. A line is `tlmem ns=… thread=… depth=… op=…`,
+//! followed by `ptr=0x…`, `value=…`, `name=…` where they apply. A line is written in one call. This
+//! module must not know what the events mean.
 
 use std::fmt::{self, Write};
 use std::fs::File;
 use std::mem::ManuallyDrop;
 use std::time::Instant;
 
-/// Bytes of the longest line; the rest is cut.
+/// The maximum length of a line in bytes; longer lines are cut.
 const LINE: usize = 1024;
 
-/// Where the lines go.
+/// The output of the log.
 #[derive(Debug)]
 pub(crate) struct Log {
     start: Instant,
-    /// Standard error is only borrowed, and the file stays open until the process ends.
+    /// Standard error is only borrowed, and a file stays open until the process ends.
     file: ManuallyDrop<File>,
 }
 
-/// Text in a place of fixed size; what does not fit is cut. Nothing is allocated.
+/// Text in a buffer of fixed size. Longer text is cut. Nothing is allocated.
 pub(crate) struct Cut<'a> {
     place: &'a mut [u8],
     used: usize,
@@ -34,7 +34,7 @@ impl<'a> Cut<'a> {
         Self { place, used: 0, length: 0 }
     }
 
-    /// What fitted.
+    /// The text that fits.
     fn text(&self) -> &[u8] {
         &self.place[..self.used]
     }
@@ -51,7 +51,7 @@ impl Write for Cut<'_> {
 }
 
 impl Log {
-    /// The log that the environment asks for.
+    /// The log that the environment requests.
     #[cfg(all(unix, not(loom)))]
     pub(crate) fn from_env() -> Option<Self> {
         use std::os::fd::FromRawFd;
@@ -71,7 +71,7 @@ impl Log {
         Some(Self { start: Instant::now(), file })
     }
 
-    /// The log that the environment asks for.
+    /// The log that the environment requests.
     #[cfg(all(not(unix), not(loom)))]
     pub(crate) fn from_env() -> Option<Self> {
         let to = std::env::var_os("TL_MEM_LOG").filter(|to| !to.is_empty() && to != "0")?;
@@ -83,11 +83,11 @@ impl Log {
         let ns = self.start.elapsed().as_nanos();
         let mut place = [0; LINE];
         let mut line = Cut::new(&mut place[..LINE - 1]);
-        // Writing into a place of fixed size does not fail.
+        // A write into a fixed buffer does not fail.
         let _ = write!(line, "tlmem ns={ns} thread={thread} depth={depth} {event}");
         let used = line.text().len();
         place[used] = b'\n';
-        // A log that cannot be written must not disturb the program.
+        // A failed write of the log must not disturb the program.
         let _ = std::io::Write::write_all(&mut &*self.file, &place[..=used]);
     }
 }

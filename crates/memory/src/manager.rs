@@ -1,6 +1,6 @@
-//! The Rust API: one value is one thread's attachment to a manager of its own or a common one.
+//! The Rust API: a value is one thread's attachment to a manager, its own or a shared one.
 //!
-//! It translates; what happens is in `local.rs` and its neighbours.
+//! This module translates; `local.rs` and its neighbours do the work.
 
 use std::ffi::{c_char, c_void};
 
@@ -20,15 +20,17 @@ use crate::vec_ptr::{RUST_VEC, VecOps, VecPtr};
 
 /// Scopes, frames and counts for objects that are known by address.
 ///
-/// Each value has its own scopes and frames; [`new`](Self::new) also makes a new object table and tensor pool, which
-/// [`attach`](Self::attach) shares with another thread. A value may move between threads, but serves one at a time. Dropping it
-/// closes its frames and scopes, the outermost included. No method blocks, except for the short locks of table and pool.
+/// Each value has its own scopes and frames. [`new`](Self::new) also makes a new object table and
+/// tensor pool, which [`attach`](Self::attach) shares with another thread. A value may move between
+/// threads, but serves one thread at a time. The drop of a value closes its frames and scopes,
+/// including the outermost one. Methods block only on the short locks of table and pool.
 ///
-/// The manager behind the C functions is reached by [`with_global`](Self::with_global).
+/// [`with_global`](Self::with_global) reaches the manager behind the C functions.
 ///
-/// Deviates from document 004 in having no global mutex around it, in `unsafe` on the methods that take ownership of memory, and in
-/// `&self`: destructors and hooks come back to the manager while it is at work. A child of a fork must not use a manager that other
-/// threads were using; the one behind the C functions survives forks.
+/// The design deviates from document 004 in three points. No global mutex surrounds the manager.
+/// Methods that take ownership of memory are `unsafe`. All methods take `&self`, because
+/// destructors and hooks call back into the manager. A forked child must not use a manager that
+/// other threads were using; the manager behind the C functions survives forks.
 ///
 /// ```
 /// use leasehold_memory::MemoryManager;
@@ -51,8 +53,8 @@ pub struct MemoryManager {
     local: Local,
 }
 
-// SAFETY: a `Local` is not tied to the thread that made it; its pointers are to memory that it owns or that its callers
-// handed over, and `&self` on everything that changes it keeps it to one thread at a time.
+// SAFETY: a `Local` is not tied to the thread that made it. Its pointers lead to memory that it
+// owns or that its callers handed over. It is not `Sync`, so one thread at a time uses it.
 unsafe impl Send for MemoryManager {}
 
 impl Default for MemoryManager {
@@ -68,18 +70,19 @@ impl std::fmt::Debug for MemoryManager {
 }
 
 impl MemoryManager {
-    /// A manager of its own, with the default [`Config`].
+    /// A new manager with the default [`Config`].
     pub fn new() -> Self {
         Self::with_config(Config::default())
     }
 
-    /// A manager of its own.
+    /// A new manager.
     pub fn with_config(config: Config) -> Self {
         let shared = Shared::new(config, None).unwrap_or_else(|_| no_memory::<Shared>());
         Self::attached(SharedRef::counted(Arc::new(shared)))
     }
 
-    /// Another attachment to the same objects and pool, with its own scopes and frames, for another thread.
+    /// Another attachment to the same objects and pool, with its own scopes and frames, for another
+    /// thread.
     pub fn attach(&self) -> Self {
         Self::attached(self.local.shared.clone())
     }
@@ -88,8 +91,9 @@ impl MemoryManager {
         Self { local: Local::new(shared).unwrap_or_else(|_| no_memory::<Local>()) }
     }
 
-    /// Runs `f` with the calling thread's attachment to the manager behind the C functions ([`ffi`](crate::ffi)): with the very scopes and frames
-    /// in which the compiled code that called is. `None` without memory to attach, and in a thread that is ending.
+    /// Runs `f` with the calling thread's attachment to the manager behind the C functions
+    /// ([`ffi`](crate::ffi)). `f` sees the scopes and frames of the calling compiled code. `None`
+    /// without memory to attach, and in a thread that is ending.
     ///
     /// ```
     /// use leasehold_memory::{MemoryManager, ffi};
@@ -107,8 +111,9 @@ impl MemoryManager {
     #[cfg(not(loom))]
     pub fn with_global<R>(f: impl FnOnce(&MemoryManager) -> R) -> Option<R> {
         crate::global::local().map(|local| {
-            // SAFETY: a `MemoryManager` is a `Local` (`repr(transparent)`), and this one lives as long as its thread is attached. The
-            // reference cannot leave this call, and so not this thread.
+            // SAFETY: a `MemoryManager` is a `Local` (`repr(transparent)`), and this one lives as
+            // long as its thread is attached. The reference cannot leave this call, and so not this
+            // thread.
             f(unsafe { &*std::ptr::from_ref(local).cast::<MemoryManager>() })
         })
     }
@@ -121,8 +126,9 @@ impl MemoryManager {
         self.local.enter_scope();
     }
 
-    /// Closes the current scope: each of its records is released once, the newest first. What has other counts survives. At
-    /// the outermost scope, and at a function's own, this is a counted misuse without effect.
+    /// Closes the current scope and releases each of its records once, the newest first. Objects
+    /// with other counts survive. At the outermost scope, and at a function's own scope, the call
+    /// is a counted misuse without effect.
     #[doc(alias = "tl_mem_exit_scope")]
     pub fn exit_scope(&self) {
         self.local.exit_scope(0);
@@ -139,26 +145,28 @@ impl MemoryManager {
         self.local.mark()
     }
 
-    /// Closes every frame and scope opened since `mark`, as an early error return needs it. A mark that does not enclose the present
-    /// position is a counted misuse.
+    /// Closes every frame and scope opened since `mark`, for early error returns. A mark that does
+    /// not enclose the present position is a counted misuse.
     pub fn unwind(&self, mark: i64) {
         self.local.unwind(mark);
     }
 
     // ---- registration
 
-    /// Registers memory from the C allocator (`malloc`): count 1 and a record in the current scope; if it is known, one count and
-    /// one record more. Its last release is `free`; its fields are the compiler's business. Null: no effect.
+    /// Registers memory from the C allocator (`malloc`): count 1 and a record in the current scope.
+    /// A known object gets another count and record. The last release calls `free`; the compiler is
+    /// responsible for the fields. Null has no effect.
     ///
     /// # Safety
-    /// - `ptr` is null or a block of the C allocator that nobody else frees.
+    /// - `ptr` is null or a block of the C allocator that no other code frees.
     /// - It is not used after its last release. Any code that knows its address can release it.
     #[doc(alias = "tl_mem_register_struct")]
     pub unsafe fn register_struct(&self, ptr: *mut c_void) {
         self.local.register(ptr.expose_provenance(), About::kind(Kind::Struct));
     }
 
-    /// As [`register_struct`](Self::register_struct), with a name for leak reports and its size in bytes (0: unknown).
+    /// Like [`register_struct`](Self::register_struct), with a name for leak reports and the size
+    /// in bytes (0: unknown).
     ///
     /// # Safety
     /// - As for [`register_struct`](Self::register_struct).
@@ -169,20 +177,24 @@ impl MemoryManager {
         self.local.register(ptr.expose_provenance(), About { name, size, ..About::kind(Kind::Struct) });
     }
 
-    /// Registers a tensor. Its last release hands it to the pool if the describer gives it a key, else to the tensor destructor.
+    /// Registers a tensor. The last release gives it to the pool if the describer gives it a key;
+    /// otherwise to the tensor destructor.
     ///
     /// # Safety
-    /// - `ptr` is null or a tensor that this manager's tensor destructor may destroy, and that nobody else destroys.
+    /// - `ptr` is null or a tensor that this manager's tensor destructor may destroy, and that no
+    ///   other code destroys.
     /// - It is not used after its last release.
     #[doc(alias = "tl_mem_register_tensor")]
     pub unsafe fn register_tensor(&self, ptr: *mut OpaqueTensor) {
         self.local.register(ptr.expose_provenance(), About::kind(Kind::Tensor));
     }
 
-    /// Registers a [`VecPtr`]. Its last release releases every element, then frees buffer and container.
+    /// Registers a [`VecPtr`]. The last release releases every element, then frees buffer and
+    /// container.
     ///
     /// # Safety
-    /// - `ptr` is null or points to a [`VecPtr`] whose two blocks come from the C allocator and that nobody else frees.
+    /// - `ptr` is null or points to a [`VecPtr`] whose two blocks come from the C allocator and
+    ///   that no other code frees.
     /// - Each of its elements brings one count with it, or is null.
     /// - It is not used after its last release.
     #[doc(alias = "tl_mem_register_vec_ptr")]
@@ -190,8 +202,8 @@ impl MemoryManager {
         self.local.register(ptr.cast::<VecPtr>().expose_provenance(), About::kind(Kind::VecPtr));
     }
 
-    /// Registers a Rust vector of counted pointers. Its last release releases every element, then drops the vector. Until then its owners may
-    /// change it through the pointer.
+    /// Registers a Rust vector of counted pointers. The last release releases every element, then
+    /// drops the vector. Until then its owners may change it through the pointer.
     ///
     /// ```
     /// use leasehold_memory::MemoryManager;
@@ -210,20 +222,21 @@ impl MemoryManager {
     /// ```
     ///
     /// # Safety
-    /// - `vec` is null or comes from [`Box::into_raw`], and nobody else frees it.
+    /// - `vec` is null or comes from [`Box::into_raw`], and no other code frees it.
     /// - Each of its elements brings one count with it, or is null.
-    /// - It is not used after its last release, and while it is released nobody changes it.
+    /// - It is not used after its last release, and no code changes it during a release.
     #[doc(alias = "tl_mem_register_vec_ptr")]
     pub unsafe fn register_vec(&self, vec: *mut Vec<*mut c_void>) {
         // SAFETY: the functions are for such a vector, which the caller gives up.
         unsafe { self.register_container(vec.cast(), &RUST_VEC) };
     }
 
-    /// Registers a container of counted pointers with the functions that know its layout. Its last release releases every element, then
-    /// destroys the container.
+    /// Registers a container of counted pointers with the functions for its layout. The last
+    /// release releases every element, then destroys the container.
     ///
     /// # Safety
-    /// - `ptr` is null or something that the functions of `ops` may be called with, on whichever thread releases it last.
+    /// - `ptr` is null or an object for which the functions of `ops` may be called, on any thread
+    ///   that releases it last.
     /// - Each of its elements brings one count with it, or is null.
     /// - It is not used after its last release.
     pub unsafe fn register_container(&self, ptr: *mut c_void, ops: &'static VecOps) {
@@ -231,28 +244,31 @@ impl MemoryManager {
         self.local.register(ptr.expose_provenance(), About { destructor, ..About::kind(Kind::VecPtr) });
     }
 
-    /// Registers an object with its own destructor, which is called once, outside every lock.
+    /// Registers an object with its own destructor, which is called once, without any lock.
     ///
     /// # Safety
-    /// - `ptr` is null or something that `destructor` may be called with, on whichever thread releases it last.
+    /// - `ptr` is null or an object for which `destructor` may be called, on any thread that
+    ///   releases it last.
     /// - It is not used after its last release.
     pub unsafe fn register_custom(&self, ptr: *mut c_void, destructor: CustomDestructor) {
         let destructor = (destructor as *mut c_void).expose_provenance();
         self.local.register(ptr.expose_provenance(), About { destructor, ..About::kind(Kind::Custom) });
     }
 
-    /// Registers an object that is known already once more, as what it is. Unknown: a counted misuse.
+    /// Registers a known object again, with its kind. An unknown address is a counted misuse.
     #[doc(alias = "tl_mem_register_ptr")]
     pub fn register_ptr(&self, ptr: *mut c_void) {
         self.local.register_known(ptr.addr());
     }
 
-    /// Removes the object's newest record from the **current scope** only; the count stays, ownership moves to the caller.
+    /// Removes the object's newest record from the **current scope** only. The count stays, and
+    /// ownership moves to the caller.
     pub fn unregister(&self, ptr: *mut c_void) {
         self.local.unregister(ptr.addr(), self.local.depth());
     }
 
-    /// As [`unregister`](Self::unregister), in the nearest enclosing scope that has a record (the rule of the C ABI).
+    /// Like [`unregister`](Self::unregister), in the nearest enclosing scope that has a record (the
+    /// rule of the C ABI).
     #[doc(alias = "tl_mem_unregister")]
     pub fn unregister_nearest(&self, ptr: *mut c_void) {
         self.local.unregister(ptr.addr(), 0);
@@ -263,33 +279,37 @@ impl MemoryManager {
         self.local.promote(ptr.addr());
     }
 
-    /// Whether any scope of this attachment has a record of the object. O(1).
+    /// Returns whether any scope of this attachment has a record of the object. O(1).
     pub fn is_registered(&self, ptr: *mut c_void) -> bool {
         self.local.is_registered(ptr.addr())
     }
 
     // ---- counts
 
-    /// One count more. An unknown address becomes an untyped entry with count 1, whose last release frees nothing.
+    /// Adds a count. An unknown address becomes an untyped entry with count 1, whose last release
+    /// frees nothing.
     #[doc(alias = "tl_ptr_acquire")]
     #[doc(alias = "tl_tensor_acquire")]
     pub fn acquire_ptr(&self, ptr: *mut c_void) {
         self.local.acquire(ptr.addr(), 1);
     }
 
-    /// One count less; at zero the object is destroyed. True if it was found and released.
+    /// Removes a count; at zero the object is destroyed. Returns `true` if the object was found and
+    /// released.
     #[doc(alias = "tl_ptr_release")]
     #[doc(alias = "tl_tensor_release")]
     pub fn release_ptr(&self, ptr: *mut c_void) -> bool {
         matches!(self.local.release(ptr.addr()), Released::Counted | Released::Died)
     }
 
-    /// One count more. An unknown address becomes an untyped entry with count 2: the caller's and the new one.
+    /// Adds a count. An unknown address becomes an untyped entry with count 2: the caller's and the
+    /// new one.
     pub fn inc_ref(&self, ptr: *mut c_void) {
         self.local.acquire(ptr.addr(), 2);
     }
 
-    /// One count less. True: the count is zero (or the address unknown), the manager has forgotten it, the caller must free it.
+    /// Removes a count. Returns `true` if the count is zero or the address unknown. The manager has
+    /// then removed the object, and the caller must free it.
     #[must_use = "on true the caller must free the object"]
     pub fn dec_ref(&self, ptr: *mut c_void) -> bool {
         self.local.dec_ref(ptr.addr())
@@ -297,21 +317,26 @@ impl MemoryManager {
 
     // ---- frames
 
-    /// Opens a scope and a frame with `num_slots` slots (at most 65,536, else a counted misuse and none).
+    /// Opens a scope and a frame with `num_slots` slots. More than 65,536 slots are a counted
+    /// misuse, and the frame has none.
     #[doc(alias = "tl_mem_function_enter")]
     pub fn function_enter(&self, num_slots: usize) {
         self.local.function_enter(i64::try_from(num_slots).unwrap_or(i64::MAX), Caller::default());
     }
 
-    /// Closes the newest frame: every scope opened since, then its buffers. Without a frame: a counted misuse.
+    /// Closes every scope since the newest frame was opened, then frees its buffers. A call without
+    /// a frame is a counted misuse.
     #[doc(alias = "tl_mem_function_exit")]
     pub fn function_exit(&self) {
         self.local.function_exit(0);
     }
 
-    /// A buffer of at least `min_size` bytes in a slot of the newest frame. Enough there: the same pointer, contents kept. Too
-    /// small: a new buffer of unspecified contents; the old one stays readable until the frame ends. Null, and a counted misuse,
-    /// without a frame, for a slot that it does not have, or without memory; the slot then keeps its buffer.
+    /// A buffer of at least `min_size` bytes in a slot of the newest frame. If the present buffer
+    /// is large enough, the call returns the same pointer, with its contents. Otherwise it returns
+    /// a new buffer of unspecified contents; the old one stays readable until the frame ends.
+    ///
+    /// Without a frame, for an unknown slot, or without memory the call returns null and counts a
+    /// misuse. The slot then keeps its buffer.
     #[doc(alias = "tl_mem_get_buffer")]
     pub fn get_buffer(&self, slot_id: usize, min_size: usize) -> *mut c_void {
         let number = |n: usize| i64::try_from(n).unwrap_or(i64::MAX);
@@ -320,34 +345,39 @@ impl MemoryManager {
 
     // ---- hooks and limits
 
-    /// Sets what destroys tensors that are not this crate's own. `None`: such tensors are lost, and a misuse is counted.
+    /// Sets the function that destroys tensors from outside this crate. With `None` such tensors
+    /// are lost, and a misuse is counted.
     ///
     /// # Safety
-    /// - The function may be called with any tensor registered here, on any thread attached to this manager.
+    /// - The function may be called with any tensor registered here, on any thread attached to this
+    ///   manager.
     pub unsafe fn set_tensor_destructor(&self, hook: Option<TensorDestructor>) {
         self.local.shared.set_tensor_destructor(hook);
     }
 
-    /// Sets what tells the pool a tensor's key. `None`: only tensors of this crate are pooled.
+    /// Sets the function that gives the pool a tensor's key. With `None` only tensors of this crate
+    /// are pooled.
     ///
     /// # Safety
-    /// - The function may be called with any tensor registered here, on any thread attached to this manager.
+    /// - The function may be called with any tensor registered here, on any thread attached to this
+    ///   manager.
     pub unsafe fn set_tensor_describer(&self, hook: Option<TensorDescriber>) {
         self.local.shared.set_tensor_describer(hook);
     }
 
-    /// Sets what runs at the start of each scope and, with the value it returned, at its end. Scopes that are open
-    /// keep what they have.
+    /// Sets the functions that run at the start of each scope and, with the returned value, at its
+    /// end. Open scopes keep their hooks.
     pub fn set_scope_hooks(&self, hooks: Option<(ScopeEnterHook, ScopeExitHook)>) {
         self.local.shared.set_scope_hooks(hooks);
     }
 
-    /// Bytes of dead tensors that wait for the end of their scope; 0 turns the quarantine off.
+    /// Sets the maximum number of bytes of dead tensors that wait for the end of their scope. 0
+    /// turns the quarantine off.
     pub fn set_quarantine_bytes(&self, bytes: u64) {
         self.local.shared.quarantine_budget.store(bytes, Relaxed);
     }
 
-    /// Names the place in the program to which registrations from now on belong, for leak reports; the empty string for none.
+    /// Sets the call site of later registrations, for leak reports. The empty string removes it.
     pub fn set_call_site(&self, site: &std::ffi::CStr) {
         // SAFETY: a `CStr` ends with a NUL.
         self.local.site.set(unsafe { self.local.intern(site.as_ptr().cast::<c_char>()) });
@@ -355,7 +385,8 @@ impl MemoryManager {
 
     // ---- tensors and their pool
 
-    /// A tensor of this crate in host memory, registered in the current scope; see `lh_tensor_create`.
+    /// A tensor of this crate in host memory, registered in the current scope; see
+    /// `lh_tensor_create`.
     pub fn create_tensor(&self, shape: &[i64], dtype_id: u8) -> Option<*mut OpaqueTensor> {
         self.local.create_tensor(shape, dtype_id)
     }
@@ -365,7 +396,8 @@ impl MemoryManager {
         self.local.tensor_data(tensor)
     }
 
-    /// Takes a described tensor out of the pool; it is unknown to the manager until it is registered again.
+    /// Takes a described tensor out of the pool. The manager does not know the tensor until it is
+    /// registered again.
     pub fn pool_acquire(&self, num_elements: usize, dtype_id: u8, device_id: u8) -> Option<*mut OpaqueTensor> {
         let Some(key) = TensorKey::from_ids(num_elements as u64, dtype_id, device_id) else {
             self.local.misuse(Misuse::TensorKey, 0, i64::from(dtype_id));
@@ -374,7 +406,8 @@ impl MemoryManager {
         self.local.shared.pool_acquire(key, self.local.me)
     }
 
-    /// Destroys pooled tensors until at most `bytes` remain, the keys used longest ago first; returns the bytes freed.
+    /// Destroys pooled tensors, of the least recently used keys first, until at most `bytes`
+    /// remain. Returns the freed bytes.
     pub fn pool_trim(&self, bytes: u64) -> u64 {
         self.local.trim_pool(bytes)
     }
@@ -404,7 +437,7 @@ impl MemoryManager {
         self.local.shared.published()
     }
 
-    /// How often this attachment has done `misuse`.
+    /// The number of this attachment's misuses of a kind.
     pub fn misuses(&self, misuse: Misuse) -> u64 {
         self.local.misuses(misuse)
     }
@@ -414,13 +447,13 @@ impl MemoryManager {
         self.local.last_error()
     }
 
-    /// What is alive, by kind, name and call site.
+    /// The live objects, by kind, name and call site.
     pub fn leak_report(&self) -> LeakReport {
         self.local.leak_report()
     }
 }
 
-/// Ends the process as Rust does where there is no memory.
+/// Ends the process as Rust does if memory is exhausted.
 fn no_memory<T>() -> ! {
     std::alloc::handle_alloc_error(std::alloc::Layout::new::<T>())
 }

@@ -1,8 +1,9 @@
-//! What a caller can do wrong, by name. Everything here is counted and answered with a no-op; nothing is fatal.
+//! Misuses of the API, by name. Each one is counted and has no effect; none is fatal.
 
 use std::fmt;
 
-/// A kind of misuse, counted per thread and in total (`tl_mem_stats`), with the newest kept for `tl_mem_last_error`.
+/// A kind of misuse. The manager counts each kind per thread and in total (`tl_mem_stats`), and
+/// keeps the newest misuse for `tl_mem_last_error`.
 ///
 /// The numbers are part of the C ABI (`TL_MISUSE_*`); new kinds are added at the end.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
@@ -12,7 +13,7 @@ pub enum Misuse {
     ExitScope = 0,
     /// `function_exit` without a matching `function_enter`.
     FunctionExit = 1,
-    /// `function_enter` with a negative or absurd number of slots.
+    /// `function_enter` with a negative or excessive number of slots.
     SlotCount = 2,
     /// `get_buffer` outside any function.
     NoFrame = 3,
@@ -20,15 +21,15 @@ pub enum Misuse {
     SlotIndex = 4,
     /// A negative size, or one beyond the address space.
     Size = 5,
-    /// Release of an address that is not known.
+    /// Release of an unknown address.
     ReleaseUnknown = 6,
-    /// Release or acquire of a tensor that is dead already.
+    /// Release or acquire of a dead tensor.
     UseOfDead = 7,
-    /// `register_ptr` of an address that is not known.
+    /// `register_ptr` of an unknown address.
     RegisterUnknown = 8,
-    /// Registration of a tensor that is dead already (it is revived where that is still possible).
+    /// Registration of a dead tensor (it is revived if possible).
     RegisterDead = 9,
-    /// An object was named as another kind than the one it has.
+    /// A call named another kind than the object's.
     KindMismatch = 10,
     /// `unregister` or `promote` of an address without a record.
     NotRegistered = 11,
@@ -36,19 +37,20 @@ pub enum Misuse {
     Mark = 12,
     /// A dtype that the library cannot make, or a shape that is too large.
     TensorKey = 13,
-    /// There was no memory for the request.
+    /// The request found no memory.
     OutOfMemory = 14,
-    /// A scope that was left open and was closed by `function_exit`, by an outer `exit_scope` or after a destructor.
+    /// A scope that stayed open and was closed by `function_exit`, by an outer `exit_scope` or
+    /// after a destructor.
     ScopeRepaired = 15,
     /// A frame whose function returned without `function_exit`, closed on its behalf.
     FrameRepaired = 16,
-    /// A tensor accessor was given something that is not a live tensor of this library.
+    /// The argument of a tensor accessor is not a live tensor of this library.
     NotATensor = 17,
-    /// A tensor died for which there is no destructor; its memory is lost.
+    /// A tensor without a destructor died; its memory is lost.
     NoDestructor = 18,
 }
 
-/// How many kinds of [`Misuse`] there are.
+/// The number of kinds of [`Misuse`].
 pub const MISUSE_COUNT: usize = 19;
 
 impl Misuse {
@@ -125,14 +127,14 @@ impl Misuse {
     }
 }
 
-/// The newest misuse of a thread: what it was and what it was about.
+/// The newest misuse of a thread, with its arguments.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct LastError {
-    /// What was wrong.
+    /// The kind.
     pub misuse: Misuse,
-    /// The address that was given, 0 if none.
+    /// The address argument, 0 if none.
     pub address: usize,
-    /// The number that was given (slot, size, mark, count), or 0.
+    /// The number argument (slot, size, mark, count), or 0.
     pub value: i64,
 }
 

@@ -1,7 +1,8 @@
-//! Names of structs and of call sites, each kept once and for good.
+//! Interned names of structs and of call sites, each kept once for the life of the process.
 //!
-//! A name that this thread has seen lately is found without a lock and without an allocation: the cache is keyed by
-//! the string's address and checked against its bytes. It must not know what is named.
+//! A thread finds a recently used name without a lock and without an allocation. Its cache is keyed
+//! by the string's address and checked against its bytes. This module must not know which objects
+//! have the names.
 
 use std::cell::Cell;
 use std::collections::HashMap;
@@ -14,14 +15,14 @@ use crate::pool::IntMap;
 
 /// Names longer than this are cut.
 pub(crate) const MAX_NAME: usize = 255;
-/// Distinct names kept; later ones share the name "(other)".
+/// The maximum number of distinct names; later names share the name "(other)".
 const MAX_NAMES: usize = 1 << 16;
 const CACHE: usize = 64;
 
 /// No name.
 pub(crate) const NONE: u32 = 0;
 const OTHER: u32 = 1;
-/// The id of the first name that is kept.
+/// The id of the first interned name.
 const FIRST: usize = 2;
 
 pub(crate) struct Interner {
@@ -42,7 +43,7 @@ pub(crate) fn interner() -> &'static SpinLock<Interner> {
     &INTERNER
 }
 
-/// Loom's atomics are not made in constants.
+/// Loom's atomics cannot be made in constants.
 #[cfg(loom)]
 pub(crate) fn interner() -> &'static SpinLock<Interner> {
     static INTERNER: leasehold_core::sync::OnceLock<SpinLock<Interner>> = leasehold_core::sync::OnceLock::new();
@@ -70,7 +71,7 @@ fn intern(name: &[u8]) -> Result<(u32, &'static [u8]), NoMemory> {
     Ok((id, kept))
 }
 
-/// A name, displayed with what is not UTF-8 replaced.
+/// A name. Its display replaces bytes that are not UTF-8.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Name(&'static [u8]);
 
@@ -130,24 +131,27 @@ impl NameCache {
         Self([const { Cell::new(Seen { at: std::ptr::null(), name: b"", id: NONE }) }; CACHE])
     }
 
-    /// The id of the C string `at`; [`NONE`] for null or the empty string. Fails without memory for a new name.
+    /// The id of the C string `at`; [`NONE`] for null or the empty string. Fails without memory for
+    /// a new name.
     ///
     /// # Safety
-    /// - `at` is null or points to bytes that end with a NUL, or to at least [`MAX_NAME`] readable bytes.
+    /// - `at` is null or points to bytes that end with a NUL, or to at least [`MAX_NAME`] readable
+    ///   bytes.
     pub(crate) unsafe fn intern(&self, at: *const c_char) -> Result<u32, NoMemory> {
         if at.is_null() {
             return Ok(NONE);
         }
         let slot = &self.0[(at.addr() >> 2) % CACHE];
         let seen = slot.get();
-        // SAFETY: the comparison stops at the first difference, so it reads no further than the string's end.
+        // SAFETY: the comparison stops at the first difference, so it does not read beyond the
+        // string's end.
         if seen.at == at && unsafe { same(at, seen.name) } {
             return Ok(seen.id);
         }
         let mut copy = [0; MAX_NAME];
         let mut len = 0;
         while len < MAX_NAME {
-            // SAFETY: no NUL has been met so far, so by the caller's promise this byte is readable.
+            // SAFETY: no byte so far was NUL, so this byte is readable by the caller's promise.
             let byte = unsafe { at.add(len).read() } as u8;
             if byte == 0 {
                 break;
@@ -166,18 +170,19 @@ impl NameCache {
     }
 }
 
-/// Whether the C string `at` is `name`, cut at [`MAX_NAME`].
+/// Returns whether the C string `at` is `name`, cut at [`MAX_NAME`].
 ///
 /// # Safety
 /// - As for [`NameCache::intern`].
 unsafe fn same(at: *const c_char, name: &[u8]) -> bool {
     for (i, &byte) in name.iter().enumerate() {
-        // SAFETY: the bytes before were equal to a name's and thus not NUL.
+        // SAFETY: the bytes before were equal to a name's and so not NUL.
         if unsafe { at.add(i).read() } as u8 != byte {
             return false;
         }
     }
-    // SAFETY: no NUL was met so far, so by the caller's promise the next byte is readable; at MAX_NAME bytes none is read.
+    // SAFETY: no byte so far was NUL, so the next byte is readable by the caller's promise; after
+    // MAX_NAME bytes none is read.
     name.len() == MAX_NAME || unsafe { at.add(name.len()).read() } == 0
 }
 

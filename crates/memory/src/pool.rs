@@ -1,13 +1,14 @@
-//! The tensor pool: dead tensors kept for reuse, by (elements, dtype, device).
+//! Tensor pool: dead tensors kept for reuse, by (elements, dtype, device).
 //!
-//! It knows addresses and keys. It must not look into a tensor, and does not lock: the manager wraps it. Tensors that leave
-//! it for good are collected first and destroyed by the caller's means, outside whatever lock the caller holds.
+//! The pool knows addresses and keys. It must not read a tensor, and has no lock: the manager wraps
+//! it. Tensors that leave it permanently are first collected. The caller then destroys them by its
+//! own means, outside its locks.
 
 use std::collections::HashMap;
 use std::fmt;
 use std::hash::{BuildHasherDefault, Hasher};
 
-/// A tensor as compiled code sees it: an address. What it is, its destructor decides.
+/// A tensor as compiled code sees it: an address. The tensor's destructor knows the type.
 #[repr(C)]
 pub struct OpaqueTensor {
     _opaque: [u8; 0],
@@ -93,20 +94,22 @@ impl DeviceKind {
     }
 }
 
-/// What makes two tensors interchangeable. Ids beyond [`DType`] and [`DeviceKind`] are the caller's own and pool like any other.
+/// The properties that make two tensors interchangeable. Ids beyond [`DType`] and [`DeviceKind`]
+/// belong to the caller and are pooled like any other.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
 pub struct TensorKey {
     /// Number of elements.
     pub num_elements: u64,
-    /// The id of their type, see [`DType`].
+    /// The id of the element type, see [`DType`].
     pub dtype: u8,
-    /// The id of where they are, see [`DeviceKind`].
+    /// The id of the device, see [`DeviceKind`].
     pub device: u8,
-    /// Made by this crate: such a tensor is never handed to somebody who asks for a foreign one, nor the other way round.
+    /// The tensor was made by this crate. A request for a foreign tensor never gets such a tensor,
+    /// nor the reverse.
     pub(crate) host: bool,
 }
 
-/// Bytes of an element whose type is the caller's own, against the pool's budget.
+/// The assumed bytes of an element of a caller's type, for the pool's budget.
 const UNKNOWN_ELEMENT: u64 = 8;
 
 impl TensorKey {
@@ -121,43 +124,44 @@ impl TensorKey {
         DType::from_id(self.dtype).map_or(UNKNOWN_ELEMENT, DType::size)
     }
 
-    /// Bytes of the elements; 8 for each where the type is the caller's own.
+    /// Bytes of the elements; 8 for each element of a caller's type.
     pub fn bytes(self) -> u64 {
         self.num_elements.saturating_mul(self.element())
     }
 }
 
-/// What became of a tensor given to [`TensorPool::release`].
+/// The outcome of [`TensorPool::release`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[must_use = "a tensor that was not pooled still belongs to the caller"]
 pub enum PoolOutcome {
-    /// The pool owns it now.
+    /// The pool owns the tensor now.
     Pooled,
-    /// There is no place for it, or no memory to note it; it still belongs to the caller.
+    /// The pool has no place or no memory for the tensor, which still belongs to the caller.
     Full,
-    /// The pool has it already, under this or another key; nothing changed.
+    /// The pool has the tensor already, under this or another key; nothing changed.
     Duplicate,
 }
 
-/// How much a pool keeps.
+/// The capacity of a pool.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct PoolLimits {
     /// Tensors of one key.
     pub per_key: usize,
-    /// Keys; those used longest ago go first.
+    /// Keys; the least recently used ones are removed first.
     pub keys: usize,
-    /// Bytes over all keys; the keys used longest ago go first.
+    /// Bytes over all keys; the least recently used keys are removed first.
     pub bytes: u64,
 }
 
 impl Default for PoolLimits {
-    /// 64 tensors a key, 256 keys, 256 MiB.
+    /// 64 tensors for each key, 256 keys, 256 MiB.
     fn default() -> Self {
         Self { per_key: 64, keys: 256, bytes: 256 << 20 }
     }
 }
 
-/// Multiplicative hashing of small integers; the table's inputs are addresses and sizes, not an adversary's strings.
+/// Multiplicative hashing of small integers. The table's inputs are addresses and sizes, not an
+/// adversary's strings.
 #[derive(Clone, Copy, Default)]
 pub(crate) struct IntHasher(u64);
 
@@ -186,7 +190,7 @@ pub(crate) type IntMap<K, V> = HashMap<K, V, BuildHasherDefault<IntHasher>>;
 
 const NIL: usize = usize::MAX;
 
-/// All tensors of one key; a node of the list from the newest used key to the oldest.
+/// All tensors of one key; a node of the list from the most to the least recently used key.
 #[derive(Debug)]
 struct Shelf {
     key: TensorKey,
@@ -195,7 +199,8 @@ struct Shelf {
     older: usize,
 }
 
-/// Dead tensors kept for reuse. See the module's documentation; for a worked example see [`TensorPool::release`].
+/// Dead tensors kept for reuse. See the module's documentation; for a worked example see
+/// [`TensorPool::release`].
 #[derive(Debug)]
 pub struct TensorPool {
     shelves: Vec<Shelf>,
@@ -206,12 +211,12 @@ pub struct TensorPool {
     oldest: usize,
     bytes: u64,
     limits: PoolLimits,
-    /// `None`: what is registered for the process when a tensor is destroyed.
+    /// `None`: the process's tensor destructor at the time of a destruction.
     destructor: Option<TensorDestructor>,
 }
 
-// SAFETY: the pool owns its tensors and only stores their addresses; whoever releases a tensor promises that it may be
-// destroyed by whichever thread holds the pool.
+// SAFETY: the pool owns its tensors and only stores their addresses. The releaser of a tensor
+// promises that any thread that holds the pool may destroy it.
 unsafe impl Send for TensorPool {}
 
 impl Default for TensorPool {
@@ -221,8 +226,9 @@ impl Default for TensorPool {
 }
 
 impl TensorPool {
-    /// An empty pool with the default limits. What destroys its tensors is the tensor destructor of the process
-    /// (`tl_mem_set_tensor_destructor`) at that time; without one they are lost, and a misuse is counted.
+    /// An empty pool with the default limits. The tensor destructor of the process
+    /// (`tl_mem_set_tensor_destructor`) destroys its tensors. Without one at that time they are
+    /// lost, and a misuse is counted.
     pub fn new() -> Self {
         Self::with_limits(PoolLimits::default(), None)
     }
@@ -246,7 +252,8 @@ impl TensorPool {
         }
     }
 
-    /// Takes out the tensor of this key that came in last. `None` if there is none.
+    /// Removes and returns the tensor of this key that was released last. `None` if the pool has
+    /// none.
     pub fn acquire(&mut self, num_elements: usize, dtype_id: u8, device_id: u8) -> Option<*mut OpaqueTensor> {
         self.acquire_key(TensorKey::from_ids(num_elements as u64, dtype_id, device_id)?)
     }
@@ -260,7 +267,8 @@ impl TensorPool {
         Some(tensor)
     }
 
-    /// Gives `ptr` to the pool. Where that exceeds the limits, tensors of the keys used longest ago are destroyed.
+    /// Gives `ptr` to the pool. If this exceeds the limits, tensors of the least recently used keys
+    /// are destroyed.
     ///
     /// ```
     /// use leasehold_memory::{OpaqueTensor, PoolLimits, PoolOutcome, TensorPool};
@@ -300,7 +308,8 @@ impl TensorPool {
         outcome
     }
 
-    /// As [`release`](Self::release), but nothing is destroyed: what has to go is what [`excess`](Self::excess) returns.
+    /// Like [`release`](Self::release), but without a destruction: the caller destroys the tensors
+    /// that [`excess`](Self::excess) returns.
     pub(crate) fn release_key(&mut self, ptr: *mut OpaqueTensor, key: TensorKey) -> PoolOutcome {
         if ptr.is_null() || key.bytes() > self.limits.bytes || self.limits.per_key == 0 || self.limits.keys == 0 {
             return PoolOutcome::Full;
@@ -331,7 +340,8 @@ impl TensorPool {
         PoolOutcome::Pooled
     }
 
-    /// Takes out a tensor that exceeds the limits, of the key used longest ago; `None` if they are kept.
+    /// Removes and returns a tensor that exceeds the limits, of the least recently used key; `None`
+    /// if the pool is within its limits.
     pub(crate) fn excess(&mut self) -> Option<(*mut OpaqueTensor, TensorKey)> {
         while self.by_key.len() > self.limits.keys {
             if let Some(tensor) = self.pop_oldest(true) {
@@ -341,8 +351,8 @@ impl TensorPool {
         self.shrink(self.limits.bytes)
     }
 
-    /// Takes out a tensor of the key used longest ago while there are more than `bytes`; 0: while there are any (those without elements
-    /// have no bytes).
+    /// Removes and returns a tensor of the least recently used key while the pool has more than
+    /// `bytes`. With 0: while it has any tensor (a tensor without elements has no bytes).
     pub(crate) fn shrink(&mut self, bytes: u64) -> Option<(*mut OpaqueTensor, TensorKey)> {
         while self.oldest != NIL && (self.bytes > bytes || bytes == 0) {
             if let Some(tensor) = self.pop_oldest(false) {
@@ -352,7 +362,8 @@ impl TensorPool {
         None
     }
 
-    /// Takes a tensor, its first or its last, off the key used longest ago, and forgets a key that has none any more.
+    /// Removes and returns a tensor, the first or the last, of the least recently used key. A key
+    /// without tensors is removed.
     fn pop_oldest(&mut self, first: bool) -> Option<(*mut OpaqueTensor, TensorKey)> {
         let at = self.oldest;
         let shelf = &mut self.shelves[at];
@@ -369,7 +380,7 @@ impl TensorPool {
         tensor.map(|tensor| (tensor, key))
     }
 
-    /// Takes out this very tensor and returns its key; `None` if it is not here.
+    /// Removes this tensor and returns its key; `None` if the pool does not have it.
     pub(crate) fn take(&mut self, ptr: *mut OpaqueTensor) -> Option<TensorKey> {
         let at = self.by_address.remove(&ptr.addr())?;
         let shelf = &mut self.shelves[at];
@@ -378,7 +389,8 @@ impl TensorPool {
         Some(shelf.key)
     }
 
-    /// Destroys tensors, those of the keys used longest ago first, until at most `bytes` remain; returns the bytes freed.
+    /// Destroys tensors, of the least recently used keys first, until at most `bytes` remain.
+    /// Returns the freed bytes.
     pub fn trim(&mut self, bytes: u64) -> u64 {
         let before = self.bytes;
         while let Some((tensor, _)) = self.shrink(bytes) {
@@ -428,7 +440,8 @@ impl TensorPool {
             }
             None => {
                 self.shelves.try_reserve(1).ok()?;
-                // Later every shelf may be vacant, when there is no memory to note it.
+                // Every shelf may become vacant later, when no memory to record it may be
+                // available.
                 self.vacant.try_reserve(self.shelves.len() + 1).ok()?;
                 self.shelves.push(shelf);
                 self.shelves.len() - 1
@@ -439,7 +452,7 @@ impl TensorPool {
         Some(at)
     }
 
-    /// Forgets a key without tensors.
+    /// Removes a key without tensors.
     fn forget_shelf(&mut self, at: usize) {
         self.unlink(at);
         self.by_key.remove(&self.shelves[at].key);
@@ -477,9 +490,11 @@ impl TensorPool {
 
     fn destroy(&self, tensor: *mut OpaqueTensor) {
         match self.destructor {
-            // SAFETY: whoever released the tensor gave it up and allowed its destruction by this destructor.
+            // SAFETY: the releaser gave the tensor up and allowed its destruction by this
+            // destructor.
             Some(destructor) => unsafe { destructor(tensor) },
-            // SAFETY: whoever released the tensor gave it up and allowed its destruction by the process's destructor.
+            // SAFETY: the releaser gave the tensor up and allowed its destruction by the process's
+            // destructor.
             #[cfg(not(loom))]
             None => unsafe { crate::global::destroy_tensor(tensor) },
             #[cfg(loom)]

@@ -1,14 +1,15 @@
-//! The manager's tensor pool: one [`TensorPool`] for each of some groups of threads, so that no
-//! call waits for another thread's.
+//! The manager's sharded tensor pool: one [`TensorPool`] for each group of threads, so that no call
+//! waits for another thread's.
 //!
 //! # Protocol
-//! A thread gives tensors to its own shard, by its number, and asks there first. Each shard has a
-//! [`BiasedLock`], which costs the only thread of a shard two plain stores. On a miss the other
-//! shards are asked, but only those that seem to have the key: every shard counts its tensors by a
-//! few bits of the key's hash, and anybody may read those counts without the lock. The limits of a
-//! key and of the number of keys hold for each shard, the limit of bytes for all together.
+//! A thread releases tensors to its own shard, chosen by its number, and tries this shard first.
+//! Each shard has a [`BiasedLock`], which costs the only thread of a shard two plain stores. On a
+//! miss the thread tries other shards, but only those that may have the key. Every shard counts its
+//! tensors by a few bits of the key's hash, and any thread may read these counts without the lock.
+//! The limits of a key and of the number of keys hold for each shard; the limit of bytes holds for
+//! all shards together.
 //!
-//! It must not call out: who takes tensors out destroys them.
+//! This module must not call the program: the code that removes tensors destroys them.
 
 use leasehold_core::sync::UnsafeCell;
 use leasehold_core::sync::atomic::{AtomicU16, AtomicU64, Ordering::Relaxed};
@@ -17,30 +18,30 @@ use crate::heap::{self, NoMemory};
 use crate::lock::{BiasedLock, Held};
 use crate::pool::{OpaqueTensor, PoolLimits, PoolOutcome, TensorKey, TensorPool};
 
-/// Shards. A power of two.
+/// The number of shards, a power of two.
 const SHARDS: usize = 16;
-/// Counts by hash of a shard.
+/// The number of a shard's counts by hash.
 const HINTS: usize = 64;
 
 #[repr(align(128))]
 struct Shard {
     lock: BiasedLock,
-    /// Written under the lock, read by anybody.
+    /// Written under the lock, read by any thread.
     tensors: AtomicU64,
     bytes: AtomicU64,
     hints: [AtomicU16; HINTS],
     pool: UnsafeCell<TensorPool>,
 }
 
-/// See the module's documentation.
+/// A sharded tensor pool; see the module's documentation.
 pub(crate) struct Pools {
     shards: Box<[Shard]>,
     limits: PoolLimits,
 }
 
-// SAFETY: the pools are used under their shards' locks only.
+// SAFETY: the pools are used only under their shards' locks.
 unsafe impl Send for Pools {}
-// SAFETY: a shard's pool is reached through a guard, and there is one at a time.
+// SAFETY: only a guard leads to a shard's pool, and at most one guard exists.
 unsafe impl Sync for Pools {}
 
 /// A few bits of a key's hash (by multiplication, after Knuth).
@@ -58,24 +59,24 @@ pub(crate) struct Guard<'a> {
 
 impl Guard<'_> {
     fn pool(&mut self) -> &mut TensorPool {
-        // SAFETY: the shard's lock is held as long as this guard lives, and `&mut self` makes the
-        // reference the only one.
+        // SAFETY: the shard's lock is held as long as this guard lives, and `&mut self` makes this
+        // the only reference.
         unsafe { &mut *self.shard.pool.get() }
     }
 
     fn count(&self, key: TensorKey, step: u16) {
         let hint = &self.shard.hints[hint(key)];
-        // Only who holds the lock writes.
+        // Only the holder of the lock writes.
         hint.store(hint.load(Relaxed).wrapping_add(step), Relaxed);
     }
 
-    /// Whether the shard has more keys than it may.
+    /// Returns whether the shard exceeds its limit of keys.
     pub(crate) fn has_excess(&mut self) -> bool {
         let pool = self.pool();
         pool.key_count() > pool.limits().keys
     }
 
-    /// Gives a tensor to the shard.
+    /// Releases a tensor to the shard.
     pub(crate) fn put(&mut self, tensor: *mut OpaqueTensor, key: TensorKey) -> PoolOutcome {
         let outcome = self.pool().release_key(tensor, key);
         if outcome == PoolOutcome::Pooled {
@@ -108,7 +109,7 @@ impl Pools {
             tensors: AtomicU64::new(0),
             bytes: AtomicU64::new(0),
             hints: std::array::from_fn(|_| AtomicU16::new(0)),
-            // Nothing is left in it when it is dropped.
+            // The pool is empty when it is dropped, so it needs no destructor.
             pool: UnsafeCell::new(TensorPool::with_limits(limits, None)),
         })?;
         Ok(Self { shards, limits })
@@ -130,12 +131,13 @@ impl Pools {
         (0..SHARDS).map(move |i| (Self::home(me) + i) % SHARDS)
     }
 
-    /// Whether all shards together have more bytes than they may.
+    /// Returns whether all shards together exceed the limit of bytes.
     pub(crate) fn has_excess(&self, bytes: u64) -> bool {
         bytes > self.limits.bytes
     }
 
-    /// Takes out a tensor of this key: what this thread's shard got last, else another's.
+    /// Removes and returns a tensor of this key: the last one of this thread's shard, else another
+    /// shard's.
     pub(crate) fn acquire(&self, key: TensorKey, me: u32) -> Option<*mut OpaqueTensor> {
         let hint = hint(key);
         Self::from_home(me).filter(|&i| self.shards[i].hints[hint].load(Relaxed) != 0).find_map(|i| {
@@ -146,7 +148,7 @@ impl Pools {
         })
     }
 
-    /// Takes out this very tensor of that shard; false if it is not there.
+    /// Removes this tensor from the shard; `false` if the shard does not have it.
     pub(crate) fn take(&self, tensor: *mut OpaqueTensor, shard: usize, me: u32) -> bool {
         let mut shard = self.lock(shard, me);
         let key = shard.pool().take(tensor);
@@ -154,8 +156,8 @@ impl Pools {
         key.is_some()
     }
 
-    /// Takes out a tensor that exceeds the limits, of the key that this thread's shard used longest
-    /// ago; `None` if they are kept.
+    /// Removes and returns a tensor that exceeds the limits, of the least recently used key of this
+    /// thread's shard. `None` if the pool is within its limits.
     pub(crate) fn excess(&self, me: u32) -> Option<*mut OpaqueTensor> {
         let mut home = self.lock(Self::home(me), me);
         let over = home.pool().excess();
@@ -169,32 +171,32 @@ impl Pools {
         })
     }
 
-    /// Takes out a tensor, and says how many bytes it has, while there are more than `bytes`; 0:
-    /// while there are any.
+    /// Removes and returns a tensor, with its bytes, while the pool has more than `bytes`. With 0:
+    /// while it has any tensor.
     pub(crate) fn shrink(&self, bytes: u64, me: u32) -> Option<(*mut OpaqueTensor, u64)> {
         if self.bytes() <= bytes && bytes != 0 {
             return None;
         }
         Self::from_home(me).filter(|&i| self.shards[i].tensors.load(Relaxed) != 0).find_map(|i| {
             let mut shard = self.lock(i, me);
-            // This shard's part of what has to go is all that it has.
+            // A shard gives up tensors until it is empty, then the next shard follows.
             let (tensor, key) = shard.pool().shrink(0)?;
             shard.left(Some(key));
             Some((tensor, key.bytes()))
         })
     }
 
-    /// Tensors in all shards. Exact when no other thread is at work.
+    /// Tensors in all shards. Exact if no other thread uses the pool.
     pub(crate) fn tensors(&self) -> u64 {
         self.shards.iter().map(|s| s.tensors.load(Relaxed)).sum()
     }
 
-    /// Their bytes. Exact when no other thread is at work.
+    /// Bytes of the tensors in all shards. Exact if no other thread uses the pool.
     pub(crate) fn bytes(&self) -> u64 {
         self.shards.iter().map(|s| s.bytes.load(Relaxed)).sum()
     }
 
-    /// The thread `me` ends.
+    /// Gives up the biases of thread `me`, which ends.
     pub(crate) fn renounce(&self, me: u32) {
         self.shards.iter().for_each(|shard| shard.lock.renounce(me));
     }

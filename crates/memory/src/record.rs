@@ -1,4 +1,5 @@
-//! Registration and counting: what `register_*`, `unregister`, `promote`, `acquire` and `release` do.
+//! Registration and counting: what `register_*`, `unregister`, `promote`, `acquire` and `release`
+//! do.
 
 use crate::death::Dead;
 use crate::local::Local;
@@ -249,12 +250,14 @@ impl Local {
         }
     }
 
-    /// The object is a tensor whose count had reached zero: it lives again if nobody else has it by now.
+    /// The object is a tensor whose count had reached zero: it lives again if nobody else has it by
+    /// now.
     #[cold]
     fn register_dead(&self, addr: usize, state: State, shelf: u32, r: u32) {
         let ours = match state {
             State::Dying | State::Quarantined | State::Live => true,
-            // Its death is being dealt with, by this thread's hook or by another's; that cannot be taken back.
+            // Its death is being dealt with, by this thread's hook or by another's; that cannot be
+            // taken back.
             State::Described => false,
             State::Pooled => {
                 let tensor = std::ptr::with_exposed_provenance_mut::<OpaqueTensor>(addr);
@@ -296,7 +299,8 @@ impl Local {
         }
     }
 
-    /// Removes the newest record of this thread, if it lies at depth `outermost` or above. The count stays.
+    /// Removes the newest record of this thread, if it lies at depth `outermost` or above. The
+    /// count stays.
     pub(crate) fn unregister(&self, addr: usize, outermost: u32) {
         if addr == 0 {
             return;
@@ -319,7 +323,7 @@ impl Local {
         self.misuse(Misuse::NotRegistered, addr, 0);
     }
 
-    /// Whether any scope of this thread has a record of the object.
+    /// Returns whether any scope of this thread has a record of the object.
     pub(crate) fn is_registered(&self, addr: usize) -> bool {
         if addr == 0 {
             return false;
@@ -328,8 +332,9 @@ impl Local {
         shard.find(addr).is_some_and(|e| e.state == State::Live && self.newest(e) != NIL)
     }
 
-    /// Moves one record of the object from the current scope to its parent, as the newest there. An object whose newest record lies
-    /// further out already outlives the current scope; nothing happens then.
+    /// Moves one record of the object from the current scope to its parent, as the newest there. An
+    /// object whose newest record lies further out already outlives the current scope; nothing
+    /// happens then.
     pub(crate) fn promote(&self, addr: usize) {
         if addr == 0 {
             return;
@@ -351,7 +356,8 @@ impl Local {
         if record.depth < depth {
             return;
         }
-        // The chain runs from inner scopes to outer ones: the record goes behind the last of this scope.
+        // The chain runs from inner scopes to outer ones: the record goes behind the last of this
+        // scope.
         let mut last = newest;
         while let Some(x) = self.records.get(last)
             && self.records.get(x.older).is_some_and(|older| older.depth == depth)
@@ -494,7 +500,8 @@ impl Local {
         true
     }
 
-    /// Releases what the newest record `r` of a scope that is closing stands for, and frees the record.
+    /// Releases what the newest record `r` of a scope that is closing stands for, and frees the
+    /// record.
     #[inline(always)]
     pub(crate) fn release_record(&self, r: u32) {
         self.unlink(r);

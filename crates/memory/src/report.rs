@@ -1,4 +1,4 @@
-//! The leak report: what is alive, by kind, name and call site.
+//! Leak report: the live objects, by kind, name and call site.
 
 use std::fmt;
 
@@ -11,13 +11,13 @@ use crate::table::{Kind, State};
 /// Live objects that share kind, name and call site.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct LeakGroup {
-    /// What they are.
+    /// The kind of the objects.
     pub kind: Kind,
     /// Their name, empty if none was given.
     pub name: String,
     /// The call site that was current when they were registered, empty if none was set.
     pub site: String,
-    /// How many there are.
+    /// The number of objects.
     pub objects: u64,
     /// Their bytes, as far as known.
     pub bytes: u64,
@@ -25,10 +25,10 @@ pub struct LeakGroup {
     pub counts: u64,
 }
 
-/// What is alive in a manager. Displayed as one line per group, the most frequent first.
+/// The live objects of a manager. Displayed as one line for each group, the largest number first.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct LeakReport {
-    /// The groups, the most frequent first.
+    /// The groups, the largest number of objects first.
     pub groups: Vec<LeakGroup>,
 }
 
@@ -75,7 +75,7 @@ fn write_line(
     writeln!(f, "{objects} x {kind:?} name={name} site={site} bytes={bytes} counts={counts}")
 }
 
-/// A name, or what stands for none.
+/// A name, or a placeholder for none.
 fn shown(name: &str) -> &str {
     if name.is_empty() { "-" } else { name }
 }
@@ -97,7 +97,7 @@ impl fmt::Display for Shown {
 }
 
 impl Local {
-    /// What is alive, the most frequent first.
+    /// The groups of live objects, the largest number first.
     pub(crate) fn leak_groups(&self) -> Result<Vec<Group>, NoMemory> {
         let mut sums: IntMap<(u8, u32, u32), (Kind, Sum)> = IntMap::default();
         self.shared.table.for_each(self.me, |entry| {

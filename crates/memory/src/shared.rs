@@ -1,7 +1,8 @@
-//! What all threads of one manager share: the object table, the tensor pool, hooks, limits and totals.
+//! The shared state of a manager's threads: the object table, the tensor pool, hooks, limits and
+//! totals.
 //!
-//! It must not know scopes or frames. Lock order: none of these locks is taken while another is held, and no callback runs
-//! under one.
+//! This module must not know scopes or frames. Lock order: none of these locks is taken while
+//! another one is held, and no callback runs under one.
 
 use std::ffi::c_void;
 use std::mem;
@@ -21,8 +22,9 @@ use crate::pool::{OpaqueTensor, PoolLimits, TensorDestructor, TensorKey};
 use crate::pools::Pools;
 use crate::table::{State, Table};
 
-/// Fills in a tensor's key (elements, dtype id, device id) and returns non-zero, or returns 0 for a tensor that is not to be
-/// pooled. See [`MemoryManager::set_tensor_describer`](crate::MemoryManager::set_tensor_describer).
+/// Fills in a tensor's key (elements, dtype id, device id) and returns non-zero. Returns 0 for a
+/// tensor that must not be pooled. See
+/// [`MemoryManager::set_tensor_describer`](crate::MemoryManager::set_tensor_describer).
 pub type TensorDescriber = unsafe extern "C" fn(*const OpaqueTensor, *mut TensorInfo) -> i32;
 /// Destroys an object registered with `register_custom`.
 pub type CustomDestructor = unsafe extern "C" fn(*mut c_void);
@@ -45,10 +47,11 @@ pub struct TensorInfo {
 
 const _: () = assert!(size_of::<TensorInfo>() == 16);
 
-/// How a manager is set up.
+/// The configuration of a manager.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Config {
-    /// Bytes of dead tensors that wait for the end of the scope in which they died; 0 turns the quarantine off.
+    /// Bytes of dead tensors that wait for the end of the scope in which they died; 0 turns the
+    /// quarantine off.
     pub quarantine_bytes: u64,
     /// Limits of the tensor pool.
     pub pool: PoolLimits,
@@ -71,14 +74,15 @@ impl Config {
     }
 }
 
-/// `Shared::flags`: write a line for every event.
+/// `Shared::flags`: the log is on.
 pub(crate) const LOG: u32 = 1;
 /// `Shared::flags`: scope hooks are set.
 pub(crate) const HOOKS: u32 = 2;
-/// `Shared::flags`: threads that have ended left something to destroy.
+/// `Shared::flags`: ended threads have left objects to destroy.
 pub(crate) const ORPHANS: u32 = 4;
 
-/// What one thread publishes: written by that thread only (plain loads and stores), read by anybody.
+/// The figures of one thread. Only this thread writes them (plain loads and stores); any thread
+/// reads them.
 #[derive(Debug, Default)]
 pub(crate) struct Published {
     pub(crate) misuses: [AtomicU64; MISUSE_COUNT],
@@ -96,16 +100,17 @@ pub(crate) fn bump(figure: &AtomicU64, by: i64) -> u64 {
     now
 }
 
-/// Where a thread publishes. It stays there, and in the list, until the thread leaves under the list's lock.
+/// The address of a thread's figures. It stays valid and in the list until the thread leaves under
+/// the list's lock.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 struct Place(NonNull<Published>);
 
-// SAFETY: what it points to is atomics, and is there as long as this is in the list.
+// SAFETY: the pointer leads to atomics, which live as long as this is in the list.
 unsafe impl Send for Place {}
 
 impl Place {
     fn read<R>(&self, read: impl FnOnce(&Published) -> R) -> R {
-        // SAFETY: it is in the list, whose lock the caller holds.
+        // SAFETY: the place is in the list, whose lock the caller holds.
         read(unsafe { self.0.as_ref() })
     }
 }
@@ -113,9 +118,9 @@ impl Place {
 #[derive(Debug, Default)]
 struct Threads {
     present: Vec<Place>,
-    /// Misuses of threads that have ended.
+    /// Misuses of ended threads.
     past: [u64; MISUSE_COUNT],
-    /// What threads that have ended left to others to destroy.
+    /// Objects that ended threads have left for destruction by other threads.
     orphans: Vec<Dead>,
 }
 
@@ -130,7 +135,7 @@ impl Threads {
     }
 }
 
-/// See the module's documentation.
+/// The shared state of a manager; see the module's documentation.
 #[derive(Debug)]
 pub(crate) struct Shared {
     pub(crate) flags: AtomicU32,
@@ -153,13 +158,13 @@ pub(crate) struct Shared {
     pub(crate) log: Option<Log>,
 }
 
-/// Ids of threads, process-wide, so that no two attachments ever share one.
+/// Ids of threads, unique in the process, so that no two attachments ever share one.
 fn next_thread() -> u32 {
     #[cfg(not(loom))]
     static NEXT: AtomicU32 = AtomicU32::new(1);
     #[cfg(not(loom))]
     let next = &NEXT;
-    // Loom's atomics are not made in constants.
+    // Loom's atomics cannot be made in constants.
     #[cfg(loom)]
     static NEXT: leasehold_core::sync::OnceLock<AtomicU32> = leasehold_core::sync::OnceLock::new();
     #[cfg(loom)]
@@ -172,14 +177,15 @@ fn next_thread() -> u32 {
     }
 }
 
-/// A manager's shared state: counted, or the process's, which never goes.
+/// A reference to a manager's shared state: counted, or to the process's manager, which is never
+/// freed.
 #[derive(Debug)]
 pub(crate) struct SharedRef {
     at: NonNull<Shared>,
     _counted: Option<Arc<Shared>>,
 }
 
-// SAFETY: it is a shared reference to something that is `Sync`, and keeps that alive.
+// SAFETY: this is a shared reference to a `Sync` value, and keeps that value alive.
 unsafe impl Send for SharedRef {}
 
 impl SharedRef {
@@ -204,7 +210,8 @@ impl Deref for SharedRef {
 
     #[inline(always)]
     fn deref(&self) -> &Shared {
-        // SAFETY: what is counted is kept alive by the count beside it; what is not is the process's.
+        // SAFETY: the count beside the pointer keeps counted state alive. The process's state is
+        // never freed.
         unsafe { self.at.as_ref() }
     }
 }
@@ -234,7 +241,8 @@ impl Shared {
         })
     }
 
-    /// A new thread (or a further attachment of one): its id and the place where it publishes.
+    /// Adds a thread (or a further attachment of a thread): returns its id and the place of its
+    /// figures.
     pub(crate) fn join(&self) -> Result<(u32, Owned<Published>), NoMemory> {
         let published = Owned::new(Published::default())?;
         let mut threads = self.threads.lock();
@@ -247,7 +255,7 @@ impl Shared {
         self.threads.lock().leave(Place(published.address()));
     }
 
-    /// Leaves something to be destroyed by another thread; false without memory.
+    /// Leaves an object for destruction by another thread; `false` without memory.
     pub(crate) fn add_orphan(&self, dead: Dead) -> bool {
         let mut threads = self.threads.lock();
         let room = threads.orphans.try_reserve(1).is_ok();
@@ -258,7 +266,7 @@ impl Shared {
         room
     }
 
-    /// Takes what a thread that has ended has left.
+    /// Takes an object that an ended thread has left.
     pub(crate) fn take_orphan(&self) -> Option<Dead> {
         let mut threads = self.threads.lock();
         let dead = threads.orphans.pop();
@@ -269,7 +277,7 @@ impl Shared {
         dead
     }
 
-    /// Adds up what all threads publish.
+    /// The sum of the figures of all threads.
     pub(crate) fn published(&self) -> crate::stats::Stats {
         let threads = self.threads.lock();
         let mut stats = crate::stats::Stats { misuses: threads.past, ..Default::default() };
@@ -300,7 +308,8 @@ impl Shared {
         stats
     }
 
-    /// One thread's batch of births and deaths: the net change, and the highest value since the last batch.
+    /// Adds a thread's batch of births and deaths: the net change, and the highest value since the
+    /// last batch.
     pub(crate) fn add_live(&self, net: i64, highest: i64) {
         let before = self.live.fetch_add(net, Relaxed);
         self.peak_live.fetch_max(before + highest, Relaxed);
@@ -325,14 +334,14 @@ impl Shared {
         self.quarantined_bytes.fetch_sub(bytes, Relaxed);
     }
 
-    /// There are so many bytes in the pool.
+    /// Updates the peak with the pool's present bytes.
     pub(crate) fn note_pooled(&self, bytes: u64) {
         if bytes > self.peak_pooled_bytes.load(Relaxed) {
             self.peak_pooled_bytes.fetch_max(bytes, Relaxed);
         }
     }
 
-    /// Takes a tensor out of the pool for use; from then on the table does not know it.
+    /// Takes a tensor out of the pool for use. From then on the table does not know it.
     pub(crate) fn pool_acquire(&self, key: TensorKey, me: u32) -> Option<*mut OpaqueTensor> {
         let tensor = self.pools.acquire(key, me)?;
         let mut shard = self.table.lock(tensor.addr(), me);
@@ -344,13 +353,13 @@ impl Shared {
         Some(tensor)
     }
 
-    // ---- forks. Everybody else is kept out of everything while the process forks, so that the child finds it whole.
+    // ---- forks. The forking thread holds all locks, so that the child finds a consistent state.
 
-    /// Before a fork by the thread `me`.
+    /// Takes all locks before a fork by the thread `me`.
     #[cfg(not(loom))]
     pub(crate) fn hold(&self, me: u32) {
         let locks = || self.table.locks().chain(self.pools.locks());
-        // Every lock, whether or not a bias was taken away already.
+        // Every lock, even if its bias was revoked already.
         if locks().fold(false, |any, lock| lock.hold(me) | any) {
             leasehold_core::barrier::heavy();
         }
@@ -359,7 +368,7 @@ impl Shared {
         self.threads.hold();
     }
 
-    /// After a fork, in both processes.
+    /// Releases all locks after a fork, in both processes.
     #[cfg(not(loom))]
     pub(crate) fn let_go(&self) {
         self.table.locks().chain(self.pools.locks()).for_each(|lock| lock.let_go());
@@ -367,7 +376,8 @@ impl Shared {
         self.threads.let_go();
     }
 
-    /// In the child: the threads other than the one that publishes there are gone. What they held stays.
+    /// Runs in the child: removes all threads except the one with `published`. The objects of the
+    /// others stay alive.
     #[cfg(not(loom))]
     pub(crate) fn only(&self, published: Option<NonNull<Published>>) {
         let mut threads = self.threads.lock();
@@ -395,7 +405,7 @@ impl Shared {
         if enter.is_null() || exit.is_null() {
             return None;
         }
-        // SAFETY: both words were stored by `set_scope_hooks` from functions of these types.
+        // SAFETY: `set_scope_hooks` stored both words from functions of these types.
         Some(unsafe {
             (mem::transmute::<*mut (), ScopeEnterHook>(enter), mem::transmute::<*mut (), ScopeExitHook>(exit))
         })
@@ -407,7 +417,7 @@ impl Shared {
 
     pub(crate) fn tensor_destructor(&self) -> Option<TensorDestructor> {
         let hook = self.tensor_destructor.load(Acquire);
-        // SAFETY: a non-null word was stored by `set_tensor_destructor` from a function of this type.
+        // SAFETY: `set_tensor_destructor` stored a non-null word from a function of this type.
         (!hook.is_null()).then(|| unsafe { mem::transmute::<*mut (), TensorDestructor>(hook) })
     }
 
@@ -417,13 +427,13 @@ impl Shared {
 
     pub(crate) fn tensor_describer(&self) -> Option<TensorDescriber> {
         let hook = self.tensor_describer.load(Acquire);
-        // SAFETY: a non-null word was stored by `set_tensor_describer` from a function of this type.
+        // SAFETY: `set_tensor_describer` stored a non-null word from a function of this type.
         (!hook.is_null()).then(|| unsafe { mem::transmute::<*mut (), TensorDescriber>(hook) })
     }
 }
 
 impl Drop for Shared {
-    /// Destroys what the pool still holds; every thread has gone, so there is nobody to race with.
+    /// Destroys the pool's tensors. All threads have left, so no race is possible.
     fn drop(&mut self) {
         let me = next_thread();
         let hook = self.tensor_destructor();
@@ -433,9 +443,9 @@ impl Drop for Shared {
                 shard.find(tensor.addr()).is_some_and(|e| e.flags & crate::table::HOST != 0)
             };
             match hook {
-                // SAFETY: the pool owned the tensor, and it was made by `lh_tensor_create`.
+                // SAFETY: the pool owned the tensor, which `lh_tensor_create` made.
                 _ if host => unsafe { crate::tensor::destroy(tensor) },
-                // SAFETY: the pool owned the tensor; the hook is what its maker provided for tensors.
+                // SAFETY: the pool owned the tensor. The tensor's maker provided the hook.
                 Some(hook) => unsafe { hook(tensor) },
                 None => {}
             }

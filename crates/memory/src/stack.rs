@@ -1,7 +1,8 @@
-//! A growable stack of plain values that can be used through `&self`.
+//! A growable stack of plain values that works through `&self`.
 //!
-//! The per-thread state is re-entered by destructors, so nothing may borrow from it across a call; every operation
-//! here copies a value in or out. Growth that fails is reported, never fatal. It must not know what it holds.
+//! Destructors re-enter the per-thread state, so no borrow may last across a call. Every operation
+//! here copies a value in or out. A failed growth is reported and never fatal. This module must not
+//! know the values.
 
 use std::alloc::{self, Layout};
 use std::cell::Cell;
@@ -25,7 +26,7 @@ impl<T: Copy> Stack<T> {
         self.len.get()
     }
 
-    /// Appends `value`; false when there is no memory for it.
+    /// Appends `value`; `false` without memory.
     #[inline(always)]
     #[must_use]
     pub(crate) fn push(&self, value: T) -> bool {
@@ -58,7 +59,7 @@ impl<T: Copy> Stack<T> {
         (index < self.len.get()).then(|| unsafe { self.base.get().add(index as usize).read() })
     }
 
-    /// Overwrites the value at `index`; an index outside is ignored.
+    /// Overwrites the value at `index`; ignores an index out of range.
     #[inline(always)]
     pub(crate) fn set(&self, index: u32, value: T) {
         if index < self.len.get() {
@@ -67,20 +68,24 @@ impl<T: Copy> Stack<T> {
         }
     }
 
-    /// Changes the value at `index` in place; an index outside is ignored. `change` must not use this stack.
+    /// Changes the value at `index` in place; ignores an index out of range. `change` must not use
+    /// this stack.
     #[inline(always)]
     pub(crate) fn update(&self, index: u32, change: impl FnOnce(&mut T)) {
         if index < self.len.get() {
-            // SAFETY: the index is below len. The reference is the only one: `change` does not use this stack, nobody else
-            // has it (it is not `Sync`), and no other method hands references out.
+            // SAFETY: the index is below len. The reference is the only one: `change` does not use
+            // this stack, no other thread has it (it is not `Sync`), and no other method returns
+            // references.
             change(unsafe { &mut *self.base.get().add(index as usize) });
         }
     }
 
-    /// Reads a part of the value at `index`, without copying the whole. `part` must not use this stack.
+    /// Reads a part of the value at `index`, without copying the whole. `part` must not use this
+    /// stack.
     #[inline(always)]
     pub(crate) fn read<R>(&self, index: u32, part: impl FnOnce(&T) -> R) -> Option<R> {
-        // SAFETY: the index is below len, and `part` does not use this stack, so nobody writes meanwhile.
+        // SAFETY: the index is below len. `part` does not use this stack, so no code writes
+        // meanwhile.
         (index < self.len.get()).then(|| part(unsafe { &*self.base.get().add(index as usize) }))
     }
 
@@ -88,11 +93,12 @@ impl<T: Copy> Stack<T> {
         self.len.set(self.len.get().min(len));
     }
 
-    /// Moves the values from `from` on to the front and forgets those before.
+    /// Moves the values from `from` on to the front and removes those before.
     pub(crate) fn drop_front(&self, from: u32) {
         let rest = self.len.get().saturating_sub(from);
         if rest > 0 && from > 0 {
-            // SAFETY: from + rest == len, all of it written; the ranges may overlap and `copy` allows that.
+            // SAFETY: from + rest == len, and all values below len were written. The ranges may
+            // overlap, which `copy` allows.
             unsafe { ptr::copy(self.base.get().add(from as usize), self.base.get(), rest as usize) };
         }
         self.len.set(rest);

@@ -1,15 +1,16 @@
-//! The figures of a manager, in the form in which the C ABI hands them out.
+//! Figures of a manager, in the layout of the C ABI.
 
 use crate::misuse::MISUSE_COUNT;
 
-/// Figures of one manager over all threads. Bytes are bytes, the rest are counts.
+/// Figures of one manager over all threads, in bytes or as counts.
 ///
-/// Figures of different threads are read one after the other; they are exact when no other thread is at work. The peak
-/// of live objects is exact for one thread, and within 64 objects per thread otherwise.
+/// The figures of different threads are read one after the other. They are exact if no other thread
+/// uses the manager. The peak of live objects is exact for one thread, and otherwise within 64
+/// objects for each thread.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(C)]
 pub struct Stats {
-    /// Size of this struct in bytes; a C caller sets it before the call and gets as much as fits.
+    /// Size of this struct in bytes. A C caller sets it before the call and gets as many bytes.
     pub size: u64,
     /// Objects with a count.
     pub live_objects: u64,
@@ -23,25 +24,25 @@ pub struct Stats {
     pub peak_live_bytes: u64,
     /// Tensors in the pool.
     pub pooled_tensors: u64,
-    /// Their bytes.
+    /// Bytes of the pooled tensors.
     pub pooled_bytes: u64,
     /// Highest number of bytes in the pool.
     pub peak_pooled_bytes: u64,
     /// Dead tensors that wait for the end of their scope.
     pub quarantined_tensors: u64,
-    /// Their bytes.
+    /// Bytes of the quarantined tensors.
     pub quarantined_bytes: u64,
     /// Highest number of bytes in quarantine.
     pub peak_quarantined_bytes: u64,
     /// Current slot buffers of all frames.
     pub slot_buffers: u64,
-    /// Their bytes.
+    /// Bytes of the current slot buffers.
     pub slot_bytes: u64,
-    /// Slot buffers that were outgrown and wait for `function_exit`.
+    /// Outgrown slot buffers that wait for `function_exit`.
     pub deferred_buffers: u64,
-    /// Their bytes.
+    /// Bytes of the outgrown buffers.
     pub deferred_bytes: u64,
-    /// Sum over the present threads of each one's highest number of slot and deferred bytes.
+    /// Sum of the present threads' peaks of slot and deferred bytes.
     pub peak_slot_bytes: u64,
     /// Threads attached.
     pub threads: u64,
@@ -76,12 +77,12 @@ impl Default for Stats {
 }
 
 impl Stats {
-    /// How often `misuse` happened.
+    /// The number of misuses of a kind.
     pub fn misuse(&self, misuse: crate::Misuse) -> u64 {
         self.misuses[misuse as usize]
     }
 
-    /// All misuses together.
+    /// The number of all misuses.
     pub fn total_misuses(&self) -> u64 {
         self.misuses.iter().sum()
     }

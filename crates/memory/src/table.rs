@@ -1,16 +1,18 @@
-//! The object table: address → entry, in shards.
+//! The object table: a sharded hash table from addresses to entries.
 //!
-//! It knows addresses, counts and back-links as numbers. It must not know scopes, pools or destructors, dereference an
-//! object, or call out while a shard is held.
+//! The table knows addresses, counts and back-links as numbers. It must not know scopes, pools or
+//! destructors. It must not dereference an object, or call the program while a shard is locked.
 //!
 //! # Protocol
-//! Every access to an entry happens under its shard's [`BiasedLock`]; entries move within their shard, so nothing outside keeps
-//! a reference to one: it keeps the address and the entry's generation, and finds it again. A generation is never used twice
-//! within a shard, and an address always maps to the same shard, so (address, generation) names one life of one object.
-//! The figures that reports read (`live`, `tensors`, `bytes`) are written under the lock and may be read without it.
+//! Every access to an entry happens under its shard's [`BiasedLock`]. Entries move within their
+//! shard, so other code keeps no reference to an entry. It keeps the address and the entry's
+//! generation, and looks the entry up again. A generation is never used twice within a shard, and
+//! an address always maps to the same shard. So (address, generation) names one life of one object.
+//! The figures of reports (`live`, `tensors`, `bytes`) are written under the lock and may be read
+//! without it.
 //!
-//! Which shard: all addresses of one KiB share one, so that objects from one thread's arena mostly meet in shards that
-//! no other thread touches. That is what makes the bias of the locks pay.
+//! All addresses of one KiB map to one shard. So objects from one thread's arena are mostly in
+//! shards that no other thread uses, which makes the locks' bias effective.
 
 use std::alloc::{self, Layout};
 use std::ptr;
@@ -23,43 +25,47 @@ use crate::lock::{BiasedLock, Held};
 
 /// No record.
 pub(crate) const NIL: u32 = u32::MAX;
-/// A count from here on is pinned: the object is never freed, rather than freed too early after a wrap.
+/// The count from which an object is pinned: a leak is better than a free that comes too early
+/// after a wrap.
 pub(crate) const PINNED: u32 = 1 << 31;
 
 const SHARD_BITS: u32 = 10;
 const REGION_BITS: u32 = 10;
 /// Slots of a shard's first table.
 const FIRST_SLOTS: u32 = 8;
-/// An empty shard with more slots than this gives its table back.
+/// An empty shard with more slots than this frees its table.
 const KEPT_SLOTS: u32 = 64;
-/// 2^64 divided by the golden ratio: multiplicative hashing after Knuth, The Art of Computer Programming, 6.4.
+/// 2^64 divided by the golden ratio: multiplicative hashing after Knuth, The Art of Computer
+/// Programming, 6.4.
 const FIBONACCI: u64 = 0x9E37_79B9_7F4A_7C15;
 
-/// What an object is, which decides what its last release does.
+/// The kind of an object, which decides the effect of its last release.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
 #[repr(u8)]
 pub enum Kind {
-    /// Only acquired so far: the last release forgets it and frees nothing.
+    /// Only acquired so far: the last release removes the entry and frees nothing.
     Untyped = 0,
     /// Memory from the C allocator: the last release is `free`.
     Struct = 1,
-    /// A tensor: the last release hands it to the tensor pool, else to its destructor.
+    /// A tensor: the last release gives it to the tensor pool, else to its destructor.
     Tensor = 2,
-    /// A [`VecPtr`](crate::VecPtr): the last release releases every element, then frees the buffer and the container.
+    /// A [`VecPtr`](crate::VecPtr): the last release releases every element, then frees the buffer
+    /// and the container.
     VecPtr = 3,
-    /// An object with a destructor of its own.
+    /// An object with its own destructor.
     Custom = 4,
 }
 
-/// Where an object is in its life.
+/// The state of an object.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(u8)]
 pub(crate) enum State {
     /// Counted.
     Live,
-    /// A tensor whose last count is gone and that waits on the work list of the thread that released it.
+    /// A tensor without counts that waits on the work list of the thread that released it.
     Dying,
-    /// A dying tensor that its thread is describing: nothing revives it, so that nothing destroys it meanwhile.
+    /// A dying tensor that its thread is describing. Nothing revives it, so no code destroys it
+    /// meanwhile.
     Described,
     /// A tensor that died in a scope that is still open.
     Quarantined,
@@ -67,12 +73,12 @@ pub(crate) enum State {
     Pooled,
 }
 
-/// A tensor of this crate, see `tensor`.
+/// The object is a tensor of this crate, see `tensor`.
 pub(crate) const HOST: u8 = 1;
-/// Some thread other than `owner` keeps its newest record of this object in its own map.
+/// A thread other than `owner` keeps its newest record of this object in its own map.
 pub(crate) const FOREIGN: u8 = 2;
 
-/// One object. A cache line, so that threads do not meet in one by accident.
+/// An entry: one object. A cache line, to avoid false sharing.
 #[derive(Clone, Copy, Debug)]
 #[repr(C, align(64))]
 pub(crate) struct Entry {
@@ -85,7 +91,8 @@ pub(crate) struct Entry {
     /// The destructor of a [`Kind::Custom`] object, as a number.
     pub(crate) destructor: usize,
     pub(crate) count: u32,
-    /// The newest record of thread `owner` for this object, or [`NIL`]. Of a pooled tensor: where it is pooled.
+    /// The newest record of thread `owner` for this object, or [`NIL`]. For a pooled tensor: its
+    /// shard.
     pub(crate) newest: u32,
     /// The thread that `newest` belongs to, 0 for none.
     pub(crate) owner: u32,
@@ -159,12 +166,12 @@ pub(crate) struct Table {
     shards: Box<[Shard]>,
 }
 
-// SAFETY: the raw slot pointers are owned by their shard and used under its lock only.
+// SAFETY: each shard owns its raw slot pointers, which are used only under its lock.
 unsafe impl Send for Table {}
-// SAFETY: a shard's lock lets one thread at a time to its slots.
+// SAFETY: a shard's lock gives one thread at a time access to its slots.
 unsafe impl Sync for Table {}
 
-/// Totals over all shards; exact when no other thread is at work.
+/// Totals over all shards; exact if no other thread uses the manager.
 #[derive(Clone, Copy, Default, Debug)]
 pub(crate) struct Totals {
     pub(crate) live: u64,
@@ -173,7 +180,7 @@ pub(crate) struct Totals {
 }
 
 impl Table {
-    /// An empty table; `bias`: what [`may_bias`](crate::lock::may_bias) says.
+    /// An empty table; `bias` is the result of [`may_bias`](crate::lock::may_bias).
     pub(crate) fn new(bias: bool) -> Result<Self, NoMemory> {
         let shards = heap::slice(1 << SHARD_BITS, || Shard {
             lock: BiasedLock::new(bias),
@@ -200,7 +207,8 @@ impl Table {
         Guard { held: shard.lock.lock(me), shard }
     }
 
-    /// The thread `me` ends: its shards may be biased to others.
+    /// Gives up the biases of thread `me`, which ends. Other threads may then get its shards'
+    /// biases.
     pub(crate) fn renounce(&self, me: u32) {
         self.shards.iter().for_each(|shard| shard.lock.renounce(me));
     }
@@ -213,7 +221,8 @@ impl Table {
         })
     }
 
-    /// Calls `f` with every entry, one shard at a time, without a lock held (each shard is copied first).
+    /// Calls `f` with every entry, one shard at a time. No lock is held during a call (each shard
+    /// is copied first).
     pub(crate) fn for_each(&self, me: u32, mut f: impl FnMut(&Entry) -> Result<(), NoMemory>) -> Result<(), NoMemory> {
         let mut copy = Vec::new();
         for shard in &self.shards {
@@ -221,7 +230,8 @@ impl Table {
             let slots = guard.slots();
             copy.try_reserve(slots.len as usize).map_err(|_| NoMemory)?;
             for i in 0..slots.capacity {
-                // SAFETY: the shard's lock is held, base points to `capacity` initialised slots, and i < capacity.
+                // SAFETY: the shard's lock is held, base points to `capacity` initialised slots,
+                // and i < capacity.
                 let entry = unsafe { *slots.base.add(i as usize) };
                 if entry.addr != 0 {
                     copy.push(entry);
@@ -256,11 +266,13 @@ fn home(addr: usize, capacity: u32) -> u32 {
 impl Guard<'_> {
     #[inline(always)]
     fn slots(&mut self) -> &mut Slots {
-        // SAFETY: the shard's lock is held for as long as this guard lives, and `&mut self` makes the reference the only one.
+        // SAFETY: the shard's lock is held as long as this guard lives, and `&mut self` makes this
+        // the only reference.
         unsafe { &mut *self.shard.slots.get() }
     }
 
-    /// Where the entry of `addr` (not 0) is, alive or not; true until the next insertion or removal.
+    /// The position of the entry of `addr` (not 0), alive or dead; valid until the next insertion
+    /// or removal.
     #[inline(always)]
     pub(crate) fn position(&mut self, addr: usize) -> Option<u32> {
         let slots = self.slots();
@@ -283,7 +295,8 @@ impl Guard<'_> {
     pub(crate) fn at(&mut self, position: u32) -> &mut Entry {
         let slots = self.slots();
         debug_assert!(position < slots.capacity);
-        // SAFETY: `position` returned an index below the capacity, and tables shrink only when they become empty.
+        // SAFETY: `position` returned an index below the capacity, and tables shrink only when they
+        // become empty.
         unsafe { &mut *slots.base.add(position as usize) }
     }
 
@@ -294,8 +307,9 @@ impl Guard<'_> {
         Some(self.at(i))
     }
 
-    /// Adds a live entry with one count for `addr`, which has none yet, lets `fill` complete it in place, and returns its
-    /// generation. (A whole entry, built elsewhere and copied here, costs twice the time: its parts are still in the store buffer.)
+    /// Adds a live entry with one count for `addr`, which has none yet, and returns its generation.
+    /// `fill` completes the entry in place. (A copy of a whole entry costs twice the time, because
+    /// its parts are still in the store buffer.)
     #[inline(always)]
     pub(crate) fn insert(&mut self, addr: usize, kind: Kind, fill: impl FnOnce(&mut Entry)) -> Result<u64, NoMemory> {
         debug_assert!(self.find(addr).is_none());
@@ -316,8 +330,8 @@ impl Guard<'_> {
         Ok(generation)
     }
 
-    /// Takes the tensor of this life from one state of being dead to the next and returns its entry; `None` if that life is not in the
-    /// state `from` any more.
+    /// Moves the tensor of this life from one dead state to the next and returns its entry. `None`
+    /// if that life is not in the state `from` any more.
     pub(crate) fn advance(&mut self, addr: usize, generation: u64, from: State, to: State) -> Option<&mut Entry> {
         let entry = self.find(addr).filter(|e| e.generation == generation && e.state == from)?;
         entry.state = to;
@@ -337,7 +351,7 @@ impl Guard<'_> {
         Some(generation)
     }
 
-    /// The live object at `position` stays in the table but is dead from now on.
+    /// Marks the live object at `position` as dead and keeps its entry.
     pub(crate) fn retire_at(&mut self, position: u32, state: State) {
         let entry = self.at(position);
         entry.state = state;
@@ -346,7 +360,7 @@ impl Guard<'_> {
         self.account(kind, size, false);
     }
 
-    /// Forgets the entry at `position`.
+    /// Removes the entry at `position`.
     #[inline(always)]
     pub(crate) fn remove_at(&mut self, position: u32) {
         let entry = self.at(position);
@@ -361,7 +375,8 @@ impl Guard<'_> {
         unsafe {
             let mut next = (hole + 1) & mask;
             while (*slots.base.add(next as usize)).addr != 0 {
-                // An entry may fill the hole if the hole lies on its way from home: between its home and where it is.
+                // An entry may fill the hole if the hole lies between the entry's home and its
+                // position.
                 let from_home = next.wrapping_sub(home((*slots.base.add(next as usize)).addr, slots.capacity)) & mask;
                 if from_home >= (next.wrapping_sub(hole) & mask) {
                     *slots.base.add(hole as usize) = *slots.base.add(next as usize);
@@ -377,7 +392,7 @@ impl Guard<'_> {
         }
     }
 
-    /// A live entry's kind or size has changed from `before` to `after`.
+    /// Updates the totals after an entry's kind or size has changed from `before` to `after`.
     pub(crate) fn reclassify(&self, before: &Entry, after: &Entry) {
         self.account(before.kind, before.size, false);
         self.account(after.kind, after.size, true);
@@ -400,7 +415,7 @@ impl Guard<'_> {
 }
 
 impl Slots {
-    /// The first free slot on the way of `addr`; there is one.
+    /// The first free slot in the probe sequence of `addr`; one exists.
     #[inline(always)]
     fn vacancy(&mut self, addr: usize) -> *mut Entry {
         let mut i = home(addr, self.capacity);
@@ -457,7 +472,7 @@ impl Slots {
 impl Drop for Table {
     fn drop(&mut self) {
         for shard in &mut self.shards {
-            // SAFETY: `&mut self`: no guard exists.
+            // SAFETY: `&mut self` proves that no guard exists.
             unsafe { (*shard.slots.get()).free() };
         }
     }

@@ -1,8 +1,9 @@
-//! The tensor that the crate brings along: elements in host memory with a shape.
+//! The crate's own tensor type: elements in host memory with a shape.
 //!
-//! It serves tests, examples and the pool's own checks. The manager treats it like any other tensor, except that it knows
-//! its key and destructor without a hook. Tensors over device buffers and their exchange by DLPack are to come as further origins
-//! beside this one: what tells them apart is the entry's flag in the object table, never the tensor's bytes.
+//! It serves tests, examples and the pool's own checks. The manager treats it like any other
+//! tensor, but knows its key and destructor without a hook. Tensors over device buffers and their
+//! exchange by DLPack are planned as further kinds. The entry's flag in the object table
+//! distinguishes the kinds, never the tensor's bytes.
 
 use std::alloc::{self, Layout};
 use std::ffi::c_void;
@@ -13,9 +14,9 @@ use crate::pool::{DType, DeviceKind, OpaqueTensor, TensorKey};
 use crate::record::About;
 use crate::table::{HOST, Kind, State};
 
-/// Dimensions a tensor can have.
+/// The maximum number of dimensions.
 pub(crate) const MAX_DIMS: usize = 8;
-/// Elements start on a cache line.
+/// The alignment of the elements: a cache line.
 const ALIGN: usize = 64;
 
 #[repr(C, align(64))]
@@ -36,18 +37,19 @@ const _: () = assert!(align_of::<HostTensor>() == ALIGN && size_of::<HostTensor>
 /// The key of a tensor of this crate.
 ///
 /// # Safety
-/// - `tensor` was made by [`Local::create_tensor`] and not destroyed.
+/// - [`Local::create_tensor`] made `tensor`, which is not destroyed.
 pub(crate) unsafe fn key(tensor: *mut OpaqueTensor) -> TensorKey {
-    // SAFETY: by the caller's promise it starts with this header.
+    // SAFETY: by the caller's promise the tensor starts with this header.
     unsafe { (*tensor.cast::<HostTensor>()).key }
 }
 
 /// Destroys a tensor of this crate.
 ///
 /// # Safety
-/// - `tensor` was made by [`Local::create_tensor`], is not destroyed yet, and nobody uses it any more.
+/// - [`Local::create_tensor`] made `tensor`, which is not destroyed yet. No other code uses it any
+///   more.
 pub(crate) unsafe extern "C" fn destroy(tensor: *mut OpaqueTensor) {
-    // SAFETY: by the caller's promise.
+    // SAFETY: by the caller's promise the tensor exists and starts with its header.
     if let Some(layout) = layout(unsafe { key(tensor) }) {
         // SAFETY: the block was allocated by `create_tensor` with this layout.
         unsafe { alloc::dealloc(tensor.cast(), layout) };
@@ -55,11 +57,11 @@ pub(crate) unsafe extern "C" fn destroy(tensor: *mut OpaqueTensor) {
 }
 
 impl Local {
-    /// A tensor in host memory, from the pool if it has one, registered in the current scope. Its elements are unspecified.
-    /// `None`, and a misuse counted, for an impossible shape or id.
+    /// A tensor in host memory, from the pool if possible, registered in the current scope. Its
+    /// elements are unspecified. `None`, and a counted misuse, for an impossible shape or id.
     pub(crate) fn create_tensor(&self, shape: &[i64], dtype_id: u8) -> Option<*mut OpaqueTensor> {
         let elements = shape.iter().try_fold(1u64, |n, &d| n.checked_mul(u64::try_from(d).ok()?));
-        // The library must know the size of what it makes.
+        // The library must know the size of its own tensors.
         let key = elements.and_then(|n| TensorKey::from_ids(n, DType::from_id(dtype_id)? as u8, DeviceKind::Cpu as u8));
         let Some((key, layout)) = key.and_then(|k| Some((k, layout(k)?))).filter(|_| shape.len() <= MAX_DIMS) else {
             self.misuse(Misuse::TensorKey, 0, i64::from(dtype_id));
@@ -79,19 +81,21 @@ impl Local {
         }
         let mut dims = [0; MAX_DIMS];
         dims[..shape.len()].copy_from_slice(shape);
-        // SAFETY: the block is ours and starts with room for the header.
+        // SAFETY: the block belongs to this call and starts with room for the header.
         unsafe { tensor.cast::<HostTensor>().write(HostTensor { key, dims: shape.len(), shape: dims }) };
         let about = About { size: key.bytes(), flags: HOST, ..About::kind(Kind::Tensor) };
         self.register(tensor.expose_provenance(), about);
         Some(tensor)
     }
 
-    /// Reads the header of a live tensor of this crate; `None`, and a misuse counted, for anything else.
+    /// Reads the header of a live tensor of this crate. `None`, and a counted misuse, for any other
+    /// address.
     fn host_tensor<R>(&self, tensor: *const OpaqueTensor, read: impl FnOnce(&HostTensor) -> R) -> Option<R> {
         if !tensor.is_null() {
             let mut shard = self.shared.table.lock(tensor.addr(), self.me);
             if shard.find(tensor.addr()).is_some_and(|e| e.flags & HOST != 0 && e.state == State::Live) {
-                // SAFETY: the entry says that this is a tensor of ours, and it cannot die while its shard is locked.
+                // SAFETY: by its entry this is a tensor of this crate, and it cannot die while its
+                // shard is locked.
                 return Some(read(unsafe { &*tensor.cast::<HostTensor>() }));
             }
         }
@@ -126,5 +130,5 @@ impl Local {
     }
 }
 
-/// Larger tensors are refused without asking the allocator.
+/// Larger tensors are refused without a call of the allocator.
 const MAX_ALLOCATION: u64 = 1 << 40;

@@ -1,8 +1,10 @@
-//! The one thread-local word behind the C ABI: this thread's attachment.
+//! The thread-local word of the C ABI: this thread's attachment.
 //!
-//! It needs no destructor, so that it can be read at any time of a thread's life. On x86-64 Linux it uses the initial-exec model (as
-//! allocators do): in a shared library the general model costs a call of `__tls_get_addr` per access, which is half the time of an
-//! empty scope. Eight bytes fit into the reserve that the C library keeps for libraries loaded later. It must not know what the word means.
+//! The word needs no destructor, so it can be read at any time of a thread's life. On x86-64 Linux
+//! it uses the initial-exec model, as allocators do. In a shared library the general model costs a
+//! call of `__tls_get_addr` for each access, which is half the time of an empty scope. Eight bytes
+//! fit into the C library's reserve for libraries that are loaded later. This module must not know
+//! what the word means.
 
 use std::ptr;
 
@@ -27,7 +29,8 @@ mod imp {
     #[inline(always)]
     pub(super) fn get() -> usize {
         let word: usize;
-        // SAFETY: reads this thread's copy of the word above: the offset comes from the linker or the loader, the base is `fs`.
+        // SAFETY: reads this thread's copy of the word above. The offset comes from the linker or
+        // the loader; the base is `fs`.
         unsafe {
             asm!(
                 "mov {0}, qword ptr [rip + leasehold_memory_attachment@GOTTPOFF]",
@@ -40,7 +43,8 @@ mod imp {
     }
 
     pub(super) fn set(word: usize) {
-        // SAFETY: writes this thread's copy of the word above, found as in `get`; no other thread uses it.
+        // SAFETY: writes this thread's copy of the word above, found as in `get`. No other thread
+        // uses it.
         unsafe {
             asm!(
                 "mov {0}, qword ptr [rip + leasehold_memory_attachment@GOTTPOFF]",
@@ -71,7 +75,7 @@ mod imp {
     }
 }
 
-/// This thread's word; null at first.
+/// This thread's word; null before the first `set`.
 #[inline(always)]
 pub(crate) fn get() -> *const Local {
     ptr::with_exposed_provenance(imp::get())

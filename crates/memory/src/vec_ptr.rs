@@ -1,34 +1,38 @@
-//! Vectors of pointers that compiled code and the manager share: the layout of this library's, and how others are told apart.
+//! Vectors of pointers that compiled code and the manager share: this library's layout, and
+//! functions for other layouts.
 //!
-//! The manager only reads it when its count has reached zero (`death.rs`). It must not know what the elements are.
+//! The manager reads a vector only when its count has reached zero (`death.rs`). This module must
+//! not know what the elements are.
 
 use std::ffi::c_void;
 use std::ptr;
 
 /// A growable array of counted pointers. Container and buffer come from the C allocator (`malloc`).
 ///
-/// Registered with `register_vec_ptr`, its last release releases every element once, then frees both blocks; so each
-/// element holds one count.
+/// The last release of a vector registered with `register_vec_ptr` releases every element once,
+/// then frees both blocks. So each element holds one count.
 #[derive(Debug)]
 #[repr(C)]
 pub struct VecPtr {
-    /// The elements; null while there are none.
+    /// The elements; null if the vector has none.
     pub data: *mut *mut c_void,
-    /// How many there are.
+    /// The number of elements.
     pub len: i64,
-    /// How many fit into the buffer.
+    /// The number of elements that fit into the buffer.
     pub capacity: i64,
 }
 
 const _: () = assert!(size_of::<VecPtr>() == 24);
 
-/// How the manager handles a container of counted pointers whose layout it does not know: a Rust `Vec`, a `std::vector`.
+/// Functions for a container of counted pointers whose layout the manager does not know: a Rust
+/// `Vec`, a `std::vector`.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub struct VecOps {
-    /// Stores where the elements are and returns how many there are. They stay there until `destroy` is called.
+    /// Stores the address of the elements and returns their number. The elements stay there until
+    /// `destroy` is called.
     pub elements: unsafe extern "C" fn(container: *mut c_void, data: *mut *mut *mut c_void) -> i64,
-    /// Destroys the container, whose elements have been released.
+    /// Destroys the container after its elements were released.
     pub destroy: unsafe extern "C" fn(container: *mut c_void),
 }
 
@@ -36,9 +40,11 @@ pub struct VecOps {
 pub(crate) static RUST_VEC: VecOps = VecOps { elements: rust_elements, destroy: rust_destroy };
 
 /// # Safety
-/// - `container` comes from `Box::<Vec<*mut c_void>>::into_raw`, and nobody else uses it; `data` may be written.
+/// - `container` comes from `Box::<Vec<*mut c_void>>::into_raw`, and no other code uses it; `data`
+///   may be written.
 unsafe extern "C" fn rust_elements(container: *mut c_void, data: *mut *mut *mut c_void) -> i64 {
-    // SAFETY: by the caller's promise.
+    // SAFETY: by the caller's promise this is the only use of the vector, and `data` may be
+    // written.
     unsafe {
         let vec = &mut *container.cast::<Vec<*mut c_void>>();
         data.write(vec.as_mut_ptr());
@@ -49,12 +55,14 @@ unsafe extern "C" fn rust_elements(container: *mut c_void, data: *mut *mut *mut 
 /// # Safety
 /// - As for [`rust_elements`]; the container is not used any more.
 unsafe extern "C" fn rust_destroy(container: *mut c_void) {
-    // SAFETY: by the caller's promise.
+    // SAFETY: by the caller's promise the container came from `Box::into_raw` and is not used any
+    // more.
     drop(unsafe { Box::from_raw(container.cast::<Vec<*mut c_void>>()) });
 }
 
 impl VecPtr {
-    /// A new, unregistered vector with room for `capacity` elements; null when there is no memory or `capacity` is negative.
+    /// A new, unregistered vector with room for `capacity` elements. Null without memory or for a
+    /// negative capacity.
     pub fn create(capacity: i64) -> *mut Self {
         let Some(bytes) = usize::try_from(capacity).ok().and_then(|n| n.checked_mul(size_of::<*mut c_void>())) else {
             return ptr::null_mut();
@@ -78,12 +86,13 @@ impl VecPtr {
         }
     }
 
-    /// Appends `element` as it is, without counting it; false when there is no memory.
+    /// Appends `element` without counting it; `false` without memory.
     ///
     /// # Safety
-    /// - `vec` points to a vector as [`create`](Self::create) makes them, and nobody else uses it during the call.
+    /// - `vec` points to a vector from [`create`](Self::create), and no other code uses it during
+    ///   the call.
     pub unsafe fn push(vec: *mut Self, element: *mut c_void) -> bool {
-        // SAFETY: by the caller's promise.
+        // SAFETY: by the caller's promise this is a vector that no other code uses.
         let this = unsafe { &mut *vec };
         if this.len < 0 {
             return false;

@@ -1,10 +1,13 @@
 //! The operator library of the Leasehold device runtime.
 //!
-//! * [`ops`] makes an [`Operator`] from shapes: what a Llama-family decoder needs, fused where that saves a pass over memory.
-//! * [`Library`] is the set of kernels of one runtime, resolved from the most specific architecture that its device runs.
-//! * [`kernels`] holds the sources, a folder per backend. They know no runtime: a kernel is a function over a tile.
+//! * [`ops`] makes an [`Operator`] from shapes: the operators of a Llama-family decoder, fused if
+//!   fusion saves a pass over memory.
+//! * [`Library`] is the set of kernels of one runtime, for the most specific architecture that its
+//!   device supports.
+//! * [`kernels`] holds the sources, a folder for each backend. Kernels know no runtime: a kernel is
+//!   a function over a tile.
 //!
-//! Operators allocate nothing but through the runtime; each declares what it reads and writes.
+//! Operators allocate only through the runtime; each declares its reads and writes.
 
 pub mod kernels;
 pub mod library;

@@ -1,4 +1,5 @@
-//! The library: the kernels of one runtime, resolved for its device, in the runtime's extension slot.
+//! The library: the kernels of one runtime, resolved for its device, in the runtime's extension
+//! slot.
 //!
 //! This module must not know what the kernels compute.
 
@@ -23,31 +24,34 @@ pub fn arch_of(isa: Isa) -> String {
     }
 }
 
-/// The architecture name under which the CUDA kernels are registered: PTX, which drivers translate for every device.
+/// The architecture name of the CUDA kernels: PTX, which drivers translate for every device.
 pub const CUDA: &str = "cuda";
-/// The architecture name of a simulated device, which knows the kernels by their names.
+/// The architecture name of a simulated device, which finds the kernels by their names.
 pub const SIM: &str = "sim";
 
-/// Registers every operator kernel, for every architecture that this build has it for.
+/// Registers every operator kernel, for every architecture of this build.
 ///
 /// # Errors
-/// `InvalidArgument` when one of the names is taken already.
+/// `InvalidArgument` if one of the names is registered already.
 pub fn register(registry: &Registry) -> Result<()> {
     for spec in KERNELS {
         for &(isa, entry) in spec.variants {
             let desc = describe(spec, Division::Tiles, isa.name().into(), KernelSource::Cpu(entry));
-            // SAFETY: `Kernel::tile` takes every launch that the check accepts, on a machine of the level, which resolves the name.
+            // SAFETY: `Kernel::tile` accepts every launch that the check accepts, on a machine that
+            // supports the level. Only such machines resolve the level's name.
             unsafe { registry.register(&arch_of(isa), desc) }?;
         }
     }
     for cuda in cuda::KERNELS {
         let (spec, blocks) = (signature(cuda.name)?, Division::Blocks(cuda));
         let named = KernelSource::Registered(spec.name.into());
-        // SAFETY: the function of that name runs the CPU kernel over the tiles that the parameters ask for, and checks them again.
+        // SAFETY: the function of that name runs the CPU kernel over the tiles that the parameters
+        // require, and checks them again.
         unsafe { registry.register(SIM, describe(spec, blocks, spec.name.into(), named)) }?;
         let ptx = KernelSource::Ptx(cuda.module.ptx.into());
-        // SAFETY: the source takes every launch that the check accepts: it has the CPU kernel's operands, indexes them by the parameters
-        // alone within the sizes that the plan asks for, and checks what it reads from memory.
+        // SAFETY: the source accepts every launch that the check accepts. It has the CPU kernel's
+        // operands and indexes them by the parameters alone, within the sizes that the plan
+        // requires. It checks values that it reads from memory.
         unsafe { registry.register(CUDA, describe(spec, blocks, spec.name.into(), ptx)) }?;
     }
     Ok(())
@@ -73,7 +77,8 @@ fn describe(
     }
 }
 
-/// How a launch is divided: by tiles of the CPU, or by blocks of CUDA (whose geometry a simulated device is given too).
+/// The division of a launch: into tiles of the CPU, or into blocks of CUDA (whose geometry a
+/// simulated device gets too).
 #[derive(Debug, Clone, Copy)]
 enum Division {
     Tiles,
@@ -81,7 +86,7 @@ enum Division {
 }
 
 impl Division {
-    /// What a launch needs, and its shape.
+    /// The requirements and the shape of a launch.
     fn plan(self, spec: &'static KernelSpec, params: &[u8]) -> std::result::Result<(Launch, Geometry), Refusal> {
         let launch = spec.plan(params)?;
         let geometry = match self {
@@ -91,8 +96,8 @@ impl Division {
         Ok((launch, geometry))
     }
 
-    /// Whether a launch is one that the kernel computes: of the shape that its parameters ask for, over operands that have what they
-    /// need.
+    /// Checks that a launch has the shape that its parameters require, and operands that meet the
+    /// requirements.
     fn accepts(self, spec: &'static KernelSpec, bound: &LaunchInfo<'_>) -> std::result::Result<(), Refusal> {
         let (launch, geometry) = self.plan(spec, bound.params_bytes())?;
         if (bound.grid, bound.block) != (geometry.grid, geometry.block) {
@@ -105,7 +110,8 @@ impl Division {
         spec.check_bound(&launch, bound)
     }
 
-    /// Of kernel `name` on the first architecture of `archs` that the build has kernels for.
+    /// The entry of kernel `name` on the first architecture of `archs` that the build has kernels
+    /// for.
     fn of(name: &str, archs: &[String]) -> Option<Self> {
         archs.iter().find_map(|arch| match arch.as_str() {
             CUDA | SIM => CudaSpec::find(name).map(Self::Blocks),
@@ -124,21 +130,23 @@ pub struct Resolved {
 }
 
 impl Resolved {
-    /// The kernel's key and cache of pipelines. Any launch of it is checked against [`plan`](Self::plan).
+    /// The kernel's key and cache of pipelines. Every launch is checked against
+    /// [`plan`](Self::plan).
     pub fn base(&self) -> &KernelBase {
         &self.base
     }
 
-    /// Its signature and checks, which are the same on every device.
+    /// The kernel's signature and checks, which are the same on every device.
     #[must_use]
     pub fn spec(&self) -> &'static KernelSpec {
         self.spec
     }
 
-    /// What a launch needs, and its shape on this device.
+    /// The requirements of a launch, and its shape on this device.
     ///
     /// # Errors
-    /// The reason, where the parameters describe nothing that the kernel computes, or nothing that it can on this device.
+    /// The reason, if the parameters describe no computation of the kernel, or exceed the limits of
+    /// this device.
     pub fn plan(&self, params: &[u8]) -> std::result::Result<(Launch, Geometry), Refusal> {
         self.division.plan(self.spec, params)
     }
@@ -163,7 +171,7 @@ pub struct Library {
 }
 
 impl Library {
-    /// The library of a runtime; made when first asked for.
+    /// The library of a runtime, made at the first call.
     ///
     /// # Errors
     /// `Unsupported` on a device for which the build has no kernels.
@@ -171,10 +179,11 @@ impl Library {
         runtime.extension(Self::new)
     }
 
-    /// A library of its own, whose kernels are of one level (or the best that the device runs): for comparing levels.
+    /// A separate library whose kernels have one level (or the best level of the device), to
+    /// compare levels.
     ///
     /// # Errors
-    /// `Unsupported` when the device does not run that level.
+    /// `Unsupported` if the device does not support that level.
     pub fn with_level(runtime: &Runtime, isa: Option<Isa>) -> Result<Library> {
         let registry = Registry::new();
         register(&registry)?;
@@ -202,7 +211,7 @@ impl Library {
         Self::with_level(runtime, None)
     }
 
-    /// The kernel of a name.
+    /// The kernel with this name.
     ///
     /// # Errors
     /// `NotFound`.
@@ -210,7 +219,7 @@ impl Library {
         self.kernels.get(name).ok_or_else(|| Error::NotFound(format!("no operator kernel is named {name:?}").into()))
     }
 
-    /// What is bound where an operand is left out.
+    /// The buffer that is bound for an omitted operand.
     pub(crate) fn none(&self) -> &Lease<Buffer> {
         &self.none
     }

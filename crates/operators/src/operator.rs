@@ -1,7 +1,8 @@
-//! An operator: one checked kernel launch with the memory that it uses.
+//! Operators: a checked kernel launch with leases on its memory.
 //!
-//! Made once, it can be executed any number of times, eagerly or recorded: it holds leases on its operands, and the launch is
-//! fixed. The constructors in [`ops`](crate::ops) make them from shapes.
+//! An operator is made once and can be executed any number of times, eagerly or recorded. Its
+//! operands and its launch are fixed. The constructors in [`ops`](crate::ops) make operators from
+//! shapes.
 
 use crate::kernels::Geometry;
 use crate::kernels::cpu::tile::{MAX_OPERANDS, Params};
@@ -22,7 +23,7 @@ impl Part {
     /// `len` bytes of a buffer from byte `offset` on.
     ///
     /// # Errors
-    /// `InvalidArgument` when they do not lie in the buffer.
+    /// `InvalidArgument` if the range does not lie in the buffer.
     pub fn new(buffer: &Lease<Buffer>, offset: u64, len: u64) -> Result<Self> {
         if offset.checked_add(len).is_none_or(|end| end > buffer.len()) {
             return Err(Error::invalid(format!("{len} bytes at byte {offset} of a buffer of {}", buffer.len())));
@@ -49,7 +50,7 @@ impl From<&Lease<Buffer>> for Part {
     }
 }
 
-/// One kernel launch, checked, with leases on all that it uses.
+/// A checked kernel launch, with leases on all resources that it uses.
 #[doc(alias = "GraphOperator")]
 pub struct Operator {
     kernel: Resolved,
@@ -62,8 +63,8 @@ impl Operator {
     /// A launch of kernel `name`; `None` for operands that the parameters leave out.
     ///
     /// # Errors
-    /// `NotFound` for an unknown kernel; `InvalidArgument` for parameters that it does not take, another number of operands, or an
-    /// operand that is too short.
+    /// `NotFound` for an unknown kernel; `InvalidArgument` for parameters that the kernel refuses,
+    /// another number of operands, or an operand that is too short.
     pub fn new(library: &Library, name: &str, params: &impl Params, operands: &[Option<Part>]) -> Result<Self> {
         let kernel = library.kernel(name)?.clone();
         let spec = kernel.spec();
@@ -99,7 +100,7 @@ impl Operator {
         self.kernel.spec().name
     }
 
-    /// How many tiles, or blocks, a launch has.
+    /// The number of tiles, or blocks, of a launch.
     #[must_use]
     pub fn tiles(&self) -> u64 {
         self.geometry.grid.iter().map(|&g| u64::from(g)).product()
@@ -108,7 +109,7 @@ impl Operator {
     #[inline]
     fn operand(&self, i: usize) -> Operand<'_> {
         let part = &self.parts[i];
-        // Checked when the operator was made; the buffer's length does not change.
+        // Checked when the operator was made; a buffer's length does not change.
         part.lease.view().narrowed(part.offset, part.len).with(self.kernel.spec().operands[i].access)
     }
 }

@@ -1,7 +1,8 @@
 //! Constructors of operators: shapes in, checked launches out.
 //!
-//! Each says what it computes and what it reads and writes; the roles are the kernels' own declarations. Rows of `x` are rows of the
-//! batch (tokens); weights are stored [out, in], as Hugging Face has them.
+//! Each constructor documents the computation and its operands; the accesses are the kernels' own
+//! declarations. Rows of `x` are rows of the batch (tokens). Weights are stored as [out, in], as in
+//! Hugging Face files.
 
 use crate::kernels::cpu::attention::{AttentionParams, QUERIES};
 use crate::kernels::cpu::elementwise::{CopyParams, ElementwiseParams, FillParams};
@@ -15,9 +16,10 @@ use crate::operator::{Operator, Part};
 use crate::tensor::{DType, Tensor};
 use leasehold::{Buffer, Error, Lease, Result};
 
-/// The most rows that a product normalises on the way, on every device.
+/// The maximum number of rows that a product can normalise itself, on every device.
 pub const NORM_ROWS: u32 = FEW as u32;
-/// The most query heads for each key and value head that [`decode_attention`] takes, on every device.
+/// The maximum number of query heads for each key and value head in [`decode_attention`], on every
+/// device.
 pub const DECODE_GROUP: u32 = QUERIES as u32;
 
 fn some(t: &Tensor) -> Option<Part> {
@@ -36,10 +38,10 @@ fn shape(t: &Tensor) -> String {
     format!("{}×{} {}", t.rows(), t.cols(), t.dtype().name())
 }
 
-/// `y[i] = table[ids[i]]`; ids are i32. An id that is not in the table gives a row of NaN.
+/// `y[i] = table[ids[i]]`; ids are i32. An id outside the table gives a row of NaN.
 ///
 /// # Errors
-/// `InvalidArgument` for shapes that do not meet.
+/// `InvalidArgument` for shapes that do not match.
 pub fn embedding(library: &Library, ids: &Lease<Buffer>, table: &Tensor, y: &Tensor) -> Result<Operator> {
     check(table.cols() == y.cols(), || format!("embedding: table {}, y {}", shape(table), shape(y)))?;
     let params = EmbeddingParams {
@@ -56,7 +58,7 @@ pub fn embedding(library: &Library, ids: &Lease<Buffer>, table: &Tensor, y: &Ten
 /// `y = x / sqrt(mean(x²) + eps) · weight`, row by row.
 ///
 /// # Errors
-/// `InvalidArgument` for shapes that do not meet.
+/// `InvalidArgument` for shapes that do not match.
 pub fn rms_norm(library: &Library, x: &Tensor, weight: &Tensor, eps: f32, y: &Tensor) -> Result<Operator> {
     check(x.cols() == y.cols() && x.rows() == y.rows() && weight.cols() == x.cols() && x.dtype() == y.dtype(), || {
         format!("rms_norm: x {}, weight {}, y {}", shape(x), shape(weight), shape(y))
@@ -68,7 +70,7 @@ pub fn rms_norm(library: &Library, x: &Tensor, weight: &Tensor, eps: f32, y: &Te
 /// `h += delta`, then `y = rms_norm(h)`.
 ///
 /// # Errors
-/// `InvalidArgument` for shapes that do not meet.
+/// `InvalidArgument` for shapes that do not match.
 pub fn add_rms_norm(
     library: &Library,
     h: &Tensor,
@@ -97,7 +99,7 @@ fn norm_params(x: &Tensor, weight: &Tensor, eps: f32, y: &Tensor) -> NormParams 
     }
 }
 
-/// A weight matrix with its bias, and where its product goes.
+/// A weight matrix with its bias, and the destination of its product.
 #[derive(Debug, Clone, Copy)]
 pub struct Projection<'a> {
     /// Weights, [out, in].
@@ -108,7 +110,7 @@ pub struct Projection<'a> {
     pub y: &'a Tensor,
 }
 
-/// A normalisation that a product applies to its input on the way.
+/// A normalisation that a product applies to its input.
 #[derive(Debug, Clone, Copy)]
 pub struct Norm<'a> {
     /// One element per column.
@@ -166,7 +168,7 @@ fn linear_params(what: &str, x: &Tensor, norm: Option<Norm<'_>>, to: &[Projectio
 /// `y = norm(x) · Wᵀ + bias`.
 ///
 /// # Errors
-/// `InvalidArgument` for shapes that do not meet.
+/// `InvalidArgument` for shapes that do not match.
 #[doc(alias = "matmul")]
 pub fn linear(library: &Library, x: &Tensor, norm: Option<Norm<'_>>, to: Projection<'_>) -> Result<Operator> {
     let params = linear_params("linear", x, norm, &[to])?;
@@ -177,7 +179,7 @@ pub fn linear(library: &Library, x: &Tensor, norm: Option<Norm<'_>>, to: Project
 /// `y += norm(x) · Wᵀ + bias`: a projection back into the residual stream.
 ///
 /// # Errors
-/// `InvalidArgument` for shapes that do not meet.
+/// `InvalidArgument` for shapes that do not match.
 pub fn linear_add(library: &Library, x: &Tensor, norm: Option<Norm<'_>>, to: Projection<'_>) -> Result<Operator> {
     let params = linear_params("linear_add", x, norm, &[to])?;
     let norm = norm.and_then(|n| some(n.weight));
@@ -187,7 +189,7 @@ pub fn linear_add(library: &Library, x: &Tensor, norm: Option<Norm<'_>>, to: Pro
 /// Three products of one normalised `x`: queries, keys and values.
 ///
 /// # Errors
-/// `InvalidArgument` for shapes that do not meet.
+/// `InvalidArgument` for shapes that do not match.
 pub fn linear3(library: &Library, x: &Tensor, norm: Option<Norm<'_>>, to: [Projection<'_>; 3]) -> Result<Operator> {
     let params = linear_params("linear3", x, norm, &to)?;
     let mut operands = vec![some(x), norm.and_then(|n| some(n.weight))];
@@ -200,7 +202,7 @@ pub fn linear3(library: &Library, x: &Tensor, norm: Option<Norm<'_>>, to: [Proje
 /// `y = silu(norm(x) · Gᵀ + bias) · (norm(x) · Uᵀ + bias)`. Both projections name the same `y`.
 ///
 /// # Errors
-/// `InvalidArgument` for shapes that do not meet.
+/// `InvalidArgument` for shapes that do not match.
 pub fn linear_gated(
     library: &Library,
     x: &Tensor,
@@ -252,7 +254,7 @@ pub struct Cache {
     pub dtype: DType,
 }
 
-/// Where the rows stand: the rotary table and the device-side position of the first row.
+/// The positions of rows: the rotary table and the device-side position of the first row.
 #[derive(Debug, Clone, Copy)]
 pub struct Place<'a> {
     /// cos and sin per position ([`rope::table`](crate::kernels::cpu::rope::table)), f32.
@@ -261,10 +263,11 @@ pub struct Place<'a> {
     pub position: &'a Lease<Buffer>,
 }
 
-/// Rotates the heads of `x` in place (rotate-half, as Hugging Face does); row `i` stands at the position plus `i`.
+/// Rotates the heads of `x` in place (rotate-half, as in Hugging Face models). Row `i` is at the
+/// first row's position plus `i`.
 ///
 /// # Errors
-/// `InvalidArgument` for shapes that do not meet.
+/// `InvalidArgument` for shapes that do not match.
 pub fn rope(library: &Library, x: &Tensor, heads: Heads, at: Place<'_>) -> Result<Operator> {
     check(x.cols() == heads.heads * heads.head_dim, || format!("rope: x {}, {heads:?}", shape(x)))?;
     let params = RopeParams {
@@ -284,7 +287,7 @@ pub fn rope(library: &Library, x: &Tensor, heads: Heads, at: Place<'_>) -> Resul
 /// Copies rows of keys or values into a cache at their positions, without rotating them.
 ///
 /// # Errors
-/// `InvalidArgument` for shapes that do not meet.
+/// `InvalidArgument` for shapes that do not match.
 pub fn cache_append(
     library: &Library,
     x: &Tensor,
@@ -310,7 +313,7 @@ pub fn cache_append(
 /// Rotates queries in place and appends rotated keys, and values, to the caches.
 ///
 /// # Errors
-/// `InvalidArgument` for shapes that do not meet.
+/// `InvalidArgument` for shapes that do not match.
 pub fn rope_append(
     library: &Library,
     qkv: [&Tensor; 3],
@@ -352,7 +355,7 @@ fn check_qkv(what: &str, q: &Tensor, k: &Tensor, v: &Tensor, heads: Heads) -> Re
 /// Causal attention of rotated queries over a cache that holds their keys and values already.
 ///
 /// # Errors
-/// `InvalidArgument` for shapes that do not meet.
+/// `InvalidArgument` for shapes that do not match.
 pub fn attention(
     library: &Library,
     q: &Tensor,
@@ -373,7 +376,8 @@ pub fn attention(
     )
 }
 
-/// One row, from the projections on: rotates queries and keys, appends keys and values to the caches, and attends.
+/// Attention for one row after the projections: rotates queries and keys, appends keys and values
+/// to the caches, and attends.
 ///
 /// # Errors
 /// `InvalidArgument` for shapes that do not meet, or more than one row.
@@ -428,7 +432,7 @@ fn elementwise(library: &Library, name: &str, a: &Tensor, b: &Tensor, y: &Tensor
 /// `y = a + b`.
 ///
 /// # Errors
-/// `InvalidArgument` for shapes that do not meet.
+/// `InvalidArgument` for shapes that do not match.
 pub fn add(library: &Library, a: &Tensor, b: &Tensor, y: &Tensor) -> Result<Operator> {
     elementwise(library, "add", a, b, y)
 }
@@ -436,7 +440,7 @@ pub fn add(library: &Library, a: &Tensor, b: &Tensor, y: &Tensor) -> Result<Oper
 /// `y = a · b`, element by element.
 ///
 /// # Errors
-/// `InvalidArgument` for shapes that do not meet.
+/// `InvalidArgument` for shapes that do not match.
 pub fn mul(library: &Library, a: &Tensor, b: &Tensor, y: &Tensor) -> Result<Operator> {
     elementwise(library, "mul", a, b, y)
 }
@@ -444,7 +448,7 @@ pub fn mul(library: &Library, a: &Tensor, b: &Tensor, y: &Tensor) -> Result<Oper
 /// `y = silu(a) · b`.
 ///
 /// # Errors
-/// `InvalidArgument` for shapes that do not meet.
+/// `InvalidArgument` for shapes that do not match.
 pub fn silu_mul(library: &Library, a: &Tensor, b: &Tensor, y: &Tensor) -> Result<Operator> {
     elementwise(library, "silu_mul", a, b, y)
 }
@@ -452,7 +456,7 @@ pub fn silu_mul(library: &Library, a: &Tensor, b: &Tensor, y: &Tensor) -> Result
 /// `y = x` in `y`'s element type, rounded to nearest even.
 ///
 /// # Errors
-/// `InvalidArgument` for shapes that do not meet.
+/// `InvalidArgument` for shapes that do not match.
 pub fn cast(library: &Library, x: &Tensor, y: &Tensor) -> Result<Operator> {
     check(x.rows() == y.rows() && x.cols() == y.cols(), || format!("cast: x {}, y {}", shape(x), shape(y)))?;
     let params = ElementwiseParams {
@@ -465,10 +469,10 @@ pub fn cast(library: &Library, x: &Tensor, y: &Tensor) -> Result<Operator> {
     Operator::new(library, "cast", &params, &[some(x), some(y)])
 }
 
-/// Fills with a pattern of `width` (1, 2 or 4) bytes.
+/// Fills a buffer with a pattern of `width` (1, 2 or 4) bytes.
 ///
 /// # Errors
-/// `InvalidArgument` when the pattern does not fill the memory.
+/// `InvalidArgument` if the buffer's length is not a multiple of the pattern.
 pub fn fill(library: &Library, y: &Lease<Buffer>, pattern: u32, width: u32) -> Result<Operator> {
     let params = FillParams { bytes: [y.len() as u32, (y.len() >> 32) as u32], width, pattern };
     Operator::new(library, "fill", &params, &[raw(y)])
@@ -477,7 +481,7 @@ pub fn fill(library: &Library, y: &Lease<Buffer>, pattern: u32, width: u32) -> R
 /// Copies rows between matrices of one shape and element type.
 ///
 /// # Errors
-/// `InvalidArgument` for shapes that do not meet.
+/// `InvalidArgument` for shapes that do not match.
 pub fn copy(library: &Library, from: &Tensor, to: &Tensor) -> Result<Operator> {
     check(from.rows() == to.rows() && from.cols() == to.cols() && from.dtype() == to.dtype(), || {
         format!("copy: from {}, to {}", shape(from), shape(to))
@@ -495,7 +499,7 @@ pub fn copy(library: &Library, from: &Tensor, to: &Tensor) -> Result<Operator> {
 /// Softmax, row by row. A row with a NaN or +∞, or of −∞ only, is all NaN.
 ///
 /// # Errors
-/// `InvalidArgument` for shapes that do not meet.
+/// `InvalidArgument` for shapes that do not match.
 pub fn softmax(library: &Library, x: &Tensor, y: &Tensor) -> Result<Operator> {
     check(x.rows() == y.rows() && x.cols() == y.cols(), || format!("softmax: x {}, y {}", shape(x), shape(y)))?;
     let params =
@@ -503,21 +507,22 @@ pub fn softmax(library: &Library, x: &Tensor, y: &Tensor) -> Result<Operator> {
     Operator::new(library, "softmax", &params, &[some(x), some(y)])
 }
 
-/// The index of the largest element of each row, as i32; of equal ones the first, −1 where all are NaN.
+/// The index of the largest element of each row, as i32. Of equal elements the first; −1 if all are
+/// NaN.
 ///
 /// # Errors
-/// `InvalidArgument` when `ids` is too short.
+/// `InvalidArgument` if `ids` is too short.
 pub fn argmax(library: &Library, x: &Tensor, ids: &Lease<Buffer>) -> Result<Operator> {
     let params = RowParams { rows: x.rows(), n: x.cols(), ldx: x.ld(), ldy: 0, x: x.dtype() as u32, y: 0 };
     Operator::new(library, "argmax", &params, &[some(x), raw(ids)])
 }
 
-/// How the next token is chosen.
+/// The method that selects the next token.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub struct Sampling {
-    /// What logits are divided by; 0 takes the largest.
+    /// The divisor of the logits; 0 selects the largest logit.
     pub temperature: f32,
-    /// How many of the largest logits are candidates; 0 for all.
+    /// The number of largest logits that are candidates; 0 for all.
     pub top_k: u32,
     /// The seed. The same seed, position and logits give the same token.
     pub seed: u64,
@@ -535,8 +540,8 @@ impl Sampling {
     }
 }
 
-/// Draws a token from one row of f32 logits; the device-side position is the counter of the random numbers. A NaN is no candidate; the
-/// token is −1 where all are NaN.
+/// Draws a token from one row of f32 logits. The device-side position is the counter of the random
+/// numbers. A NaN is not a candidate; the token is −1 if all logits are NaN.
 ///
 /// # Errors
 /// `InvalidArgument` for logits that are not one row of f32.
@@ -557,16 +562,16 @@ fn check_logits(logits: &Tensor) -> Result<()> {
     })
 }
 
-/// What a decode step carries from token to token, in device memory.
+/// The state of a decode loop in device memory.
 #[derive(Debug, Clone)]
 pub struct Loop {
-    /// The token that the next step starts from: an i32.
+    /// The input token of the next step: an i32.
     pub token: Lease<Buffer>,
     /// Its position: an i32.
     pub position: Lease<Buffer>,
-    /// The tokens drawn so far, in a ring of i32.
+    /// The drawn tokens, in a ring of i32.
     pub ring: Lease<Buffer>,
-    /// How many were drawn: a u32.
+    /// The number of drawn tokens: a u32.
     pub count: Lease<Buffer>,
 }
 
@@ -586,7 +591,7 @@ pub fn advance(library: &Library, state: &Loop, step: u32) -> Result<Operator> {
     Operator::new(library, "advance", &params, &operands)
 }
 
-/// Draws the next token and advances by one: the end of a decode step.
+/// Draws the next token and advances by one. This is the end of a decode step.
 ///
 /// # Errors
 /// As [`sample`] and [`advance`].

@@ -1,7 +1,9 @@
-//! The operators' kernels on a simulated device: the CPU kernels, under the names of the CUDA entries.
+//! The operators' kernels on a simulated device: the CPU kernels, under the names of the CUDA
+//! entries.
 //!
-//! A launch has CUDA's grid there; a kernel does all of its work in one call, cut into tiles by its own parameters. What a launch needs of
-//! its operands is checked again, since a simulated device is there to find what is wrong.
+//! On such a device a launch has CUDA's grid. A kernel does all its work in one call, divided into
+//! tiles by its own parameters. The requirements of a launch are checked again, because a simulated
+//! device serves to find defects.
 //!
 //! This module must not know the machine, only its registry.
 
@@ -11,13 +13,14 @@ use crate::kernels::cuda::CudaSpec;
 use leasehold::{Access, Error, Result};
 use leasehold_sim::{KernelBody, KernelRegistry, Launch};
 
-/// The kernels that write all of what they declare to write. The others write rows, with gaps between them where the parameters say so.
+/// The kernels that write every byte of their output bindings. The others write rows, with gaps
+/// between them if the parameters say so.
 const DENSE: [&str; 4] = ["argmax", "sample", "next_token", "fill"];
 
-/// Makes every operator kernel known to simulated devices.
+/// Registers every operator kernel for simulated devices.
 ///
 /// # Errors
-/// `NotFound` where a kernel has no CUDA entry.
+/// `NotFound` if a kernel has no CUDA entry.
 pub fn simulate(registry: &KernelRegistry) -> Result<()> {
     for spec in KERNELS {
         let cuda = CudaSpec::find(spec.name)
@@ -41,6 +44,7 @@ fn run(spec: &KernelSpec, cuda: &CudaSpec, launch: &Launch<'_>) -> Result<()> {
             launch.block()
         )));
     }
-    // SAFETY: the machine has checked that the bindings lie in live memory and translated them for the time of the call; nobody else runs.
+    // SAFETY: the machine has checked that the bindings lie in live memory, and has translated them
+    // for the duration of the call. No other code runs meanwhile.
     unsafe { spec.run(None, launch.params_bytes(), launch.bindings()) }.map_err(Error::InvalidArgument)
 }

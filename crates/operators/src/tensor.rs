@@ -1,4 +1,5 @@
-//! Matrices in device memory, as operators take them: a leased buffer, an element type, rows and columns.
+//! Matrices in device memory, the operands of operators: a leased buffer, an element type, rows and
+//! columns.
 
 pub use crate::kernels::cpu::elem::DType;
 use leasehold::{Buffer, Error, Lease, Result, Runtime};
@@ -30,7 +31,8 @@ impl Tensor {
     /// A matrix in `buffer` from byte `offset` on.
     ///
     /// # Errors
-    /// `InvalidArgument` when it does not lie in the buffer or is not aligned to its elements.
+    /// `InvalidArgument` if the matrix does not lie in the buffer or is not aligned to its
+    /// elements.
     pub fn new(buffer: Lease<Buffer>, offset: u64, dtype: DType, rows: u32, cols: u32) -> Result<Self> {
         let bytes = (u64::from(rows) * u64::from(cols)).checked_mul(dtype.bytes() as u64);
         if bytes.and_then(|bytes| offset.checked_add(bytes)).is_none_or(|end| end > buffer.len()) {
@@ -46,7 +48,7 @@ impl Tensor {
         Ok(Self { buffer, offset, dtype, rows, cols, ld: cols })
     }
 
-    /// A new matrix; its contents are not specified.
+    /// A new matrix with unspecified contents.
     ///
     /// # Errors
     /// As [`Runtime::alloc`]; `InvalidArgument` for more than 2^64 bytes.
@@ -68,12 +70,12 @@ impl Tensor {
         Ok(Self { offset, rows, ..self.clone() })
     }
 
-    /// Its memory.
+    /// The matrix's memory.
     pub fn buffer(&self) -> &Lease<Buffer> {
         &self.buffer
     }
 
-    /// Bytes from the buffer's beginning.
+    /// The byte offset in the buffer.
     #[must_use]
     pub fn offset(&self) -> u64 {
         self.offset

@@ -1,10 +1,12 @@
-//! Executes a program and checks every step of it against a naive model of the semantics.
+//! Executes a program and checks each of its steps against a naive model of the semantics.
 //!
-//! The model is written from the table of semantics, with vectors and maps; it must not share code with the manager. Objects come
-//! from an arena of this thread that hands an address out again at once after its object was destroyed, which is the hardest case
-//! for whoever keeps addresses. Checked are: each destructor runs exactly once and when the model says so; an object that the model
-//! calls alive is intact whenever the program uses it; slot buffers, outgrown ones included, are readable until their frame ends;
-//! the depth after every operation.
+//! The model follows the table of semantics, with vectors and maps; it must not share code with the
+//! manager. Objects come from an arena of this thread. The arena reuses an address at once after
+//! its object was destroyed, which is the hardest case for code that keeps addresses.
+//!
+//! The checks: each destructor runs exactly once, at the model's time. An object that is alive in
+//! the model is intact at each use. Slot buffers, including outgrown ones, are readable until their
+//! frame ends. The depth is right after every operation.
 
 use std::cell::RefCell;
 use std::collections::HashMap;
@@ -38,7 +40,7 @@ struct Arena {
 impl Drop for Arena {
     fn drop(&mut self) {
         for &block in &self.all {
-            // SAFETY: made by `Box::into_raw` in `make`, freed only here.
+            // SAFETY: `make` made the block with `Box::into_raw`, and it is freed only here.
             drop(unsafe { Box::from_raw(block) });
         }
     }
@@ -56,7 +58,7 @@ fn make() -> (*mut c_void, u64) {
             block
         });
         arena.next += 1;
-        // SAFETY: the block belongs to the arena and nobody uses it.
+        // SAFETY: the block belongs to the arena and is not in use.
         unsafe { block.write(Block { state: ALIVE, id: arena.next, payload: [arena.next; 6] }) };
         (block.cast(), arena.next)
     })
@@ -71,7 +73,7 @@ unsafe extern "C" fn destroy(object: *mut c_void) {
             arena.faults.push(format!("object {id} was destroyed twice"));
             return;
         }
-        // SAFETY: the arena's blocks are this thread's, and stay until it ends.
+        // SAFETY: the arena's blocks belong to this thread, and stay until it ends.
         unsafe { block.write(Block { state: POISON, id, payload: [POISON; 6] }) };
         arena.destroyed.push(id);
         arena.free.push(block);
@@ -83,10 +85,10 @@ unsafe extern "C" fn destroy_tensor(tensor: *mut OpaqueTensor) {
     unsafe { destroy(tensor.cast()) };
 }
 
-/// Whether the object at `addr` is still `id`, unharmed.
+/// Returns whether the object at `addr` is still `id`, with intact contents.
 fn intact(addr: usize, id: u64) -> bool {
     let block: *const Block = ptr::with_exposed_provenance(addr);
-    // SAFETY: only addresses of arena blocks are given, which stay allocated.
+    // SAFETY: the callers pass only addresses of arena blocks, which stay allocated.
     let block = unsafe { &*block };
     block.state == ALIVE && block.id == id && block.payload == [id; 6]
 }
@@ -106,7 +108,7 @@ struct Object {
     shape: Shape,
 }
 
-/// The semantics, naively.
+/// The naive model of the semantics.
 struct Model {
     objects: HashMap<usize, Object>,
     /// Dead tensors that wait for the end of the scope: address, object, depth.
@@ -120,10 +122,10 @@ struct Model {
 
 #[derive(Debug)]
 struct Frame {
-    /// The depth before it was opened.
+    /// The depth before the frame was opened.
     depth: usize,
     slots: i64,
-    /// All buffers that it has handed out, and which of them each slot has now.
+    /// All buffers that the frame has returned, and the present one of each slot.
     buffers: Vec<Buffer>,
     current: HashMap<i64, usize>,
 }
@@ -214,10 +216,10 @@ impl Model {
     }
 }
 
-/// What a run showed.
+/// The result of a run.
 #[derive(Clone, Debug, Default)]
 pub struct Outcome {
-    /// What was wrong; empty if all is well.
+    /// The detected faults; empty if none.
     pub faults: Vec<String>,
     /// Operations executed.
     pub operations: usize,
@@ -225,14 +227,16 @@ pub struct Outcome {
     pub objects: u64,
 }
 
-/// Makes `manager` one whose tensors the checker can watch. Call it once before [`run`].
+/// Prepares `manager` with a tensor destructor that the checker observes. Must be called once
+/// before [`run`].
 pub fn prepare(manager: &mut MemoryManager) {
     // SAFETY: every tensor that the checker registers is a block of the arena.
     unsafe { manager.set_tensor_destructor(Some(destroy_tensor)) };
 }
 
-/// Runs `program` on an attachment to `manager` (prepared), `quarantined` saying whether its quarantine is on. At the end what the program
-/// still owns is released and the attachment dropped; then every object that it made must be gone.
+/// Runs `program` on an attachment to `manager` (prepared); `quarantined` says whether its
+/// quarantine is on. At the end the remaining objects of the program are released and the
+/// attachment is dropped. Then all of its objects must be destroyed.
 pub fn run(manager: &MemoryManager, program: &Program, quarantined: bool) -> Outcome {
     let mut attached = manager.attach();
     let mut model = Model {
@@ -291,7 +295,7 @@ struct Run {
 }
 
 impl Run {
-    /// What was destroyed since the last comparison, here and in the model.
+    /// Compares the objects destroyed since the last comparison with the model's.
     fn compare(&mut self, model: &mut Model, when: impl FnOnce() -> String) {
         let (mut seen, faults) =
             ARENA.with_borrow_mut(|a| (std::mem::take(&mut a.destroyed), std::mem::take(&mut a.faults)));
@@ -334,7 +338,7 @@ impl Run {
                 let (object, id) = make();
                 self.vars[var] = (object, id);
                 let addr = object.expose_provenance();
-                // SAFETY: a live block of the arena, with the destructor that fits it.
+                // SAFETY: a live block of the arena, with a matching destructor.
                 unsafe {
                     match what {
                         What::Struct => manager.register_custom(object, destroy),
@@ -347,19 +351,20 @@ impl Run {
             Op::NewVec(var) => {
                 let vec = VecPtr::create(0).cast::<c_void>();
                 self.vars[var] = (vec, 0);
-                // SAFETY: a fresh vector.
+                // SAFETY: the vector is new.
                 unsafe { manager.register_vec_ptr(vec) };
                 model.insert(vec.expose_provenance(), 0, Shape::Vector(Vec::new()));
             }
             Op::Push(vec, element) => {
                 let (vec, element) = (self.vars[vec].0, self.vars[element].0);
-                // Only if both are what the program believes: it would be its own use after free otherwise.
+                // Only if both are alive in the model: otherwise the program itself would use freed
+                // memory.
                 if !model.objects.contains_key(&element.addr()) {
                     return;
                 }
                 if let Some(Object { shape: Shape::Vector(elements), .. }) = model.objects.get_mut(&vec.addr()) {
                     elements.push(element.addr());
-                    // SAFETY: the model says that the vector is alive.
+                    // SAFETY: the vector is alive in the model.
                     unsafe { VecPtr::push(vec.cast(), element) };
                     manager.acquire_ptr(element);
                     if let Some(object) = model.objects.get_mut(&element.addr()) {
@@ -382,7 +387,7 @@ impl Run {
                 }
             }
             Op::Acquire(var) => {
-                // Of an unknown address it would make an untyped entry; the programs that do so are checked elsewhere.
+                // An unknown address would get an untyped entry; other programs check this case.
                 if let Some(object) = model.objects.get_mut(&self.vars[var].0.addr()) {
                     object.count += 1;
                     manager.acquire_ptr(self.vars[var].0);
@@ -448,10 +453,11 @@ impl Run {
         {
             let len = unsigned(size);
             let fill = (buffers.len() as u8) ^ 0x5A;
-            // SAFETY: the manager promises `size` bytes.
+            // SAFETY: the manager promises `size` bytes at the address.
             unsafe { at.write_bytes(fill, len) };
             match current.get(&slot).and_then(|&i| buffers.get_mut(i)).filter(|b| b.at == at) {
-                // The same buffer: the first `len` bytes are new, the rest is as before; the check looks at the new part.
+                // The same buffer: the first `len` bytes are new, the others are unchanged; the
+                // check covers the new part.
                 Some(buffer) => *buffer = Buffer { at, len, fill },
                 None => {
                     if buffers.iter().any(|b| b.at == at) {
@@ -464,7 +470,7 @@ impl Run {
         }
     }
 
-    /// Every buffer of every frame, outgrown or not, still has its contents.
+    /// Checks that every buffer of every frame, outgrown or not, still has its contents.
     fn check_buffers(&mut self, model: &Model) {
         for buffer in model.frames.iter().flat_map(|f| &f.buffers) {
             // SAFETY: the manager promises that buffers stay readable until their frame ends.

@@ -1,8 +1,9 @@
 //! Arbitrary calls of the C ABI with arbitrary arguments.
 //!
-//! Every function is called, in any order, with any number and with any address that its contract admits: random ones, ones
-//! that were freed long ago, live ones of every kind. Destructors and hooks call back. What must hold is checked at the end of
-//! each run; that nothing crashes, aborts or leaks is checked by running it under sanitizers (`ci/memory.sh`).
+//! Every function is called, in any order, with any number and with any address that its contract
+//! admits: random ones, ones that were freed long ago, live ones of every kind. Destructors and
+//! hooks call back. What must hold is checked at the end of each run; that nothing crashes, aborts
+//! or leaks is checked by running it under sanitizers (`ci/memory.sh`).
 
 use std::cell::{Cell, RefCell};
 use std::ffi::{c_char, c_void};
@@ -12,7 +13,8 @@ use super::program::Rng;
 use crate::ffi::*;
 use crate::{OpaqueTensor, Stats, TensorInfo, VecPtr};
 
-/// Addresses that may be registered as tensors or with a destructor at any time: destroying them does nothing.
+/// Addresses that may be registered as tensors or with a destructor at any time: destroying them
+/// does nothing.
 const OBJECTS: usize = 64;
 static OBJECT_BYTES: [[u64; 4]; OBJECTS] = [[0; 4]; OBJECTS];
 
@@ -208,13 +210,15 @@ fn call(rng: &mut Rng) {
         },
         56..59 => {
             let shape = [rng.below(6) as i64, any_number(rng).min(300), any_number(rng).min(4)];
-            // SAFETY: the shape has at least as many numbers as asked for; other counts are refused first.
+            // SAFETY: the shape has at least as many numbers as asked for; other counts are refused
+            // first.
             let tensor = unsafe {
                 lh_tensor_create(shape.as_ptr(), [0, 1, 2, 3, -1, 99][rng.below(6) as usize], rng.below(8) as u8)
             };
             if !tensor.is_null() {
                 STRUCTS.with_borrow_mut(|s| s.push(tensor.expose_provenance()));
-                // Null if another thread, to which the address was known from before, has released it already.
+                // Null if another thread, to which the address was known from before, has released
+                // it already.
                 _ = lh_tensor_data(tensor);
             }
         }
@@ -229,7 +233,8 @@ fn call(rng: &mut Rng) {
     }
 }
 
-/// Makes about `calls` calls from `seed` on the calling thread, which must be at rest, then cleans up and checks what must hold.
+/// Makes about `calls` calls from `seed` on the calling thread, which must be at rest, then cleans
+/// up and checks what must hold.
 ///
 /// # Panics
 /// If something does not hold; that is its purpose.
@@ -280,8 +285,8 @@ fn drop_count(addr: usize) {
     while tl_ptr_release_bool(ptr::with_exposed_provenance_mut(addr)) == 1 {}
 }
 
-/// Gives back what counts are left on addresses that all threads use; afterwards nothing may be alive. Call it when no other thread
-/// fuzzes, and no other test uses the C ABI.
+/// Gives back what counts are left on addresses that all threads use; afterwards nothing may be
+/// alive. Call it when no other thread fuzzes, and no other test uses the C ABI.
 ///
 /// # Panics
 /// If something is still alive.
@@ -297,6 +302,7 @@ pub fn finish() {
     // SAFETY: the struct has the size that it says.
     unsafe { tl_mem_stats(&raw mut stats) };
     assert_eq!((stats.slot_bytes, stats.deferred_bytes), (0, 0), "buffers were kept beyond their frames");
-    // Structs of one thread that another's list of arguments held have been released by their addresses on both.
+    // Structs of one thread that another's list of arguments held have been released by their
+    // addresses on both.
     assert_eq!(stats.live_objects, 0, "something is still alive");
 }

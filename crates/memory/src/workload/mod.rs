@@ -1,8 +1,9 @@
-//! Programs as compilers emit them, for tests and benchmarks (feature `bench`).
+//! Programs of the kind that compilers emit, for tests and benchmarks (feature `bench`).
 //!
-//! [`Abi`] is the part of the C ABI that generated code uses all the time; [`Global`] is this crate's, [`Plain`] the plain design
-//! to compare with. [`generate`](program::generate) makes programs, [`run`](checker::run) executes and checks them. None of this
-//! must know the manager's insides: it stands where the compiler stands.
+//! [`Abi`] is the part of the C ABI that generated code uses most. [`Global`] is this crate's
+//! implementation, [`Plain`] the plain design for comparison. [`generate`](program::generate) makes
+//! programs; [`run`](checker::run) executes and checks them. These modules stand in the compiler's
+//! place and must not know the manager's internals.
 
 use std::ffi::c_void;
 
@@ -15,7 +16,7 @@ pub mod program;
 
 pub use plain::Plain;
 
-/// What generated code calls.
+/// The functions that generated code calls.
 pub trait Abi: Sync {
     /// `tl_mem_enter_scope`
     fn enter_scope(&self);
@@ -72,12 +73,12 @@ impl Abi for Global {
     }
     #[inline(always)]
     unsafe fn register_struct(&self, ptr: *mut c_void) {
-        // SAFETY: the same promise.
+        // SAFETY: the caller's promise is the one of `tl_mem_register_struct`.
         unsafe { ffi::tl_mem_register_struct(ptr) };
     }
     #[inline(always)]
     unsafe fn register_tensor(&self, ptr: *mut OpaqueTensor) {
-        // SAFETY: the same promise.
+        // SAFETY: the caller's promise is the one of `tl_mem_register_tensor`.
         unsafe { ffi::tl_mem_register_tensor(ptr) };
     }
     #[inline(always)]

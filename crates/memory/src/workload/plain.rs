@@ -1,7 +1,8 @@
 //! The plain design: one mutex around a hash map of counts and a stack of scopes.
 //!
-//! It is the peer of the benchmarks and the exhibit of the tests: its flaws are the ones that the manager is there to not have
-//! (one set of scopes for all threads, no generations, O(n) unregister, destructors under the lock). Do not mend it.
+//! It is the peer of the benchmarks and the negative example of the tests. Its flaws are those that
+//! the manager avoids: one set of scopes for all threads, no generations, O(n) unregister,
+//! destructors under the lock. Do not mend it.
 
 use std::collections::HashMap;
 use std::ffi::c_void;
@@ -27,7 +28,7 @@ struct State {
     by_thread: HashMap<ThreadId, Stacks>,
 }
 
-/// See the module's documentation.
+/// The plain design; see the module's documentation.
 pub struct Plain {
     state: Mutex<State>,
     destructor: TensorDestructor,
@@ -35,8 +36,9 @@ pub struct Plain {
 }
 
 impl Plain {
-    /// An empty manager whose tensors `destructor` destroys. The plain design has one stack of scopes for all threads, so that
-    /// threads free each other's objects; `by_thread` mends just that, for measurements that have to survive.
+    /// An empty manager whose tensors `destructor` destroys. The plain design has one stack of
+    /// scopes for all threads, so threads free each other's objects. `by_thread` corrects only this
+    /// flaw, for measurements that must not crash.
     pub fn new(destructor: TensorDestructor, by_thread: bool) -> Self {
         Self { state: Mutex::default(), destructor, by_thread }
     }
@@ -54,7 +56,8 @@ impl Plain {
                     // SAFETY: registered as a tensor, and counted down to zero.
                     unsafe { (self.destructor)(pointer.cast()) };
                 } else {
-                    // SAFETY: registered as a struct from the C allocator, and counted down to zero.
+                    // SAFETY: registered as a struct from the C allocator, and counted down to
+                    // zero.
                     unsafe { libc::free(pointer) };
                 }
                 state.counts.remove(&addr);

@@ -1,12 +1,12 @@
-//! Programs of the patterns that compilers emit, and the same with a compiler's bugs.
+//! Generated programs with the patterns that compilers emit, optionally with a compiler's bugs.
 //!
-//! A program is a flat list of operations over variables, made from a seed; the same seed gives the same program. It must not
-//! know what executes it.
+//! A program is a flat list of operations over variables, made from a seed; the same seed gives the
+//! same program. This module must not know what executes a program.
 
-/// What a variable holds.
+/// The kind of a variable's object.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum What {
-    /// A block that its destructor or `free` ends.
+    /// A block that its destructor or `free` destroys.
     Struct,
     /// A tensor.
     Tensor,
@@ -19,11 +19,11 @@ pub enum Op {
     Enter,
     /// Closes the scope.
     Exit,
-    /// Opens a frame with so many slots.
+    /// Opens a frame with this number of slots.
     FunctionEnter(i64),
     /// Closes the frame.
     FunctionExit,
-    /// Asks for a slot's buffer and fills it.
+    /// Requests a slot's buffer and fills it.
     Buffer {
         /// The slot.
         slot: i64,
@@ -42,17 +42,17 @@ pub enum Op {
     Promote(usize),
     /// Removes a record.
     Unregister(usize),
-    /// One count more.
+    /// Adds a count.
     Acquire(usize),
-    /// One count less.
+    /// Removes a count.
     Release(usize),
     /// The second variable takes the first one's value.
     Assign(usize, usize),
     /// Reads the object.
     Use(usize),
-    /// Releases an address that nobody knows.
+    /// Releases an unknown address.
     ReleaseUnknown,
-    /// Notes the position.
+    /// Records the position.
     Mark(usize),
     /// Closes everything since the mark.
     Unwind(usize),
@@ -96,17 +96,17 @@ impl Rng {
 /// A pattern of compiled code.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Pattern {
-    /// `a * b + c`: temporaries in a scope, the result handed out.
+    /// `a * b + c`: temporaries in a scope; the result leaves the scope.
     Expression,
     /// A function with a frame, whose result outlives it.
     Call,
-    /// Structs that hold each other.
+    /// Structs that refer to each other.
     Graph,
     /// A variable assigned anew in each turn of a loop.
     Reassign,
     /// Two branches that make the same variable.
     Join,
-    /// A comprehension: many scopes in which nothing is made.
+    /// A comprehension: many scopes without objects.
     EmptyScopes,
     /// A string that grows in a slot.
     Strings,
@@ -146,7 +146,7 @@ pub enum Mix {
     Calls,
     /// Graphs and reassignment.
     Objects,
-    /// 5,000 empty scopes for each allocation, as a real program had them.
+    /// 5,000 empty scopes for each allocation, as in a real program.
     Scopes,
     /// All of these.
     Everything,
@@ -187,7 +187,7 @@ pub fn generate(seed: u64, size: usize, patterns: &[Pattern], bugs: bool) -> Pro
     while g.program.ops.len() < size && !patterns.is_empty() {
         g.pattern();
     }
-    // A program with bugs may have left things open: what started it cleans up.
+    // A program with bugs may leave scopes open: its caller cleans up.
     if bugs {
         g.program.ops.push(Op::Unwind(start));
     } else {
@@ -216,7 +216,7 @@ impl Generator {
                 (4, _) => Op::Buffer { slot: 0, size: -1 - self.rng.below(1 << 40) as i64 },
                 (5, _) => Op::FunctionEnter(-(self.rng.below(1000) as i64) - 1),
                 (_, Op::Release(v)) => {
-                    // A temporary released twice around a reuse of its address.
+                    // A temporary that is released twice around a reuse of its address.
                     let other = self.var();
                     self.program.ops.push(Op::New(other, What::Tensor));
                     Op::Release(v)
@@ -244,7 +244,8 @@ impl Generator {
         self.program.marks - 1
     }
 
-    /// Whether programs may use what only the manager can do: the benchmark's mixes must run on the plain design too.
+    /// Returns whether programs may use operations that only the manager supports. The benchmark's
+    /// mixes must run on the plain design too.
     fn full(&self) -> bool {
         self.patterns.contains(&Pattern::Leave)
     }
@@ -259,13 +260,13 @@ impl Generator {
         var
     }
 
-    /// Moves `var` from the current scope to the parent, as compilers do it, and closes the scope.
+    /// Moves `var` from the current scope to the parent, as compilers do, and closes the scope.
     fn hand_out(&mut self, var: usize, close: Op) {
         if self.full() && self.rng.one_in(2) {
             self.emit(Op::Promote(var));
             self.emit(close);
         } else {
-            // Ownership goes to the program; the outer scope takes it over.
+            // Ownership moves to the program; then the outer scope takes it over.
             self.emit(Op::Unregister(var));
             self.emit(close);
             self.emit(Op::Register(var));
@@ -298,7 +299,7 @@ impl Generator {
         self.level -= 1;
     }
 
-    /// An outer scope in which what a pattern hands out ends.
+    /// An outer scope, which ends the objects that leave a pattern.
     fn scoped(&mut self, body: impl FnOnce(&mut Self)) {
         self.emit(Op::Enter);
         body(self);
@@ -312,7 +313,8 @@ impl Generator {
                 let t = g.new_object();
                 g.emit(Op::Use(t));
                 if g.full() && g.rng.one_in(4) {
-                    // A temporary that is dead before its scope ends; the plain design would free its successor.
+                    // A temporary that dies before its scope ends; the plain design would free its
+                    // successor.
                     g.emit(Op::Release(t));
                 }
             }
@@ -353,7 +355,7 @@ impl Generator {
                 edges.push(to);
             }
             g.nested();
-            // The compiler's code for the fields, before the structs go.
+            // The compiler's code for the fields, before the structs are freed.
             for to in edges {
                 g.emit(Op::Use(to));
                 g.emit(Op::Release(to));

@@ -1,9 +1,9 @@
-//! Kernel sources, a folder per backend: the only place in the project that has any.
+//! Kernel sources, a folder for each backend. No other place of the project has kernel sources.
 
 pub mod cpu;
 pub mod cuda;
 
-/// The shape of a launch: how many tiles or blocks, of how many threads.
+/// The shape of a launch: the number of tiles or blocks, and the threads of a block.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Geometry {
     /// Tiles of a CPU kernel, blocks of a CUDA kernel, in x, y and z.

@@ -1,9 +1,10 @@
-//! Grouped-query attention over a key-value cache `[kv_head][position][head_dim]`, causal.
+//! Causal grouped-query attention over a key-value cache `[kv_head][position][head_dim]`.
 //!
-//! Scores, softmax and sums are f32; the softmax is computed on the fly over blocks of `POSITIONS` positions (running maximum,
-//! rescaled sum), so nothing as long as the context is stored. A tile takes the queries of some heads of one group, which share
-//! their keys and values, and of some rows. Row `i` sees positions 0 to `position + i`, `position` being read from device
-//! memory. Rows at positions outside the cache give NaN, and so do rows with scores that are NaN or all −∞.
+//! Scores, softmax and sums are f32. The softmax is computed online over blocks of `POSITIONS`
+//! positions (running maximum, rescaled sum). So no buffer of the context's length is needed. A
+//! tile computes some rows for the queries of some heads of one group, which share their keys and
+//! values. Row `i` attends to positions 0 to `position + i`; `position` is read from device memory.
+//! Rows at positions outside the cache give NaN, and so do rows whose scores are NaN or all −∞.
 
 use std::mem::MaybeUninit;
 
@@ -21,9 +22,9 @@ use super::tile::{
 
 /// Positions of a block: a multiple of any vector's lanes.
 const POSITIONS: usize = 64;
-/// The most queries of a tile, and so the largest group that [`DecodeAttention`] takes.
+/// The maximum number of queries of a tile, and so the largest group of [`DecodeAttention`].
 pub const QUERIES: usize = 16;
-/// A launch has this many tiles of heads at least, where there are so many heads.
+/// The minimum number of tiles of heads in a launch, if it has so many heads.
 const HEAD_TILES: usize = 4;
 
 params! {
@@ -43,7 +44,7 @@ params! {
         pub ldq: u32,
         /// Elements from one row of the output to the next.
         pub ldo: u32,
-        /// What scores are multiplied by: one over the root of `head_dim`, as a rule.
+        /// The factor of the scores: usually one over the root of `head_dim`.
         pub scale: f32,
         /// Element type of queries and output (and of new keys and values).
         pub x: u32,
@@ -54,12 +55,13 @@ params! {
     }
 }
 
-/// Attention of queries that are rotated already, over a cache that holds their keys and values.
+/// Attention of rotated queries, over a cache that holds their keys and values.
 pub struct Attention;
-/// One row from the projections on: rotates queries and keys, appends keys and values to the caches, and attends.
+/// Attention for one row after the projections: rotates queries and keys, appends keys and values
+/// to the caches, and attends.
 pub struct DecodeAttention;
 
-/// How queries are divided into tiles.
+/// The division of queries into tiles.
 struct Cut {
     /// Heads of a tile: a divisor of the group.
     heads: usize,
@@ -83,17 +85,17 @@ impl Cut {
 struct State {
     /// Scaled queries, `head_dim` apart.
     queries: MaybeUninit<[f32; QUERIES * MAX_HEAD_DIM]>,
-    /// Sums of values, likewise.
+    /// Sums of values, `head_dim` apart.
     sums: MaybeUninit<[f32; QUERIES * MAX_HEAD_DIM]>,
     /// Scores of a block, `POSITIONS` apart.
     scores: MaybeUninit<[f32; QUERIES * POSITIONS]>,
     /// Running maximum of each query's scores.
     top: [f32; QUERIES],
-    /// Sum of the exponentials beside that maximum.
+    /// Sum of the exponentials relative to that maximum.
     total: [f32; QUERIES],
 }
 
-/// The keys and values that a tile's queries see: those of one head.
+/// The keys and values of a tile's queries: those of one head.
 #[derive(Clone, Copy)]
 struct Cache<T> {
     keys: *const T,
@@ -101,7 +103,8 @@ struct Cache<T> {
     dim: usize,
 }
 
-/// Attends with `heads` queries for each of `lens.len()` rows; row `r` sees the first `lens[r]` positions.
+/// Attends with `heads` queries for each of `lens.len()` rows; row `r` attends to the first
+/// `lens[r]` positions.
 struct Attend<'a, T> {
     state: &'a mut State,
     cache: Cache<T>,
@@ -120,12 +123,13 @@ impl<T: Elem> Task for Attend<'_, T> {
         let scores = state.scores.as_mut_ptr().cast::<f32>();
         state.top = [f32::NEG_INFINITY; QUERIES];
         state.total = [0.0; QUERIES];
-        // SAFETY: the tile has queries * dim queries and sums and queries * POSITIONS scores; the cache has `longest` positions.
+        // SAFETY: the tile has queries * dim queries and sums and queries * POSITIONS scores; the
+        // cache has `longest` positions.
         unsafe {
             sums.write_bytes(0, queries * dim);
             for at in (0..longest).step_by(POSITIONS) {
                 let block = POSITIONS.min(longest - at);
-                // Asked for while the scores are computed.
+                // Prefetched during the computation of the scores.
                 for line in (0..block * dim * size_of::<T>()).step_by(64) {
                     s.prefetch(cache.values.add(at * dim).cast::<u8>().add(line));
                 }
@@ -166,12 +170,13 @@ impl<T: Elem> Task for Attend<'_, T> {
     }
 }
 
-/// Turns a block's first `seen` scores into exponentials relative to the running maximum; gives the factor that what was summed
-/// before has to be multiplied by.
+/// Turns a block's first `seen` scores into exponentials relative to the running maximum. Returns
+/// the factor by which earlier sums must be multiplied.
 #[inline(always)]
 unsafe fn soften<S: Simd>(s: S, scores: *mut f32, seen: usize, top: &mut f32, total: &mut f32) -> f32 {
     let whole = seen.next_multiple_of(S::N);
-    // SAFETY: a row of scores has POSITIONS elements, a multiple of N; the ones behind `seen` are written before they are read.
+    // SAFETY: a row of scores has POSITIONS elements, a multiple of N. The elements after `seen`
+    // are written before they are read.
     unsafe {
         for i in seen..whole {
             scores.add(i).write(f32::NEG_INFINITY);
@@ -198,12 +203,14 @@ unsafe fn soften<S: Simd>(s: S, scores: *mut f32, seen: usize, top: &mut f32, to
 #[inline(always)]
 unsafe fn rescale<S: Simd>(s: S, x: *mut f32, n: usize, factor: f32) {
     if factor != 1.0 {
-        // SAFETY: the caller vouches for n elements; widening f32 in place reads each vector before it is written.
+        // SAFETY: the caller vouches for n elements. In-place widening of f32 reads each vector
+        // before it writes it.
         unsafe { row::widen(s, (DType::F32, x.cast_const().cast(), 0), x, n, factor) }
     }
 }
 
-/// `sums[q] += Σ_j weights[q][j] · values[j]` for `Q` queries (rows of `POSITIONS` weights, of `dim` sums).
+/// `sums[q] += Σ_j weights[q][j] · values[j]` for `Q` queries (rows of `POSITIONS` weights, of
+/// `dim` sums).
 #[inline(always)]
 unsafe fn weigh<S: Simd, T: Elem, const Q: usize>(
     s: S,
@@ -240,7 +247,8 @@ unsafe fn weigh<S: Simd, T: Elem, const Q: usize>(
     }
 }
 
-/// `C` vectors of columns from `d` on, over `U` positions at a time: enough chains to hide the latency.
+/// `C` vectors of columns from `d` on, over `U` positions at a time: enough chains to hide the
+/// latency.
 #[inline(always)]
 unsafe fn columns<S: Simd, T: Elem, const Q: usize, const C: usize, const U: usize>(
     s: S,
@@ -305,7 +313,7 @@ fn shape(p: &AttentionParams) -> Result<([usize; 3], Extent, Extent, Extent), Re
     Ok((grid, (extent(m, wide, p.ldq)?, x), cache, (extent(m, wide, p.ldo)?, x)))
 }
 
-/// A state whose queries are still to be written.
+/// A state with uninitialised queries.
 #[inline(always)]
 fn state() -> State {
     State {
@@ -338,7 +346,8 @@ impl Kernel for Attention {
         let rows = cut.rows.min(p.m as usize - first);
         let mut state = state();
         let mut lens = [0; QUERIES];
-        // SAFETY: `plan` asked for the rows and the caches; the state has room for heads * rows queries.
+        // SAFETY: `plan` requires the rows and the caches; the state has room for heads * rows
+        // queries.
         unsafe {
             let queries = state.queries.as_mut_ptr().cast::<f32>();
             for r in 0..rows {
@@ -395,7 +404,8 @@ impl Kernel for DecodeAttention {
         let (kv, group) = (t.tile()[0] as usize, (p.heads / p.kv_heads) as usize);
         let (head, rotary) = (kv * group, p.rotary as usize);
         let mut state = state();
-        // SAFETY: `plan` asked for the row, the table and the caches; this tile alone touches this head of the caches.
+        // SAFETY: `plan` requires the row, the table and the caches. Only this tile accesses this
+        // head of the caches.
         unsafe {
             let out = ptr::<u8>(t, 7).add(head * dim * elem.bytes());
             let Some(at) = position(ptr(t, 6), 0, p.positions as usize) else {

@@ -1,21 +1,24 @@
-//! The inner product that everything else is built on: rows of weights times rows of activations.
+//! The inner product that the other kernels use: rows of weights times rows of activations.
 //!
-//! Both operands are contiguous along the summed dimension, so nothing is packed or transposed. Four rows of weights and up to
-//! [`Simd::GEMM_M`] rows of activations are kept in registers; one row of activations has two accumulators per row of weights,
-//! more have one. The order of a sum depends on the level, on `k` and on how many rows of activations are computed together
-//! (`Panel::m`), on nothing else.
+//! Both operands are contiguous along the summed dimension, so no operand is packed or transposed.
+//! Four rows of weights and up to [`Simd::GEMM_M`] rows of activations stay in registers. With one
+//! row of activations, each row of weights has two accumulators; with more rows it has one. The
+//! order of a sum depends only on the level, on `k`, and on the number of rows of activations that
+//! are computed together (`Panel::m`).
 
 use super::elem::{DType, Elem, load_part};
 use super::simd::{Simd, Task};
 
 /// Rows of weights that are computed together.
 const R: usize = 4;
-/// The most rows of activations beside 16-bit weights: more leave no registers for what widening needs.
+/// The maximum number of rows of activations beside 16-bit weights. More rows would leave too few
+/// registers for the conversion.
 const NARROW_M: usize = 4;
-/// How far ahead of its use a weight is asked for, in bytes: half a page keeps a core's fill buffers busy.
+/// The prefetch distance of a weight in bytes: half a page keeps a core's fill buffers busy.
 const AHEAD: usize = 2048;
 
-/// `N` products for each pair of rows, added to one of the two sets of accumulators. A macro: a closure might not be inlined.
+/// `N` products for each pair of rows, added to one of the two sets of accumulators. A macro,
+/// because a closure might not be inlined.
 macro_rules! step {
     ($s:expr, $acc:ident, $set:expr, $w:ident, $m:ident => $x:expr) => {
         for $m in 0..M {
@@ -43,11 +46,13 @@ pub struct Panel<W> {
 }
 
 impl<W: Elem> Panel<W> {
-    /// A panel of `rows` rows of `k` weights, `ldw` elements apart, from `w`, over `m` rows of `x`, `ldx` apart; row `m` of the
-    /// result starts at `out + m * ldo`. With `accumulate` the sums are added to what is there.
+    /// A panel of `rows` rows of `k` weights, `ldw` elements apart, from `w`, over `m` rows of `x`,
+    /// `ldx` apart. Row `m` of the result starts at `out + m * ldo`. With `accumulate` the sums are
+    /// added to the present contents.
     ///
     /// # Safety
-    /// - The rows described are readable, `out` is writable (and initialised with `accumulate`) until the panel has run.
+    /// - The rows described are readable, `out` is writable (and initialised with `accumulate`)
+    ///   until the panel has run.
     #[inline(always)]
     #[must_use]
     pub unsafe fn new(
@@ -78,13 +83,15 @@ impl<W: Elem> Panel<W> {
     /// `B` rows of weights over `M` rows of activations.
     #[inline(always)]
     unsafe fn block<S: Simd, const B: usize, const M: usize>(&self, s: S, r0: usize, m0: usize) {
-        // The second set is used by a single row of activations only, whose chains would be too few to hide the latency.
+        // Only a single row of activations uses the second set: its chains would be too few to hide
+        // the latency.
         let odd = usize::from(M == 1);
         let paired = S::PAIRED && matches!(W::DTYPE, DType::Bf16);
         let mut acc = [[[s.zero(); B]; M]; 2];
         let n = S::N;
         let mut i = 0;
-        // SAFETY: i + 2 N, i + N or k elements of each row are read, which the panel's rows have; a prefetch may name anything.
+        // SAFETY: at most i + 2 N, i + N or k elements of each row are read, which the panel's rows
+        // have. A prefetch may use any address.
         unsafe {
             let w = self.w.add(r0 * self.ldw);
             let x = self.x.add(m0 * self.ldx);
@@ -170,7 +177,8 @@ impl<W: Elem> Task for Panel<W> {
         let wide = matches!(W::DTYPE, DType::F32);
         let most = if wide { S::GEMM_M } else { S::GEMM_M.min(NARROW_M) };
         let mut m = 0;
-        // SAFETY: `new`'s caller vouches for the memory; m plus the columns computed is at most self.m.
+        // SAFETY: `new`'s caller vouches for the memory; m plus the columns computed is at most
+        // self.m.
         unsafe {
             while m < self.m {
                 let columns = (self.m - m).min(most);

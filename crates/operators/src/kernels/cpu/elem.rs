@@ -1,10 +1,10 @@
-//! The element types that kernels read and write: f32, bf16 and f16, all computed with in f32.
+//! Element types of kernels: f32, bf16 and f16, all with computation in f32.
 
 use half::{bf16, f16};
 
 use super::simd::{MAX_LANES, Simd};
 
-/// An element type, as parameters carry it (`repr(u32)`).
+/// An element type, in the form of a parameter word (`repr(u32)`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 #[repr(u32)]
 pub enum DType {
@@ -18,7 +18,7 @@ pub enum DType {
 }
 
 impl DType {
-    /// The type of a parameter word; `None` for a word that names none.
+    /// The type of a parameter word; `None` if the word names no type.
     #[must_use]
     pub fn from_raw(raw: u32) -> Option<Self> {
         match raw {
@@ -49,13 +49,13 @@ impl DType {
     }
 }
 
-/// An element that vectors of f32 are loaded from and stored to.
+/// An element type that converts from and to vectors of f32.
 pub trait Elem: Copy + Default + Send + Sync + 'static {
-    /// Which one.
+    /// The type's code.
     const DTYPE: DType;
-    /// Widened.
+    /// The element, widened.
     fn to_f32(self) -> f32;
-    /// Rounded to nearest even.
+    /// The element, rounded to nearest even.
     fn from_f32(x: f32) -> Self;
     /// `N` elements.
     ///
@@ -165,7 +165,7 @@ impl Elem for f16 {
 #[inline(always)]
 pub unsafe fn load_part<T: Elem, S: Simd>(s: S, p: *const T, n: usize) -> S::V {
     let mut lanes = [T::default(); MAX_LANES];
-    // SAFETY: the caller vouches for n elements; the copy holds MAX_LANES of them, at least N.
+    // SAFETY: the caller vouches for n elements. The copy holds MAX_LANES elements, at least N.
     unsafe {
         for i in 0..n {
             lanes[i] = p.add(i).read();
@@ -174,14 +174,15 @@ pub unsafe fn load_part<T: Elem, S: Simd>(s: S, p: *const T, n: usize) -> S::V {
     }
 }
 
-/// The first `n < N` lanes to memory; nothing behind them is touched.
+/// Stores the first `n < N` lanes; memory after them is not accessed.
 ///
 /// # Safety
 /// - `p` points to `n` writable elements, `n` at most [`MAX_LANES`].
 #[inline(always)]
 pub unsafe fn store_part<T: Elem, S: Simd>(s: S, p: *mut T, v: S::V, n: usize) {
     let mut lanes = [T::default(); MAX_LANES];
-    // SAFETY: the copy holds MAX_LANES elements, at least N; the caller vouches for n of the destination.
+    // SAFETY: the copy holds MAX_LANES elements, at least N; the caller vouches for n of the
+    // destination.
     unsafe {
         T::store(s, lanes.as_mut_ptr(), v);
         for i in 0..n {
@@ -190,7 +191,7 @@ pub unsafe fn store_part<T: Elem, S: Simd>(s: S, p: *mut T, v: S::V, n: usize) {
     }
 }
 
-/// The lanes `i..i + N` of `n` elements, cut short at the end (the missing lanes are zero).
+/// The lanes `i..i + N` of `n` elements; lanes beyond the end are zero.
 ///
 /// # Safety
 /// - `p` points to `n` readable elements, `i < n`.
@@ -200,7 +201,7 @@ pub unsafe fn load_at<T: Elem, S: Simd>(s: S, p: *const T, i: usize, n: usize) -
     unsafe { if i + S::N <= n { T::load(s, p.add(i)) } else { load_part(s, p.add(i), n - i) } }
 }
 
-/// Stores the lanes `i..i + N` of `n` elements, cut short at the end.
+/// Stores the lanes `i..i + N` of `n` elements; lanes beyond the end are omitted.
 ///
 /// # Safety
 /// - `p` points to `n` writable elements, `i < n`.

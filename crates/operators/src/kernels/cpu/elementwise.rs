@@ -1,4 +1,4 @@
-//! Element by element: sums, products, SiLU·mul, casts; fills and strided copies of bytes.
+//! Element-wise kernels: sums, products, SiLU·mul, casts; also fills and strided copies of bytes.
 
 use std::marker::PhantomData;
 use std::mem::MaybeUninit;
@@ -14,11 +14,11 @@ use super::tile::{
     Extent, Kernel, Launch, Operand, Refusal, accepted, dtype, params, positive, ptr, read, update, write,
 };
 
-/// Elements that a tile takes.
+/// Elements of a tile.
 const TILE: usize = 8192;
-/// Elements that are on the stack in f32 at a time.
+/// Elements on the stack in f32 at a time.
 const CHUNK: usize = 1024;
-/// Bytes that a tile of a fill or a copy takes.
+/// Bytes of a tile of a fill or a copy.
 const BYTES: usize = 64 << 10;
 
 params! {
@@ -28,7 +28,7 @@ params! {
         pub rows: u32,
         /// Elements of a row.
         pub k: u32,
-        /// Elements from one row to the next, of the operands in their order.
+        /// Elements from one row to the next, for the operands in their order.
         pub ld: [u32; 3],
         /// Element type of the inputs.
         pub x: u32,
@@ -63,11 +63,11 @@ params! {
     }
 }
 
-/// `y = a + b`; `y` may be one of them, laid out alike.
+/// `y = a + b`; `y` may be one of them with the same layout.
 pub struct Add;
-/// `y = a · b`; `y` may be one of them, laid out alike.
+/// `y = a · b`; `y` may be one of them with the same layout.
 pub struct Mul;
-/// `y = silu(a) · b`; `y` may be one of them, laid out alike.
+/// `y = silu(a) · b`; `y` may be one of them with the same layout.
 pub struct SiluMul;
 /// `y = x` in another element type, rounded to nearest even.
 pub struct Cast;
@@ -104,7 +104,7 @@ fn pieces(p: &ElementwiseParams, t: &CpuArgs<'_>) -> impl Iterator<Item = (usize
 
 /// A function of two elements.
 trait Binary: 'static {
-    /// Applies it, lane by lane.
+    /// Applies the function, lane by lane.
     fn apply<S: Simd>(s: S, a: S::V, b: S::V) -> S::V;
 }
 
@@ -123,7 +123,7 @@ impl<F: Binary> Task for Apply<F> {
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
         let Self { a, b, dtype, at, n, .. } = self;
-        // SAFETY: only `binary` makes one, from a piece of its tile.
+        // SAFETY: only `binary` makes this value, from a piece of its tile.
         with_elem!(dtype, T => unsafe {
             let b = b.cast::<T>().add(at);
             for i in (0..n).step_by(S::N) {
@@ -141,7 +141,8 @@ unsafe fn binary<S: Simd, F: Binary>(s: S, p: &ElementwiseParams, t: &CpuArgs<'_
     let dtype = accepted(p.x);
     for (r, at, n) in pieces(p, t) {
         let [a, b, y] = p.ld.map(|ld| r * ld as usize + at);
-        // SAFETY: `plan` asked for the rows; a piece has at most CHUNK elements, and is read whole before it is written.
+        // SAFETY: `plan` requires the rows. A piece has at most CHUNK elements, and is read
+        // completely before it is written.
         unsafe {
             row::widen(s, (dtype, ptr(t, 0), a), buffer, n, 1.0);
             s.run(Apply { a: buffer, b: ptr(t, 1), dtype, at: b, n, f: PhantomData::<F> });
@@ -173,7 +174,7 @@ macro_rules! binary_kernel {
 
             #[inline(always)]
             unsafe fn tile<S: Simd>(s: S, p: &ElementwiseParams, t: &CpuArgs<'_>) {
-                // SAFETY: the caller's bullets are the same.
+                // SAFETY: the caller keeps the conditions of `Kernel::tile`.
                 unsafe { binary::<S, $kernel>(s, p, t) }
             }
         }
@@ -200,7 +201,7 @@ impl Kernel for Cast {
         let buffer = buffer.as_mut_ptr().cast::<f32>();
         for (r, at, n) in pieces(p, t) {
             let [x, y, _] = p.ld.map(|ld| r * ld as usize + at);
-            // SAFETY: `plan` asked for the rows; a piece has at most CHUNK elements.
+            // SAFETY: `plan` requires the rows; a piece has at most CHUNK elements.
             unsafe {
                 row::widen(s, (accepted(p.x), ptr(t, 0), x), buffer, n, 1.0);
                 row::narrow(s, buffer, (accepted(p.y), ptr(t, 1), y), n);
@@ -233,7 +234,7 @@ impl Kernel for Fill {
         let first = t.tile()[0] as usize * BYTES;
         let n = BYTES.min(p.len() as usize - first);
         let pattern = p.pattern.to_le_bytes();
-        // SAFETY: `plan` asked for `len` bytes; a tile begins at a multiple of the pattern.
+        // SAFETY: `plan` requires `len` bytes; a tile begins at a multiple of the pattern.
         unsafe {
             let y = ptr::<u8>(t, 0).add(first);
             match p.width {
@@ -268,7 +269,7 @@ impl Kernel for Copy2d {
         let (first, at) = (t.tile()[1] as usize * down, t.tile()[0] as usize * BYTES);
         let n = BYTES.min(p.bytes as usize - at);
         for r in first..(first + down).min(p.rows as usize) {
-            // SAFETY: `plan` asked for the rows; the ranges do not overlap.
+            // SAFETY: `plan` requires the rows; the ranges do not overlap.
             unsafe {
                 let from = ptr::<u8>(t, 0).add(r * p.from_pitch as usize + at).cast_const();
                 let to = ptr::<u8>(t, 1).add(r * p.to_pitch as usize + at);

@@ -1,4 +1,4 @@
-//! Rows of a table by token id.
+//! Embedding: rows of a table by token id.
 
 use leasehold_hal::kernel::CpuArgs;
 
@@ -7,7 +7,7 @@ use super::row;
 use super::simd::Simd;
 use super::tile::{Kernel, Launch, Operand, Refusal, accepted, dtype, params, positive, ptr, read, write};
 
-/// Elements of the rows that a tile takes together.
+/// The number of elements of a tile's rows together.
 const TILE: usize = 4096;
 
 params! {
@@ -28,7 +28,8 @@ params! {
     }
 }
 
-/// `y[i] = table[ids[i]]`, ids being i32. An id that is negative or not in the table gives a row of NaN.
+/// `y[i] = table[ids[i]]` with i32 ids. An id that is negative or outside the table gives a row of
+/// NaN.
 pub struct Embedding;
 
 fn rows_per_tile(k: usize) -> usize {

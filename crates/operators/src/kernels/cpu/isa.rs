@@ -1,7 +1,9 @@
-//! The instruction sets that the CPU kernels are compiled for, and which of them this machine runs.
+//! Instruction set levels of the CPU kernels, and the detection of the levels that this machine
+//! supports.
 //!
-//! Each kernel exists once in the source and once per [`Isa`] in the binary. The level is chosen when a kernel is resolved, never
-//! inside a kernel: a tile runs from its first to its last instruction on one level. This module must not know any kernel.
+//! Each kernel exists once in the source and once for each [`Isa`] in the binary. The level is
+//! selected when a kernel is resolved, never inside a kernel: a whole tile runs on one level. This
+//! module must not know any kernel.
 
 use std::fmt;
 use std::str::FromStr;
@@ -10,21 +12,22 @@ use std::str::FromStr;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[non_exhaustive]
 pub enum Isa {
-    /// What every machine of the target has; no runtime detection. The reference for the others.
+    /// The target's baseline, without run-time detection. The reference for the other levels.
     Generic,
     /// Advanced SIMD, 128 bits; part of every aarch64 machine.
     Neon,
     /// `x86-64-v3`: AVX2, FMA and F16C, 256 bits.
     Avx2,
-    /// `x86-64-v4`: AVX-512 F, BW, DQ and VL beside everything of v3, 512 bits.
+    /// `x86-64-v4`: AVX-512 F, BW, DQ and VL in addition to v3, 512 bits.
     Avx512,
 }
 
 impl Isa {
-    /// All levels, the most specific first, as a registry wants them.
+    /// All levels, the most specific first, as a registry needs them.
     pub const ALL: [Isa; 4] = [Isa::Avx512, Isa::Avx2, Isa::Neon, Isa::Generic];
 
-    /// Whether this machine runs the level. The answer is cached by the standard library; a call costs a load.
+    /// Returns whether this machine supports the level. The standard library caches the answer; a
+    /// call costs a load.
     #[must_use]
     pub fn available(self) -> bool {
         match self {
@@ -35,7 +38,7 @@ impl Isa {
         }
     }
 
-    /// The most specific level that this machine runs.
+    /// The most specific level that this machine supports.
     #[must_use]
     pub fn best() -> Isa {
         Self::ALL.into_iter().find(|isa| isa.available()).unwrap_or(Isa::Generic)

@@ -1,13 +1,15 @@
-//! Matrix products `y = x · Wᵀ (+ bias)` with `W` stored `[out, in]`, and what is fused to them.
+//! Matrix products `y = x · Wᵀ (+ bias)` with `W` stored as `[out, in]`, and the operations that
+//! are fused with them.
 //!
-//! Two ways, chosen by the number of rows of `x` and the type of the weights:
-//! - few rows ([`streams`]): the weights stream through the core once, widened in registers; a tile is a block of output rows of a
-//!   size that keeps a tile's overhead small beside reading its weights (`rows_per_tile`);
-//! - more: a tile is a block of `NB` outputs by `MB` rows; it widens its weights, a panel of `KC` columns at a time, to f32
-//!   on the stack, and multiplies from there.
+//! The number of rows of `x` and the type of the weights select one of two methods:
+//! - few rows ([`streams`]): the weights stream through the core once and are widened in registers.
+//!   A tile is a block of output rows. Its size keeps a tile's overhead small compared with reading
+//!   its weights (`rows_per_tile`);
+//! - more rows: a tile is a block of `NB` outputs by `MB` rows. It widens a panel of `KC` columns
+//!   of its weights at a time to f32 on the stack, and multiplies from there.
 //!
-//! A launch may normalise `x` on the way ([`NORM`], few rows only): each tile repeats the norm of the rows, which for narrow
-//! models costs less than a kernel of its own between two barriers.
+//! A launch may also normalise `x` ([`NORM`], few rows only): each tile repeats the norm of the
+//! rows. For narrow models this costs less than a separate kernel between two barriers.
 
 use std::mem::MaybeUninit;
 
@@ -22,7 +24,8 @@ use super::tile::{
     Extent, Kernel, Launch, Operand, Refusal, accepted, dtype, params, positive, ptr, read, update, write,
 };
 
-/// The most rows of `x` that a product normalises by itself, and that f32 weights are streamed for.
+/// The maximum number of rows of `x` that a product normalises itself, and for which f32 weights
+/// are streamed.
 pub const FEW: usize = 8;
 /// Flag: `x` is normalised ([`RmsNorm`](super::norm::RmsNorm)) with the operand `norm` and `eps`.
 pub const NORM: u32 = 1;
@@ -35,15 +38,16 @@ const NB: usize = 32;
 const MB: usize = 96;
 /// Columns of a panel of widened weights.
 const KC: usize = 512;
-/// Elements from one row of a widened panel to the next: not a power of two, so that rows do not meet in one set of the cache.
+/// Elements from one row of a widened panel to the next. Not a power of two, so that rows do not
+/// share one set of the cache.
 const LDP: usize = KC + 16;
 /// The largest register block of rows ([`Simd::GEMM_M`]).
 const MR: usize = 6;
-/// Rows of `x` that are computed together where they are few.
+/// Rows of `x` that are computed together if `x` has few rows.
 const MC: usize = 4;
-/// Outputs that a tile of few rows finishes at a time.
+/// Outputs that a tile of few rows completes at a time.
 const RC: usize = 64;
-/// Elements of `x` that a tile of few rows has on the stack.
+/// Elements of `x` on the stack of a tile of few rows.
 const XC: usize = 4096;
 
 params! {
@@ -53,7 +57,7 @@ params! {
         pub m: u32,
         /// Columns of `x` and of each `W`.
         pub k: u32,
-        /// Rows of each `W`; zero for those that the kernel does not have.
+        /// Rows of each `W`; zero for matrices that the kernel does not have.
         pub n: [u32; 3],
         /// Elements from one row of `x` to the next.
         pub ldx: u32,
@@ -83,21 +87,23 @@ pub struct Linear3;
 /// `y = silu(x · Gᵀ (+ bias)) · (x · Uᵀ (+ bias))`: the gated half of a feed-forward block.
 pub struct LinearGated;
 
-/// Whether weights of this type are streamed for `m` rows. Beyond that, widening a panel once (16-bit weights) or the larger
-/// register block (f32) pays; the two ways were measured to cross here (`bench/peers/gemm`).
+/// Returns whether weights of this type are streamed for `m` rows. Beyond this number it is cheaper
+/// to widen a panel once (16-bit weights) or to use the larger register block (f32). Measurements
+/// gave the crossing point (`bench/peers/gemm`).
 #[must_use]
 pub fn streams(w: DType, m: usize) -> bool {
     m <= if w == DType::F32 { FEW } else { 3 * FEW }
 }
 
-/// How many rows of weights, of `row_bytes` each, a tile of few rows takes: a thirty-second of all `rows`, but at least 16 KiB and
-/// at most 128 KiB, and a multiple of four.
+/// The number of rows of weights, of `row_bytes` each, in a tile of few rows: a thirty-second of
+/// all `rows`. The result is at least 16 KiB, at most 128 KiB, and a multiple of four rows.
 fn rows_per_tile(row_bytes: usize, rows: usize) -> usize {
     let target = (row_bytes.saturating_mul(rows) / 32).clamp(16 << 10, 128 << 10);
     (target / row_bytes).next_multiple_of(4).max(4)
 }
 
-/// The grid: few or many rows, over matrices of `n` rows each of which stands for `weight_rows` rows of weights.
+/// The grid: few or many rows, over matrices of `n` rows, each of which stands for `weight_rows`
+/// rows of weights.
 struct Cut {
     few: bool,
     step: usize,
@@ -114,7 +120,7 @@ impl Cut {
         }
     }
 
-    /// Which matrix and which of its rows tile `x` of the grid computes.
+    /// The matrix of tile `x` of the grid, and the rows that the tile computes.
     #[inline(always)]
     fn locate(&self, p: &LinearParams, x: u32) -> (usize, usize, usize) {
         let mut tile = x as usize;
@@ -130,7 +136,7 @@ impl Cut {
     }
 }
 
-/// What a launch takes.
+/// The shape and the operands of a launch.
 struct Shape {
     grid: [usize; 3],
     x: Extent,
@@ -139,7 +145,7 @@ struct Shape {
     matrices: [[Extent; 3]; 3],
 }
 
-/// Checks what the kernels share.
+/// Checks the parameters that the kernels share.
 fn shape(p: &LinearParams, matrices: usize, weight_rows: usize) -> Result<Shape, Refusal> {
     let (m, k) = (positive("the number of rows", p.m)?, positive("the inner dimension", p.k)?);
     let (x, w) = (dtype("the activations", p.x)?.bytes(), dtype("the weights", p.w)?.bytes());
@@ -188,11 +194,11 @@ struct Input<'a> {
 impl Input<'_> {
     #[inline(always)]
     unsafe fn row(&self, m: usize) -> *const u8 {
-        // SAFETY: m is a row of x, which `plan` asked for.
+        // SAFETY: m is a row of x, which `plan` requires.
         unsafe { self.x.add(m * self.p.ldx as usize * accepted(self.p.x).bytes()) }
     }
 
-    /// Widens columns `at..at + n` of row `m`, normalised if asked for, with the row's `scale`.
+    /// Widens columns `at..at + n` of row `m`, with the row's `scale` if the launch normalises.
     #[inline(always)]
     unsafe fn widen<S: Simd>(&self, s: S, m: usize, at: usize, n: usize, scale: f32, to: *mut f32) {
         // SAFETY: the columns are within the row; `to` has room for n.
@@ -204,21 +210,22 @@ impl Input<'_> {
         }
     }
 
-    /// Whether the rows can be multiplied where they lie.
+    /// Returns whether the rows can be multiplied without a copy.
     #[inline(always)]
     fn direct(&self) -> bool {
         self.p.flags & NORM == 0 && accepted(self.p.x) == DType::F32
     }
 }
 
-/// `rows` rows of weights from `w` over all `MC` or fewer rows of `x` from `m0`, into `out` (rows of `RC`).
+/// `rows` rows of weights from `w` over all `MC` or fewer rows of `x` from `m0`, into `out` (rows
+/// of `RC`).
 struct Few<'a, W> {
     input: &'a Input<'a>,
     w: *const W,
     rows: usize,
     m0: usize,
     mc: usize,
-    /// The rows widened already (`k` apart), or null.
+    /// The rows after conversion (`k` apart), or null.
     widened: *const f32,
     scales: [f32; MC],
     out: *mut f32,
@@ -228,7 +235,7 @@ impl<W: Elem> Few<'_, W> {
     #[inline(always)]
     unsafe fn run<S: Simd>(self, s: S) {
         let k = self.input.p.k as usize;
-        // SAFETY: the weights, the rows of x and the result are those that the tile was given.
+        // SAFETY: the weights, the rows of x and the result are those of the tile.
         unsafe {
             let rows = (self.w, k, self.rows);
             if self.input.direct() {
@@ -253,7 +260,7 @@ impl<W: Elem> Few<'_, W> {
     }
 }
 
-/// One output of a tile: where it goes and what is added.
+/// One output of a tile: its destination, and the values that are added.
 struct Output {
     y: *mut u8,
     ldy: usize,
@@ -431,7 +438,7 @@ unsafe fn many<S: Simd, const G: usize>(
     }
 }
 
-/// [`block`] as a function of its own: its panel is on the stack only while it runs.
+/// [`block`] as a separate function: its panel is on the stack only during the call.
 struct Block<'a, W> {
     input: &'a Input<'a>,
     w: *const W,
@@ -445,15 +452,16 @@ impl<W: Elem> Task for Block<'_, W> {
     type Out = ();
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
-        // SAFETY: only `many` makes one, from its tile.
+        // SAFETY: only `many` makes this value, from its tile.
         unsafe { block(s, self.input, self.w, self.rows, self.m0, self.mc, self.out) }
     }
 }
 
-/// A tile of `G` matrices; `operands(matrix, g)` gives the places of a weight and of its output among the operands.
+/// A tile of `G` matrices. `operands(matrix, g)` returns the operand numbers of a weight and of its
+/// output.
 ///
 /// # Safety
-/// - The bullets of [`Kernel::tile`].
+/// - The conditions of [`Kernel::tile`].
 #[inline(always)]
 unsafe fn project<S: Simd, const G: usize>(
     s: S,
@@ -484,7 +492,7 @@ struct Outputs<'a, const G: usize> {
     outputs: &'a [Output; G],
     first: usize,
     rows: usize,
-    /// The first row, where they are many.
+    /// The first row, in a tile of many rows.
     m0: Option<usize>,
 }
 
@@ -492,7 +500,7 @@ impl<const G: usize> Task for Outputs<'_, G> {
     type Out = ();
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
-        // SAFETY: only `project` makes one, from its tile.
+        // SAFETY: only `project` makes this value, from its tile.
         unsafe {
             match self.m0 {
                 None => few(s, self.input, self.w, self.outputs, self.first, self.rows),
@@ -514,7 +522,7 @@ impl Kernel for Linear {
 
     #[inline(always)]
     unsafe fn tile<S: Simd>(s: S, p: &LinearParams, t: &CpuArgs<'_>) {
-        // SAFETY: the caller's bullets are the same.
+        // SAFETY: the caller keeps the conditions of `Kernel::tile`.
         unsafe { project::<S, 1>(s, p, t, false, |_, _| (2, 4)) }
     }
 }
@@ -530,7 +538,7 @@ impl Kernel for LinearAdd {
 
     #[inline(always)]
     unsafe fn tile<S: Simd>(s: S, p: &LinearParams, t: &CpuArgs<'_>) {
-        // SAFETY: the caller's bullets are the same.
+        // SAFETY: the caller keeps the conditions of `Kernel::tile`.
         unsafe { project::<S, 1>(s, p, t, true, |_, _| (2, 4)) }
     }
 }
@@ -559,7 +567,7 @@ impl Kernel for Linear3 {
 
     #[inline(always)]
     unsafe fn tile<S: Simd>(s: S, p: &LinearParams, t: &CpuArgs<'_>) {
-        // SAFETY: the caller's bullets are the same.
+        // SAFETY: the caller keeps the conditions of `Kernel::tile`.
         unsafe { project::<S, 1>(s, p, t, false, |matrix, _| (2 + 3 * matrix, 4 + 3 * matrix)) }
     }
 }
@@ -584,7 +592,7 @@ impl Kernel for LinearGated {
 
     #[inline(always)]
     unsafe fn tile<S: Simd>(s: S, p: &LinearParams, t: &CpuArgs<'_>) {
-        // SAFETY: the caller's bullets are the same.
+        // SAFETY: the caller keeps the conditions of `Kernel::tile`.
         unsafe { project::<S, 2>(s, p, t, false, |_, g| (2 + 2 * g, 6)) }
     }
 }

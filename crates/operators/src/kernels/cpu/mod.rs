@@ -2,13 +2,14 @@
 //!
 //! | file | what |
 //! |---|---|
-//! | `tile` | what a kernel is: operands, parameters, grid, tile function |
+//! | `tile` | the definition of a kernel: operands, parameters, grid, tile function |
 //! | `isa`, `simd` | levels of instructions; vectors |
 //! | `elem`, `row`, `math`, `dot` | element types; loops over a row; `exp`; the inner product |
 //! | `linear`, `norm`, `rope`, `attention`, `embedding`, `elementwise`, `sampling` | the kernels |
 //!
-//! Floating point is IEEE with denormals; nothing reorders sums but the number of lanes of a level. Results of one level are the
-//! same to the bit whatever the number of threads; results of two levels differ by rounding.
+//! Floating point is IEEE with denormals. The order of a sum depends on the number of lanes of a
+//! level and on no other property of the machine. Results of one level are bit-identical for any
+//! number of threads; results of two levels differ by rounding.
 
 #![expect(
     clippy::needless_range_loop,

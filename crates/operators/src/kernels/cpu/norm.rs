@@ -10,9 +10,9 @@ use super::tile::{
     Extent, Kernel, Launch, Operand, Refusal, accepted, dtype, params, positive, ptr, read, update, write,
 };
 
-/// Elements of the rows that a tile takes together.
+/// The number of elements of a tile's rows together.
 const TILE: usize = 4096;
-/// Elements that are on the stack in f32 at a time.
+/// Elements on the stack in f32 at a time.
 const CHUNK: usize = 1024;
 
 params! {
@@ -38,7 +38,8 @@ params! {
 /// `y = x / sqrt(mean(x²) + eps) · weight`, row by row; sums and products in f32.
 pub struct RmsNorm;
 
-/// `h += delta`, then [`RmsNorm`] of `h`: what was stored in `h`, rounded to its type, is what is normalised.
+/// `h += delta`, then [`RmsNorm`] of `h`. The norm uses the stored values of `h`, rounded to its
+/// type.
 pub struct AddRmsNorm;
 
 fn rows_per_tile(k: usize) -> usize {
@@ -96,7 +97,7 @@ impl Kernel for RmsNorm {
     unsafe fn tile<S: Simd>(s: S, p: &NormParams, t: &CpuArgs<'_>) {
         let bytes = accepted(p.x).bytes();
         for r in rows_of(p, t) {
-            // SAFETY: `plan` asked for these rows.
+            // SAFETY: `plan` requires these rows.
             unsafe {
                 let x = ptr::<u8>(t, 0).add(r * p.ldx as usize * bytes);
                 let y = ptr::<u8>(t, 2).add(r * p.ldy as usize * bytes);
@@ -122,7 +123,7 @@ impl Kernel for AddRmsNorm {
         let mut buffer = MaybeUninit::<[f32; CHUNK]>::uninit();
         let buffer = buffer.as_mut_ptr().cast::<f32>();
         for r in rows_of(p, t) {
-            // SAFETY: `plan` asked for these rows; a chunk is at most CHUNK.
+            // SAFETY: `plan` requires these rows; a chunk is at most CHUNK.
             unsafe {
                 let h = ptr::<u8>(t, 0).add(r * p.ldx as usize * elem.bytes());
                 let delta = ptr::<u8>(t, 1).add(r * p.ldx as usize * elem.bytes());

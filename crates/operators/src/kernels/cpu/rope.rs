@@ -1,11 +1,12 @@
-//! Rotary position embedding, and the key-value cache that rotated keys go to.
+//! Rotary position embedding, and the append of rotated keys to the key-value cache.
 //!
-//! The convention is Hugging Face's ("rotate half"): element `i` of a head is paired with element `i + rotary / 2`. Cosines and
-//! sines come from a table, a row per position: `rotary / 2` cosines, then as many sines ([`table`] makes one). The position of
-//! the first row is read from device memory, so that a recorded step can be replayed for every token.
+//! The convention is Hugging Face's ("rotate half"): element `i` of a head is paired with element
+//! `i + rotary / 2`. Cosines and sines come from a table with a row for each position: `rotary / 2`
+//! cosines, then as many sines ([`table`] makes one). The position of the first row is read from
+//! device memory, so that a recorded step can be replayed for every token.
 //!
-//! A cache holds `[kv_head][position][head_dim]`. A row whose position lies outside the table or the cache writes nothing to
-//! the cache, and NaN where a result is expected.
+//! A cache holds `[kv_head][position][head_dim]`. A row whose position lies outside the table or
+//! the cache writes nothing to the cache; its results are NaN.
 
 use leasehold_hal::kernel::CpuArgs;
 
@@ -14,9 +15,9 @@ use super::row;
 use super::simd::{Simd, Task};
 use super::tile::{Kernel, Launch, Operand, Refusal, accepted, dtype, params, positive, ptr, read, times, update};
 
-/// The widest head.
+/// The maximum width of a head.
 pub const MAX_HEAD_DIM: usize = 256;
-/// Elements that a tile takes, about.
+/// The approximate number of elements of a tile.
 const TILE: usize = 4096;
 
 params! {
@@ -34,7 +35,8 @@ params! {
         pub rotary: u32,
         /// Positions of the table and of a cache.
         pub positions: u32,
-        /// Elements from one row to the next, of `x` or the queries, of the keys and of the values.
+        /// Elements from one row to the next: of `x` or the queries, of the keys, and of the
+        /// values.
         pub ld: [u32; 3],
         /// Element type of the rows.
         pub x: u32,
@@ -50,7 +52,8 @@ pub struct CacheAppend;
 /// Rotates queries in place, and appends rotated keys, and values, to their caches.
 pub struct RopeAppend;
 
-/// The table for `positions` positions: `cos(p · f)` and `sin(p · f)` of each inverse frequency, computed in f64.
+/// The table for `positions` positions: `cos(p · f)` and `sin(p · f)` of each inverse frequency,
+/// computed in f64.
 #[must_use]
 pub fn table(inverse_frequencies: &[f64], positions: usize) -> Vec<f32> {
     let mut table = Vec::with_capacity(2 * inverse_frequencies.len() * positions);
@@ -62,13 +65,13 @@ pub fn table(inverse_frequencies: &[f64], positions: usize) -> Vec<f32> {
     table
 }
 
-/// The position of the first row of a launch, if the device word holds one.
+/// The position of row `row` of a launch, if the device word holds a valid one.
 ///
 /// # Safety
 /// - `word` is a readable i32.
 #[inline(always)]
 pub unsafe fn position(word: *const i32, row: usize, limit: usize) -> Option<usize> {
-    // SAFETY: the caller vouches for it.
+    // SAFETY: the caller vouches for a readable word.
     let first = unsafe { word.read() };
     let at = usize::try_from(first).ok()?.checked_add(row)?;
     (at < limit).then_some(at)
@@ -94,7 +97,8 @@ impl Task for Rotate {
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
         let Self { head, angles, half } = self;
-        // SAFETY: lanes below half of four rows of that length, for which `rotate`'s caller vouches.
+        // SAFETY: lanes below half of four rows of that length, for which `rotate`'s caller
+        // vouches.
         unsafe {
             for i in (0..half).step_by(S::N) {
                 let (c, d) = (load_at(s, angles, i, half), load_at(s, angles.add(half), i, half));
@@ -111,7 +115,8 @@ impl Task for Rotate {
 /// Widens a head to f32, rotates it, and stores it in another type.
 ///
 /// # Safety
-/// - Both rows have `dim` elements of their types from the given one on; `dim` is at most [`MAX_HEAD_DIM`].
+/// - Both rows have `dim` elements of their types from the given one on; `dim` is at most
+///   [`MAX_HEAD_DIM`].
 /// - `angles` has `rotary` elements, at most `dim`.
 #[inline(always)]
 pub unsafe fn rotate_to<S: Simd>(
@@ -132,7 +137,7 @@ pub unsafe fn rotate_to<S: Simd>(
     }
 }
 
-/// Checks the dimensions of heads; gives the elements of a row of `heads` heads.
+/// Checks the dimensions of heads; returns the elements of a row of `heads` heads.
 pub(crate) fn head_shape(heads: u32, head_dim: u32) -> Result<usize, Refusal> {
     let (heads, dim) = (positive("the number of heads", heads)?, positive("the width of a head", head_dim)?);
     if dim > MAX_HEAD_DIM {
@@ -160,12 +165,12 @@ pub(crate) fn extent(m: usize, width: usize, ld: u32) -> Result<usize, Refusal> 
     Ok((m - 1) * ld as usize + width)
 }
 
-/// Rows of `width` elements that a tile takes.
+/// Rows of `width` elements in a tile.
 fn rows_per_tile(width: usize) -> usize {
     (TILE / width).max(1)
 }
 
-/// Elements of a row that a tile of any of the kernels reads: what tiles are sized by.
+/// Elements of a row that a tile of any of the kernels reads; they determine the tiles' size.
 #[inline(always)]
 fn width(p: &RopeParams) -> usize {
     (p.heads as usize + 2 * p.kv_heads as usize) * p.head_dim as usize
@@ -182,7 +187,7 @@ fn rows_of(p: &RopeParams, t: &CpuArgs<'_>) -> std::ops::Range<usize> {
 #[inline(always)]
 unsafe fn rotate_row<S: Simd>(s: S, p: &RopeParams, t: &CpuArgs<'_>, m: usize, at: Option<usize>, table: *const f32) {
     let (dim, elem) = (p.head_dim as usize, accepted(p.x));
-    // SAFETY: `plan` asked for the row and for the table's rows below `positions`.
+    // SAFETY: `plan` requires the row and the table's rows below `positions`.
     unsafe {
         let x = ptr::<u8>(t, 0).add(m * p.ld[0] as usize * elem.bytes());
         let Some(at) = at else { return row::poison(elem, x, p.heads as usize * dim) };
@@ -193,10 +198,11 @@ unsafe fn rotate_row<S: Simd>(s: S, p: &RopeParams, t: &CpuArgs<'_>, m: usize, a
     }
 }
 
-/// Appends row `from` to the cache at position `at`, rotated if there are angles.
+/// Appends row `from` to the cache at position `at`; rotates the row if angles are given.
 ///
 /// # Safety
-/// - `from` is a row of `kv_heads` heads; the cache has `positions` positions of each; `at` is one of them.
+/// - `from` is a row of `kv_heads` heads; the cache has `positions` positions of each; `at` is one
+///   of them.
 #[inline(always)]
 unsafe fn append<S: Simd>(
     s: S,
@@ -235,7 +241,7 @@ impl Kernel for Rope {
     #[inline(always)]
     unsafe fn tile<S: Simd>(s: S, p: &RopeParams, t: &CpuArgs<'_>) {
         for m in rows_of(p, t) {
-            // SAFETY: the caller's bullets are the same.
+            // SAFETY: the caller keeps the conditions of `Kernel::tile`.
             unsafe { rotate_row(s, p, t, m, position(ptr(t, 2), m, p.positions as usize), ptr(t, 1)) }
         }
     }
@@ -262,7 +268,8 @@ impl Kernel for CacheAppend {
     #[inline(always)]
     unsafe fn tile<S: Simd>(s: S, p: &RopeParams, t: &CpuArgs<'_>) {
         for m in rows_of(p, t) {
-            // SAFETY: the caller's bullets are the same; the position is within the cache.
+            // SAFETY: the caller keeps the conditions of `Kernel::tile`; the position is within the
+            // cache.
             unsafe {
                 if let Some(at) = position(ptr(t, 2), m, p.positions as usize) {
                     let from = ptr::<u8>(t, 0).add(m * p.ld[0] as usize * accepted(p.x).bytes());
@@ -310,7 +317,8 @@ impl Kernel for RopeAppend {
     unsafe fn tile<S: Simd>(s: S, p: &RopeParams, t: &CpuArgs<'_>) {
         let bytes = accepted(p.x).bytes();
         for m in rows_of(p, t) {
-            // SAFETY: the caller's bullets are the same; the position is within table and cache.
+            // SAFETY: the caller keeps the conditions of `Kernel::tile`; the position is within
+            // table and cache.
             unsafe {
                 let at = position(ptr(t, 6), m, p.positions as usize);
                 rotate_row(s, p, t, m, at, ptr(t, 3));

@@ -1,7 +1,8 @@
 //! Loops over one row: widening, narrowing, sums and products, in f32.
 //!
-//! Each is a function of its own at each level ([`Simd::run`]), shared by all kernels: they are called once for a row or a piece of
-//! one, and inlining them for every combination of element types would make most of the binary.
+//! Each loop is a separate function at each level ([`Simd::run`]), which all kernels share. A
+//! kernel calls it once for a row or a part of one. Inlining for every combination of element types
+//! would make most of the binary.
 
 use super::elem::{DType, Elem, load_at, store_at, with_elem};
 use super::simd::{Simd, Task};
@@ -9,7 +10,8 @@ use super::simd::{Simd, Task};
 /// `dst = src · scale`, widened from element `at` of the row `src` on.
 ///
 /// # Safety
-/// - `src` is readable for `at + n` elements of the type, `dst` writable for `n`; they are the same or do not overlap.
+/// - `src` is readable for `at + n` elements of the type, `dst` writable for `n`; they are the same
+///   or do not overlap.
 #[inline(always)]
 pub unsafe fn widen<S: Simd>(s: S, (dtype, src, at): (DType, *const u8, usize), dst: *mut f32, n: usize, scale: f32) {
     s.run(Widen { dtype, src, at, dst, n, scale });
@@ -43,7 +45,8 @@ impl Task for Widen {
 /// `dst = src`, rounded, from element `at` of the row `dst` on.
 ///
 /// # Safety
-/// - `src` is readable for `n` elements, `dst` writable for `at + n` elements of the type; they are the same or do not overlap.
+/// - `src` is readable for `n` elements, `dst` writable for `at + n` elements of the type; they are
+///   the same or do not overlap.
 #[inline(always)]
 pub unsafe fn narrow<S: Simd>(s: S, src: *const f32, (dtype, dst, at): (DType, *mut u8, usize), n: usize) {
     s.run(Narrow { src, dtype, dst, at, n });
@@ -179,7 +182,7 @@ impl Task for SquareSum {
     }
 }
 
-/// Fills a row with quiet NaN: what a kernel gives for a position or an id that there is none of.
+/// Fills a row with quiet NaN, the result for an invalid position or id.
 ///
 /// # Safety
 /// - `dst` is writable for `n` elements of the type.

@@ -1,10 +1,12 @@
-//! From logits to the next token: softmax, argmax, sampling, and the step that closes the loop on the device.
+//! Sampling kernels, from logits to the next token: softmax, argmax, sampling, and the step that
+//! closes the loop on the device.
 //!
-//! Random numbers are counter-based: Philox4x32 with ten rounds (Salmon et al., "Parallel Random Numbers: As Easy as 1, 2, 3",
-//! 2011), the seed as key and the position as counter. So a token depends on (logits, seed, position) alone, and a replayed graph
-//! draws a new number at every position without a parameter being changed.
+//! Random numbers are counter-based: Philox4x32 with ten rounds (Salmon et al., "Parallel Random
+//! Numbers: As Easy as 1, 2, 3", 2011), with the seed as key and the position as counter. So a
+//! token depends on (logits, seed, position) alone. A replayed graph draws a new number at every
+//! position without a change of parameters.
 //!
-//! A NaN is no candidate. Where nothing else is left (all NaN), the answer is −1, which is no token.
+//! A NaN is not a candidate. If all logits are NaN, the result is −1, which is not a token.
 
 use leasehold::backend::sync::atomic::{AtomicU32, Ordering};
 use leasehold_hal::kernel::CpuArgs;
@@ -39,13 +41,15 @@ params! {
     pub struct SampleParams {
         /// Logits, f32.
         pub n: u32,
-        /// How many of the largest logits are candidates; 0 for all. Of equal ones the first are.
+        /// The number of largest logits that are candidates; 0 for all. Of equal logits the first
+        /// ones are.
         pub top_k: u32,
-        /// What logits are divided by; 0 takes the largest, the first of equal ones, without a random number.
+        /// The divisor of the logits; 0 selects the largest logit, the first of equal ones, without
+        /// a random number.
         pub temperature: f32,
         /// The seed: low word, high word.
         pub seed: [u32; 2],
-        /// Ids that the ring holds ([`NextToken`] only).
+        /// Capacity of the ring in ids ([`NextToken`] only).
         pub ring: u32,
     }
 }
@@ -53,22 +57,24 @@ params! {
 params! {
     /// Parameters of [`Advance`].
     pub struct AdvanceParams {
-        /// What the position grows by.
+        /// The increment of the position.
         pub step: u32,
-        /// Ids that the ring holds.
+        /// Capacity of the ring in ids.
         pub ring: u32,
     }
 }
 
-/// `y = exp(x − max x) / Σ exp(x − max x)`, row by row. A row with a NaN or +∞, or of −∞ only, is all NaN.
+/// `y = exp(x − max x) / Σ exp(x − max x)`, row by row. A row with a NaN or +∞, or of −∞ only, is
+/// all NaN.
 pub struct Softmax;
-/// The index of the largest element of each row, as i32; of equal ones the first, −1 where all are NaN.
+/// The index of the largest element of each row, as i32. Of equal elements the first; −1 if all are
+/// NaN.
 pub struct Argmax;
-/// Draws a token from the logits at temperature, among the `top_k` largest; −1 where all are NaN.
+/// Draws a token from the logits at a temperature, among the `top_k` largest; −1 if all are NaN.
 pub struct Sample;
 /// `position += step`; the token goes to `ring[count mod size]`; `count += 1`.
 pub struct Advance;
-/// [`Sample`] and [`Advance`] by one, in one kernel: the end of a decode step.
+/// [`Sample`] and [`Advance`] by one, in one kernel. This is the end of a decode step.
 pub struct NextToken;
 
 /// The first of four words of Philox4x32-10 for `counter` under `key`.
@@ -86,7 +92,8 @@ pub fn philox(key: [u32; 2], counter: u64) -> u32 {
     c[0]
 }
 
-/// The largest of `n` elements, NaN aside, and its first index; (−∞, `usize::MAX`) where there is none. As an i32 that index is −1.
+/// The largest of `n` elements without NaN, and its first index; (−∞, `usize::MAX`) if no element
+/// is left. As an i32 that index is −1.
 ///
 /// # Safety
 /// - `x` is readable for `n` elements of the type.
@@ -112,7 +119,7 @@ impl Task for Largest {
 
 #[inline(always)]
 unsafe fn largest_of<S: Simd, T: Elem>(s: S, x: *const T, n: usize) -> (f32, usize) {
-    // SAFETY: elements below n are read; a part's missing lanes are masked.
+    // SAFETY: elements below n are read; the missing lanes of a partial vector are masked.
     unsafe {
         let lowest = s.splat(f32::NEG_INFINITY);
         let mut top = [lowest; 4];
@@ -145,7 +152,7 @@ fn mask_of(n: usize) -> u32 {
     if n >= 32 { u32::MAX } else { (1 << n) - 1 }
 }
 
-/// How many of `n` logits are at least `least`.
+/// The number of the `n` logits that are at least `least`.
 #[inline(always)]
 unsafe fn count_ge<S: Simd>(s: S, x: *const f32, n: usize, least: f32) -> usize {
     let (mut count, least) = (0, s.splat(least));
@@ -158,7 +165,7 @@ unsafe fn count_ge<S: Simd>(s: S, x: *const f32, n: usize, least: f32) -> usize 
     count
 }
 
-/// Floats in the order of unsigned integers.
+/// The float as an unsigned integer with the same order.
 fn key(x: f32) -> u32 {
     let bits = x.to_bits();
     if bits >> 31 == 1 { !bits } else { bits | 0x8000_0000 }
@@ -169,12 +176,13 @@ fn unkey(key: u32) -> f32 {
     f32::from_bits(if key >> 31 == 1 { key & 0x7fff_ffff } else { !key })
 }
 
-/// The `k`-th largest of `n` logits, and how many equal to it are among the `k` largest.
+/// The `k`-th largest of `n` logits, and the number of logits equal to it among the `k` largest.
 #[inline(always)]
 unsafe fn threshold<S: Simd>(s: S, x: *const f32, n: usize, k: usize, max: f32) -> (f32, usize) {
     // SAFETY: the caller vouches for n logits.
     unsafe {
-        // Zeros are equal but have two keys: the search ends on one of them, and the counts are the same for both.
+        // The two zeros are equal but have different keys. The search ends on one of them, and the
+        // counts are the same for both.
         let (mut low, mut high) = (key(f32::NEG_INFINITY), key(max));
         if count_ge(s, x, n, f32::NEG_INFINITY) <= k {
             return (f32::NEG_INFINITY, n);
@@ -192,7 +200,7 @@ unsafe fn threshold<S: Simd>(s: S, x: *const f32, n: usize, k: usize, max: f32) 
     }
 }
 
-/// Calls `f(index, weight)` for each candidate in the order of ids, until it says to stop.
+/// Calls `f(index, weight)` for each candidate in the order of ids, until `f` stops.
 #[inline(always)]
 unsafe fn candidates<S: Simd>(
     s: S,
@@ -276,7 +284,8 @@ impl Task for Draw<'_> {
     }
 }
 
-/// `position += step`, and the token to the ring: as one access, since the host may look at any word of a ring at any time.
+/// Advances the position by `step` and appends the token to the ring. Each word is written as one
+/// access, because the host may read any word of a ring at any time.
 ///
 /// # Safety
 /// - `position` and `count` are aligned words, `ring` has `size` of them, all writable.
@@ -312,7 +321,7 @@ impl Kernel for Softmax {
         let (r, n, out) = (t.tile()[0] as usize, p.n as usize, accepted(p.y));
         let mut buffer = std::mem::MaybeUninit::<[f32; CHUNK]>::uninit();
         let buffer = buffer.as_mut_ptr().cast::<f32>();
-        // SAFETY: `plan` asked for the rows; a chunk has at most CHUNK elements.
+        // SAFETY: `plan` requires the rows; a chunk has at most CHUNK elements.
         with_elem!(accepted(p.x), T => unsafe {
             let x = ptr::<T>(t, 0).add(r * p.ldx as usize).cast_const();
             let y = ptr::<u8>(t, 1).add(r * p.ldy as usize * out.bytes());
@@ -356,7 +365,7 @@ impl Kernel for Argmax {
     #[inline(always)]
     unsafe fn tile<S: Simd>(s: S, p: &RowParams, t: &CpuArgs<'_>) {
         let (r, elem) = (t.tile()[0] as usize, accepted(p.x));
-        // SAFETY: `plan` asked for the rows and for an id each.
+        // SAFETY: `plan` requires the rows and an id for each.
         unsafe {
             let x = ptr::<u8>(t, 0).add(r * p.ldx as usize * elem.bytes());
             ptr::<i32>(t, 1).add(r).write(largest(s, elem, x, p.n as usize).1 as i32);
@@ -364,7 +373,7 @@ impl Kernel for Argmax {
     }
 }
 
-/// Checks what [`Sample`] and [`NextToken`] share; gives the number of logits.
+/// Checks the parameters that [`Sample`] and [`NextToken`] share; returns the number of logits.
 fn sample_shape(p: &SampleParams) -> Result<usize, Refusal> {
     if !(p.temperature >= 0.0 && p.temperature.is_finite()) {
         return Err(format!("a temperature of {} is not a number from zero up", p.temperature).into());
@@ -383,7 +392,7 @@ impl Kernel for Sample {
 
     #[inline(always)]
     unsafe fn tile<S: Simd>(s: S, p: &SampleParams, t: &CpuArgs<'_>) {
-        // SAFETY: `plan` asked for the logits and the two words.
+        // SAFETY: `plan` requires the logits and the two words.
         unsafe { ptr::<i32>(t, 2).write(draw(s, p, ptr(t, 0), ptr::<i32>(t, 1).read()) as i32) }
     }
 }
@@ -399,7 +408,7 @@ impl Kernel for Advance {
 
     #[inline(always)]
     unsafe fn tile<S: Simd>(_: S, p: &AdvanceParams, t: &CpuArgs<'_>) {
-        // SAFETY: `plan` asked for the words and the ring.
+        // SAFETY: `plan` requires the words and the ring.
         unsafe { advance(ptr(t, 1), p.step, ptr(t, 2), p.ring as usize, ptr(t, 3), ptr::<i32>(t, 0).read()) }
     }
 }
@@ -416,7 +425,7 @@ impl Kernel for NextToken {
 
     #[inline(always)]
     unsafe fn tile<S: Simd>(s: S, p: &SampleParams, t: &CpuArgs<'_>) {
-        // SAFETY: `plan` asked for the logits, the words and the ring.
+        // SAFETY: `plan` requires the logits, the words and the ring.
         unsafe {
             let token = draw(s, p, ptr(t, 0), ptr::<i32>(t, 2).read()) as i32;
             ptr::<i32>(t, 1).write(token);
@@ -429,7 +438,8 @@ impl Kernel for NextToken {
 mod tests {
     use super::{key, philox, unkey};
 
-    /// The generator's published test vectors ("kat_vectors" of Random123): all zeros, and all ones.
+    /// The generator's published test vectors ("kat_vectors" of Random123): all zeros, and all
+    /// ones.
     #[test]
     fn philox_gives_the_published_numbers() {
         assert_eq!(philox([0, 0], 0), 0x6627_e8d5);

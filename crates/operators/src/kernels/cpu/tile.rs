@@ -1,12 +1,15 @@
-//! What a kernel is to the CPU backend: a function over one tile of a grid, its operands and its parameters.
+//! The definition of a CPU kernel: a function over one tile of a grid, with its operands and
+//! parameters.
 //!
-//! A kernel's grid is a function of its parameters alone, and each output element is computed wholly in one tile, in one order.
-//! So a result is the same to the bit for any number of threads, for eager and replayed execution. A kernel allocates nothing;
-//! its scratch is on the stack (at most [`STACK_BYTES`]).
+//! A kernel's grid is a function of its parameters alone, and one tile computes each output element
+//! completely, in one order. So a result is bit-identical for any number of threads, and for eager
+//! and replayed execution. A kernel allocates nothing; its scratch memory is on the stack (at most
+//! [`STACK_BYTES`]).
 //!
-//! [`KernelSpec::plan`] refuses parameters that describe nothing, and says what a launch needs; [`KernelSpec::check_bound`] refuses operands
-//! that have less. The library makes both the check of each kernel, which the runtime asks before every launch. So a tile itself checks
-//! only what comes from device memory (positions, token ids).
+//! [`KernelSpec::plan`] refuses meaningless parameters and returns the requirements of a launch.
+//! [`KernelSpec::check_bound`] refuses operands that do not meet them. The library makes both the
+//! check of each kernel, which the runtime calls before every launch. So a tile itself checks only
+//! values from device memory (positions, token ids).
 //!
 //! This module must not know any particular kernel, nor the runtime above the traits.
 
@@ -24,17 +27,17 @@ use super::simd::Neon;
 use super::simd::{Avx2, Avx512};
 use super::simd::{Generic, Simd, Task};
 
-/// The most operands that a kernel has.
+/// The maximum number of operands of a kernel.
 pub const MAX_OPERANDS: usize = 12;
-/// The most stack that a tile takes, in bytes; a worker's stack must have it.
+/// The maximum stack of a tile, in bytes; a worker's stack must have it.
 pub const STACK_BYTES: usize = 160 << 10;
 
 /// An operand in a kernel's signature.
 #[derive(Debug, Clone, Copy)]
 pub struct Operand {
-    /// What error messages call it.
+    /// The name in error messages.
     pub name: &'static str,
-    /// How the kernel uses it.
+    /// The kernel's access to the operand.
     pub access: Access,
 }
 
@@ -59,45 +62,47 @@ pub(crate) fn ptr<T>(args: &CpuArgs<'_>, i: usize) -> *mut T {
     std::ptr::with_exposed_provenance_mut(args.bindings()[i].addr as usize)
 }
 
-/// No memory: what is bound for an operand that the parameters leave out.
+/// An empty binding, for operands that the parameters leave out.
 pub const NONE: Binding = Binding { addr: 0, len: 0, native: 0, access: Access::Read };
 
-/// The memory of a slice as a binding, for launches without a runtime ([`KernelSpec::run`]). It borrows nothing.
+/// The memory of a slice as a binding, for launches without a runtime ([`KernelSpec::run`]). The
+/// binding borrows nothing.
 #[must_use]
 pub fn bind<T>(slice: &mut [T]) -> Binding {
     let addr = slice.as_mut_ptr().expose_provenance() as u64;
     Binding { addr, len: size_of_val(slice) as u64, native: 0, access: Access::ReadWrite }
 }
 
-/// The memory of a slice that is only read as a binding, likewise.
+/// Like [`bind`], for the memory of a slice that is only read.
 #[must_use]
 pub fn bind_read<T>(slice: &[T]) -> Binding {
     let addr = slice.as_ptr().expose_provenance() as u64;
     Binding { addr, len: size_of_val(slice) as u64, native: 0, access: Access::Read }
 }
 
-/// Why a launch is refused.
+/// The reason why a launch is refused.
 pub type Refusal = Cow<'static, str>;
 
-/// What an operand takes: elements, and bytes of one.
+/// The size of an operand: elements, and bytes of one.
 pub(crate) type Extent = (usize, usize);
 
-/// What a launch with given parameters needs.
+/// The requirements of a launch with given parameters.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Launch {
     /// Tiles in x, y and z.
     pub grid: [u32; 3],
-    /// Bytes that each operand must have at least, in the order of the signature; 0 for one that these parameters leave out,
-    /// which is bound as an empty range.
+    /// The minimum number of bytes of each operand, in the order of the signature. 0 for an operand
+    /// that these parameters leave out, which is bound as an empty range.
     pub bytes: [u64; MAX_OPERANDS],
-    /// Alignment that each operand must have, likewise; 0 and 1 ask nothing.
+    /// The alignment of each operand, in the same order; 0 and 1 require nothing.
     pub align: [u8; MAX_OPERANDS],
-    /// Operands that may be the very same memory as the last one, a bit for each: then an element is read and written in one place.
+    /// A bit for each operand that may be the same memory as the last one: then an element is read
+    /// and written at one place.
     pub in_place: u16,
 }
 
 impl Launch {
-    /// A launch of `grid` tiles whose operands take so many elements of so many bytes.
+    /// A launch of `grid` tiles, with the elements and bytes of each operand.
     pub(crate) fn new(grid: [usize; 3], operands: &[Extent]) -> Result<Self, Refusal> {
         let mut launch = Self { grid: [0; 3], bytes: [0; MAX_OPERANDS], align: [1; MAX_OPERANDS], in_place: 0 };
         for (to, from) in launch.grid.iter_mut().zip(grid) {
@@ -110,7 +115,7 @@ impl Launch {
         Ok(launch)
     }
 
-    /// The same, where operand `i` may be the last one if `alike` says that both are laid out alike.
+    /// Allows operand `i` to be the last one, if `alike` says that both have the same layout.
     pub(crate) fn or_in_place(mut self, i: usize, alike: bool) -> Self {
         self.in_place |= u16::from(alike) << i;
         self
@@ -122,11 +127,13 @@ pub(crate) fn times(a: usize, b: usize) -> Result<usize, Refusal> {
     a.checked_mul(b).ok_or_else(|| "an operand of more than 2^64 elements".into())
 }
 
-/// Parameters of a kernel: plain words, with what kernels in other languages must declare alike.
+/// Parameters of a kernel: plain words, which kernels in other languages must declare in the same
+/// way.
 pub trait Params: Pod {
     /// The type's name.
     const NAME: &'static str;
-    /// The fields in order, each as it is declared: `n: [u32; 3]`. Kernels in other languages declare the same.
+    /// The fields in order, each as its declaration: `n: [u32; 3]`. Kernels in other languages
+    /// declare the same.
     const FIELDS: &'static [&'static str];
 
     /// The bytes that a launch carries.
@@ -134,7 +141,7 @@ pub trait Params: Pod {
         bytemuck::bytes_of(self)
     }
 
-    /// The parameters that `bytes` carry; `None` if there are more or fewer than there should be.
+    /// The parameters in `bytes`; `None` for another number of bytes.
     fn from_bytes(bytes: &[u8]) -> Option<Self> {
         bytemuck::try_pod_read_unaligned(bytes).ok()
     }
@@ -157,31 +164,33 @@ pub(crate) use params;
 
 /// A kernel's source.
 pub trait Kernel: 'static {
-    /// The name that it is registered under.
+    /// The name in registries.
     const NAME: &'static str;
     /// Its signature.
     const OPERANDS: &'static [Operand];
     /// Its parameters.
     type Params: Params;
-    /// Whether its last operand may be one of the others, where [`Launch::in_place`] has it.
+    /// Says whether the last operand may be one of the others, if [`Launch::in_place`] allows it.
     const IN_PLACE: bool = false;
 
-    /// Checks the parameters and says what a launch needs.
+    /// Checks the parameters and returns the requirements of a launch.
     ///
     /// # Errors
-    /// The reason, where the parameters describe nothing that the kernel computes.
+    /// The reason, if the parameters describe no computation of this kernel.
     fn plan(p: &Self::Params) -> Result<Launch, Refusal>;
 
-    /// Computes a tile. `#[inline(always)]`, like all that it calls.
+    /// Computes a tile. `#[inline(always)]`, like all functions that it calls.
     ///
     /// # Safety
     /// - `plan(p)` is `Ok`, and `t` is a tile of its grid.
-    /// - The operands have the bytes and the alignment that it asks for and are accessible as the signature says; one that is written
-    ///   overlaps no other but as `plan(p)` allows; nobody else writes what the tile reads or touches what it writes.
+    /// - The operands have the bytes and the alignment that the plan requires, and are accessible
+    ///   as the signature says.
+    /// - An operand that is written overlaps no other one, except as `plan(p)` allows. No other
+    ///   code writes what the tile reads, or accesses what the tile writes.
     unsafe fn tile<S: Simd>(s: S, p: &Self::Params, t: &CpuArgs<'_>);
 }
 
-/// A kernel as a registry lists it.
+/// The registry entry of a kernel.
 #[derive(Debug, Clone, Copy)]
 pub struct KernelSpec {
     /// The name.
@@ -190,9 +199,9 @@ pub struct KernelSpec {
     pub operands: &'static [Operand],
     /// Bytes of the parameters.
     pub params_bytes: usize,
-    /// Whether the last operand may be one of the others.
+    /// Says whether the last operand may be one of the others.
     pub in_place: bool,
-    /// The levels that the binary has it for, the most specific first.
+    /// The levels for which the binary contains the kernel, the most specific first.
     pub variants: &'static [(Isa, CpuFn)],
     plan: fn(&[u8]) -> Result<Launch, Refusal>,
 }
@@ -218,15 +227,15 @@ impl KernelSpec {
         }
     }
 
-    /// What a launch with these parameters needs.
+    /// The requirements of a launch with these parameters.
     ///
     /// # Errors
-    /// The reason, where the size or the contents of the parameters are wrong.
+    /// The reason, if the size or the contents of the parameters are wrong.
     pub fn plan(&self, params: &[u8]) -> Result<Launch, Refusal> {
         (self.plan)(params)
     }
 
-    /// Whether `bindings` satisfy a launch: their number, sizes, alignment and overlap.
+    /// Checks that `bindings` satisfy a launch: their number, sizes, alignment and overlap.
     ///
     /// # Errors
     /// The reason, naming the kernel and the operand.
@@ -234,7 +243,7 @@ impl KernelSpec {
         self.check_bound(launch, &LaunchInfo::new((launch.grid, [1; 3], 0), &[], bindings))
     }
 
-    /// As [`check`](Self::check), of what a launch binds.
+    /// Like [`check`](Self::check), for the bindings of a launch.
     ///
     /// # Errors
     /// As [`check`](Self::check).
@@ -259,20 +268,21 @@ impl KernelSpec {
         Ok(())
     }
 
-    /// The variant of level `isa`, or of the most specific one that this machine runs.
+    /// The variant of level `isa`, or the most specific one for this machine.
     #[must_use]
     pub fn resolve(&self, isa: Option<Isa>) -> Option<(Isa, CpuFn)> {
         self.variants.iter().copied().find(|(level, _)| isa.is_none_or(|isa| isa == *level) && level.available())
     }
 
-    /// Runs a whole launch on the calling thread, tile after tile: what any order on any threads gives, to the bit. `isa` forces a
-    /// level.
+    /// Runs a whole launch on the calling thread, tile after tile. The result is bit-identical to
+    /// any order on any threads. `isa` selects a level.
     ///
     /// # Safety
-    /// - The bindings' ranges are valid, and used by nobody else in a way that the signature excludes, during the call.
+    /// - The bindings' ranges are valid during the call. Meanwhile no other code uses them in a way
+    ///   that the signature excludes.
     ///
     /// # Errors
-    /// As [`plan`](Self::plan) and [`check`](Self::check); and where the level is not available.
+    /// As [`plan`](Self::plan) and [`check`](Self::check); also if the level is not available.
     pub unsafe fn run(&self, isa: Option<Isa>, params: &[u8], bindings: &[Binding]) -> Result<(), Refusal> {
         let launch = self.plan(params)?;
         self.check(&launch, bindings)?;
@@ -284,7 +294,8 @@ impl KernelSpec {
             for y in 0..ny {
                 for x in 0..nx {
                     args.set_tile([x, y, z]);
-                    // SAFETY: parameters, lengths and overlap were checked above, and the caller vouches for the ranges.
+                    // SAFETY: parameters, lengths and overlap were checked above, and the caller
+                    // vouches for the ranges.
                     unsafe { tile(&args) }
                 }
             }
@@ -319,7 +330,7 @@ fn plan<K: Kernel>(params: &[u8]) -> Result<Launch, Refusal> {
     K::plan(&params).map_err(|why| format!("kernel {}: {why}", K::NAME).into())
 }
 
-/// The levels that kernel `K` is compiled for.
+/// The levels for which kernel `K` is compiled.
 struct Variants<K>(PhantomData<K>);
 
 impl<K: Kernel> Variants<K> {
@@ -339,7 +350,8 @@ impl<K: Kernel> Task for OneTile<'_, K> {
     type Out = ();
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
-        // Of the right size: `plan` has read them. Were they not, the tile would do nothing.
+        // The size is right, because `plan` has read the parameters. With a wrong size the tile
+        // does nothing.
         if let Some(params) = K::Params::from_bytes(self.0.params_bytes()) {
             // SAFETY: `entry`'s caller vouches for the launch and the tile.
             unsafe { K::tile(s, &params, self.0) }
@@ -350,7 +362,7 @@ impl<K: Kernel> Task for OneTile<'_, K> {
 /// The tile function of kernel `K` at level `S`.
 ///
 /// # Safety
-/// - The bullets of [`Kernel::tile`]; the machine runs the level.
+/// - The conditions of [`Kernel::tile`]; the machine supports the level.
 unsafe fn entry<K: Kernel, S: Simd>(tile: &CpuArgs<'_>) {
     // SAFETY: the caller vouches for the level.
     let s = unsafe { S::assume() };
@@ -360,7 +372,7 @@ unsafe fn entry<K: Kernel, S: Simd>(tile: &CpuArgs<'_>) {
 /// The element type of a parameter word.
 ///
 /// # Errors
-/// Where the word names none.
+/// If the word names no type.
 pub(crate) fn dtype(what: &str, raw: u32) -> Result<DType, Refusal> {
     DType::from_raw(raw).ok_or_else(|| format!("{raw} is no element type of {what}").into())
 }
@@ -371,7 +383,7 @@ pub(crate) fn accepted(raw: u32) -> DType {
     DType::from_raw(raw).unwrap_or(DType::F16)
 }
 
-/// Refuses a parameter that has to be positive.
+/// Refuses a parameter that must be positive.
 pub(crate) fn positive(what: &'static str, value: u32) -> Result<usize, Refusal> {
     if value == 0 { Err(format!("{what} is zero").into()) } else { Ok(value as usize) }
 }

@@ -1,15 +1,18 @@
-//! The kernels of the CUDA backend: sources, the PTX made of them, and the geometry of a launch.
+//! CUDA kernels: sources, the PTX compiled from them, and the geometry of launches.
 //!
 //! | file | what |
 //! |---|---|
 //! | `common.cuh` | parameters, element types, sums over a block; prepended to each of the others |
 //! | `*.cu` | the kernels, a family in each file |
-//! | `ptx/*.ptx` | what `ci/ptx.sh` makes of them; CI compares the two |
+//! | `ptx/*.ptx` | the output of `ci/ptx.sh`; CI compiles the sources again and compares |
 //!
-//! A CUDA kernel has the name, the operands and the parameters of the CPU kernel ([`KernelSpec`](super::cpu::tile::KernelSpec)), whose
-//! checks stand before every launch; here is only how many blocks of how many threads a launch has, and what is too large for 32-bit indices. Shared memory is declared in the
-//! sources, within what every device has for a block. Sums are f32, nothing is atomic, and an element is computed in one order: a
-//! result depends on the parameters alone.
+//! A CUDA kernel has the name, the operands and the parameters of the CPU kernel
+//! ([`KernelSpec`](super::cpu::tile::KernelSpec)), whose checks run before every launch. This
+//! module adds only the number of blocks and threads of a launch, and the limits of 32-bit indices.
+//!
+//! The sources declare shared memory, within the size that every device offers for a block. Sums
+//! are f32, no operation is atomic, and each element is computed in a fixed order. So a result
+//! depends on the parameters alone.
 //!
 //! This module must not know the driver.
 
@@ -33,7 +36,8 @@ pub struct Module {
     pub name: &'static str,
     /// CUDA C++; [`COMMON`] goes before it.
     pub source: &'static str,
-    /// What the run-time compiler makes of it for the lowest architecture that it knows; drivers translate it for any later one.
+    /// The output of the run-time compiler for its lowest architecture; drivers translate it for
+    /// every later one.
     pub ptx: &'static str,
 }
 
@@ -62,16 +66,16 @@ modules! {
     EMBEDDING = "embedding";
     /// Element by element, fills and copies.
     ELEMENTWISE = "elementwise";
-    /// From logits to the next token.
+    /// Sampling: from logits to the next token.
     SAMPLING = "sampling";
 }
 
-/// A CUDA kernel as a registry lists it.
+/// The registry entry of a CUDA kernel.
 #[derive(Debug, Clone, Copy)]
 pub struct CudaSpec {
     /// The name: the CPU kernel's, and the entry in the module.
     pub name: &'static str,
-    /// Where it is.
+    /// The module that contains the kernel.
     pub module: &'static Module,
     geometry: fn(&[u8]) -> Result<Geometry, Refusal>,
 }
@@ -86,7 +90,7 @@ impl CudaSpec {
     /// Blocks and threads of a launch with parameters that the CPU kernel's `plan` has accepted.
     ///
     /// # Errors
-    /// The reason, where the parameters are beyond what a launch can have.
+    /// The reason, if the parameters exceed the limits of a launch.
     pub fn geometry(&self, params: &[u8]) -> Result<Geometry, Refusal> {
         (self.geometry)(params)
     }
@@ -128,9 +132,9 @@ pub static KERNELS: &[CudaSpec] = &[
     CudaSpec::of::<NextToken>(),
 ];
 
-/// What a CUDA kernel has beside its CPU counterpart.
+/// The properties of a CUDA kernel beside those of its CPU counterpart.
 trait CudaKernel: Kernel {
-    /// Where it is.
+    /// The module that contains the kernel.
     const MODULE: &'static Module;
 
     /// Blocks and threads.
@@ -141,21 +145,22 @@ trait CudaKernel: Kernel {
 const THREADS: u32 = 256;
 /// Threads of a warp.
 const WARP: u32 = 32;
-/// The most blocks of a launch whose blocks go on to further work: some for each place that the largest devices have.
+/// The maximum number of blocks of a launch whose blocks take several pieces of work: a few for
+/// each place on the largest devices.
 const BLOCKS: u64 = 1024;
-/// The most blocks in y.
+/// The maximum number of blocks in y.
 const MAX_Y: u64 = 65_535;
-/// Indices along a row are 32 bits wide and go a block's width beyond the end.
+/// Indices along a row have 32 bits and may exceed the end by a block's width.
 const MAX_WIDTH: u64 = 1 << 31;
 /// Rows of queries of a block (`ROWS` in the source).
 const QUERY_ROWS: u32 = 4;
 /// Rows and outputs of a tile of a matrix product (`TILE` in the source).
 const TILE: u32 = 64;
-/// Elements or units of a row that a block takes at a time (`PIECE` in the source).
+/// Elements or units of a row that a block processes at once (`PIECE` in the source).
 const PIECE: u64 = 4 * THREADS as u64;
-/// The most threads of a block that draws a token.
+/// The maximum number of threads of a block that draws a token.
 const DRAW_THREADS: u32 = 1024;
-/// A thread that draws counts in 16 bits.
+/// A thread that draws a token counts in 16 bits.
 const MAX_LOGITS: u64 = 1 << 26;
 
 /// Checks the width of a row.
@@ -163,7 +168,7 @@ fn width(width: u64) -> Result<(), Refusal> {
     if width > MAX_WIDTH { Err(format!("rows of {width} elements; the limit is {MAX_WIDTH}").into()) } else { Ok(()) }
 }
 
-/// A block for each row.
+/// The geometry with a block for each row.
 fn rows(rows: u32, wide: u64) -> Result<Geometry, Refusal> {
     width(wide)?;
     if u64::from(rows) >= MAX_WIDTH {
@@ -172,7 +177,7 @@ fn rows(rows: u32, wide: u64) -> Result<Geometry, Refusal> {
     Ok(Geometry { grid: [rows, 1, 1], block: [THREADS, 1, 1] })
 }
 
-/// Blocks that share `pieces` pieces of work; one at least.
+/// The geometry of blocks that share `pieces` pieces of work; at least one block.
 fn shared(pieces: u64) -> Geometry {
     Geometry { grid: [pieces.clamp(1, BLOCKS) as u32, 1, 1], block: [THREADS, 1, 1] }
 }
@@ -183,7 +188,8 @@ fn pieces(rows: u32, wide: u64) -> Result<Geometry, Refusal> {
     Ok(shared(u64::from(rows) * wide.div_ceil(PIECE)))
 }
 
-/// A product: a warp for each output of few rows, a tile for each block of many.
+/// The geometry of a product: for few rows a warp for each output, for many rows a block for each
+/// tile.
 fn product(p: &LinearParams) -> Result<Geometry, Refusal> {
     width(p.k.into())?;
     p.n.iter().try_for_each(|&n| width(n.into()))?;
@@ -206,7 +212,7 @@ fn heads(p: &RopeParams) -> u64 {
     u64::from(p.heads.max(p.kv_heads)) * u64::from(p.head_dim)
 }
 
-/// One block that draws a token.
+/// The geometry of one block that draws a token.
 fn draw(p: &SampleParams) -> Result<Geometry, Refusal> {
     if u64::from(p.n) > MAX_LOGITS {
         return Err(format!("{} logits; the limit is {MAX_LOGITS}", p.n).into());
@@ -270,7 +276,8 @@ fn elements(p: &ElementwiseParams) -> Result<Geometry, Refusal> {
     pieces(p.rows, p.k.into())
 }
 
-/// As many blocks as 16-byte units need; rows that are copied in smaller ones give each block more.
+/// The geometry of a copy: enough blocks for its 16-byte units. Rows that are copied in smaller
+/// units give each block more work.
 fn units(p: &CopyParams) -> Result<Geometry, Refusal> {
     width(p.bytes.into())?;
     pieces(p.rows, u64::from(p.bytes).div_ceil(16))

@@ -1,4 +1,4 @@
-//! What the sources, the PTX and the Rust side have to agree on.
+//! Tests that the sources, the PTX and the Rust declarations agree.
 
 use super::super::cpu;
 use super::super::cpu::attention::AttentionParams;
@@ -7,7 +7,7 @@ use super::super::cpu::embedding::EmbeddingParams;
 use super::super::cpu::sampling::AdvanceParams;
 use super::*;
 
-/// The declaration's words, without comments: names and array lengths in order.
+/// The words of a declaration, without comments: names and array lengths in order.
 fn words(text: &str) -> Vec<String> {
     let bare: String = text.lines().map(|l| l.split("//").next().unwrap_or_default()).collect();
     bare.split([';', ','])
@@ -38,7 +38,7 @@ fn same_words<P: Params>() {
     let open = format!("struct {} {{", P::NAME);
     let (_, rest) = COMMON.split_once(&open).unwrap_or_else(|| panic!("{} is not declared", P::NAME));
     let (body, _) = rest.split_once("};").expect("the end of a structure");
-    // Commas stand inside no type; a semicolon does, in an array's.
+    // A field's type contains no comma, but an array's contains a semicolon.
     let rust: Vec<String> = P::FIELDS.iter().map(|f| declared(f)).collect();
     assert_eq!(words(body), rust, "{}", P::NAME);
 }
@@ -75,7 +75,8 @@ fn constants_are_the_same_in_both_languages() {
     }
 }
 
-/// The operands' pointers, then the parameters, as the backend packs them: one parameter of the entry each.
+/// The entry's parameters: the operands' pointers, then one parameter structure, as the backend
+/// packs them.
 #[test]
 fn every_cpu_kernel_has_an_entry_with_its_signature() {
     assert_eq!(KERNELS.len(), cpu::KERNELS.len());

@@ -1,4 +1,4 @@
-//! Sixteen lanes: `x86-64-v4`.
+//! The level `x86-64-v4`: sixteen lanes.
 
 use std::arch::x86_64::*;
 
@@ -14,7 +14,8 @@ type V = __m512;
 /// An instruction of the level.
 macro_rules! isa {
     ($e:expr) => {{
-        // SAFETY: a value of `Avx512` exists only where the features do; what takes a pointer relies on its caller's bullets.
+        // SAFETY: a value of `Avx512` exists only on machines with the features. Instructions that
+        // take a pointer rely on their caller's conditions.
         unsafe { $e }
     }};
 }

@@ -1,4 +1,5 @@
-//! Eight lanes in an array: what the compiler makes of it for the target's baseline. The reference of the other levels.
+//! The portable level: eight lanes in an array, compiled for the target's baseline. The reference
+//! of the other levels.
 
 use half::{bf16, f16};
 
@@ -58,7 +59,7 @@ impl Simd for Generic {
     }
     #[inline(always)]
     fn fma(self, a: V, b: V, c: V) -> V {
-        // Two roundings: without the instruction a fused product is a call into the C library.
+        // Two roundings: without the instruction, a fused product would call the C library.
         std::array::from_fn(|i| a[i] * b[i] + c[i])
     }
     #[inline(always)]
@@ -96,34 +97,34 @@ impl Simd for Generic {
     }
     #[inline(always)]
     unsafe fn load(self, p: *const f32) -> V {
-        // SAFETY: the caller vouches for 8 readable f32; the read asks no alignment.
+        // SAFETY: the caller vouches for 8 readable f32; the read requires no alignment.
         unsafe { p.cast::<V>().read_unaligned() }
     }
     #[inline(always)]
     unsafe fn store(self, p: *mut f32, v: V) {
-        // SAFETY: the caller vouches for 8 writable f32; the write asks no alignment.
+        // SAFETY: the caller vouches for 8 writable f32; the write requires no alignment.
         unsafe { p.cast::<V>().write_unaligned(v) }
     }
     #[inline(always)]
     unsafe fn load_bf16(self, p: *const u16) -> V {
-        // SAFETY: the caller vouches for 8 readable words; the read asks no alignment.
+        // SAFETY: the caller vouches for 8 readable words; the read requires no alignment.
         let words = unsafe { p.cast::<[u16; 8]>().read_unaligned() };
         words.map(|w| f32::from_bits(u32::from(w) << 16))
     }
     #[inline(always)]
     unsafe fn store_bf16(self, p: *mut u16, v: V) {
-        // SAFETY: the caller vouches for 8 writable words; the write asks no alignment.
+        // SAFETY: the caller vouches for 8 writable words; the write requires no alignment.
         unsafe { p.cast::<[u16; 8]>().write_unaligned(v.map(|x| bf16::from_f32(x).to_bits())) }
     }
     #[inline(always)]
     unsafe fn load_f16(self, p: *const u16) -> V {
-        // SAFETY: the caller vouches for 8 readable words; the read asks no alignment.
+        // SAFETY: the caller vouches for 8 readable words; the read requires no alignment.
         let words = unsafe { p.cast::<[u16; 8]>().read_unaligned() };
         words.map(|w| f16::from_bits(w).to_f32())
     }
     #[inline(always)]
     unsafe fn store_f16(self, p: *mut u16, v: V) {
-        // SAFETY: the caller vouches for 8 writable words; the write asks no alignment.
+        // SAFETY: the caller vouches for 8 writable words; the write requires no alignment.
         unsafe { p.cast::<[u16; 8]>().write_unaligned(v.map(|x| f16::from_f32(x).to_bits())) }
     }
     #[inline(always)]

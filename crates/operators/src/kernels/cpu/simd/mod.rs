@@ -1,8 +1,9 @@
-//! Vectors of f32: one trait, one implementation per instruction set.
+//! Vectors of f32: one trait, with an implementation for each instruction set level.
 //!
-//! A kernel is written once, generic over [`Simd`], every function of it `#[inline(always)]`; [`Simd::run`] is the function
-//! compiled with the features of the level, into which all of that is inlined. A value of an implementing type is the proof
-//! that the machine has the features, so arithmetic is safe to call; only what takes a pointer is not.
+//! A kernel is written once, generic over [`Simd`], and all its functions are `#[inline(always)]`.
+//! [`Simd::run`] is compiled with the features of the level, and the kernel is inlined into it. A
+//! value of an implementing type proves that the machine has the features. So arithmetic is safe to
+//! call; only functions that take a pointer are unsafe.
 //!
 //! This module must not know any kernel, shape or parameter.
 
@@ -27,19 +28,20 @@ use super::isa::Isa;
 /// Lanes of the widest vector: the size of stack buffers for parts of a vector.
 pub const MAX_LANES: usize = 16;
 
-/// Work to be compiled for a level. `run` must be `#[inline(always)]`, and so must all that it calls, or it is compiled without
-/// the level's instructions (slow, not wrong).
+/// Work that is compiled for a level. `run`, and all functions that it calls, must be
+/// `#[inline(always)]`. Otherwise the work is compiled without the level's instructions, which is
+/// slow but not wrong.
 pub trait Task {
-    /// What the work returns.
+    /// The result of the work.
     type Out;
-    /// Does it.
+    /// Does the work.
     fn run<S: Simd>(self, s: S) -> Self::Out;
 }
 
 /// A level's vector of [`N`](Simd::N) f32 lanes.
 ///
-/// Rounding is to nearest even and denormals are kept (no kernel changes the floating-point control register). `max` and `min`
-/// return their **second** operand when either is a NaN, on every level.
+/// Rounding is to nearest even and denormals are kept (no kernel changes the floating-point control
+/// register). `max` and `min` return their **second** operand when either is a NaN, on every level.
 pub trait Simd: Copy + Send + Sync + 'static {
     /// The vector.
     type V: Copy;
@@ -47,18 +49,19 @@ pub trait Simd: Copy + Send + Sync + 'static {
     const N: usize;
     /// Rows of activations that the blocked product keeps in registers beside four rows of weights.
     const GEMM_M: usize;
-    /// Whether [`load_pair_bf16`](Simd::load_pair_bf16) is cheaper than two loads.
+    /// Says whether [`load_pair_bf16`](Simd::load_pair_bf16) is cheaper than two loads.
     const PAIRED: bool = false;
-    /// Which level this is.
+    /// The level.
     const ISA: Isa;
 
-    /// The proof, without the check.
+    /// A value without the check.
     ///
     /// # Safety
     /// - [`Isa::available`] is true for [`ISA`](Self::ISA).
     unsafe fn assume() -> Self;
 
-    /// Runs `task` in a function compiled with the level's features. Never inlined: it bounds the size of the code and costs one call.
+    /// Runs `task` in a function compiled with the level's features. This function is never
+    /// inlined, which bounds the size of the code and costs one call.
     fn run<T: Task>(self, task: T) -> T::Out;
 
     /// All lanes `x`.
@@ -76,7 +79,7 @@ pub trait Simd: Copy + Send + Sync + 'static {
     fn mul(self, a: Self::V, b: Self::V) -> Self::V;
     /// `a / b`.
     fn div(self, a: Self::V, b: Self::V) -> Self::V;
-    /// `a * b + c`, rounded once where the level has a fused instruction.
+    /// `a * b + c`, rounded once if the level has a fused instruction.
     fn fma(self, a: Self::V, b: Self::V, c: Self::V) -> Self::V;
     /// `a > b ? a : b`.
     fn max(self, a: Self::V, b: Self::V) -> Self::V;
@@ -86,21 +89,22 @@ pub trait Simd: Copy + Send + Sync + 'static {
     fn pow2(self, n: Self::V) -> Self::V;
     /// Sum of the lanes, in a fixed order.
     fn reduce_add(self, v: Self::V) -> f32;
-    /// The sums of four vectors: what four calls of [`reduce_add`](Simd::reduce_add) would cost, at half of it.
+    /// The sums of four vectors, at half the cost of four calls of
+    /// [`reduce_add`](Simd::reduce_add).
     fn reduce_add4(self, v: [Self::V; 4]) -> [f32; 4];
-    /// The largest lane; lanes are no NaN.
+    /// The largest lane; no lane may be NaN.
     fn reduce_max(self, v: Self::V) -> f32;
-    /// Bit `i` is set where lane `i` of `a` equals that of `b`.
+    /// Bit `i` is set if lane `i` of `a` equals that of `b`.
     fn mask_eq(self, a: Self::V, b: Self::V) -> u32;
-    /// Bit `i` is set where lane `i` of `a` is at least that of `b`.
+    /// Bit `i` is set if lane `i` of `a` is at least that of `b`.
     fn mask_ge(self, a: Self::V, b: Self::V) -> u32;
 
-    /// `N` f32 from any address that may be read.
+    /// `N` f32 from any readable address.
     ///
     /// # Safety
     /// - `p` points to `N` readable f32; no alignment is asked.
     unsafe fn load(self, p: *const f32) -> Self::V;
-    /// `N` f32 to any address that may be written.
+    /// `N` f32 to any writable address.
     ///
     /// # Safety
     /// - `p` points to `N` writable f32; no alignment is asked.
@@ -110,7 +114,7 @@ pub trait Simd: Copy + Send + Sync + 'static {
     /// # Safety
     /// - `p` points to `N` readable 16-bit words; no alignment is asked.
     unsafe fn load_bf16(self, p: *const u16) -> Self::V;
-    /// `N` bf16, rounded to nearest even; a NaN stays one.
+    /// `N` bf16, rounded to nearest even; a NaN stays a NaN.
     ///
     /// # Safety
     /// - `p` points to `N` writable 16-bit words; no alignment is asked.
@@ -120,12 +124,14 @@ pub trait Simd: Copy + Send + Sync + 'static {
     /// # Safety
     /// - `p` points to `N` readable 16-bit words; no alignment is asked.
     unsafe fn load_f16(self, p: *const u16) -> Self::V;
-    /// `N` IEEE half-precision numbers, rounded to nearest even; a NaN stays one, too large is infinite.
+    /// `N` IEEE half-precision numbers, rounded to nearest even. A NaN stays a NaN; a number beyond
+    /// the range becomes infinite.
     ///
     /// # Safety
     /// - `p` points to `N` writable 16-bit words; no alignment is asked.
     unsafe fn store_f16(self, p: *mut u16, v: Self::V);
-    /// `2 N` bf16 in the order that the level widens cheapest; [`pair_bf16`](Simd::pair_bf16) brings f32 into the same order.
+    /// `2 N` bf16 in the order that the level widens fastest; [`pair_bf16`](Simd::pair_bf16) brings
+    /// f32 into the same order.
     ///
     /// # Safety
     /// - `p` points to `2 N` readable 16-bit words; no alignment is asked.
@@ -139,6 +145,6 @@ pub trait Simd: Copy + Send + Sync + 'static {
     fn pair_bf16(self, x: [Self::V; 2]) -> [Self::V; 2] {
         x
     }
-    /// Asks for the cache line at `p`; any address, mapped or not.
+    /// Prefetches the cache line at `p`; any address is allowed, mapped or not.
     fn prefetch(self, p: *const u8);
 }

@@ -1,4 +1,5 @@
-//! Four lanes: Advanced SIMD of aarch64. Half precision is converted lane by lane: the vector conversion is not in the baseline.
+//! Advanced SIMD of aarch64: four lanes. Half precision is converted lane by lane, because the
+//! baseline has no vector conversion.
 
 use std::arch::aarch64::*;
 
@@ -16,8 +17,8 @@ type V = float32x4_t;
 /// An instruction of the level.
 macro_rules! isa {
     ($e:expr) => {{
-        // SAFETY: every aarch64 target that this crate is built for has the feature; what takes a pointer relies on its
-        // caller's bullets.
+        // SAFETY: every aarch64 target of this crate has the feature. Instructions that take a
+        // pointer rely on their caller's conditions.
         unsafe { $e }
     }};
 }
@@ -132,7 +133,7 @@ impl Simd for Neon {
     }
     #[inline(always)]
     unsafe fn load_f16(self, p: *const u16) -> V {
-        // SAFETY: the caller vouches for 4 readable words; the read asks no alignment.
+        // SAFETY: the caller vouches for 4 readable words; the read requires no alignment.
         let words = unsafe { p.cast::<[u16; 4]>().read_unaligned() };
         let lanes = words.map(|w| f16::from_bits(w).to_f32());
         isa!(vld1q_f32(lanes.as_ptr()))
@@ -141,7 +142,7 @@ impl Simd for Neon {
     unsafe fn store_f16(self, p: *mut u16, v: V) {
         let mut lanes = [0.0_f32; 4];
         isa!(vst1q_f32(lanes.as_mut_ptr(), v));
-        // SAFETY: the caller vouches for 4 writable words; the write asks no alignment.
+        // SAFETY: the caller vouches for 4 writable words; the write requires no alignment.
         unsafe { p.cast::<[u16; 4]>().write_unaligned(lanes.map(|x| f16::from_f32(x).to_bits())) }
     }
     #[inline(always)]
