@@ -1,6 +1,6 @@
-//! A case: a numbered sentence about backends, and the code that finds out whether it is true.
+//! Cases: numbered statements about backends, with the code that checks each.
 //!
-//! This module must not know who runs cases.
+//! This module must not know which code runs the cases.
 
 use crate::env::Env;
 use crate::factory::TestKernel;
@@ -8,7 +8,7 @@ use leasehold::Error;
 use std::fmt;
 use std::str::FromStr;
 
-/// Which interface a case is stated over.
+/// The interface of a case.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, serde::Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Tier {
@@ -16,7 +16,7 @@ pub enum Tier {
     Hal,
     /// `Runtime`, with the backend injected.
     Runtime,
-    /// A C interface; run by the crates that have one.
+    /// A C interface; the crates with one run such cases.
     Abi,
 }
 
@@ -30,7 +30,7 @@ impl fmt::Display for Tier {
     }
 }
 
-/// What a device must have for a case to mean anything on it.
+/// A property of a device that a case requires.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Need {
@@ -42,27 +42,29 @@ pub enum Need {
     Graphs,
     /// Host calls in streams.
     HostCalls,
-    /// Streams that make progress at the same time.
+    /// Streams that make progress concurrently.
     ConcurrentStreams,
     /// A test kernel.
     Kernel(TestKernel),
-    /// A way to hold a stream back: gates, or the spinning kernel on concurrent streams.
+    /// A way to delay a stream: host timelines, or the spinning kernel on concurrent streams.
     Hold,
     /// Library calls in streams.
     ForeignCalls,
-    /// Device memory that keeps what is freed and lends it again: not while each buffer comes straight from the driver
+    /// Device memory that keeps freed memory for reuse. Not available while each buffer comes
+    /// directly from the driver
     /// ([`DebugAids::pass_through`](leasehold::backend::DebugAids::pass_through)).
     Pooling,
 }
 
-/// What a case is fit for, beside trying a backend.
+/// A further use of a case, beside testing a backend.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, serde::Serialize)]
 #[serde(rename_all = "lowercase")]
 #[non_exhaustive]
 pub enum Tag {
-    /// A run under a checker of every access (compute-sanitizer, valgrind), ten to a hundred times slower, with each buffer straight from
-    /// the driver. The case makes work, no fault and no call that a driver refuses; it reads no memory that nobody wrote, and needs neither
-    /// much memory nor a freed block's address again.
+    /// Runs under a checker of every access (compute-sanitizer, valgrind), which is ten to a
+    /// hundred times slower, with each buffer directly from the driver. The case submits work
+    /// without faults and without calls that a driver refuses. The case reads no unwritten memory,
+    /// needs little memory, and does not expect a freed block's address again.
     Sanitizer,
 }
 
@@ -77,34 +79,36 @@ impl FromStr for Tag {
     }
 }
 
-/// Which of the factory's backends a case works with.
+/// The factory's backend that a case uses.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Setup {
     /// [`Factory::backend`](crate::Factory::backend).
     Ordinary,
     /// [`Factory::one_worker`](crate::Factory::one_worker).
     OneWorker,
-    /// [`Factory::faulty`](crate::Factory::faulty) where there is such a one, else the ordinary one.
+    /// [`Factory::faulty`](crate::Factory::faulty) if the factory has one, else the ordinary one.
     Faulty,
 }
 
-/// Which process a case runs in, where the runner can start others ([`Filter::isolation`](crate::Filter::isolation)).
+/// The process of a case, if the runner can start processes
+/// ([`Filter::isolation`](crate::Filter::isolation)).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Process {
-    /// The runner's.
+    /// The runner's process.
     Shared,
-    /// One of its own: it is about the process itself.
+    /// A process of its own, because the case is about the process itself.
     Own,
-    /// One of its own where a device fault is fatal to the process ([`Factory::fatal_faults`](crate::Factory::fatal_faults)): it makes one.
+    /// A process of its own if a device fault is fatal to the process
+    /// ([`Factory::fatal_faults`](crate::Factory::fatal_faults)), because the case causes one.
     OwnIfFatal,
 }
 
-/// Why a case ended early.
+/// The reason why a case ended early.
 #[derive(Debug)]
 pub enum Stop {
-    /// The sentence is false here, and how that showed.
+    /// The statement is false for this backend; the text describes the failure.
     Failed(String),
-    /// The sentence means nothing here, and why.
+    /// The statement does not apply to this backend; the text is the reason.
     Skipped(String),
 }
 
@@ -114,34 +118,34 @@ impl From<Error> for Stop {
     }
 }
 
-/// What a case finds.
+/// The result of a case.
 pub type Outcome<T = ()> = Result<T, Stop>;
 
-/// A numbered sentence about backends.
+/// A numbered statement about backends.
 #[derive(Debug, Clone, Copy)]
 pub struct Case {
-    /// The number, the same for ever.
+    /// The number, which never changes.
     pub number: u16,
-    /// The sentence, short.
+    /// The short statement.
     pub name: &'static str,
     /// The interface.
     pub tier: Tier,
-    /// What the device must have.
+    /// The required properties of the device.
     pub needs: &'static [Need],
-    /// Whether it makes work through the environment, and so runs replayed too.
+    /// Says whether the case submits work through the environment, and so runs replayed too.
     pub replayed: bool,
-    /// The backend that it works with.
+    /// The backend that the case uses.
     pub setup: Setup,
-    /// The process that it runs in.
+    /// The process of the case.
     pub process: Process,
-    /// What it is fit for, beside.
+    /// Further uses of the case.
     pub tags: &'static [Tag],
-    /// Finds out.
+    /// Checks the statement.
     pub run: fn(&Env) -> Outcome,
 }
 
 impl Case {
-    /// A case over the traits.
+    /// A case over the traits of `hal`.
     pub const fn hal(number: u16, name: &'static str, needs: &'static [Need], run: fn(&Env) -> Outcome) -> Self {
         Self::new(number, name, Tier::Hal, needs, run)
     }
@@ -162,32 +166,32 @@ impl Case {
         Self { number, name, tier, needs, replayed: false, setup, process, tags: &[], run }
     }
 
-    /// The same, run eager and replayed.
+    /// Runs the case eager and replayed.
     pub const fn replayed(self) -> Self {
         Self { replayed: true, ..self }
     }
 
-    /// The same, on a backend with as few workers as it can have.
+    /// Runs the case on a backend with the minimum number of workers.
     pub const fn one_worker(self) -> Self {
         Self { setup: Setup::OneWorker, ..self }
     }
 
-    /// The same, on a backend whose driver can be made to fail, where there is one.
+    /// Runs the case on a backend whose driver fails on demand, if the factory has one.
     pub const fn faulty(self) -> Self {
         Self { setup: Setup::Faulty, ..self }
     }
 
-    /// The same, in a process of its own.
+    /// Runs the case in a process of its own.
     pub const fn alone(self) -> Self {
         Self { process: Process::Own, ..self }
     }
 
-    /// The same, fit for [`Tag::Sanitizer`].
+    /// Marks the case for [`Tag::Sanitizer`].
     pub const fn sanitizer(self) -> Self {
         Self { tags: &[Tag::Sanitizer], ..self }
     }
 
-    /// The same, in a process of its own where the device fault that it makes is fatal to the process.
+    /// Runs the case in a process of its own if its device fault is fatal to the process.
     pub const fn fatal(self) -> Self {
         Self { process: Process::OwnIfFatal, ..self }
     }
@@ -222,12 +226,12 @@ pub(crate) fn failed<T>(why: impl Into<String>) -> Outcome<T> {
     Err(Stop::Failed(why.into()))
 }
 
-/// Ends the case: it means nothing here.
+/// Ends a case that does not apply.
 pub(crate) fn skipped<T>(why: impl Into<String>) -> Outcome<T> {
     Err(Stop::Skipped(why.into()))
 }
 
-/// Fails the case unless `result` is an error of this kind; gives the error.
+/// Fails the case unless `result` is an error of this kind; returns the error.
 pub(crate) fn expect_error<T>(result: Result<T, Error>, kind: &str, what: &str) -> Outcome<Error> {
     match result {
         Err(e) if e.kind() == kind => Ok(e),

@@ -1,13 +1,14 @@
-//! The numbers that are no cases here, each with its reason: it says something about a capability that does not exist, or about something that
-//! is no backend and is tried where it lives.
+//! The numbers that are not cases here, each with its reason. Such a number concerns a capability
+//! that does not exist, or a component that is not a backend and has its own tests.
 //!
-//! A test checks that every number from 1 to 159 is a case or stands here, and that the tests that are named exist.
+//! A test checks that every number from 1 to 159 is a case or in this list, and that the named
+//! tests exist.
 
-/// Where a number is at home.
+/// The place where a number is tested.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Home {
-    /// Nowhere: the capability is missing.
+    /// No place: the capability is missing.
     Missing(&'static str),
     /// Tests of another crate.
     Tests {
@@ -16,18 +17,18 @@ pub enum Home {
         /// The functions.
         names: &'static [&'static str],
     },
-    /// It is measured and not judged.
+    /// The property is measured and not judged.
     Measured(&'static str),
 }
 
-/// A number that is no case.
+/// A number that is not a case.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Elsewhere {
     /// The number.
     pub number: u16,
-    /// The sentence, short.
+    /// The short statement.
     pub name: &'static str,
-    /// Where it is at home.
+    /// The place where the number is tested.
     pub home: Home,
 }
 
@@ -43,7 +44,7 @@ const API: &str = "crates/memory/tests/suite/api.rs";
 const THREADS: &str = "crates/memory/tests/suite/threads.rs";
 const C_ABI: &str = "crates/memory/tests/suite/c_abi.rs";
 
-/// All of them, by number.
+/// All such numbers, in order.
 pub const ELSEWHERE: &[Elsewhere] = &[
     missing(70, "tensors travel as DLPack", "no crate takes or gives DLPack tensors"),
     missing(

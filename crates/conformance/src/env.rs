@@ -1,4 +1,5 @@
-//! What a case works with: a fresh backend (wrapped or not), its device, and bounded ways to make and await work.
+//! The environment of a case: a new backend (wrapped or not), its device, and bounded functions to
+//! submit and await work.
 //!
 //! This module must not know the cases.
 
@@ -19,7 +20,7 @@ use std::fmt::Write as _;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// What the runner looks at when a case hangs.
+/// The objects that the runner reports if a case hangs.
 #[derive(Default)]
 pub(crate) struct Watch {
     lines: Mutex<Vec<&'static Line>>,
@@ -28,7 +29,7 @@ pub(crate) struct Watch {
 }
 
 impl Watch {
-    /// Lines and pools, for people.
+    /// A description of timelines and pools, for human readers.
     pub(crate) fn dump(&self) -> String {
         let mut text = String::new();
         for line in self.lines.lock().iter() {
@@ -47,23 +48,24 @@ impl Watch {
     }
 }
 
-/// Host memory that a copy writes, shared with the submission.
+/// Host memory that a download writes, shared with the submission.
 struct Landing(Box<[UnsafeCell<u8>]>);
 
-// SAFETY: the bytes are written by one submission and read after it completed.
+// SAFETY: one submission writes the bytes, and they are read after its completion.
 unsafe impl Sync for Landing {}
 
-/// A device beside the one under test.
+/// A device other than the one under test.
 pub struct Other {
     /// The device.
     pub device: Lease<dyn Device>,
-    /// Its backend, wrapped where the variant says so.
+    /// The device's backend, wrapped if the variant says so.
     pub backend: Arc<dyn Backend>,
-    /// Whether it is of the backend under test, so that the two may be peers.
+    /// Says whether the device belongs to the backend under test, so that the two may be peers.
     pub same_backend: bool,
 }
 
-/// What a case works with. Only cases of this crate get one: it submits what they say.
+/// The environment of a case. Only cases of this crate get one, because it submits the operations
+/// that they pass.
 pub struct Env {
     factory: Arc<dyn Factory>,
     backend: Arc<dyn Backend>,
@@ -73,10 +75,10 @@ pub struct Env {
     id: DeviceId,
     watch: Arc<Watch>,
     device: Lease<dyn Device>,
-    /// Devices and backends beside the ones under test, ended with them.
+    /// Other devices and backends, shut down together with those under test.
     others: Mutex<Vec<Lease<dyn Device>>>,
     other_backends: Mutex<Vec<Arc<dyn Backend>>>,
-    /// Graphs of the replayed mode, kept to the end of the case.
+    /// Graphs of the replayed mode, kept until the end of the case.
     graphs: Mutex<Vec<Lease<dyn GraphExec>>>,
 }
 
@@ -163,7 +165,7 @@ impl Env {
         Ok(())
     }
 
-    /// Nothing may be left over: the backend shuts down.
+    /// Checks that no objects are left: the backend shuts down.
     pub(crate) fn finish(self) -> Outcome {
         self.all_over()?;
         let Env { backend, device, graphs, others, other_backends, watch, .. } = self;
@@ -177,8 +179,9 @@ impl Env {
         over(backend).and(others.into_iter().try_for_each(over))
     }
 
-    /// After a case that ended early: what it submitted may still use memory that it has dropped without a mark. That memory stays mapped
-    /// as long as its device, so the device stays until all is over, for ever if need be.
+    /// Cleans up after a case that ended early. Its submissions may still use memory that it
+    /// dropped without a mark. This memory stays mapped as long as its device, so the device is
+    /// kept until all work is over, without a limit if necessary.
     pub(crate) fn abandon(self) {
         if self.all_over().is_err() {
             std::mem::forget(self);
@@ -186,16 +189,16 @@ impl Env {
     }
 
     fn all_over(&self) -> Outcome {
-        // Streams of runtimes are not watched. What failed in them is the case's business.
+        // Streams of runtimes are not watched. Their failures are the case's responsibility.
         for device in std::iter::once(&self.device).chain(&*self.others.lock()) {
             let _ = device.synchronize(Some(self.patience()));
         }
-        // A failure is known before its submission is over and has given up what it held.
+        // A failure is known before its submission is over and has dropped its leases.
         let lines = self.watch.lines.lock().clone();
         self.until("all streams are over", || lines.iter().all(|l| l.is_idle()))
     }
 
-    /// The backend, wrapped where the variant says so.
+    /// The backend, wrapped if the variant says so.
     pub(crate) fn backend(&self) -> &Arc<dyn Backend> {
         &self.backend
     }
@@ -214,7 +217,8 @@ impl Env {
         Ok(device)
     }
 
-    /// A device beside the one under test: a second one of the same backend, or the first of the factory's peer.
+    /// A device other than the one under test: a second one of the same backend, or the first one
+    /// of the factory's peer.
     pub(crate) fn other(&self) -> Outcome<Other> {
         match self.second() {
             Ok(device) => return Ok(Other { device, backend: self.backend.clone(), same_backend: true }),
@@ -234,12 +238,12 @@ impl Env {
         Ok(Other { device, backend, same_backend: false })
     }
 
-    /// The switchboard of the driver's faults.
+    /// The control of the driver's faults.
     pub(crate) fn faults(&self) -> Outcome<&Arc<dyn Faults>> {
         self.faults.as_ref().map_or_else(|| skipped(format!("the driver of {} cannot be made to fail", self.id)), Ok)
     }
 
-    /// The factory's own.
+    /// The factory.
     pub(crate) fn factory(&self) -> &dyn Factory {
         &*self.factory
     }
@@ -249,7 +253,7 @@ impl Env {
         self.id
     }
 
-    /// How long a single wait may take.
+    /// The time limit of a single wait.
     pub(crate) fn patience(&self) -> Duration {
         self.filter.patience
     }
@@ -271,7 +275,7 @@ impl Env {
         Ok(stream)
     }
 
-    /// A gate, and the value that it has not reached yet.
+    /// A host timeline, and its next unsignalled value.
     pub(crate) fn gate(&self) -> Outcome<(Lease<dyn Gate>, u64)> {
         let gate = self.device.gate()?;
         self.watch.lines.lock().push(gate.line());
@@ -294,7 +298,8 @@ impl Env {
         Ok(device.memory(MemoryKind::Device)?.alloc(Layout::new(bytes), leasehold_on(stream))?)
     }
 
-    /// Whether device memory is kept when it is freed, and lent again; else each buffer comes straight from the driver.
+    /// Returns whether freed device memory is kept for reuse; otherwise each buffer comes directly
+    /// from the driver.
     pub(crate) fn pools_memory(&self) -> Outcome<bool> {
         Ok(!self.device.memory(MemoryKind::Device)?.config().debug.pass_through)
     }
@@ -304,19 +309,21 @@ impl Env {
         self.factory.kernel(kernel).ok_or_else(|| Stop::Skipped(format!("{} has no kernel {kernel:?}", self.id)))
     }
 
-    /// A test kernel, ready.
+    /// A test kernel's pipeline.
     pub(crate) fn kernel(&self, kernel: TestKernel) -> Outcome<Lease<Pipeline>> {
         Ok(self.device.pipeline(&self.desc(kernel)?)?)
     }
 
-    /// Submits operations; in the replayed mode (waits apart) as a graph that is launched.
+    /// Submits operations. In the replayed mode all operations but waits become a graph, which is
+    /// launched.
     ///
-    /// The case keeps the memory alive until the value is complete: buffers are dropped only after their use was marked.
+    /// The case keeps the memory alive until the value is complete: it drops buffers only after it
+    /// marked their use.
     pub(crate) fn submit(&self, stream: &Lease<dyn Stream>, ops: &[Op<'_>]) -> Outcome<u64> {
         Ok(self.try_submit(stream, ops)?)
     }
 
-    /// As [`submit`](Self::submit), with the backend's own error.
+    /// Like [`submit`](Self::submit), with the backend's own error.
     pub(crate) fn try_submit(&self, stream: &Lease<dyn Stream>, ops: &[Op<'_>]) -> Result<u64, Error> {
         if self.variant.mode == Mode::Eager {
             return direct(stream, ops);
@@ -329,7 +336,8 @@ impl Env {
         for op in &rest {
             list.push(op);
         }
-        // SAFETY: the plan's pipelines, stamps and graphs are this device's, and its memory outlives the launches.
+        // SAFETY: the plan's pipelines, stamps and graphs are this device's, and its memory
+        // outlives the launches.
         let graph = unsafe { self.device.instantiate(Plan::new(list)) }?;
         let value = direct(stream, &[Op::Graph(&graph)]);
         self.graphs.lock().push(graph);
@@ -362,31 +370,32 @@ impl Env {
         self.dispatch(stream, kernel, blocks, &[bind(buffer, Access::Write)], &value.to_le_bytes())
     }
 
-    /// Blocks until a value is over, for a bounded time.
+    /// Blocks until a value is over, with a time limit.
     pub(crate) fn wait(&self, stream: &Lease<dyn Stream>, value: u64) -> Outcome {
         Ok(self.try_wait(stream, value)?)
     }
 
-    /// As [`wait`](Self::wait), with the backend's own error.
+    /// Like [`wait`](Self::wait), with the backend's own error.
     pub(crate) fn try_wait(&self, stream: &Lease<dyn Stream>, value: u64) -> Result<(), Error> {
         stream.wait_host(value, Some(self.patience()))
     }
 
-    /// Blocks until everything submitted to a stream is over.
+    /// Blocks until all work that was submitted to a stream is over.
     pub(crate) fn drain(&self, stream: &Lease<dyn Stream>) -> Outcome {
         self.wait(stream, stream.line().submitted())
     }
 
-    /// Lets the device go on, where that takes asking (time that is stepped), and publish what is over. Never waits.
+    /// Lets a device in stepped time make progress, and publish completed work. Never waits.
     pub(crate) fn nudge(&self) {
-        // What comes back is some stream's failure or that there is more to do; who depends on either asks for it.
+        // The result is some stream's failure, or says that work is pending; callers that need
+        // either ask for it.
         let _ = self.device.synchronize(Some(Duration::ZERO));
         for device in &*self.others.lock() {
             let _ = device.synchronize(Some(Duration::ZERO));
         }
     }
 
-    /// Gives work that ought to be waiting the time to run, if it does not wait.
+    /// Gives work that should be waiting the time to run, in case it does not wait.
     pub(crate) fn linger(&self, time: Duration) {
         let end = Instant::now() + time;
         while Instant::now() < end {
@@ -395,7 +404,7 @@ impl Env {
         }
     }
 
-    /// Blocks until a condition holds, by asking.
+    /// Blocks until a condition holds, by polling.
     pub(crate) fn until(&self, what: &str, mut condition: impl FnMut() -> bool) -> Outcome {
         let start = Instant::now();
         while !condition() {
@@ -408,7 +417,7 @@ impl Env {
         Ok(())
     }
 
-    /// Blocks until a point is over, whoever its stream is.
+    /// Blocks until a timepoint is over, whichever stream it belongs to.
     pub(crate) fn reached(&self, point: Point) -> Outcome {
         let start = Instant::now();
         loop {
@@ -420,7 +429,7 @@ impl Env {
         }
     }
 
-    /// The shortest of several tries: what something takes when nobody is in the way.
+    /// The shortest of several tries: the duration without disturbance.
     pub(crate) fn best_of(&self, tries: u32, mut attempt: impl FnMut() -> Outcome) -> Outcome<Duration> {
         let mut best = Duration::MAX;
         for _ in 0..tries {
@@ -465,13 +474,13 @@ impl Env {
         Ok(landing.0.iter().map(|b| unsafe { *b.get() }).collect())
     }
 
-    /// As [`read`](Self::read), as `u32`s.
+    /// Like [`read`](Self::read), as `u32`s.
     pub(crate) fn read_u32(&self, stream: &Lease<dyn Stream>, buffer: &Lease<Buffer>) -> Outcome<Vec<u32>> {
         let bytes = self.read(stream, buffer)?;
         Ok(bytes.chunks_exact(4).map(|c| u32::from_le_bytes([c[0], c[1], c[2], c[3]])).collect())
     }
 
-    /// Holds a stream back: what is submitted from now on does not run until the hold is released (or dropped).
+    /// Delays a stream: later submissions do not run until the hold is released (or dropped).
     pub(crate) fn hold(&self, stream: &Lease<dyn Stream>) -> Outcome<Hold> {
         if self.device.caps().gates {
             let (gate, value) = self.gate()?;
@@ -482,8 +491,9 @@ impl Env {
         self.spin(stream, &kernel)
     }
 
-    /// As [`hold`](Self::hold), by a running kernel where there is one: the hold itself then rests on no wait, so that a backend whose
-    /// waits do nothing does not escape it. Also gives whoever ignores a wait the time to run ahead, before [`Hold::release_late`].
+    /// Like [`hold`](Self::hold), by a running kernel if the device has it. Such a hold does not
+    /// rely on waits, so it works on a backend whose waits do nothing. A stream that ignores a wait
+    /// also gets the time to run ahead, before [`Hold::release_late`].
     pub(crate) fn hold_running(&self, stream: &Lease<dyn Stream>) -> Outcome<Hold> {
         match self.kernel(TestKernel::SpinUntilFlag) {
             Ok(kernel) => self.spin(stream, &kernel),
@@ -501,31 +511,32 @@ impl Env {
         let op =
             Dispatch { pipeline: kernel, grid: [1; 3], block: [1; 3], shared: 0, bindings: &bindings, params: &limit };
         let value = direct(stream, &[Op::Dispatch(op)])?;
-        // SAFETY: the point is that of a submission to this stream that uses the buffer, made in order.
+        // SAFETY: the point is that of a submission to this stream that uses the buffer, made in
+        // order.
         unsafe { shared.mark_write(stream.line().at(value)) };
         stream.flush()?;
         Ok(Hold(Holding::Flag(shared)))
     }
 
-    /// A context with the backend and nothing else.
+    /// A context with only the backend.
     pub(crate) fn context(&self) -> Context {
         Context::with_backends(vec![self.backend.clone()])
     }
 
-    /// A runtime on the device, in a context of its own.
+    /// A runtime on the device, in a separate context.
     pub(crate) fn runtime(&self) -> Outcome<Runtime> {
         let runtime = self.context().runtime(self.id)?;
         self.watch.lines.lock().push(runtime.stream().raw().line());
         Ok(runtime)
     }
 
-    /// Holds a runtime's stream back.
+    /// Delays a runtime's stream.
     pub(crate) fn hold_runtime(&self, stream: &leasehold::Stream) -> Outcome<Hold> {
         self.hold(stream.raw())
     }
 }
 
-/// A stream that is held back.
+/// A delayed stream.
 #[must_use = "a hold that is dropped is released"]
 pub struct Hold(Holding);
 
@@ -536,13 +547,14 @@ enum Holding {
 }
 
 impl Hold {
-    /// As [`release`](Self::release), a few milliseconds later: work that should have waited has run by then, if it did not wait.
+    /// Like [`release`](Self::release), a few milliseconds later: by then, work that ignores its
+    /// wait has run.
     pub fn release_late(self, env: &Env) -> Outcome {
         env.linger(Duration::from_millis(3));
         self.release()
     }
 
-    /// Lets the stream go on.
+    /// Releases the stream.
     pub fn release(mut self) -> Outcome {
         Ok(self.0.release()?)
     }
@@ -563,14 +575,16 @@ impl Holding {
 
 impl Drop for Hold {
     fn drop(&mut self) {
-        // A case that ended early must leave nobody waiting; what goes wrong here has gone wrong there already.
+        // A case that ended early must leave no stream waiting. The case has already reported an
+        // error of this call.
         let _ = self.0.release();
     }
 }
 
 /// The flag at the beginning of pinned memory.
 fn flag(shared: &Lease<Buffer>) -> &AtomicU32 {
-    // SAFETY: pinned memory is host memory at its address, aligned to 256, as long as its lease lives.
+    // SAFETY: pinned memory is host memory at its address, aligned to 256, as long as its lease
+    // lives.
     unsafe { &*(shared.addr() as *const AtomicU32) }
 }
 
@@ -579,14 +593,15 @@ pub(crate) fn bind(buffer: &Lease<Buffer>, access: Access) -> Binding {
     Binding { addr: buffer.addr(), len: buffer.len(), native: buffer.native(), access }
 }
 
-/// The stream as the allocator wants it.
+/// The stream in the allocator's form.
 pub(crate) fn leasehold_on(stream: &Lease<dyn Stream>) -> leasehold::backend::On<'_> {
     leasehold::backend::On { line: stream.line(), timeline: &**stream }
 }
 
 /// Submits without recording.
 pub(crate) fn direct(stream: &Lease<dyn Stream>, ops: &[Op<'_>]) -> Result<u64, Error> {
-    // SAFETY: pipelines, stamps and graphs are of the stream's device. Cases keep buffers until their last use is complete or mark it
-    // before they drop them; host memory is kept by the submission. Bindings tell the truth about the test kernels.
+    // SAFETY: pipelines, stamps and graphs belong to the stream's device. Cases keep buffers until
+    // their last use is complete, or mark it before they drop them. The submission keeps host
+    // memory. The bindings' accesses are those of the test kernels.
     unsafe { stream.submit(ops) }
 }

@@ -1,4 +1,5 @@
-//! What a backend supplies to be tried: itself, the test kernels for its device, and what is known about it.
+//! The interface of a backend under test: the backend, the test kernels for its device, and its
+//! known deviations.
 //!
 //! This module must not know the cases.
 
@@ -6,9 +7,9 @@ use leasehold::backend::{Access, Backend, ForeignCall, KernelDesc};
 use leasehold::{DeviceId, Result};
 use std::sync::Arc;
 
-/// The kernels that cases run. Elements are `u32`, little-endian; a block of 64 threads (or one CPU tile) serves elements
-/// `64 * block .. 64 * (block + 1)` of the output, as far as it goes. Bindings and parameters are as [`bindings`](Self::bindings) and
-/// [`params`](Self::params) say.
+/// The kernels that cases run. Elements are `u32`, little-endian. A block of 64 threads (or one CPU
+/// tile) computes elements `64 * block .. 64 * (block + 1)` of the output, as far as they exist.
+/// Bindings and parameters are those of [`bindings`](Self::bindings) and [`params`](Self::params).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum TestKernel {
@@ -16,18 +17,20 @@ pub enum TestKernel {
     Fill,
     /// `out[i] = a[i] + b[i]`, wrapping. Bindings: a, b, out.
     Add,
-    /// Reads `flag[0]` again and again, past any cache, until it is not zero or `limit` milliseconds are over; then `out[0]` is 1 if it
-    /// saw the flag, else 2. Bindings: flag, out. Parameters: limit (`u32`). One block. Not for a device that runs one operation to its end
-    /// before it begins another's: it would always spin to the limit.
+    /// Reads `flag[0]` repeatedly, without a cache, until it is not zero or `limit` milliseconds
+    /// have passed. Then `out[0]` is 1 if the kernel saw the flag, else 2. Bindings: flag, out.
+    /// Parameters: limit (`u32`). One block. Not for a device that completes one operation before
+    /// it begins another's: the kernel would always spin to the limit.
     SpinUntilFlag,
-    /// Fails while it runs: a trap, a panic. No bindings.
+    /// Fails during its execution: a trap, a panic. No bindings.
     Trap,
-    /// Writes the element after the end of its binding, in a way that the device notices. Bindings: out.
+    /// Writes the element after the end of its binding, in a way that the device detects. Bindings:
+    /// out.
     OutOfBounds,
 }
 
 impl TestKernel {
-    /// All of them.
+    /// All test kernels.
     pub const ALL: [TestKernel; 5] =
         [TestKernel::Fill, TestKernel::Add, TestKernel::SpinUntilFlag, TestKernel::Trap, TestKernel::OutOfBounds];
 
@@ -46,7 +49,7 @@ impl TestKernel {
         }
     }
 
-    /// What it does with its bindings.
+    /// The kernel's access to each of its bindings.
     #[must_use]
     pub fn bindings(self) -> &'static [Access] {
         match self {
@@ -57,7 +60,7 @@ impl TestKernel {
         }
     }
 
-    /// Bytes of its parameters.
+    /// Bytes of the parameters.
     #[must_use]
     pub fn params(self) -> u32 {
         match self {
@@ -67,73 +70,77 @@ impl TestKernel {
     }
 }
 
-/// Something known about a case on a backend.
+/// A known deviation of a backend in one case.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Expectation {
     /// The case's number.
     pub case: u16,
-    /// Why.
+    /// The reason.
     pub reason: &'static str,
 }
 
-/// What is known about a backend, as data.
+/// The known deviations of a backend, as data.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Expectations {
-    /// Cases that mean nothing on it. They are not run.
+    /// Cases that do not apply to the backend. They are not run.
     pub unsupported: &'static [Expectation],
-    /// Cases that fail on it. They are run; one that passes fails the run.
+    /// Cases that fail on the backend. They are run; if one passes, the run fails.
     pub expected_failure: &'static [Expectation],
 }
 
-/// Something that can go wrong in a driver.
+/// A failure that a driver can be made to have.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Injected {
-    /// The next call that hands work to the device (a launch, a fill, a copy) fails, and nothing of it runs. What was there is unharmed.
+    /// The next call that submits work to the device (a launch, a fill, a copy) fails, and none of
+    /// it runs. Earlier work is not affected.
     Submission,
-    /// The next call that makes an object of the driver's (a module, a pipeline state) fails.
+    /// The next call that creates a driver object (a module, a pipeline state) fails.
     Creation,
-    /// The next call that takes memory from the driver finds none.
+    /// The next call that requests memory from the driver finds none.
     OutOfMemory,
-    /// At the next call that hands work to the device, the device is lost, for good.
+    /// At the next call that submits work, the device is lost permanently.
     DeviceLost,
 }
 
-/// The switchboard of a backend whose driver can be made to fail.
+/// The control of a driver's failures on demand.
 pub trait Faults: Send + Sync {
-    /// Arms a fault: it strikes once, whatever comes first. Gives `false` when this driver cannot fail so.
+    /// Arms a fault, which occurs once, at the first matching call. Returns `false` if this driver
+    /// cannot fail in this way.
     fn next(&self, fault: Injected) -> bool;
 }
 
-/// A backend with its switchboard.
+/// A backend with its fault control.
 pub type Faulty = (Arc<dyn Backend>, Arc<dyn Faults>);
 
-/// A backend under test. Only the first two methods must be written; the others let cases be tried that need more than one backend with one
-/// device, and skip them otherwise.
+/// A backend under test. Only the first two methods are required. The others serve cases that need
+/// more than one backend with one device; without them these cases are skipped.
 pub trait Factory: Send + Sync + 'static {
-    /// A backend, fresh where the driver allows it: each case gets one and shuts it down.
+    /// A backend, new if the driver allows it. Each case gets one and shuts it down.
     ///
     /// # Errors
-    /// `Unavailable` skips everything.
+    /// `Unavailable` skips all cases.
     fn backend(&self) -> Result<Arc<dyn Backend>>;
 
-    /// The source of a test kernel; `None` where the device cannot have it.
+    /// The source of a test kernel; `None` if the device cannot have it.
     fn kernel(&self, kernel: TestKernel) -> Option<KernelDesc<'static>>;
 
-    /// What is known.
+    /// The known deviations.
     fn expectations(&self) -> Expectations {
         Expectations::default()
     }
 
-    /// The devices that cases may use, the one under test first. By default all that there are.
+    /// The devices that cases may use, the device under test first. By default all available
+    /// devices.
     ///
     /// # Errors
-    /// `Unavailable` skips everything.
+    /// `Unavailable` skips all cases.
     fn devices(&self, backend: &dyn Backend) -> Result<Vec<DeviceId>> {
         Ok(backend.devices()?.iter().map(|d| d.id).collect())
     }
 
-    /// The same backend with as few threads of its own as it can have, for cases about dead-locks. By default the ordinary one.
+    /// The same backend with the minimum number of its own threads, for cases about deadlocks. By
+    /// default the ordinary backend.
     ///
     /// # Errors
     /// As [`backend`](Self::backend).
@@ -141,35 +148,37 @@ pub trait Factory: Send + Sync + 'static {
         self.backend()
     }
 
-    /// The same backend over a driver that can be made to fail. `None` where the driver is a real one.
+    /// The same backend over a driver that fails on demand. `None` for a real driver.
     fn faulty(&self) -> Option<Result<Faulty>> {
         None
     }
 
-    /// The same backend on a machine without devices. `None` where there is always one, or where that cannot be had.
+    /// The same backend on a machine without devices. `None` if a device always exists, or if such
+    /// a machine cannot be provided.
     fn without_devices(&self) -> Option<Result<Arc<dyn Backend>>> {
         None
     }
 
-    /// Another backend, for cases with two devices when this one has one only: of another kind, or another instance of this one.
+    /// Another backend, for cases with two devices if this backend has only one: of another kind,
+    /// or another instance of this one.
     fn peer(&self) -> Option<Result<Arc<dyn Backend>>> {
         None
     }
 
-    /// The device that the driver takes for the calling thread's current one. `None` where the driver has no such notion (or no device is
-    /// current).
+    /// The device that the driver has current on the calling thread. `None` if the driver has no
+    /// current device.
     fn current_device(&self) -> Option<DeviceId> {
         None
     }
 
-    /// A library call that misbehaves when it is taken into a graph: it begins work beside the stream that it is given and does not join it.
-    /// `None` where the driver captures nothing.
+    /// A library call that violates capture rules: it forks work to another stream and does not
+    /// join it. `None` if the driver does not capture.
     fn unjoined_fork(&self) -> Option<ForeignCall> {
         None
     }
 
-    /// Whether a device fault ends the process's use of the driver. Cases that make one then run in a process of their own, where the runner
-    /// can start one.
+    /// Returns whether a device fault ends the process's use of the driver. If so, cases that cause
+    /// one run in a process of their own, if the runner can start one.
     fn fatal_faults(&self) -> bool {
         false
     }

@@ -1,5 +1,5 @@
-//! The test kernels, as each kind of device takes them: Rust functions (the CPU), functions registered by name (a simulated device), CUDA C
-//! and PTX. Entry names are the same for all.
+//! Sources of the test kernels for each kind of device: Rust functions (the CPU), functions
+//! registered by name (a simulated device), CUDA C and PTX. Entry names are the same for all.
 //!
 //! This module must not know a backend.
 
@@ -9,7 +9,7 @@ use leasehold::backend::sync::atomic::{AtomicU32, Ordering};
 use leasehold::backend::{Access, CpuArgs, CpuFn, KernelCheck, KernelDesc, KernelSource};
 use std::time::{Duration, Instant};
 
-/// The elements that a tile serves.
+/// The first element of a tile, and the number of its elements.
 fn part(args: &CpuArgs<'_>, binding: usize) -> (usize, usize) {
     let len = args.pointer::<u32>(binding).1;
     let from = (args.tile()[0] * TestKernel::BLOCK) as usize;
@@ -18,13 +18,13 @@ fn part(args: &CpuArgs<'_>, binding: usize) -> (usize, usize) {
 
 unsafe fn fill(args: &CpuArgs<'_>) {
     let (from, count) = part(args, 0);
-    // SAFETY: each tile has elements of its own.
+    // SAFETY: each tile has its own elements.
     unsafe { args.slice_mut::<u32>(0, from, count) }.fill(args.params());
 }
 
 unsafe fn add(args: &CpuArgs<'_>) {
     let (from, count) = part(args, 2);
-    // SAFETY: the first two are read, and each tile has elements of its own in the third.
+    // SAFETY: the first two bindings are read, and each tile has its own elements in the third.
     let (a, b, out) = unsafe { (args.slice::<u32>(0), args.slice::<u32>(1), args.slice_mut::<u32>(2, from, count)) };
     for (i, o) in out.iter_mut().enumerate() {
         *o = a[from + i].wrapping_add(b[from + i]);
@@ -32,7 +32,7 @@ unsafe fn add(args: &CpuArgs<'_>) {
 }
 
 unsafe fn spin(args: &CpuArgs<'_>) {
-    // SAFETY: the flag is four aligned bytes that others write atomically while this runs.
+    // SAFETY: the flag is four aligned bytes, which other code writes atomically during the call.
     let flag = unsafe { &*args.pointer::<AtomicU32>(0).0 };
     let end = Instant::now() + Duration::from_millis(u64::from(args.params::<u32>()));
     let seen = loop {
@@ -44,7 +44,7 @@ unsafe fn spin(args: &CpuArgs<'_>) {
         }
         std::thread::yield_now();
     };
-    // SAFETY: the only tile.
+    // SAFETY: the launch has one tile only.
     unsafe { args.slice_mut::<u32>(1, 0, 1) }.fill(seen);
 }
 
@@ -54,32 +54,34 @@ unsafe fn trap(_: &CpuArgs<'_>) {
 
 unsafe fn out_of_bounds(args: &CpuArgs<'_>) {
     let len = args.pointer::<u32>(0).1;
-    // SAFETY: refused before anything is touched: the range is checked against the binding.
+    // SAFETY: `slice_mut` checks the range against the binding and panics before any access.
     unsafe { args.slice_mut::<u32>(0, len, 1) }.fill(1);
 }
 
-/// A test kernel as a simulated device registers it: what it is called and what it does.
+/// The registration of a test kernel on a simulated device: its name and its function.
 #[derive(Debug, Clone, Copy)]
 #[non_exhaustive]
 pub struct Registration {
     /// The entry's name, the same in every source.
     pub name: &'static str,
-    /// What it does with its bindings.
+    /// The kernel's access to each of its bindings.
     pub bindings: &'static [Access],
     /// Bytes of its parameters.
     pub params: u32,
-    /// Runs one block: a tile of the CPU's.
+    /// Runs one block, as a tile of a CPU kernel.
     pub function: CpuFn,
 }
 
 impl TestKernel {
-    /// All of them in CUDA C. An entry takes the addresses of the bindings in order, then the parameters.
+    /// All test kernels in CUDA C. An entry takes the addresses of the bindings in order, then the
+    /// parameters.
     pub const CUDA_C: &str = include_str!("kernels/cuda/test_kernels.cu");
     /// [`CUDA_C`](Self::CUDA_C), compiled for compute capability 7.5 and later.
     pub const PTX: &str = include_str!("kernels/cuda/ptx/test_kernels.ptx");
 
-    /// All of them, for a simulated device to know by name. One that runs an operation to its end before it begins another's must not offer
-    /// [`SpinUntilFlag`](Self::SpinUntilFlag) in [`Factory::kernel`](crate::Factory::kernel).
+    /// All test kernels, for registration on a simulated device. A device that completes one
+    /// operation before it begins another's must not offer [`SpinUntilFlag`](Self::SpinUntilFlag)
+    /// in [`Factory::kernel`](crate::Factory::kernel).
     pub fn registrations() -> impl Iterator<Item = Registration> {
         Self::ALL.into_iter().map(|kernel| Registration {
             name: kernel.name(),
@@ -107,7 +109,7 @@ impl TestKernel {
         self.with_source(KernelSource::CudaC { source: Self::CUDA_C.into(), options: Vec::new().into() })
     }
 
-    /// The kernel for a device that has registered it.
+    /// The kernel for a device with registered kernels.
     #[must_use]
     pub fn for_sim(self) -> KernelDesc<'static> {
         self.with_source(KernelSource::Registered(self.name().into()))
@@ -125,7 +127,7 @@ impl TestKernel {
         }
     }
 
-    /// The kernel's description with a source of one's own.
+    /// The kernel's description with another source.
     #[must_use]
     pub fn with_source(self, source: KernelSource<'static>) -> KernelDesc<'static> {
         KernelDesc {
@@ -134,8 +136,9 @@ impl TestKernel {
         }
     }
 
-    /// Which launches the kernel takes: those whose blocks find their elements. [`OutOfBounds`](Self::OutOfBounds) is wrong on
-    /// purpose whatever it is given: a device ends it with a fault.
+    /// The launches that the kernel accepts: those whose blocks find their elements.
+    /// [`OutOfBounds`](Self::OutOfBounds) is wrong on purpose for every launch; the device reports
+    /// a fault.
     fn check(self) -> KernelCheck {
         KernelCheck::new(move |launch| {
             let [blocks, 1, 1] = launch.grid else { return Err(Error::invalid("a grid of one dimension")) };
@@ -149,13 +152,14 @@ impl TestKernel {
         })
     }
 
-    /// The kernel as a runtime launches it.
+    /// The kernel for launches through a runtime.
     ///
     /// # Errors
     /// As [`KernelBase::new`](leasehold::KernelBase::new).
     pub(crate) fn base(desc: KernelDesc<'static>) -> leasehold::Result<leasehold::KernelBase> {
-        // SAFETY: the descriptions are this module's, or have a source that no device runs; the check accepts launches whose blocks find
-        // their elements, and each element is one block's.
+        // SAFETY: the descriptions are this module's, or have a source that no device runs. The
+        // check accepts launches whose blocks find their elements, and each element belongs to one
+        // block.
         unsafe { leasehold::KernelBase::new(desc) }
     }
 }

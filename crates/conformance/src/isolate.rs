@@ -1,10 +1,14 @@
-//! Cases in processes of their own: those about the process itself, and those whose fault ends its use of a driver.
+//! Cases in separate processes: those about the process itself, and those whose fault ends the
+//! process's use of a driver.
 //!
 //! # Protocol
-//! The runner starts a program that ends up in [`answer`] with the case's name. The program runs that one case and writes one line to its
-//! standard output: a marker, the outcome, the reason with its line ends replaced. The runner takes the first such line for the answer; a
-//! program that ends without one has failed, with what it wrote to its standard error, and so has one that says nothing in time. It is ended
-//! then. What the program does after its answer is its own concern, for a few seconds.
+//! The runner starts a program that calls [`answer`] with the case's name. The program runs this
+//! one case and writes one line to its standard output: a marker, the outcome, and the reason with
+//! its line ends replaced. The runner takes the first such line as the answer.
+//!
+//! A program that ends without an answer has failed, with the text of its standard error. A program
+//! that gives no answer in time has failed too, and is killed. After its answer the program has a
+//! few seconds to end.
 //!
 //! This module must not know what a case does.
 
@@ -18,17 +22,18 @@ use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
 
 const MARKER: &str = "\u{1}leasehold-conformance\u{1}";
-/// How long a program may take to start, and to end after its answer.
+/// The time limit for a program's start, and for its end after the answer.
 const GRACE: Duration = Duration::from_secs(10);
 
 type Make = dyn Fn(&str) -> Command + Send + Sync;
 
-/// How to start a program that runs one case.
+/// The way to start a program that runs one case.
 #[derive(Clone)]
 pub struct Isolation(Arc<Make>);
 
 impl Isolation {
-    /// Cases are run by the program that `command` makes of a case's name; it must call [`answer`] with that name.
+    /// `command` makes the command line for a case's name. The program must call [`answer`] with
+    /// this name.
     pub fn new(command: impl Fn(&str) -> Command + Send + Sync + 'static) -> Self {
         Self(Arc::new(command))
     }
@@ -74,11 +79,12 @@ enum Said {
     Nothing(String),
 }
 
-/// What the child says within the limit.
+/// The child's output within the limit.
 fn heard(child: &mut Child, limit: Duration) -> io::Result<Option<Said>> {
     let (tell, told) = mpsc::channel();
     let (Some(out), Some(err)) = (child.stdout.take(), child.stderr.take()) else { return Ok(None) };
-    // Both read to their ends, so that the child is never held up; both end with the child, which is ended in time.
+    // Both are read to their ends, so that the child never blocks. Both end with the child, which
+    // is ended in time.
     let (tell_errors, errors) = mpsc::channel();
     let reader = std::thread::Builder::new;
     reader().spawn(move || {
@@ -110,7 +116,7 @@ fn heard(child: &mut Child, limit: Duration) -> io::Result<Option<Said>> {
     })
 }
 
-/// Waits for the child's end, ends it when it takes longer, and says how it ended.
+/// Waits for the child's end, kills it after the limit, and describes how it ended.
 fn ended(child: &mut Child, grace: Duration) -> String {
     let start = Instant::now();
     loop {
@@ -136,8 +142,9 @@ fn parse(line: &str) -> Option<Outcome> {
     })
 }
 
-/// The other side: runs the one case of this name (as it was given to [`Isolation::new`]'s function) in this process, and writes the answer
-/// to standard output. The process should end soon after; the status says nothing.
+/// The child's part: runs the one case of this name (the argument of [`Isolation::new`]'s function)
+/// in this process, and writes the answer to standard output. The process should end soon after;
+/// its status has no meaning.
 pub fn answer(factory: impl Factory, name: &str, filter: &Filter) -> ExitCode {
     let factory: Arc<dyn Factory> = Arc::new(factory);
     let suite = Suite::new();
@@ -152,7 +159,7 @@ pub fn answer(factory: impl Factory, name: &str, filter: &Filter) -> ExitCode {
         Err(Stop::Failed(why)) => ("failed", why),
     };
     let mut out = std::io::stdout().lock();
-    // Nobody to tell when it is closed.
+    // A closed output means that no reader is left.
     let _ = writeln!(out, "{MARKER}{word} {}", why.replace('\n', "\u{1f}"));
     let _ = out.flush();
     ExitCode::SUCCESS

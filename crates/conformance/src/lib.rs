@@ -1,9 +1,11 @@
-//! What every backend must do, as numbered cases that run on any implementation of `hal`.
+//! Conformance suite for backends: numbered cases that run on any implementation of `hal`.
 //!
-//! # A backend of one's own
-//! 1. Write a [`Factory`]: the backend, and a source of each [`TestKernel`] that its device understands. The kernels are here as Rust
-//!    functions, as functions to register by name, and as CUDA C and PTX; for another device they are five small kernels to write.
-//! 2. Run the suite. What fails says which sentence is not true of the backend, and how that showed. What is skipped says why.
+//! # Testing a backend
+//! 1. Write a [`Factory`]: the backend, and a source of each [`TestKernel`] for its device. This
+//!    crate has the kernels as Rust functions, as functions to register by name, and as CUDA C and
+//!    PTX. Another device needs five small kernels.
+//! 2. Run the suite. Each failure names the false statement and its evidence. Each skipped case
+//!    names the reason.
 //!
 //! ```
 //! use leasehold::backend::{Backend, KernelDesc};
@@ -28,7 +30,8 @@
 //! assert_eq!(report.passed(), [1, 11, 13]);
 //! ```
 //!
-//! As a test of one's crate, each case a named test, it is one file, `tests/conformance.rs`, without libtest's harness:
+//! To run each case as a named test of a crate, write one file, `tests/conformance.rs`, without
+//! libtest's harness:
 //!
 //! ```toml
 //! [dev-dependencies]
@@ -61,28 +64,34 @@
 //! }
 //! ```
 //!
-//! `cargo test --test conformance -- 013` then runs one case. Each runs plain and under
-//! [`Validated`](leasehold::backend::Validated), and one that makes work runs eager and replayed from a graph. Every wait is bounded: a hang is a
-//! failure with a dump of lines and pools. `LEASEHOLD_CONFORMANCE_THOROUGH=1` repeats in full what is otherwise repeated a tenth as often.
-//! `leasehold conformance` runs the same cases from the command line, on the backends that the command knows.
+//! `cargo test --test conformance -- 013` then runs one case. Each case runs plain and under
+//! [`Validated`](leasehold::backend::Validated). A case that submits work runs eager and replayed
+//! from a graph. Every wait is bounded: a hang is a failure with a dump of timelines and pools.
+//! `LEASEHOLD_CONFORMANCE_THOROUGH=1` runs repetitions in full; the default is a tenth of them.
+//! `leasehold conformance` runs the same cases from the command line, on the command's backends.
 //!
-//! # What a backend need not have
-//! A case says what it needs ([`Need`]): gates, time stamps, graphs, concurrent streams, a kernel. On a device without it the case is skipped.
-//! More than one backend with one device comes from the factory's other methods, all with defaults that skip: a second device or a
-//! [`peer`](Factory::peer), a driver that [fails on request](Factory::faulty), a machine [without devices](Factory::without_devices).
+//! # Optional capabilities
+//! A case states its requirements ([`Need`]): host timelines, time stamps, graphs, concurrent
+//! streams, a kernel. On a device without them the case is skipped. Other methods of the factory
+//! provide more than one backend with one device; their defaults skip the cases. These are a second
+//! device or a [`peer`](Factory::peer), a driver that [fails on demand](Factory::faulty), and a
+//! machine [without devices](Factory::without_devices).
 //!
-//! Nothing here touches device memory from the host: bytes go through uploads and downloads, and only pinned memory is dereferenced. A device
-//! whose time is stepped may do its steps in `wait_host`, `refresh` and `Device::synchronize`, which the cases call while they wait for
-//! anything. It must not take a host wait for a dead-lock while other threads may still signal or submit: a wait with a deadline ends at the
-//! deadline.
+//! No case accesses device memory from the host: bytes go through uploads and downloads, and only
+//! pinned memory is dereferenced. A device in stepped time may make its steps in `wait_host`,
+//! `refresh` and `Device::synchronize`, which the cases call during every wait. It must not treat a
+//! host wait as a deadlock while other threads may still signal or submit: a wait with a deadline
+//! ends at the deadline.
 //!
 //! # Processes
-//! Cases about the process (a fork, idle threads) run in one of their own, where the runner can start one ([`Isolation`]; [`harness`] can).
-//! So do those that make a device fault, where that ends the process's use of the driver ([`Factory::fatal_faults`]).
+//! Cases about the process (a fork, idle threads) run in a process of their own, if the runner can
+//! start one ([`Isolation`]; [`harness`] can). So do cases with a device fault, if the fault ends
+//! the process's use of the driver ([`Factory::fatal_faults`]).
 //!
 //! # Sanitizers
-//! Cases tagged [`Tag::Sanitizer`] are fit for compute-sanitizer and its like: no fault on purpose, no read of memory that nobody wrote. The
-//! checker sees each buffer's ends when the backend's memory is in pass-through mode; cases that want [pooled memory](Need::Pooling) are
+//! Cases with the tag [`Tag::Sanitizer`] are suitable for compute-sanitizer and similar tools: they
+//! cause no fault and read no unwritten memory. The checker sees each buffer's bounds if the
+//! backend's memory is in pass-through mode. Cases that need [pooled memory](Need::Pooling) are
 //! skipped then. From the command line, here for NVIDIA's tools:
 //!
 //! ```text
@@ -90,9 +99,10 @@
 //! ```
 //!
 //! # Tiers
-//! [`Tier::Hal`] cases use the traits of `leasehold::backend` alone; [`Tier::Runtime`] cases use `leasehold::Runtime` with the backend
-//! injected; [`Tier::Abi`] is for crates with a C interface, which state their cases themselves under the same numbers. A number that is no case
-//! here is in [`ELSEWHERE`], with the reason.
+//! [`Tier::Hal`] cases use the traits of `leasehold::backend` alone. [`Tier::Runtime`] cases use
+//! `leasehold::Runtime` with the backend injected. [`Tier::Abi`] is for crates with a C interface,
+//! which define their cases themselves under the same numbers. [`ELSEWHERE`] lists the numbers that
+//! are not cases here, with the reasons.
 //!
 //! This crate must not know a concrete backend.
 

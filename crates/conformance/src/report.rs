@@ -1,23 +1,23 @@
-//! What came out.
+//! The results of a run.
 //!
 //! This module must not know how cases are run.
 
 use crate::case::Tier;
 use std::fmt;
 
-/// What became of one run of one case.
+/// The result of one run of one case.
 #[derive(Debug, Clone, PartialEq, Eq, serde::Serialize)]
 #[serde(rename_all = "snake_case", tag = "status", content = "why")]
 pub enum Status {
-    /// True.
+    /// The statement is true.
     Passed,
-    /// False, and how that showed.
+    /// The statement is false; the text describes the failure.
     Failed(String),
-    /// Not run, or ended because it means nothing here, and why.
+    /// The case was not run, or ended because it does not apply; the text is the reason.
     Skipped(String),
-    /// Known to fail, and did.
+    /// The case is known to fail, and failed.
     ExpectedFailure(String),
-    /// Known to fail, and did not: the expectation is out of date.
+    /// The case is known to fail, and passed: the expectation is out of date.
     UnexpectedPass(String),
 }
 
@@ -26,34 +26,35 @@ pub enum Status {
 pub struct CaseResult {
     /// The number.
     pub case: u16,
-    /// The sentence.
+    /// The statement.
     pub name: &'static str,
     /// The interface.
     pub tier: Tier,
-    /// How it was run: `plain`, `validated+replayed`, ….
+    /// The variant: `plain`, `validated+replayed`, ….
     pub variant: String,
-    /// What became of it.
+    /// The result.
     #[serde(flatten)]
     pub status: Status,
-    /// How long it took, in milliseconds.
+    /// The duration in milliseconds.
     pub ms: f64,
 }
 
 /// The results of a run.
 #[derive(Debug, Clone, Default, serde::Serialize)]
 pub struct Report {
-    /// One by one, in order.
+    /// The single results, in order.
     pub results: Vec<CaseResult>,
 }
 
 impl Report {
-    /// Whether nothing failed that was not expected to, and everything failed that was.
+    /// Returns whether no case failed unexpectedly and every expected failure occurred.
     #[must_use]
     pub fn ok(&self) -> bool {
         !self.results.iter().any(|r| matches!(r.status, Status::Failed(_) | Status::UnexpectedPass(_)))
     }
 
-    /// The numbers of the cases that failed in any variant, expected or not, in order and once each.
+    /// The numbers of the cases that failed in any variant, expected or not, in order and once
+    /// each.
     #[must_use]
     pub fn failed(&self) -> Vec<u16> {
         self.numbers(|s| matches!(s, Status::Failed(_) | Status::ExpectedFailure(_)))
@@ -65,7 +66,7 @@ impl Report {
         self.numbers(|s| matches!(s, Status::Passed | Status::UnexpectedPass(_)))
     }
 
-    /// How many runs were skipped.
+    /// The number of skipped runs.
     #[must_use]
     pub fn skipped(&self) -> usize {
         self.results.iter().filter(|r| matches!(r.status, Status::Skipped(_))).count()

@@ -1,8 +1,9 @@
 //! Runs cases: on a thread of their own, for a bounded time, in every variant.
 //!
 //! # Protocol
-//! A case runs on a fresh thread with a fresh backend. The runner waits for its answer up to a limit; a case that has not answered by then
-//! has failed, its thread is left behind, and what it worked with (lines, pools) goes into the message.
+//! A case runs on a fresh thread with a fresh backend. The runner waits for its answer up to a
+//! limit; a case that has not answered by then has failed, its thread is left behind, and what it
+//! worked with (lines, pools) goes into the message.
 //!
 //! This module must not know what a case does.
 
@@ -20,7 +21,7 @@ use std::process::{Command, ExitCode};
 use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
 
-/// Whether the backend is wrapped.
+/// Says whether the backend is wrapped.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Wrap {
     /// As it is.
@@ -79,7 +80,8 @@ pub struct Filter {
     pub limit: Duration,
     /// Cases that repeat something many times do so in full; otherwise a tenth of it.
     pub thorough: bool,
-    /// How to start other processes, for cases that want one of their own. Without it they run in this one.
+    /// How to start other processes, for cases that want one of their own. Without it they run in
+    /// this one.
     pub isolation: Option<Isolation>,
 }
 
@@ -199,9 +201,10 @@ pub fn run_with(factory: impl Factory, filter: &Filter, mut tell: impl FnMut(Pro
 /// Names the one case that [`harness`] is to run for another process.
 const CHILD: &str = "LEASEHOLD_CONFORMANCE_CASE";
 
-/// The body of a `tests/conformance.rs`: every case a named test, with the options of `cargo test` (a name, `--list`, `--exact`,
-/// `--ignored`, …). `LEASEHOLD_CONFORMANCE_THOROUGH=1` repeats in full. Cases run one at a time unless `--test-threads` says otherwise:
-/// some of them measure. Cases that want a process of their own get the same program again.
+/// The body of a `tests/conformance.rs`: every case a named test, with the options of `cargo test`
+/// (a name, `--list`, `--exact`, `--ignored`, …). `LEASEHOLD_CONFORMANCE_THOROUGH=1` repeats in
+/// full. Cases run one at a time unless `--test-threads` says otherwise: some of them measure.
+/// Cases that want a process of their own get the same program again.
 pub fn harness(factory: impl Factory) -> ExitCode {
     let thorough = std::env::var_os("LEASEHOLD_CONFORMANCE_THOROUGH").is_some_and(|v| v != "0");
     let mut filter = Filter { thorough, ..Filter::default() };

@@ -1,4 +1,5 @@
-//! Completions: calls that come once, whatever becomes of the stream; and submitters that must not hang.
+//! Completion cases: callbacks that run once, whatever the stream's fate; and submitters that must
+//! not hang.
 
 use crate::case::{Case, Need, Outcome, check, check_eq, skipped};
 use crate::env::Env;
@@ -25,7 +26,7 @@ pub(crate) const CASES: &[Case] = &[
     ),
 ];
 
-/// What a completion was told.
+/// The results that a completion received.
 #[derive(Clone, Default)]
 struct Told(Arc<Mutex<Vec<Result<()>>>>);
 
@@ -41,7 +42,7 @@ impl Told {
         self.0.lock().len()
     }
 
-    /// Waits until it was told, and gives the kind of the error.
+    /// Waits until the completion was called, and returns the kind of its error.
     fn kind(&self, env: &Env, what: &str) -> Outcome<&'static str> {
         env.until(what, || self.count() != 0)?;
         env.linger(Duration::from_millis(1));
@@ -54,7 +55,7 @@ impl Told {
 fn told_once(env: &Env) -> Outcome {
     let runtime = env.runtime()?;
     let x = runtime.alloc(4096)?;
-    // Success, after all that was submitted.
+    // Success, after all submitted work.
     let hold = env.hold_runtime(runtime.stream())?;
     runtime.stream().fill(x.view(), 1u8)?;
     let told = Told::by(runtime.stream());
@@ -62,7 +63,8 @@ fn told_once(env: &Env) -> Outcome {
     check_eq!(told.count(), 0, "how often a completion was told while its stream was held back");
     hold.release()?;
     check_eq!(told.kind(env, "a completion")?, "ok", "what it was told");
-    // A gate that fails; who is told may submit elsewhere and raise another gate.
+    // A host timeline that fails. The completion may submit to another stream and signal another
+    // host timeline.
     let (failing, other) = (runtime.create_gate()?, runtime.create_gate()?);
     let go = other.next();
     let stream = runtime.create_stream()?;
@@ -81,24 +83,24 @@ fn told_once(env: &Env) -> Outcome {
     failing.fail(Error::NotFound("the producer".into()));
     check_eq!(first.kind(env, "a completion behind a failed gate")?, "NotFound", "what it was told");
     check_eq!(second.kind(env, "a completion behind that")?, "NotFound", "what it was told");
-    // A stream that has failed: at once.
+    // A failed stream: the completion is called at once.
     check!(stream.synchronize_timeout(Some(env.patience())).is_err(), "a stream behind a failed gate is sound");
     check_eq!(Told::by(&stream).count(), 1, "how often a failed stream tells at once");
-    // A host call that fails, and one that is dropped before it is told.
+    // A host call that fails, and one that is dropped before its completion.
     let stream = runtime.create_stream()?;
     let hold = env.hold_runtime(&stream)?;
     stream.host_call_once("fails", || Err(Error::NotFound("on purpose".into())))?;
     let told = Told::by(&stream);
     hold.release()?;
     check!(told.kind(env, "a completion behind a failed call")? != "ok", "it was told of success");
-    // A gate that is dropped.
+    // A dropped host timeline.
     let stream = runtime.create_stream()?;
     let gate = runtime.create_gate()?;
     stream.wait(gate.next())?;
     let told = Told::by(&stream);
     drop(gate);
     check!(told.kind(env, "a completion behind a dropped gate")? != "ok", "it was told of success");
-    // A stream, and a runtime, that are dropped first.
+    // A stream and a runtime that are dropped before the completion.
     let gate = runtime.create_gate()?;
     let stream = runtime.create_stream()?;
     stream.wait(gate.next())?;
@@ -110,7 +112,7 @@ fn told_once(env: &Env) -> Outcome {
     check_eq!(told.kind(env, "a completion of a dropped stream")?, "ok", "what it was told");
     let hold = env.hold_runtime(runtime.stream())?;
     let told = Told::by(runtime.stream());
-    // While recording: at once, and nothing is recorded.
+    // While recording: the completion is called at once, and nothing is recorded.
     if env.device().caps().graphs {
         let recorded = Told::default();
         let graph = runtime.record_graph(|r| {
@@ -174,7 +176,7 @@ fn endless_submission(env: &Env) -> Outcome {
     check!(submitted >= 4096, "no room after {submitted} operations");
     check!(start.elapsed() >= Duration::from_millis(100), "it did not wait for room");
     check!(stream.failure().is_none(), "a submission without room poisoned the stream");
-    // The call may be repeated, and the gate raised.
+    // The call may be repeated, and the host timeline signalled.
     check!(stream.fill(x.view(), 0u32).is_err(), "there is room again, and nothing was over");
     stream.set_submit_timeout(env.patience());
     gate.raise(gate.next().value())?;

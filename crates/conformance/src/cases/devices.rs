@@ -1,4 +1,4 @@
-//! Discovery, and the life of devices and of what is made on them.
+//! Device cases: enumeration, and the lifetime of devices and of their objects.
 
 use crate::case::{Case, Need, Outcome, Stop, check, check_eq, expect_error, skipped};
 use crate::env::{Env, direct};
@@ -182,7 +182,7 @@ fn shutdown_with_leases(env: &Env) -> Outcome {
     works(env, &**env.device())?;
     let again = env.backend().open(env.id())?;
     check!(again.same(env.device()), "after the refused shutdown the device is another one");
-    // That it works once they are gone is what the end of every case checks.
+    // The check at the end of every case shows that the device works once they are gone.
     Ok(())
 }
 

@@ -1,4 +1,4 @@
-//! Events: records, waits, elapsed time.
+//! Event cases: records, waits, elapsed time.
 
 use crate::case::{Case, Need, Outcome, Stop, check, check_eq, expect_error};
 use crate::env::Env;
@@ -38,7 +38,7 @@ fn binds_to_earlier_record(env: &Env) -> Outcome {
     let first = event.point()?;
     waiter.wait_event(&event)?;
     let bound = work_on(&runtime, &waiter)?;
-    // Recorded again, on a stream that is free: the wait that is pending stays bound to the first record.
+    // Recorded again, on a free stream: the pending wait stays bound to the first record.
     other.record(&event)?;
     check!(event.point()? != first, "the second record has the first one's point");
     check_eq!(event.serial(), 2, "the number of records");
@@ -52,7 +52,8 @@ fn binds_to_earlier_record(env: &Env) -> Outcome {
     Ok(())
 }
 
-/// Two events have a record that is held back and one that is not, in either order: each has the time of its last.
+/// Two events have one delayed and one immediate record, in either order. Each event has the time
+/// of its last record.
 fn again(env: &Env) -> Outcome {
     let runtime = env.runtime()?;
     let (other, waiter) = (runtime.create_stream()?, runtime.create_stream()?);
@@ -69,7 +70,7 @@ fn again(env: &Env) -> Outcome {
     other.record(&event)?;
     let time = event.elapsed_since(&start)?;
     check!(!first.is_settled(), "the second record released the first");
-    // The other way round: what is held back comes last.
+    // The reverse order: the delayed record is the last one.
     runtime.stream().record(&last)?;
     check!(!last.query()?, "the last record is held back, and over");
     env.linger(Duration::from_millis(10));
@@ -82,7 +83,7 @@ fn again(env: &Env) -> Outcome {
     Ok(())
 }
 
-/// The point of something that the stream is given now.
+/// The timepoint of work that is submitted to the stream now.
 fn work_on(runtime: &leasehold::Runtime, stream: &leasehold::Stream) -> Outcome<leasehold::Point> {
     let small = stream.alloc(64)?;
     stream.fill(small.view(), 1u8)?;
@@ -112,7 +113,8 @@ fn asleep(env: &Env) -> Outcome {
         })?;
         check!(event.query()?, "an event that was waited for is not over");
     }
-    // In a host call of the event's own stream it would wait for itself; and a failure wakes the sleeper.
+    // In a host call of the event's own stream the wait would wait for itself. A failure wakes the
+    // sleeping thread.
     let hold = env.hold_runtime(runtime.stream())?;
     let late = runtime.create_event_with(flags)?;
     let to_wait_for = late.clone();
@@ -121,7 +123,7 @@ fn asleep(env: &Env) -> Outcome {
     hold.release()?;
     check!(late.synchronize_timeout(Some(env.patience())).is_err(), "a call that waits for itself is fine");
     check!(runtime.stream().failure().is_some(), "the stream of a call that waits for itself is sound");
-    // A pooled event that is created again has its own flags.
+    // A recycled event has its own flags.
     drop((event, late));
     check!(!runtime.create_event()?.is_blocking_sync(), "a flag of an event before");
     Ok(())

@@ -1,4 +1,4 @@
-//! Faults: kernels and host calls that fail, and what survives them.
+//! Fault cases: kernels and host calls that fail, and the state that survives them.
 
 use crate::case::{Case, Need, Outcome, check, check_eq, expect_error, failed};
 use crate::cases::streams::fill;
@@ -128,7 +128,8 @@ fn drops_after_fault(env: &Env) -> Outcome {
     let buffers: Vec<_> = (0..4).map(|_| env.buffer(&stream, 1 << 20)).collect::<Outcome<_>>()?;
     let (value, cause) = trap(env, &stream)?;
     for buffer in &buffers {
-        // SAFETY: the point is that of a submission to this stream that uses the buffer, made in order.
+        // SAFETY: the point is that of a submission to this stream that uses the buffer, made in
+        // order.
         unsafe { buffer.mark_write(stream.line().at(value)) };
     }
     env.until("the poisoned stream is over", || stream.line().is_idle())?;
@@ -146,7 +147,7 @@ fn drops_after_fault(env: &Env) -> Outcome {
     again()
 }
 
-/// A lost device stays lost: whatever asks the driver gets the first cause.
+/// A lost device stays lost: every call that asks the driver gets the first cause.
 fn lost(env: &Env, cause: &Error) -> Outcome {
     for _ in 0..3 {
         let used = || -> leasehold::Result<()> {
@@ -177,13 +178,13 @@ fn refused_calls(env: &Env) -> Outcome {
             return failed("a call that the driver refused went unnoticed");
         };
         if stream.line().failure().is_none() {
-            // Refused as a whole: as if it had never been made.
+            // Refused as a whole, as if the call had not been made.
             check_eq!(stream.line().submitted(), before, "values after a refused submission");
             check_eq!(env.read(&reader, &x)?, [1; 4096], "the buffer after a refused submission");
             direct(&stream, &[fill(&x, 3, 1)])?;
             check_eq!(env.read(&stream, &x)?, [3; 4096], "the stream after a refused submission");
         } else {
-            // Poisoned: it, what comes later, and who waits.
+            // Poisoned: this submission, later ones, and waiting streams.
             let later = direct(&stream, &[]).and_then(|v| env.try_wait(&stream, v));
             check!(later.is_err_and(|e| e.to_string() == cause.to_string()), "later work has not the cause {cause}");
             if let Some(point) = point {
@@ -207,7 +208,7 @@ fn refused_calls(env: &Env) -> Outcome {
             .memory(leasehold::MemoryKind::Device)?
             .alloc(leasehold::Layout::new(64 << 20), crate::env::leasehold_on(&again))
         {
-            // The allocator may have helped itself.
+            // The allocator may have recovered by itself.
             Ok(_) | Err(Error::OutOfMemory(_)) => {}
             Err(e) => return failed(format!("memory that the driver has not got is {}: {e}", e.kind())),
         }
@@ -287,7 +288,7 @@ fn kernel_fails(env: &Env) -> Outcome {
     Ok(())
 }
 
-/// The kind of the cause that a stream was poisoned with.
+/// The kind of the cause by which a stream was poisoned.
 fn trap_kind(_: &Env, stream: &Lease<dyn Stream>) -> &'static str {
     stream.line().failure().map_or("Fault", |(_, e)| e.kind())
 }

@@ -1,4 +1,4 @@
-//! Graphs over the traits: instantiate, launch, update.
+//! Graph cases over the traits: instantiation, launch, update.
 
 use crate::case::{Case, Need, Outcome, check, check_eq, expect_error, skipped};
 use crate::cases::streams::{copy, fill};
@@ -59,14 +59,16 @@ fn counter(env: &Env, stream: &Lease<dyn leasehold::backend::Stream>, steps: usi
         ops.push(&op(&add, 2, &bindings, &[]));
         ops.push(&copy(&b, &a));
     }
-    // SAFETY: the plan's pipelines, stamps and graphs are this device's, and its memory outlives the launches.
+    // SAFETY: the plan's pipelines, stamps and graphs are this device's, and its memory outlives
+    // the launches.
     let graph = unsafe { env.device().instantiate(Plan::new(ops)) }?;
     Ok(Counter { a, _b: b, _one: one, graph })
 }
 
 fn empty(env: &Env) -> Outcome {
     let stream = env.stream()?;
-    // SAFETY: the plan's pipelines, stamps and graphs are this device's, and its memory outlives the launches.
+    // SAFETY: the plan's pipelines, stamps and graphs are this device's, and its memory outlives
+    // the launches.
     let graph = unsafe { env.device().instantiate(Plan::new(OpList::new())) }?;
     check_eq!(graph.nodes(), 0, "nodes of an empty graph");
     for _ in 0..3 {
@@ -104,7 +106,8 @@ fn changes(env: &Env) -> Outcome {
     let (x, y) = (env.buffer(&stream, 1024)?, env.buffer(&stream, 1024)?);
     let mut ops = OpList::new();
     ops.push(&op(&set, 4, &[bind(&x, Access::Write)], &1u32.to_le_bytes()));
-    // SAFETY: the plan's pipelines, stamps and graphs are this device's, and its memory outlives the launches.
+    // SAFETY: the plan's pipelines, stamps and graphs are this device's, and its memory outlives
+    // the launches.
     let graph = unsafe { env.device().instantiate(Plan::new(ops)) }?;
     let patch = NodePatch { node: 0, bindings: None, params: None, grid: None };
     let launch = |expect_x: &[u32], expect_y: &[u32], what: &str| {
@@ -120,7 +123,7 @@ fn changes(env: &Env) -> Outcome {
     // SAFETY: no launch is in flight, and the patches name memory that outlives the launches.
     unsafe { graph.update(&[NodePatch { bindings: Some(&[bind(&y, Access::Write)]), ..patch }]) }?;
     launch(&[0; 256], &[2; 256], "after a change of bindings")?;
-    // What a launch does not write is no part of its binding.
+    // A launch's binding contains only the memory that it writes.
     let first = Binding { len: 512, ..bind(&y, Access::Write) };
     // SAFETY: no launch is in flight, and the patches name memory that outlives the launches.
     unsafe { graph.update(&[NodePatch { grid: Some([2, 1, 1]), bindings: Some(&[first]), ..patch }]) }?;
@@ -138,7 +141,7 @@ fn bad_patches(env: &Env) -> Outcome {
         (NodePatch { params: Some(&[1]), ..patch }, "parameters of another size"),
         (NodePatch { bindings: Some(&[]), ..patch }, "another number of bindings"),
     ] {
-        // With a good one before it: all or nothing.
+        // With a valid patch before it: all or nothing.
         let good = NodePatch { grid: Some([0, 1, 1]), ..patch };
         // SAFETY: no launch is in flight, and the patches name memory that outlives the launches.
         expect_error(unsafe { c.graph.update(&[good, bad]) }, "InvalidArgument", what)?;
@@ -151,7 +154,8 @@ fn bad_patches(env: &Env) -> Outcome {
 fn two_streams(env: &Env) -> Outcome {
     let (s, t) = (env.stream()?, env.stream()?);
     let c = counter(env, &s, 2)?;
-    // The two launches use the same memory, so they are ordered by a wait; the graph must take being on two streams.
+    // The two launches use the same memory, so a wait orders them. The graph must allow launches on
+    // two streams.
     for round in 1..=20u32 {
         let first = s.line().at(direct(&s, &[Op::Graph(&c.graph)])?);
         s.flush()?;
@@ -170,7 +174,8 @@ fn drop_in_flight(env: &Env) -> Outcome {
     let x = env.buffer(&stream, 1024)?;
     let mut ops = OpList::new();
     ops.push(&op(&set, 4, &[bind(&x, Access::Write)], &6u32.to_le_bytes()));
-    // SAFETY: the plan's pipelines, stamps and graphs are this device's, and its memory outlives the launches.
+    // SAFETY: the plan's pipelines, stamps and graphs are this device's, and its memory outlives
+    // the launches.
     let graph = unsafe { env.device().instantiate(Plan::new(ops)) }?;
     let hold = env.hold(&stream)?;
     let value = direct(&stream, &[Op::Graph(&graph), Op::Graph(&graph)])?;
@@ -205,19 +210,21 @@ fn unjoined(env: &Env) -> Outcome {
         let mut ops = OpList::new();
         ops.push(&fill(&buffer, 1, 1));
         ops.push(&Op::Foreign(&call));
-        // SAFETY: the plan's pipelines, stamps and graphs are this device's, and its memory outlives the launches.
+        // SAFETY: the plan's pipelines, stamps and graphs are this device's, and its memory
+        // outlives the launches.
         let e = expect_error(
             unsafe { env.device().instantiate(Plan::new(ops)) },
             "Recording",
             "a graph with unjoined work",
         )?;
         check!(e.to_string().contains(call.name), "the error does not name the call: {e}");
-        // Neither the stream nor later graphs have noticed.
+        // The stream and later graphs are not affected.
         direct(&stream, &[fill(&buffer, 2, 1)])?;
         check_eq!(env.read(&stream, &buffer)?, [2; 64], "a fill after the refused graph");
         let mut ops = OpList::new();
         ops.push(&fill(&buffer, 3, 1));
-        // SAFETY: the plan's pipelines, stamps and graphs are this device's, and its memory outlives the launches.
+        // SAFETY: the plan's pipelines, stamps and graphs are this device's, and its memory
+        // outlives the launches.
         let graph = unsafe { env.device().instantiate(Plan::new(ops)) }?;
         direct(&stream, &[Op::Graph(&graph)])?;
         check_eq!(env.read(&stream, &buffer)?, [3; 64], "a graph after the refused one");
@@ -229,7 +236,7 @@ fn stamped_nodes(env: &Env) -> Outcome {
     let stream = env.stream()?;
     let buffer = env.buffer(&stream, 8 << 20)?;
     let stamps: Vec<_> = (0..4).map(|_| env.device().timestamp()).collect::<leasehold::Result<_>>()?;
-    // Between the first two nothing, between the next two forty fills, between the last two one.
+    // No fills between the first two stamps, forty between the next two, one between the last two.
     let mut ops = OpList::new();
     for (stamp, fills) in stamps.iter().zip([0, 40, 1, 0]) {
         ops.push(&Op::Stamp(stamp));
@@ -238,7 +245,8 @@ fn stamped_nodes(env: &Env) -> Outcome {
         }
     }
     check_eq!(ops.len(), 45, "nodes");
-    // SAFETY: the plan's pipelines, stamps and graphs are this device's, and its memory outlives the launches.
+    // SAFETY: the plan's pipelines, stamps and graphs are this device's, and its memory outlives
+    // the launches.
     let graph = unsafe { env.device().instantiate(Plan::new(ops)) }?;
     let mut best = [Duration::MAX; 3];
     for launch in 0..5 {
@@ -252,7 +260,7 @@ fn stamped_nodes(env: &Env) -> Outcome {
             best[i] = best[i].min(time);
             total += time;
         }
-        // Those of this launch and of no earlier one.
+        // The stamps are those of this launch and not of an earlier one.
         // SAFETY: the stamps are of this backend.
         let (lead, all) =
             (unsafe { env.device().elapsed(&before, &stamps[0]) }?, unsafe { env.device().elapsed(&before, &after) }?);

@@ -101,7 +101,7 @@ fn hot_kernel(env: &Env) -> Outcome {
     Ok(())
 }
 
-/// Asks for one kernel with sixteen threads at once.
+/// Requests one kernel from sixteen threads at once.
 fn ask(env: &Env, desc: &KernelDesc<'static>) -> Outcome<Vec<leasehold::Result<Lease<Pipeline>>>> {
     std::thread::scope(|scope| {
         let threads: Vec<_> = (0..16).map(|_| scope.spawn(|| env.device().pipeline(desc))).collect();
@@ -126,7 +126,7 @@ fn failing_kernel(env: &Env) -> Outcome {
             }
         }
     }
-    // The name is free: the key has the source in it.
+    // The name is free, because the key contains the source.
     let right = KernelDesc { name: bad.name.clone(), ..good.clone() };
     let all = ask(env, &right)?.into_iter().collect::<leasehold::Result<Vec<_>>>()?;
     check!(all.iter().all(|p| p.same(&all[0])), "sixteen threads were given different kernels for one key");
@@ -134,7 +134,7 @@ fn failing_kernel(env: &Env) -> Outcome {
     let buffer = env.buffer(&stream, 256)?;
     env.kernel_fill(&stream, &all[0], &buffer, 5)?;
     check_eq!(env.read_u32(&stream, &buffer)?, [5; 64], "a kernel of a name that failed before");
-    // A failure of the driver's is for those who asked then, and for nobody later.
+    // A failure of the driver is returned to the callers at that time, and to no later caller.
     let Ok(faults) = env.faults() else { return Ok(()) };
     let fresh = KernelDesc { name: "conformance_unlucky".into(), ..good };
     if faults.next(Injected::Creation) {
@@ -262,7 +262,7 @@ fn failed_begin(env: &Env) -> Outcome {
     Ok(())
 }
 
-/// A whole session that fills.
+/// A whole session with a fill kernel.
 pub(crate) fn launch(
     runtime: &leasehold::Runtime,
     kernel: &KernelBase,

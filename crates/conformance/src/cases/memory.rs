@@ -81,7 +81,7 @@ fn alignment(env: &Env) -> Outcome {
     }
     for align in [512, 4096, 1 << 16, 1 << 20] {
         let buffer = match alloc(env, &stream, Layout::aligned(1000, align)) {
-            // Straight from the driver, which takes no wishes.
+            // Directly from the driver, which accepts no alignment.
             Err(Error::Unsupported(_)) if !env.pools_memory()? => continue,
             other => other?,
         };
@@ -104,7 +104,7 @@ fn absurd_size(env: &Env) -> Outcome {
     Ok(())
 }
 
-/// Caps the memory at what is taken now and `room` bytes more.
+/// Limits the memory to the bytes reserved now plus `room` bytes.
 fn cap(memory: &Allocator, room: u64) -> u64 {
     let limit = memory.stats().reserved + room;
     memory.set_budget(limit);
@@ -148,7 +148,8 @@ fn freed_in_use(env: &Env) -> Outcome {
     // SAFETY: the point is that of a submission to this stream that uses the buffer, made in order.
     unsafe { held_back.mark_write(point) };
     drop(held_back);
-    // Another stream fills all that it can get. A block that the first still writes would lose its contents.
+    // Another stream fills all the memory that it gets. A block that the first stream still writes
+    // would lose its contents.
     let mut taken = Vec::new();
     for i in 0..16u32 {
         let buffer = env.buffer(&other, size)?;
@@ -177,12 +178,14 @@ fn same_stream_reuse(env: &Env) -> Outcome {
     for round in 0..env.rounds(500).max(20) as u32 {
         let a = env.buffer(&stream, 1 << 16)?;
         let value = env.submit(&stream, &[fill(&a, round % 251, 1), copy(&a, &out)])?;
-        // SAFETY: the point is that of a submission to this stream that uses the buffer, made in order.
+        // SAFETY: the point is that of a submission to this stream that uses the buffer, made in
+        // order.
         unsafe { a.mark_write(stream.line().at(value)) };
         drop(a);
         let b = env.buffer(&stream, 1 << 16)?;
         let value = env.submit(&stream, &[fill(&b, 255, 1)])?;
-        // SAFETY: the point is that of a submission to this stream that uses the buffer, made in order.
+        // SAFETY: the point is that of a submission to this stream that uses the buffer, made in
+        // order.
         unsafe { b.mark_write(stream.line().at(value)) };
         drop(b);
         if round % 16 == 0 {
@@ -198,7 +201,7 @@ fn same_stream_reuse(env: &Env) -> Outcome {
 fn cross_stream_reuse(env: &Env) -> Outcome {
     let (a, b) = (env.stream()?, env.stream()?);
     let size = 1 << 20;
-    // With a budget for little more than one block the second stream has to have the first one's.
+    // With a budget for little more than one block, the second stream must reuse the first one's.
     let x = env.buffer(&a, size)?;
     let out = env.buffer(&a, size)?;
     let hold = env.hold(&a)?;
@@ -236,7 +239,7 @@ fn trim(env: &Env) -> Outcome {
     Ok(())
 }
 
-/// A small generator; the storm must be the same every time.
+/// A small generator; the storm must be equal in every run.
 fn random(state: &mut u64) -> u64 {
     *state ^= *state << 13;
     *state ^= *state >> 7;
@@ -315,7 +318,8 @@ fn rounding(env: &Env) -> Outcome {
     let stream = env.stream()?;
     let memory = memory(env)?;
     let caps = memory.caps();
-    // What is taken from the driver in one piece, and what the smallest blocks' tables begin with.
+    // The unit of memory from the driver, which is also the initial size of the smallest blocks'
+    // tables.
     let piece = 2 * caps.granule.max(caps.segment).max(2 << 20);
     for size in [1u64, 100, 256, 257, 1000, 2049, 5000, 40_000, 65_537, 300_000, (1 << 20) + 1] {
         let count = ((24 << 20) / size.max(256)).min(20_000);
@@ -382,21 +386,21 @@ fn maps(env: &Env) -> Outcome {
     let visible = env.device().caps().host_visible;
     let buffer = runtime.upload(&[1u8; 4096])?;
     let pinned = runtime.alloc_pinned(4096)?;
-    // SAFETY: here and below: while the bytes are borrowed nothing is submitted that touches them.
+    // SAFETY: no submission accesses the bytes while they are borrowed.
     let mapped = unsafe { runtime.map_read(buffer.view()) }.map(<[u8]>::to_vec);
     if visible {
         check_eq!(mapped?, [1; 4096], "device memory as the host sees it");
-        // SAFETY: as above.
+        // SAFETY: no submission accesses the bytes while they are borrowed.
         unsafe { runtime.map_write(buffer.view()) }?.fill(2);
         check_eq!(env.read(runtime.stream().raw(), &buffer)?, [2; 4096], "device memory that the host wrote");
     } else {
         expect_error(mapped, "Unsupported", "mapping memory that the host cannot touch")?;
-        // SAFETY: as above.
+        // SAFETY: no submission accesses the bytes while they are borrowed.
         let written = unsafe { runtime.map_write(buffer.view()) }.map(drop);
         expect_error(written, "Unsupported", "mapping memory that the host cannot touch, to write")?;
     }
-    // Host memory always maps, and a map waits for those who use it.
-    // SAFETY: as above.
+    // Host memory always maps, and a map waits for pending uses.
+    // SAFETY: no submission accesses the bytes while they are borrowed.
     unsafe { runtime.map_write(pinned.view()) }?.fill(5);
     runtime.stream().copy_pinned(buffer.view(), pinned.view())?;
     check_eq!(env.read(runtime.stream().raw(), &buffer)?, [5; 4096], "what came from mapped host memory");
@@ -405,7 +409,7 @@ fn maps(env: &Env) -> Outcome {
     runtime.stream().copy_pinned(pinned.view(), buffer.view())?;
     std::thread::scope(|scope| {
         let reader = scope.spawn(|| {
-            // SAFETY: as above.
+            // SAFETY: no submission accesses the bytes while they are borrowed.
             unsafe { runtime.map_read(pinned.view()) }.map(<[u8]>::to_vec)
         });
         env.linger(Duration::from_millis(20));
@@ -416,10 +420,10 @@ fn maps(env: &Env) -> Outcome {
         check_eq!(bytes, [6; 4096], "host memory after the copy to it");
         Ok::<_, crate::case::Stop>(())
     })?;
-    // Recorded work has not happened, so there is nothing to see.
+    // Recorded work has not run, so no result exists.
     if env.device().caps().graphs {
         runtime.start_graph_recording()?;
-        // SAFETY: as above.
+        // SAFETY: no submission accesses the bytes while they are borrowed.
         let refused = unsafe { runtime.map_read(pinned.view()) }.map(drop);
         runtime.abandon_graph_recording();
         expect_error(refused, "Recording", "mapping while recording")?;
@@ -427,7 +431,7 @@ fn maps(env: &Env) -> Outcome {
     Ok(())
 }
 
-/// What lives in the pools and the allocators.
+/// The live objects of the pools and the allocators.
 fn living(env: &Env) -> Outcome<Vec<(&'static str, u64)>> {
     let mut all = Vec::new();
     env.backend().pools(&mut |name, s| all.push((name, s.live)));
@@ -488,7 +492,7 @@ fn stale_handles(env: &Env) -> Outcome {
     let handle = first.handle();
     check!(memory.is_alive(handle) && memory.lease(handle)?.same(&first), "the handle of a live buffer");
     drop(first);
-    // As many as 8 and 16 bits of generations hold, and then some.
+    // More rounds than 8 and 16 bits of generations can count.
     for i in 0..70_000u32 {
         let buffer = env.buffer(&stream, 1000)?;
         check!(buffer.handle() != handle, "buffer {i} has the handle of a dropped one");
@@ -528,7 +532,7 @@ fn pinned(env: &Env) -> Outcome {
         "pinning and its capability"
     );
     let device = env.buffer(&stream, n)?;
-    // SAFETY: host memory of `n` bytes that only this thread touches while no submission uses it.
+    // SAFETY: host memory of `n` bytes that only this thread accesses while no submission uses it.
     let bytes = unsafe { std::slice::from_raw_parts_mut(host.addr() as *mut u8, n as usize) };
     bytes.iter_mut().enumerate().for_each(|(i, b)| *b = i as u8);
     let up = leasehold::backend::Upload {
@@ -554,7 +558,7 @@ fn pinned(env: &Env) -> Outcome {
     Ok(())
 }
 
-/// Counts its end.
+/// Counts its drops.
 struct Bomb(Arc<AtomicU32>);
 
 impl Drop for Bomb {

@@ -19,7 +19,7 @@ mod transfers;
 
 use crate::case::Case;
 
-/// All of them, by subject.
+/// All cases, by subject.
 pub(crate) fn all() -> impl Iterator<Item = &'static Case> {
     [
         devices::CASES,

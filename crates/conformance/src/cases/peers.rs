@@ -1,4 +1,5 @@
-//! Two devices: copies between them, faults of one, and calls that must not mix them up.
+//! Peer cases with two devices: copies between them, faults of one, and calls that must not confuse
+//! them.
 
 use crate::case::{Case, Need, Outcome, Stop, check, check_eq, failed, skipped};
 use crate::cases::streams::fill;
@@ -50,7 +51,8 @@ fn carry(from: &Side, to: &Side) -> Op<'static> {
 fn between(env: &Env) -> Outcome {
     let s = sides(env)?;
     let pattern = |seed: u32| -> Vec<u8> { (0..BYTES as u32).map(|i| (i.wrapping_mul(seed) % 251) as u8).collect() };
-    // Before peer access was asked for and after; where there is none the copies go through the host.
+    // Before and after the request for peer access. Without peer access the copies go through the
+    // host.
     for round in 0..2u32 {
         for (from, to) in [(0, 1), (1, 0)] {
             for on in [0, 1] {
@@ -72,7 +74,7 @@ fn between(env: &Env) -> Outcome {
         s[0].device.peer_access(s[1].device.info().id)?;
         s[1].device.peer_access(s[0].device.info().id)?;
     }
-    // In stream order with what comes before and after.
+    // In stream order with the work before and after.
     let value = direct(
         &s[0].stream,
         &[fill(&s[0].buffer, 1, 1), carry(&s[0], &s[1]), fill(&s[0].buffer, 2, 1), carry(&s[1], &s[0])],
@@ -98,7 +100,7 @@ fn access_twice(env: &Env) -> Outcome {
         threads.into_iter().all(|t| t.join().unwrap_or(false))
     });
     check!(same, "peer access of {a} and {b} is {there} and {back} once and something else, or an error, later");
-    // Memory that was made before and after the peers knew each other.
+    // Memory that was allocated before and after peer access was enabled.
     let late = [side(env, &s[0].device)?, side(env, &s[1].device)?];
     for (from, to) in [(&s[0], &late[1]), (&late[0], &s[1]), (&late[1], &late[0])] {
         env.write(&from.stream, &from.buffer, &[9; BYTES as usize])?;
@@ -129,7 +131,7 @@ fn ping_pong(env: &Env) -> Outcome {
             )?;
             let over = mine.stream.line().at(value);
             mine.stream.flush()?;
-            // The other device's stream takes it from there and brings it back.
+            // The other device's stream copies the data from there and back.
             let value = direct(
                 &theirs.stream,
                 &[Op::Wait(over), carry_part(&theirs.buffer, 0, BYTES / 2), carry(&theirs, &mine)],
@@ -185,7 +187,7 @@ fn live(env: &Env) -> Vec<(&'static str, u64)> {
 }
 
 fn elsewhere(env: &Env) -> Outcome {
-    // With one device only, the other thread has none current.
+    // With a single device, the other thread has no current device.
     let other = match env.other() {
         Ok(other) => Some(other),
         Err(Stop::Skipped(_)) => None,
@@ -205,7 +207,8 @@ fn elsewhere(env: &Env) -> Outcome {
         let graph = if caps.graphs {
             let mut list = OpList::new();
             list.push(&fill(&buffers[0], 1, 1));
-            // SAFETY: the plan's pipelines, stamps and graphs are this device's, and its memory outlives the launches.
+            // SAFETY: the plan's pipelines, stamps and graphs are this device's, and its memory
+            // outlives the launches.
             Some(unsafe { env.device().instantiate(Plan::new(list)) }?)
         } else {
             None
@@ -255,7 +258,7 @@ fn runtimes(env: &Env) -> Outcome<(Runtime, Runtime, Other)> {
     let here = env.runtime()?;
     let id = other.device.info().id;
     let there = if other.same_backend {
-        // By its own stream's backend: the context of `here`.
+        // The other device's own backend: the context of `here`.
         Context::with_backends(vec![env.backend().clone()]).runtime(id)?
     } else {
         Context::with_backends(vec![other.backend.clone()]).runtime(id)?
@@ -266,7 +269,7 @@ fn runtimes(env: &Env) -> Outcome<(Runtime, Runtime, Other)> {
 fn mistaken(env: &Env) -> Outcome {
     let (here, there, other) = runtimes(env)?;
     let (a, b) = (here.upload(&[1u8; 4096])?, there.upload(&[2u8; 4096])?);
-    // Each of these either does what it says or names what is wrong.
+    // Each of these calls either succeeds or returns an error with the reason.
     let refused = |result: leasehold::Result<()>, what: &str| match result {
         Ok(()) => Ok(false),
         Err(Error::InvalidArgument(_) | Error::Unsupported(_)) => Ok(true),
@@ -283,7 +286,7 @@ fn mistaken(env: &Env) -> Outcome {
     } else {
         check_eq!(there.download::<u8>(&b)?, [2; 4096], "the other device's memory after refused copies");
     }
-    // Never taken for memory of one's own.
+    // The memory is never mistaken for the device's own.
     let mut bytes = vec![0u8; 4096];
     if !refused(here.stream().fill(b.view(), 9u8), "a fill of another device's memory")? {
         here.stream().synchronize()?;
@@ -292,14 +295,14 @@ fn mistaken(env: &Env) -> Outcome {
     if !refused(here.stream().download(&mut bytes, b.view()), "a download of another device's memory")? {
         check_eq!(bytes, there.download::<u8>(&b)?, "what was downloaded from another device");
     }
-    // Over the host it always works.
+    // A copy through the host always works.
     let carried = here.download::<u8>(&a)?;
     let back = there.upload(&carried)?;
     check_eq!(there.download::<u8>(&back)?, [7; 4096], "what went over the host");
     waits_across(env, &here, &there, &other, [&a, &b])
 }
 
-/// A stream can wait for the other device's, or says that it cannot.
+/// A stream waits for the other device's stream, or returns `Unsupported`.
 fn waits_across(env: &Env, here: &Runtime, there: &Runtime, other: &Other, [a, b]: [&Lease<Buffer>; 2]) -> Outcome {
     if !there.raw_device().caps().gates {
         return Ok(());
@@ -362,7 +365,8 @@ fn carried(env: &Env) -> Outcome {
     Ok(())
 }
 
-/// Copies from one device to the other on a stream of either: of several pieces, between what both devices do before and after.
+/// Copies from one device to the other on a stream of either, in several pieces, between work of
+/// both devices before and after.
 fn carried_on(env: &Env, from: &Runtime, to: &Runtime, on: &Runtime) -> Outcome {
     const LEN: u64 = 2_500_001;
     let what = format!("{} to {} on {}", from.device(), to.device(), on.device());
@@ -371,10 +375,10 @@ fn carried_on(env: &Env, from: &Runtime, to: &Runtime, on: &Runtime) -> Outcome 
     to.stream().fill(y.view(), 1u8)?;
     let stream = on.create_stream()?;
     stream.copy(y.view(), x.view())?;
-    // These come after it, since it reads and writes what they write and read.
+    // These come after the copy, because they write its source and read its destination.
     from.stream().fill(x.view(), 2u8)?;
     check!(to.download::<u8>(&y)? == bytes, "{what}: other bytes arrived");
-    // Up to the middle and no farther.
+    // Copies a part up to the middle and no further.
     stream.copy(y.part(7..1007)?, x.part(500..1500)?)?;
     stream.synchronize_timeout(Some(env.patience()))?;
     let got = to.download::<u8>(&y)?;

@@ -1,4 +1,4 @@
-//! The process: forks, idle threads, and progress when there are fewer threads than things to do.
+//! Process cases: forks, idle threads, and progress with fewer threads than pending work.
 
 use crate::case::{Case, Need, Outcome, check, check_eq, failed, skipped};
 use crate::cases::streams::fill;
@@ -19,7 +19,7 @@ pub(crate) const CASES: &[Case] = &[
     Case::hal(121, "an idle device uses no processor", &[], idle).alone(),
 ];
 
-/// What the child found, as its exit status.
+/// The child's result, as its exit status.
 #[cfg(unix)]
 mod found {
     pub(super) const WORKED: i32 = 0;
@@ -33,14 +33,14 @@ fn fork(env: &Env) -> Outcome {
     let buffer = env.buffer(&stream, 64)?;
     direct(&stream, &[fill(&buffer, 1, 1)])?;
     env.drain(&stream)?;
-    // The backend's threads are asleep then.
+    // The backend's threads sleep then.
     std::thread::sleep(Duration::from_millis(20));
     let patience = env.patience();
-    // SAFETY: the child calls the backend, which is what is tried, and leaves by `_exit`: nothing of the parent's is torn down in it. The
-    // alarm ends it whatever happens.
+    // SAFETY: the child calls the backend, which is the subject of the case, and leaves by `_exit`,
+    // so none of the parent's objects are destroyed in it. The alarm ends the child in any case.
     let child = unsafe { libc::fork() };
     if child == 0 {
-        // SAFETY: no arguments but a number of seconds.
+        // SAFETY: the argument is a number of seconds.
         unsafe { libc::alarm(u32::try_from(patience.as_secs()).unwrap_or(u32::MAX).saturating_add(2)) };
         let result = direct(&stream, &[fill(&buffer, 2, 1)]).and_then(|v| stream.wait_host(v, Some(patience / 4)));
         let status = match result {
@@ -54,11 +54,11 @@ fn fork(env: &Env) -> Outcome {
     }
     check!(child > 0, "the process cannot be forked");
     let mut status = 0;
-    // SAFETY: the child made above; the status outlives the call.
+    // SAFETY: the child was made above; the status outlives the call.
     let ended =
         env.until("the child ends", || unsafe { libc::waitpid(child, &raw mut status, libc::WNOHANG) } == child);
     if ended.is_err() {
-        // SAFETY: the child made above, which nobody has waited for yet.
+        // SAFETY: the child was made above, and no call has waited for it yet.
         unsafe {
             libc::kill(child, libc::SIGKILL);
             libc::waitpid(child, &raw mut status, 0);
@@ -67,7 +67,7 @@ fn fork(env: &Env) -> Outcome {
     }
     check!(libc::WIFEXITED(status), "the forked child was ended by signal {}", libc::WTERMSIG(status));
     match libc::WEXITSTATUS(status) {
-        // A device that has nothing in the driver or in threads may go on.
+        // A device without state in the driver or in threads may continue.
         found::WORKED | found::TOLD => {}
         found::UNCLEAR => return failed("the error in the forked child does not say that it is a fork"),
         other => return failed(format!("the forked child ended with status {other}")),
@@ -129,7 +129,8 @@ fn many_waiting(env: &Env) -> Outcome {
             bindings: &[bind(&buffer, Access::Write)],
             params: &(i as u32 + 1).to_le_bytes(),
         }));
-        // SAFETY: the plan's pipelines, stamps and graphs are this device's, and its memory outlives the launches.
+        // SAFETY: the plan's pipelines, stamps and graphs are this device's, and its memory
+        // outlives the launches.
         let graph = unsafe { env.device().instantiate(Plan::new(ops)) }?;
         // The first stream waits for the last signal.
         let value = direct(&stream, &[Op::Wait(gate.line().at(next + n - 1 - i)), Op::Graph(&graph)])?;
@@ -149,11 +150,11 @@ fn many_waiting(env: &Env) -> Outcome {
     Ok(())
 }
 
-/// The processor time that this process has used so far.
+/// The processor time of this process so far.
 #[cfg(unix)]
 fn used() -> Outcome<Duration> {
     let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-    // SAFETY: the clock is written to a place that outlives the call.
+    // SAFETY: the clock writes to a variable that outlives the call.
     if unsafe { libc::clock_gettime(libc::CLOCK_PROCESS_CPUTIME_ID, &raw mut time) } != 0 {
         return skipped("this system does not say how much processor time a process has used");
     }
@@ -172,7 +173,7 @@ fn idle(env: &Env) -> Outcome {
         direct(stream, &[fill(&buffer, 1, 1)])?;
         env.drain(stream)?;
     }
-    // Threads may stay awake for a while after their last work.
+    // Threads may stay awake for a short time after their last work.
     std::thread::sleep(Duration::from_millis(300));
     let window = Duration::from_millis(250);
     let mut least = Duration::MAX;

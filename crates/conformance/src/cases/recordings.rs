@@ -115,13 +115,13 @@ fn arena(env: &Env) -> Outcome {
         let temporary = rt.alloc(1 << 16)?;
         rt.stream().copy(temporary.view(), input.view())?;
         rt.stream().copy(output.view(), temporary.view())
-        // Freed here: back to the plan, not to the pool.
+        // Freed here: the memory returns to the plan, not to the pool.
     })?;
     check!(graph.arena_bytes() >= 1 << 16, "the graph holds {} bytes for its temporary", graph.arena_bytes());
     for round in 0..5u8 {
         runtime.stream().fill(input.view(), Pattern::U8(round))?;
         graph.launch()?;
-        // What the general pool gives out meanwhile must not be the graph's.
+        // The general pool must not return the graph's memory meanwhile.
         let noise: Vec<_> = (0..8).map(|_| runtime.alloc(1 << 16)).collect::<leasehold::Result<_>>()?;
         for buffer in &noise {
             runtime.stream().fill(buffer.view(), 0xffu8)?;
@@ -153,7 +153,7 @@ fn events(env: &Env) -> Outcome {
 }
 
 fn lazy_kernels(env: &Env) -> Outcome {
-    // The kernel is made ready in the middle of the recording.
+    // The pipeline is made during the recording.
     let f = filler(env)?;
     check_eq!(f.runtime.download::<u32>(&f.buffer)?, [0; 256], "the buffer after recording");
     f.graph.launch()?;

@@ -1,4 +1,4 @@
-//! Streams: order, overlap, limits, drops.
+//! Stream cases: order, overlap, limits, drops.
 
 use crate::case::{Case, Need, Outcome, check, check_eq, expect_error};
 use crate::env::{Env, direct, leasehold_on};
@@ -89,7 +89,7 @@ fn in_order(env: &Env) -> Outcome {
     let buffers: Vec<_> = (0..3).map(|_| env.buffer(&stream, 1 << 16)).collect::<Outcome<_>>()?;
     let [a, b, c] = [&buffers[0], &buffers[1], &buffers[2]];
     for round in 0..20u32 {
-        // Any other order leaves other bytes somewhere.
+        // Any other order would leave other bytes.
         env.submit(&stream, &[fill(a, round, 1), copy(a, b), fill(a, round + 100, 1), copy(a, c)])?;
         env.submit(&stream, &[fill(a, round + 50, 1)])?;
         for (buffer, value) in [(a, round + 50), (b, round), (c, round + 100)] {
@@ -106,10 +106,12 @@ fn overlap(env: &Env) -> Outcome {
     let shared = pinned.alloc(Layout::new(512), leasehold_on(&a))?;
     let at =
         |offset: u64, len: u64, access| Binding { addr: shared.addr() + offset, len, native: shared.native(), access };
-    // SAFETY: pinned memory is host memory at its address, aligned to 256, as long as its lease lives.
+    // SAFETY: pinned memory is host memory at its address, aligned to 256, as long as its lease
+    // lives.
     let seen = unsafe { &*((shared.addr() + 256) as *const AtomicU32) };
     seen.store(0, Ordering::Relaxed);
-    // SAFETY: as above.
+    // SAFETY: pinned memory is host memory at its address, aligned to 256, as long as its lease
+    // lives.
     unsafe { &*(shared.addr() as *const AtomicU32) }.store(0, Ordering::Release);
     let (spin, set) = (env.kernel(TestKernel::SpinUntilFlag)?, env.kernel(TestKernel::Fill)?);
     let limit = u32::try_from(env.patience().as_millis()).unwrap_or(u32::MAX).to_le_bytes();
@@ -217,7 +219,7 @@ fn submit_while_waiting(env: &Env) -> Outcome {
 
 fn own_streams(env: &Env) -> Outcome {
     let streams: Vec<_> = (0..4).map(|_| env.stream()).collect::<Outcome<_>>()?;
-    // The words by which drivers name their default streams; 0 throughout where there are no native streams.
+    // The words by which drivers name their default streams; all 0 without native streams.
     let words: Vec<u64> = streams.iter().map(|s| s.native()).collect();
     check!(words.iter().all(|&w| w == 0) || words.iter().all(|&w| w > 2), "native streams {words:?}");
     if env.device().caps().foreign_calls {
@@ -233,7 +235,7 @@ fn own_streams(env: &Env) -> Outcome {
         check!(!matches!(word, 1 | 2), "a library call was given the driver's default stream {word}");
         check!(word != 0 || words[0] == 0, "a library call was given no stream, and {} is there", words[0]);
     }
-    // What a default stream orders implicitly: everything on the device.
+    // A default stream would implicitly order all work of the device.
     let hold = env.hold(&streams[0])?;
     let held = direct(&streams[0], &[])?;
     streams[0].flush()?;
@@ -253,7 +255,8 @@ fn own_streams(env: &Env) -> Outcome {
         if env.device().caps().graphs {
             let mut list = OpList::new();
             list.push(&fill(&buffer, 9, 1));
-            // SAFETY: the plan's pipelines, stamps and graphs are this device's, and its memory outlives the launches.
+            // SAFETY: the plan's pipelines, stamps and graphs are this device's, and its memory
+            // outlives the launches.
             let graph = unsafe { env.device().instantiate(Plan::new(list)) }?;
             let value = direct(free, &[Op::Graph(&graph)])?;
             env.wait(free, value)?;

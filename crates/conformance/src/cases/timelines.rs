@@ -1,4 +1,4 @@
-//! Timelines: gates, waits, failures that travel.
+//! Timeline cases: host timelines, waits, and the propagation of failures.
 
 use crate::case::{Case, Need, Outcome, Stop, check, check_eq, expect_error};
 use crate::cases::streams::{copy, fill};
@@ -68,7 +68,7 @@ fn timeouts(env: &Env) -> Outcome {
     let wait = |ms, what: &str| expect_error(gate.wait_host(next, Some(Duration::from_millis(ms))), "Timeout", what);
     let took = env.best_of(25, || wait(0, "a poll of a value that is not there").map(drop))?;
     check!(took < Duration::from_millis(40), "the fastest of 25 polls took {took:?}");
-    // Never too short; how much too long is the machine's load, but not every time.
+    // Never too short. The excess depends on the machine's load, but not in every try.
     let took = env.best_of(3, || wait(50, "a wait of 50 ms").map(drop))?;
     check!(took >= Duration::from_millis(49), "a wait of 50 ms took {took:?}");
     check!(took < env.patience() / 2, "the fastest of three waits of 50 ms took {took:?}");
@@ -84,7 +84,7 @@ fn wait_before_signal(env: &Env) -> Outcome {
     let (gate, next) = env.gate()?;
     let value = direct(&stream, &[Op::Wait(gate.line().at(next)), fill(&buffer, 2, 1)])?;
     stream.flush()?;
-    // Long enough for work that does not wait to be seen.
+    // Long enough for non-waiting work to become visible.
     env.linger(Duration::from_millis(20));
     check_eq!(stream.line().check(value)?, false, "work behind a gate that nobody signalled");
     check_eq!(env.read(&reader, &buffer)?, [1; 64], "the buffer before the signal");
@@ -137,7 +137,7 @@ fn wait_lists(env: &Env) -> Outcome {
         check_eq!(any.join().map_err(|_| Stop::Failed("a waiter panicked".into()))??, 0, "which of one is there");
         Ok::<_, Stop>(())
     })?;
-    // One that fails is everybody's answer, and does not wait for the others.
+    // A failed one determines the result for all, without a wait for the others.
     let (broken, silent) = (runtime.create_gate()?, runtime.create_gate()?);
     broken.fail(Error::state("the cause"));
     let list = [points[0], broken.next(), silent.next()];
@@ -213,7 +213,7 @@ fn fan(env: &Env) -> Outcome {
     }
     let last = direct(&sink, &ops)?;
     sink.flush()?;
-    // Long enough for work that does not wait to be seen.
+    // Long enough for non-waiting work to become visible.
     env.linger(Duration::from_millis(20));
     check_eq!(sink.line().check(last)?, false, "the fan-in before the signal");
     gate.signal_host(next)?;
@@ -285,7 +285,7 @@ fn failed_wait_does_not_run(env: &Env) -> Outcome {
         if fails_first {
             gate.fail(Error::state("the cause"));
         }
-        // A backend may refuse the submission at once, or take it and let it fail.
+        // A backend may refuse the submission at once, or accept it and let it fail.
         let taken = direct(&stream, &[Op::Wait(on), fill(&buffer, 2, 1)]);
         if !fails_first {
             stream.flush()?;

@@ -118,7 +118,7 @@ fn beyond_4_gib(env: &Env) -> Outcome {
     let copy = |from: &Lease<Buffer>, src: u64, to: &Lease<Buffer>, dst: u64, bytes| {
         Op::Copy(Copy2d::linear((from.addr() + src, from.native()), (to.addr() + dst, to.native()), bytes))
     };
-    // The low end is what a truncated offset would hit.
+    // A truncated offset would hit the low end.
     for at in [EDGE - 2048, EDGE, EDGE + 512, EDGE + (1 << 20) - 4096] {
         let low = at & (EDGE - 1) & !4095;
         let low = if low >= EDGE - 4096 { 0 } else { low };
@@ -131,7 +131,7 @@ fn beyond_4_gib(env: &Env) -> Outcome {
             check!(bytes.iter().all(|&b| b == 0x11), "a copy to offset {at:#x} wrote at {low:#x}");
         }
     }
-    // Rows that are so far apart that the second lies beyond.
+    // Rows so far apart that the second lies beyond the boundary.
     let rows = Copy2d {
         src: large.addr() + 64,
         src_native: large.native(),
@@ -187,7 +187,8 @@ fn aliases(env: &Env) -> Outcome {
         let start = [round.to_le_bytes()].concat().repeat(256);
         env.write(&stream, &buffer, &start)?;
         env.write(&stream, &one, &1u32.to_le_bytes().repeat(128))?;
-        // The upper half is made of the lower, then the lower of the upper: writes after reads and reads after writes.
+        // The upper half is computed from the lower one, then the lower from the upper: writes
+        // after reads and reads after writes.
         let launch = |a: u64, b: u64| [half(a, Access::Read), bind(&one, Access::Read), half(b, Access::Write)];
         let (up, down) = (launch(0, 512), launch(512, 0));
         let op = |bindings| {
@@ -260,7 +261,8 @@ fn burst(env: &Env) -> Outcome {
     env.drain(&stream)?;
     let took = start.elapsed();
     check!(took < env.patience().max(Duration::from_secs(5)), "1,000 small copies took {took:?}");
-    // Each copy carried what the fill before the last one had not yet reached: nothing but zeros may arrive.
+    // Each copy carries bytes that the fill before the last one had not reached: only zeros may
+    // arrive.
     check_eq!(env.read(&stream, &out)?, [0; 8], "what the chain of copies carried");
     let marks = env.read_u32(&stream, &ring)?;
     check!((0..1000).all(|i| marks[i * 2] == i as u32), "a fill was overtaken by a copy");
@@ -293,14 +295,15 @@ fn uploads_never_wait(env: &Env) -> Outcome {
         let (first, second) = (runtime.alloc(bytes as u64)?, runtime.alloc(bytes as u64)?);
         runtime.stream().fill(first.view(), 9u8)?;
         runtime.stream().fill(second.view(), 9u8)?;
-        // This very thread raises the gate afterwards: whoever waits for the stream hangs.
+        // This thread signals the host timeline afterwards, so a call that waits for the stream
+        // hangs.
         let gate = runtime.create_gate()?;
         let go = gate.next();
         runtime.stream().wait(go)?;
         let mut source = pageable;
         runtime.stream().upload(first.view(), &source)?;
         source.fill(0xee);
-        // SAFETY: nobody submits anything that uses the memory.
+        // SAFETY: no later submission uses the memory.
         let mapped = unsafe { runtime.map_write(pinned.view()) }?;
         mapped.fill(2);
         runtime.stream().upload(second.view(), mapped)?;
@@ -323,7 +326,7 @@ fn dropped_source(env: &Env) -> Outcome {
         let source = Arc::new(vec![i as u8 + 1; 100_000]);
         runtime.stream().upload_owned(buffer.view(), source)?;
     }
-    // What the allocator of the host would hand out again at once, were it free.
+    // Memory that the host allocator would return at once if the bytes were free.
     let noise: Vec<Vec<u8>> = (0..8).map(|_| vec![0xff; 100_000]).collect();
     hold.release()?;
     for (i, buffer) in buffers.iter().enumerate() {

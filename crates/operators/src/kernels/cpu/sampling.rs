@@ -284,7 +284,7 @@ impl Task for Draw<'_> {
     }
 }
 
-/// Advances the position by `step` and appends the token to the ring. Each word is written as one
+/// Advances the position by `step` and appends the token to the ring. The ring's word is one atomic
 /// access, because the host may read any word of a ring at any time.
 ///
 /// # Safety
