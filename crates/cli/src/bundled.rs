@@ -1,9 +1,9 @@
-//! The model that is part of the program, so that the binary works wherever it is copied.
+//! The bundled model, which is part of the program, so that the binary works without files.
 
 use leasehold::Result;
 use leasehold_llama::{Config, Tokenizer, Weights};
 
-/// Bytes at an address at which weights can be used in place.
+/// Bytes with an alignment that allows the use of weights in place.
 #[repr(C, align(64))]
 struct Aligned<T: ?Sized>(T);
 
@@ -11,7 +11,7 @@ static WEIGHTS: &Aligned<[u8]> = &Aligned(*include_bytes!("../../../models/tiny-
 static CONFIG: &[u8] = include_bytes!("../../../models/tiny-python/config.json");
 static TOKENIZER: &[u8] = include_bytes!("../../../models/tiny-python/tokenizer.json");
 
-/// The name that reports use.
+/// The name in reports.
 pub(crate) const NAME: &str = "tiny-python (bundled)";
 
 pub(crate) fn config() -> Result<Config> {

@@ -1,4 +1,5 @@
-//! How the conformance suite gets the backends of this build: the vendor's CUDA, CUDA over the simulated driver, the simulated device.
+//! Factories of the conformance suite: the vendor's CUDA, CUDA over the simulated driver, and the
+//! simulated device.
 //!
 //! This module must not know what a case does.
 
@@ -21,7 +22,7 @@ use std::time::{Duration, Instant};
 const STICKY: Expectation =
     Expectation { case: 117, reason: "a kernel's fault ends its context, and so every stream of the device" };
 
-/// Seen on two H200s: after a trap on one, a fill on the other reports 719.
+/// Observed on two H200s: after a trap on one device, a fill on the other reports 719.
 const SHARED_FATE: Expectation =
     Expectation { case: 110, reason: "a kernel's fault ends the contexts of all devices in its process" };
 
@@ -46,22 +47,22 @@ impl Factory for Cuda {
     }
 }
 
-/// Looks at the flag each time that it is asked, until its limit of real time is over.
+/// Reads the flag at each poll, until its limit of real time has passed.
 fn spin() -> KernelBody {
-    // When each launch began, by where it answers.
+    // The start of each launch, by its output address.
     let begun: Mutex<BTreeMap<u64, Instant>> = Mutex::new(BTreeMap::new());
     KernelBody::poll(move |launch: &Launch<'_>| {
         let (flag, out) = (launch.pointer::<u32>(0).0, launch.pointer::<u32>(1).0);
         let limit = Duration::from_millis(launch.params::<u32>()?.into());
         let mut begun = begun.lock();
         let start = *begun.entry(out as u64).or_insert_with(Instant::now);
-        // SAFETY: the machine checked the bindings; the flag is written by others past any cache.
+        // SAFETY: the machine checked the bindings. Other code writes the flag without a cache.
         let seen = unsafe { flag.read_volatile() } != 0;
         if !seen && start.elapsed() < limit {
             return Ok(Poll::Pending);
         }
         begun.remove(&(out as u64));
-        // SAFETY: as above.
+        // SAFETY: the machine checked the bindings, and `out` is this launch's own.
         unsafe { out.write(if seen { 1 } else { 2 }) };
         Ok(Poll::Ready(()))
     })
@@ -73,7 +74,7 @@ fn kernels() -> KernelRegistry {
     for kernel in TestKernel::ALL {
         let body = match kernel {
             TestKernel::SpinUntilFlag => spin(),
-            // SAFETY: launches come through the suite, whose cases have elements for each block.
+            // SAFETY: all launches come from the suite, whose cases have elements for each block.
             other => unsafe { KernelBody::cpu(other.function()) },
         };
         all.register(kernel.name(), KernelSpec::new(kernel.bindings(), kernel.params(), body));
@@ -81,8 +82,8 @@ fn kernels() -> KernelRegistry {
     all
 }
 
-/// Cases raise flags in pinned memory without a word to the machine, whose threads then sleep: it is told to look again now and then, as
-/// long as its driver is there.
+/// Cases write flags in pinned memory without a call of the machine, whose threads may sleep. This
+/// thread wakes them periodically, as long as the driver exists.
 fn ring(machine: Monitor, driver: Weak<SimDriver>) -> leasehold::Result<()> {
     let watch = move || {
         while driver.strong_count() > 0 {
@@ -94,10 +95,10 @@ fn ring(machine: Monitor, driver: Weak<SimDriver>) -> leasehold::Result<()> {
     named.spawn(watch).map(|_| ()).map_err(|e| leasehold_core::crew::refused(&e))
 }
 
-/// Makes the next calls of a kind fail.
+/// Fault control: makes the next calls of a kind fail.
 struct Switchboard {
     machine: Monitor,
-    /// The names of the calls that submit, create and take memory.
+    /// The names of the calls that submit, create and allocate.
     calls: [&'static [&'static str]; 3],
 }
 
@@ -144,8 +145,9 @@ impl Factory for SimulatedCuda {
 
     fn faulty(&self) -> Option<leasehold::Result<(Arc<dyn Backend>, Arc<dyn Faults>)>> {
         Some(self.make().map(|(backend, driver)| {
-            // What cases call next; copies are left out, which would strike later, when what was written is read back. Modules are kept by
-            // their source, so that the next kernel may need no new one, but always its function.
+            // The next calls of the cases. Copies are omitted: a fault in one would occur later, at
+            // the read back of the data. Modules are cached by their source, so the next kernel may
+            // need no new module, but always its function.
             let calls: [&'static [&'static str]; 3] = [
                 &["cuMemsetD8Async", "cuLaunchKernel"],
                 &["cuModuleGetFunction"],
@@ -203,7 +205,7 @@ mod tests {
     use leasehold::{DeviceId, Layout};
     use leasehold_conformance::{Filter, Status, Tag, Wrap, run};
 
-    /// Keeps the machines of the backends that were made.
+    /// Keeps the machines of the backends.
     struct Kept {
         inner: SimulatedCuda,
         machines: Mutex<Vec<Monitor>>,
@@ -245,7 +247,8 @@ mod tests {
         assert_eq!(calls(driver.machine(), "cuMemCreate"), 0, "memory beside the buffers");
     }
 
-    /// What a checker of accesses would report, the race detector reports: here not even reads of fresh memory are meant.
+    /// The race detector reports what a checker of accesses would report. In these cases even reads
+    /// of fresh memory are defects.
     #[test]
     fn the_cases_for_sanitizers_are_clean_with_each_buffer_of_its_own() {
         let kept = Arc::new(Kept { inner: pass_through(), machines: Mutex::default() });

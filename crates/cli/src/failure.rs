@@ -1,14 +1,14 @@
-//! What the command says when it fails: one line, and an exit status.
+//! Failures of the command: a message of one line, and an exit status.
 
 use leasehold_input::shown_within;
 use std::fmt::Write;
 use std::io;
 use std::process::ExitCode;
 
-/// The most characters that it says.
+/// The maximum length of the message in characters.
 const LONGEST: usize = 4000;
 
-/// Why the command fails.
+/// The reason why the command fails.
 #[derive(Debug)]
 pub(crate) struct Failure {
     message: String,
@@ -16,21 +16,21 @@ pub(crate) struct Failure {
 }
 
 impl Failure {
-    /// Something failed.
+    /// A failure of an operation.
     pub(crate) fn new(message: impl Into<String>) -> Self {
         Self { message: message.into(), usage: false }
     }
 
-    /// The command line makes no sense.
+    /// A failure of the command line's meaning.
     pub(crate) fn misuse(message: impl Into<String>) -> Self {
         Self { message: message.into(), usage: true }
     }
 
-    /// The command line cannot be parsed: the parser's message in one line.
+    /// A command line that cannot be parsed: the parser's message in one line.
     pub(crate) fn usage(error: &clap::Error) -> Self {
         let text = error.to_string();
         let mut message = String::new();
-        // The first paragraph says what is wrong; the rest is help.
+        // The first paragraph is the message; the rest is help.
         for line in text.lines().take_while(|l| !l.trim().is_empty()) {
             let line = line.trim();
             let _ = write!(message, "{}{line}", if message.is_empty() { "" } else { " " });
@@ -38,15 +38,15 @@ impl Failure {
         Self::misuse(message.strip_prefix("error: ").unwrap_or(&message).to_owned())
     }
 
-    /// Adds where it happened.
+    /// Adds the place of the failure.
     pub(crate) fn at(mut self, place: impl std::fmt::Display) -> Self {
         self.message = format!("{place}: {}", self.message);
         self
     }
 
-    /// Says it and gives the exit status.
+    /// Prints the message and returns the exit status.
     pub(crate) fn report(&self) -> ExitCode {
-        // One line that no terminal obeys, whatever file or driver parts of it come from.
+        // One line without control characters, because parts of it may come from a file or driver.
         let line = self.message.replace('\n', " ");
         let line = shown_within(&line, LONGEST);
         // A closed standard error leaves only the status.

@@ -1,7 +1,8 @@
 //! The `leasehold` command: devices, run, replay, bench, conformance, stress.
 //!
-//! Errors are one line on standard error that says what and where; the exit status is 2 for a command line that makes no sense and 1
-//! for everything that fails. Results go to standard output, progress to standard error.
+//! An error is one line on standard error that names the problem and its place. The exit status is
+//! 2 for an invalid command line and 1 for every other failure. Results go to standard output,
+//! progress to standard error.
 
 mod bundled;
 mod commands;

@@ -1,7 +1,7 @@
-//! Which system a command runs on: what the machine has, or simulated devices.
+//! The system of a command: the machine's devices, or simulated ones.
 //!
-//! Simulated devices run the CPU's kernels under the names of the CUDA entries, with the race detector on; what it reports is an error at the
-//! command's end.
+//! Simulated devices run the CPU's kernels under the names of the CUDA entries, with the race
+//! detector on. Its reports become an error at the command's end.
 //!
 //! This module must not know what the commands do.
 
@@ -12,11 +12,11 @@ use leasehold::cpu::{CpuBackend, CpuConfig};
 use leasehold::{BackendKind, Context, DeviceId, Runtime};
 use std::sync::Arc;
 
-/// The device of a command, and how it is made.
+/// The device of a command, and its settings.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Request {
     pub(crate) device: DeviceId,
-    /// Threads that a kernel may use, on the CPU.
+    /// Threads of a kernel, on the CPU.
     pub(crate) threads: Option<usize>,
     /// The seed of a simulated driver.
     pub(crate) sim: Option<u64>,
@@ -24,20 +24,20 @@ pub(crate) struct Request {
 }
 
 impl Request {
-    /// A device as it is.
+    /// A device with default settings.
     pub(crate) fn new(device: DeviceId, threads: Option<usize>) -> Self {
         Self { device, threads, sim: None, memory: Wishes::default() }
     }
 }
 
-/// A runtime, and the machine under it where it is simulated.
+/// A runtime and, for a simulated device, its machine.
 pub(crate) struct System {
     pub(crate) runtime: Runtime,
     #[cfg(feature = "cuda")]
     machine: Option<leasehold_sim::Monitor>,
 }
 
-/// A backend, and the machine under it.
+/// A backend and, for a simulated device, its machine.
 struct Made {
     backend: Arc<dyn Backend>,
     #[cfg(feature = "cuda")]
@@ -71,10 +71,10 @@ impl System {
         })
     }
 
-    /// Whether the race detector saw nothing so far; always, where there is none.
+    /// Checks that the race detector has no reports so far; always `Ok` without one.
     ///
     /// # Errors
-    /// The first reports, where there are any.
+    /// The first reports, if any exist.
     pub(crate) fn check(&self) -> Result<(), Failure> {
         #[cfg(feature = "cuda")]
         if let Some(machine) = &self.machine {
@@ -88,7 +88,7 @@ impl System {
     }
 }
 
-/// The CPU as asked for.
+/// The CPU backend of the request.
 fn cpu(request: &Request) -> Result<Arc<dyn Backend>, Failure> {
     let config = request.threads.map_or_else(CpuConfig::default, CpuConfig::threads);
     let config = config.debug(request.memory.debug).trace_events(request.memory.trace_events);
@@ -110,7 +110,7 @@ fn make(request: &Request) -> Result<Option<Made>, Failure> {
     }
 }
 
-/// The backend as asked for; `None` for one that this build has not got.
+/// The backend of the request; `None` if this build does not have it.
 #[cfg(feature = "cuda")]
 fn make(request: &Request) -> Result<Option<Made>, Failure> {
     use leasehold_sim::SimBackend;
@@ -143,7 +143,7 @@ fn make(request: &Request) -> Result<Option<Made>, Failure> {
     Ok(Some(Made { backend, machine }))
 }
 
-/// Refuses wishes that a plain simulated device would ignore.
+/// Refuses settings that a plain simulated device would ignore.
 #[cfg(feature = "cuda")]
 pub(crate) fn unaided(device: DeviceId, wishes: Wishes) -> Result<(), Failure> {
     if wishes.debug.any() {
@@ -156,7 +156,7 @@ pub(crate) fn unaided(device: DeviceId, wishes: Wishes) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Simulated devices, as commands use them.
+/// Simulated devices for the commands.
 #[cfg(feature = "cuda")]
 pub(crate) mod simulated {
     use leasehold_cuda::driver::sim::{SimDriver, SimDriverConfig};
@@ -164,11 +164,11 @@ pub(crate) mod simulated {
     use leasehold_sim::{KernelRegistry, MachineConfig};
     use std::sync::Arc;
 
-    /// Bytes of memory of a simulated device. Only what is touched takes memory of the host.
+    /// Bytes of memory of a simulated device. Only accessed memory occupies host memory.
     const MEMORY: u64 = 4 << 30;
-    /// Simulated devices.
+    /// The number of simulated devices.
     const DEVICES: u32 = 2;
-    /// What orders what may happen in any order, when nobody says.
+    /// The default seed of a simulated driver's random order.
     pub(crate) const SEED: u64 = 1;
 
     /// A simulated machine with these kernels.

@@ -1,12 +1,13 @@
-//! Small tables for people.
+//! Small tables for human readers.
 
 use leasehold_input::shown_within;
 use std::fmt;
 
-/// The most characters of a cell. Control characters in it, whose text may be a driver's or a file's, are escaped.
+/// The maximum number of characters of a cell. Control characters are escaped, because the text may
+/// come from a driver or a file.
 const CELL: usize = 1000;
 
-/// Rows of cells; the first column is left-aligned, the others right-aligned, unless they are words.
+/// Rows of cells. The first column is left-aligned, the others right-aligned unless they are words.
 #[derive(Debug, Default)]
 pub(crate) struct Table {
     rows: Vec<Vec<String>>,

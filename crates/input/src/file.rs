@@ -1,4 +1,4 @@
-//! Opening and reading: regular files only, within a limit.
+//! File input: regular files only, within a limit.
 
 use crate::shown_within;
 use std::fmt;
@@ -6,30 +6,30 @@ use std::fs::{File, FileType, OpenOptions};
 use std::io::{self, ErrorKind, Read};
 use std::path::Path;
 
-/// Why a file is not read.
+/// The reason why a file is not read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Cause {
-    /// Nothing bears that name.
+    /// No file has this name.
     Missing,
-    /// The system refuses to open or read it.
+    /// The system refuses to open or read the file.
     Unreadable,
-    /// It is a folder, a pipe, a socket or a device.
+    /// The path is a folder, a pipe, a socket or a device.
     NotRegular,
-    /// It is longer than its limit.
+    /// The file is longer than its limit.
     TooLong,
 }
 
-/// A file that is not read. It displays as one line that names the file.
+/// The refusal of a file. The display is one line that names the file.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Refusal {
-    /// Why.
+    /// The reason.
     pub cause: Cause,
     message: String,
 }
 
 impl Refusal {
     fn new(path: &Path, cause: Cause, what: impl fmt::Display) -> Self {
-        // As long as a system lets a path be.
+        // The maximum length of a path on common systems.
         let name = path.display().to_string();
         Self { cause, message: format!("{}: {what}", shown_within(&name, 4096)) }
     }
@@ -58,11 +58,12 @@ pub fn open(path: &Path) -> Result<File, Refusal> {
     #[cfg(unix)]
     {
         use std::os::unix::fs::OpenOptionsExt;
-        // Without it, to open a pipe waits for its writer. On regular files it means nothing.
+        // Without this flag, the open of a pipe waits for its writer. The flag has no effect on
+        // regular files.
         how.custom_flags(libc::O_NONBLOCK | libc::O_NOCTTY);
     }
     let file = how.open(path).map_err(|e| Refusal::of(path, &e))?;
-    // Asked of what was opened: a path may name something else by now.
+    // The check uses the opened file, because the path may name another file by now.
     let kind = file.metadata().map_err(|e| Refusal::of(path, &e))?.file_type();
     if !kind.is_file() {
         return Err(Refusal::new(path, Cause::NotRegular, format_args!("{}; a regular file is expected", name(kind))));
@@ -73,7 +74,7 @@ pub fn open(path: &Path) -> Result<File, Refusal> {
 /// Reads a whole regular file of at most `limit` bytes.
 ///
 /// # Errors
-/// As [`open`]; [`Cause::TooLong`], also for a file that grows meanwhile.
+/// As [`open`]; [`Cause::TooLong`], also for a file that grows during the read.
 pub fn read(path: &Path, limit: u64) -> Result<Vec<u8>, Refusal> {
     let file = open(path)?;
     let too_long = |size: fmt::Arguments<'_>| {

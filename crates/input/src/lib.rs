@@ -1,10 +1,10 @@
-//! Files and text from outside.
+//! Safe input: files and text from outside the program.
 //!
-//! [`open`] and [`read`] are how every crate opens a file that somebody else wrote: regular files
-//! only, within a limit, and never waiting for a writer. [`Lines`] reads text by lines of a bounded
-//! length. [`shown`] makes text fit for a message or a terminal.
+//! Every crate opens an external file with [`open`] or [`read`]: regular files only, within a
+//! limit, without a wait for a writer. [`Lines`] reads text by lines of a bounded length. [`shown`]
+//! makes text safe for a message or a terminal.
 //!
-//! This crate must not know what a file means, and gives no crate's errors but its own.
+//! This crate must not know what a file means, and returns only its own errors.
 #![forbid(unsafe_code)]
 
 mod file;

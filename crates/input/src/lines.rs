@@ -1,18 +1,18 @@
-//! Text by lines of a bounded length.
+//! Line input: text by lines of a bounded length.
 
 use std::io::{self, BufRead, BufReader, Read};
 
 /// A byte order mark, which some editors put before a text.
 const MARK: &[u8] = "\u{feff}".as_bytes();
 
-/// Why a line cannot be had.
+/// The reason why a line cannot be read.
 #[derive(Debug)]
 pub enum LineError {
-    /// Reading failed.
+    /// The read failed.
     Io(io::Error),
-    /// It is longer than the bound, which is given.
+    /// The line is longer than the bound, which is the value.
     TooLong(usize),
-    /// It is no UTF-8.
+    /// The line is not UTF-8.
     NoText,
 }
 
@@ -28,8 +28,8 @@ impl std::fmt::Display for LineError {
 
 impl std::error::Error for LineError {}
 
-/// Reads lines, each of at most so many bytes. Holds one line and a block of input, however long
-/// the input is.
+/// Reads lines with a bounded number of bytes. Its memory is one line and a block of input, for any
+/// length of the input.
 ///
 /// ```
 /// let mut lines = leasehold_input::Lines::new("\u{feff}a\r\nb".as_bytes(), 80);
@@ -48,25 +48,25 @@ pub struct Lines<R> {
 }
 
 impl<R: Read> Lines<R> {
-    /// Reads lines of at most `bound` bytes, their ends not counted.
+    /// Reads lines of at most `bound` bytes, without their ends.
     pub fn new(input: R, bound: usize) -> Self {
         Self { input: BufReader::with_capacity(1 << 16, input), bound, line: Vec::new(), number: 0 }
     }
 
-    /// How many lines there were; the number of the last one.
+    /// The number of lines read so far, which is the number of the last one.
     pub fn number(&self) -> u64 {
         self.number
     }
 
     /// The next line without its end, `None` after the last. A byte order mark before the first
-    /// line is passed over.
+    /// line is skipped.
     ///
     /// # Errors
-    /// Says what is wrong with the line whose number [`number`](Self::number) is then.
+    /// The reason why the line cannot be read; [`number`](Self::number) is the line's number then.
     #[expect(clippy::should_implement_trait, reason = "the line is lent")]
     pub fn next(&mut self) -> Result<Option<&str>, LineError> {
         self.line.clear();
-        // Room for the line, its end of two bytes, and a mark.
+        // Space for the line, its end of two bytes, and a mark.
         let most = self.bound as u64 + 2 + MARK.len() as u64;
         let n = (&mut self.input).take(most + 1).read_until(b'\n', &mut self.line);
         self.number += 1;

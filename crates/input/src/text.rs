@@ -1,11 +1,11 @@
-//! Text from outside, as messages and terminals show it.
+//! External text in a form that is safe for messages and terminals.
 
 use std::fmt::{self, Write};
 
-/// The most characters of a value that a message quotes.
+/// The maximum number of characters that a message quotes from a value.
 const VALUE: usize = 120;
 
-/// Text for a message: control characters as escapes, and at most 120 characters of it.
+/// Text for a message: at most 120 characters, with control characters as escapes.
 ///
 /// ```
 /// assert_eq!(leasehold_input::shown("a\u{1b}[2Jb").to_string(), "a\\u{1b}[2Jb");
@@ -16,7 +16,7 @@ pub fn shown(text: &str) -> Shown<'_> {
     shown_within(text, VALUE)
 }
 
-/// As [`shown`], with at most `most` characters.
+/// Like [`shown`], with at most `most` characters.
 #[must_use]
 pub fn shown_within(text: &str, most: usize) -> Shown<'_> {
     Shown { text, most }
@@ -41,12 +41,12 @@ impl fmt::Display for Shown<'_> {
     }
 }
 
-/// Text for a terminal: control characters other than newline and tab as escapes, nothing cut.
+/// Text for a terminal: control characters other than newline and tab as escapes, without a limit.
 #[must_use]
 pub fn printable(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     for c in text.chars() {
-        // Writing to a string does not fail.
+        // A write to a string does not fail.
         let _ = if matches!(c, '\n' | '\t') { out.write_char(c) } else { show(c, &mut out) };
     }
     out
@@ -56,8 +56,8 @@ fn show(c: char, to: &mut impl Write) -> fmt::Result {
     if commands(c) { write!(to, "{}", c.escape_default()) } else { to.write_char(c) }
 }
 
-/// Whether a terminal takes it for a command: control characters, separators of lines, and those
-/// that turn the direction of writing.
+/// Returns whether a terminal may interpret the character: control characters, line separators, and
+/// characters that change the writing direction.
 fn commands(c: char) -> bool {
     c.is_control()
         || matches!(c, '\u{2028}' | '\u{2029}' | '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}')

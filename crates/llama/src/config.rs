@@ -1,9 +1,10 @@
 //! `config.json` of a Llama-architecture model: shapes, rotary embedding, biases, end tokens.
 //!
-//! Reads both generations of the file: transformers 5 keeps the rotary settings under `rope_parameters`, earlier versions
-//! spread them over `rope_theta` and `rope_scaling`. Everything is checked here, once, so that no later code meets a zero
-//! dimension, a size that overflows, or a setting that it would have to ignore: what this crate does not compute is
-//! [`Error::Unsupported`] by name.
+//! The module reads both generations of the file. Version 5 of transformers keeps the rotary
+//! settings under `rope_parameters`; earlier versions spread them over `rope_theta` and
+//! `rope_scaling`. All checks are here, so later code meets no zero dimension, no size that
+//! overflows and no ignored setting. A setting that this crate does not compute is
+//! [`Error::Unsupported`], by name.
 //!
 //! This module must not know weights, devices or the runtime.
 
@@ -16,22 +17,22 @@ use serde_json::{Map, Value};
 
 use crate::{Dtype, files};
 
-/// The widest dimension that is taken for real. Sizes that pass fit in 32 bits, products of two of them in 64.
+/// The maximum plausible dimension. Accepted sizes fit in 32 bits, products of two in 64.
 const MAX_DIM: u64 = 1 << 24;
-/// The most layers that are taken for real.
+/// The maximum plausible number of layers.
 const MAX_LAYERS: u64 = 1 << 14;
-/// The longest context that is taken for real.
+/// The maximum plausible context.
 const MAX_POSITIONS: u64 = 1 << 28;
-/// Bytes of a `config.json`; real ones have a few thousand.
+/// The maximum size of a `config.json` in bytes; real files have a few thousand.
 const MAX_BYTES: u64 = 16 << 20;
-/// transformers' default where the file has none.
+/// transformers' default if the file has none.
 const DEFAULT_THETA: f64 = 10_000.0;
-/// transformers' default where the file has none.
+/// transformers' default if the file has none.
 const DEFAULT_EPS: f64 = 1e-6;
 
 /// The shape and the settings of a model, checked.
 ///
-/// The fields bear their names in `config.json`. All sizes are non-zero and counts of elements.
+/// The fields have their names from `config.json`. All sizes are non-zero and counts of elements.
 ///
 /// ```
 /// let config = leasehold_llama::Config::from_slice(
@@ -47,7 +48,7 @@ const DEFAULT_EPS: f64 = 1e-6;
 #[derive(Debug, Clone, PartialEq)]
 #[non_exhaustive]
 pub struct Config {
-    /// Rows of the embedding and of the head; token ids are below it.
+    /// Rows of the embedding and of the head; token ids are less than this.
     pub vocab_size: usize,
     /// Width of the residual stream.
     pub hidden_size: usize,
@@ -77,17 +78,17 @@ pub struct Config {
     pub bos_token_id: Option<u32>,
     /// The tokens that end a sequence.
     pub eos_token_ids: Vec<u32>,
-    /// The type that most weights are stored in, as the file says; the weights' own headers decide.
+    /// The type of most stored weights, according to the file; the weights' own headers decide.
     pub dtype: Option<Dtype>,
 }
 
-/// The rotary position embedding: which angle a position turns each pair of a head by.
+/// The rotary position embedding: the angle by which a position rotates each pair of a head.
 #[derive(Debug, Clone, Copy, PartialEq)]
 #[non_exhaustive]
 pub struct Rope {
     /// The base of the frequencies.
     pub theta: f64,
-    /// How the frequencies are changed for contexts longer than the trained one.
+    /// The change of the frequencies for contexts longer than the trained one.
     pub scaling: RopeScaling,
 }
 
@@ -102,7 +103,8 @@ pub enum RopeScaling {
         /// The divisor.
         factor: f64,
     },
-    /// Long wavelengths divided by a factor, short ones kept, those between blended, as in Llama 3.1.
+    /// Long wavelengths divided by a factor, short ones kept, those in between blended, as in Llama
+    /// 3.1.
     Llama3 {
         /// The divisor.
         factor: f64,
@@ -116,8 +118,8 @@ pub enum RopeScaling {
 }
 
 impl Rope {
-    /// The `head_dim / 2` inverse frequencies, in radians per position: pair `i` of a head (its elements `i` and
-    /// `i + head_dim / 2`) at position `p` turns by `p * inverse_frequencies[i]`.
+    /// The `head_dim / 2` inverse frequencies, in radians per position: pair `i` of a head (its
+    /// elements `i` and `i + head_dim / 2`) at position `p` turns by `p * inverse_frequencies[i]`.
     ///
     /// Computed in f64 and rounded once.
     #[must_use]
@@ -154,20 +156,19 @@ impl RopeScaling {
 impl Config {
     /// Reads `DIR/config.json`. Blocks on the file.
     ///
-    /// # Errors
-    /// [`Error::NotFound`] without a readable file, [`Error::InvalidArgument`] for what is no regular file or has more than 16 MiB, else as
-    /// [`from_slice`](Self::from_slice).
+    /// [`Error::NotFound`] without a readable file. [`Error::InvalidArgument`] for a file that is
+    /// not regular or has more than 16 MiB. Otherwise as [`from_slice`](Self::from_slice).
     pub fn from_dir(dir: &Path) -> Result<Self> {
         let path = dir.join("config.json");
         let bytes = files::read(&path, MAX_BYTES)?;
         Self::from_slice(&bytes, &path.display().to_string())
     }
 
-    /// Reads the text of a `config.json`; `origin` stands for the file in messages.
+    /// Reads the text of a `config.json`; `origin` names the file in messages.
     ///
     /// # Errors
-    /// - [`Error::InvalidArgument`]: no JSON object; a key that is missing, of the wrong type or out of range; sizes that do
-    ///   not fit together.
+    /// - [`Error::InvalidArgument`]: not a JSON object; a key that is missing, of the wrong type or
+    ///   out of range; sizes that do not match.
     /// - [`Error::Unsupported`]: another architecture, activation, rope type or quantisation.
     pub fn from_slice(json: &[u8], origin: &str) -> Result<Self> {
         let value: Value = serde_json::from_slice(json)
@@ -201,7 +202,7 @@ impl Config {
     /// The number of weights, a tied head counted once.
     #[must_use]
     pub fn parameter_count(&self) -> u64 {
-        // Fits: `parse` has computed it with checks.
+        // The number fits: `parse` has computed it with checks.
         self.checked_parameter_count().unwrap_or(u64::MAX)
     }
 
@@ -276,7 +277,7 @@ fn parse(fields: &Fields<'_>) -> Result<Config> {
     Ok(config)
 }
 
-/// Refuses what would be computed wrongly.
+/// Refuses architectures that this crate would compute wrongly.
 fn check_architecture(fields: &Fields<'_>) -> Result<()> {
     const LLAMA: &str = "LlamaForCausalLM";
     if let Some(value) = fields.get("architectures") {
@@ -326,8 +327,8 @@ fn dtype(fields: &Fields<'_>) -> Result<Option<Dtype>> {
     Ok(None)
 }
 
-/// The rotary settings in either spelling, with transformers' order of precedence: a non-empty `rope_scaling` before
-/// `rope_parameters`, and within it `rope_theta` before the one outside.
+/// The rotary settings in either form, with transformers' order of precedence. A non-empty
+/// `rope_scaling` precedes `rope_parameters`; within it `rope_theta` precedes the outer one.
 fn rope(fields: &Fields<'_>, max_position_embeddings: usize) -> Result<Rope> {
     let mut inner = fields.inside("rope_parameters", "rope_parameters.")?;
     if let Some(old) = fields.inside("rope_scaling", "rope_scaling.")?.filter(|old| !old.map.is_empty()) {
@@ -384,7 +385,7 @@ fn rope(fields: &Fields<'_>, max_position_embeddings: usize) -> Result<Rope> {
     Ok(Rope { theta, scaling })
 }
 
-/// A JSON object whose values are asked for by key and type; `null` counts as absent, as it does for transformers.
+/// A JSON object with typed access by key. `null` counts as absent, as in transformers.
 struct Fields<'a> {
     map: &'a Map<String, Value>,
     origin: &'a str,
@@ -480,7 +481,7 @@ fn token_id(value: &Value) -> Option<u32> {
     value.as_u64().and_then(|id| u32::try_from(id).ok())
 }
 
-/// A value for a message: its text where that is short.
+/// A value for a message: its text if that is short.
 fn brief(value: &Value) -> String {
     match value {
         Value::Object(_) => "an object".into(),

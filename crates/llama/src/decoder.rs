@@ -1,7 +1,8 @@
-//! A sequence being decoded: KV caches, the closed loop from token to token, and its steps, eager or as a graph.
+//! Decoding of a sequence: KV caches, the closed loop from token to token, and its steps, eager or
+//! as a graph.
 //!
-//! A decode step begins at the token and position in device memory and ends by writing the next token, the next position and the
-//! ring of tokens. So one recording serves every token.
+//! A decode step reads its token and position from device memory, and writes the next token, the
+//! next position and the ring of tokens. So one recording serves every token.
 
 use crate::model::{Dense, Layer, Model};
 use leasehold::backend::sync::atomic::{AtomicU32, Ordering};
@@ -9,7 +10,7 @@ use leasehold::ops::Pattern;
 use leasehold::{Buffer, Error, Graph, GraphOperator, HostKind, Lease, Point, Result, Runtime, View};
 use leasehold_operators::{DType, Operator, Tensor, ops};
 
-/// Rows of a prompt that are computed together.
+/// Rows of a prompt in one computation.
 const CHUNK: usize = 256;
 
 /// Activations of `rows` rows.
@@ -47,7 +48,8 @@ fn alike(all: &[&Dense]) -> bool {
     all.iter().all(|d| d.weight.dtype() == all[0].weight.dtype())
 }
 
-/// Zeroed words that the device writes and the host reads, where they lie if that can be: pinned, where the host does not see device memory.
+/// Zeroed words that the device writes and the host reads, in place if possible: in pinned memory
+/// if the host has no access to device memory.
 fn shared_words(runtime: &Runtime, count: usize) -> Result<Lease<Buffer>> {
     let bytes = 4 * count as u64;
     let mut words = None;
@@ -68,19 +70,21 @@ pub struct Decoder<'m> {
     state: ops::Loop,
     logits: Tensor,
     step: Vec<Operator>,
-    /// Ends a prompt: the head on its last row, and the first token.
+    /// The end of a prompt: the head on its last row, and the first token.
     sampling: ops::Sampling,
     filled: usize,
     scratch: Scratch,
-    /// When everything was filled that a sequence begins with.
+    /// The timepoint of the initial fills of a sequence.
     born: Point,
 }
 
 impl<'m> Decoder<'m> {
-    /// A sequence of at most `positions` tokens, prompt and new ones together, with a ring of `ring` new tokens.
+    /// A sequence of at most `positions` tokens (prompt and new ones), with a ring of `ring` new
+    /// tokens.
     ///
     /// # Errors
-    /// `InvalidArgument` for no positions, more than the model's context, or an empty ring; `OutOfMemory`.
+    /// `InvalidArgument` for zero positions, more positions than the model's context, or an empty
+    /// ring; `OutOfMemory`.
     pub fn new(model: &'m Model, positions: usize, ring: usize, sampling: ops::Sampling) -> Result<Self> {
         let c = model.config();
         if positions == 0 || ring == 0 {
@@ -100,7 +104,7 @@ impl<'m> Decoder<'m> {
             positions: positions as u32,
         };
         let cache_bytes = (c.kv_width() * positions * model.activations().bytes()) as u64;
-        // An operator that appends declares the whole cache, which therefore has to be something from the beginning.
+        // An operator that appends declares the whole cache, so the cache must be initialised.
         let cache = || -> Result<Lease<Buffer>> {
             let cache = runtime.alloc(cache_bytes)?;
             runtime.stream().fill(cache.view(), 0u8)?;
@@ -121,7 +125,7 @@ impl<'m> Decoder<'m> {
         let (born, step) = (runtime.stream().now(), Vec::new());
         let mut decoder = Self { model, heads, caches, table, state, logits, step, sampling, filled: 0, scratch, born };
         let mut step = Vec::new();
-        // The fused kernel takes groups of limited width; wider ones take the general one.
+        // The fused kernel supports groups of limited width; wider groups use the general kernel.
         let fused = c.queries_per_kv_head() <= ops::DECODE_GROUP as usize;
         decoder.rows(&decoder.scratch, &decoder.state.token, fused, &mut step)?;
         decoder.finish(&decoder.scratch.h, &mut step)?;
@@ -129,7 +133,8 @@ impl<'m> Decoder<'m> {
         Ok(decoder)
     }
 
-    /// The layers over the rows of `s`, whose ids are in `ids`. `one` takes the decode step's fused attention.
+    /// The operators of the layers for the rows of `s`, whose ids are in `ids`. `one` selects the
+    /// decode step's fused attention.
     fn rows(&self, s: &Scratch, ids: &Lease<Buffer>, one: bool, to: &mut Vec<Operator>) -> Result<()> {
         let library = &*self.model.library;
         let place = ops::Place { table: &self.table, position: &self.state.position };
@@ -166,7 +171,8 @@ impl<'m> Decoder<'m> {
         Ok(())
     }
 
-    /// The residual stream as a product takes it: few rows are normalised on the way, many beforehand.
+    /// The residual stream as the input of a product: few rows are normalised by the product, many
+    /// rows beforehand.
     fn normalised<'a>(
         &self,
         s: &'a Scratch,
@@ -183,7 +189,7 @@ impl<'m> Decoder<'m> {
         }
     }
 
-    /// The head on one row, and the next token.
+    /// The operators of the head on one row, and of the next token.
     fn finish(&self, h: &Tensor, to: &mut Vec<Operator>) -> Result<()> {
         let (library, c) = (&*self.model.library, self.model.config());
         let norm = ops::Norm { weight: &self.model.norm, eps: c.rms_norm_eps };
@@ -198,10 +204,12 @@ impl<'m> Decoder<'m> {
         operators.iter().try_for_each(|o| o.encode(stream))
     }
 
-    /// Takes a prompt in and draws the first new token. Does not wait for it. A second prompt begins a new sequence.
+    /// Processes a prompt and draws the first new token. Does not wait for it. A second prompt
+    /// starts a new sequence.
     ///
     /// # Errors
-    /// `InvalidArgument` for an empty prompt, one that does not fit, or an id that is not in the vocabulary; the stream's cause.
+    /// `InvalidArgument` for an empty prompt, a prompt that does not fit, or an id outside the
+    /// vocabulary; the stream's cause.
     pub fn prefill(&mut self, prompt: &[u32]) -> Result<Point> {
         let c = self.model.config();
         if prompt.is_empty() {
@@ -240,7 +248,8 @@ impl<'m> Decoder<'m> {
         Ok(stream.now())
     }
 
-    /// The logits of the last position that was computed: f32, one per vocabulary entry. Waits for them.
+    /// The logits of the last computed position: f32, one for each vocabulary entry. Waits for
+    /// them.
     ///
     /// # Errors
     /// The stream's cause.
@@ -248,7 +257,7 @@ impl<'m> Decoder<'m> {
         self.model.runtime().download(self.logits.buffer())
     }
 
-    /// Whether another step fits the sequence.
+    /// Returns whether another step fits the sequence.
     #[must_use]
     pub fn has_room(&self) -> bool {
         self.filled < self.heads.positions as usize
@@ -265,7 +274,7 @@ impl<'m> Decoder<'m> {
     /// Computes the next token, launch by launch. Does not wait for it.
     ///
     /// # Errors
-    /// `InvalidArgument` when the sequence is full; the stream's cause.
+    /// `InvalidArgument` if the sequence is full; the stream's cause.
     pub fn step(&mut self) -> Result<Point> {
         self.claim_position()?;
         self.run(&self.step)?;
@@ -280,20 +289,22 @@ impl<'m> Decoder<'m> {
         self.model.runtime().record_graph(|_| self.run(&self.step))
     }
 
-    /// Computes the next token by launching the graph of [`record`](Self::record). Does not wait for it.
+    /// Computes the next token by launching the graph of [`record`](Self::record). Does not wait
+    /// for it.
     ///
     /// # Errors
-    /// `InvalidArgument` when the sequence is full; the stream's cause.
+    /// `InvalidArgument` if the sequence is full; the stream's cause.
     pub fn launch(&mut self, graph: &Graph) -> Result<Point> {
         self.claim_position()?;
         graph.launch()
     }
 
-    /// New token `index` of this sequence, waiting for `point`, the step that computed it. Neither allocates nor copies where the host sees
-    /// what the device writes.
+    /// New token `index` of this sequence. Waits for `point`, the timepoint of the step that
+    /// computed it. If the host can read the device's output in place, the call neither allocates
+    /// nor copies.
     ///
     /// # Errors
-    /// The stream's cause; `InvalidArgument` where no logit of that step is a number.
+    /// The stream's cause; `InvalidArgument` if all logits of that step are NaN.
     pub fn token(&self, index: usize, point: Point) -> Result<u32> {
         let runtime = self.model.runtime();
         let ring = self.state.ring.view().values::<u32>()?;
@@ -303,8 +314,8 @@ impl<'m> Decoder<'m> {
         if runtime.raw_device().caps().host_visible || self.state.ring.host_kind() == HostKind::Pinned {
             runtime.wait_for(self.born)?;
             runtime.wait_for(point)?;
-            // SAFETY: an aligned word of a live buffer in memory of the host, which was filled before `born`. Whichever step the point
-            // is of, a step that is not over writes the word as one access.
+            // SAFETY: an aligned word of a live buffer in host memory, which was filled before
+            // `born`. Any step that is not over writes the word as one atomic access.
             let slot = unsafe { AtomicU32::from_ptr(std::ptr::with_exposed_provenance_mut(slot.addr() as usize)) };
             word = slot.load(Ordering::Acquire).to_ne_bytes();
         } else {

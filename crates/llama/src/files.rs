@@ -1,4 +1,4 @@
-//! Files of a model directory: the crate `leasehold_input`'s bounds, with this project's errors.
+//! Files of a model directory: `leasehold_input`'s functions with this project's errors.
 
 use leasehold_core::{Error, Result};
 use leasehold_input::{Cause, Refusal};
@@ -13,12 +13,12 @@ fn error(refusal: &Refusal) -> Error {
     }
 }
 
-/// A regular file, opened.
+/// Opens a regular file.
 pub(crate) fn open(path: &Path) -> Result<File> {
     leasehold_input::open(path).map_err(|e| error(&e))
 }
 
-/// The bytes of a regular file that has at most `limit` of them.
+/// The bytes of a regular file of at most `limit` bytes.
 pub(crate) fn read(path: &Path, limit: u64) -> Result<Vec<u8>> {
     leasehold_input::read(path, limit).map_err(|e| error(&e))
 }

@@ -1,4 +1,4 @@
-//! Text generation: a prompt in, tokens out, with the times that each took.
+//! Text generation: a prompt in, tokens out, with the duration of each step.
 
 use crate::config::Config;
 use crate::decoder::Decoder;
@@ -8,7 +8,7 @@ use leasehold_operators::DType;
 use leasehold_operators::ops::Sampling;
 use std::time::{Duration, Instant};
 
-/// How the steps are run.
+/// The execution of the steps.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Mode {
     /// Launch by launch.
@@ -17,50 +17,52 @@ pub enum Mode {
     Graph,
 }
 
-/// What to generate.
+/// A request to generate text.
 #[derive(Debug, Clone)]
 pub struct Request<'a> {
     /// The prompt's ids.
     pub prompt: &'a [u32],
-    /// How many new tokens.
+    /// The number of new tokens.
     pub tokens: usize,
-    /// How the steps are run.
+    /// The execution of the steps.
     pub mode: Mode,
-    /// How tokens are chosen.
+    /// The selection of tokens.
     pub sampling: Sampling,
-    /// Ids that end the text early; they are part of the output.
+    /// Ids that end the text early; the output includes them.
     pub stop_at: &'a [u32],
 }
 
-/// What was generated.
+/// The result of a generation.
 #[derive(Debug, Clone)]
 pub struct Generation {
     /// The new ids.
     pub ids: Vec<u32>,
     /// The logits after the prompt's last position.
     pub last_logits: Vec<f32>,
-    /// From the prompt to the first token.
+    /// The time from the prompt to the first token.
     pub prefill: Duration,
-    /// From token to token, for the tokens after the first.
+    /// The time of each token after the first.
     pub steps: Vec<Duration>,
-    /// All steps together.
+    /// The time of all steps together.
     pub decode: Duration,
     /// Driver calls of the allocator during the steps.
     pub driver_calls: u64,
-    /// Blocks that the allocator lent during the steps.
+    /// Blocks that the allocator returned during the steps.
     pub allocations: u64,
 }
 
-/// Bytes of memory that [`generate()`] takes beside the weights; from [`footprint`].
+/// Bytes of memory that [`generate()`] needs beside the weights; from [`footprint`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Footprint {
     /// On the host: the rotary table before it is uploaded, lists of ids and times.
     pub host: u64,
-    /// On the device: KV caches, the rotary table, the ring of tokens. Activations, which do not grow with the text, are left out.
+    /// On the device: KV caches, the rotary table, the ring of tokens. Activations are omitted,
+    /// because they do not grow with the text.
     pub device: u64,
 }
 
-/// What a generation of so many tokens takes, as far as it grows with the text. Saturates.
+/// The memory of a generation with this number of tokens, as far as it grows with the text.
+/// Saturates.
 #[must_use]
 pub fn footprint(config: &Config, prompt: usize, tokens: usize, activations: DType) -> Footprint {
     let (prompt, tokens) = (prompt as u64, tokens as u64);
@@ -68,7 +70,7 @@ pub fn footprint(config: &Config, prompt: usize, tokens: usize, activations: DTy
     // A sine and a cosine for each pair of a head.
     let table = positions.saturating_mul(config.head_dim as u64).saturating_mul(4);
     let position = (2 * config.num_hidden_layers * config.kv_width()) as u64 * activations.bytes() as u64;
-    // An id, a time, and about as much again for the text.
+    // An id, a time, and a similar amount for the text.
     let token = (size_of::<u32>() + size_of::<Duration>() + 8) as u64;
     Footprint {
         host: table.saturating_add(tokens.saturating_mul(token)).saturating_add(prompt.saturating_mul(4)),
@@ -76,12 +78,14 @@ pub fn footprint(config: &Config, prompt: usize, tokens: usize, activations: DTy
     }
 }
 
-/// Generates. `on_token` is called with each new id, as soon as it is there; an error of its own ends the generation.
+/// Generates text. `on_token` is called with each new id as soon as it is available; its error ends
+/// the generation.
 ///
-/// One step is in flight while the token before it is read, unless the text may end early.
+/// One step is in flight while the previous token is read, unless the text may end early.
 ///
 /// # Errors
-/// `InvalidArgument` for a prompt that is empty, too long or not in the vocabulary, or no tokens asked for; the stream's cause.
+/// `InvalidArgument` for a prompt that is empty, too long or outside the vocabulary, or for zero
+/// tokens; the stream's cause.
 pub fn generate(
     model: &Model,
     request: &Request<'_>,
@@ -101,7 +105,7 @@ pub fn generate(
             request.prompt.len()
         )));
     }
-    // The last token is computed from the one before it: it needs no position of its own.
+    // The last token is computed from the one before it, so it needs no position.
     let positions = request.prompt.len() + request.tokens - 1;
     if positions > context {
         return Err(invalid(format!(

@@ -1,13 +1,15 @@
 //! Llama-family decoders.
 //!
-//! A model is a Hugging Face directory: [`Config`] reads its `config.json`, [`Weights`] maps its safetensors and checks them
-//! against the config, [`Tokenizer`] reads its `tokenizer.json`. The same can be had from bytes that are part of the program.
+//! A model is a Hugging Face directory: [`Config`] reads its `config.json`, [`Weights`] maps its
+//! safetensors and checks them against the config, [`Tokenizer`] reads its `tokenizer.json`. All
+//! three can also be made from bytes that are part of the program.
 //!
-//! [`Model`] puts the weights on a device of the runtime, [`Decoder`] holds a sequence (KV caches, the loop from token to token)
-//! and runs its steps launch by launch or as a graph, and [`generate()`] does all of it.
+//! [`Model`] loads the weights to a device of the runtime. [`Decoder`] holds a sequence (KV caches,
+//! the loop from token to token) and runs its steps launch by launch or as a graph. [`generate()`]
+//! does all of this.
 //!
-//! Everything that a file may have wrong is found while these three are made and comes back as a `leasehold_core::Error` that
-//! names the file and the key or tensor.
+//! All errors of the files are found when these three are made. Each is a `leasehold_core::Error`
+//! that names the file and the key or tensor.
 
 mod config;
 mod decoder;

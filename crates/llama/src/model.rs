@@ -1,7 +1,7 @@
-//! A model on a device: the weights as leased buffers, ready for operators.
+//! Models on a device: the weights as leased buffers, ready for operators.
 //!
-//! Where the host and the device share memory the weights are imported where they lie (a mapping, or bytes of the program) and
-//! nothing is copied; elsewhere they are uploaded.
+//! If host and device share memory, the weights are imported in place (a mapping, or bytes of the
+//! program) without a copy. Otherwise they are uploaded.
 
 use crate::config::Config;
 use crate::weights::{Dtype, Weights};
@@ -11,7 +11,7 @@ use leasehold_operators::{DType, Library, Tensor, ops};
 use std::fmt;
 use std::sync::Arc;
 
-/// A projection: weights and, where the config has them, biases.
+/// A projection: weights and, if the config has them, biases.
 #[derive(Debug, Clone)]
 pub(crate) struct Dense {
     pub(crate) weight: Tensor,
@@ -48,7 +48,7 @@ pub struct Model {
     activations: DType,
 }
 
-/// How far loading has come.
+/// A callback for the progress of loading.
 pub type Progress<'a> = &'a mut dyn FnMut(u64, u64);
 
 fn dtype(d: Dtype) -> Result<DType> {
@@ -63,12 +63,12 @@ fn dim(n: usize, what: &str) -> Result<u32> {
     u32::try_from(n).map_err(|_| Error::Unsupported(format!("{what} of {n} is beyond 2^32").into()))
 }
 
-/// Puts weights on the device.
+/// Transfers weights to the device.
 struct Loader<'a> {
     runtime: &'a Runtime,
     library: &'a Library,
     weights: &'a Weights,
-    /// The element type of norms and biases: the stored one when it is the same everywhere, else f32.
+    /// The element type of norms and biases: the stored type if all have the same, else f32.
     vectors: DType,
     progress: Progress<'a>,
     done: u64,
@@ -85,8 +85,9 @@ impl Loader<'_> {
         };
         let bytes = stored.bytes();
         let buffer = if self.runtime.raw_device().caps().host_visible {
-            // SAFETY: the bytes stay where they are while the kept source lives, and the device reads host memory in place. Nobody writes
-            // them: the import is read-only, and the source's own bytes are shared.
+            // SAFETY: the bytes stay in place while the kept source lives, and the device reads
+            // host memory in place. No code writes them: the import is read-only, and the source's
+            // own bytes are shared.
             unsafe {
                 self.runtime.allocator().import(
                     bytes.as_ptr().expose_provenance() as u64,
@@ -126,11 +127,11 @@ impl Loader<'_> {
 }
 
 impl Model {
-    /// Puts a model on a runtime's device. `activations` is the element type of activations and KV cache (f32 or bf16).
-    /// `progress` is called with bytes done and bytes in all.
+    /// Loads a model to a runtime's device. `activations` is the element type of activations and KV
+    /// cache (f32 or bf16). `progress` is called with the bytes loaded and the total bytes.
     ///
     /// # Errors
-    /// `Unsupported` for activations in f16; what a tensor lacks; `OutOfMemory`.
+    /// `Unsupported` for activations in f16; an error that names a missing tensor; `OutOfMemory`.
     pub fn load(
         runtime: &Runtime,
         config: &Config,
@@ -184,7 +185,7 @@ impl Model {
         })
     }
 
-    /// The runtime that the model is on.
+    /// The model's runtime.
     #[must_use]
     pub fn runtime(&self) -> &Runtime {
         &self.runtime
@@ -202,7 +203,7 @@ impl Model {
         self.activations
     }
 
-    /// The rotary table for so many positions, in device memory.
+    /// The rotary table for `positions` positions, in device memory.
     pub(crate) fn rope_table(&self, positions: usize) -> Result<Lease<leasehold::Buffer>> {
         let frequencies: Vec<f64> =
             self.config.rope.inverse_frequencies(self.config.head_dim).into_iter().map(f64::from).collect();

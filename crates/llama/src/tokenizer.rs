@@ -1,10 +1,10 @@
-//! Text to token ids and back, and text as it is generated.
+//! Tokenization: text to token ids, ids to text, and streaming output of generated text.
 //!
-//! A thin wrap of Hugging Face's `tokenizers`: nothing else in the project names that crate. [`TextStream`] turns ids that
-//! arrive one by one into text that can be printed at once: a character whose bytes are spread over several tokens comes when
-//! its last one has arrived.
+//! A thin wrapper of Hugging Face's `tokenizers`: no other code of the project names that crate.
+//! [`TextStream`] turns ids that arrive one by one into text that can be printed at once. If a
+//! character's bytes are spread over several tokens, the character appears after the last one.
 //!
-//! This module must not know the model; whether an id is below the model's vocabulary is the model's check.
+//! This module must not know the model. The model checks whether an id lies in its vocabulary.
 
 use std::cell::Cell;
 use std::panic::{self, AssertUnwindSafe};
@@ -15,27 +15,30 @@ use crate::files;
 use leasehold_core::{Error, Result};
 use leasehold_input::shown_within;
 
-/// What a decoder puts in place of bytes that are no UTF-8, or not yet.
+/// A decoder's replacement for bytes that are not UTF-8, or not complete yet.
 const REPLACEMENT: char = char::REPLACEMENT_CHARACTER;
-/// A character has at most four bytes, so at most three can be waiting for the rest.
+/// A character has at most four bytes, so at most three bytes can be pending.
 const MAX_PENDING: usize = 3;
 /// The window is shortened when it reaches this many ids …
 const WINDOW: usize = 64;
-/// … to this many: more than any unfinished character, and some context for decoders that look at the token before.
+/// … to this many: more than any unfinished character, and some context for decoders that depend on
+/// the previous token.
 const KEPT: usize = 16;
 
-/// Bytes of a `tokenizer.json`; those with the largest vocabularies have some thirty million.
+/// The maximum size of a `tokenizer.json` in bytes; those of the largest vocabularies have about
+/// thirty million.
 const MAX_BYTES: u64 = 256 << 20;
-/// The most characters of an error of the library's that a message quotes.
+/// The maximum number of characters that a message quotes from the library's error.
 const QUOTED: usize = 300;
 
 thread_local! {
-    /// Whether this thread is inside of the library, whose panics become errors.
+    /// Says whether this thread is inside the library, whose panics become errors.
     static INSIDE: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Calls the library. Some damaged files make it panic (0.23.2: a character map that is none, a decoder that strips more than there is,
-/// an empty pattern): an error here, and nothing on standard error.
+/// Calls the library. The library panics for some damaged files (0.23.2: an invalid character map,
+/// a decoder that strips more than exists, an empty pattern). This function returns an error then,
+/// and writes nothing to standard error.
 fn call<T>(origin: &str, what: &str, f: impl FnOnce() -> tokenizers::Result<T>) -> Result<T> {
     static QUIET: Once = Once::new();
     QUIET.call_once(|| {
@@ -48,7 +51,7 @@ fn call<T>(origin: &str, what: &str, f: impl FnOnce() -> tokenizers::Result<T>) 
     });
     let failed = |why: &str| Error::invalid(format!("{origin}: {what}: {}", shown_within(why, QUOTED)));
     let outside = INSIDE.replace(true);
-    // Nothing of ours is changed inside, and the library's caches are only ever added to.
+    // The call changes none of this crate's state, and the library only adds to its caches.
     let result = panic::catch_unwind(AssertUnwindSafe(f));
     INSIDE.set(outside);
     match result {
@@ -70,7 +73,8 @@ pub struct Tokenizer {
     origin: String,
 }
 
-/// What is read before `tokenizers` reads: its decoder panics where the text is no JSON (0.23.2, `expect("Helper")`).
+/// The syntax check before `tokenizers` reads the text: its decoder panics on text that is not JSON
+/// (0.23.2, `expect("Helper")`).
 #[derive(serde::Deserialize)]
 struct Syntax {
     #[serde(rename = "decoder", default)]
@@ -81,19 +85,19 @@ impl Tokenizer {
     /// Reads `DIR/tokenizer.json`. Blocks on the file.
     ///
     /// # Errors
-    /// [`Error::NotFound`] without a readable file, [`Error::InvalidArgument`] for what is no regular file or has more than 256 MiB, else
-    /// as [`from_slice`](Self::from_slice).
+    /// [`Error::NotFound`] without a readable file. [`Error::InvalidArgument`] for a file that is
+    /// not regular or has more than 256 MiB. Otherwise as [`from_slice`](Self::from_slice).
     pub fn from_dir(dir: &Path) -> Result<Self> {
         let path = dir.join("tokenizer.json");
         let bytes = files::read(&path, MAX_BYTES)?;
         Self::from_slice(&bytes, &path.display().to_string())
     }
 
-    /// Reads the text of a `tokenizer.json`; `origin` stands for the file in messages. Truncation and padding that the file
-    /// asks for are left out: a prompt is encoded whole.
+    /// Reads the text of a `tokenizer.json`; `origin` names the file in messages. Truncation and
+    /// padding settings of the file are ignored: a prompt is encoded completely.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] when it describes no tokenizer.
+    /// [`Error::InvalidArgument`] if the text does not describe a tokenizer.
     pub fn from_slice(json: &[u8], origin: &str) -> Result<Self> {
         let inner = call(origin, "no valid tokenizer", || {
             let _: Syntax = serde_json::from_slice(json)?;
@@ -104,31 +108,32 @@ impl Tokenizer {
         Ok(Self { inner, origin: origin.to_owned() })
     }
 
-    /// The ids of a prompt, with the special tokens that the tokenizer puts around one (such as the beginning of text).
+    /// The ids of a prompt, with the tokenizer's special tokens (such as the beginning of text).
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] when the tokenizer has no token for some part of the text, or is damaged.
+    /// [`Error::InvalidArgument`] if the tokenizer has no token for a part of the text, or is
+    /// damaged.
     pub fn encode(&self, text: &str) -> Result<Vec<u32>> {
         let encoding = call(&self.origin, "the text cannot be encoded", || self.inner.encode_fast(text, true))?;
         Ok(encoding.get_ids().to_vec())
     }
 
-    /// The text of some ids, without special tokens. Ids that the tokenizer does not know have no text; bytes that are no
-    /// UTF-8 become U+FFFD.
+    /// The text of ids, without special tokens. Unknown ids have no text; bytes that are not UTF-8
+    /// become U+FFFD.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] when the tokenizer's decoder refuses them, or is damaged.
+    /// [`Error::InvalidArgument`] if the tokenizer's decoder refuses the ids, or is damaged.
     pub fn decode(&self, ids: &[u32]) -> Result<String> {
         call(&self.origin, "the ids cannot be decoded", || self.inner.decode(ids, true))
     }
 
-    /// The number of ids it knows, added tokens included.
+    /// The number of known ids, added tokens included.
     #[must_use]
     pub fn vocab_size(&self) -> usize {
         self.inner.get_vocab_size(true)
     }
 
-    /// Begins to turn ids into text as they come.
+    /// Starts a stream that turns ids into text as they arrive.
     #[must_use]
     pub fn stream(&self) -> TextStream<'_> {
         TextStream { tokenizer: self, window: Vec::new(), complete: 0, printed: String::new() }
@@ -141,11 +146,12 @@ impl std::fmt::Debug for Tokenizer {
     }
 }
 
-/// Text as its ids arrive; from [`Tokenizer::stream`].
+/// Text from ids as they arrive; from [`Tokenizer::stream`].
 ///
-/// The pieces from [`push`](Self::push), with the one from [`finish`](Self::finish) last, are [`Tokenizer::decode`] of all ids.
-/// (Where byte tokens that make no character follow others that do, a decoder that judges a whole run of them may show more
-/// U+FFFD than are printed here: what is printed is not taken back.)
+/// The pieces from [`push`](Self::push), followed by the one from [`finish`](Self::finish), are
+/// [`Tokenizer::decode`] of all ids. Exception: byte tokens that form no character may follow
+/// tokens that do. A decoder that judges a whole run of them may then show more U+FFFD than this
+/// stream, because printed text is not revoked.
 ///
 /// ```
 /// # let json = r#"{"version": "1.0", "added_tokens": [], "model": {"type": "BPE", "vocab": {"Ã": 0, "©": 1, "a": 2}, "merges": []},
@@ -162,16 +168,16 @@ impl std::fmt::Debug for Tokenizer {
 #[derive(Debug)]
 pub struct TextStream<'a> {
     tokenizer: &'a Tokenizer,
-    /// The latest ids.
+    /// The last ids.
     window: Vec<u32>,
-    /// How many of them, from the first on, have all their text printed.
+    /// The number of leading ids whose text is printed completely.
     complete: usize,
-    /// The text of the window that has been handed out.
+    /// The printed text of the window.
     printed: String,
 }
 
 impl TextStream<'_> {
-    /// The text that the next id completes; empty while a character is unfinished.
+    /// The text that the next id completes; empty while a character is incomplete.
     ///
     /// # Errors
     /// As [`Tokenizer::decode`].
@@ -179,7 +185,7 @@ impl TextStream<'_> {
         self.window.push(id);
         let mut text = self.tokenizer.decode(&self.window)?;
         if !text.starts_with(&self.printed) {
-            // The decoder has changed its mind about what is printed: go on with the ids that came after it.
+            // The decoder has changed text that is printed already: continue with the later ids.
             self.window.drain(..self.complete);
             self.complete = 0;
             self.printed.clear();
@@ -201,7 +207,7 @@ impl TextStream<'_> {
         Ok(new)
     }
 
-    /// The rest: U+FFFD for a character that stayed unfinished.
+    /// The rest: U+FFFD for a character that stayed incomplete.
     ///
     /// # Errors
     /// As [`Tokenizer::decode`].
@@ -211,7 +217,7 @@ impl TextStream<'_> {
     }
 }
 
-/// The text without what may be the beginning of an unfinished character: up to three U+FFFD at its end.
+/// The text without a possible beginning of an incomplete character: up to three U+FFFD at its end.
 fn stable_part(text: &str) -> &str {
     let mut stable = text;
     for _ in 0..MAX_PENDING {

@@ -1,14 +1,16 @@
-//! The weights of a model: safetensors files, memory-mapped or embedded, checked against the config.
+//! Model weights: safetensors files, memory-mapped or embedded, checked against the config.
 //!
-//! [`Weights`] opens `model.safetensors`, or the shards that `model.safetensors.index.json` lists, and hands out views:
-//! type, shape and the bytes where they lie in the mapping. Nothing is copied or converted, except a tensor whose bytes do
-//! not begin at a multiple of its element's size. A view keeps its mapping alive ([`Tensor::keep_alive`]), so it can be
-//! imported as a host buffer whose lease outlives everything here.
+//! [`Weights`] opens `model.safetensors`, or the shards that `model.safetensors.index.json` lists,
+//! and returns views: type, shape and the bytes in the mapping. No tensor is copied or converted,
+//! except one whose bytes are not aligned to its element. A view keeps its mapping alive
+//! ([`Tensor::keep_alive`]). So a view can be imported as a host buffer whose lease outlives these
+//! objects.
 //!
-//! Everything is checked when the files are opened: each tensor of the config is there, once, with the shape that the config
-//! implies, in a type that the kernels read. Tensors that the config does not ask for are ignored, as transformers does.
+//! All checks run when the files are opened: each tensor of the config exists once, with the shape
+//! that the config implies, in a type that the kernels read. Tensors outside the config are
+//! ignored, as transformers does.
 //!
-//! This module must not know the runtime, nor what the weights mean.
+//! This module must not know the runtime, nor the meaning of the weights.
 
 use std::any::Any;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
@@ -30,10 +32,11 @@ const INDEX: &str = "model.safetensors.index.json";
 const LENGTH_BYTES: usize = 8;
 /// The longest header that the format allows.
 const MAX_HEADER: u64 = 100_000_000;
-/// Bytes of an index; those of models with thousands of tensors have a few hundred thousand.
+/// The maximum size of an index in bytes; those of models with thousands of tensors have a few
+/// hundred thousand.
 const MAX_INDEX: u64 = 64 << 20;
 
-/// The element types that weights may be stored in. All are little-endian.
+/// The element types of stored weights. All are little-endian.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Dtype {
     /// bfloat16.
@@ -69,14 +72,14 @@ impl fmt::Display for Dtype {
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct TensorSpec {
-    /// Its name in the files.
+    /// The tensor's name in the files.
     pub name: String,
-    /// Its shape; a projection is `[out, in]`.
+    /// The tensor's shape; a projection is `[out, in]`.
     pub shape: Vec<usize>,
 }
 
 impl TensorSpec {
-    /// All tensors that a model of this shape has, in the order of their use.
+    /// All tensors of a model with this config, in the order of their use.
     #[must_use]
     pub fn all(config: &Config) -> Vec<TensorSpec> {
         let mut all = Vec::new();
@@ -110,7 +113,7 @@ impl TensorSpec {
     }
 }
 
-/// The bytes of one safetensors file, wherever they lie. A clone shares them.
+/// The bytes of one safetensors file, mapped or in memory. A clone shares them.
 #[derive(Clone)]
 pub struct Source(Arc<Inner>);
 
@@ -122,20 +125,21 @@ struct Inner {
 enum Bytes {
     Mapped(Mmap),
     Embedded(&'static [u8]),
-    /// A copy whose elements are aligned: the words, and the length in bytes.
+    /// An aligned copy: the words, and the length in bytes.
     Copied(Box<[u64]>, usize),
 }
 
 impl Source {
-    /// Maps a file. Blocks on opening it; its pages are read as they are used.
+    /// Maps a file. Blocks on opening it; pages are read at their first use.
     ///
     /// # Errors
-    /// [`Error::NotFound`] when it cannot be opened, [`Error::InvalidArgument`] when it is no regular file, or is empty. Never waits for
-    /// a pipe's writer.
+    /// [`Error::NotFound`] if the file cannot be opened; [`Error::InvalidArgument`] if it is not
+    /// regular, or is empty. Never waits for a pipe's writer.
     ///
     /// # Safety
-    /// - While the mapping lives, nobody changes or truncates the file: its contents would change under the model, or the process would
-    ///   get `SIGBUS`. Replacing it by renaming another file over it is fine.
+    /// - While the mapping lives, no program changes or truncates the file. Otherwise the model's
+    ///   contents would change, or the process would get `SIGBUS`. A rename of another file over
+    ///   the file is allowed.
     pub unsafe fn map(path: &Path) -> Result<Self> {
         let name = path.display().to_string();
         let cannot = |e: std::io::Error| Error::NotFound(format!("{name}: {e}").into());
@@ -143,13 +147,14 @@ impl Source {
         if file.metadata().map_err(cannot)?.len() == 0 {
             return Err(Error::invalid(format!("{name}: truncated: the file is empty")));
         }
-        // SAFETY: the mapping is read-only and private to this process; that nobody changes the file meanwhile is what the caller
-        // vouches for, as every program that maps weights must.
+        // SAFETY: the mapping is read-only and private to this process. The caller vouches that no
+        // program changes the file meanwhile, as every program that maps weights must.
         let map = unsafe { Mmap::map(&file) }.map_err(cannot)?;
         Ok(Self(Arc::new(Inner { name, bytes: Bytes::Mapped(map) })))
     }
 
-    /// Bytes that are part of the program, from `include_bytes!`; `name` stands for the file in messages.
+    /// Bytes that are part of the program, from `include_bytes!`; `name` is the file's name in
+    /// messages.
     #[must_use]
     pub fn embedded(name: impl Into<String>, bytes: &'static [u8]) -> Self {
         Self(Arc::new(Inner { name: name.into(), bytes: Bytes::Embedded(bytes) }))
@@ -171,7 +176,7 @@ impl Source {
         }
     }
 
-    /// A copy of some bytes, aligned to 8.
+    /// A copy of bytes, aligned to 8.
     fn copied(name: &str, bytes: &[u8]) -> Self {
         const WORD: usize = size_of::<u64>();
         let mut words = vec![0_u64; bytes.len().div_ceil(WORD)];
@@ -191,7 +196,8 @@ impl fmt::Debug for Source {
 }
 
 fn as_bytes(words: &[u64]) -> &[u8] {
-    // SAFETY: the words are initialised, live as long as the result, and bytes have no alignment and no invalid values.
+    // SAFETY: the words are initialised, live as long as the result, and bytes have no alignment
+    // and no invalid values.
     unsafe { std::slice::from_raw_parts(words.as_ptr().cast(), size_of_val(words)) }
 }
 
@@ -205,37 +211,39 @@ pub struct Tensor {
 }
 
 impl Tensor {
-    /// The type of its elements.
+    /// The type of the elements.
     #[must_use]
     pub fn dtype(&self) -> Dtype {
         self.dtype
     }
 
-    /// Its shape; the last dimension is contiguous.
+    /// The shape; the last dimension is contiguous.
     #[must_use]
     pub fn shape(&self) -> &[usize] {
         &self.shape
     }
 
-    /// Its bytes, where they lie; they begin at a multiple of [`Dtype::size`].
+    /// The bytes in place; they begin at a multiple of [`Dtype::size`].
     #[must_use]
     pub fn bytes(&self) -> &[u8] {
         &self.source.bytes()[self.range.clone()]
     }
 
-    /// Where its bytes begin in [`source`](Self::source).
+    /// The offset of the bytes in [`source`](Self::source).
     #[must_use]
     pub fn data_offset(&self) -> usize {
         self.range.start
     }
 
-    /// The file that it lies in, or the aligned copy of the tensor where the file's own bytes are misaligned.
+    /// The file that contains the tensor, or an aligned copy of the tensor if the file's bytes are
+    /// misaligned.
     #[must_use]
     pub fn source(&self) -> &Source {
         &self.source
     }
 
-    /// What must live for [`bytes`](Self::bytes) to stay: the mapping. Give it along with the address.
+    /// The owner of the [`bytes`](Self::bytes), which must outlive every use of their address: the
+    /// mapping.
     #[must_use]
     pub fn keep_alive(&self) -> Arc<dyn Any + Send + Sync> {
         self.source.0.clone()
@@ -260,18 +268,19 @@ pub struct Weights {
 }
 
 impl Weights {
-    /// Opens `DIR/model.safetensors`, or else the shards that `DIR/model.safetensors.index.json` lists. Blocks on the files'
-    /// headers, not on their contents.
+    /// Opens `DIR/model.safetensors`, or else the shards that `DIR/model.safetensors.index.json`
+    /// lists. Blocks on the files' headers, not on their contents.
     ///
     /// # Errors
-    /// Each names the file and, where there is one, the tensor.
-    /// - [`Error::NotFound`]: a file or a tensor that is not there.
-    /// - [`Error::InvalidArgument`]: a truncated or damaged file, a wrong shape, a tensor in two shards, an index whose file
-    ///   names leave the directory.
-    /// - [`Error::Unsupported`]: a tensor in another type than [`Dtype`] has.
+    /// Each error names the file and, if one is concerned, the tensor.
+    /// - [`Error::NotFound`]: a missing file or tensor.
+    /// - [`Error::InvalidArgument`]: a truncated or damaged file, a wrong shape, a tensor in two
+    ///   shards, an index whose file names leave the directory.
+    /// - [`Error::Unsupported`]: a tensor whose type [`Dtype`] does not have.
     ///
     /// # Safety
-    /// - As [`Source::map`], for every file: while the weights, or a tensor of them, live, nobody changes or truncates it.
+    /// - As [`Source::map`], for every file: while the weights, or a tensor of them, live, no
+    ///   program changes or truncates the file.
     ///
     /// ```compile_fail,E0133
     /// # use leasehold_llama::{Config, Weights};
@@ -296,7 +305,7 @@ impl Weights {
         }
     }
 
-    /// Takes the contents of one safetensors file that is part of the program; `name` stands for it in messages.
+    /// Reads one safetensors file that is part of the program; `name` is its name in messages.
     ///
     /// # Errors
     /// As [`from_dir`](Self::from_dir).
@@ -304,10 +313,10 @@ impl Weights {
         Self::from_sources(vec![Source::embedded(name, bytes)], None, config)
     }
 
-    /// The tensor of that name.
+    /// The tensor with this name.
     ///
     /// # Errors
-    /// [`Error::NotFound`] when the config that the weights were opened with does not have it.
+    /// [`Error::NotFound`] if the config of these weights does not have the tensor.
     pub fn tensor(&self, name: &str) -> Result<&Tensor> {
         self.tensors.get(name).ok_or_else(|| Error::NotFound(format!("tensor {name}: no part of this model").into()))
     }
@@ -317,7 +326,7 @@ impl Weights {
         self.tensors.iter().map(|(name, tensor)| (name.as_str(), tensor))
     }
 
-    /// Bytes of all tensors together, without headers and without tensors that the config does not ask for.
+    /// Bytes of all tensors together, without headers and without tensors outside the config.
     #[must_use]
     pub fn total_bytes(&self) -> u64 {
         self.tensors.values().map(|tensor| tensor.range.len() as u64).sum()
@@ -367,13 +376,14 @@ struct Header {
     source: Source,
     metadata: Metadata,
     names: Vec<String>,
-    /// Where the tensors' offsets count from.
+    /// The base of the tensors' offsets.
     data_start: usize,
 }
 
 impl Header {
-    /// Reads the header and compares the file's length with it. `safetensors` checks that the tensors tile the data without
-    /// holes or overlaps and that each one's bytes are those of its shape.
+    /// Reads the header and compares the file's length with it. `safetensors` checks that the
+    /// tensors cover the data without holes or overlaps, and that each tensor's bytes match its
+    /// shape.
     fn read(source: &Source) -> Result<Self> {
         let (name, file) = (source.name(), source.bytes());
         let truncated = |what: String| Error::invalid(format!("{name}: truncated: {what}"));
@@ -422,14 +432,14 @@ impl Header {
                 return Err(Error::Unsupported(message.into()));
             }
         };
-        // Both ends lie within the file: `read` compared the last offset with its length.
+        // Both ends lie within the file: `read` compared the last offset with the file's length.
         let range = self.data_start + info.data_offsets.0..self.data_start + info.data_offsets.1;
         let tensor = Tensor { source: self.source.clone(), range, dtype, shape: info.shape.clone() };
         Ok(tensor.aligned())
     }
 }
 
-/// A shape for a message: the dimensions where they are few.
+/// A shape for a message: the dimensions if they are few.
 fn brief(shape: &[usize]) -> String {
     match shape.get(..8) {
         Some(first) if shape.len() > 8 => format!("{first:?} and {} dimensions more", shape.len() - 8),
@@ -447,7 +457,7 @@ impl Tensor {
     }
 }
 
-/// `model.safetensors.index.json`: which shard holds which tensor.
+/// `model.safetensors.index.json`: the map from tensors to shards.
 struct Index {
     name: String,
     file_of: BTreeMap<String, String>,

@@ -1,4 +1,5 @@
-//! `leasehold bench`: measurements of the runtime. Programs that print figures, never tests that can fail for being slow.
+//! `leasehold bench`: measurements of the runtime. These programs print figures; they are not tests
+//! that fail for slowness.
 
 use crate::commands::bench_alloc::{self, AllocArguments};
 use crate::commands::bench_copy::{self, CopyArguments};
@@ -134,12 +135,12 @@ struct LeaseReport {
 struct LeaseFigure {
     name: &'static str,
     ns: f64,
-    /// What it is held against; empty when against time alone.
+    /// The operation of the comparison; empty without one.
     peer: &'static str,
     peer_ns: f64,
     /// Median of the rounds' ratios.
     ratio: f64,
-    /// What the ratio (or, without a peer, the time) should not exceed.
+    /// The limit of the ratio (or, without a peer, of the time).
     limit: f64,
     within: bool,
 }
@@ -176,7 +177,7 @@ fn lease(a: &JsonOnly) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Prints a flat report: one JSON object, or a row per figure.
+/// Prints a flat report: one JSON object, or a row for each figure.
 fn print(report: &impl Serialize, json: bool) -> Result<(), Failure> {
     if json {
         return print_json(report);
@@ -206,7 +207,7 @@ struct DecodeReport {
     weight_bytes: u64,
     eager: ModeReport,
     graph: ModeReport,
-    /// Median over the pairs of runs: time of graph mode by time of eager mode.
+    /// Time of graph mode relative to eager mode: the median over the pairs of runs.
     graph_by_eager_time: f64,
     /// Weight bytes read per second in graph mode.
     gigabytes_per_s: f64,
@@ -227,7 +228,7 @@ fn decode(a: &DecodeArguments) -> Result<(), Failure> {
     let runtime = open(a.device, a.common.threads.map(usize::from))?;
     fits(&files, 2, a.tokens, a.dtype.into(), &runtime)?;
     let model = load(&runtime, &files, a.dtype.into(), a.common.json)?;
-    // The first ids of the vocabulary are there in every model.
+    // Every model has the first ids of the vocabulary.
     let last = files.config.vocab_size.saturating_sub(1) as u32;
     let prompt: Vec<u32> = [316, 221].iter().map(|&id: &u32| id.min(last)).collect();
     let once = |mode| -> Result<ModeReport, Failure> {

@@ -1,8 +1,9 @@
-//! `leasehold bench alloc`: the allocator beside its peers, in one process and in turns.
+//! `leasehold bench alloc`: the allocator and its peers, in one process and in alternation.
 //!
-//! Every allocator runs every workload of [`Workload`] in the same code; rounds go from one allocator to the next, so that what else the machine
-//! does hits all alike, and figures are medians over the rounds. What stands for another project's structure, but is not its code,
-//! is called an emulation everywhere.
+//! Every allocator runs every workload of [`Workload`] in the same code. Rounds alternate between
+//! the allocators, so that disturbances affect all equally; figures are medians over the rounds. An
+//! implementation of another project's structure without its code is called an emulation
+//! everywhere.
 
 use crate::commands::run::parse_device;
 use crate::commands::{open, percentile, print_json};
@@ -52,7 +53,7 @@ pub(crate) struct AllocArguments {
     json: bool,
 }
 
-/// Whose an allocator is.
+/// The origin of an allocator.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 enum Kind {
@@ -68,9 +69,11 @@ struct Report {
     rounds: u32,
     workloads: Vec<Figure>,
     replays: Vec<ReplayFigure>,
-    /// The plain allocator's time of a pair with so many blocks live, by its time with 64.
+    /// The plain allocator's time of a pair with this number of live blocks, relative to its time
+    /// with 64.
     growth: BTreeMap<&'static str, BTreeMap<&'static str, f64>>,
-    /// The plain allocator's pairs per second with the most threads, by those with one.
+    /// The plain allocator's pairs per second with the maximum number of threads, relative to one
+    /// thread.
     speedup: BTreeMap<&'static str, f64>,
 }
 
@@ -80,11 +83,12 @@ struct Figure {
     threads: usize,
     allocator: &'static str,
     kind: Kind,
-    /// Nanoseconds of a pair: one allocation and one free. `null`: it does not bear this workload here.
+    /// Nanoseconds of a pair: one allocation and one free. `null` if the allocator cannot run this
+    /// workload here.
     ns: Option<f64>,
     ns_best: Option<f64>,
     mega_pairs: Option<f64>,
-    /// Its time by the plain allocator's: the median over the rounds.
+    /// The time relative to the plain allocator's: the median over the rounds.
     slower: Option<f64>,
 }
 
@@ -94,12 +98,12 @@ struct ReplayFigure {
     allocator: &'static str,
     kind: Kind,
     ns_per_op: f64,
-    /// Peak reserved by peak requested.
+    /// Peak reserved bytes relative to peak requested bytes.
     ratio: f64,
     slower: f64,
 }
 
-/// An allocator that is ready to run workloads.
+/// An allocator that is ready for workloads.
 trait Runs {
     fn run(&self, workload: Workload, threads: usize, pairs: u64) -> leasehold::Result<Option<Sample>>;
 }
@@ -112,14 +116,14 @@ impl<S: Subject> Runs for Ready<S> {
     }
 }
 
-/// An allocator of the report: how it is made afresh, and what it is not asked to do.
+/// An allocator of the report: its constructor, and its limits.
 struct Contender {
     name: &'static str,
     kind: Kind,
     make: fn(DeviceId) -> Result<Box<dyn Runs>, Failure>,
-    /// The most bytes that it may have live, all threads: a host's heap touches every block.
+    /// The maximum number of live bytes over all threads, because a host heap touches every block.
     most_bytes: u64,
-    /// The most blocks that it may have live: a search through all of them takes that long.
+    /// The maximum number of live blocks, because a search through all of them takes long.
     most_live: usize,
 }
 
@@ -133,7 +137,7 @@ fn own(marks: bool) -> Result<Box<dyn Runs>, Failure> {
     Ok(Box::new(Ready(Own::new(fake(), AllocatorConfig::default(), marks)?)))
 }
 
-/// All of them; so many bytes are there for `Runtime::alloc`, and for heaps of this process.
+/// All allocators, with the memory for `Runtime::alloc` and for heaps of this process.
 fn contenders(Room { device_bytes, heap_bytes }: Room) -> Vec<Contender> {
     let whole = Contender {
         name: "leasehold",
@@ -188,7 +192,7 @@ fn contenders(Room { device_bytes, heap_bytes }: Room) -> Vec<Contender> {
     ]
 }
 
-/// What workloads may have live.
+/// The memory for the live blocks of workloads.
 #[derive(Debug, Clone, Copy)]
 struct Room {
     /// In the memory of the device.
@@ -198,13 +202,13 @@ struct Room {
 }
 
 impl Room {
-    /// Half of what is free now.
+    /// Half of the memory that is free now.
     fn now(device: DeviceId) -> Result<Room, Failure> {
         Ok(Room { device_bytes: open(device, None)?.info().memory.free / 2, heap_bytes: host::available()? / 2 })
     }
 }
 
-/// The whole way: a runtime on a device.
+/// The complete path: a runtime on a device.
 struct Whole(Runtime);
 
 impl Subject for Whole {
@@ -226,7 +230,7 @@ impl Subject for Whole {
     }
 }
 
-/// A heap of the process. Its blocks are aligned as `malloc` aligns them, which is what it is fastest at.
+/// A heap of the process. Its blocks have `malloc`'s alignment, for which it is fastest.
 struct Heap<A>(A);
 
 struct HeapBlock(*mut u8, std::alloc::Layout);
@@ -252,7 +256,7 @@ impl<A: GlobalAlloc + Sync> Subject for Heap<A> {
 
     #[inline]
     fn free(&self, (): &(), HeapBlock(at, layout): HeapBlock) {
-        // SAFETY: given by `alloc` with this layout.
+        // SAFETY: `alloc` returned the block with this layout.
         unsafe { self.0.dealloc(at, layout) };
     }
 }
@@ -267,11 +271,12 @@ impl Contender {
     }
 }
 
-/// Nanoseconds that a round of one allocator may take, about.
+/// The approximate time of a round of one allocator, in nanoseconds.
 const ROUND: f64 = 40e6;
-/// Nanoseconds that filling the memory of a workload may take, reckoned by the time of a pair.
+/// The maximum time to fill the memory of a workload, in nanoseconds, estimated from the time of a
+/// pair.
 const HOPELESS: f64 = 0.5e9;
-/// An allocator that takes so long for a trial is measured by the trial.
+/// If a trial takes this long, the trial is the measurement.
 const LONG: Duration = Duration::from_secs(4);
 
 fn median(values: &[f64]) -> f64 {
@@ -334,7 +339,8 @@ pub(crate) fn run(a: &AllocArguments) -> Result<(), Failure> {
     if a.json { print_json(&report) } else { print(&report) }
 }
 
-/// Whether an allocator was so slow with fewer live blocks that nobody would see the end of this workload.
+/// Returns whether an allocator was so slow with fewer live blocks that this workload would take
+/// too long.
 fn too_slow(allocator: &str, workload: Workload, threads: usize, figures: &[Figure]) -> bool {
     let Workload::Random { live, least, most } = workload else { return false };
     let fewer: Vec<&str> = Workload::all()
@@ -350,7 +356,7 @@ fn too_slow(allocator: &str, workload: Workload, threads: usize, figures: &[Figu
     })
 }
 
-/// One workload on all allocators, in turns.
+/// Runs one workload on all allocators, in alternation.
 fn cell(
     name: &'static str,
     workload: Workload,
@@ -360,7 +366,7 @@ fn cell(
     out: &mut Vec<Figure>,
 ) -> Result<(), Failure> {
     let mut all = Vec::new();
-    // The plain allocator comes last in the list and first in the table.
+    // The plain allocator is last in the list and first in the table.
     for contender in contenders(room).into_iter().rev() {
         let fit = contender.bears(workload, threads) && !too_slow(contender.name, workload, threads, out);
         let mut ready = if fit { Some((contender.make)(a.device)?) } else { None };
@@ -368,7 +374,7 @@ fn cell(
         if let Some(subject) = &ready {
             let began = Instant::now();
             match subject.run(workload, threads, 500)? {
-                // Most of the time goes into filling the memory, each time again: once is enough.
+                // Filling the memory takes most of the time in every round: one sample is enough.
                 Some(sample) if began.elapsed() > LONG => {
                     samples.push(sample);
                     ready = None;

@@ -1,9 +1,9 @@
-//! `leasehold bench copy`: downloads and uploads beside a plain copy of the host's, by size and by
-//! where the host's memory begins.
+//! `leasehold bench copy`: downloads and uploads against a plain host copy, by size and by the
+//! alignment of the host's memory.
 //!
-//! A processor may copy at a tenth of its speed for some differences of addresses modulo a page,
-//! and one of them is where the C library puts large blocks. So each size is measured at several
-//! offsets; all ways have their turn in each round.
+//! A processor may copy at a tenth of its speed for some differences of addresses modulo a page.
+//! The C library puts large blocks at one of these differences. So each size is measured at several
+//! offsets; all methods alternate in each round.
 
 use crate::commands::run::parse_device;
 use crate::commands::{open, percentile, print_json};
@@ -34,10 +34,10 @@ pub(crate) struct CopyArguments {
     json: bool,
 }
 
-/// How far after the device's memory the host's begins, modulo a page.
+/// The distance of the host's memory from the device's, modulo a page.
 const OFFSETS: [usize; 7] = [0, 1, 16, 32, 64, 128, 2048];
 const PAGE: usize = 4096;
-/// Bytes that a measurement copies at least.
+/// The minimum number of bytes that a measurement copies.
 const BATCH: usize = 4 << 20;
 
 #[derive(Debug, Serialize)]
@@ -48,20 +48,20 @@ struct Report {
     fresh: Vec<Fresh>,
 }
 
-/// Gigabytes a second at one size and offset, medians over the rounds.
+/// Gigabytes per second at one size and offset, medians over the rounds.
 #[derive(Debug, Serialize)]
 struct Figure {
     bytes: usize,
     offset: usize,
     download: f64,
     upload: f64,
-    /// `copy_from_slice` between two blocks that differ as much.
+    /// `copy_from_slice` between two blocks with the same distance.
     plain: f64,
-    /// Of the rounds' ratios of the download's time to the plain copy's.
+    /// The median of the rounds' ratios of the download's time to the plain copy's.
     download_by_plain: f64,
 }
 
-/// A download into a vector that is new, and into one that is used again, in gigabytes a second.
+/// A download into a new vector, and into a reused one, in gigabytes per second.
 #[derive(Debug, Serialize)]
 struct Fresh {
     bytes: usize,
@@ -69,23 +69,23 @@ struct Fresh {
     again: f64,
 }
 
-/// Host memory whose beginning can be chosen.
+/// Host memory whose start can be chosen.
 struct Block(Vec<u8>);
 
 impl Block {
-    /// Room for `bytes`, all of it touched.
+    /// Memory for `bytes` bytes, all of it touched.
     fn new(bytes: usize) -> Self {
         Self(vec![1; bytes + 2 * PAGE])
     }
 
-    /// The bytes that begin `offset` after `address`, modulo a page.
+    /// The bytes that start `offset` after `address`, modulo a page.
     fn after(&mut self, address: usize, offset: usize, bytes: usize) -> &mut [u8] {
         let skip = (address + offset).wrapping_sub(self.0.as_ptr().addr()) % PAGE;
         &mut self.0[skip..skip + bytes]
     }
 }
 
-/// Seconds of one call, from as many as copy [`BATCH`] bytes.
+/// Seconds of one call, measured over calls that copy [`BATCH`] bytes.
 fn seconds(bytes: usize, mut call: impl FnMut() -> leasehold::Result<()>) -> leasehold::Result<f64> {
     let times = (BATCH / bytes).max(1);
     let begin = Instant::now();
@@ -103,7 +103,8 @@ pub(crate) fn run(a: &CopyArguments) -> Result<(), Failure> {
     for bytes in a.kib.iter().map(|&k| k as usize * 1024) {
         let device = runtime.alloc(bytes as u64)?;
         let (mut host, mut twin) = (Block::new(bytes), Block::new(bytes));
-        // Where the host sees no device memory its blocks begin with a page, as good as ever.
+        // If the host has no access to device memory, a device block starts at a page, which serves
+        // as the reference.
         let address = device.addr() as usize;
         runtime.stream().upload_blocking(device.view(), host.after(address, 0, bytes))?;
         let mut times = vec![[const { Vec::new() }; 3]; OFFSETS.len()];

@@ -1,4 +1,5 @@
-//! `leasehold bench cuda`: what the runtime adds to the driver's own calls. Both sides use the same bindings in the same process, in turns.
+//! `leasehold bench cuda`: the runtime's overhead over the driver's own calls. Both sides use the
+//! same bindings in the same process, in alternation.
 
 use crate::commands::{open, percentile, print_json};
 use crate::failure::Failure;
@@ -37,16 +38,18 @@ struct Report {
     allocations: Vec<Threads>,
 }
 
-/// Allocation and drop by several threads, each on a stream of its own.
+/// Allocation and drop by several threads, each on its own stream.
 #[derive(Debug, Serialize)]
 struct Threads {
     bytes: u64,
     threads: usize,
     /// Nanoseconds of a pair: of the median thread, the median of the repetitions.
     ns: f64,
-    /// The throughput of all threads by as many times one thread's, the median of the repetitions.
+    /// The throughput of all threads, relative to the same multiple of one thread's; the median of
+    /// the repetitions.
     linear: f64,
-    /// The same pair where nothing is shared: each thread has an allocator of its own, over no device. What the machine allows.
+    /// The same pair without sharing: each thread has its own allocator without a device. This
+    /// shows the machine's limit.
     apart_ns: f64,
     apart_linear: f64,
 }
@@ -54,12 +57,14 @@ struct Threads {
 /// Pairs of a round, and rounds.
 const PAIRS: u32 = 20_000;
 const ROUNDS: usize = 15;
-/// Times that all sizes and numbers of threads have their turn, so that what the machine does meanwhile is shared out.
+/// The number of repetitions over all sizes and thread counts, so that disturbances are spread
+/// evenly.
 const REPEATS: usize = 5;
 const SIZES: [u64; 4] = [512, 64 << 10, 1 << 20, 16 << 20];
 const CREWS: [usize; 4] = [1, 2, 4, 8];
 
-/// What the median thread of `threads` takes for a pair, in nanoseconds. Each makes what it works with, then all begin.
+/// The median thread's time for a pair among `threads` threads, in nanoseconds. Each thread first
+/// prepares its state; then all start together.
 fn crew<T, F: FnMut() -> bool>(
     threads: usize,
     make: impl Fn() -> leasehold::Result<T> + Sync,
@@ -103,7 +108,7 @@ fn apart(bytes: u64, threads: usize) -> Result<f64, Failure> {
 }
 
 fn scaling(runtime: &Runtime) -> Result<Vec<Threads>, Failure> {
-    // By size, by threads: a time for each repetition.
+    // By size and by threads: a time for each repetition.
     let mut ours = [[[0.0; REPEATS]; CREWS.len()]; SIZES.len()];
     let mut alone = ours;
     for repeat in 0..REPEATS {
@@ -134,20 +139,20 @@ fn scaling(runtime: &Runtime) -> Result<Vec<Threads>, Failure> {
     Ok(all)
 }
 
-/// One figure of the runtime beside the driver's.
+/// A figure of the runtime with the driver's.
 #[derive(Debug, Serialize)]
 struct Pair {
     name: String,
     /// Nanoseconds of a call, the median.
     ns: f64,
-    /// The same until the device is through.
+    /// Nanoseconds until the device has finished, the median.
     total_ns: f64,
     driver: String,
     driver_ns: f64,
     driver_total_ns: f64,
-    /// Of the calls.
+    /// The ratio of the calls.
     ratio: f64,
-    /// Until the device is through.
+    /// The ratio until the device has finished.
     total_ratio: f64,
 }
 
@@ -178,7 +183,7 @@ impl Ours {
         let runtime = open(DeviceId::new(BackendKind::Cuda, ordinal), None)?;
         let roles = [Access::Read, Access::Read, Access::Write];
         let desc = KernelDesc::new("nothing", KernelSource::Ptx(PTX.into()), &roles, KernelCheck::any());
-        // SAFETY: the entry takes three addresses and touches none of them.
+        // SAFETY: the entry takes three addresses and accesses none of them.
         let kernel = unsafe { KernelBase::new(desc.entry("trace_nothing")) }?;
         let buffers = [runtime.alloc(4096)?, runtime.alloc(4096)?, runtime.alloc(4096)?];
         for buffer in &buffers {

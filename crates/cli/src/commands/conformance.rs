@@ -1,6 +1,6 @@
-//! `leasehold conformance`: what every backend must do, tried on a device.
+//! `leasehold conformance`: runs the conformance suite on a device.
 //!
-//! This module must not know what a case does. [`factory`] is the one place in it that knows backends.
+//! This module must not know what a case does. Only [`factory`] knows backends.
 
 use crate::commands::memory::AidsArguments;
 #[cfg(feature = "cuda")]
@@ -40,7 +40,8 @@ pub(crate) struct Arguments {
     /// Only these cases: numbers, ranges of numbers and parts of sentences, separated by commas
     #[arg(long, value_name = "CASES", value_delimiter = ',')]
     filter: Vec<String>,
-    /// Only cases with this tag: `sanitizer`, which are fit for a run under compute-sanitizer, with --memory-debug pass-through
+    /// Only cases with this tag: `sanitizer` (cases for a run under compute-sanitizer, with
+    /// --memory-debug pass-through)
     #[arg(long, value_name = "TAG", value_parser = parse_tag)]
     tag: Option<Tag>,
     #[command(flatten)]
@@ -48,7 +49,7 @@ pub(crate) struct Arguments {
     /// Runs each case under the validating wrapper, too
     #[arg(long)]
     validated: bool,
-    /// Repeats in full what is otherwise repeated a tenth as often
+    /// Runs repetitions in full instead of a tenth of them
     #[arg(long)]
     thorough: bool,
     /// Prints one JSON object
@@ -63,7 +64,7 @@ fn parse_tag(text: &str) -> Result<Tag, String> {
     text.parse().map_err(|e: leasehold::Error| e.to_string())
 }
 
-/// The CPU under test, with these debug aids.
+/// The CPU backend under test, with these debug aids.
 struct Cpu(DebugAids);
 
 impl Cpu {
@@ -100,7 +101,7 @@ impl Factory for Cpu {
     }
 }
 
-/// How a device's backend is made and what it is given.
+/// The factory of a device's backend.
 fn factory(device: DeviceId, sim: bool, aids: DebugAids) -> Result<Arc<dyn Factory>, Failure> {
     match (device.backend, sim) {
         (BackendKind::Cpu, false) => Ok(Arc::new(Cpu(aids))),
@@ -125,7 +126,7 @@ fn factory(device: DeviceId, sim: bool, aids: DebugAids) -> Result<Arc<dyn Facto
     }
 }
 
-/// The numbers that the terms of `--filter` name; none when there are no terms.
+/// The numbers of the cases that the terms of `--filter` name; none without terms.
 fn numbers(terms: &[String]) -> Result<Vec<u16>, Failure> {
     let suite = Suite::new();
     let mut all = Vec::new();
@@ -160,7 +161,8 @@ fn at_home(home: Home) -> String {
     }
 }
 
-/// Kernels and host calls panic on purpose, on threads of the backend's and the suite's.
+/// Silences panics: kernels and host calls panic on purpose, on threads of the backend and the
+/// suite.
 fn quiet() {
     let loud = std::panic::take_hook();
     let main = std::thread::current().id();
@@ -171,7 +173,7 @@ fn quiet() {
     }));
 }
 
-/// Addresses that the cases take on the CPU, threads and all.
+/// The address space of the cases on the CPU, threads included.
 const ADDRESSES: u64 = 1800 << 20;
 
 pub(crate) fn run(arguments: &Arguments) -> Result<ExitCode, Failure> {
@@ -207,7 +209,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<ExitCode, Failure> {
     Ok(if report.ok() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-/// Cases that want a process of their own get this command again.
+/// Cases that need a process of their own get this command again.
 fn isolation(arguments: &Arguments, aids: DebugAids) -> Result<Isolation, Failure> {
     let program = std::env::current_exe().map_err(|e| Failure::new(format!("where this command is: {e}")))?;
     let (device, sim, thorough) = (arguments.device.to_string(), arguments.sim, arguments.thorough);
@@ -246,20 +248,20 @@ fn tried(factory: Arc<dyn Factory>, filter: &Filter) -> Report {
     report
 }
 
-/// What the JSON object says.
+/// The fields of the JSON object.
 #[derive(Serialize)]
 struct Told<'a> {
     device: String,
     name: String,
     simulated: bool,
-    /// The debug aids for memory; nothing without any.
+    /// The debug aids for memory; empty without any.
     memory_debug: String,
     ok: bool,
     passed: usize,
     failed: usize,
     skipped: usize,
     runs: &'a [CaseResult],
-    /// Numbers that are no cases, and where they are at home.
+    /// Numbers that are not cases, with the places of their tests.
     elsewhere: BTreeMap<u16, String>,
 }
 
@@ -282,7 +284,7 @@ impl<'a> Told<'a> {
     }
 }
 
-/// Runs that passed (or failed as expected), failed, and were skipped.
+/// The numbers of runs that passed (or failed as expected), failed, and were skipped.
 fn counts(report: &Report) -> [usize; 3] {
     let mut counts = [0; 3];
     for r in &report.results {
@@ -295,7 +297,7 @@ fn counts(report: &Report) -> [usize; 3] {
     counts
 }
 
-/// A line per case, or per run where the runs of a case differ.
+/// Prints a line for each case, or for each run if the runs of a case differ.
 fn show(device: &str, report: &Report) -> Result<(), Failure> {
     let mut table = Table::words();
     for runs in report.results.chunk_by(|a, b| a.case == b.case) {

@@ -1,4 +1,5 @@
-//! `leasehold devices`: every backend known to the build, found or not, with the reason; architecture and memory.
+//! `leasehold devices`: every backend of the build, available or not, with the reason; architecture
+//! and memory.
 
 use crate::commands::print_json;
 use crate::failure::Failure;

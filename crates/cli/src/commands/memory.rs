@@ -1,4 +1,4 @@
-//! What a command records about the device's memory, and which debug aids it works with.
+//! Options of a command for the device's memory: records and debug aids.
 
 use crate::failure::Failure;
 use leasehold_alloc::{Allocator, DebugAids};
@@ -8,20 +8,20 @@ use std::fs::{self, File};
 use std::io::{self, BufWriter, Write};
 use std::path::{Path, PathBuf};
 
-/// The environment variable that stands for `--memory-debug`.
+/// The environment variable in place of `--memory-debug`.
 const VARIABLE: &str = "LEASEHOLD_MEMORY_DEBUG";
 
-/// The debug aids that a command works with.
+/// The debug aids of a command.
 #[derive(Debug, Default, clap::Args)]
 pub(crate) struct AidsArguments {
-    /// Looks for wrong uses of memory: some of poison, red-zone[=BYTES], quarantine[=BYTES], guard, pass-through, all, separated by commas;
-    /// also from LEASEHOLD_MEMORY_DEBUG
+    /// Looks for wrong uses of memory: some of poison, red-zone[=BYTES], quarantine[=BYTES], guard,
+    /// pass-through, all, separated by commas; also from LEASEHOLD_MEMORY_DEBUG
     #[arg(long, value_name = "AIDS", value_parser = parse_aids)]
     memory_debug: Option<DebugAids>,
 }
 
 impl AidsArguments {
-    /// The aids, by the environment where the command line says nothing.
+    /// The aids, from the environment if the command line has none.
     pub(crate) fn aids(&self) -> Result<DebugAids, Failure> {
         Ok(match (self.memory_debug, std::env::var(VARIABLE)) {
             (Some(aids), _) => aids,
@@ -41,13 +41,15 @@ impl AidsArguments {
 pub(crate) struct MemoryArguments {
     #[command(flatten)]
     aids: AidsArguments,
-    /// Writes every allocation and free into a trace that `leasehold replay` plays; compressed if its name ends in .gz
+    /// Writes every allocation and free into a trace that `leasehold replay` plays; compressed if
+    /// its name ends in .gz
     #[arg(long, value_name = "FILE")]
     memory_trace: Option<PathBuf>,
-    /// Writes a snapshot of the memory at the end: for PyTorch's memory_viz, or as JSON if its name ends in .json
+    /// Writes a snapshot of the memory at the end: for PyTorch's memory_viz, or as JSON if its name
+    /// ends in .json
     #[arg(long, value_name = "FILE")]
     memory_snapshot: Option<PathBuf>,
-    /// Events that trace and snapshot remember at most, the newest
+    /// The maximum number of events in trace and snapshot, the newest ones
     #[arg(long, value_name = "N", default_value_t = 1 << 18, value_parser = clap::value_parser!(u32).range(1..=1 << 26))]
     memory_events: u32,
 }
@@ -56,7 +58,7 @@ fn parse_aids(text: &str) -> Result<DebugAids, String> {
     text.parse().map_err(|e: leasehold::Error| e.to_string())
 }
 
-/// What an allocator must be made with.
+/// The settings for the construction of an allocator.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct Wishes {
     pub(crate) debug: DebugAids,
@@ -64,7 +66,7 @@ pub(crate) struct Wishes {
 }
 
 impl MemoryArguments {
-    /// Whether the files can be written, asked before there is anything to write. Leaves nothing behind.
+    /// Checks that the files can be written, before any data exists. Leaves no file behind.
     pub(crate) fn probe(&self) -> Result<(), Failure> {
         if let (Some(trace), Some(snapshot)) = (&self.memory_trace, &self.memory_snapshot)
             && place(trace) == place(snapshot)
@@ -86,14 +88,14 @@ impl MemoryArguments {
         Ok(())
     }
 
-    /// What the allocator must be made with, the environment included.
+    /// The settings for the construction of the allocator, including those of the environment.
     pub(crate) fn wishes(&self) -> Result<Wishes, Failure> {
         let debug = self.aids.aids()?;
         let records = self.memory_trace.is_some() || self.memory_snapshot.is_some();
         Ok(Wishes { debug, trace_events: if records { self.memory_events as usize } else { 0 } })
     }
 
-    /// Writes what was asked for.
+    /// Writes the requested files.
     pub(crate) fn write(&self, allocator: &Allocator) -> Result<(), Failure> {
         if self.memory_trace.is_none() && self.memory_snapshot.is_none() {
             return Ok(());
@@ -116,7 +118,8 @@ impl MemoryArguments {
         Ok(())
     }
 
-    /// What the debug aids found, once nobody should hold anything any more. Without aids nothing is said.
+    /// The findings of the debug aids, at a time when no holders should be left. Always `Ok`
+    /// without aids.
     pub(crate) fn verdict(&self, allocator: &Allocator) -> Result<(), Failure> {
         if !allocator.config().debug.any() {
             return Ok(());
@@ -133,19 +136,19 @@ impl MemoryArguments {
     }
 }
 
-/// The file that a path leads to, through links.
+/// The file of a path, with links resolved.
 fn place(path: &Path) -> PathBuf {
     let parent = path.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
     let name = path.file_name().unwrap_or_default();
     fs::canonicalize(path).unwrap_or_else(|_| fs::canonicalize(parent).unwrap_or_else(|_| parent.to_owned()).join(name))
 }
 
-/// Whether something is there that is no regular file: a device or a pipe is written to, not replaced.
+/// Returns whether the path is a device or a pipe: such a file is written to, not replaced.
 fn other(path: &Path) -> bool {
     fs::metadata(path).is_ok_and(|m| !m.is_file() && !m.is_dir())
 }
 
-/// A file beside its place, until it is whole. Dropped before that, it goes.
+/// A file under a temporary name until it is complete. If it is dropped before that, it is removed.
 struct Draft {
     beside: PathBuf,
     place: PathBuf,
@@ -166,19 +169,19 @@ impl Draft {
     }
 
     fn finish(self) -> io::Result<()> {
-        // What is dropped then is no longer there.
+        // After the rename the drop finds no file.
         fs::rename(&self.beside, &self.place)
     }
 }
 
 impl Drop for Draft {
     fn drop(&mut self) {
-        // Who cannot remove it could not have made it.
+        // The removal fails after a rename. A process that could make the file can remove it.
         let _ = fs::remove_file(&self.beside);
     }
 }
 
-/// Writes a file whole or not at all.
+/// Writes a file completely or not at all.
 fn create(path: &Path, fill: impl FnOnce(&mut BufWriter<File>) -> leasehold::Result<()>) -> Result<(), Failure> {
     let cannot = |e: io::Error| Failure::new(format!("{}: {e}", path.display()));
     let (draft, file) = if other(path) {

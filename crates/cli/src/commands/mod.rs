@@ -1,4 +1,4 @@
-//! The subcommands, a file each.
+//! The subcommands, one file each.
 
 pub(crate) mod bench;
 pub(crate) mod bench_alloc;
@@ -17,7 +17,7 @@ use crate::system::{Request, System};
 use leasehold::{DeviceId, Runtime};
 use std::io::Write;
 
-/// Opens a device, with so many threads where it is the CPU.
+/// Opens a device, with this number of threads if the device is the CPU.
 pub(crate) fn open(device: DeviceId, threads: Option<usize>) -> Result<Runtime, Failure> {
     Ok(System::open(&Request::new(device, threads))?.runtime)
 }
@@ -29,7 +29,7 @@ pub(crate) fn print_json(value: &impl serde::Serialize) -> Result<(), Failure> {
     Ok(())
 }
 
-/// The value at fraction `p` of the sorted values.
+/// The percentile `p` (a fraction) of the values.
 pub(crate) fn percentile(values: &[f64], p: f64) -> f64 {
     let mut sorted = values.to_vec();
     sorted.sort_by(f64::total_cmp);

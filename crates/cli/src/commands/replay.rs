@@ -1,4 +1,5 @@
-//! `leasehold replay`: plays an allocation trace against the allocator, or a peer, and reports what it cost.
+//! `leasehold replay`: replays an allocation trace on the allocator, or on a peer, and reports the
+//! costs.
 
 use crate::commands::{open, print_json};
 use crate::failure::Failure;
@@ -14,24 +15,27 @@ use std::path::{Path, PathBuf};
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct Arguments {
-    /// The trace: `t_us,op,id,size,stream`, plain or compressed with gzip; `-` reads a plain one from standard input
+    /// The trace: `t_us,op,id,size,stream`, plain or compressed with gzip; `-` reads a plain one
+    /// from standard input
     trace: PathBuf,
-    /// Where the memory comes from; `virtual` maps nothing, so that large traces run on small machines
+    /// The source of the memory; `virtual` maps nothing, so that large traces run on small machines
     #[arg(long, default_value = "virtual", value_parser = parse_device)]
     device: On,
     /// A limit, as a multiple of the trace's peak, times the threads
     #[arg(long, value_parser = parse_budget)]
     budget: Option<f64>,
-    /// Looks for the smallest limit with which the trace completes; with policy `compact` unless `--policy` says otherwise
+    /// Searches the smallest limit with which the trace completes; with policy `compact` unless
+    /// `--policy` says otherwise
     #[arg(long)]
     find_min_budget: bool,
-    /// Threads that each play a copy on streams of their own
+    /// Threads that each replay a copy on their own streams
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=64))]
     threads: u32,
-    /// How many times the trace is played; what is live at its end is freed in between
+    /// Number of replays of the trace; memory that is live at its end is freed in between
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=10_000))]
     repeat: u32,
-    /// Another allocator instead of this one: a plain best fit that is blind to streams, an emulation of PyTorch's, or the process's heap
+    /// Another allocator instead of this one: a plain best fit that is blind to streams, an
+    /// emulation of PyTorch's, or the process's heap
     #[arg(long, value_enum, conflicts_with = "policy")]
     peer: Option<Peer>,
     /// When free memory is moved rather than new memory taken; `balanced` when left out
@@ -99,7 +103,7 @@ fn parse_budget(text: &str) -> Result<f64, String> {
     }
 }
 
-/// Traces with fewer events are over before anybody reads a bar.
+/// Traces with fewer events end before a progress bar is useful.
 const LONG: u64 = 200_000;
 
 pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {

@@ -1,5 +1,5 @@
-//! `leasehold run`: generates text with a Llama-family model. All of its memory, streams, events, kernels and graphs go through the
-//! runtime.
+//! `leasehold run`: generates text with a Llama-family model. All memory, streams, events, kernels
+//! and graphs come from the runtime.
 
 use crate::bundled;
 use crate::commands::memory::MemoryArguments;
@@ -20,21 +20,22 @@ use std::borrow::Cow;
 use std::io::{IsTerminal, Write};
 use std::path::{Path, PathBuf};
 
-/// What the bundled model is asked for when nobody says.
+/// The default prompt of the bundled model.
 const DEFAULT_PROMPT: &str = "def read_lines(path):\n    ";
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct Arguments {
-    /// A Hugging Face directory (config.json, model.safetensors, tokenizer.json); the bundled model when left out
+    /// A Hugging Face directory (config.json, model.safetensors, tokenizer.json); the bundled model
+    /// when left out
     #[arg(long, value_name = "DIR")]
     model: Option<PathBuf>,
-    /// The text to go on from
+    /// The text to continue
     #[arg(long, value_name = "TEXT", conflicts_with = "prompt_ids")]
     prompt: Option<String>,
     /// The same as token ids, separated by commas
     #[arg(long, value_name = "IDS", value_delimiter = ',')]
     prompt_ids: Option<Vec<u32>>,
-    /// How many new tokens
+    /// Number of new tokens
     #[arg(long, default_value_t = 64, value_parser = clap::value_parser!(u32).range(1..))]
     tokens: u32,
     /// The device
@@ -43,7 +44,7 @@ pub(crate) struct Arguments {
     /// Runs over a simulated driver, with the race detector on; the kernels are the CPU's
     #[arg(long)]
     sim: bool,
-    /// What orders, on a simulated device, what may happen in any order
+    /// The seed of a simulated device's random order
     #[arg(long, value_name = "SEED", default_value_t = 1)]
     sim_seed: u64,
     /// Threads that a kernel may use; all that this process may use when left out
@@ -55,10 +56,10 @@ pub(crate) struct Arguments {
     /// The element type of activations and KV cache
     #[arg(long, value_enum, default_value_t = Activations::F32)]
     dtype: Activations,
-    /// What logits are divided by; 0 takes the largest
+    /// The divisor of the logits; 0 selects the largest
     #[arg(long, default_value_t = 0.0, allow_negative_numbers = true, value_parser = parse_temperature)]
     temperature: f32,
-    /// How many of the largest logits are candidates; 0 for all
+    /// Number of largest logits that are candidates; 0 for all
     #[arg(long, default_value_t = 0)]
     top_k: u32,
     /// The seed of the random numbers
@@ -121,7 +122,7 @@ fn parse_temperature(text: &str) -> Result<f32, String> {
     }
 }
 
-/// A model's files, read and checked.
+/// A model's files after all checks.
 pub(crate) struct Files {
     pub(crate) name: String,
     pub(crate) config: Config,
@@ -130,7 +131,7 @@ pub(crate) struct Files {
 }
 
 impl Files {
-    /// The files of a directory, or the bundled ones. A tokenizer is only needed where there is text.
+    /// The files of a directory, or the bundled ones. A tokenizer is required only for text.
     pub(crate) fn read(dir: Option<&Path>, tokenizer: bool) -> Result<Self, Failure> {
         let Some(dir) = dir else {
             let config = bundled::config()?;
@@ -142,7 +143,8 @@ impl Files {
             });
         };
         let config = Config::from_dir(dir)?;
-        // SAFETY: the command writes no file of a model; that nobody else changes one while it runs is the user's to see to.
+        // SAFETY: the command writes no file of a model. The user must ensure that no other program
+        // changes one while the command runs.
         let weights = unsafe { Weights::from_dir(dir, &config) }?;
         let tokenizer = match Tokenizer::from_dir(dir) {
             Ok(t) => Some(t),
@@ -162,7 +164,7 @@ struct Report {
     text: Option<String>,
     threads: Option<u16>,
     modes: ModeReports,
-    /// `null` when only one mode ran.
+    /// `null` if only one mode ran.
     modes_agree: Option<bool>,
     memory: Memory,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -221,15 +223,16 @@ pub(crate) fn load(runtime: &Runtime, files: &Files, activations: DType, quiet: 
     Ok(model?)
 }
 
-/// Prints text as it comes.
+/// Prints text as it arrives.
 struct Printer<'a> {
     stream: Option<TextStream<'a>>,
     print: bool,
     text: String,
 }
 
-/// Generated text as standard output gets it: to a terminal without control characters but newlines and tabs, which the model or its
-/// tokenizer may have from anybody; elsewhere as it is.
+/// Generated text for standard output. A terminal gets no control characters except newlines and
+/// tabs, because the text may come from an untrusted model or tokenizer. Any other output gets the
+/// text unchanged.
 fn for_output(text: &str) -> Cow<'_, str> {
     if std::io::stdout().is_terminal() { Cow::Owned(printable(text)) } else { Cow::Borrowed(text) }
 }
@@ -249,13 +252,14 @@ impl Printer<'_> {
         if self.print {
             let piece = &*for_output(piece);
             let mut out = std::io::stdout().lock();
-            // Who closes the pipe has seen enough; the report that follows says so by its own error.
+            // If the reader has closed the pipe, the report that follows returns the error.
             let _ = out.write_all(piece.as_bytes()).and_then(|()| out.flush());
         }
     }
 }
 
-/// Refuses more tokens than the host has memory for: its own tables and lists, and where the device's memory is the host's, that too.
+/// Refuses more tokens than the host's memory allows: its tables and lists, and also the device's
+/// memory if the host shares it.
 pub(crate) fn fits(files: &Files, prompt: usize, tokens: u32, dtype: DType, runtime: &Runtime) -> Result<(), Failure> {
     let need = footprint(&files.config, prompt, tokens as usize, dtype);
     // Lists of both modes, their report, and its text.

@@ -31,13 +31,13 @@ pub(crate) struct Arguments {
     /// Threads of each program
     #[arg(long, value_name = "T", default_value_t = 8, value_parser = clap::value_parser!(u8).range(1..=64))]
     threads: u8,
-    /// Has calls of a simulated driver fail, come late or in another order
+    /// Makes calls of a simulated driver fail, come late or in another order
     #[arg(long)]
     faults: bool,
     /// Seconds without progress after which a program hangs
     #[arg(long, value_name = "SECONDS", default_value_t = 60)]
     patience: u32,
-    /// Seconds in which a failing program is made smaller
+    /// Seconds for the reduction of a failing program
     #[arg(long, value_name = "SECONDS", default_value_t = 60)]
     shrink: u32,
     /// Prints one JSON object
