@@ -1,9 +1,9 @@
-//! Runs cases: on a thread of their own, for a bounded time, in every variant.
+//! The runner: executes each case on its own thread, with a time limit, in every variant.
 //!
 //! # Protocol
-//! A case runs on a fresh thread with a fresh backend. The runner waits for its answer up to a
-//! limit; a case that has not answered by then has failed, its thread is left behind, and what it
-//! worked with (lines, pools) goes into the message.
+//! A case runs on a new thread with a new backend. The runner waits for its result up to a limit.
+//! If no result arrives, the case has failed, its thread is abandoned, and the message contains its
+//! timelines and pools.
 //!
 //! This module must not know what a case does.
 
@@ -21,25 +21,25 @@ use std::process::{Command, ExitCode};
 use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
 
-/// Says whether the backend is wrapped.
+/// The wrapper around the backend.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Wrap {
-    /// As it is.
+    /// No wrapper.
     Plain,
-    /// In [`Validated`](leasehold::backend::Validated).
+    /// [`Validated`](leasehold::backend::Validated).
     Validated,
 }
 
-/// How a case's work reaches the device.
+/// The way of a case's work to the device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Mode {
-    /// Submitted as it comes.
+    /// Submitted directly.
     Eager,
     /// Recorded, planned, instantiated and launched.
     Replayed,
 }
 
-/// One way to run a case.
+/// One variant of a case's run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Variant {
     /// The wrapper.
@@ -61,27 +61,27 @@ impl Variant {
     }
 }
 
-/// Which cases to run, and how hard.
+/// The selection of cases, and the limits of a run.
 #[derive(Debug, Clone)]
 pub struct Filter {
-    /// Cases by number; all when empty.
+    /// Cases by number; empty selects all.
     pub numbers: Vec<u16>,
-    /// One tier only.
+    /// Only cases of this tier.
     pub tier: Option<Tier>,
-    /// Cases with this tag only.
+    /// Only cases with this tag.
     pub tag: Option<Tag>,
-    /// One wrapper only.
+    /// Only this wrapper.
     pub wrap: Option<Wrap>,
-    /// The device to open; the backend's first otherwise.
+    /// The device to open; by default the backend's first one.
     pub device: Option<DeviceId>,
-    /// How long a single wait may take.
+    /// The time limit of a single wait.
     pub patience: Duration,
-    /// How long a case may take.
+    /// The time limit of a case.
     pub limit: Duration,
-    /// Cases that repeat something many times do so in full; otherwise a tenth of it.
+    /// Runs repetitions in full; otherwise a tenth of them.
     pub thorough: bool,
-    /// How to start other processes, for cases that want one of their own. Without it they run in
-    /// this one.
+    /// The way to start other processes, for cases that need one. Without it they run in this
+    /// process.
     pub isolation: Option<Isolation>,
 }
 
@@ -102,7 +102,7 @@ impl Default for Filter {
 }
 
 impl Filter {
-    /// Some cases only.
+    /// A filter for some cases only.
     #[must_use]
     pub fn only(numbers: &[u16]) -> Self {
         Self { numbers: numbers.to_vec(), ..Self::default() }
@@ -160,12 +160,12 @@ impl Suite {
     }
 }
 
-/// Runs the cases that the filter takes, one after the other.
+/// Runs the cases that the filter selects, one after the other.
 pub fn run(factory: impl Factory, filter: &Filter) -> Report {
     run_with(factory, filter, |_| ())
 }
 
-/// Where a run is.
+/// The progress of a run.
 #[derive(Debug, Clone, Copy)]
 #[non_exhaustive]
 pub enum Progress<'a> {
@@ -173,18 +173,18 @@ pub enum Progress<'a> {
     Begins {
         /// The case.
         case: &'a Case,
-        /// How it is run.
+        /// The variant.
         variant: Variant,
-        /// How many runs are over.
+        /// The number of completed runs.
         done: usize,
-        /// How many there are in all.
+        /// The number of all runs.
         of: usize,
     },
-    /// It is over.
+    /// A case ended.
     Over(&'a CaseResult),
 }
 
-/// As [`run`], and tells how far it is.
+/// Like [`run`], with progress reports.
 pub fn run_with(factory: impl Factory, filter: &Filter, mut tell: impl FnMut(Progress<'_>)) -> Report {
     let factory: Arc<dyn Factory> = Arc::new(factory);
     let runs = Suite::new().runs(filter);
@@ -198,13 +198,13 @@ pub fn run_with(factory: impl Factory, filter: &Filter, mut tell: impl FnMut(Pro
     Report { results }
 }
 
-/// Names the one case that [`harness`] is to run for another process.
+/// The variable with the one case that [`harness`] must run for another process.
 const CHILD: &str = "LEASEHOLD_CONFORMANCE_CASE";
 
-/// The body of a `tests/conformance.rs`: every case a named test, with the options of `cargo test`
-/// (a name, `--list`, `--exact`, `--ignored`, …). `LEASEHOLD_CONFORMANCE_THOROUGH=1` repeats in
-/// full. Cases run one at a time unless `--test-threads` says otherwise: some of them measure.
-/// Cases that want a process of their own get the same program again.
+/// The body of a `tests/conformance.rs`: every case is a named test, with the options of `cargo
+/// test` (a name, `--list`, `--exact`, `--ignored`, …). `LEASEHOLD_CONFORMANCE_THOROUGH=1` runs
+/// repetitions in full. Cases run one at a time unless `--test-threads` says otherwise, because
+/// some of them measure. Cases that need a process of their own get the same program again.
 pub fn harness(factory: impl Factory) -> ExitCode {
     let thorough = std::env::var_os("LEASEHOLD_CONFORMANCE_THOROUGH").is_some_and(|v| v != "0");
     let mut filter = Filter { thorough, ..Filter::default() };
@@ -292,7 +292,7 @@ pub(crate) fn run_bounded(factory: &Arc<dyn Factory>, case: Case, variant: Varia
                     }
                 }
             });
-            // The runner may have given up on this case.
+            // The runner may have abandoned this case.
             let _ = tell.send(outcome);
         }
     };
@@ -301,7 +301,7 @@ pub(crate) fn run_bounded(factory: &Arc<dyn Factory>, case: Case, variant: Varia
         Err(e) => Err(Stop::Failed(format!("no thread for the case: {e}"))),
         Ok(thread) => match told.recv_timeout(filter.limit) {
             Ok(outcome) => {
-                // It is at its end; a panic while it unwinds its last frame has been told already.
+                // The thread is at its end; a panic during its unwinding has been reported already.
                 let _ = thread.join();
                 outcome
             }

@@ -1,18 +1,21 @@
-//! What happens to an object whose count has reached zero.
+//! Destruction of objects whose count has reached zero.
 //!
 //! # Protocol
-//! No lock is held here while anything is freed or called. The dead go on a work list; whoever
-//! finds nobody burying works it off, so a destructor that releases others adds to the list instead
-//! of recursing, and 200,000 nested containers need no stack. In the table a tensor is `Dying` from
-//! its last release until its turn on the list, and `Described` while its key is asked for. It is
-//! `Quarantined` to the end of the scope in which it died (or until the budget is exceeded), then
-//! `Pooled`, or destroyed. The table keeps its address until somebody else may own it, so that a
-//! second release of it is known as one, and registering it again can revive it.
+//! No lock is held here while memory is freed or a function is called. Dead objects go onto a work
+//! list. The outermost destruction on a thread works the list off. So a destructor that releases
+//! other objects adds to the list instead of recursing, and 200,000 nested containers need no
+//! stack.
 //!
-//! A revived tensor has a new generation, and what the list or the quarantine still says of its
-//! former life is void. Hence every step first asks the table, under the shard's lock, for that
-//! life in the state before ([`Guard::advance`](crate::table::Guard::advance)). A `Described`
-//! tensor is not revived: the hook that looks at it must find it whole.
+//! A tensor is `Dying` from its last release until its turn on the list, and `Described` while its
+//! key is requested. Then it is `Quarantined` to the end of the scope in which it died (or until
+//! the budget is exceeded). Afterwards it is `Pooled` or destroyed. The table keeps the address
+//! until another owner may have it. So a second release is detected, and a new registration can
+//! revive the tensor.
+//!
+//! A revived tensor has a new generation, and entries of its former life on the list or in
+//! quarantine are void. So every step first checks the table for that life in the former state,
+//! under the shard's lock ([`Guard::advance`](crate::table::Guard::advance)). A `Described` tensor
+//! is not revived, because the describing hook must find it whole.
 
 use std::ffi::c_void;
 use std::ptr;
@@ -27,9 +30,9 @@ use crate::shared::{CustomDestructor, TensorInfo};
 use crate::table::{Entry, HOST, Kind, State};
 use crate::vec_ptr::{VecOps, VecPtr};
 
-/// Tensors that leave the quarantine in one turn of the lock of the thread's pool.
+/// The number of tensors that leave the quarantine in one turn of the lock of the thread's pool.
 const BATCH: usize = 16;
-/// Against the budget, a dead tensor of unknown size counts as this much.
+/// The size of a dead tensor of unknown size, for the budget.
 const UNKNOWN_BYTES: u64 = 4096;
 
 /// An object to be destroyed.
@@ -40,10 +43,10 @@ pub(crate) struct Dead {
     destructor: usize,
     kind: Kind,
     flags: u8,
-    /// A tensor that has been through the quarantine.
+    /// A tensor that has left the quarantine.
     settled: bool,
-    /// Left by a thread that has ended, and its scopes with it: there is none whose end it could
-    /// wait for.
+    /// Left by a thread that has ended together with its scopes. So no scope remains whose end it
+    /// could wait for.
     orphan: bool,
 }
 
@@ -61,7 +64,7 @@ pub(crate) struct Waiting {
     dead: Dead,
     key: Option<TensorKey>,
     bytes: u64,
-    /// The scope in which it died.
+    /// The scope in which the tensor died.
     depth: u32,
 }
 
@@ -70,13 +73,13 @@ fn pointer<T>(addr: usize) -> *mut T {
 }
 
 impl Local {
-    /// Destroys `dead`, now or, inside a destructor, after it.
+    /// Destroys `dead`: at once or, inside a destructor, after that destructor.
     #[inline(always)]
     pub(crate) fn bury(&self, dead: Dead) {
         match dead.kind {
             Kind::Untyped => {}
-            // SAFETY: whoever registered the struct promised that it came from the C allocator and
-            // is ours to free.
+            // SAFETY: the registrant promised that the struct came from the C allocator and is the
+            // manager's to free.
             Kind::Struct => unsafe { libc::free(pointer(dead.addr)) },
             _ => self.bury_slow(dead),
         }
@@ -86,13 +89,13 @@ impl Local {
     #[inline(never)]
     pub(crate) fn bury_slow(&self, dead: Dead) {
         if !self.dying.push(dead) {
-            // Better lost than destroyed in the wrong order.
+            // A lost object is better than a destruction in the wrong order.
             self.misuse(Misuse::OutOfMemory, dead.addr, 0);
         }
         self.work_off();
     }
 
-    /// Returns whether destroying it calls what is the program's.
+    /// Returns whether the destruction calls a function of the program.
     fn wants_program(dead: Dead) -> bool {
         match dead.kind {
             Kind::Untyped | Kind::Struct => false,
@@ -122,7 +125,7 @@ impl Local {
                     // `register_custom`.
                     let destroy =
                         unsafe { std::mem::transmute::<*mut c_void, CustomDestructor>(pointer(dead.destructor)) };
-                    // SAFETY: whoever registered the object promised that this destroys it; it is
+                    // SAFETY: the registrant promised that this function destroys the object; it is
                     // called once.
                     self.callback(|| unsafe { destroy(pointer(dead.addr)) });
                 }
@@ -134,8 +137,8 @@ impl Local {
     }
 
     fn destroy_vec(&self, addr: usize) {
-        // SAFETY: whoever registered the vector promised that it is one; its count is zero, so it
-        // is ours.
+        // SAFETY: the registrant promised that the object is a vector. Its count is zero, so no
+        // other code uses it.
         let VecPtr { data, len, .. } = unsafe { pointer::<VecPtr>(addr).read() };
         // SAFETY: a vector has `len` elements at `data`.
         unsafe { self.release_elements(data, len) };
@@ -146,16 +149,17 @@ impl Local {
         }
     }
 
-    /// Destroys a container of pointers whose layout its owner knows.
+    /// Destroys a container of pointers with its registered functions.
     fn destroy_container(&self, dead: Dead) {
-        // SAFETY: such an entry's destructor is the address of functions that stay, from
+        // SAFETY: such an entry's destructor is the address of a permanent table of functions, from
         // `register_vec`.
         let VecOps { elements, destroy } = unsafe { *pointer::<VecOps>(dead.destructor) };
         let (mut data, mut len) = (ptr::null_mut(), 0);
-        // SAFETY: whoever registered the container promised that these functions are for it; its
-        // count is zero, so it is ours.
+        // SAFETY: the registrant promised that these functions fit the container. Its count is
+        // zero, so no other code uses it.
         self.callback(|| len = unsafe { elements(pointer(dead.addr), &raw mut data) });
-        // SAFETY: `elements` says where how many are; nobody else has the container.
+        // SAFETY: `elements` returns place and number of the elements. No other code has the
+        // container.
         unsafe { self.release_elements(data, len) };
         // SAFETY: its elements are released, and it is destroyed once.
         self.callback(|| unsafe { destroy(pointer(dead.addr)) });
@@ -172,21 +176,21 @@ impl Local {
         for i in 0..usize::try_from(len).unwrap_or(0) {
             // SAFETY: i < len, by the caller's promise.
             let element = unsafe { data.add(i).read() };
-            // Its own destruction, if this was its last count, waits on the list: `burying` is set.
+            // If this was the element's last count, its destruction waits on the list, because
+            // `burying` is set.
             self.release(element.expose_provenance());
         }
     }
 
     // ---- tensors
 
-    /// Takes a dying tensor into quarantine and returns the key under which the pool would keep it;
-    /// `Err` if that life is over.
+    /// Takes a dying tensor into quarantine and returns its pool key; `Err` if that life is over.
     fn describe(&self, dead: Dead) -> Result<Option<TensorKey>, ()> {
         let step = |from, to| {
             let mut shard = self.shared.table.lock(dead.addr, self.me);
             let entry = shard.advance(dead.addr, dead.generation, from, to).ok_or(())?;
-            // SAFETY: the flag says that `lh_tensor_create` made it. It is dying, so nothing
-            // destroys it while its shard is locked.
+            // SAFETY: the flag says that `lh_tensor_create` made the tensor. The tensor is dying,
+            // so no code destroys it while its shard is locked.
             Ok((entry.flags & HOST != 0).then(|| unsafe { crate::tensor::key(pointer(dead.addr)) }))
         };
         if dead.flags & HOST != 0 {
@@ -198,8 +202,8 @@ impl Local {
         step(State::Dying, State::Described)?;
         let mut info = TensorInfo::default();
         let mut answer = 0;
-        // SAFETY: the tensor is `Described`, so nothing destroys it; the hook fills in the struct
-        // it is given.
+        // SAFETY: the tensor is `Described`, so no code destroys it. The hook fills in its struct
+        // argument.
         self.callback(|| answer = unsafe { describe(pointer(dead.addr), &raw mut info) });
         let key = (answer != 0).then(|| TensorKey::from_ids(info.num_elements, info.dtype_id, info.device_id));
         if key == Some(None) {
@@ -209,7 +213,7 @@ impl Local {
         Ok(key.flatten())
     }
 
-    /// Puts a tensor that has just died into quarantine.
+    /// Puts a dying tensor into quarantine.
     fn mourn(&self, dead: Dead) {
         let Ok(key) = self.describe(dead) else { return };
         let bytes = key.map_or(UNKNOWN_BYTES, TensorKey::bytes);
@@ -232,13 +236,13 @@ impl Local {
             total = total.saturating_sub(oldest.bytes);
             self.settle(&[oldest]);
         }
-        // Space before the oldest is given back once it is the greater part.
+        // The space before the oldest entry is released once it is the greater part.
         if self.waiting_from.get() > 32 && self.waiting_from.get() > self.waiting.len() / 2 {
             self.waiting.drop_front(self.waiting_from.replace(0));
         }
     }
 
-    /// Lets go of what died in scope `depth`, which is ending; false if that was nothing.
+    /// Releases the tensors that died in scope `depth`, which is ending; `false` if none did.
     pub(crate) fn end_mourning(&self, depth: u32) -> bool {
         if self.marks.read(depth.wrapping_sub(1), |mark| mark.flags & MOURNING != 0) != Some(true) {
             return false;
@@ -270,14 +274,15 @@ impl Local {
         true
     }
 
-    /// Hands tensors whose quarantine is over (at most [`BATCH`]) to the pool, and what it refuses
-    /// to the destructor.
+    /// Gives tensors whose quarantine is over (at most [`BATCH`]) to the pool. The destructor gets
+    /// those that the pool refuses.
     fn settle(&self, waiting: &[Waiting]) {
-        // Of each: whether it is still ours, and then, whether the pool has refused it.
+        // For each tensor: whether this life still exists, and whether the pool has refused the
+        // tensor.
         let (mut ours, mut refused) = ([false; BATCH], [true; BATCH]);
         for (w, ours) in waiting.iter().zip(&mut ours) {
             let mut shard = self.shared.table.lock(w.dead.addr, self.me);
-            // Not if it was revived meanwhile.
+            // `None` if the tensor was revived meanwhile.
             let entry = shard.advance(w.dead.addr, w.dead.generation, State::Quarantined, State::Pooled);
             *ours = entry.map(|e| e.newest = Pools::home(self.me) as u32).is_some();
         }
@@ -306,8 +311,7 @@ impl Local {
         }
     }
 
-    /// Forgets a tensor that is pooled by the table's account and puts it on the list for
-    /// destruction.
+    /// Removes a pooled tensor from the table and puts it on the list for destruction.
     fn discard(&self, addr: usize) {
         let mut shard = self.shared.table.lock(addr, self.me);
         let dead = match shard.position(addr) {
@@ -329,10 +333,11 @@ impl Local {
             self.log("destroy_tensor", dead.addr, 0);
         }
         if dead.flags & HOST != 0 {
-            // SAFETY: the flag says that `lh_tensor_create` made it; nobody knows it any more.
+            // SAFETY: the flag says that `lh_tensor_create` made the tensor. No other code knows it
+            // any more.
             unsafe { crate::tensor::destroy(pointer(dead.addr)) };
         } else if let Some(destroy) = self.shared.tensor_destructor() {
-            // SAFETY: the hook is what the tensors' maker provided; it is called once per tensor.
+            // SAFETY: the tensors' maker provided the hook; it is called once for each tensor.
             self.callback(|| unsafe { destroy(pointer(dead.addr)) });
         } else {
             self.misuse(Misuse::NoDestructor, dead.addr, 0);

@@ -1,5 +1,5 @@
-//! Registration and counting: what `register_*`, `unregister`, `promote`, `acquire` and `release`
-//! do.
+//! Registration and reference counts: `register_*`, `unregister`, `promote`, `acquire` and
+//! `release`.
 
 use crate::death::Dead;
 use crate::local::Local;
@@ -21,7 +21,7 @@ pub(crate) struct Record {
     depth: u32,
 }
 
-/// What a registration says about the object beyond its address.
+/// The properties that a registration gives an object beside its address.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct About {
     pub(crate) kind: Kind,
@@ -37,16 +37,16 @@ impl About {
     }
 }
 
-/// What `release` found.
+/// The result of `release`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Released {
-    /// One count less, and some are left.
+    /// A count was removed, and some are left.
     Counted,
-    /// That was the last count.
+    /// The last count was removed.
     Died,
-    /// Nothing to release.
+    /// The address is unknown.
     Unknown,
-    /// A tensor whose count was zero already.
+    /// The count of the tensor was zero already.
     Dead,
 }
 
@@ -107,7 +107,7 @@ impl Local {
             entry.newest
         } else if entry.flags & FOREIGN != 0 {
             let r = self.foreign.borrow().get(&entry.addr).copied().unwrap_or(NIL);
-            // A record of a former life at this address does not count.
+            // A record of a former life at this address is void.
             if self.records.read(r, |x| x.generation) == Some(entry.generation) { r } else { NIL }
         } else {
             NIL
@@ -209,12 +209,12 @@ impl Local {
         }
     }
 
-    /// The address has an entry already, at position `at`.
+    /// Registers an address that has an entry already, at position `at`.
     fn register_again(&self, mut shard: Guard<'_>, at: u32, r: u32, about: About) {
         let entry = shard.at(at);
         let addr = entry.addr;
         if entry.state != State::Live {
-            // Where a pooled tensor is, `settle` has noted.
+            // `settle` has recorded the place of a pooled tensor.
             let (state, shelf) = (entry.state, entry.newest);
             drop(shard);
             self.register_dead(addr, state, shelf, r);
@@ -250,14 +250,14 @@ impl Local {
         }
     }
 
-    /// The object is a tensor whose count had reached zero: it lives again if nobody else has it by
-    /// now.
+    /// Registers a tensor whose count had reached zero: it lives again unless another owner has it
+    /// by now.
     #[cold]
     fn register_dead(&self, addr: usize, state: State, shelf: u32, r: u32) {
         let ours = match state {
             State::Dying | State::Quarantined | State::Live => true,
-            // Its death is being dealt with, by this thread's hook or by another's; that cannot be
-            // taken back.
+            // A hook of this or another thread is describing the tensor; this step cannot be
+            // reversed.
             State::Described => false,
             State::Pooled => {
                 let tensor = std::ptr::with_exposed_provenance_mut::<OpaqueTensor>(addr);
@@ -286,7 +286,7 @@ impl Local {
         self.misuse(Misuse::RegisterDead, addr, i64::from(revived.is_some()));
     }
 
-    /// Registers an object that is known already, with its kind.
+    /// Registers a known object again, with its kind.
     pub(crate) fn register_known(&self, addr: usize) {
         if addr == 0 {
             return;
@@ -332,9 +332,9 @@ impl Local {
         shard.find(addr).is_some_and(|e| e.state == State::Live && self.newest(e) != NIL)
     }
 
-    /// Moves one record of the object from the current scope to its parent, as the newest there. An
-    /// object whose newest record lies further out already outlives the current scope; nothing
-    /// happens then.
+    /// Moves one record of the object from the current scope to its parent, as the newest there. If
+    /// the object's newest record lies further out, the object already outlives the current scope,
+    /// and nothing happens.
     pub(crate) fn promote(&self, addr: usize) {
         if addr == 0 {
             return;
@@ -356,8 +356,8 @@ impl Local {
         if record.depth < depth {
             return;
         }
-        // The chain runs from inner scopes to outer ones: the record goes behind the last of this
-        // scope.
+        // The chain runs from inner scopes to outer ones: the record goes after the last one of
+        // this scope.
         let mut last = newest;
         while let Some(x) = self.records.get(last)
             && self.records.get(x.older).is_some_and(|older| older.depth == depth)
@@ -379,7 +379,7 @@ impl Local {
 
     // ---- counts
 
-    /// One count more; an unknown address becomes an untyped entry with `initial` counts.
+    /// Adds a count. An unknown address becomes an untyped entry with `initial` counts.
     #[inline(always)]
     pub(crate) fn acquire(&self, addr: usize, initial: u32) {
         if addr == 0 {
@@ -417,7 +417,7 @@ impl Local {
         }
     }
 
-    /// One count less; the last one destroys the object.
+    /// Removes a count; the last one destroys the object.
     #[inline(always)]
     pub(crate) fn release(&self, addr: usize) -> Released {
         if addr == 0 {
@@ -440,7 +440,7 @@ impl Local {
         self.decrement(shard, at)
     }
 
-    /// One count less for the live entry at `at`.
+    /// Removes a count of the live entry at `at`.
     #[inline(always)]
     pub(crate) fn decrement(&self, mut shard: Guard<'_>, at: u32) -> Released {
         let entry = shard.at(at);
@@ -452,7 +452,7 @@ impl Local {
         }
         let (dead, size) = (Dead::new(entry), entry.size);
         if entry.kind == Kind::Tensor {
-            // The dead tensor stays known until its memory is somebody else's.
+            // A dead tensor stays in the table until its memory has another owner.
             shard.retire_at(at, State::Dying);
         } else {
             shard.remove_at(at);
@@ -466,7 +466,7 @@ impl Local {
         Released::Died
     }
 
-    /// One count less; at zero the object is forgotten and the caller must free it (true).
+    /// Removes a count; at zero the table removes the object, and the caller must free it (`true`).
     pub(crate) fn dec_ref(&self, addr: usize) -> bool {
         if addr == 0 {
             return false;
@@ -500,8 +500,7 @@ impl Local {
         true
     }
 
-    /// Releases what the newest record `r` of a scope that is closing stands for, and frees the
-    /// record.
+    /// Releases the object of the newest record `r` of a closing scope, and frees the record.
     #[inline(always)]
     pub(crate) fn release_record(&self, r: u32) {
         self.unlink(r);
@@ -512,7 +511,7 @@ impl Local {
             entry.generation == generation && entry.state == State::Live
         });
         let Some(at) = at else {
-            // That life of the object is over; what has the address now is somebody else's.
+            // That life of the object is over; the address has another owner now.
             drop(shard);
             let mut foreign = self.foreign.borrow_mut();
             if !foreign.is_empty() && foreign.get(&addr) == Some(&r) {

@@ -54,14 +54,14 @@ fn shared_reads(env: &Env) -> Outcome {
     })
 }
 
-/// How the two readers read.
+/// The method of the two readers.
 #[derive(Debug, Clone, Copy)]
 enum Reads {
-    /// Copies.
+    /// Copies on a stream.
     Eager,
     /// Graphs that copy.
     Graphs,
-    /// Host copies out of it.
+    /// Host copies out of the buffer.
     Downloads,
 }
 
@@ -75,7 +75,7 @@ fn readers_then_writer(env: &Env) -> Outcome {
             2 => Reads::Downloads,
             _ => Reads::Eager,
         };
-        // A stream of its own, one of the readers' and a graph.
+        // A separate stream, one of the readers' streams, and a graph.
         let (writer, in_graph) = match round % 4 {
             1 => (&r1, false),
             2 if caps.graphs => (&writer, true),
@@ -108,7 +108,7 @@ fn readers_then_writer(env: &Env) -> Outcome {
             None => writer.fill(buffer.view(), 0xffu8)?,
         }
         drop((buffer, overwriting, graphs));
-        // Whoever gets the memory next writes it too.
+        // The next owner of the memory writes it too.
         let next: Vec<_> = (0..4).map(|_| runtime.alloc(4096)).collect::<leasehold::Result<_>>()?;
         for b in &next {
             runtime.stream().fill(b.view(), 0xeeu8)?;
@@ -119,7 +119,7 @@ fn readers_then_writer(env: &Env) -> Outcome {
         }
         for out in &outs {
             let bytes = match reads {
-                // SAFETY: nobody submits anything that writes it any more.
+                // SAFETY: no later submission writes the memory.
                 Reads::Downloads => unsafe { runtime.map_read(out.view()) }?.to_vec(),
                 _ => runtime.download::<u8>(out)?,
             };

@@ -1,9 +1,9 @@
-//! Arbitrary calls of the C ABI with arbitrary arguments.
+//! Fuzzer: arbitrary calls of the C ABI with arbitrary arguments.
 //!
-//! Every function is called, in any order, with any number and with any address that its contract
-//! admits: random ones, ones that were freed long ago, live ones of every kind. Destructors and
-//! hooks call back. What must hold is checked at the end of each run; that nothing crashes, aborts
-//! or leaks is checked by running it under sanitizers (`ci/memory.sh`).
+//! The fuzzer calls every function, in any order, with any number and with any address that its
+//! contract admits: random ones, ones that were freed long ago, live ones of every kind.
+//! Destructors and hooks call back. The end of each run checks the invariants. Sanitizers
+//! (`ci/memory.sh`) detect crashes, aborts and leaks.
 
 use std::cell::{Cell, RefCell};
 use std::ffi::{c_char, c_void};
@@ -13,23 +13,23 @@ use super::program::Rng;
 use crate::ffi::*;
 use crate::{OpaqueTensor, Stats, TensorInfo, VecPtr};
 
-/// Addresses that may be registered as tensors or with a destructor at any time: destroying them
+/// Addresses that may be registered as tensors or with a destructor at any time: their destruction
 /// does nothing.
 const OBJECTS: usize = 64;
 static OBJECT_BYTES: [[u64; 4]; OBJECTS] = [[0; 4]; OBJECTS];
 
 thread_local! {
     static CALLBACKS: Cell<(u64, u32)> = const { Cell::new((0, 0)) };
-    /// Structs made lately, dead or alive; kept to be used as arguments.
+    /// Recently made structs, dead or alive, for use as arguments.
     static STRUCTS: RefCell<Vec<usize>> = const { RefCell::new(Vec::new()) };
 }
 
-/// What a run did.
+/// The result of a run.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Summary {
-    /// Calls made, callbacks' included.
+    /// Calls made, including those of callbacks.
     pub calls: u64,
-    /// Misuses that the manager counted meanwhile, all threads.
+    /// Misuses that the manager counted meanwhile, over all threads.
     pub misuses: u64,
 }
 
@@ -38,14 +38,15 @@ fn object(rng: &mut Rng) -> *mut c_void {
     ptr::from_ref(&OBJECT_BYTES[i]).cast_mut().cast()
 }
 
-/// Addresses at which there is nothing, aligned and not; the last is the highest there is.
+/// The number of addresses without memory, aligned and not; the last one is the highest possible
+/// address.
 const STRANGE: u64 = 4096;
 
 fn nowhere(i: u64) -> *mut c_void {
     ptr::without_provenance_mut(if i + 1 == STRANGE { usize::MAX } else { 0x0013_5700_0000_0000 + 37 * i as usize })
 }
 
-/// Any address, for functions that never look behind it unless they know it.
+/// Any address, for functions that read only known addresses.
 fn any_address(rng: &mut Rng) -> *mut c_void {
     let recent =
         |rng: &mut Rng| STRUCTS.with_borrow(|s| s.get(rng.below(s.len() as u64) as usize).copied().unwrap_or(0));
@@ -72,7 +73,7 @@ fn any_name(rng: &mut Rng) -> *const c_char {
     if rng.one_in(6) { ptr::null() } else { NAMES[rng.below(5) as usize].as_ptr().cast() }
 }
 
-/// Some calls from within a callback, unless we are in too deep.
+/// Makes some calls from within a callback, up to a maximum depth.
 fn call_back() {
     let (seed, depth) = CALLBACKS.get();
     if depth < 3 && seed != 0 {
@@ -125,7 +126,7 @@ fn call(rng: &mut Rng) {
             let (slot, size) = (any_number(rng), any_number(rng));
             let buffer = tl_mem_get_buffer(slot, size);
             if !buffer.is_null() {
-                // SAFETY: the manager promises `size` bytes; touching the ends is enough.
+                // SAFETY: the manager promises `size` bytes; writes at both ends suffice.
                 unsafe {
                     if size > 0 {
                         *buffer.cast::<u8>() = 1;
@@ -135,7 +136,7 @@ fn call(rng: &mut Rng) {
             }
         }
         26..30 => {
-            // SAFETY: a fresh block that only the manager frees.
+            // SAFETY: a new block that only the manager frees.
             let fresh = unsafe { libc::malloc(1 + rng.below(64) as usize) };
             let forgotten = STRUCTS.with_borrow_mut(|s| {
                 s.push(fresh.expose_provenance());
@@ -144,7 +145,7 @@ fn call(rng: &mut Rng) {
             if let Some(addr) = forgotten {
                 drop_count(addr);
             }
-            // SAFETY: the block is fresh from `malloc`; names are C strings or long enough.
+            // SAFETY: the block is new, from `malloc`. Names are C strings or long enough.
             unsafe {
                 match rng.below(3) {
                     0 => tl_mem_register_struct(fresh),
@@ -153,19 +154,19 @@ fn call(rng: &mut Rng) {
                 }
             }
         }
-        // SAFETY: destroying these objects does nothing, as often as it happens.
+        // SAFETY: the destruction of these objects does nothing and may be repeated.
         30..34 => unsafe { tl_mem_register_tensor(object(rng).cast()) },
-        // SAFETY: destroying these objects does nothing, as often as it happens.
+        // SAFETY: the destruction of these objects does nothing and may be repeated.
         34..37 => unsafe { tl_mem_register_custom(object(rng), (!rng.one_in(9)).then_some(destroy)) },
         37 | 38 => {
             let vec = lh_vec_ptr_create(any_number(rng).min(100));
             if !vec.is_null() {
                 for _ in 0..rng.below(5) {
-                    // SAFETY: a fresh vector; elements are counted by the call, whatever they are.
+                    // SAFETY: a new vector. The call counts the elements, whatever they are.
                     unsafe { lh_vec_ptr_push(vec, any_address(rng)) };
                 }
                 STRUCTS.with_borrow_mut(|s| s.push(vec.expose_provenance()));
-                // SAFETY: a fresh vector from the C allocator.
+                // SAFETY: a new vector from the C allocator.
                 unsafe { tl_mem_register_vec_ptr(vec.cast()) };
             }
             // SAFETY: null is allowed.
@@ -180,7 +181,7 @@ fn call(rng: &mut Rng) {
         47 => tl_tensor_acquire(any_address(rng).cast()),
         48 => tl_tensor_release(any_address(rng).cast()),
         49 => tl_ptr_inc_ref(any_address(rng)),
-        // Only of objects that need not be freed when it says so.
+        // Only for objects that need not be freed after a `true`.
         50 => _ = tl_ptr_dec_ref(object(rng)),
         51 => _ = tl_ptr_release_bool(any_address(rng)),
         52 => tl_mem_unwind(if rng.one_in(2) { tl_mem_mark() } else { any_number(rng) }),
@@ -201,7 +202,7 @@ fn call(rng: &mut Rng) {
             2 => {
                 let mut stats = Stats { size: rng.below(2 * size_of::<Stats>() as u64), ..Stats::default() };
                 let room = stats.size <= size_of::<Stats>() as u64;
-                // SAFETY: the struct has room for as much as `size` says.
+                // SAFETY: the struct has room for `size` bytes.
                 _ = unsafe { tl_mem_stats(if room { &raw mut stats } else { ptr::null_mut() }) };
             }
             3 => _ = tl_get_object_count() + tl_get_refcount_count() + tl_get_pool_count(),
@@ -210,15 +211,15 @@ fn call(rng: &mut Rng) {
         },
         56..59 => {
             let shape = [rng.below(6) as i64, any_number(rng).min(300), any_number(rng).min(4)];
-            // SAFETY: the shape has at least as many numbers as asked for; other counts are refused
-            // first.
+            // SAFETY: the shape has at least the requested number of extents; the call refuses
+            // other numbers first.
             let tensor = unsafe {
                 lh_tensor_create(shape.as_ptr(), [0, 1, 2, 3, -1, 99][rng.below(6) as usize], rng.below(8) as u8)
             };
             if !tensor.is_null() {
                 STRUCTS.with_borrow_mut(|s| s.push(tensor.expose_provenance()));
-                // Null if another thread, to which the address was known from before, has released
-                // it already.
+                // Null if another thread, which knew the address from before, has released the
+                // tensor already.
                 _ = lh_tensor_data(tensor);
             }
         }
@@ -233,11 +234,11 @@ fn call(rng: &mut Rng) {
     }
 }
 
-/// Makes about `calls` calls from `seed` on the calling thread, which must be at rest, then cleans
-/// up and checks what must hold.
+/// Makes about `calls` calls from `seed` on the calling thread, which must be at rest. Then cleans
+/// up and checks the invariants.
 ///
 /// # Panics
-/// If something does not hold; that is its purpose.
+/// If an invariant is violated, which is the purpose of the function.
 pub fn fuzz(seed: u64, calls: u64) -> Summary {
     let mut rng = Rng(seed);
     let start = tl_mem_mark();
@@ -250,7 +251,7 @@ pub fn fuzz(seed: u64, calls: u64) -> Summary {
     let mut made = 0;
     while made < calls {
         CALLBACKS.set((rng.next_u64() | 1, 0));
-        // Mostly short programs: they come back to rest, as programs do.
+        // Mostly short programs, which return to rest as real programs do.
         let length = 1 + rng.below(400);
         for _ in 0..length {
             call(&mut rng);
@@ -271,12 +272,12 @@ pub fn fuzz(seed: u64, calls: u64) -> Summary {
     assert_eq!(tl_get_scope_depth(), start & 0xFFFF_FFFF, "the depth is back at the start");
     drop_counts();
     let mut stats = Stats::default();
-    // SAFETY: the struct has the size that it says.
+    // SAFETY: the struct has the size that it states.
     unsafe { tl_mem_stats(&raw mut stats) };
     Summary { calls: made, misuses: stats.total_misuses() }
 }
 
-/// Gives back what counts are left on structs, tensors and vectors that this thread has made.
+/// Releases the remaining counts on structs, tensors and vectors of this thread.
 fn drop_counts() {
     STRUCTS.take().into_iter().for_each(drop_count);
 }
@@ -285,11 +286,11 @@ fn drop_count(addr: usize) {
     while tl_ptr_release_bool(ptr::with_exposed_provenance_mut(addr)) == 1 {}
 }
 
-/// Gives back what counts are left on addresses that all threads use; afterwards nothing may be
-/// alive. Call it when no other thread fuzzes, and no other test uses the C ABI.
+/// Releases the remaining counts on addresses that all threads use; afterwards no object may be
+/// alive. Must be called when no other thread fuzzes and no other test uses the C ABI.
 ///
 /// # Panics
-/// If something is still alive.
+/// If an object is still alive.
 pub fn finish() {
     CALLBACKS.set((0, 0));
     for block in &OBJECT_BYTES {

@@ -1,23 +1,29 @@
-//! The race detector: who touched which memory last, and whether something orders it before who
-//! touches it now.
+//! The race detector: records the last accesses to memory, and reports accesses without an order.
 //!
-//! # What it knows
+//! # Model
 //! Each agent (the host, and every queue) has a vector clock. An access is an agent and an epoch of
-//! it; it comes before another one if the other's agent knew that epoch. Memory is a map of ranges,
-//! each with its last write, the reads since, and whether anybody wrote it. Nodes of one launch of
-//! a graph share an epoch; between them the graph's own edges decide.
+//! this agent. It precedes another access if the other agent knew that epoch. Memory is a map of
+//! ranges. Each range has its last write, the reads since then, and a flag for memory that was
+//! never written. Nodes of one launch of a graph share an epoch; between them the graph's own edges
+//! decide.
 //!
-//! # What makes an order
-//! The order of a queue; an event's record and a wait for it; a value written and a wait for it; a
-//! semaphore; the host's enqueue and what was enqueued; the end of work and the host that waited,
-//! asked or was called back; the loss of a device and the host; a graph's edges. That one thing
-//! happened to run before another makes none.
+//! # Order
+//! These relations create an order:
+//! * the sequence of a queue;
+//! * an event's record and a wait for it; a written value and a wait for it; a semaphore;
+//! * the host's enqueue before the enqueued command;
+//! * the end of work before a host that waited, queried or was called back;
+//! * the loss of a device before later actions of the host;
+//! * the edges of a graph.
 //!
-//! # What it does not see
-//! All threads of the host are one agent. A read of a kernel counts as one of memory that nobody
-//! wrote only if nobody wrote any of the binding: kernels are bound to more than they touch. An
-//! event that a graph records or waits for covers the whole launch. Of memory that is mapped twice,
-//! an access through one mapping hides those before it through the other when that one goes.
+//! The accidental sequence of two runs creates none.
+//!
+//! # Limits
+//! All threads of the host are one agent. A kernel's read counts as a read of unwritten memory only
+//! if no byte of the binding was written, because bindings are larger than the accessed parts. An
+//! event that a graph records or waits for covers the whole launch. If memory is mapped twice, an
+//! access through one mapping hides earlier ones through the other mapping, once the latter is
+//! removed.
 //!
 //! This module must not know how commands run.
 
@@ -28,25 +34,25 @@ use leasehold_hal::Access;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
-/// The host, as an agent.
+/// The agent of the host.
 pub(crate) const HOST: u32 = 0;
-/// Reports that are kept until they are taken.
+/// The maximum number of reports that are kept until they are taken.
 const REPORTS: usize = 1024;
 
 /// An operation, as reports name it.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Operation {
-    /// What it is: `dispatch add`, `copy`, `host read`.
+    /// The operation: `dispatch add`, `copy`, `host read`.
     pub name: Arc<str>,
     /// The queue's number; `None` for the host.
     pub queue: Option<u64>,
     /// The queue's name, if it was given one
     /// ([`Machine::queue_set_name`](super::Machine::queue_set_name)).
     pub stream: Option<Arc<str>>,
-    /// Its index among what was enqueued on the queue; of a backend's stream the submission,
-    /// counted from 1 since the stream was made; for the host a count of its accesses.
+    /// The operation's index on its queue. For a backend's stream: the submission, counted from 1
+    /// since the stream was made. For the host: a count of its accesses.
     pub index: u64,
-    /// The node, of a graph that was launched.
+    /// The node of a launched graph.
     pub node: Option<u32>,
 }
 
@@ -63,7 +69,7 @@ impl fmt::Display for Operation {
 }
 
 impl Operation {
-    /// Where it ran, for people.
+    /// Writes the place of execution, for human readers.
     fn place(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match (&self.stream, self.queue) {
             (Some(stream), _) => f.write_str(stream),
@@ -79,16 +85,16 @@ impl fmt::Debug for Operation {
     }
 }
 
-/// What is wrong.
+/// The kind of a defect.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[non_exhaustive]
 pub enum ReportKind {
-    /// Two accesses of which one writes, and nothing orders them.
+    /// Two accesses without an order, of which at least one writes.
     Unordered,
-    /// Memory that was freed, unmapped or lent again before an operation that was given it had run,
-    /// or freed while nothing says that its last use is over.
+    /// Memory that was freed, unmapped or reused before an operation that uses it had run. Also
+    /// memory that was freed without an order after its last use.
     UseAfterFree,
-    /// A read of memory that nobody wrote.
+    /// A read of memory that was never written.
     NeverWritten,
     /// Host memory that was freed or unregistered while a copy was pending.
     HostGone,
@@ -96,27 +102,27 @@ pub enum ReportKind {
     WroteReadOnly,
 }
 
-/// A defect of whoever uses the machine.
+/// A defect in the code that uses the machine.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Report {
-    /// What is wrong.
+    /// The kind of the defect.
     pub kind: ReportKind,
-    /// The earlier operation, where there are two.
+    /// The earlier operation, if the defect involves two.
     pub first: Option<Operation>,
-    /// The operation by which it was found.
+    /// The operation that revealed the defect.
     pub second: Operation,
     /// The address that the second operation used.
     pub addr: u64,
     /// Bytes.
     pub bytes: u64,
-    /// The binding of a kernel's that the address lies in, and the offset from its first byte; for
-    /// what is found in one.
+    /// The kernel's binding that contains the address, and the offset from its first byte, if the
+    /// defect lies in a binding.
     pub binding: Option<(usize, u64)>,
 }
 
 impl Report {
-    /// The report with the buffer that the address lies in now, if one of `memory` does: its
+    /// The report with the buffer of `memory` that now contains the address, if one does: its
     /// length, its tag, and the offset.
     #[must_use]
     pub fn describe(&self, memory: &Allocator) -> String {
@@ -162,16 +168,15 @@ impl fmt::Display for Report {
     }
 }
 
-/// Graphs of up to so many nodes keep a bit for each pair of them (8 MiB at most); in larger ones
-/// edges are followed each time.
+/// The maximum number of nodes of a graph for which all pairs are stored as bits (8 MiB at most).
+/// In larger graphs each query follows the edges.
 const CLOSED: usize = 8192;
 
-/// Which nodes of a graph come before which. Nodes are numbered so that a predecessor has the lower
-/// number.
+/// The ancestor relation of a graph's nodes. A predecessor has a lower number than its successor.
 pub(crate) struct Ancestors {
     /// Direct predecessors of each node.
     pub(crate) pred: Vec<Vec<u32>>,
-    /// A row of bits for each node: its ancestors. Made when it is first asked for.
+    /// A row of bits for each node: its ancestors. Made at the first query.
     closed: OnceLock<Vec<u64>>,
 }
 
@@ -222,7 +227,7 @@ impl Ancestors {
     }
 }
 
-/// Who accesses, while it runs.
+/// The agent of an access while it runs.
 pub(crate) struct Actor<'a> {
     pub(crate) agent: u32,
     pub(crate) epoch: u64,
@@ -246,13 +251,13 @@ impl Actor<'_> {
     }
 }
 
-/// An access that was made.
+/// A former access.
 #[derive(Clone)]
 struct Past {
     agent: u32,
     epoch: u64,
     launch: u64,
-    /// The mapping that it went through: how far its addresses are from the memory's keys.
+    /// The mapping of the access: the distance between its addresses and the memory's keys.
     through: u64,
     operation: Operation,
 }
@@ -277,29 +282,29 @@ struct Segment {
     reads: Vec<Arc<Past>>,
 }
 
-/// Says whether a read of memory that nobody wrote is reported, and for how much of it.
+/// The rule that decides when a read of unwritten memory is reported.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Unwritten {
-    /// When a byte of it is.
+    /// If any byte of the range is unwritten.
     Any,
-    /// When all of it is.
+    /// If the whole range is unwritten.
     All,
 }
 
-/// What was reported: the kind, and queue and index of both operations.
+/// A reported defect: the kind, and queue and index of both operations.
 type Told = (ReportKind, Option<(Option<u64>, u64)>, Option<u64>, u64);
 
 /// The ranges and the reports.
 #[derive(Default)]
 pub(crate) struct Detector {
     pub(crate) on: bool,
-    /// What memory that a kernel is about to write is filled with.
+    /// The byte that fills memory which a kernel is about to write.
     pub(crate) poison: u8,
     segments: BTreeMap<u64, Segment>,
     reports: Vec<Report>,
     told: BTreeSet<Told>,
     compact_at: usize,
-    /// The names of queues, and what their indices are counted from.
+    /// The names of queues, and the base of their indices.
     names: BTreeMap<u64, (Arc<str>, u64)>,
 }
 
@@ -308,7 +313,8 @@ impl Detector {
         Self { on, poison, compact_at: 4096, ..Self::default() }
     }
 
-    /// The reports, with the names that queues were given. Those that `lives` denies are forgotten.
+    /// Takes the reports, with the names of the queues. Names of queues for which `lives` is
+    /// `false` are removed.
     pub(crate) fn take_reports(&mut self, lives: impl Fn(u64) -> bool) -> Vec<Report> {
         self.told.clear();
         let mut reports = std::mem::take(&mut self.reports);
@@ -326,14 +332,14 @@ impl Detector {
         reports
     }
 
-    /// Names a queue, whose indices begin behind `first`.
+    /// Names a queue, whose indices begin after `first`.
     pub(crate) fn name(&mut self, queue: u64, name: Arc<str>, first: u64) {
         if self.on {
             self.names.insert(queue, (name, first));
         }
     }
 
-    /// Reports that a kernel wrote what it declares to read.
+    /// Reports that a kernel wrote memory that it declares to read.
     pub(crate) fn wrote(&mut self, second: Operation, binding: (usize, u64), addr: u64, bytes: u64) {
         let before = self.reports.len();
         self.report(ReportKind::WroteReadOnly, None, second, addr, bytes);
@@ -369,8 +375,8 @@ impl Detector {
         }
     }
 
-    /// Notes an access to `bytes` bytes of the memory `key`, which was reached at `addr`, and
-    /// reports what nothing orders.
+    /// Records an access to `bytes` bytes of the memory `key` through the address `addr`, and
+    /// reports conflicting accesses without an order.
     pub(crate) fn access(&mut self, who: &Actor<'_>, key: u64, addr: u64, bytes: u64, access: Access) {
         let end = key + bytes;
         if !self.on || bytes == 0 {
@@ -402,7 +408,7 @@ impl Detector {
                 s.write = Some(past.clone());
                 s.reads.clear();
             } else {
-                // An agent's later read covers its earlier ones; nodes of one launch do not cover
+                // An agent's later read covers its earlier ones. Nodes of one launch do not cover
                 // each other.
                 if s.reads.iter().any(|r| r.agent == past.agent && r.launch != past.launch) {
                     s.reads.retain(|r| r.agent != past.agent);
@@ -418,7 +424,7 @@ impl Detector {
             gaps.push((at, end));
         }
         if writes {
-            // One segment is left behind, however many there were.
+            // A write leaves one segment, however many segments it covered.
             let inside: Vec<u64> = self.segments.range(key..end).map(|(&from, _)| from).collect();
             inside.into_iter().for_each(|from| drop(self.segments.remove(&from)));
             self.segments.insert(key, Segment { end, written: true, write: Some(past), reads: Vec::new() });
@@ -440,7 +446,7 @@ impl Detector {
         }
     }
 
-    /// Notes that memory begins here, in the order of `who`: whoever touches it must come after.
+    /// Records the start of memory in the order of `who`: every access must come after it.
     pub(crate) fn allocate(&mut self, who: &Actor<'_>, key: u64, addr: u64, bytes: u64) {
         self.access(who, key, addr, bytes, Access::Write);
         if let Some(s) = self.segments.get_mut(&key) {
@@ -448,7 +454,7 @@ impl Detector {
         }
     }
 
-    /// How many of these bytes nobody wrote.
+    /// The number of these bytes that were never written.
     pub(crate) fn unwritten(&self, key: u64, bytes: u64) -> u64 {
         let end = key + bytes;
         let before = self.segments.range(..key).next_back().filter(|(_, s)| s.end > key && s.written);
@@ -461,8 +467,8 @@ impl Detector {
         bytes - written
     }
 
-    /// The accesses to a range by its addresses from `addr` on that `clock` does not know, once
-    /// each.
+    /// The accesses to a range through the addresses from `addr` on that `clock` does not know,
+    /// each once.
     pub(crate) fn unknown(&self, clock: &Clock, key: u64, addr: u64, bytes: u64) -> Vec<Operation> {
         let (end, through) = (key + bytes, addr.wrapping_sub(key));
         let before = self.segments.range(..key).next_back().filter(|(_, s)| s.end > key);
@@ -478,7 +484,7 @@ impl Detector {
         found
     }
 
-    /// Forgets a range: it is other memory from now on.
+    /// Removes a range, whose memory is about to be reused.
     pub(crate) fn forget(&mut self, key: u64, bytes: u64) {
         if !self.on || bytes == 0 {
             return;
@@ -489,7 +495,8 @@ impl Detector {
         inside.into_iter().for_each(|from| drop(self.segments.remove(&from)));
     }
 
-    /// Gives up what every agent knows, once there is much of it. `known` is what all of them know.
+    /// Removes accesses that every agent knows, once there are many. `known` returns the common
+    /// clock of all agents.
     pub(crate) fn compact(&mut self, known: impl FnOnce() -> Clock) {
         if self.segments.len() < self.compact_at {
             return;
