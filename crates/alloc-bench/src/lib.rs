@@ -8,6 +8,7 @@
 //! |---|---|
 //! | [`workload`] | patterns of allocations and frees, timed, for any allocator |
 //! | [`trace`] | traces of real programs: reading, writing, recording from a snapshot |
+//! | [`memory_viz`] | snapshots for PyTorch's viewer of allocators |
 //! | [`replay`] | a trace played against an allocator, and what it cost |
 //! | [`peers`] | emulations of PyTorch's caching allocator and RMM's pool, a best fit, the process's heap |
 //! | `fake` | [`FakeBacking`]: addresses without memory, faults on demand, a check of its caller |
@@ -17,6 +18,7 @@
 #![cfg(not(loom))]
 
 mod fake;
+pub mod memory_viz;
 pub mod peers;
 pub mod replay;
 pub mod trace;

@@ -209,10 +209,6 @@ impl Allocator {
             )));
         }
         let watch = Watch::new(&config, &*backing)?;
-        let backing = match &watch {
-            Some(watch) => watch.wrap(backing),
-            None => backing,
-        };
         let mut store = Store::new(caps.granule);
         let (mut reservation, mut most_align) = (None, caps.granule.max(STRIDE));
         if caps.vmm && caps.reserve && !config.debug.direct() {

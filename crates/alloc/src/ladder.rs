@@ -15,6 +15,7 @@ use crate::host;
 use crate::layout::{Layout, SIZE_LIMIT, UNIT_SHIFT};
 use crate::numbers::thread_number;
 use crate::place::{Means, Planned, Trim};
+use crate::ring::EventKind;
 use crate::store::Need;
 use crate::watch::Reach;
 use leasehold_core::sync::atomic::Ordering;
@@ -334,6 +335,7 @@ impl Inner {
                 self.counters.growths.fetch_add(1, Ordering::Relaxed);
             }
             let result = plan.run(&*self.backing);
+            self.trace_steps(plan.steps.iter());
             let mut core = self.core.lock();
             let node = core.store.heap.finish(plan, result.is_ok(), &self.budget);
             if let Some(node) = node {
@@ -397,6 +399,7 @@ impl Inner {
             match unsafe { self.backing.commit(None, bytes) } {
                 Ok(chunk) => {
                     self.budget.keep(chunk.bytes);
+                    self.trace(EventKind::SegmentAlloc, chunk.addr, chunk.bytes);
                     self.counters.growths.fetch_add(1, Ordering::Relaxed);
                     let mut core = self.core.lock();
                     if let Err(e) = core.store.heap.add_span(chunk.addr, chunk.bytes, chunk.native, false) {
@@ -427,6 +430,7 @@ impl Inner {
         // SAFETY: callers hand in a commitment that they took out of the heap, or never put in: no block and no stream uses it.
         match unsafe { self.backing.decommit(chunk) } {
             Ok(()) => {
+                self.trace(EventKind::SegmentFree, chunk.addr, chunk.bytes);
                 if undo {
                     self.budget.give_back(chunk.bytes);
                 }
@@ -549,6 +553,7 @@ impl Inner {
             });
         };
         let result = plan.run(&*self.backing);
+        self.trace_steps(plan.steps.iter());
         self.core.lock().store.heap.finish_resume(plan, &self.budget);
         self.destroy_loose();
         result
@@ -602,6 +607,7 @@ impl Inner {
         for s in &mut steps {
             s.step.destroy(&*self.backing);
         }
+        self.trace_steps(steps.iter().map(|t| &t.step));
         self.core.lock().store.heap.finish_trim(steps, &self.budget)
     }
 

@@ -11,7 +11,7 @@
 //! | residency | `residency`, `place`, `budget` | which granules are backed, moving them to where they are needed, the hard budget |
 //! | slow path | `ladder` | what is tried, in order, before `OutOfMemory` |
 //! | graphs | `arena`, [`planner`] | symbolic buffers while recording, packed by liveness when it stops |
-//! | observers | `watch`, `debug`, `ring`, `snapshot`, `memory_viz` | debug aids, the trace ring, snapshots |
+//! | observers | `watch`, `debug`, `ring`, `snapshot` | debug aids, the trace ring, snapshots |
 //!
 //! Locks: the allocator's is a leaf, and it is not held across a call of a backing, a timeline, a reclaimer or a foreign destructor. An
 //! arena's lock is taken before it, never after.
@@ -35,7 +35,6 @@ mod layout;
 mod list;
 mod lock;
 mod lookup;
-mod memory_viz;
 #[cfg(all(test, loom))]
 mod models;
 mod mutant;

@@ -283,6 +283,11 @@ pub(crate) struct Step {
 }
 
 impl Step {
+    /// Where the piece is mapped at first.
+    pub(crate) fn source_addr(&self) -> Option<u64> {
+        if let Source::Stolen { from_addr, .. } = self.source { Some(from_addr) } else { None }
+    }
+
     /// Gets hold of the piece.
     fn obtain(&mut self, backing: &dyn Backing) -> Result<()> {
         match self.source {

@@ -17,10 +17,11 @@ use crate::config::AllocatorConfig;
 use crate::debug::{DebugAids, Finding, FindingKind, MOST_FINDINGS, POISON_FREED, POISON_FRESH, RED_ZONE};
 use crate::heap::passed;
 use crate::layout::{Layout, UNIT_SHIFT, class_size};
+use crate::residency::{End, Step};
 use crate::ring::{EventKind, Ring};
 use crate::store::Spot;
+use leasehold_core::sync::Mutex;
 use leasehold_core::sync::atomic::{AtomicU64, Ordering};
-use leasehold_core::sync::{Arc, Mutex};
 use leasehold_core::{Error, Lease, LineId, Result, Stamp, Text};
 use std::collections::{HashMap, VecDeque};
 use std::panic::AssertUnwindSafe;
@@ -28,7 +29,7 @@ use std::panic::AssertUnwindSafe;
 /// The state of a watched allocator.
 pub(crate) struct Watch {
     aids: DebugAids,
-    ring: Option<Arc<Ring>>,
+    ring: Option<Ring>,
     /// What rows that are out hold, by index. Empty without aids.
     sides: Mutex<HashMap<u32, Side>>,
     held: Mutex<Held>,
@@ -114,7 +115,7 @@ impl Watch {
                 format!("{}: poison and red zones need memory that the host can write", config.name).into(),
             ));
         }
-        let ring = (config.trace_events > 0).then(|| Arc::new(Ring::new(config.trace_events)));
+        let ring = (config.trace_events > 0).then(|| Ring::new(config.trace_events));
         Ok(Some(Box::new(Watch {
             aids,
             ring,
@@ -125,16 +126,8 @@ impl Watch {
         })))
     }
 
-    /// The backing, with its events recorded where there is a ring.
-    pub(crate) fn wrap(&self, backing: Box<dyn Backing>) -> Box<dyn Backing> {
-        match &self.ring {
-            Some(ring) => Box::new(Traced { backing, ring: ring.clone() }),
-            None => backing,
-        }
-    }
-
     pub(crate) fn ring(&self) -> Option<&Ring> {
-        self.ring.as_deref()
+        self.ring.as_ref()
     }
 
     /// Bytes of freed blocks that are held, and how many findings there are.
@@ -229,6 +222,25 @@ impl Allocator {
 }
 
 impl Inner {
+    /// Records what became of memory of the driver's.
+    pub(crate) fn trace(&self, kind: EventKind, addr: u64, bytes: u64) {
+        if let Some(ring) = self.watch.as_ref().and_then(|w| w.ring()) {
+            ring.record(kind, 0, addr, bytes, 0, 0);
+        }
+    }
+
+    /// Records what steps mapped and unmapped. Before anybody else may have the addresses.
+    pub(crate) fn trace_steps<'a>(&self, steps: impl Iterator<Item = &'a Step>) {
+        for s in steps {
+            if let (Some(from), true) = (s.source_addr(), !matches!(s.end, End::Untouched | End::LostAtSource)) {
+                self.trace(EventKind::Unmap, from, s.bytes);
+            }
+            if s.end == End::Mapped {
+                self.trace(EventKind::Map, s.addr, s.bytes);
+            }
+        }
+    }
+
     /// An allocation of a watched allocator.
     #[cold]
     pub(crate) fn alloc_watched(&self, watch: &Watch, layout: Layout, on: On<'_>) -> Result<Lease<Buffer>> {
@@ -379,6 +391,7 @@ impl Inner {
                 return Err(over(chunk.bytes));
             }
             self.budget.keep(chunk.bytes);
+            self.trace(EventKind::SegmentAlloc, chunk.addr, chunk.bytes);
             let align = whole.align.max(crate::layout::MIN_ALIGN);
             return Ok((chunk.addr, chunk, Source::Exact { chunk, align }));
         }
@@ -403,6 +416,7 @@ impl Inner {
             unsafe { self.backing.release(base, span) };
         })?;
         self.budget.keep(bytes);
+        self.trace(EventKind::SegmentAlloc, chunk.addr, chunk.bytes);
         let align = whole.align.max(crate::layout::MIN_ALIGN);
         let addr = (base + bytes - whole.size) & !(align - 1);
         Ok((addr, chunk, Source::Guarded { base, bytes, span }))
@@ -505,7 +519,10 @@ impl Inner {
             Source::Store(spot) => self.core.lock().store.give(spot, Stamp::NEVER),
             // SAFETY: the side names the chunk and alignment that `exact` gave; it left the table, so it is given back once.
             Source::Exact { chunk, align } => match unsafe { self.backing.exact_free(chunk, align) } {
-                Ok(()) => self.budget.give_back(chunk.bytes),
+                Ok(()) => {
+                    self.trace(EventKind::SegmentFree, chunk.addr, chunk.bytes);
+                    self.budget.give_back(chunk.bytes);
+                }
                 Err(_) => self.core.lock().store.heap.res.quarantined += chunk.bytes,
             },
             // SAFETY: the side's own reservation; what was committed in it was given back when the block was freed.
@@ -528,88 +545,5 @@ impl Inner {
         }
         self.sweep_held(watch, Reach::All);
         true
-    }
-}
-
-/// A backing whose calls are recorded.
-struct Traced {
-    backing: Box<dyn Backing>,
-    ring: Arc<Ring>,
-}
-
-impl Traced {
-    fn note(&self, kind: EventKind, addr: u64, bytes: u64) {
-        self.ring.record(kind, 0, addr, bytes, 0, 0);
-    }
-}
-
-// SAFETY: every call is the inner backing's, with the same arguments.
-unsafe impl Backing for Traced {
-    fn caps(&self) -> BackingCaps {
-        self.backing.caps()
-    }
-    fn reserve(&self, bytes: u64) -> Result<u64> {
-        self.backing.reserve(bytes)
-    }
-    unsafe fn commit(&self, at: Option<u64>, bytes: u64) -> Result<Chunk> {
-        // SAFETY: the caller keeps this contract, which is the inner backing's.
-        let chunk = unsafe { self.backing.commit(at, bytes) }?;
-        self.note(EventKind::SegmentAlloc, chunk.addr, chunk.bytes);
-        Ok(chunk)
-    }
-    unsafe fn decommit(&self, chunk: Chunk) -> Result<()> {
-        // SAFETY: the caller keeps this contract, which is the inner backing's.
-        unsafe { self.backing.decommit(chunk) }?;
-        self.note(EventKind::SegmentFree, chunk.addr, chunk.bytes);
-        Ok(())
-    }
-    unsafe fn release(&self, addr: u64, bytes: u64) {
-        // SAFETY: the caller keeps this contract, which is the inner backing's.
-        unsafe { self.backing.release(addr, bytes) };
-    }
-    fn create(&self, bytes: u64) -> Result<u64> {
-        self.backing.create(bytes)
-    }
-    unsafe fn destroy(&self, handle: u64, bytes: u64) -> Result<()> {
-        // SAFETY: the caller keeps this contract, which is the inner backing's.
-        unsafe { self.backing.destroy(handle, bytes) }
-    }
-    unsafe fn map(&self, at: u64, handle: u64, bytes: u64) -> Result<()> {
-        // SAFETY: the caller keeps this contract, which is the inner backing's.
-        unsafe { self.backing.map(at, handle, bytes) }?;
-        self.note(EventKind::Map, at, bytes);
-        Ok(())
-    }
-    unsafe fn enable(&self, at: u64, bytes: u64) -> Result<()> {
-        // SAFETY: the caller keeps this contract, which is the inner backing's.
-        unsafe { self.backing.enable(at, bytes) }
-    }
-    unsafe fn unmap(&self, at: u64, bytes: u64) -> Result<()> {
-        // SAFETY: the caller keeps this contract, which is the inner backing's.
-        unsafe { self.backing.unmap(at, bytes) }?;
-        self.note(EventKind::Unmap, at, bytes);
-        Ok(())
-    }
-    unsafe fn fill(&self, at: u64, bytes: u64, byte: u8) -> Result<()> {
-        // SAFETY: the caller keeps this contract, which is the inner backing's.
-        unsafe { self.backing.fill(at, bytes, byte) }
-    }
-    unsafe fn verify(&self, at: u64, bytes: u64, byte: u8) -> Result<Option<u64>> {
-        // SAFETY: the caller keeps this contract, which is the inner backing's.
-        unsafe { self.backing.verify(at, bytes, byte) }
-    }
-    fn exact(&self, bytes: u64, align: u64) -> Result<Chunk> {
-        let chunk = self.backing.exact(bytes, align)?;
-        self.note(EventKind::SegmentAlloc, chunk.addr, chunk.bytes);
-        Ok(chunk)
-    }
-    unsafe fn exact_free(&self, chunk: Chunk, align: u64) -> Result<()> {
-        // SAFETY: the caller keeps this contract, which is the inner backing's.
-        unsafe { self.backing.exact_free(chunk, align) }?;
-        self.note(EventKind::SegmentFree, chunk.addr, chunk.bytes);
-        Ok(())
-    }
-    fn driver_calls(&self) -> u64 {
-        self.backing.driver_calls()
     }
 }

@@ -6,6 +6,7 @@ use leasehold_alloc::{
     AllocatorConfig, BlockState, Buffer, EventKind, GraphArena, Layout, Lifetime, On, Policy, Snapshot,
 };
 use leasehold_alloc_bench::FakeBacking;
+use leasehold_alloc_bench::memory_viz;
 use leasehold_alloc_bench::replay::{Options, replay_virtual};
 use leasehold_alloc_bench::trace::Trace;
 use leasehold_alloc_bench::{VirtualStream, pass};
@@ -229,7 +230,7 @@ fn python_and_the_viewer_read_the_pickles() {
     let mut write = |b: &Bench, name: &str| {
         let path = folder.join(format!("{name}.pickle"));
         let file = std::fs::File::create(&path).expect("a file");
-        b.allocator.snapshot().write_memory_viz(file).expect("written");
+        memory_viz::write(&b.allocator.snapshot(), file).expect("written");
         files.push(path);
     };
     for (kind, fake) in [("vmm", FakeBacking::new(1 << 32)), ("segments", FakeBacking::segments(1 << 32))] {
@@ -269,7 +270,7 @@ fn pickles_have_the_opcodes_that_the_viewer_knows() {
     work(&b, 500, |_| {});
     assert!(b.alloc(1 << 40).is_err());
     let mut out = Vec::new();
-    b.allocator.snapshot().write_memory_viz(&mut out).expect("written");
+    memory_viz::write(&b.allocator.snapshot(), &mut out).expect("written");
     // Walks the opcodes; Python's own check is ci/memory_viz.py.
     let (mut at, mut depth, mut words) = (0usize, 0i64, Vec::new());
     while out[at] != b'.' {

@@ -2,6 +2,7 @@
 
 use crate::failure::Failure;
 use leasehold_alloc::{Allocator, DebugAids};
+use leasehold_alloc_bench::memory_viz;
 use leasehold_alloc_bench::trace::Trace;
 use std::env::VarError;
 use std::fs::{self, File};
@@ -110,7 +111,7 @@ impl MemoryArguments {
             let json = path.extension().is_some_and(|e| e == "json");
             create(path, |file| {
                 if !json {
-                    return snapshot.write_memory_viz(file);
+                    return memory_viz::write(&snapshot, file);
                 }
                 serde_json::to_writer(file, &snapshot).map_err(|e| leasehold::Error::Unavailable(e.to_string().into()))
             })?;

@@ -4,8 +4,7 @@
 //! snapshot. For the latter every free is a pair `free_requested`, `free_completed`, all segments bear stream 0, so that neighbours may be
 //! joined and cut, and the blocks of a segment tile it. A release tag shows as a stack frame named `tag N`.
 
-use crate::ring::{EventKind, TraceEvent};
-use crate::snapshot::{BlockInfo, BlockState, Segment, Snapshot};
+use leasehold_alloc::{BlockInfo, BlockState, EventKind, Segment, Snapshot, TraceEvent};
 use leasehold_core::{Error, Result};
 use std::collections::HashMap;
 use std::io::{self, Write};
@@ -13,52 +12,50 @@ use std::io::{self, Write};
 /// Items of a list that travel together: the viewer's reader puts them on its stack as arguments of one call.
 const BATCH: usize = 512;
 
-impl Snapshot {
-    /// Writes the snapshot as a pickle that PyTorch's `memory_viz` page and `torch/cuda/_memory_viz.py` read. The memory is device 0.
-    ///
-    /// # Errors
-    /// `Unavailable` when writing fails.
-    pub fn write_memory_viz(&self, out: impl Write) -> Result<()> {
-        let mut p = Pickler { out: io::BufWriter::new(out), memo: HashMap::new() };
-        self.pickle(&mut p)
-            .and_then(|()| p.out.flush())
-            .map_err(|e| Error::Unavailable(format!("the snapshot cannot be written: {e}").into()))
-    }
+/// Writes the snapshot as a pickle that PyTorch's `memory_viz` page and `torch/cuda/_memory_viz.py` read. The memory is device 0.
+///
+/// # Errors
+/// `Unavailable` when writing fails.
+pub fn write(snapshot: &Snapshot, out: impl Write) -> Result<()> {
+    let mut p = Pickler { out: io::BufWriter::new(out), memo: HashMap::new() };
+    pickle(snapshot, &mut p)
+        .and_then(|()| p.out.flush())
+        .map_err(|e| Error::Unavailable(format!("the snapshot cannot be written: {e}").into()))
+}
 
-    fn pickle<W: Write>(&self, p: &mut Pickler<W>) -> io::Result<()> {
-        // The tag is set after the allocation: events learn it from the free, or from the block.
-        let mut tags: HashMap<u64, u32> = HashMap::new();
-        for b in self.segments.iter().flat_map(|s| &s.blocks).filter(|b| b.state == BlockState::Live) {
-            tags.insert(b.id, b.tag);
-        }
-        for e in self.events.iter().filter(|e| e.kind == EventKind::Free) {
-            tags.insert(e.id, e.tag);
-        }
-        let stats = &self.stats;
-        let room = if stats.limit == u64::MAX { 0 } else { stats.limit.saturating_sub(stats.reserved) };
-        p.op(&[0x80, 2])?;
-        p.dict(|p| {
-            p.key("segments")?;
-            p.list(self.segments.iter(), segment)?;
-            p.key("device_traces")?;
-            p.list(std::iter::once(()), |p, ()| {
-                let entries = self.events.iter().flat_map(|e| actions(e).iter().map(move |a| (e, *a)));
-                p.list(entries, |p, (e, action)| entry(p, e, action, tags.get(&e.id).copied().unwrap_or(0), room))
-            })?;
-            p.key("allocator_settings")?;
-            p.dict(|p| {
-                p.key("allocator")?;
-                p.text("leasehold")?;
-                p.key("name")?;
-                p.text(&self.name)?;
-                p.key("events_lost")?;
-                p.int(self.events_lost)
-            })?;
-            p.key("external_annotations")?;
-            p.list(std::iter::empty::<()>(), |_, ()| Ok(()))
-        })?;
-        p.op(b".")
+fn pickle<W: Write>(snapshot: &Snapshot, p: &mut Pickler<W>) -> io::Result<()> {
+    // The tag is set after the allocation: events learn it from the free, or from the block.
+    let mut tags: HashMap<u64, u32> = HashMap::new();
+    for b in snapshot.segments.iter().flat_map(|s| &s.blocks).filter(|b| b.state == BlockState::Live) {
+        tags.insert(b.id, b.tag);
     }
+    for e in snapshot.events.iter().filter(|e| e.kind == EventKind::Free) {
+        tags.insert(e.id, e.tag);
+    }
+    let stats = &snapshot.stats;
+    let room = if stats.limit == u64::MAX { 0 } else { stats.limit.saturating_sub(stats.reserved) };
+    p.op(&[0x80, 2])?;
+    p.dict(|p| {
+        p.key("segments")?;
+        p.list(snapshot.segments.iter(), segment)?;
+        p.key("device_traces")?;
+        p.list(std::iter::once(()), |p, ()| {
+            let entries = snapshot.events.iter().flat_map(|e| actions(e).iter().map(move |a| (e, *a)));
+            p.list(entries, |p, (e, action)| entry(p, e, action, tags.get(&e.id).copied().unwrap_or(0), room))
+        })?;
+        p.key("allocator_settings")?;
+        p.dict(|p| {
+            p.key("allocator")?;
+            p.text("leasehold")?;
+            p.key("name")?;
+            p.text(&snapshot.name)?;
+            p.key("events_lost")?;
+            p.int(snapshot.events_lost)
+        })?;
+        p.key("external_annotations")?;
+        p.list(std::iter::empty::<()>(), |_, ()| Ok(()))
+    })?;
+    p.op(b".")
 }
 
 fn actions(e: &TraceEvent) -> &'static [&'static str] {
@@ -70,6 +67,8 @@ fn actions(e: &TraceEvent) -> &'static [&'static str] {
         EventKind::Map => &["segment_map"],
         EventKind::Unmap => &["segment_unmap"],
         EventKind::OutOfMemory => &["oom"],
+        // The viewer knows no more.
+        _ => &[],
     }
 }
 
