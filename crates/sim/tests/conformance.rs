@@ -12,21 +12,21 @@ use std::process::ExitCode;
 use std::task::Poll;
 use std::time::{Duration, Instant};
 
-/// Looks at the flag each time that it is asked, until its limit of real time is over.
+/// Reads the flag at each poll, until its limit of real time has passed.
 fn spin() -> KernelBody {
-    // When each launch began, by where it answers.
+    // The start of each launch, by its output address.
     let begun: Mutex<BTreeMap<u64, Instant>> = Mutex::new(BTreeMap::new());
     KernelBody::poll(move |launch: &Launch<'_>| {
         let (flag, out) = (launch.pointer::<u32>(0).0, launch.pointer::<u32>(1).0);
         let limit = Duration::from_millis(launch.params::<u32>()?.into());
         let start = *begun.lock().entry(out as u64).or_insert_with(Instant::now);
-        // SAFETY: the machine checked the bindings; the flag is written by others past any cache.
+        // SAFETY: the machine checked the bindings. Other code writes the flag without a cache.
         let seen = unsafe { flag.read_volatile() } != 0;
         if !seen && start.elapsed() < limit {
             return Ok(Poll::Pending);
         }
         begun.lock().remove(&(out as u64));
-        // SAFETY: as above.
+        // SAFETY: the machine checked the bindings, and `out` is this launch's own.
         unsafe { out.write(if seen { 1 } else { 2 }) };
         Ok(Poll::Ready(()))
     })
@@ -37,7 +37,7 @@ fn kernels() -> KernelRegistry {
     for kernel in TestKernel::ALL {
         let body = match kernel {
             TestKernel::SpinUntilFlag => spin(),
-            // SAFETY: launches come through the suite, whose cases have elements for each block.
+            // SAFETY: all launches come from the suite, whose cases have elements for each block.
             other => unsafe { KernelBody::cpu(other.function()) },
         };
         all.register(kernel.name(), KernelSpec::new(kernel.bindings(), kernel.params(), body));
@@ -90,7 +90,7 @@ impl Factory for Sim {
 }
 
 fn main() -> ExitCode {
-    // Kernels and host calls panic on purpose; the harness says what matters.
+    // Kernels and host calls panic on purpose; the harness reports the relevant results.
     std::panic::set_hook(Box::new(|_| {}));
     harness(Sim)
 }

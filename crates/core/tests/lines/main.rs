@@ -1,10 +1,12 @@
-//! More failed lines than a process has. Alone in its process, since it takes them all.
+//! More failed timelines than a process has. The test has its own process, because it takes all
+//! timelines.
 
 use leasehold_core::{Error, LineOwner, Point, Stamp};
 
 const STREAMS: u64 = 200_000;
 
-/// What a former owner of a line left: its last good point, its failed one, and one that it never reached.
+/// The timepoints of a timeline's former owner: the last good one, the failed one, and one that was
+/// never reached.
 struct Left {
     good: Point,
     failed: Point,
@@ -19,7 +21,7 @@ fn failed_lines_serve_again_and_old_points_keep_their_meaning() {
     for n in 0..STREAMS {
         let owner = LineOwner::take().unwrap_or_else(|e| panic!("after {n} failed streams: {e}"));
         let line = owner.line();
-        // The new owner is a stream like any other.
+        // The new owner's stream is like any other.
         assert!(line.is_idle() && line.failure().is_none(), "{n}: {line:?}");
         let good = line.at(owner.advance().expect("a value"));
         assert!(!good.is_settled() && !line.failed(good.value()), "{n}");
@@ -41,12 +43,12 @@ fn failed_lines_serve_again_and_old_points_keep_their_meaning() {
             assert!(point.line().wait(point.value(), None).is_err());
         }
     }
-    // Who has such a line now does not take the former owners' failures for known.
+    // The new owner of such a timeline does not know the former owners' failures.
     let heir = LineOwner::take().expect("a line");
     let theirs = left.iter().rev().find(|l| l.failed.line_id() == heir.line().id()).expect("all lines failed");
     assert!(!heir.line().knows(theirs.failed.into()) && heir.line().knows(theirs.good.into()));
     assert!(heir.line().knows(heir.line().now().into()));
-    // And a line that was held all the time is as it was.
+    // A timeline that stayed with its owner is unchanged.
     assert!(old.point().is_some_and(|p| !p.is_settled() && !p.line().failed(p.value())));
     keep.complete(old.value());
     assert!(old.is_settled());

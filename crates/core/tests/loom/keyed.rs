@@ -1,4 +1,4 @@
-//! Keyed creation and the manager's shutdown.
+//! Models of keyed creation and of the manager's shutdown.
 
 use crate::support::*;
 use leasehold_core::sync::Arc;
@@ -54,7 +54,7 @@ fn shutdown_beside_get_or_create() {
     });
 }
 
-/// A handle of the manager's own lease, looked up while a shutdown freezes it.
+/// A handle of the manager's own lease is looked up while a shutdown freezes the lease.
 #[test]
 fn handle_beside_shutdown() {
     explore("handle_beside_shutdown", 4, &["served", "StaleHandle", "ended", "outstanding"], |seen| {

@@ -1,10 +1,11 @@
-//! The control word: clones, handles, weak leases, unique leases, claims.
+//! Models of the control word: clones, handles, weak leases, unique leases, claims.
 
 use crate::support::*;
 use leasehold_core::sync::{Arc, UnsafeCell};
 use leasehold_core::{Handle, Lease};
 
-/// A new resource is findable, so that every drop is a read-modify-write; a recycled one is not, and its last drop is not.
+/// A new resource is findable, so every drop is a read-modify-write. A recycled one is not, so its
+/// last drop is a plain store.
 #[test]
 fn clone_and_drop_beside_drop() {
     for recycled in [false, true] {
@@ -31,7 +32,7 @@ fn clone_and_drop_beside_drop() {
     }
 }
 
-/// What was never asked for its handle cannot be found, not even by who guesses it.
+/// A resource whose handle was never requested cannot be found, not even by a guessed handle.
 #[test]
 fn a_guess_finds_nothing() {
     explore("a_guess_finds_nothing", 7, &["dropped", "not yet"], |seen| {
@@ -75,7 +76,7 @@ fn handle_beside_last_drop() {
     });
 }
 
-/// The slot is used again at once: the old handle must not lease the new resource.
+/// The slot is reused at once: the old handle must not lease the new resource.
 #[test]
 fn handle_beside_reuse() {
     explore("handle_beside_reuse", 5, &["leased", "stale"], |seen| {
@@ -135,7 +136,7 @@ fn unique_beside_handle() {
     });
 }
 
-/// A unique lease dropped as such: its plain stores against the CAS of a handle.
+/// A unique lease is dropped as such: its plain stores race with the CAS of a handle.
 #[test]
 fn drop_of_unique_beside_handle() {
     explore("drop_of_unique_beside_handle", 7, &["Occupied", "StaleHandle"], |seen| {
@@ -175,19 +176,19 @@ fn one_claim_at_a_time() {
         let (pool, _alive) = pool(config(false), false);
         let a = ok(pool.acquire(&()));
         let b = a.clone();
-        // What a claim guards, seen by loom.
+        // The data that a claim guards, in a cell that loom checks.
         let turn = Arc::new(UnsafeCell::new(0));
         let there = turn.clone();
         let theirs = move || {
             if let Ok(claim) = b.claim() {
-                // SAFETY: the claim's turn; loom checks it.
+                // SAFETY: the claim gives exclusive access; loom checks it.
                 there.with_mut(|p| unsafe { *p += 1 });
                 drop(claim);
             }
         };
         side_by_side(theirs, || match a.claim() {
             Ok(_claim) => {
-                // SAFETY: as above.
+                // SAFETY: the claim gives exclusive access; loom checks it.
                 turn.with_mut(|p| unsafe { *p += 1 });
                 seen.note("claimed");
             }
@@ -199,7 +200,7 @@ fn one_claim_at_a_time() {
     });
 }
 
-/// A map forbids a unique lease, whoever comes first.
+/// A map forbids a unique lease, whichever comes first.
 #[test]
 fn map_beside_try_unique() {
     explore("map_beside_try_unique", 7, &["held", "mapped"], |seen| {
@@ -223,7 +224,7 @@ fn map_beside_try_unique() {
     });
 }
 
-/// A handle is told, by the creation or by a guess, before its resource can be found.
+/// A handle is known, by the creation or by a guess, before its resource can be found.
 #[test]
 fn a_handle_that_is_known_early() {
     explore("a_handle_that_is_known_early", 6, &["leased new", "leased recycled", "stale"], |seen| {
@@ -254,7 +255,8 @@ fn a_handle_that_is_known_early() {
     });
 }
 
-/// The only lease of a resource that nobody can find goes without a read-modify-write; asked for its handle, it does not.
+/// The sole lease of an unfindable resource is dropped without a read-modify-write; after a request
+/// for the handle it is not.
 #[test]
 fn a_lease_that_becomes_findable() {
     explore("a_lease_that_becomes_findable", 5, &["leased", "stale"], |seen| {
@@ -262,7 +264,7 @@ fn a_lease_that_becomes_findable() {
         drop(ok(pool.acquire(&())));
         let lease = ok(pool.acquire(&()));
         let clone = lease.clone();
-        // The last of two holders, whichever it is, may find itself the only one.
+        // The last of two holders, either of them, may be the sole holder.
         let theirs = move || {
             clone.read();
             let handle = clone.handle();

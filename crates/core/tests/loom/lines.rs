@@ -1,10 +1,11 @@
-//! Lines: no wake-up is lost, and what failed never looks settled.
+//! Models of timelines: no wake-up is lost, and a failed value never looks settled.
 
 use crate::support::*;
 use leasehold_core::sync::{Arc, UnsafeCell, thread};
 use leasehold_core::*;
 
-/// A lost wake-up is a dead lock, which loom reports. What was written before the completion is seen after it.
+/// A lost wake-up is a deadlock, which loom reports. Writes before the completion are visible after
+/// it.
 #[test]
 fn wait_beside_complete() {
     explore("wait_beside_complete", 8, &["had to wait", "complete at once"], |seen| {
@@ -14,11 +15,11 @@ fn wait_beside_complete() {
         let written = Arc::new(UnsafeCell::new(0));
         let (there, result) = (owner.clone(), written.clone());
         let theirs = move || {
-            // SAFETY: before the completion it is the worker's; loom checks it.
+            // SAFETY: before the completion only the worker accesses it; loom checks this.
             result.with_mut(|p| unsafe { *p = 7 });
             there.complete(1);
         };
-        // SAFETY: after the completion nobody writes; loom checks it.
+        // SAFETY: after the completion no thread writes; loom checks this.
         let read = || written.with(|p| assert_eq!(unsafe { *p }, 7));
         side_by_side(theirs, || {
             if ok(line.check(1)) {
@@ -74,7 +75,7 @@ fn wait_beside_poison() {
     });
 }
 
-/// Poison, then complete: whoever sees the completion sees the failure.
+/// Poison, then complete: a thread that sees the completion sees the failure.
 #[test]
 fn what_failed_never_looks_settled() {
     explore("what_failed_never_looks_settled", 5, &["complete", "pending", "failed"], |seen| {
@@ -103,7 +104,8 @@ fn what_failed_never_looks_settled() {
     });
 }
 
-/// A failed line gets its next owner while somebody looks at an old point: it never looks settled, and the new work never failed.
+/// A failed timeline gets its next owner while another thread reads an old timepoint. The old
+/// timepoint never looks settled, and the new work never failed.
 #[test]
 fn an_old_failure_beside_the_next_owner() {
     explore("an_old_failure_beside_the_next_owner", 5, &["before", "after"], |seen| {

@@ -1,10 +1,11 @@
-//! Models of the lock-free protocols: loom runs the very code that ships through every interleaving (up to a bound on preemptions)
-//! and every value that the memory model lets a load see.
+//! Models of the lock-free protocols. Loom runs the shipped code through every interleaving (up to
+//! a bound on preemptions) and every value that the memory model allows a load to see.
 //!
 //! `RUSTFLAGS="--cfg loom" cargo test -p leasehold-core --release --test loom`, or `ci/loom.sh`.
 //!
-//! Each model counts in how many executions the interesting thing happened, and fails if there was none: a model that never
-//! gets to the race proves nothing. Payloads hold a loom cell, so that an access without an order is found.
+//! Each model counts the executions in which the interesting event occurred, and fails if the count
+//! is zero: a model without the race proves nothing. Payloads contain a loom cell, so that an
+//! access without an order is found.
 
 #![cfg(loom)]
 

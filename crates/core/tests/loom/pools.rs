@@ -1,10 +1,11 @@
-//! Lists, cells, shutdown, and the end of a pool.
+//! Models of lists, cells, shutdown, and the destruction of a pool.
 
 use crate::support::*;
 use leasehold_core::sync::Arc;
 use leasehold_core::*;
 
-/// Two threads that acquire, write and release: what one gave back the other may get, never at the same time.
+/// Two threads acquire, write and release: one may get the other's released slot, but never at the
+/// same time.
 fn acquire_and_release(thread_cells: bool) -> impl Fn(&Seen) + Send + Sync {
     move |seen| {
         let (pool, alive) = pool(PoolConfig { initial: 2, ..config(thread_cells) }, false);
@@ -39,7 +40,8 @@ fn acquire_and_release_through_cells() {
     explore("acquire_and_release_through_cells", 4, &expected, acquire_and_release(true));
 }
 
-/// Pops of two threads while a third slot comes back: the tag tells a list from one that looks the same.
+/// Two threads pop while a third slot returns: the tag distinguishes a changed list from an equal
+/// one.
 #[test]
 fn a_list_that_was_popped_and_pushed_is_another_one() {
     explore("a_list_that_was_popped_and_pushed_is_another_one", 5, &["three", "two"], |seen| {
@@ -49,7 +51,8 @@ fn a_list_that_was_popped_and_pushed_is_another_one() {
         drop(a);
         let there = pool.clone();
         let theirs = move || {
-            // Pop the first, pop the second, push the first: the head is the same slot, its link is not.
+            // Pop the first, pop the second, push the first: the head is the same slot, but its
+            // link differs.
             let a = ok(there.acquire_unique(&()));
             let mut b = ok(there.acquire_unique(&()));
             drop(a);
@@ -64,7 +67,8 @@ fn a_list_that_was_popped_and_pushed_is_another_one() {
     });
 }
 
-/// The pool's owner goes while the last lease does: one of them frees it, once. Loom reports what leaks.
+/// The pool's owner and the last lease are dropped concurrently: one of them frees the pool, once.
+/// Loom reports leaks.
 fn end_of_the_pool(thread_cells: bool, with_weak: bool) -> impl Fn(&Seen) + Send + Sync {
     move |seen| {
         let (pool, alive) = pool(config(thread_cells), false);
@@ -102,7 +106,7 @@ fn the_owner_goes_beside_the_last_weak_lease() {
     explore("the_owner_goes_beside_the_last_weak_lease", 5, &expected, end_of_the_pool(false, true));
 }
 
-/// A weak lease that is cloned while the owner counts what is out.
+/// A weak lease is cloned while the owner counts the remaining leases.
 #[test]
 fn the_owner_goes_beside_a_clone_of_a_weak_lease() {
     explore("the_owner_goes_beside_a_clone_of_a_weak_lease", 6, &["freed", "pinned"], |seen| {
@@ -111,7 +115,7 @@ fn the_owner_goes_beside_a_clone_of_a_weak_lease() {
         let theirs = move || {
             let clone = weak.clone();
             drop(weak);
-            // The memory of the pool is still there.
+            // The memory of the pool still exists.
             assert!(clone.upgrade().is_none());
         };
         side_by_side(theirs, || {
@@ -122,7 +126,7 @@ fn the_owner_goes_beside_a_clone_of_a_weak_lease() {
     });
 }
 
-/// A shutdown beside one thread that acquires and releases: it ends the pool or changes nothing.
+/// A shutdown runs beside a thread that acquires and releases: it ends the pool or changes nothing.
 fn shutdown_beside_use(thread_cells: bool, initially_idle: bool) -> impl Fn(&Seen) + Send + Sync {
     move |seen| {
         let (pool, alive) = pool(config(thread_cells), false);
@@ -168,7 +172,7 @@ fn shutdown_beside_thread_cells() {
     explore("shutdown_beside_thread_cells", 4, &expected, shutdown_beside_use(true, true));
 }
 
-/// A lease that was out when the shutdown began comes back through a cell meanwhile.
+/// A lease that was held when the shutdown began returns through a cell meanwhile.
 #[test]
 fn last_drop_beside_shutdown() {
     for thread_cells in [false, true] {
@@ -183,7 +187,7 @@ fn last_drop_beside_shutdown() {
     }
 }
 
-/// A weak lease made from a lease that goes at once: a shutdown sees one of the two.
+/// A weak lease is made from a lease that is dropped at once: a shutdown sees one of the two.
 #[test]
 fn shutdown_sees_a_lease_or_its_weak_one() {
     explore("shutdown_sees_a_lease_or_its_weak_one", 5, &["strong", "weak"], |seen| {

@@ -1,4 +1,4 @@
-//! The resource of the models, and counters of what happened.
+//! The resource of the models, and counters of observed events.
 
 use leasehold_core::sync::atomic::{AtomicU32, Ordering::Relaxed};
 use leasehold_core::sync::{Arc, UnsafeCell, thread};
@@ -6,7 +6,7 @@ use leasehold_core::*;
 use std::collections::BTreeMap;
 use std::sync::{Mutex, PoisonError};
 
-/// What happened, over all executions of a model.
+/// The events over all executions of a model.
 #[derive(Clone, Default)]
 pub struct Seen(std::sync::Arc<Mutex<BTreeMap<&'static str, u64>>>);
 
@@ -16,7 +16,8 @@ impl Seen {
     }
 }
 
-/// Explores `model` with at most `preemptions` preemptions, and wants all of `expected` to have happened.
+/// Explores `model` with at most `preemptions` preemptions, and requires that all of `expected`
+/// occurred.
 pub fn explore(name: &str, preemptions: usize, expected: &[&str], model: impl Fn(&Seen) + Send + Sync + 'static) {
     let seen = Seen::default();
     let inside = seen.clone();
@@ -37,9 +38,10 @@ pub fn explore(name: &str, preemptions: usize, expected: &[&str], model: impl Fn
 
 /// Runs `theirs` on another thread beside `mine`.
 ///
-/// Loom 0.7 looks for a race of an operation only with the last access to the same atomic. A thread that loads a word and then
-/// writes it hides the other thread's earlier load behind its own, and the order in which it goes first is never tried. A common
-/// relaxed counter, which orders nothing, makes loom try both.
+/// Loom 0.7 checks an operation for races only with the last access to the same atomic. A thread
+/// that loads a word and then writes it hides the other thread's earlier load behind its own. Loom
+/// then never tries the order in which that load comes first. A common relaxed counter, which
+/// orders nothing, makes loom try both orders.
 pub fn side_by_side<T: 'static, U>(theirs: impl FnOnce() -> T + 'static, mine: impl FnOnce() -> U) -> (T, U) {
     let start = std::sync::Arc::new(AtomicU32::new(0));
     let there = start.clone();
@@ -54,7 +56,7 @@ pub fn side_by_side<T: 'static, U>(theirs: impl FnOnce() -> T + 'static, mine: i
 
 pub struct Item {
     cell: UnsafeCell<u32>,
-    /// Loom reports a count that leaks, and so a payload that is lost.
+    /// Loom reports a leaked count, and so a lost payload.
     _alive: Arc<()>,
 }
 
@@ -63,12 +65,12 @@ unsafe impl Sync for Item {}
 
 impl Item {
     pub fn read(&self) -> u32 {
-        // SAFETY: a holder of a shared lease; loom checks that nobody writes.
+        // SAFETY: the caller holds a shared lease; loom checks that no thread writes.
         self.cell.with(|p| unsafe { *p })
     }
 
     pub fn write(&mut self) {
-        // SAFETY: exclusive; loom checks that nobody else looks.
+        // SAFETY: the access is exclusive; loom checks that no other thread reads.
         self.cell.with_mut(|p| unsafe { *p += 1 });
     }
 }
@@ -77,15 +79,16 @@ impl Tagged for Item {
     type Tag = tags::Event;
 }
 
-/// Makes items; idle ones are recycled or, with `destroy`, ended at once.
+/// Makes items. Idle ones are recycled or, with `destroy`, destroyed at once.
 pub struct Items {
     pub alive: Arc<()>,
     pub destroy: bool,
-    /// Looked at by every last drop and ended with the pool: a pool that is freed too early, or without an order, is found.
+    /// Every last drop reads it, and the pool's destruction writes it. So loom finds a pool that is
+    /// freed too early, or without an order.
     pub pool: UnsafeCell<()>,
 }
 
-// SAFETY: the cell is written only by the drop, as loom checks.
+// SAFETY: only the drop writes the cell, as loom checks.
 unsafe impl Sync for Items {}
 
 impl Drop for Items {
@@ -123,14 +126,14 @@ pub fn items(alive: &Arc<()>, destroy: bool) -> Items {
     Items { alive: alive.clone(), destroy, pool: UnsafeCell::new(()) }
 }
 
-/// A pool, and what counts its payloads (and the pool's traits type).
+/// A pool, and the count of its payloads (and of the pool's resource type).
 pub fn pool(config: PoolConfig, destroy: bool) -> (Arc<SlotPool<Items>>, Arc<()>) {
     let alive = Arc::new(());
     let pool = SlotPool::new(items(&alive, destroy), config).ok().expect("a valid configuration");
     (Arc::new(pool), alive)
 }
 
-/// Payloads that exist while the pool does.
+/// The number of payloads while the pool exists.
 pub fn existing(alive: &Arc<()>) -> usize {
     Arc::strong_count(alive) - 2
 }

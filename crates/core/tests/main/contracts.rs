@@ -1,8 +1,8 @@
-//! The table of contracts names tests that exist.
+//! Checks that the table of contracts names existing tests.
 
 use std::path::Path;
 
-/// Whether some file of `folder`, named by the path's first part, has the function.
+/// Returns whether a file of `folder`, named by the path's first part, has the function.
 fn has_test(folder: &Path, path: &str) -> bool {
     let Some((module, name)) = path.split_once("::") else { return false };
     let file = folder.join(module).with_extension("rs");

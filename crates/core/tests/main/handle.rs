@@ -8,7 +8,7 @@ fn is_64_bits_and_so_is_an_option_of_it() {
     assert_eq!(size_of::<StreamHandle>(), 8);
     assert_eq!(size_of::<Option<StreamHandle>>(), 8);
     const fn free_to_travel<T: Send + Sync + Copy + 'static>() {}
-    // Whatever the tag is: a handle is only a name.
+    // For any tag: a handle is only a name.
     const { free_to_travel::<Handle<*const u8>>() };
 }
 
@@ -20,7 +20,7 @@ fn carries_index_and_generation_over_a_c_border() {
     let bits = handle.to_bits().get();
     assert_eq!(bits, u64::from(handle.generation()) << 32 | u64::from(handle.index()));
     assert_eq!(Handle::from_bits(bits), Some(handle));
-    // Generation zero is nobody's.
+    // No pool uses generation zero.
     assert_eq!(BufferHandle::from_bits(0), None);
     assert_eq!(BufferHandle::from_bits(u64::from(u32::MAX)), None);
     assert_eq!(format!("{handle:?}"), format!("Buffer#{}.{:08x}", handle.index(), handle.generation()));
@@ -74,7 +74,7 @@ fn is_stale_once_its_resource_was_given_back_and_never_names_the_next_one() {
     });
 }
 
-/// Every generation that a slot ever had stays stale, over 2^16 uses of the same slot.
+/// Every former generation of a slot stays stale, over 2^16 uses of the slot.
 #[test]
 fn stays_stale_after_many_generations() {
     let (pool, _) = pool(PoolConfig { block: 1, ..config() });
@@ -97,8 +97,8 @@ fn stays_stale_after_many_generations() {
     }
 }
 
-/// With a small number of generations all of them wear out: no generation comes twice, and each slot is retired with its payload
-/// destroyed.
+/// With few generations all of them wear out: no generation recurs, and each slot is retired after
+/// its payload was destroyed.
 #[test]
 fn wears_its_slot_out() {
     both(|config| {

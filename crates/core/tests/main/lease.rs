@@ -76,8 +76,8 @@ fn unique_is_refused_while_others_hold_or_claim() {
     drop(unique);
 }
 
-/// Regression: a mapped lease made unique gave `&mut` to what was only shared, and a weak lease of a mapped one outlived
-/// what it pointed to.
+/// Regression: a mapped lease made unique gave `&mut` to shared data, and a weak lease of a mapped
+/// one outlived the data.
 #[test]
 fn mapped_leases_never_become_unique() {
     static ELSEWHERE: u64 = 7;
@@ -98,7 +98,7 @@ fn mapped_leases_never_become_unique() {
     assert_eq!(&**weak.upgrade().unwrap(), "item 1");
     drop((lease, size));
     assert!(weak.upgrade().is_none());
-    // The next generation starts afresh.
+    // The next generation starts without the mark.
     drop(pool.acquire(&want(1)).unwrap().try_unique().expect("never mapped"));
 }
 
@@ -124,7 +124,7 @@ fn one_claim_at_a_time_beside_any_number_of_leases() {
     assert!(claim.lease().same(&a));
     drop(claim);
     let claim = b.claim().unwrap();
-    // A claim is a hold of its own.
+    // A claim is a hold itself.
     let handle = b.handle();
     drop((a, b, by_handle));
     assert!(pool.is_alive(handle));
@@ -179,7 +179,7 @@ fn keeps_its_parents_alive_and_an_idle_one_does_not() {
         let heap = heaps.acquire(&Want { parent: Some(device.clone().into_any()), ..want(1) }).unwrap();
         let buffer = buffers.acquire(&Want { parent: Some(heap.clone().into_any()), ..want(1) }).unwrap();
         let handles = (device.handle(), heap.handle());
-        // The pools themselves go, too, in the worst order.
+        // The pools themselves are dropped too, in the worst order.
         drop((device, heap));
         assert!(devices.is_alive(handles.0) && heaps.is_alive(handles.1));
         drop((devices, heaps));
@@ -221,7 +221,7 @@ fn can_be_dropped_on_any_thread() {
     });
 }
 
-/// Compile-time: what travels, what does not.
+/// Compile-time: which types are `Send` and `Sync`.
 #[test]
 fn everything_public_is_send_and_sync() {
     const fn travels<T: Send + Sync>() {}

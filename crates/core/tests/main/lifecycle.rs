@@ -1,4 +1,4 @@
-//! Shutdown and the end of pools.
+//! Shutdown and the destruction of pools.
 
 use crate::support::*;
 use leasehold_core::sync::Arc;
@@ -68,7 +68,8 @@ fn own_leases_do_not_count_and_nobody_gets_hold_of_them_afterwards() {
         assert!(pool.lease(own[1].handle()).is_ok(), "thawed");
         drop(other);
         pool.shutdown_with(&own).unwrap();
-        // Regression: a look-up between the decision and the end got a lease on what was about to end.
+        // Regression: a look-up between the decision and the end got a lease on a resource that was
+        // about to be destroyed.
         assert_eq!(kind(pool.lease(handle)), "StaleHandle");
         assert_eq!(log.alive(), 2);
         drop(own);
@@ -114,7 +115,7 @@ fn leases_may_outlive_the_pool() {
     });
 }
 
-/// The last lease frees the pool, traits type included, whichever thread drops it.
+/// The last lease frees the pool, including its resource type, on any thread.
 #[test]
 fn the_last_lease_frees_the_pool() {
     both(|config| {
@@ -133,7 +134,7 @@ fn the_last_lease_frees_the_pool() {
                     drop(pool);
                 }
             });
-            // The traits type held one count of the log, each payload another.
+            // The resource type held one count of the log, each payload another.
             assert_eq!(Arc::strong_count(&log), 1);
             assert_eq!(log.alive(), 0);
         }
@@ -151,7 +152,8 @@ fn a_worn_or_retired_slot_does_not_keep_an_orphaned_pool() {
     assert_eq!((log.alive(), Arc::strong_count(&log)), (0, 1));
 }
 
-/// Acquires and releases go on while shutdowns decide: none is lost, none is lent after the end.
+/// Acquires and releases continue while shutdowns decide: no lease is lost, and none is given after
+/// the end.
 #[test]
 fn shutdown_beside_acquire_and_release() {
     both(|config| {
@@ -212,7 +214,7 @@ fn a_life_is_configured_once_ended_once_and_never_again() {
         std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| life.configure("thing", || panic!("wanted"))));
     assert!(panicked.is_err() && !life.is_configured());
     life.configure("thing", || {
-        // No lock is held meanwhile.
+        // No lock is held during the call.
         assert!(!life.is_configured());
         Ok(())
     })
@@ -247,7 +249,7 @@ fn who_comes_while_a_life_changes_waits_for_the_outcome_and_can_look_at_once() {
             })
         });
         began.recv().unwrap();
-        // The other thread is inside, and holds nothing that this needs.
+        // The other thread is inside the call, and holds no lock that this one needs.
         assert!(!life.is_configured());
         assert_eq!(format!("{life:?}"), "changing");
         let second = scope.spawn(|| life.configure("thing", || unreachable!()));

@@ -1,5 +1,5 @@
-//! Behaviour of the ground floor at its public API. The table in the crate's documentation says which sentence of the contracts
-//! each module holds.
+//! Behaviour of `core` at its public API. The table in the crate's documentation maps the contracts
+//! to these modules.
 
 #![cfg(not(loom))]
 

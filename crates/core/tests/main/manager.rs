@@ -17,7 +17,7 @@ fn unconfigured_configured_shut_down() {
     assert_eq!(manager.trim(0), 0);
     manager.shutdown().expect("nothing to end");
 
-    // All-or-nothing: what is refused leaves the manager as it was.
+    // All-or-nothing: a refused configuration leaves the manager unchanged.
     assert_eq!(kind(manager.configure(Items::default(), PoolConfig { block: 0, ..config() })), "InvalidArgument");
     assert!(!manager.is_configured());
     manager.configure(Items::default(), PoolConfig { initial: 0, ..config() }).unwrap();
@@ -74,13 +74,13 @@ fn release_gives_up_only_the_managers_own_lease() {
     assert_eq!(kind(manager.release(held.handle())), "StaleHandle");
     assert_eq!(held.strong_count(), 1);
     assert!(manager.get(&1).unwrap().same(&held));
-    // While somebody holds it, it is the one of its key.
+    // While a holder exists, the resource stays the one of its key.
     let again = manager.get_or_create(&1, &want(1)).unwrap();
     assert!(again.same(&held));
     assert_eq!(again.strong_count(), 3, "the manager has its own again");
     manager.release(held.handle()).unwrap();
     drop(again);
-    // Regression: with the holder in exclusive possession a second one was created.
+    // Regression: if the holder had exclusive access, a second resource was created.
     let unique = held.try_unique().unwrap();
     assert_eq!(kind(manager.get_or_create(&1, &want(1))), "Occupied");
     assert!(manager.get(&1).is_none());
@@ -141,7 +141,7 @@ fn nothing_of_the_resource_runs_under_a_lock() {
         type Tag = tags::Event;
     }
     impl Reentrant {
-        /// Whatever takes a lock of the manager or its pool.
+        /// Takes the locks of the manager and its pool.
         fn touch(&self) {
             let manager = self.manager.upgrade().expect("the test holds it");
             drop(manager.get(&77));
@@ -198,7 +198,7 @@ fn a_store_creates_lazily_once_and_by_index() {
     let two = store.ensure_alive(Index::new(2), &want(2)).unwrap();
     assert_eq!(store.ensure_alive(Index::new(2), &want(2)).unwrap(), two);
     let zero = store.ensure_alive(Index::new(0), &want(0)).unwrap();
-    // The slot is the pool's choice, the index the caller's.
+    // The pool chooses the slot, the caller the index.
     assert_eq!((store.lease(two).unwrap().size, store.lease(zero).unwrap().size), (2, 0));
     assert_eq!(store.existing(Index::new(2)).unwrap().handle(), two);
     assert_eq!(kind(store.ensure_alive(Index::new(3), &want(3))), "NotFound");

@@ -1,4 +1,5 @@
-//! A pool and a manager against naive models that know no lists, cells or words: only what each lease holds.
+//! A pool and a manager against naive models without lists, cells or words: only the content of
+//! each lease.
 
 use crate::support::*;
 use leasehold_core::*;
@@ -61,7 +62,7 @@ enum Held {
     Mapped(Lease<u64>),
 }
 
-/// What the model knows of a resource that somebody holds.
+/// The model's record of a held resource.
 #[derive(Debug, Default, Clone)]
 struct Life {
     number: u64,
@@ -74,7 +75,7 @@ struct Life {
 #[derive(Default)]
 struct Model {
     lives: HashMap<BufferHandle, Life>,
-    /// Number and size of what waits.
+    /// Number and size of idle resources.
     idle: Vec<(u64, u64)>,
     created: u64,
     recycled: u64,
@@ -90,7 +91,8 @@ impl Model {
         (self.lives.len() + self.idle.len()) as u64
     }
 
-    /// A slot was used, if only for a creation that failed. Whether it is worn out now.
+    /// Records the use of a slot, also for a failed creation. Returns whether the slot is worn out
+    /// now.
     fn use_slot(&mut self, handle: BufferHandle) -> bool {
         let uses = self.uses.entry(handle.index()).or_default();
         *uses += 1;
@@ -331,7 +333,8 @@ fn run(steps: &[Step], config: PoolConfig) {
                 model.destroy_at_once = *on;
             }
         }
-        // Which idle ones had to make room, or were trimmed, is the pool's choice; the payloads say so themselves.
+        // The pool chooses which idle resources are destroyed for room or by a trim; the payloads
+        // report their own drops.
         let gone = std::mem::take(&mut *log.gone.lock());
         model.idle.retain(|(number, _)| !gone.contains(number));
         model.peak = model.peak.max(model.exists());
@@ -401,7 +404,7 @@ fn keyed_step() -> impl Strategy<Value = KeyedStep> {
     ]
 }
 
-/// What the model knows of a key: the resource, who holds it.
+/// The model's record of a key: the resource and its holders.
 struct Keyed {
     number: u64,
     handle: BufferHandle,

@@ -1,4 +1,4 @@
-//! Whatever panics, no slot is lost, no lease's drop panics, and nothing is used half-made.
+//! Panics: no slot is lost, no drop of a lease panics, and no half-made resource is used.
 
 use crate::support::*;
 use leasehold_core::*;
@@ -59,7 +59,8 @@ fn a_panic_in_destroy_retires_the_slot_and_the_drop_goes_on() {
     });
 }
 
-/// Regression: `fits` ran without a guard, so that a panic lost the slot and with it every later shutdown.
+/// Regression: `fits` ran without a guard, so a panic lost the slot, and every later shutdown
+/// failed.
 #[test]
 fn a_panic_in_fits_retires_the_slot() {
     both(|config| {
@@ -86,7 +87,7 @@ fn leases_drop_during_unwinding() {
     assert_eq!(pool.stats().retired, 1);
 }
 
-/// A thrown value whose own drop throws.
+/// A panic value whose own drop panics.
 #[test]
 fn not_even_the_thrown_value_makes_a_drop_panic() {
     struct Bomb;
@@ -121,6 +122,6 @@ fn not_even_the_thrown_value_makes_a_drop_panic() {
     drop(a);
     assert_eq!(pool.stats().retired, 1);
     drop(pool);
-    // Frees the pool, and so drops the traits type.
+    // Frees the pool, and so drops the resource type.
     drop(b);
 }

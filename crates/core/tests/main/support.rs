@@ -1,16 +1,16 @@
-//! A resource whose every step can be watched and made to fail.
+//! A resource whose every step can be observed and made to fail.
 
 use leasehold_core::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
 use leasehold_core::sync::{Arc, Mutex};
 use leasehold_core::*;
 
-/// What happened to the items, and what is to go wrong.
+/// The observed events of the items, and the failures to cause.
 #[derive(Debug, Default)]
 pub struct Log {
     pub created: AtomicU64,
     pub recycled: AtomicU64,
     pub destroyed: AtomicU64,
-    /// The numbers of those destroyed, until somebody takes them.
+    /// The numbers of the destroyed items, until a test takes them.
     pub gone: Mutex<Vec<u64>>,
     pub destroy_at_once: AtomicBool,
     pub fail_create: AtomicBool,
@@ -39,10 +39,10 @@ impl Log {
 pub struct Item {
     pub number: u64,
     pub size: u64,
-    /// What the holder last wrote; heap memory, so that sanitizers see a wrong access.
+    /// The holder's last write; heap memory, so that sanitizers detect a wrong access.
     pub text: Box<str>,
     pub parent: Option<AnyLease>,
-    /// Told by the payload itself, so that a payload that is dropped twice or never shows.
+    /// The payload itself reports its drop, so a double drop or a missing one shows.
     log: Arc<Log>,
 }
 
@@ -151,7 +151,7 @@ pub fn kind<T>(result: Result<T>) -> &'static str {
     }
 }
 
-/// Runs what panics on purpose.
+/// Runs a function that panics on purpose.
 pub fn panics(f: impl FnOnce()) {
     std::panic::catch_unwind(std::panic::AssertUnwindSafe(f)).expect_err("this was told to panic");
 }

@@ -68,7 +68,8 @@ fn waiters_share_a_failure_and_the_next_call_tries_again() {
         if panics {
             assert_eq!(own, attempts.load(SeqCst));
         }
-        // Sixteen threads that start together and attempts of 100 ms: on any machine most of them wait.
+        // Sixteen threads start together, and each attempt takes 100 ms: on any machine most of
+        // them wait.
         assert!(attempts.load(SeqCst) < THREADS as u32 / 2, "{attempts:?}");
         log.set(|l| if panics { &l.panic_create } else { &l.fail_create }, false);
         assert_eq!(kind(manager.get_or_create(&1, &want(1))), "Ok");
@@ -76,7 +77,7 @@ fn waiters_share_a_failure_and_the_next_call_tries_again() {
     }
 }
 
-/// Two creations that ask for each other's key would wait for ever; one of them is refused.
+/// Two creations that request each other's key would wait for ever; one of them is refused.
 #[test]
 fn creations_that_wait_for_each_other_are_refused() {
     let (manager, _) = manager(config());
@@ -100,7 +101,8 @@ fn creations_that_wait_for_each_other_are_refused() {
     assert_eq!(sorted, ["InvalidState", "Ok"]);
 }
 
-/// Regression: a shutdown took the ready leases out of the map while it decided, and a second resource was created for the key.
+/// Regression: a shutdown took the ready leases out of the map during its decision, and a second
+/// resource was created for the key.
 #[test]
 fn a_refused_shutdown_beside_get_or_create_makes_no_second_one() {
     let (manager, log) = manager(config());

@@ -1,4 +1,4 @@
-//! Lines, points, stamps.
+//! Timelines, timepoints and stamps.
 
 use crate::support::kind;
 use leasehold_core::*;
@@ -32,14 +32,14 @@ fn a_line_of_the_hosts_has_one_signal_or_failure_at_a_time() {
     assert_eq!((gate.line().submitted(), gate.line().completed()), (start + 3, start + 3));
     assert_eq!(kind(gate.raise(start + 3)), "InvalidArgument");
     assert_eq!(kind(gate.raise(VALUE_LIMIT)), "InvalidState");
-    // A device's counter is signalled in between; its failure leaves the value open.
+    // A device's counter is signalled in between; its failure leaves the value pending.
     let seen = gate.raise_with(start + 4, || {
         assert_eq!((gate.line().submitted(), gate.line().completed()), (start + 4, start + 3));
         Err(fault())
     });
     assert_eq!((kind(seen), gate.line().completed()), ("Fault", start + 3));
     gate.raise(start + 5).unwrap();
-    // Of many failures one is the first, and its cause is everybody's.
+    // Of many failures one is the first, and all waits get its cause.
     let first: Vec<bool> = std::thread::scope(|scope| {
         let fail = |i| gate.fail(Error::state(format!("cause {i}")));
         let all: Vec<_> = (0..8).map(|i| scope.spawn(move || fail(i))).collect();
@@ -96,13 +96,13 @@ fn a_fault_keeps_the_first_value_and_its_cause() {
     assert_eq!((first, cause.kind()), (b, "Fault"));
     assert_eq!(kind(line.check(b)), "Fault", "the cause at once, before completion");
     assert!(!line.check(a).unwrap());
-    // Values still advance, so that nobody hangs; what failed never looks settled.
+    // Values still advance, so that no thread hangs. A failed value never looks settled.
     owner.complete(c);
     assert!(line.is_settled(a) && !line.is_settled(b) && !line.at(c).is_settled());
     assert!(line.is_idle());
     assert_eq!(kind(line.wait(c, None)), "Fault");
     line.wait(a, None).unwrap();
-    // An earlier failure that is learnt of later moves the mark down.
+    // An earlier failure that becomes known later moves the mark down.
     owner.poison(a, Error::DeviceLost { cause: "third".into() });
     assert_eq!(line.failure().map(|(v, e)| (v, e.kind())), Some((a, "Fault")));
     assert!(format!("{line:?}").contains("failed from"));
@@ -189,10 +189,10 @@ fn more_lines_than_places_only_forget() {
     }
 }
 
-/// Owners of lines, kept apart from the other tests by the fact that each looks only at ids of its own.
+/// Owners of timelines. The test is independent of the others, because it checks only its own ids.
 #[test]
 fn a_line_is_lent_again_only_when_idle_whole_and_without_memory() {
-    // The test keeps everything that it takes, so that ids tell lines apart.
+    // The test keeps all owners that it takes, so that ids identify timelines.
     let mut kept = Vec::new();
     let find = |kept: &mut Vec<LineOwner>, id: LineId, tries: usize| {
         for _ in 0..tries {
@@ -204,7 +204,7 @@ fn a_line_is_lent_again_only_when_idle_whole_and_without_memory() {
         }
         None
     };
-    // Idle: it comes back, and its counter goes on, so that old points stay settled.
+    // Idle: the timeline returns, and its counter continues, so that old timepoints stay settled.
     let owner = LineOwner::take().unwrap();
     let line = owner.line();
     let value = owner.advance().unwrap();
@@ -215,10 +215,11 @@ fn a_line_is_lent_again_only_when_idle_whole_and_without_memory() {
     drop(owner);
     let owner = find(&mut kept, line.id(), 200).expect("an idle line is lent again");
     assert!(line.submitted() >= value && line.is_settled(value));
-    // Regression: the next owner inherited what the last one had waited for.
+    // Regression: the next owner inherited the dependencies of the last one.
     assert!(!line.knows(point.into()));
 
-    // Pending: nobody can say any more when its work is over, so it fails, stays pending and is lent to nobody.
+    // Pending: the end of its work stays unknown. So the work fails and stays pending, and no other
+    // owner gets the timeline.
     let value = owner.advance().unwrap();
     drop(owner);
     assert!(find(&mut kept, line.id(), 300).is_none(), "work is pending");
@@ -283,7 +284,7 @@ fn a_point_that_was_made_up_never_comes_and_does_nothing() {
         assert!(!made_up.is_settled() && made_up.value() == VALUE_LIMIT - 1);
         assert_eq!(kind(made_up.line().wait(made_up.value(), Some(Duration::ZERO))), "Timeout");
     }
-    // Nobody has line 0; what is learnt of it says nothing of other lines.
+    // Line 0 does not exist; learning a timepoint of it says nothing about other timelines.
     let nobodys = Stamp::from_bits(7).point().unwrap();
     assert!(!nobodys.is_settled() && nobodys.line().submitted() == 0);
     owner.complete(value);
@@ -310,7 +311,8 @@ fn an_owner_fails_and_completes_only_its_own_values() {
     assert!(line.failed(value + 1));
 }
 
-/// A failure may be known before what failed is over; who waits for that, waits for a second at most.
+/// A failure may be known before the failed work is over; a wait for its end takes at most one
+/// second.
 #[test]
 fn a_failed_line_is_seen_off_for_so_long_as_it_takes() {
     let owner = LineOwner::take().expect("a line");
@@ -318,11 +320,11 @@ fn a_failed_line_is_seen_off_for_so_long_as_it_takes() {
     let value = owner.advance().expect("a value");
     owner.poison(value, Error::state("broken"));
     let there = || Ok(line.completed());
-    // Nobody publishes: a second.
+    // No thread publishes: one second.
     let begin = Instant::now();
     line.see_off(value, None, there);
     assert!(begin.elapsed() >= Duration::from_secs(1));
-    // Nor up to a deadline, or a driver that fails and knows no more: asked once.
+    // The wait also ends at a deadline, and after an error of the driver: one request.
     let asked = std::cell::Cell::new(0);
     let count = |answer: Result<u64>| {
         asked.set(asked.get() + 1);
@@ -331,7 +333,7 @@ fn a_failed_line_is_seen_off_for_so_long_as_it_takes() {
     line.see_off(value, Some(Instant::now()), || count(there()));
     line.see_off(value, None, || count(Err(Error::state("lost"))));
     assert_eq!(asked.get(), 2);
-    // Somebody publishes.
+    // Another thread publishes.
     std::thread::scope(|s| {
         s.spawn(|| {
             std::thread::sleep(Duration::from_millis(20));
@@ -342,7 +344,8 @@ fn a_failed_line_is_seen_off_for_so_long_as_it_takes() {
     });
 }
 
-/// Failed work is over before that which it was to wait for; it has passed after that, over however many lines.
+/// Failed work is over before its dependencies. The work has passed after them, over any number of
+/// timelines.
 #[test]
 fn what_failed_passes_after_all_that_it_was_to_wait_for() {
     let take = || LineOwner::take().expect("a line");
@@ -358,13 +361,14 @@ fn what_failed_passes_after_all_that_it_was_to_wait_for() {
         assert!(!point.has_passed() && point.line().passed() == point.value() - 1);
         assert_eq!(point.line().obstacle(point.value()), Some(at_work));
     }
-    // A line that fails after it has waited for one that came to wait for it: neither waits for the other.
+    // A timeline fails after it has waited for another one, which later waited for it: neither
+    // waits for the other.
     second.learn(last);
     first.complete(at_work.value());
     assert!(cut_short.has_passed() && last.has_passed() && third.line().passed() == last.value());
 }
 
-/// What a line came to wait for after a value is nothing to that value.
+/// Dependencies that a timeline got after a value do not affect that value.
 #[test]
 fn what_failed_passes_whatever_its_line_came_to_wait_for_later() {
     let take = || LineOwner::take().expect("a line");
@@ -385,7 +389,7 @@ fn what_failed_passes_whatever_its_line_came_to_wait_for_later() {
     assert!(line.has_passed(late));
 }
 
-/// A line knows few points at a time; none is forgotten that failed work was to wait for.
+/// A timeline knows a limited number of timepoints, but keeps every dependency of failed work.
 #[test]
 fn what_a_line_came_to_know_no_more_still_keeps_a_failure_from_passing() {
     let owner = LineOwner::take().expect("a line");
@@ -403,7 +407,7 @@ fn what_a_line_came_to_know_no_more_still_keeps_a_failure_from_passing() {
     assert!(owner.line().has_passed(value));
 }
 
-/// What a gate has not reached is no work: who waited for it and failed has passed.
+/// An unreached value of a host timeline is no pending work: a failed waiter of it has passed.
 #[test]
 fn a_value_that_nobody_has_submitted_is_in_nobodys_way() {
     let (gate, owner) = (HostLine::take().expect("a line"), LineOwner::take().expect("a line"));

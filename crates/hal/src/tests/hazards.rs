@@ -7,7 +7,7 @@ use crate::{Dispatch, HostCall, Op, OpList, Plan};
 use proptest::prelude::*;
 use std::time::{Duration, Instant};
 
-/// An operation of the model: the ranges that it touches, or a barrier.
+/// An operation of the model: the ranges that it accesses, or a barrier.
 #[derive(Debug, Clone)]
 enum Node {
     Touches(Vec<Binding>),
@@ -28,7 +28,7 @@ fn nodes() -> impl Strategy<Value = Vec<Node>> {
     prop::collection::vec(node, 0..24)
 }
 
-/// Returns whether the two touch a byte that one of them writes.
+/// Returns whether both access a byte that one of them writes.
 fn conflict(a: &[Binding], b: &[Binding]) -> bool {
     let hits = |a: &Binding, b: &Binding| {
         (a.addr..a.addr + a.len).any(|byte| (b.addr..b.addr + b.len).contains(&byte))
@@ -37,7 +37,7 @@ fn conflict(a: &[Binding], b: &[Binding]) -> bool {
     a.iter().any(|x| b.iter().any(|y| hits(x, y)))
 }
 
-/// `before[j][i]`: whether `i` comes before `j`, directly or not.
+/// `before[j][i]`: says whether `i` comes before `j`, directly or indirectly.
 fn closure(n: usize, direct: impl Fn(usize, usize) -> bool) -> Vec<Vec<bool>> {
     let mut before = vec![vec![false; n]; n];
     for j in 0..n {
@@ -107,7 +107,8 @@ proptest! {
         prop_assert_eq!(plan.pred_at.len(), nodes.len() + 1);
         let edge = |i: usize, j: usize| plan.predecessors(j).contains(&(i as u32));
         prop_assert_eq!(closure(nodes.len(), edge), naive.clone());
-        // No edge follows from others: the lists are short enough for every detour to be found.
+        // No edge follows from others: the lists are short enough for the search to find every
+        // indirect path.
         for j in 0..nodes.len() {
             for &i in plan.predecessors(j) {
                 let i = i as usize;

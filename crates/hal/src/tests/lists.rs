@@ -24,7 +24,7 @@ enum Model {
 enum Step {
     Push(Model),
     Truncate(usize),
-    /// Keeps what is not a multiple of the number.
+    /// Keeps the operations whose index is not a multiple of the number.
     Retain(usize),
     Patch(usize, Option<Vec<Binding>>, Option<Vec<u8>>, Option<[u32; 3]>),
     /// Addresses with this remainder by 3 move up by 1,000.
@@ -140,7 +140,7 @@ fn rebind(m: &mut Model, remainder: u64) {
     }
 }
 
-/// Applies a patch to the model; `false` where the list must refuse it.
+/// Applies a patch to the model; `false` if the list must refuse it.
 fn patch(m: Option<&mut Model>, b: &Option<Vec<Binding>>, p: &Option<Vec<u8>>, g: Option<[u32; 3]>) -> bool {
     let Some(Model::Dispatch { grid, bindings, params }) = m else { return false };
     if b.as_ref().is_some_and(|b| b.len() != bindings.len()) || p.as_ref().is_some_and(|p| p.len() != params.len()) {
@@ -200,7 +200,8 @@ proptest! {
     }
 }
 
-/// Regression: `retain` left the bindings and parameters of what it dropped in the list for ever.
+/// Regression: `retain` kept the bindings and parameters of dropped operations in the list for
+/// ever.
 #[test]
 fn retain_gives_up_the_parts_of_what_goes() {
     let kernel = pipeline();

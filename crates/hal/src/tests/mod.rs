@@ -1,4 +1,4 @@
-//! The pure parts against naive models.
+//! Property tests of the pure parts against naive models.
 
 mod hazards;
 mod lists;
@@ -20,7 +20,7 @@ impl Resource for Pipelines {
     }
 }
 
-/// A pipeline that nothing looks at.
+/// A pipeline whose content no test reads.
 fn pipeline() -> Lease<Pipeline> {
     static POOL: OnceLock<SlotPool<Pipelines>> = OnceLock::new();
     POOL.get_or_init(|| SlotPool::new(Pipelines, PoolConfig::default()).unwrap()).acquire(&()).unwrap()
@@ -101,8 +101,8 @@ fn the_null_backend_has_nothing_and_says_so() {
     null.pools(&mut |name, _| panic!("the null backend has no pool {name}"));
 }
 
-/// A name that stays, since a kind's name is static. A list keeps it where a leak detector finds
-/// it.
+/// A name with a static lifetime, since a kind's name is static. A list keeps it reachable for leak
+/// detectors.
 fn kept(name: String) -> &'static str {
     static KEPT: leasehold_core::sync::Mutex<Vec<&'static str>> = leasehold_core::sync::Mutex::new(Vec::new());
     let name = Box::leak(name.into_boxed_str());
@@ -111,7 +111,7 @@ fn kept(name: String) -> &'static str {
 }
 
 proptest::proptest! {
-    /// Names of backends of somebody else's may be anything, colons and digits included.
+    /// Names of external backends may contain any characters, including colons and digits.
     #[test]
     fn device_ids_of_any_backend_are_read_as_they_are_written(
         names in proptest::collection::vec("[a-z0-9:]{0,6}|\\PC{0,4}", 1..4),

@@ -1,4 +1,4 @@
-//! Backend, device, memory and the small things of the sketch.
+//! Backend, device, memory and the simple objects of the sketch.
 
 use crate::mtl::*;
 use crate::stream::{Core, Exec, Gates, Graphs, LineTable, MpsStream, Streams};
@@ -45,13 +45,13 @@ impl MpsBackend {
 }
 
 impl Drop for MpsBackend {
-    /// Metal completes what it accepted, whoever is left to see it.
+    /// Metal completes its accepted work, even without observers.
     fn drop(&mut self) {
         self.world.run();
     }
 }
 
-// SAFETY: there is one device, and `open` refuses every other name.
+// SAFETY: one device exists, and `open` refuses every other name.
 unsafe impl Backend for MpsBackend {
     fn kind(&self) -> BackendKind {
         BackendKind::Mps
@@ -73,8 +73,8 @@ unsafe impl Backend for MpsBackend {
     }
 }
 
-/// Memory: a placement heap a segment, one buffer that spans it. Addresses are `contents()`, so that the host may use them; an
-/// offset is an address less the spanning buffer's.
+/// Memory: each segment is a placement heap with one buffer that spans it. Addresses are
+/// `contents()`, so the host may use them. An offset is an address minus the spanning buffer's.
 struct Heaps {
     device: Arc<MTLDevice>,
     spans: Mutex<HashMap<u64, Span>>,
@@ -83,11 +83,12 @@ struct Heaps {
 /// A heap and its buffer.
 struct Span(#[expect(dead_code, reason = "keeps the heap")] Retained<MTLHeap>, Retained<MTLBuffer>);
 
-// SAFETY: `MTLHeap` and `MTLBuffer` are not declared `Send` because their contents are shared; the objects themselves are reference
-// counted atomically and only created, asked for immutable properties and released here, under a lock.
+// SAFETY: `MTLHeap` and `MTLBuffer` are not declared `Send` because their contents are shared. The
+// objects themselves have atomic reference counts. Here they are only created, asked for immutable
+// properties and released, under a lock.
 unsafe impl Send for Span {}
 
-// SAFETY: a segment is a buffer of its own, held until it is given back.
+// SAFETY: a segment is a separate buffer, held until it is returned.
 unsafe impl Backing for Heaps {
     fn caps(&self) -> BackingCaps {
         BackingCaps { granule: 64 << 10, physical: 64 << 20, segment: 256 << 10, ..BackingCaps::default() }
@@ -118,7 +119,7 @@ unsafe impl Backing for Heaps {
     unsafe fn release(&self, _: u64, _: u64) {}
 }
 
-/// A device: what lives as long as it does, and the pools.
+/// A device: its permanent objects, and the pools.
 pub struct MpsDevice {
     core: Arc<Core>,
     info: DeviceInfo,
@@ -140,7 +141,7 @@ impl MpsDevice {
         let id = DeviceId::new(BackendKind::Mps, ordinal);
         let nil = |what: &str| Error::Unavailable(format!("{id}: no {what}").into());
         let device = Arc::new(MTLDevice(world));
-        // One queue for all streams, with room for more buffers than the default of 64.
+        // One queue for all streams, with space for more buffers than the default of 64.
         let queue = device.newCommandQueueWithMaxCommandBufferCount(2048).ok_or_else(|| nil("queue"))?;
         let heaps = |name: &'static str, host_kind| {
             let backing = Heaps { device: device.clone(), spans: Mutex::new(HashMap::new()) };
@@ -148,7 +149,7 @@ impl MpsDevice {
             Allocator::new(Box::new(backing), config)
         };
         let memory = heaps("mps device memory", HostKind::None)?;
-        // Unified memory: pinned memory is the same heaps, told apart for the statistics.
+        // Unified memory: pinned memory uses the same kind of heaps, separate for the statistics.
         let staging = heaps("mps staging", HostKind::Pinned)?;
         let core = Arc::new(Core { device, queue, staging, lines: LineTable::default(), fill: OnceLock::new() });
         let pool = PoolConfig::default;
@@ -170,7 +171,8 @@ impl MpsDevice {
     }
 }
 
-// SAFETY: the recording Metal backs its buffers with memory of the host; all that it lends is its own.
+// SAFETY: the recording Metal backs its buffers with host memory. All objects that the device lends
+// are its own.
 unsafe impl Device for MpsDevice {
     fn info(&self) -> &DeviceInfo {
         &self.info
@@ -265,12 +267,13 @@ impl Resource for Pipelines {
         }
         let state = self.0.newComputePipelineState(&desc.entry).map_err(|e| Error::NotFound(e.into()))?;
         let threads = state.maxTotalThreadsPerThreadgroup() as u32;
-        // The word owns a count, which `destroy` gives back.
+        // The word owns a count, which `destroy` drops.
         Ok(Pipeline::new(desc, Arc::into_raw(state) as u64, threads))
     }
 
     fn destroy(&self, p: Pipeline) {
-        // SAFETY: the count that `create` made; the pipeline is gone, so nobody uses the word any more.
+        // SAFETY: this is the count that `create` made. The pipeline is destroyed, so no code uses
+        // the word any more.
         drop(unsafe { Arc::from_raw(p.native as *const MTLComputePipelineState) });
     }
 }

@@ -1,9 +1,11 @@
-//! Whether the traits carry Metal: a backend over a Metal that records calls and runs nothing, and the sequences of calls that it makes.
+//! A test of whether the traits support Metal: a backend over a Metal that records calls and runs
+//! nothing, and the recorded sequences of calls.
 //!
-//! The mapping follows the rules of a Metal runtime: one queue for all streams, batched commits, encoders that stay open across
-//! submissions and always see their end, barriers derived from declared accesses, a shared event between command buffers,
-//! buffers given by a spanning native object and an offset, signals that the completion handler makes up for after an error.
-//! The same backend serves to try the wrappers.
+//! The mapping follows the rules of a Metal runtime. All streams share one queue, and commits are
+//! batched. Encoders stay open across submissions and are always ended. Barriers derive from
+//! declared accesses. A shared event orders command buffers. A buffer is a spanning native object
+//! and an offset. After an error the completion handler sends the missing signals. The same backend
+//! serves to test the wrappers.
 
 mod device;
 mod mtl;
@@ -23,9 +25,9 @@ use std::time::Duration;
 struct Bench<B> {
     device: Lease<dyn Device>,
     stream: Lease<dyn Stream>,
-    /// Where the line stood: it may have been another stream's before.
+    /// The timeline's first value; another stream may have had the timeline before.
     start: u64,
-    /// Dropped last: it completes what the stream left.
+    /// Dropped last: it completes the stream's remaining work.
     backend: B,
 }
 
@@ -34,7 +36,7 @@ impl Bench<MpsBackend> {
         Self::of(MpsBackend::new(1))
     }
 
-    /// The calls since the last question, after checking that no rule of Metal's was broken.
+    /// The calls since the last query, after a check that no rule of Metal was broken.
     fn calls(&self) -> Vec<String> {
         assert_eq!(self.backend.world.broken_rules(), Vec::<String>::new());
         self.backend.world.calls()
@@ -68,7 +70,8 @@ fn kernel(name: &'static str, bindings: &[Access], params: u32) -> KernelDesc<'s
 }
 
 fn submit(stream: &dyn Stream, ops: &[Op<'_>]) -> Result<u64> {
-    // SAFETY: the tests keep their buffers to the end, and nothing runs on them but copies of the completion handlers.
+    // SAFETY: the tests keep their buffers to the end. Only copies of the completion handlers
+    // access them.
     unsafe { stream.submit(ops) }
 }
 
@@ -80,7 +83,7 @@ fn dispatch<'a>(pipeline: &'a Lease<Pipeline>, bindings: &'a [Binding]) -> Op<'a
     Op::Dispatch(Dispatch { pipeline, grid: [2, 1, 1], block: [32, 1, 1], shared: 0, bindings, params: &[] })
 }
 
-/// Calls of the kinds that matter, without their operands.
+/// Calls of the relevant kinds, without their operands.
 fn kinds(calls: &[String]) -> Vec<&str> {
     let words = calls.iter().filter_map(|c| c.split(' ').next());
     words
@@ -97,7 +100,7 @@ fn barriers_stand_only_where_accesses_conflict_and_one_encoder_serves_several_su
     let (read, write) = (Access::Read, Access::Write);
     b.submit(&[dispatch(&copy, &[bound(&x, read), bound(&y, write)])]).unwrap();
     b.submit(&[dispatch(&copy, &[bound(&x, read), bound(&z, write)])]).unwrap();
-    // Reads what the first wrote: the only barrier.
+    // Reads the output of the first dispatch: the only barrier.
     b.submit(&[dispatch(&copy, &[bound(&y, read), bound(&x, write)])]).unwrap();
     assert_eq!(b.stream.line().completed(), b.start);
     assert_eq!(
@@ -266,7 +269,7 @@ fn an_error_poisons_bumps_the_signal_and_reaches_who_waited() {
     submit(&*other, &[dispatch(&k, &bindings)]).unwrap();
     other.flush().unwrap();
     assert!(b.backend.world.run_one(Some("MTLCommandBufferErrorOutOfMemory")));
-    // Metal left the signal out; the handler made up for it, or the other buffer could never run.
+    // Metal omitted the signal; the handler sent it, or the other buffer could never run.
     assert!(b.backend.world.run_one(None));
     for stream in [&b.stream, &other] {
         let last = stream.line().submitted();
@@ -311,7 +314,8 @@ fn host_copies_go_through_staging_and_complete_after_the_bytes_arrived() {
     b.stream.signal().unwrap();
     b.backend.world.run();
     b.stream.wait_host(b.start + 1, None).unwrap();
-    // The recording Metal copies nothing between its buffers: what arrives is the empty staging memory.
+    // The recording Metal copies nothing between its buffers: the result is the empty staging
+    // memory.
     assert_eq!(to, [0; 4]);
     let calls = b.calls();
     assert_eq!(calls.iter().filter(|c| c.starts_with("copy +")).count(), 2);
@@ -328,7 +332,7 @@ fn a_dropped_stream_ends_its_encoder_and_its_work_runs() {
     b.calls();
     drop(other);
     assert_eq!(kinds(&b.calls()), ["updateFence", "endEncoding", "signal", "commit"]);
-    // The point outlives its stream.
+    // The timepoint outlives its stream.
     b.submit(&[Op::Wait(point)]).unwrap();
     b.stream.flush().unwrap();
     b.backend.world.run();
@@ -345,7 +349,8 @@ fn graphs_are_encoded_anew_and_libraries_get_the_command_buffer() {
     for _ in 0..3 {
         ops.push(&dispatch(&k, &bindings));
     }
-    // SAFETY: the plan's pipelines, stamps and graphs are this device's, and its memory outlives the launches.
+    // SAFETY: the plan's pipelines, stamps and graphs are this device's, and its memory outlives
+    // the launches.
     let graph = unsafe { b.device.instantiate(Plan::new(ops)) }.unwrap();
     let native = Arc::new(AtomicU64::new(0));
     let seen = native.clone();

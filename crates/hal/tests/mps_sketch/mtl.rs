@@ -1,5 +1,6 @@
-//! Metal as the sketch sees it: structs with the methods of `objc2-metal`, their names, and which of them may cross threads.
-//! Nothing is computed; calls are recorded, the API's own rules are checked, and committed buffers complete when told to.
+//! The part of Metal that the sketch uses: structs with the methods and names of `objc2-metal`, and
+//! their `Send` and `Sync` properties. Nothing is computed. Calls are recorded, the API's own rules
+//! are checked, and committed buffers complete on request.
 
 #![expect(non_snake_case, reason = "the names are those of objc2-metal")]
 #![expect(clippy::arc_with_non_send_sync, reason = "stands for retained objects that must not cross threads")]
@@ -9,21 +10,21 @@ use leasehold_core::sync::{Arc, Mutex};
 use std::collections::VecDeque;
 use std::marker::PhantomData;
 
-/// `objc2::rc::Retained`: like `Arc`, it crosses threads only if what it holds may.
+/// `objc2::rc::Retained`: like `Arc`, it crosses threads only if its content may.
 pub type Retained<T> = Arc<T>;
-/// `MTLCommandBufferHandler`: called on a thread of Metal's.
+/// `MTLCommandBufferHandler`: called on a thread of Metal.
 pub type Handler = Box<dyn FnOnce(&Completed) + Send>;
 
 /// Marks protocols that `objc2-metal` does not declare `Send` or `Sync`.
 type NotSend = PhantomData<*const ()>;
 
-/// What a completion handler asks the command buffer.
+/// The properties of a command buffer that a completion handler reads.
 pub struct Completed {
     /// `status() == Error`, then `error()`.
     pub error: Option<String>,
 }
 
-/// The recording.
+/// The recorded calls.
 #[derive(Default)]
 pub struct World {
     log: Mutex<Vec<String>>,
@@ -52,22 +53,23 @@ impl World {
         self.ids.fetch_add(1, Ordering::Relaxed) + 1
     }
 
-    /// The calls since the last question.
+    /// The calls since the last query.
     pub fn calls(&self) -> Vec<String> {
         std::mem::take(&mut *self.log.lock())
     }
 
-    /// Rules of Metal's that were broken; a real one would have ended the process.
+    /// Broken rules of Metal; a real one would have ended the process.
     pub fn broken_rules(&self) -> Vec<String> {
         self.broken_rules.lock().clone()
     }
 
-    /// How many buffers were committed and are not complete.
+    /// The number of committed buffers that are not complete.
     pub fn in_flight(&self) -> usize {
         self.committed.lock().len()
     }
 
-    /// Completes the next committed buffer that can run: the first of its queue, with all waits reached. `false`: none can.
+    /// Completes the next committed buffer that can run: the first of its queue, with all waits
+    /// reached. `false` if none can.
     pub fn run_one(&self, error: Option<&str>) -> bool {
         let next = {
             let mut committed = self.committed.lock();
@@ -81,7 +83,7 @@ impl World {
         };
         let Some(next) = next else { return false };
         if error.is_none() {
-            // An error leaves the signals out: that is Metal's way.
+            // As in Metal, an error omits the signals.
             next.signals.iter().for_each(|(e, v)| e.setSignaledValue(*v));
         }
         let done = Completed { error: error.map(str::to_owned) };
@@ -92,7 +94,7 @@ impl World {
         true
     }
 
-    /// Completes all that can run.
+    /// Completes all buffers that can run.
     pub fn run(&self) {
         while self.run_one(None) {}
     }
@@ -141,7 +143,7 @@ impl MTLCommandQueue {
         self.world.say(format!("commandBuffer {id}"));
         let state = BufferState { encoder: false, committed: false, waits: vec![], signals: vec![], handlers: vec![] };
         let inner = Inner { world: self.world.clone(), id, queue: self.id, state: Mutex::new(state) };
-        // Not `Send`, and retained all the same: so are the objects of Objective-C.
+        // Not `Send` but retained nevertheless, like Objective-C objects.
         let buffer = Arc::new(MTLCommandBuffer { inner: Arc::new(inner), marker: PhantomData });
         Some(buffer)
     }
@@ -192,7 +194,8 @@ impl MTLCommandBuffer {
         Some(compute(self.inner.encoder("compute", "computeEncoder".to_owned())))
     }
 
-    /// `computeCommandEncoderWithDescriptor` with a sample buffer attachment: samples at stage boundaries only.
+    /// `computeCommandEncoderWithDescriptor` with a sample buffer attachment: samples at stage
+    /// boundaries only.
     pub fn computeCommandEncoderSampling(&self, index: u64) -> Option<Retained<MTLComputeCommandEncoder>> {
         Some(compute(self.inner.encoder("compute", format!("computeEncoder sampling {index}"))))
     }
@@ -246,7 +249,7 @@ impl Drop for MTLCommandBuffer {
     }
 }
 
-/// What all encoders do.
+/// The common part of all encoders.
 struct Encoder {
     buffer: Arc<Inner>,
     kind: &'static str,
@@ -344,7 +347,7 @@ impl MTLBlitCommandEncoder {
         self.encoder.say(format!("copy +{from} to +{to} {size}"));
     }
 
-    /// One byte is all that Metal fills with.
+    /// Metal fills with single bytes only.
     pub fn fillBuffer_range_value(&self, _: &MTLBuffer, range: std::ops::Range<usize>, value: u8) {
         self.encoder.say(format!("fill {range:?} {value}"));
     }
@@ -420,7 +423,7 @@ pub struct MTLBuffer {
 
 const PAGE: usize = 16 << 10;
 
-/// Heaps begin at pages.
+/// Heaps begin at page boundaries.
 #[derive(Clone)]
 #[repr(align(16384))]
 struct Page {

@@ -1,9 +1,11 @@
-//! Streams, gates and graphs of the sketch: the mapping of operations to encoders.
+//! Streams, host timelines and graphs of the sketch: the mapping of operations to encoders.
 //!
 //! # Protocol
-//! A stream's encoding state is behind its lock, which is a leaf: what may call another stream (flushing the source of a wait,
-//! staging memory) happens before it is taken. An encoder stays open across submissions, until a blit, a wait, a signal or a commit
-//! needs the command buffer between encoders. Values are taken at submission; a command buffer signals the last one it holds.
+//! A lock, which is a leaf, guards a stream's encoding state. Calls that may reach another stream
+//! (flushing the source of a wait, staging memory) come before this lock is taken. An encoder stays
+//! open across submissions, until a blit, a wait, a signal or a commit needs the command buffer
+//! between encoders. Values are taken at submission; a command buffer signals the last value that
+//! it contains.
 
 use crate::mtl::*;
 use leasehold_alloc::{Allocator, Buffer, Layout, On};
@@ -19,27 +21,27 @@ use std::collections::HashMap;
 use std::sync::Weak;
 use std::time::Duration;
 
-/// A command buffer is committed after so many dispatches (candle's number).
+/// The number of dispatches after which a command buffer is committed (candle's number).
 pub const DISPATCHES_PER_BUFFER: u32 = 50;
 
-/// What streams need of their device.
+/// The part of the device that streams need.
 pub struct Core {
     pub device: Arc<MTLDevice>,
     pub queue: Retained<MTLCommandQueue>,
     pub staging: Allocator,
     pub lines: LineTable,
-    /// Fills of more than a byte: Metal has none.
+    /// The kernel for fills of more than a byte, which Metal does not have.
     pub fill: OnceLock<Retained<MTLComputePipelineState>>,
 }
 
-/// From a line to the native event: a point names only the line.
+/// From a timeline to the native event: a timepoint names only the timeline.
 #[derive(Default)]
 pub struct LineTable(Mutex<HashMap<LineId, Entry>>);
 
 struct Entry {
     event: Retained<MTLSharedEvent>,
     gate: bool,
-    /// None once the stream is gone; its points stay good.
+    /// `None` once the stream is destroyed; its timepoints stay valid.
     stream: Weak<State>,
 }
 
@@ -53,17 +55,17 @@ impl LineTable {
     }
 }
 
-/// What a stream is.
+/// The state of a stream.
 pub struct State {
     core: Arc<Core>,
     line: Arc<LineOwner>,
     event: Retained<MTLSharedEvent>,
-    /// Orders encoders: untracked resources are not ordered by the queue.
+    /// Orders encoders: the queue does not order untracked resources.
     fence: Retained<MTLFence>,
     encoding: Mutex<Encoding>,
 }
 
-/// An open command buffer and its encoder, with what must live until it completes.
+/// An open command buffer and its encoder, with the objects that must live until it completes.
 #[derive(Default)]
 struct Encoding {
     buffer: Option<Retained<MTLCommandBuffer>>,
@@ -71,16 +73,16 @@ struct Encoding {
     tracker: Tracker,
     node: u32,
     dispatches: u32,
-    /// The last value that was signalled by a committed buffer.
+    /// The last value that a committed buffer signals.
     signalled: u64,
-    /// A gate's point that must come before the buffer may be committed: on a queue that others share, a wait for the host would
-    /// hold them up too.
+    /// A host timeline's timepoint that must come before the buffer may be committed. On a shared
+    /// queue a wait for the host would delay other streams too.
     held: Option<Point>,
     retained: Retain,
 }
 
-// SAFETY: command buffers and encoders are not thread-safe, but they are not bound to a thread either. They are only reached through
-// `State::encoding`'s lock, which makes uses by several threads happen one after the other.
+// SAFETY: command buffers and encoders are not thread-safe, but not bound to a thread either. Only
+// `State::encoding`'s lock leads to them, so uses by several threads happen one after the other.
 unsafe impl Send for Encoding {}
 
 enum Encoder {
@@ -88,7 +90,8 @@ enum Encoder {
     Blit(Retained<MTLBlitCommandEncoder>),
 }
 
-/// What a command buffer without retained references needs kept alive, and what its completion does.
+/// The objects that a command buffer without retained references needs, and the work of its
+/// completion.
 #[derive(Default)]
 struct Retain {
     objects: Vec<AnyLease>,
@@ -98,11 +101,11 @@ struct Retain {
     downloads: Vec<(Lease<Buffer>, HostAddress, usize, Option<op::Keep>)>,
 }
 
-/// The host end of a download.
+/// The host address of a download.
 struct HostAddress(*mut u8);
 
-// SAFETY: the submitter promised that the memory stays valid and untouched until the submission completes; only its completion
-// handler writes to it.
+// SAFETY: the submitter promised that the memory stays valid and unused until the submission
+// completes. Only its completion handler writes to it.
 unsafe impl Send for HostAddress {}
 
 impl State {
@@ -110,7 +113,8 @@ impl State {
         self.line.line()
     }
 
-    /// Commits what is open, unless a gate holds it back, and signals the last value that was submitted.
+    /// Commits the open buffer, unless a host timeline delays it, and signals the last submitted
+    /// value.
     fn commit(&self, e: &mut Encoding) {
         e.end(&self.fence);
         if e.held.is_some_and(|p| !p.is_settled() && !p.line().failed(p.value())) {
@@ -168,7 +172,7 @@ impl State {
         }
     }
 
-    /// Encodes a wait, which holds the buffer back while a gate is not signalled.
+    /// Encodes a wait, which delays the buffer while a host timeline is not signalled.
     fn encode_wait(&self, e: &mut Encoding, on: Point) -> Result<()> {
         if on.line_id() == self.now().id() || on.is_settled() {
             return Ok(());
@@ -178,7 +182,7 @@ impl State {
             return Err(Error::Unsupported(format!("{on:?} is no line of this device").into()));
         };
         if gate {
-            // What came before must not be held up.
+            // Earlier work must not be delayed.
             self.commit(e);
         }
         self.between(e)?.encodeWaitForEvent_value(&event, on.value());
@@ -195,7 +199,7 @@ impl State {
             Op::Dispatch(d) if d.grid.contains(&0) => {}
             Op::Dispatch(d) => {
                 e.retained.objects.push(d.pipeline.clone().into_any());
-                // SAFETY: the pipeline belongs to this device and its lease was just retained.
+                // SAFETY: the pipeline belongs to this device, and its lease was just retained.
                 let state = unsafe { &*(d.pipeline.native as *const MTLComputePipelineState) };
                 self.dispatch(e, state, d.grid, d.block, d.shared, d.bindings, d.params)?;
             }
@@ -224,7 +228,8 @@ impl State {
             }
             Op::Upload(u) => {
                 let stage = staged.next()?;
-                // SAFETY: the caller keeps the source readable; the staging buffer was allocated with this many bytes of host memory.
+                // SAFETY: the caller keeps the source readable; the staging buffer was allocated
+                // with this many bytes of host memory.
                 unsafe { std::ptr::copy_nonoverlapping(u.src, stage.addr() as *mut u8, u.bytes as usize) };
                 let ((from, src), (to, dst)) = (place(stage.native(), stage.addr()), place(u.native, u.dst));
                 self.blit(e)?.copyFromBuffer(from, src, to, dst, u.bytes as usize);
@@ -244,12 +249,13 @@ impl State {
                 e.retained.stamps.push((*stamp).clone());
             }
             Op::Foreign(call) => {
-                // A library of Metal's encodes into a command buffer: that is the native word here.
+                // A Metal library encodes into a command buffer, so this is the native word here.
                 let buffer = std::ptr::from_ref(self.between(e)?) as u64;
                 call.run(buffer)?;
             }
             Op::Graph(graph) => {
-                // SAFETY: the word of a graph of this device, which the lease (a wrapper's or our own) keeps alive.
+                // SAFETY: the word belongs to a graph of this device, which the lease (a wrapper's
+                // or our own) keeps alive.
                 let exec = unsafe { &*(graph.native() as *const Exec) };
                 e.retained.objects.push((*graph).clone().into_any());
                 let plan = exec.plan.lock();
@@ -278,7 +284,7 @@ impl State {
             e.tracker.access(node, b.addr, b.len, b.access, |_| hazard = true);
         }
         if hazard {
-            // Everything before the barrier is ordered by it; what this dispatch touches counts anew.
+            // The barrier orders everything before it; accesses of this dispatch start anew.
             e.tracker.clear();
             bindings.iter().for_each(|b| e.tracker.access(node, b.addr, b.len, b.access, |_| {}));
         }
@@ -305,13 +311,14 @@ impl State {
 
 /// The spanning buffer of a native word, and the offset of an address in it.
 fn place<'a>(native: u64, addr: u64) -> (&'a MTLBuffer, usize) {
-    // SAFETY: the word came with an address from the allocator, whose backing keeps the spanning buffer as long as it lends from it.
+    // SAFETY: the word came with an address from the allocator. The allocator's backing keeps the
+    // spanning buffer as long as it lends from it.
     let buffer = unsafe { &*(native as *const MTLBuffer) };
     (buffer, (addr - buffer.contents() as u64) as usize)
 }
 
 impl Encoding {
-    /// Ends the open encoder. Hazards are the fence's from here on.
+    /// Ends the open encoder. From here on the fence orders hazards.
     fn end(&mut self, fence: &MTLFence) {
         match self.encoder.take() {
             Some(Encoder::Compute(c)) => {
@@ -328,7 +335,7 @@ impl Encoding {
     }
 }
 
-/// The completion handler: on a thread of Metal's, so it submits nothing and drops no queue.
+/// The completion handler runs on a thread of Metal, so it submits nothing and drops no queue.
 fn complete(
     owner: &LineOwner,
     event: &MTLSharedEvent,
@@ -339,7 +346,8 @@ fn complete(
     match &done.error {
         None => {
             for (stage, to, bytes, _keep) in &retained.downloads {
-                // SAFETY: the staging buffer holds the bytes since the buffer completed; the submitter keeps the host end.
+                // SAFETY: the staging buffer holds the bytes since the buffer completed; the
+                // submitter keeps the host end.
                 unsafe { std::ptr::copy_nonoverlapping(stage.addr() as *const u8, to.0, *bytes) };
             }
             retained.stamps.iter().for_each(|s| s.set(1_000 * (s.native() + 1)));
@@ -347,11 +355,12 @@ fn complete(
         Some(error) => {
             let fault = Fault::new("command buffer", format!("{:?}", owner.line()), *values.start(), error.clone());
             owner.poison(*values.start(), fault.into());
-            // Metal left the signal out; whoever waits on the device must not hang.
+            // Metal omitted the signal; waits on the device must not hang.
             event.setSignaledValue(*values.end());
         }
     }
-    // A source that failed was let go by the bump above; what ran after it did not run on what it should have.
+    // The signal above released a wait for a failed source; the work after it did not run on the
+    // right data.
     for on in &retained.waits {
         if let Err(cause) = on.line().check(on.value()) {
             owner.poison(*values.start(), cause);
@@ -361,7 +370,8 @@ fn complete(
     owner.complete(*values.end());
 }
 
-/// Staging memory, taken before the stream's lock: allocating may ask a timeline to signal.
+/// Staging memory, taken before the stream's lock, because an allocation may ask a timeline to
+/// signal.
 struct Staged(std::vec::IntoIter<Lease<Buffer>>);
 
 impl Staged {
@@ -376,7 +386,8 @@ fn stage(op: &Op<'_>, core: &Core, on: On<'_>, into: &mut Vec<Lease<Buffer>>) ->
             into.push(core.staging.alloc(Layout::new(*bytes), on)?);
         }
         Op::Graph(graph) => {
-            // SAFETY: as in `encode`.
+            // SAFETY: the word belongs to a graph of this device, which the operation's lease keeps
+            // alive.
             let exec = unsafe { &*(graph.native() as *const Exec) };
             let plan = exec.plan.lock();
             plan.ops.iter().try_for_each(|op| stage(&op, core, on, into))?;
@@ -386,7 +397,8 @@ fn stage(op: &Op<'_>, core: &Core, on: On<'_>, into: &mut Vec<Lease<Buffer>>) ->
     Ok(())
 }
 
-// SAFETY: the completion handler publishes a value once Metal is done with its command buffer, and a wait is encoded before what comes later.
+// SAFETY: the completion handler publishes a value after Metal has completed its command buffer. A
+// wait is encoded before later work.
 unsafe impl Timeline for State {
     fn line(&self) -> &'static Line {
         self.now()
@@ -398,7 +410,7 @@ unsafe impl Timeline for State {
     }
 
     fn refresh(&self) -> Result<u64> {
-        // Not the event's value: the handler copies downloads before it publishes.
+        // Not the event's value, because the handler copies downloads before it publishes.
         Ok(self.now().completed())
     }
 
@@ -414,7 +426,8 @@ unsafe impl Timeline for State {
 }
 
 impl State {
-    /// Makes a value that another stream still batches happen. Before one's own lock: two locks in a circle would never open.
+    /// Flushes the stream that still batches a value. Before the own lock, because two locks in a
+    /// cycle would deadlock.
     fn flush_source(&self, on: Point) {
         if let Some((_, false, Some(source))) = self.core.lines.find(on.line_id())
             && source.line().id() != self.now().id()
@@ -455,7 +468,7 @@ impl State {
 
 impl Drop for State {
     fn drop(&mut self) {
-        // An encoder must see its end, and submitted work must run.
+        // An encoder must be ended, and submitted work must run.
         self.commit(&mut self.encoding.lock());
     }
 }
@@ -467,7 +480,7 @@ impl Tagged for MpsStream {
     type Tag = tags::Stream;
 }
 
-// SAFETY: every call is the state's.
+// SAFETY: every method calls the state's.
 unsafe impl Timeline for MpsStream {
     fn line(&self) -> &'static Line {
         self.0.now()
@@ -502,7 +515,7 @@ unsafe impl Stream for MpsStream {
     }
 }
 
-/// The traits type of streams.
+/// The resource type of streams.
 pub struct Streams;
 
 impl Resource for Streams {
@@ -515,7 +528,7 @@ impl Resource for Streams {
         let nil = || Error::Unavailable("Metal gave no event or fence".into());
         let event = core.device.newSharedEvent().ok_or_else(nil)?;
         let fence = core.device.newFence().ok_or_else(nil)?;
-        // A line that was lent before goes on from where it stood.
+        // A reused timeline continues from its last value.
         let signalled = line.line().submitted();
         event.setSignaledValue(signalled);
         let encoding = Mutex::new(Encoding { signalled, ..Encoding::default() });
@@ -530,7 +543,7 @@ impl Resource for Streams {
     }
 }
 
-/// A timeline that the host signals.
+/// A host timeline.
 pub struct MpsGate {
     core: Arc<Core>,
     line: Arc<LineOwner>,
@@ -541,7 +554,7 @@ impl Tagged for MpsGate {
     type Tag = tags::Gate;
 }
 
-// SAFETY: nothing is submitted to a gate.
+// SAFETY: a host timeline accepts no submissions.
 unsafe impl Timeline for MpsGate {
     fn line(&self) -> &'static Line {
         self.line.line()
@@ -561,7 +574,7 @@ unsafe impl Timeline for MpsGate {
 }
 
 impl MpsGate {
-    /// Lets go what streams held back for this gate.
+    /// Releases the buffers that streams hold back for this host timeline.
     fn release(&self) {
         for stream in self.core.lines.streams() {
             let mut e = stream.encoding.lock();
@@ -588,7 +601,7 @@ impl Gate for MpsGate {
     }
 }
 
-/// The traits type of gates.
+/// The resource type of host timelines.
 pub struct Gates;
 
 impl Resource for Gates {
@@ -611,7 +624,7 @@ impl Resource for Gates {
     }
 }
 
-/// A graph: the plan, encoded anew at each launch.
+/// A graph: the plan, encoded again at each launch.
 pub struct Exec {
     plan: Mutex<Plan>,
 }
@@ -626,7 +639,8 @@ impl Tagged for Exec {
     type Tag = tags::Graph;
 }
 
-// SAFETY: a launch encodes the plan's operations in their order; the word is the exec's own address.
+// SAFETY: a launch encodes the plan's operations in their order. The word is the graph's own
+// address.
 unsafe impl GraphExec for Exec {
     fn nodes(&self) -> usize {
         self.plan.lock().len()
@@ -646,7 +660,7 @@ unsafe impl GraphExec for Exec {
     }
 }
 
-/// The traits type of graphs.
+/// The resource type of graphs.
 pub struct Graphs;
 
 impl Resource for Graphs {
@@ -663,7 +677,7 @@ impl Resource for Graphs {
     }
 }
 
-/// Everything that the runtime shares between threads may be shared.
+/// All objects that the runtime shares between threads are `Send + Sync`.
 const _: () = {
     const fn shared<T: Any + Send + Sync>() {}
     shared::<MpsStream>();

@@ -1,4 +1,5 @@
-//! The wrappers, around the sketch: what is right passes as it would without them, what is wrong never arrives.
+//! The wrappers around the sketch: correct calls pass unchanged, wrong ones never reach the
+//! backend.
 
 use super::*;
 use leasehold_core::sync::Mutex;
@@ -14,7 +15,7 @@ fn bench() -> Bench<Checked> {
 }
 
 impl Bench<Checked> {
-    /// The submission is refused, says where, and nothing arrived.
+    /// The submission is refused with its place in the message, and no call arrived.
     #[track_caller]
     fn refused(&self, ops: &[Op<'_>], kind: &str, says: &str) {
         let before = self.stream.line().submitted();
@@ -64,7 +65,8 @@ fn dispatches_are_checked_against_their_kernel_and_the_limits() {
     wrong(Dispatch { bindings: &with(Binding { addr: 1 << 20, ..y }), ..op }, "no live buffer");
     let gone = bound(&b.buffer(8), Access::ReadWrite);
     wrong(Dispatch { bindings: &with(gone), ..op }, "no live buffer");
-    // A part of a buffer, an empty binding, more than the kernel asks for, an empty grid: all fine.
+    // A part of a buffer, an empty binding, more bytes than the kernel needs, an empty grid: all
+    // are valid.
     for last in [Binding { len: 4, addr: y.addr + 4, ..y }, Binding { addr: 0, len: 0, ..y }] {
         b.submit(&[Op::Dispatch(Dispatch { bindings: &with(last), ..op })]).unwrap();
     }
@@ -148,7 +150,8 @@ fn objects_of_another_device_are_refused_and_memory_of_another_is_for_copies_onl
     let own = b.device.timestamp().unwrap();
     // SAFETY: the stamps are of this backend's devices.
     assert_eq!(unsafe { b.device.elapsed(&own, &stamp) }.unwrap_err().kind(), "InvalidArgument");
-    // SAFETY: what is wrong with it is refused before Metal sees it; the rest is this device's, and its memory outlives the launches.
+    // SAFETY: a wrong plan is refused before Metal sees it. All else is this device's, and its
+    // memory outlives the launches.
     let graph = unsafe { far.instantiate(Plan::new(OpList::new())) }.unwrap();
     b.refused(&[Op::Graph(&graph)], "InvalidArgument", "not instantiated on mps:0");
     let memory = far.memory(MemoryKind::Device).unwrap();
@@ -174,15 +177,18 @@ fn plans_updates_and_launches_are_checked() {
         ops
     };
     let bad = Plan::new(list(Dispatch { params: &[], ..op }));
-    // SAFETY: what is wrong with it is refused before Metal sees it; the rest is this device's, and its memory outlives the launches.
+    // SAFETY: a wrong plan is refused before Metal sees it. All else is this device's, and its
+    // memory outlives the launches.
     let e = unsafe { b.device.instantiate(bad) }.unwrap_err();
     assert!(e.to_string().contains("dispatch k (node 0 of a plan)"), "{e}");
     for (pred, pred_at) in [(vec![0], vec![0, 1]), (vec![], vec![0]), (vec![], vec![0, 1])] {
         let plan = Plan { ops: list(op), pred, pred_at };
-        // SAFETY: what is wrong with it is refused before Metal sees it; the rest is this device's, and its memory outlives the launches.
+        // SAFETY: a wrong plan is refused before Metal sees it. All else is this device's, and its
+        // memory outlives the launches.
         assert_eq!(unsafe { b.device.instantiate(plan) }.unwrap_err().kind(), "InvalidArgument");
     }
-    // SAFETY: what is wrong with it is refused before Metal sees it; the rest is this device's, and its memory outlives the launches.
+    // SAFETY: a wrong plan is refused before Metal sees it. All else is this device's, and its
+    // memory outlives the launches.
     let graph = unsafe { b.device.instantiate(Plan::new(list(op))) }.unwrap();
     let patch = NodePatch { node: 0, bindings: None, params: None, grid: None };
     for bad in [
@@ -219,11 +225,11 @@ fn a_wrapper_shares_the_life_of_what_is_inside() {
     let Bench { backend, device, stream, .. } = b;
     let handle = device.handle();
     assert_eq!(backend.shutdown().unwrap_err().kind(), "LeasesOutstanding");
-    // Nothing has changed: the device is the same one, and works.
+    // Nothing has changed: the device is the same, and works.
     let device2 = backend.open(DeviceId::new(BackendKind::Mps, 0)).unwrap();
     assert_eq!(device2.handle(), handle);
     drop((device, device2));
-    // A stream alone keeps its device too, and outlives the wrapper's.
+    // A stream alone also keeps its device, and outlives the wrapper's lease.
     assert_eq!(backend.shutdown().unwrap_err().kind(), "LeasesOutstanding");
     submit(&*stream, &[]).unwrap();
     drop(stream);
@@ -246,7 +252,8 @@ fn steady_submissions_through_both_wrappers_reach_the_device_as_without_them() {
         let bindings = [bound(&x, Access::ReadWrite)];
         let mut ops = OpList::new();
         ops.push(&dispatch(&k, &bindings));
-        // SAFETY: what is wrong with it is refused before Metal sees it; the rest is this device's, and its memory outlives the launches.
+        // SAFETY: a wrong plan is refused before Metal sees it. All else is this device's, and its
+        // memory outlives the launches.
         let graph = unsafe { b.device.instantiate(Plan::new(ops)) }.unwrap();
         for _ in 0..3 {
             b.submit(&[dispatch(&k, &bindings), Op::Graph(&graph)]).unwrap();
@@ -305,7 +312,7 @@ fn traced_calls_are_events_with_operation_value_and_time() {
     let b = Bench::of(Traced::new(MpsBackend::new(1)).unwrap());
     let x = b.buffer(1000);
     let k = b.kernel("norm", &[WRITE]);
-    // Nobody listens: no events, and nothing else changes.
+    // Without a subscriber: no events, and no other change.
     b.submit(&[dispatch(&k, &[bound(&x, WRITE)])]).unwrap();
     assert!(listener.0.lock().is_empty());
     let calls = || {
@@ -315,8 +322,9 @@ fn traced_calls_are_events_with_operation_value_and_time() {
         value
     };
     let value = tracing::subscriber::with_default(listener.clone(), || {
-        // A call that another test makes first, on a thread where nobody listens, counts as one that nobody wants to hear of: `tracing` asks
-        // that thread alone. So all are made once, and it is asked again here.
+        // If another test makes a call first, on a thread without a subscriber, `tracing` asks that
+        // thread alone. The call then counts as one without interest. So the test makes all calls
+        // once and rebuilds the cache.
         calls();
         tracing::callsite::rebuild_interest_cache();
         listener.0.lock().clear();

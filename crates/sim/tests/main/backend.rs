@@ -1,4 +1,5 @@
-//! The backend beyond the suite: reproducible, watched by the detector, failing at every call, beside another machine.
+//! The backend beyond the suite: reproducible, observed by the detector, with a failure at every
+//! call, beside another machine.
 
 use crate::{bind, config, kernels};
 use leasehold_alloc::{Buffer, Layout, On};
@@ -22,7 +23,8 @@ fn open(backend: &SimBackend) -> Result<Lease<dyn Device>> {
 }
 
 fn submit(stream: &Lease<dyn Stream>, ops: &[Op<'_>]) -> Result<u64> {
-    // SAFETY: the tests keep buffers until the end of the backend, and objects are of the stream's device.
+    // SAFETY: the tests keep buffers until the end of the backend, and objects are of the stream's
+    // device.
     unsafe { stream.submit(ops) }
 }
 
@@ -55,7 +57,7 @@ fn read(stream: &Lease<dyn Stream>, buffer: &Lease<Buffer>) -> Result<Vec<u8>> {
     Ok(bytes)
 }
 
-/// Two streams that hand a buffer to and fro; with `waits` they say so.
+/// Two streams that pass a buffer back and forth; with `waits` they wait for each other.
 fn relay(seed: u64, waits: bool) -> (Vec<u8>, Vec<Report>, Vec<Ran>) {
     let b = backend(seed);
     let device = open(&b).unwrap();
@@ -76,7 +78,8 @@ fn relay(seed: u64, waits: bool) -> (Vec<u8>, Vec<Report>, Vec<Ran>) {
     (bytes, b.machine().take_reports(), b.machine().take_trace())
 }
 
-/// What ran and when; the values of lines go on from run to run.
+/// The executed operations and their times. The values of timelines continue from run to run, so
+/// they are omitted.
 fn order(trace: &[Ran]) -> Vec<(String, Option<u64>, u64)> {
     trace.iter().map(|r| (r.operation.name.to_string(), r.operation.queue, r.nanos)).collect()
 }
@@ -113,7 +116,8 @@ fn memory_that_is_freed_and_lent_to_another_stream_is_clean() {
             let stream = &streams[usize::from(round) % 3];
             let buffer = alloc(&*device, stream, 3 << 20).unwrap();
             let value = submit(stream, &[fill(&buffer, round)]).unwrap();
-            // SAFETY: the point is that of a submission to this stream that uses the buffer, made in order.
+            // SAFETY: the point is that of a submission to this stream that uses the buffer, made
+            // in order.
             unsafe { buffer.mark_write(stream.line().at(value)) };
             drop(buffer);
             if round % 5 == 0 {
@@ -125,9 +129,9 @@ fn memory_that_is_freed_and_lent_to_another_stream_is_clean() {
     }
 }
 
-/// A library whose calls fill.
+/// A library whose calls fill a buffer.
 fn library(machine: &Monitor, buffer: &Lease<Buffer>, value: u8) -> ForeignCall {
-    // SAFETY: it enqueues a fill of the call's own operand, in the queue that it is given.
+    // SAFETY: the call enqueues a fill of its own operand, in the queue of its argument.
     let (machine, at, n) = (unsafe { machine.drive() }, buffer.addr(), buffer.len());
     ForeignCall::new("library fill", vec![bind(at, n, Access::Write)], move |queue| {
         machine.enqueue(QueueId(queue), Command::Fill(FillCall::linear(at, n, value.into(), 1)))
@@ -147,7 +151,8 @@ fn foreign_calls_enqueue_in_their_turn_and_are_captured_into_graphs() {
     ops.push(&fill(&x, 1));
     ops.push(&Op::Foreign(&library(b.machine(), &x, 9)));
     ops.push(&copy(&x, &y));
-    // SAFETY: the plan's pipelines, stamps and graphs are this device's, and its memory outlives the launches.
+    // SAFETY: the plan's pipelines, stamps and graphs are this device's, and its memory outlives
+    // the launches.
     let graph = unsafe { device.instantiate(Plan::new(ops)) }.unwrap();
     assert_eq!(graph.nodes(), 3);
     for _ in 0..2 {
@@ -168,7 +173,8 @@ fn a_host_call_in_a_graph_that_fails_names_the_stream_and_the_submission() {
     let stream = device.stream(&StreamDesc::default()).unwrap();
     let mut ops = OpList::new();
     ops.push(&Op::Host(&HostCall::new("breaks", || Err(Error::state("its reason")))));
-    // SAFETY: the plan's pipelines, stamps and graphs are this device's, and its memory outlives the launches.
+    // SAFETY: the plan's pipelines, stamps and graphs are this device's, and its memory outlives
+    // the launches.
     let graph = unsafe { device.instantiate(Plan::new(ops)) }.unwrap();
     submit(&stream, &[]).unwrap();
     let value = submit(&stream, &[Op::Graph(&graph)]).unwrap();
@@ -198,14 +204,16 @@ fn program(b: &SimBackend) -> Result<Vec<u8>> {
         ops.push(&Op::Dispatch(dispatch));
         ops.push(&Op::Stamp(&stamp));
         ops.push(&Op::Copy(Copy2d::linear((x.addr(), 0), (pinned.addr(), 0), 64)));
-        // SAFETY: the plan's pipelines, stamps and graphs are this device's, and its memory outlives the launches.
+        // SAFETY: the plan's pipelines, stamps and graphs are this device's, and its memory
+        // outlives the launches.
         let graph = unsafe { device.instantiate(Plan::new(ops)) }?;
         let last = submit(&other, &[Op::Wait(first), Op::Graph(&graph), Op::Graph(&graph)])?;
         other.wait_host(last, None)?;
         b.machine().host_read(pinned.addr(), 64);
         read(&other, &x)
     })();
-    // Whatever failed, nothing may use the buffers any more when they go; a cause was told already.
+    // After any failure, no work may use the buffers when they are dropped; the cause was returned
+    // already.
     b.machine().set_faults(FaultPlan::none());
     let _ = device.synchronize(None);
     result
@@ -286,7 +294,7 @@ fn a_second_source_of_memory_fills_and_verifies_for_the_debug_aids() {
         unsafe { source.fill(chunk.addr, chunk.bytes, 7) }.unwrap();
         // SAFETY: the ranges are this backing's own, named in their order by this test alone.
         assert_eq!(unsafe { source.verify(chunk.addr, chunk.bytes, 7) }.unwrap(), None);
-        // SAFETY: the chunk is this test's.
+        // SAFETY: the chunk belongs to this test.
         unsafe { b.machine().drive() }.poke(chunk.addr + 100_000, &[8]).unwrap();
         // SAFETY: the ranges are this backing's own, named in their order by this test alone.
         assert_eq!(unsafe { source.verify(chunk.addr, chunk.bytes, 7) }.unwrap(), Some(100_000));
@@ -300,7 +308,7 @@ fn a_second_source_of_memory_fills_and_verifies_for_the_debug_aids() {
     // SAFETY: the ranges are this backing's own, named in their order by this test alone.
     let chunk = unsafe { ranges.commit(Some(range), 2 << 20) }.unwrap();
     assert_eq!(chunk.addr, range);
-    // What fails leaves nothing behind.
+    // A failed call leaves nothing behind.
     b.machine().set_faults(FaultPlan::none().with(FaultRule::on("set_access", When::Always, FaultAction::Fail(1))));
     // SAFETY: the ranges are this backing's own, named in their order by this test alone.
     assert_eq!(unsafe { ranges.commit(Some(range + (2 << 20)), 2 << 20) }.unwrap_err().kind(), "Driver");

@@ -1,4 +1,4 @@
-//! The race detector: each defect, planted, is found; without it nothing is.
+//! The race detector: it finds each planted defect, and reports nothing without one.
 
 use crate::{config, copy, fill, launch, machine, peek};
 use leasehold_hal::Access;
@@ -9,7 +9,7 @@ use leasehold_sim::{
 
 const N: u64 = 256;
 
-/// Two queues and a buffer that both use.
+/// Two queues, and a buffer that both use.
 fn two(seed: u64) -> (Machine, QueueId, QueueId, u64) {
     let m = machine(seed);
     let (a, b) = (m.queue_create(0).unwrap(), m.queue_create(0).unwrap());
@@ -56,7 +56,7 @@ fn two_reads_need_no_order_and_disjoint_ranges_neither() {
     }
 }
 
-/// Orders what the first queue did before what the second will do.
+/// Orders the first queue's past work before the second one's future work.
 type Edge = fn(&Machine, QueueId, QueueId);
 
 /// Each way to order a write on one queue before a read on another.
@@ -152,7 +152,7 @@ fn the_host_races_with_what_is_pending() {
     m.queue_synchronize(q, None).unwrap();
     m.host_write(host, N);
     assert_eq!(m.take_reports(), []);
-    // Reading what a queue writes, without one.
+    // A read of a queue's output, without an order.
     copy(&m, q, at, host, N);
     m.run_until_idle();
     m.host_read(host, 1);
@@ -192,7 +192,7 @@ fn memory_that_is_freed_although_nothing_says_that_its_use_is_over() {
     let (q, at) = (m.queue_create(0).unwrap(), m.alloc(0, N).unwrap());
     fill(&m, q, at, N, 1);
     m.run_until_idle();
-    // It is over; the host has not asked.
+    // The work is over, but the host has not asked.
     m.free(at).unwrap();
     only(m.take_reports(), ReportKind::UseAfterFree);
     let at = m.alloc(0, N).unwrap();
@@ -234,7 +234,7 @@ fn of_two_mappings_of_memory_one_goes_while_the_other_is_used() {
         if runs {
             m.run_until_idle();
         }
-        // Pending, or over without the host's knowledge: but not by these addresses.
+        // Pending, or over without the host's knowledge, but not through these addresses.
         m.unmap(other, GRANULARITY).unwrap();
         assert_eq!(m.take_reports(), []);
         m.unmap(one, GRANULARITY).unwrap();
@@ -267,7 +267,7 @@ fn frees_in_a_queues_order_want_the_others_to_be_over() {
         m.enqueue(a, Command::Record(e)).unwrap();
         m.enqueue(b, Command::WaitEvent(e)).unwrap();
         fill(&m, b, at, N, 2);
-        // The queue that frees does not wait for the other one.
+        // The freeing queue does not wait for the other one.
         m.free_async(a, at).unwrap();
         m.run_until_idle();
         found += u32::from(m.take_reports().iter().any(|r| r.kind == ReportKind::UseAfterFree));
@@ -294,7 +294,7 @@ fn reads_of_memory_that_nobody_wrote() {
     m.queue_synchronize(q, None).unwrap();
     let report = only(m.take_reports(), ReportKind::NeverWritten);
     assert_eq!((report.bytes, report.second.name.as_ref()), (N, "copy"));
-    // A copy wants every byte, a kernel at least one.
+    // A copy needs every byte to be written, a kernel at least one.
     let at = m.alloc(0, N).unwrap();
     fill(&m, q, at, N - 1, 1);
     m.enqueue(q, Command::Kernel(launch(&m, "sum", &[(at, N), (out, 1)], &[]))).unwrap();
@@ -303,7 +303,7 @@ fn reads_of_memory_that_nobody_wrote() {
     copy(&m, q, at, out, N);
     m.queue_synchronize(q, None).unwrap();
     assert_eq!(only(m.take_reports(), ReportKind::NeverWritten).bytes, 1);
-    // Memory that was freed and lent again was written by nobody.
+    // Memory that was freed and reused counts as unwritten.
     m.free(at).unwrap();
     let at = m.alloc(0, N).unwrap();
     m.enqueue(q, Command::Kernel(launch(&m, "sum", &[(at, N), (out, 1)], &[]))).unwrap();
@@ -311,7 +311,7 @@ fn reads_of_memory_that_nobody_wrote() {
     only(m.take_reports(), ReportKind::NeverWritten);
 }
 
-/// What ran on a lost device is over, and so is what did not run yet.
+/// The executed work of a lost device is over, and its pending work never runs.
 #[test]
 fn memory_that_a_lost_device_used_may_go() {
     let m = Machine::new(config(9).stepping(Stepping::Manual)).unwrap();
@@ -324,7 +324,8 @@ fn memory_that_a_lost_device_used_may_go() {
     assert_eq!(m.take_reports(), []);
 }
 
-/// The queue's work was over, but the host had not heard of it when the queue and then the device went.
+/// The queue's work was over, but the host did not know it when the queue and then the device were
+/// lost.
 #[test]
 fn memory_that_a_queue_used_before_it_and_its_device_went_may_go() {
     let m = Machine::new(config(9).stepping(Stepping::Manual)).unwrap();
@@ -357,7 +358,7 @@ fn host_memory_that_goes_while_a_copy_is_pending() {
     }
     let m = Machine::new(config(8).stepping(Stepping::Manual)).unwrap();
     let (q, at, own) = (m.queue_create(0).unwrap(), m.alloc(0, N).unwrap(), vec![0u8; N as usize]);
-    // SAFETY: the vector lives to the end; the copy that would read it is never run.
+    // SAFETY: the vector lives to the end. The copy that would read it never runs.
     unsafe { m.host_register(own.as_ptr() as u64, N) }.unwrap();
     copy(&m, q, own.as_ptr() as u64, at, N);
     m.host_unregister(own.as_ptr() as u64).unwrap();
@@ -365,7 +366,7 @@ fn host_memory_that_goes_while_a_copy_is_pending() {
     m.run_until_idle();
     m.queue_synchronize(q, None).unwrap();
     let _ = m.take_reports();
-    // Pageable memory that ends after its copy is fine.
+    // Pageable memory may end after its copy.
     copy(&m, q, own.as_ptr() as u64, at, N);
     m.run_until_idle();
     m.queue_synchronize(q, None).unwrap();
@@ -373,7 +374,7 @@ fn host_memory_that_goes_while_a_copy_is_pending() {
     assert_eq!(m.take_reports(), []);
 }
 
-/// Fills, bumps and sums over `deps`; returns what was found.
+/// Fills, bumps and sums with the dependencies `deps`; returns the reports.
 fn graph(seed: u64, ordered: bool) -> Vec<Report> {
     let (m, q, _, at) = two(seed);
     let out = m.alloc(0, 2).unwrap();
@@ -429,7 +430,7 @@ fn what_it_remembers_stays_bounded() {
     assert_eq!(m.take_reports(), []);
 }
 
-/// A machine with kernels that do not do what they declare, and memory of 64 bytes of 7.
+/// A machine with kernels that violate their declarations, and memory of 64 bytes of 7.
 fn liar() -> (Machine, QueueId, u64) {
     let m = machine(77);
     let store = KernelBody::run(|launch| {
@@ -474,11 +475,11 @@ fn a_kernel_that_reads_what_it_declares_to_write_finds_poison() {
     run_on(&m, q, "accumulates", at, &[]);
     let more = |than: u8| [than.wrapping_add(1); N as usize];
     assert_eq!(peek(&m, at, N as usize), more(POISON), "one more than the poison, not than what was there");
-    // What it says to leave as it was is as it was.
+    // Bytes that the kernel declares to leave unchanged are unchanged.
     fill(&m, q, at, N, 7);
     run_on(&m, q, "accumulates in rows", at, &[]);
     assert_eq!(peek(&m, at, N as usize), more(7));
-    // A machine with a poison of its own takes that, and one that looks at nothing none.
+    // A machine with its own poison uses it; a machine without the detector uses none.
     for (config, expected) in [(config(77).poison(0x11), 0x11), (config(77).detect(false), 7)] {
         let other = Machine::new(config.kernels(m.kernels().clone())).unwrap();
         let (q, at) = (other.queue_create(0).unwrap(), other.alloc(0, N).unwrap());
@@ -486,7 +487,7 @@ fn a_kernel_that_reads_what_it_declares_to_write_finds_poison() {
         run_on(&other, q, "accumulates", at, &[]);
         assert_eq!(peek(&other, at, N as usize), more(expected));
     }
-    // Declared as it is, it finds what was there.
+    // With the right declaration the kernel reads the former contents.
     fill(&m, q, at, N, 7);
     run_on(&m, q, "bump", at, &[1]);
     assert_eq!(peek(&m, at, N as usize), [8; N as usize]);

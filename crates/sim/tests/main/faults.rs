@@ -1,10 +1,10 @@
-//! Faults on demand: each call at each index, and what stays sound.
+//! Faults on demand: each call at each index, and the state that stays sound.
 
 use crate::{config, copy, fill, launch, machine, peek};
 use leasehold_core::{Error, Result};
 use leasehold_sim::{Command, FaultAction, FaultPlan, FaultRule, FillCall, GRANULARITY, Machine, Node, Transfer, When};
 
-/// A program that calls nearly everything, gives back all that it got, and says what it computed.
+/// A program that calls nearly every function, returns all resources, and computes a result.
 fn program(m: &Machine) -> Result<Vec<u8>> {
     let mut undo: Vec<Box<dyn FnOnce()>> = Vec::new();
     let result = (|| {
@@ -73,7 +73,7 @@ fn program(m: &Machine) -> Result<Vec<u8>> {
         m.queue_synchronize(q, None)?;
         Ok(peek(m, host, 64))
     })();
-    // Undoing must work whatever failed, so faults are over by now.
+    // The cleanup must work after any failure, so the faults end before it.
     m.set_faults(FaultPlan::none());
     undo.into_iter().rev().for_each(|f| f());
     result
@@ -96,14 +96,14 @@ fn every_call_can_fail_and_nothing_is_left_over() {
                 Err(Error::OutOfMemory(_)) if action == FaultAction::OutOfMemory => failed += 1,
                 Err(Error::Driver { code: 42, .. }) if action == FaultAction::Fail(42) => failed += 1,
                 Err(e) => panic!("call {k}: {e}"),
-                // Calls of the undoing do not fail any more.
+                // Calls of the cleanup do not fail any more.
                 Ok(bytes) => assert_eq!(bytes, [4; 64]),
             }
             assert!(m.memory_in_use().is_nothing(), "call {k}: {:?}", m.memory_in_use());
             let objects = m.objects();
             assert_eq!((objects.queues, objects.events, objects.graphs, objects.execs), (0, 0, 0, 0), "call {k}");
             assert_eq!(m.take_reports(), [], "call {k}");
-            // It works as before.
+            // The machine works as before.
             assert_eq!(program(&m).unwrap(), [4; 64], "call {k}");
         }
         assert!(failed > 15, "only {failed} calls failed");

@@ -1,4 +1,4 @@
-//! Memory, queues, events, words, semaphores, graphs, host functions, time.
+//! The machine: memory, queues, events, words, semaphores, graphs, host functions, time.
 
 use crate::{config, copy, fill, launch, machine, peek};
 use leasehold_core::Error;
@@ -68,18 +68,18 @@ fn a_piece_is_one_memory_wherever_it_is_mapped() {
     m.map(at + GRANULARITY, y).unwrap();
     m.map(at + 2 * GRANULARITY, x).unwrap();
     m.set_access(0, at, 3 * GRANULARITY).unwrap();
-    // A range over both pieces, and the first again by its second address.
+    // A range over both pieces, and the first piece again through its second address.
     fill(&m, q, at + GRANULARITY - 16, 32, 7);
     m.queue_synchronize(q, None).unwrap();
     assert_eq!(peek(&m, at + 3 * GRANULARITY - 16, 16), [7; 16]);
-    // What was mapped elsewhere keeps its contents.
+    // A piece that was mapped elsewhere keeps its contents.
     m.unmap(at, 2 * GRANULARITY).unwrap();
     m.map(at, y).unwrap();
     m.set_access(0, at, GRANULARITY).unwrap();
     assert_eq!(peek(&m, at, 16), [7; 16]);
     assert!(m.peek(at + GRANULARITY, &mut [0]).is_err(), "an unmapped range is readable");
     assert_eq!(m.release(at, 4 * GRANULARITY).unwrap_err().kind(), "InvalidArgument");
-    // Given up while it is mapped, it goes with its last mapping.
+    // Destroyed while it is mapped, a piece is freed with its last mapping.
     m.destroy(x).unwrap();
     assert_eq!(m.memory_in_use().pieces, 2);
     m.unmap(at + 2 * GRANULARITY, GRANULARITY).unwrap();
@@ -103,7 +103,7 @@ fn mappings_are_refused_where_they_do_not_fit() {
     assert_eq!(m.unmap(at, 2 * GRANULARITY).unwrap_err().kind(), "InvalidArgument");
     assert_eq!(m.create(0, 4096).unwrap_err().kind(), "InvalidArgument");
     assert_eq!(m.reserve(4096, 0).unwrap_err().kind(), "InvalidArgument");
-    // Without access nobody reaches it.
+    // Without access no command reaches the piece.
     let q = m.queue_create(0).unwrap();
     fill(&m, q, at, 64, 1);
     assert_eq!(m.queue_synchronize(q, None).unwrap_err().kind(), "DeviceLost");
@@ -143,7 +143,7 @@ fn peers_are_reached_by_copies_at_once_and_by_kernels_once_enabled() {
     m.enqueue(q, Command::Kernel(launch(&m, "bump", &[(far, 64)], &[1]))).unwrap();
     let e = m.queue_synchronize(q, None).unwrap_err();
     assert!(matches!(&e, Error::DeviceLost { cause } if cause.contains("no access")), "{e}");
-    // The other device is unharmed.
+    // The other device is not affected.
     m.device_synchronize(1, None).unwrap();
     let there = m.queue_create(1).unwrap();
     fill(&m, there, far, 64, 1);
@@ -158,14 +158,14 @@ fn pinned_and_registered_memory_has_one_address() {
     m.enqueue(q, Command::Fill(FillCall::linear(at, 4096, 4, 1))).unwrap();
     m.enqueue(q, Command::Kernel(launch(&m, "bump", &[(at, 4096)], &[1]))).unwrap();
     m.queue_synchronize(q, None).unwrap();
-    // SAFETY: pinned memory of the machine's, which no command uses now.
+    // SAFETY: pinned memory of the machine, which no command uses now.
     assert_eq!(unsafe { *(at as *const [u8; 4096]) }, [5; 4096]);
     let mut own = vec![1u8; 1000];
     let own_at = own.as_mut_ptr() as u64;
-    // SAFETY: the vector lives to the end, and is looked at while no command uses it.
+    // SAFETY: the vector lives to the end, and is read only while no command uses it.
     unsafe { m.host_register(own_at, 1000) }.unwrap();
     assert!(m.is_pinned(own_at + 10, 990) && !m.is_pinned(own_at + 10, 991));
-    // SAFETY: refused, as a part of it is registered.
+    // SAFETY: the call is refused, because a part of the range is registered.
     assert_eq!(unsafe { m.host_register(own_at + 999, 8) }.unwrap_err().kind(), "InvalidState");
     m.enqueue(q, Command::Kernel(launch(&m, "bump", &[(own_at, 1000)], &[1]))).unwrap();
     m.queue_synchronize(q, None).unwrap();
@@ -174,7 +174,7 @@ fn pinned_and_registered_memory_has_one_address() {
     m.host_free(at).unwrap();
     assert!(m.memory_in_use().is_nothing());
     assert_eq!(m.take_reports(), []);
-    // A kernel does not reach pageable memory.
+    // A kernel has no access to pageable memory.
     m.enqueue(q, Command::Kernel(launch(&m, "bump", &[(own_at, 1000)], &[1]))).unwrap();
     assert_eq!(m.queue_synchronize(q, None).unwrap_err().kind(), "DeviceLost");
 }
@@ -226,7 +226,7 @@ fn words_and_semaphores_wait_for_at_least_a_value() {
     m.queue_synchronize(b, None).unwrap();
     assert_eq!(m.host_load(word).unwrap(), 9);
     assert_eq!(m.take_reports(), []);
-    // A failed semaphore fails who waits for more than it has reached.
+    // A failed semaphore fails the waits for more than its value.
     m.enqueue(b, Command::WaitSemaphore(s, 3)).unwrap();
     m.enqueue(b, Command::WaitSemaphore(s, 4)).unwrap();
     m.semaphore_fail(s, Error::state("the cause")).unwrap();
@@ -246,7 +246,7 @@ fn host_functions_run_without_the_lock_in_their_turn() {
     let (inner, log) = (m.clone(), seen.clone());
     let call = Box::new(move || {
         log.lock().push(peek(&inner, at, 1)[0]);
-        // It may enqueue, and wait for another queue, but not for its own.
+        // A host function may enqueue, and wait for another queue, but not for its own.
         fill(&inner, other, at, 64, 2);
         inner.queue_synchronize(other, None).unwrap();
         log.lock().push(peek(&inner, at, 1)[0]);
@@ -363,7 +363,7 @@ fn another_thread_may_end_a_wait() {
         m.host_store(word, 1).unwrap();
         waiter.join().unwrap().unwrap();
     });
-    // By stepping too, where nobody else does.
+    // The waiting thread may also be the only one that steps.
     let m = Machine::new(config(12).stepping(Stepping::Manual)).unwrap();
     let q = m.queue_create(0).unwrap();
     m.enqueue(q, Command::Empty).unwrap();
@@ -419,7 +419,7 @@ fn a_graph_runs_in_an_order_that_its_edges_allow_and_updates_change_later_launch
         let exec = m.instantiate(g).unwrap();
         assert_eq!((m.graph_len(g).unwrap(), m.exec_len(exec).unwrap()), (5, 6));
         m.enqueue(q, Command::Launch(exec)).unwrap();
-        // The launch keeps what it was enqueued with.
+        // The launch keeps its parameters from the time of the enqueue.
         let other = NodeUpdate::Kernel(launch(&m, "bump", &[(at, 32)], &[5]));
         m.exec_update(exec, &[(bump, other)]).unwrap();
         m.queue_synchronize(q, None).unwrap();
@@ -524,7 +524,7 @@ fn a_cpu_kernel_runs_over_all_tiles() {
         let [gx, gy, _] = args.grid();
         let i = args.tile()[0] + gx * (args.tile()[1] + gy * args.tile()[2]);
         assert_eq!((args.shared().1, (args.shared().0 as usize) % 64), (100, 0));
-        // SAFETY: each tile has an element of its own.
+        // SAFETY: each tile has its own element.
         unsafe { args.slice_mut::<u32>(0, i as usize, 1) }.fill(i + args.params::<u32>());
     }
     let m = machine(19);
@@ -615,7 +615,7 @@ fn eight_threads_share_a_machine() {
 #[test]
 fn host_memory_that_nobody_vouches_for_is_an_illegal_address() {
     let own = [7u8; 64];
-    // It ends the device, as on a real one.
+    // The fault loses the device, as on a real one.
     let refused = |command: &dyn Fn(u64) -> Command| {
         let m = machine(1);
         let (q, at) = (m.queue_create(0).unwrap(), m.alloc(0, 64).unwrap());
@@ -623,7 +623,7 @@ fn host_memory_that_nobody_vouches_for_is_an_illegal_address() {
         let error = m.queue_synchronize(q, None).unwrap_err();
         assert!(error.to_string().contains("illegal address"), "{error}");
     };
-    // Memory of the process, and addresses where there is none: the machine cannot tell them apart.
+    // Memory of the process, and addresses without memory: the machine cannot distinguish them.
     for address in [own.as_ptr() as u64, 0xdead_beef_0000, 8] {
         refused(&|at| Command::Copy(Transfer::linear(address, at, 64)));
         refused(&|at| Command::Copy(Transfer::linear(at, address, 64)));

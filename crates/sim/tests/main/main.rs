@@ -37,14 +37,14 @@ fn kernels() -> KernelRegistry {
     all.register("bump", KernelSpec::new(&[Access::ReadWrite], 1, bump));
     let sum = KernelBody::run(|launch| {
         let ((from, n), (to, _)) = (launch.pointer::<u8>(0), launch.pointer::<u8>(1));
-        // SAFETY: as above.
+        // SAFETY: the machine checked the bindings.
         unsafe { *to = (0..n).fold(0u8, |s, i| s.wrapping_add(*from.add(i))) };
         Ok(())
     });
     all.register("sum", KernelSpec::new(&[Access::Read, Access::Write], 0, sum));
     all.register("trap", KernelSpec::new(&[], 0, KernelBody::run(|_| panic!("the kernel's own trap"))));
     let until = KernelBody::poll(|launch| {
-        // SAFETY: as above.
+        // SAFETY: the machine checked the binding.
         let set = unsafe { launch.pointer::<u8>(0).0.read_volatile() } != 0;
         Ok(if set { Poll::Ready(()) } else { Poll::Pending })
     });
@@ -75,14 +75,14 @@ fn fill(machine: &Machine, queue: QueueId, at: u64, bytes: u64, value: u8) {
     machine.enqueue(queue, Command::Fill(FillCall::linear(at, bytes, value.into(), 1))).unwrap();
 }
 
-/// A copy, perhaps from or to host memory, which tests keep until the queue is over or given up.
+/// A copy, possibly from or to host memory, which tests keep until the queue is over or destroyed.
 fn copy(machine: &Machine, queue: QueueId, from: u64, to: u64, bytes: u64) {
-    // SAFETY: as this function's description says.
+    // SAFETY: the tests keep the host memory until the queue is over or destroyed.
     let transfer = unsafe { Transfer::linear(from, to, bytes).with_host() };
     machine.enqueue(queue, Command::Copy(transfer)).unwrap();
 }
 
-/// What is at an address now.
+/// The present contents at an address.
 fn peek(machine: &Machine, at: u64, bytes: usize) -> Vec<u8> {
     let mut to = vec![0; bytes];
     machine.peek(at, &mut to).unwrap();

@@ -1,4 +1,4 @@
-//! Legal programs against a sequential interpreter, and determinism.
+//! Valid programs against a sequential interpreter, and determinism.
 
 use crate::{copy, fill, kernels, launch, peek};
 use leasehold_sim::{Command, EventId, Machine, MachineConfig, QueueId, Ran, Report};
@@ -39,7 +39,7 @@ enum Step {
     Sync {
         queue: usize,
     },
-    /// The host asks.
+    /// The host queries a queue.
     Query {
         queue: usize,
     },
@@ -70,7 +70,7 @@ fn step() -> impl Strategy<Value = Step> {
 }
 
 impl Step {
-    /// The buffers that it touches, and whether it writes them.
+    /// The buffers that the step uses, and whether it writes them.
     fn uses(&self) -> Vec<(usize, bool)> {
         match *self {
             Step::Fill { buffer, .. } | Step::Bump { buffer, .. } => vec![(buffer, true)],
@@ -123,7 +123,8 @@ struct Uses {
     reads: Vec<(usize, EventId)>,
 }
 
-/// Runs a program with exactly the waits that its hazards want (all but the `leave_out`th of them).
+/// Runs a program with exactly the waits that its hazards require (all but the `leave_out`th of
+/// them).
 fn execute(program: &[Step], seed: u64, leave_out: Option<usize>) -> (Memory, Vec<Report>, Vec<Ran>, usize) {
     let config = MachineConfig::seed(seed).kernels(kernels()).trace(true).patience(std::time::Duration::ZERO);
     let m = Machine::new(config).unwrap();
@@ -202,7 +203,7 @@ proptest! {
 
 #[test]
 fn a_program_that_gives_another_result_without_one_of_its_waits_is_reported() {
-    // A chain over three queues, in which each wait matters.
+    // A chain over three queues, in which each wait is necessary.
     let program: Vec<Step> = (0..12)
         .map(|i| match i % 3 {
             0 => Step::Bump { queue: 0, buffer: 0, by: 1 },
