@@ -1,5 +1,5 @@
-//! The shared library stays when a program closes it: threads that it knows end later, and what it
-//! keeps is for the life of the process.
+//! Marks the shared library as not unloadable: its threads end after a program closes it, and its
+//! state lives as long as the process.
 
 fn main() {
     println!("cargo:rerun-if-changed=build.rs");

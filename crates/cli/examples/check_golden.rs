@@ -1,14 +1,16 @@
-//! Runs a built `leasehold` on the prompts of a golden file and compares what it prints: token ids exactly, the logits after the
-//! prompt within the file's tolerance, both modes, at several thread counts.
+//! Runs a built `leasehold` on the prompts of a golden file and compares its output: token ids
+//! exactly, the logits after the prompt within the file's tolerance, both modes, at several thread
+//! counts.
 //!
 //! ```text
 //! cargo build --release
 //! cargo run --release -p leasehold-cli --example check_golden -- target/release/leasehold models/tiny-python/golden.json
 //! ```
 //!
-//! Further arguments: `threads=1,2,3,4`, `model=DIR` for another model than the bundled one, `device=cuda:0` for another device than the
-//! CPU (without threads then), `sim=SEED` for a simulated driver under it. It must not know how the command
-//! works: it sees its arguments, its output and its exit status.
+//! Further arguments: `threads=1,2,3,4`, `model=DIR` for another model than the bundled one,
+//! `device=cuda:0` for another device than the CPU (then without threads), `sim=SEED` for a
+//! simulated driver under it. The program must not know how the command works; it knows its
+//! arguments, its output and its exit status.
 
 mod checks;
 
@@ -16,18 +18,19 @@ use serde_json::Value;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
 
-/// Bytes of a golden file.
+/// The maximum size of a golden file in bytes.
 const MOST: u64 = 1 << 30;
-/// What a logit may differ by from its golden value: weights are stored in bf16, the golden values are computed in float64.
+/// The maximum difference of a logit from its golden value: weights are stored in bf16, and the
+/// golden values are computed in float64.
 const ABSOLUTE: f64 = 2e-2;
-/// What the root mean square of the differences may be, relative to that of the golden logits.
+/// The maximum root mean square of the differences, relative to that of the golden logits.
 const RELATIVE_RMS: f64 = 1e-3;
 
 struct Job {
     binary: PathBuf,
     golden: Value,
     model: Option<String>,
-    /// Another device than the CPU.
+    /// A device other than the CPU.
     device: Option<String>,
     /// The seed of a simulated driver.
     sim: Option<String>,
@@ -82,7 +85,7 @@ fn check(job: &Job) -> Result<String, String> {
                 let what = format!("case {i}, {threads} threads, mode {mode}");
                 let report = run(job, case, threads, mode).map_err(|why| format!("{what}: {why}"))?;
                 compare(case, &report, mode, &mut worst).map_err(|why| format!("{what}: {why}"))?;
-                // Neither the mode nor the number of threads may change a bit.
+                // The mode and the number of threads must not change a single bit.
                 match &first {
                     None => first = Some(report["last_logits"].clone()),
                     Some(first) if *first != report["last_logits"] => {
@@ -102,7 +105,7 @@ fn check(job: &Job) -> Result<String, String> {
     ))
 }
 
-/// The case's greedy tokens; the field's name says how many there are.
+/// The case's greedy tokens; the field's name contains their number.
 fn greedy(case: &Value) -> Result<&Value, String> {
     let fields = case.as_object().ok_or("a case is no object")?;
     fields.iter().find(|(name, _)| name.starts_with("greedy_")).map(|(_, ids)| ids).ok_or("no greedy tokens".into())
@@ -125,7 +128,7 @@ fn run(job: &Job, case: &Value, threads: u16, mode: &str) -> Result<Value, Strin
         command.args(["--model", model]);
     }
     let report = checks::json(&mut command)?;
-    // A model of one's own may come without a tokenizer.
+    // A user's model may have no tokenizer.
     if job.model.is_none() && !report["text"].is_string() {
         return Err("no text".into());
     }

@@ -1,12 +1,13 @@
-//! Runs a built `leasehold run` and compares the device memory that it took from the driver with what it had live, both at their peaks.
+//! Runs a built `leasehold run` and compares the peaks of the reserved and the live device memory.
 //!
 //! ```text
 //! cargo build --release
 //! cargo run --release -p leasehold-cli --example check_memory -- target/release/leasehold 1.2 --tokens 8 --device cuda:0 --sim
 //! ```
 //!
-//! The second argument is the most that reserved may be of live; whatever it is, two granules above live are allowed, and nothing more. The
-//! rest are arguments of `run`. It must not know how the command works: it sees its arguments, its output and its exit status.
+//! The second argument is the maximum ratio of reserved to live memory. In any case two granules
+//! above live are allowed. The remaining arguments go to `run`. The program must not know how the
+//! command works; it knows its arguments, its output and its exit status.
 
 mod checks;
 

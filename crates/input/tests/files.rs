@@ -1,4 +1,4 @@
-//! What is no regular file, or too long, is refused at once.
+//! Files that are not regular, or too long, are refused at once.
 #![cfg(unix)]
 
 use leasehold_input::{Cause, open, read};
@@ -18,7 +18,7 @@ fn pipes_devices_folders_and_sockets_are_refused_and_nobody_waits() {
     let dir = tempfile::tempdir().expect("a folder");
     let fifo = dir.path().join("fifo");
     let name = CString::new(fifo.as_os_str().as_bytes()).expect("a name");
-    // SAFETY: a string that ends with a zero, for the length of the call.
+    // SAFETY: a string that ends with a zero byte and lives during the call.
     assert_eq!(unsafe { libc::mkfifo(name.as_ptr(), 0o600) }, 0);
     let (why, text) = cause(&fifo);
     assert!(why == Cause::NotRegular && text.ends_with(": a pipe; a regular file is expected"), "{text}");
@@ -44,10 +44,10 @@ fn a_file_is_read_up_to_its_limit() {
     std::fs::write(&path, [7; 1001]).expect("written");
     let (why, text) = cause(&path);
     assert!(why == Cause::TooLong && text.ends_with("the file has 1001 bytes; at most 1000 bytes are read"), "{text}");
-    // Without blocks on the disk, and longer than any memory.
+    // A file without blocks on the disk, and longer than any memory.
     std::fs::File::create(&path).and_then(|f| f.set_len(1 << 42)).expect("a sparse file");
     assert_eq!(cause(&path).0, Cause::TooLong);
-    // Reports no length, and goes on.
+    // A file that reports no length, and continues.
     #[cfg(target_os = "linux")]
     assert_eq!(cause(Path::new("/proc/self/smaps")).0, Cause::TooLong);
     assert!(open(&path).is_ok());

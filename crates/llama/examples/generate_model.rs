@@ -1,16 +1,19 @@
-//! Writes a model directory for benchmarks: a random Llama of any size, or another model's weights in another type.
+//! Writes a model directory for benchmarks: a random Llama of any size, or another model's weights
+//! in another type.
 //!
 //! ```sh
 //! cargo run --release -p leasehold-llama --example generate_model -- DIR [KEY=VALUE …]
 //! cargo run --release -p leasehold-llama --example generate_model -- DIR from=OTHER_DIR dtype=f32
 //! ```
 //!
-//! Keys of a random model, with the default of each (210 million parameters, the decode benchmark's large one): `vocab=32000
-//! hidden=1024 intermediate=2816 layers=15 heads=16 kv_heads=8 head_dim=64 positions=2048 tied=true seed=1 dtype=bf16`.
+//! Keys of a random model, with the default of each (210 million parameters, the decode benchmark's
+//! large one): `vocab=32000 hidden=1024 intermediate=2816 layers=15 heads=16 kv_heads=8 head_dim=64
+//! positions=2048 tied=true seed=1 dtype=bf16`.
 //!
-//! Random weights are uniform with the deviation that training begins with, 0.02, from a generator of this file, so the same
-//! arguments make the same bytes on every machine. The text that such a model writes means nothing; the work per token is
-//! that of a trained model of its shape. Needs no Python, and memory for one tensor only.
+//! Random weights are uniform with the usual initial deviation, 0.02, from this file's generator.
+//! So equal arguments give equal bytes on every machine. The text of such a model has no meaning;
+//! the work for each token is that of a trained model of its shape. The program needs no Python,
+//! and memory for one tensor only.
 
 use std::env;
 use std::error::Error;
@@ -103,12 +106,13 @@ fn random(dir: &Path, shape: Map<String, Value>, dtype: Dtype, seed: u64) -> Res
     })
 }
 
-/// The model in `from` with all weights in `dtype`, and its tokenizer if it has one.
+/// Converts the model in `from` to weights in `dtype`; copies its tokenizer if it has one.
 fn convert(dir: &Path, from: &Path, dtype: Dtype) -> Result<()> {
     if fs::canonicalize(dir).is_ok_and(|dir| fs::canonicalize(from).is_ok_and(|from| from == dir)) {
         return Err(format!("from={}: the same directory would be overwritten while it is read", from.display()).into());
     }
-    // SAFETY: only the other directory is written; that nobody else changes this one meanwhile is the user's to see to.
+    // SAFETY: the program writes only the other directory. The user must ensure that no other
+    // program changes this one meanwhile.
     let weights = unsafe { Weights::from_dir(from, &Config::from_dir(from)?) }?;
     let config = serde_json::from_slice(&leasehold_input::read(&from.join("config.json"), 16 << 20)?)?;
     write_model(dir, config, dtype, |spec, put| {
@@ -135,7 +139,7 @@ fn elements(tensor: &Tensor, put: &mut dyn FnMut(f32)) {
     }
 }
 
-/// Writes both files; `fill` gives the elements of one tensor after the other.
+/// Writes both files; `fill` supplies the elements of one tensor after the other.
 fn write_model(
     dir: &Path,
     mut json: Value,

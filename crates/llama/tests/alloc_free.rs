@@ -1,4 +1,5 @@
-//! From the submission of a step to its token nothing is allocated: neither on the heap, by any thread, nor from the system.
+//! From the submission of a step to its token no allocation happens: neither on the heap, by any
+//! thread, nor from the system.
 
 use leasehold::{Context, DeviceId};
 use leasehold_core::sync::atomic::{AtomicU64, Ordering};
@@ -6,26 +7,26 @@ use leasehold_llama::{Config, DType, Decoder, Model, Sampling, Weights};
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::path::Path;
 
-/// Counts every call of every thread.
+/// An allocator that counts every call of every thread.
 struct Counting;
 
 static CALLS: AtomicU64 = AtomicU64::new(0);
 
-// SAFETY: every call is passed on.
+// SAFETY: every call is forwarded.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         CALLS.fetch_add(1, Ordering::Relaxed);
-        // SAFETY: passed on.
+        // SAFETY: the call is forwarded.
         unsafe { System.alloc(layout) }
     }
     unsafe fn dealloc(&self, at: *mut u8, layout: Layout) {
         CALLS.fetch_add(1, Ordering::Relaxed);
-        // SAFETY: passed on.
+        // SAFETY: the call is forwarded.
         unsafe { System.dealloc(at, layout) }
     }
     unsafe fn realloc(&self, at: *mut u8, layout: Layout, size: usize) -> *mut u8 {
         CALLS.fetch_add(1, Ordering::Relaxed);
-        // SAFETY: passed on.
+        // SAFETY: the call is forwarded.
         unsafe { System.realloc(at, layout, size) }
     }
 }
@@ -37,7 +38,7 @@ static GLOBAL: Counting = Counting;
 fn a_steady_token_allocates_nothing() {
     let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models/tiny-python");
     let config = Config::from_dir(&dir).unwrap();
-    // SAFETY: a model of the repository's, which no test changes.
+    // SAFETY: a model of the repository, which no test changes.
     let weights = unsafe { Weights::from_dir(&dir, &config) }.unwrap();
     let runtime = Context::new().runtime(DeviceId::cpu(0)).unwrap();
     let model = Model::load(&runtime, &config, &weights, DType::F32, &mut |_, _| {}).unwrap();

@@ -1,18 +1,21 @@
-//! Compares operator kernels of a device with the CPU's, prints a table, and ends with status 1 on a mismatch.
+//! Compares operator kernels of a device with the CPU's, prints a table, and ends with status 1 on
+//! a mismatch.
 //!
 //! ```text
 //! cargo run --release -p leasehold-operators --features cuda --example check_device -- \
 //!     [--device cuda:0] [--large | --quick] [--filter TEXT[,TEXT…]] [--list]
 //! ```
-//! `--filter` takes the kernels whose names contain one of the texts. `--quick` takes a few small cases of each kernel, `--large` adds sizes
-//! as models have them. `--list` says what would be compared, without a device. Under a checker that is much slower:
+//! `--filter` selects the kernels whose names contain one of the texts. `--quick` selects a few
+//! small cases of each kernel; `--large` adds the sizes of real models. `--list` prints the
+//! comparisons without a device. Under a much slower checker:
 //!
 //! ```text
 //! compute-sanitizer --tool racecheck check_device --quick
 //! for part in linear norm rope,cache attention; do compute-sanitizer --tool racecheck check_device --filter $part; done
 //! ```
-//! Without such a device it says why, and ends with status 0: there is nothing to compare. (The CPU's own threads take subnormal numbers
-//! for zero and this one does not: on `cpu:0` the casts of subnormal numbers differ.)
+//! Without such a device the program prints the reason, and ends with status 0. (The CPU backend's
+//! threads treat subnormal numbers as zero, and this thread does not. So on `cpu:0` the casts of
+//! subnormal numbers differ.)
 
 #[path = "../tests/device/mod.rs"]
 mod device;
@@ -23,7 +26,7 @@ use std::process::ExitCode;
 
 const USAGE: &str = "check_device [--device ID] [--large | --quick] [--filter TEXT[,TEXT…]] [--list]";
 
-/// What to compare, and where.
+/// The kernels to compare, and the device.
 #[derive(Default)]
 struct Wanted {
     device: String,
@@ -92,7 +95,7 @@ fn main() -> ExitCode {
     }
 }
 
-/// Whether everything agreed.
+/// Returns whether all results agreed.
 fn run(wanted: &Wanted, choice: Choice) -> leasehold::Result<bool> {
     let id: DeviceId = wanted.device.parse()?;
     let runtime = Context::new().runtime(id)?;

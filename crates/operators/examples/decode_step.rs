@@ -1,9 +1,11 @@
-//! Times the kernels of one decode step of a small Llama model, called directly on one thread: no runtime, no pool, no queue.
+//! Measures the kernels of one decode step of a small Llama model, called directly on one thread:
+//! no runtime, no pool, no queue.
 //!
 //! ```text
 //! cargo run --release -p leasehold-operators --example decode_step -- [--weights bf16|f16|f32] [--isa NAME] [--position N]
 //! ```
-//! The shape is that of the bundled model: 6 layers, width 256, 8 heads over 4, inner width 688, 4,096 tokens.
+//! The shape is that of the bundled model: 6 layers, width 256, 8 heads over 4, inner width 688,
+//! 4,096 tokens.
 
 use std::time::Instant;
 
@@ -27,7 +29,7 @@ const INNER: usize = 688;
 const VOCABULARY: usize = 4096;
 const POSITIONS: usize = 1024;
 
-/// A launch that is prepared once, as a recorded graph has it.
+/// A prepared launch, as in a recorded graph.
 struct Step {
     name: &'static str,
     tile: CpuFn,
@@ -48,7 +50,7 @@ impl Step {
     fn run(&self) {
         for x in 0..self.grid[0] {
             let (shape, no_scratch) = ((self.grid, [1; 3]), (std::ptr::null_mut(), 0));
-            // SAFETY: the buffers outlive the steps, and nobody else uses them.
+            // SAFETY: the buffers outlive the steps, and no other code uses them.
             let mut tile = unsafe { CpuArgs::new(shape, &self.bindings, &self.params, no_scratch) };
             tile.set_tile([x, 0, 0]);
             // SAFETY: `new` has checked the launch.
@@ -67,7 +69,7 @@ fn noise(n: usize, scale: f32, seed: u32) -> Vec<f32> {
     (0..n).map(|_| next() * scale).collect()
 }
 
-/// All weights in one allocation, as a mapped file has them.
+/// All weights in one allocation, as in a mapped file.
 struct Weights {
     bytes: Vec<u8>,
     dtype: DType,
@@ -176,10 +178,10 @@ fn main() {
     let sample = SampleParams { n: VOCABULARY as u32, ring: 64, ..Default::default() };
     steps.push(Step::new("next_token", isa, &sample, &[logits, token_b, at_b, ring, count]));
 
-    // The position is put back after each token: the step does the same work each time.
+    // The position is reset after each token, so that the step does equal work each time.
     let reset = |at_b: Binding| {
         let at = std::ptr::with_exposed_provenance_mut::<i32>(at_b.addr as usize);
-        // SAFETY: the word of `at`, which lives to the end of `main`.
+        // SAFETY: this is the word of `at`, which lives to the end of `main`.
         unsafe { at.write(position as i32) }
     };
     let mut whole = Vec::new();

@@ -1,4 +1,5 @@
-//! The kernels against naive references in f64, at every level that this machine runs; and over a simulated device, beside the CPU's.
+//! The kernels against naive references in f64, at every level that this machine supports, and on a
+//! simulated device against the CPU's.
 
 mod bounds;
 #[cfg(feature = "sim")]

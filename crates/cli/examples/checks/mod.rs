@@ -1,11 +1,13 @@
-//! What the programs that check a built `leasehold` share: how they end, and how the command is asked for its JSON object.
+//! Common part of the programs that check a built `leasehold`: their exit, and the call of the
+//! command for its JSON object.
 //!
-//! It must not know how the command works: it sees its arguments, its output and its exit status.
+//! This module must not know how the command works; it knows its arguments, its output and its exit
+//! status.
 
 use serde_json::Value;
 use std::process::{Command, ExitCode};
 
-/// Prints what came of a check, and says so by the exit status.
+/// Prints the result of a check, and returns the matching exit status.
 pub fn end(result: Result<String, String>) -> ExitCode {
     match result {
         Ok(summary) => {

@@ -1,6 +1,8 @@
-//! `docs/glossary.md` beside the code: each row has a home, a plan or a reason; each path compiles; each name is found by searching.
+//! `docs/glossary.md` against the code: each row has a place, a plan or a reason; each path
+//! compiles; a search finds each name.
 //!
-//! `paths.rs` is made from the glossary by `GLOSSARY_BLESS=1 cargo test -p leasehold-cli --test glossary`, and compiled here.
+//! `paths.rs` is made from the glossary by `GLOSSARY_BLESS=1 cargo test -p leasehold-cli --test
+//! glossary`, and compiled here.
 
 #[expect(unused_imports, reason = "that the paths resolve is what they are for")]
 mod paths;
@@ -49,7 +51,8 @@ fn paths_in(cell: &str) -> impl Iterator<Item = &str> {
     code_spans(cell).filter(is_path)
 }
 
-/// Types with parameters, traits, and methods with arguments of any type: what to write for them in a `let`.
+/// Types with parameters, traits, and methods with arguments of any type: their spelling in a
+/// `let`.
 const SPELLINGS: [(&str, &str); 8] = [
     ("leasehold::Handle", "leasehold::Handle::<T>"),
     ("leasehold::backend::FixedSlotStore", "leasehold::backend::FixedSlotStore::<R>"),
@@ -70,7 +73,7 @@ const GENERIC: [&str; 5] = [
     "leasehold::infini::InfiniRuntime::memcpy_d2h",
 ];
 
-/// `use` for what can be imported, `let` for what belongs to a type.
+/// `use` for importable items, `let` for associated ones.
 fn expected() -> String {
     let rows = rows();
     let paths: BTreeSet<_> = rows.iter().flat_map(|r| paths_in(&r.home).chain(paths_in(&r.remark))).collect();
@@ -108,11 +111,11 @@ fn every_path_of_the_glossary_compiles() {
     }
     let found = std::fs::read_to_string(&file).unwrap();
     assert!(found == expected(), "paths.rs is not what docs/glossary.md says; GLOSSARY_BLESS=1 rewrites it");
-    // The code that names them is compiled, not run.
+    // The code with these names is compiled, but not run.
     let _ = paths::methods::<u8, u8, Nothing>;
 }
 
-/// A resource to name generic managers with.
+/// A resource type for generic managers.
 struct Nothing;
 
 impl leasehold::backend::Resource for Nothing {
@@ -177,11 +180,11 @@ fn every_name_of_the_documents_is_found_by_searching() {
     let mut missing: HashMap<String, usize> = HashMap::new();
     for row in rows().iter().filter(|r| !r.home.starts_with("planned: ") && !r.home.starts_with("deviates, because ")) {
         for name in code_spans(&row.name) {
-            // Files, and private members, whose names nobody searches.
+            // Files and private members, whose names have no search entry.
             if name.contains(['/', '.']) || name.ends_with('_') {
                 continue;
             }
-            // The same name, perhaps with its type, finds the item without an alias.
+            // The item's own name, perhaps with its type, is found without an alias.
             let is_its_name = |path: &str| path == name || path.ends_with(&format!("::{name}"));
             if !aliases.contains(name) && !paths_in(&row.home).any(is_its_name) {
                 missing.insert(name.to_string(), row.line);

@@ -1,4 +1,4 @@
-//! `leasehold conformance`: the table, the object, the statuses.
+//! `leasehold conformance`: the table, the JSON object, the exit statuses.
 
 use super::{call, json};
 
@@ -10,7 +10,7 @@ fn cases_are_tried_and_told() {
     let lines: Vec<&str> = text.lines().collect();
     assert_eq!(lines.len(), 7, "{text}");
     assert!(lines[0].starts_with("1 ") && lines[0].contains("passed"), "{text}");
-    // In a process of its own.
+    // A case in a separate process.
     assert!(lines[1].starts_with("10 ") && lines[1].contains("passed"), "{text}");
     assert!(lines[5].contains("skipped") && lines[5].contains("only device of its backend"), "{text}");
     assert!(lines[6].contains("6 cases in 7 runs: 6 passed, 0 failed, 1 skipped"), "{text}");
@@ -43,7 +43,7 @@ fn with_each_buffer_straight_from_the_driver_everything_passes_or_says_why_not()
     let runs = report["runs"].as_array().unwrap();
     let trim = runs.iter().find(|r| r["case"] == 54).unwrap();
     assert_eq!(trim["why"], "each buffer of cuda:0 comes straight from the driver", "{trim}");
-    // The subset for sanitizers, by the environment.
+    // The subset for sanitizers, selected by the environment.
     let output = super::leasehold()
         .args(command)
         .args(["--tag", "sanitizer"])

@@ -1,9 +1,10 @@
-//! Bad input: one line on standard error that says what and where, and the right exit status.
+//! Invalid input: one line on standard error that names the problem and its place, and the right
+//! exit status.
 
 use super::{call, leasehold, repository};
 use std::path::Path;
 
-/// The command fails with this status and one line that has all of `words`.
+/// Checks that the command fails with this status and one line that contains all of `words`.
 fn fails(arguments: &[&str], status: i32, words: &[&str]) {
     let output = call(arguments);
     let text = String::from_utf8(output.stderr).unwrap();

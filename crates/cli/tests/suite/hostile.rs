@@ -1,4 +1,5 @@
-//! Files, limits and streams that hurt: each is one line that says what and where, and status 1, or 2 for the command line.
+//! Hostile files, limits and streams: each gives one line that names the problem and its place, and
+//! status 1, or 2 for the command line.
 
 use super::{call, leasehold, repository};
 use std::ffi::OsStr;
@@ -9,13 +10,13 @@ use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 
-/// Runs the command for a minute at most; who takes longer has status 137.
+/// Runs the command for at most a minute; after that it has status 137.
 fn bounded(arguments: &[&str]) -> Output {
     let program = env!("CARGO_BIN_EXE_leasehold");
     Command::new("timeout").args(["-s", "KILL", "60", program]).args(arguments).output().unwrap()
 }
 
-/// The one line that it says, which no terminal obeys.
+/// The one line of the command's message, without control characters.
 fn line(output: &Output, status: i32) -> String {
     let text = String::from_utf8(output.stderr.clone()).unwrap();
     assert_eq!(output.status.code(), Some(status), "{text}");
@@ -30,7 +31,7 @@ fn has(line: &str, words: &[&str]) {
     }
 }
 
-/// Runs the command by a shell that sets a limit first.
+/// Runs the command in a shell that first sets a limit.
 fn limited(limit: &str, arguments: &[&str]) -> Command {
     let mut command = Command::new("bash");
     let script = format!("{limit}; exec \"$0\" \"$@\"");
@@ -91,7 +92,7 @@ fn a_trace_is_a_regular_file_or_standard_input() {
     let trace = fs::File::open(small_trace(dir.path())).unwrap();
     let output = leasehold().args(["replay", "-", "--json"]).stdin(trace).output().unwrap();
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-    // A mark, as editors put it before a text.
+    // A byte order mark, which editors put before a text.
     let path = dir.path().join("mark.csv");
     fs::write(&path, "\u{feff}t_us,op,id,size,stream\r\n0,a,1,100,0\r\n").unwrap();
     assert!(bounded(&["replay", path.to_str().unwrap()]).status.success());
@@ -167,7 +168,7 @@ fn files_that_cannot_be_written_are_noticed_before_the_run() {
     let both = ["run", "--tokens", "2", "--memory-trace", &path("x"), "--memory-snapshot", &path("./x")];
     has(&line(&bounded(&both), 2), &["--memory-trace and --memory-snapshot"]);
     assert!(names().is_empty(), "{:?}", names());
-    // What was there is replaced whole, through a link too.
+    // An existing file is replaced completely, through a link too.
     fs::write(path("real"), "old").unwrap();
     symlink(path("real"), path("link")).unwrap();
     let output = bounded(&["run", "--tokens", "2", "--memory-trace", &path("link"), "--memory-snapshot", "/dev/null"]);
@@ -205,7 +206,8 @@ fn the_help_claims_what_is_there() {
     assert!(text.contains("CPU and CUDA") && !text.contains("Metal"), "{text}");
 }
 
-/// Where the system gives no thread. Limits do not bind the superuser, so somebody else runs the command then.
+/// The system refuses threads. Limits do not apply to the superuser, so another user runs the
+/// command then.
 #[test]
 fn no_thread_to_be_had_is_no_panic() {
     let dir = tempfile::tempdir().unwrap();
@@ -243,7 +245,7 @@ fn memory_of_the_host_is_asked_before_it_is_taken() {
     has(&line(&output, 1), &[at, "90000000 tokens", "of host memory", "--tokens"]);
     let output = limited("ulimit -v 200000", &["conformance"]).output().unwrap();
     has(&line(&output, 1), &["the suite needs 1.8 GiB of addresses", "ulimit -v"]);
-    // Heaps are bounded by what there is, not by a constant.
+    // The available memory bounds heaps, not a constant.
     let figures =
         ["bench", "alloc", "--workload", "mixed, 1000 ", "--threads", "1", "--rounds", "1", "--pairs", "100", "--json"];
     let output = limited("ulimit -v 4000000", &figures).output().unwrap();

@@ -1,4 +1,4 @@
-//! Memory at the command line: `replay`, what `run` records, debug aids.
+//! Memory options of the command line: `replay`, the records of `run`, debug aids.
 
 use super::{call, json, leasehold, repository};
 use std::collections::BTreeSet;
@@ -48,7 +48,7 @@ fn a_replay_runs_on_devices_with_threads_and_by_peers() {
     let one = json(&["replay", &t, "--json"]);
     let two = json(&["replay", &t, "--json", "--threads", "2", "--policy", "fastest", "--lag", "100"]);
     assert_eq!(two["events"].as_u64(), one["events"].as_u64().map(|n| 2 * n));
-    // The copies need not have their peaks at the same time.
+    // The copies need not reach their peaks at the same time.
     let (alone, both) = (one["peak_requested"].as_u64().unwrap(), two["peak_requested"].as_u64().unwrap());
     assert!(both >= alone - alone / 4096 && both <= 2 * alone && two["ratio"].as_f64() >= Some(1.0), "{one} {two}");
     let torch = json(&["replay", &t, "--json", "--peer", "torch-like"]);
@@ -57,7 +57,7 @@ fn a_replay_runs_on_devices_with_threads_and_by_peers() {
         assert_eq!((&report["events"], &report["failed"]), (&one["events"], &0.into()));
     }
     assert!(torch["ratio"].as_f64() > one["ratio"].as_f64(), "{torch} {one}");
-    // A trace that fits into any machine, on real memory.
+    // A trace that fits any machine, on real memory.
     let folder = tempfile::tempdir().unwrap();
     let small = folder.path().join("small.csv");
     let mut text = "t_us,op,id,size,stream\n".to_owned();

@@ -1,4 +1,5 @@
-//! Damaged models and traces, a few hundred of them, by a seed: the command ends in time with status 0 or 1 and says one line at most.
+//! Several hundred damaged models and traces, from a seed. The command ends in time with status 0
+//! or 1 and prints at most one line of errors.
 
 use super::repository;
 use serde_json::{Value, json};
@@ -28,7 +29,8 @@ impl Dice {
     }
 }
 
-/// Ends in time with a status, at most one line that no terminal obeys, and one object of JSON where it succeeds.
+/// Checks that the command ends in time with a status and prints at most one line without control
+/// characters. On success it prints one JSON object.
 fn judged(what: &str, arguments: &[&str]) -> i32 {
     let program = env!("CARGO_BIN_EXE_leasehold");
     let mut command = Command::new("timeout");
@@ -75,7 +77,7 @@ fn odd(dice: &mut Dice) -> Value {
     ])
 }
 
-/// Some place of a value replaced, removed or doubled.
+/// Replaces, removes or doubles a random part of a value.
 fn mutated(dice: &mut Dice, value: &mut Value) {
     let deeper = dice.below(10) < 6;
     match value {
@@ -140,7 +142,7 @@ fn json_file(path: &Path, change: impl FnOnce(&mut Value)) {
     fs::write(path, value.to_string()).unwrap();
 }
 
-/// Changes the header of a safetensors file, whose length follows.
+/// Changes the header of a safetensors file and updates its length.
 fn header(path: &Path, change: impl FnOnce(&mut Value)) {
     let bytes = fs::read(path).unwrap();
     let length = u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize;
@@ -153,7 +155,7 @@ fn header(path: &Path, change: impl FnOnce(&mut Value)) {
     fs::write(path, out).unwrap();
 }
 
-/// A tokenizer of odd parts, some of which make the library panic.
+/// A tokenizer of unusual parts, some of which make the library panic.
 fn odd_tokenizer(dice: &mut Dice) -> Value {
     let vocab = json!({"a": 0, "b": 1, "c": 2, "Ġ": 3, " ": 4, "ab": 5});
     let models = [
@@ -190,7 +192,7 @@ fn odd_tokenizer(dice: &mut Dice) -> Value {
     })
 }
 
-/// Damages a model's directory; says how, and with which prompt it is asked.
+/// Damages a model's directory; returns a description and the prompt arguments.
 fn damage(dice: &mut Dice, dir: &Path) -> (String, [&'static str; 2]) {
     let (config, weights) = (dir.join("config.json"), dir.join("model.safetensors"));
     let (tokenizer, index) = (dir.join("tokenizer.json"), dir.join("model.safetensors.index.json"));
@@ -284,7 +286,7 @@ fn damaged_models_end_in_a_line() {
     assert!(statuses.iter().all(|&n| n > 10), "statuses {statuses:?}: the damage is too little or too much");
 }
 
-/// A trace that is valid.
+/// A valid trace.
 fn trace(dice: &mut Dice) -> String {
     let mut text = dice.of(&["", "t_us,op,id,size,stream\n", "\u{feff}t_us,op,id,size,stream\r\n"]).to_owned();
     let (mut live, streams) = (Vec::new(), dice.of(&[1, 2, 30]));
@@ -376,10 +378,10 @@ fn damaged_traces_end_in_a_line_and_whole_ones_are_played() {
     }
 }
 
-/// Bytes as `gzip` packs them.
+/// Bytes in `gzip`'s format.
 fn gzip(bytes: &[u8]) -> Vec<u8> {
     let mut child = Command::new("gzip").arg("-c").stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
-    // Less than the pipe's room comes out before all is in.
+    // The output is smaller than the pipe's buffer, so the write does not block.
     child.stdin.take().unwrap().write_all(bytes).unwrap();
     child.wait_with_output().unwrap().stdout
 }

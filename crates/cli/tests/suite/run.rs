@@ -1,4 +1,4 @@
-//! `devices`, `run` and `bench`: what they print.
+//! The output of `devices`, `run` and `bench`.
 
 use super::{call, json, leasehold, repository};
 

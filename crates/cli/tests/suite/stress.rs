@@ -1,4 +1,4 @@
-//! `leasehold stress`: the line, the object, the statuses.
+//! `leasehold stress`: the line, the JSON object, the exit statuses.
 
 use super::{call, json};
 

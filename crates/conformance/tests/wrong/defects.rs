@@ -1,42 +1,42 @@
-//! What can be wrong with a backend.
+//! The defects of the wrong backends.
 
-/// What is wrong.
+/// A defect of a backend.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Defect {
     None,
-    /// Streams wait for nobody.
+    /// Streams ignore waits.
     DropsWaits,
     /// A submission's operations run in reverse.
     Reorders,
     /// A value is complete as soon as it is submitted.
     CompletesEarly,
-    /// Host waits report success whatever happened, and submissions to a poisoned stream too.
+    /// Host waits always report success, and so do submissions to a poisoned stream.
     LosesErrors,
-    /// Each opening makes a device of its own.
+    /// Each opening makes another device.
     OpensAnew,
-    /// A kernel is made anew each time.
+    /// A pipeline is made again at each request.
     CompilesAgain,
-    /// Graphs leave their last node out.
+    /// Graphs omit their last node.
     CutsGraphs,
-    /// Shutdown is always fine.
+    /// Shutdown always succeeds.
     IgnoresLeases,
-    /// A lease on each stream is forgotten.
+    /// A lease on each stream is leaked.
     LeaksStreams,
-    /// Devices have another name each time.
+    /// Devices have another name at each query.
     Renames,
-    /// An unknown device is a panic.
+    /// An unknown device causes a panic.
     PanicsOnUnknown,
-    /// Patterns are one byte.
+    /// Fill patterns have one byte.
     FillsBytes,
-    /// Fills leave out the last element.
+    /// Fills omit the last element.
     FillsShort,
-    /// Copies leave out the last byte of each row.
+    /// Copies omit the last byte of each row.
     CopiesShort,
     /// All stamps are equal.
     StopsTheClock,
-    /// A submission returns when it is complete.
+    /// A submission returns only when it is complete.
     BlocksInSubmit,
-    /// Once memory has run out it is never there again.
+    /// Once memory has run out, every later request fails too.
     StaysEmpty,
     /// A host wait never returns.
     Hangs,
@@ -44,25 +44,25 @@ pub(crate) enum Defect {
     InventsDevices,
     /// In a forked child a submission never returns.
     HangsInForks,
-    /// Streams are the driver's default one.
+    /// Streams are the driver's default stream.
     DefaultStream,
-    /// Signals of gates get lost.
+    /// Signals of host timelines are lost.
     LosesSignals,
     /// Every block takes a whole granule.
     Wasteful,
-    /// Only memory that was written can be read.
+    /// Only memory that was written before can be read.
     ReadsWritten,
     /// Offsets have 32 bits.
     CutsOffsets,
     /// Copies between devices do nothing.
     SkipsPeers,
-    /// Peer access can be asked for once.
+    /// Peer access can be requested only once.
     PeersOnce,
-    /// An entry that does not exist is another one.
+    /// An entry that does not exist is replaced by another one.
     AnyEntry,
-    /// Graphs take library calls that misbehave.
+    /// Graphs accept library calls that violate capture rules.
     TakesForks,
-    /// A fault of one device is every device's.
+    /// A fault of one device affects every device.
     LosesAll,
     /// A host call cannot wait for another stream.
     RefusesNested,
@@ -70,9 +70,9 @@ pub(crate) enum Defect {
     Busy,
     /// Every stream is the same one.
     SameStream,
-    /// A name that failed once fails for ever.
+    /// A name that failed once always fails.
     RemembersFailures,
-    /// What another thread drops stays.
+    /// Objects that another thread drops are leaked.
     KeepsForeignDrops,
     /// A new stream makes its device the current one.
     SwitchesCurrent,

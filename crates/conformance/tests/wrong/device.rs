@@ -1,5 +1,5 @@
-//! A backend around the CPU's, with one defect. It can have two devices, a driver that fails on request, kernels by name, and a driver's
-//! notion of a current device.
+//! A backend around the CPU's, with one defect. It can have two devices, a driver that fails on
+//! demand, kernels by name, and a driver's current device.
 
 use crate::defects::Defect;
 use crate::stream::{Gates, Streams};
@@ -16,7 +16,7 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 thread_local! {
-    /// The driver's notion of the current device.
+    /// The driver's current device.
     static CURRENT: Cell<Option<DeviceId>> = const { Cell::new(None) };
 }
 
@@ -24,22 +24,24 @@ pub(crate) fn current_device() -> Option<DeviceId> {
     CURRENT.get()
 }
 
-/// The library call that misbehaves.
+/// The library call that violates capture rules.
 pub(crate) const FORK: &str = "forks and does not join";
 
-/// What the devices of a backend share.
+/// The state that the devices of a backend share.
 #[derive(Default)]
 pub(crate) struct Rig {
-    /// How many submissions really run, whatever the timelines say: no memory goes away under them.
+    /// The number of submissions that really run, regardless of the timelines: their memory must
+    /// stay.
     pub(crate) running: AtomicU64,
-    /// The fault that the next call makes.
+    /// The fault of the next call.
     armed: Mutex<Option<Injected>>,
     pub(crate) lost: AtomicBool,
     /// Failed names, for `RemembersFailures`.
     failures: Mutex<HashSet<String>>,
     /// The one stream, for `SameStream`.
     only: Mutex<Option<Lease<dyn Stream>>>,
-    /// Addresses that were written, and by which device first, for `ReadsWritten` and `SkipsPeers`.
+    /// The written addresses, each with the device that wrote it first, for `ReadsWritten` and
+    /// `SkipsPeers`.
     pub(crate) written: Mutex<HashMap<u64, u32>>,
     peers_asked: AtomicU64,
 }
@@ -57,7 +59,7 @@ impl Rig {
     }
 }
 
-/// The switchboard of its driver.
+/// The fault control of the driver.
 struct Switch(Arc<Rig>);
 
 impl Faults for Switch {
@@ -121,7 +123,7 @@ impl Wrong {
 impl Drop for Wrong {
     fn drop(&mut self) {
         self.settle();
-        // It holds what holds it.
+        // The stream holds this state, so the cycle is broken here.
         *self.rig.only.lock() = None;
         if let Some(stop) = &self.busy {
             stop.store(true, Ordering::Relaxed);
@@ -129,7 +131,7 @@ impl Drop for Wrong {
     }
 }
 
-// SAFETY: what it opens is the inner backend's device of that name, bent on purpose.
+// SAFETY: an opened device is the inner backend's device of that name, changed on purpose.
 unsafe impl Backend for Wrong {
     fn kind(&self) -> BackendKind {
         BackendKind::Cpu
@@ -215,7 +217,7 @@ struct WrongDevice {
     streams: SlotPool<Streams>,
     gates: SlotPool<Gates>,
     kernels: AtomicU64,
-    /// An allocator of its own, where the defect is in that.
+    /// A separate allocator, if the defect concerns it.
     own: OnceLock<Allocator>,
     refused: Arc<AtomicBool>,
     rig: Arc<Rig>,
@@ -225,10 +227,11 @@ impl Tagged for WrongDevice {
     type Tag = tags::Device;
 }
 
-/// Streams that the defect never gives back, for ever, but where a leak checker can see them.
+/// Streams that a defect leaks, in a place where a leak checker can see them.
 pub(crate) static KEPT: Mutex<Vec<Lease<dyn Stream>>> = Mutex::new(Vec::new());
 
-// SAFETY: memory, pipelines and stamps are the inner device's; what a defect bends is what cases look for.
+// SAFETY: memory, pipelines and stamps are the inner device's. A defect changes only behaviour that
+// the cases check.
 unsafe impl Device for WrongDevice {
     fn info(&self) -> &DeviceInfo {
         &self.info
@@ -322,7 +325,7 @@ unsafe impl Device for WrongDevice {
         Ok(if self.defect == Defect::StopsTheClock { Duration::ZERO } else { time })
     }
 
-    /// Library calls are tried when a graph takes them, as a driver does that captures.
+    /// Library calls run when a graph captures them, as with a capturing driver.
     unsafe fn instantiate(&self, mut plan: Plan) -> Result<Lease<dyn GraphExec>> {
         if self.defect == Defect::CutsGraphs && !plan.is_empty() {
             plan.ops.truncate(plan.len() - 1);
@@ -332,7 +335,8 @@ unsafe impl Device for WrongDevice {
         if forks && self.defect != Defect::TakesForks {
             return Err(Error::recording(format!("{FORK}: its work was not joined")));
         }
-        // SAFETY: the plan's pipelines, stamps and graphs are this device's, and its memory outlives the launches.
+        // SAFETY: the plan's pipelines, stamps and graphs are this device's, and its memory
+        // outlives the launches.
         unsafe { self.inner.instantiate(plan) }
     }
 
@@ -358,17 +362,17 @@ unsafe impl Device for WrongDevice {
     }
 }
 
-/// What the well's pieces are multiples of and aligned to.
+/// The unit and the alignment of the well's pieces.
 const GRANULE: usize = 64 << 10;
 
-/// Gives memory up to its depth, until it has to refuse once; its device then has no memory any more.
+/// Provides memory up to its depth, until it must refuse once; afterwards its device has no memory.
 struct DryWell {
     taken: AtomicU64,
     depth: u64,
     refused: Arc<AtomicBool>,
 }
 
-// SAFETY: each commitment is a block of the process's heap of its own.
+// SAFETY: each commitment is a separate block of the process's heap.
 unsafe impl leasehold::backend::Backing for DryWell {
     fn caps(&self) -> leasehold::backend::BackingCaps {
         let (granule, physical, segment) = (GRANULE as u64, 1 << 30, 1 << 20);
@@ -397,7 +401,8 @@ unsafe impl leasehold::backend::Backing for DryWell {
         let layout =
             std::alloc::Layout::from_size_align(chunk.bytes as usize, GRANULE).map_err(|_| Error::invalid("size"))?;
         self.taken.fetch_sub(chunk.bytes, Ordering::Relaxed);
-        // SAFETY: the caller vouches that it came from `commit`, so with this layout, and that nobody uses it.
+        // SAFETY: the caller vouches that the chunk came from `commit`, so with this layout, and
+        // that no code uses it.
         unsafe { std::alloc::dealloc(chunk.addr as *mut u8, layout) };
         Ok(())
     }
@@ -405,7 +410,7 @@ unsafe impl leasehold::backend::Backing for DryWell {
     unsafe fn release(&self, _: u64, _: u64) {}
 
     unsafe fn fill(&self, at: u64, bytes: u64, byte: u8) -> Result<()> {
-        // SAFETY: the caller names memory from `commit` that nobody uses, or no bytes.
+        // SAFETY: the caller names memory from `commit` that no other code uses, or no bytes.
         unsafe { std::ptr::write_bytes(at as *mut u8, byte, bytes as usize) };
         Ok(())
     }

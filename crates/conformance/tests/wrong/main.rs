@@ -1,6 +1,8 @@
-//! Whether the cases can fail: the suite on a backend that supports nothing, and on ones that are wrong on purpose.
+//! A test that the cases can fail: the suite on a backend without support for any operation, and on
+//! deliberately wrong ones.
 //!
-//! A wrong backend is the CPU's with one defect. For each defect the test says which of the tried cases must fail; the others must pass.
+//! A wrong backend is the CPU's with one defect. For each defect the test names the tried cases
+//! that must fail; the others must pass.
 
 mod defects;
 mod device;
@@ -79,7 +81,7 @@ fn tests_that_stand_for_numbers_exist() {
     }
 }
 
-/// A backend with a defect, how many devices it has, and what is said about it.
+/// A backend with a defect, its number of devices, and its known deviations.
 struct Broken {
     defect: Defect,
     devices: usize,
@@ -121,7 +123,7 @@ impl Factory for Broken {
     }
 }
 
-/// Where a case in a process of its own finds the defect and its name.
+/// The variable by which a case in a separate process finds the defect and its name.
 const CHILD: &str = "LEASEHOLD_WRONG_CASE";
 
 fn filter(cases: &[u16], limit: Duration) -> Filter {
@@ -132,7 +134,7 @@ fn try_out(defect: Defect, cases: &[u16], limit: Duration) -> Report {
     run(Broken::new(defect), &filter(cases, limit))
 }
 
-/// As [`try_out`], with cases that want a process of their own in one.
+/// Like [`try_out`], with a separate process for cases that need one.
 fn try_apart(defect: Defect, cases: &[u16], limit: Duration) -> Report {
     let program = std::env::current_exe().expect("this program");
     let isolation = Isolation::new(move |name| {
@@ -144,7 +146,7 @@ fn try_apart(defect: Defect, cases: &[u16], limit: Duration) -> Report {
     run(Broken::new(defect), &Filter { isolation: Some(isolation), ..filter(cases, limit) })
 }
 
-/// The other side of [`try_apart`]; by itself it has nothing to do.
+/// The child's part of [`try_apart`]; without the variable it does nothing.
 #[test]
 fn a_case_in_a_process_of_its_own() {
     let Ok(text) = std::env::var(CHILD) else { return };
@@ -156,7 +158,7 @@ fn a_case_in_a_process_of_its_own() {
     };
 }
 
-/// Panics that the cases make on purpose are not printed: those of their own threads and of the backend's.
+/// Silences panics that the cases make on purpose, on their own threads and on the backend's.
 fn quiet() {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {
@@ -170,13 +172,13 @@ fn quiet() {
     });
 }
 
-/// Of `cases`, exactly `wrong` fail under the defect, and none without it.
+/// Checks that exactly the cases `wrong` of `cases` fail under the defect, and none without it.
 #[track_caller]
 fn finds(defect: Defect, cases: &[u16], wrong: &[u16]) {
     finds_on(1, defect, cases, wrong);
 }
 
-/// As [`finds`], on a backend with so many devices.
+/// Like [`finds`], on a backend with `devices` devices.
 #[track_caller]
 fn finds_on(devices: usize, defect: Defect, cases: &[u16], wrong: &[u16]) {
     quiet();

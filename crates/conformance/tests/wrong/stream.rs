@@ -1,4 +1,4 @@
-//! Streams and gates of the wrong backend.
+//! Streams and host timelines of the wrong backend.
 
 use crate::defects::Defect;
 use crate::device::{KEPT, Rig};
@@ -13,7 +13,7 @@ use std::thread::ThreadId;
 use std::time::Duration;
 
 thread_local! {
-    /// Whether this thread runs a host call.
+    /// Says whether this thread runs a host call.
     static IN_CALL: Cell<bool> = const { Cell::new(false) };
 }
 
@@ -47,7 +47,7 @@ impl Resource for Streams {
 }
 
 pub(crate) struct WrongStream {
-    /// A line of its own, for `CompletesEarly`.
+    /// A separate timeline, for `CompletesEarly`.
     early: Option<LineOwner>,
     inner: Lease<dyn Stream>,
     defect: Defect,
@@ -55,7 +55,7 @@ pub(crate) struct WrongStream {
     ordinal: u32,
     process: u32,
     thread: ThreadId,
-    /// The first address that was filled, for `CutsOffsets`.
+    /// The first filled address, for `CutsOffsets`.
     base: AtomicU64,
 }
 
@@ -71,7 +71,8 @@ impl Tagged for WrongStream {
     type Tag = tags::Stream;
 }
 
-// SAFETY: it is wrong on purpose; cases that meet a defect use memory that outlives the run.
+// SAFETY: the stream is wrong on purpose. Cases that meet a defect use memory that outlives the
+// run.
 unsafe impl Timeline for WrongStream {
     fn line(&self) -> &'static Line {
         self.early.as_ref().map_or_else(|| self.inner.line(), LineOwner::line)
@@ -108,8 +109,8 @@ unsafe impl Timeline for WrongStream {
 }
 
 impl WrongStream {
-    /// An address as 32 bits of offset reach it, from the first one that was filled. Only what lies beyond 4 GiB is bent, and stays in the
-    /// buffer that begins there.
+    /// An address with a 32-bit offset from the first filled one. Only addresses beyond 4 GiB
+    /// change, and they stay in the buffer that begins there.
     fn cut(&self, address: u64) -> u64 {
         let base = self.base.load(Ordering::Relaxed);
         match address.checked_sub(base) {
@@ -118,12 +119,12 @@ impl WrongStream {
         }
     }
 
-    /// Remembers who wrote an address first.
+    /// Records the first device that wrote an address.
     fn wrote(&self, address: u64) {
         self.rig.written.lock().entry(address).or_insert(self.ordinal);
     }
 
-    /// What the defects do with an operation; `None` leaves it out.
+    /// Applies the defect to an operation; `None` omits the operation.
     fn bend<'a>(&self, op: Op<'a>) -> Result<Option<Op<'a>>> {
         Ok(Some(match (op, self.defect) {
             (Op::Wait(_), Defect::DropsWaits) => return Ok(None),
@@ -163,7 +164,8 @@ impl WrongStream {
     }
 }
 
-// SAFETY: it is wrong on purpose, but what it makes of an operation stays within that operation's memory.
+// SAFETY: the stream is wrong on purpose, but the changed operation stays within the original
+// operation's memory.
 unsafe impl Stream for WrongStream {
     unsafe fn submit(&self, ops: &[Op<'_>]) -> Result<u64> {
         while self.defect == Defect::HangsInForks && std::process::id() != self.process {
@@ -190,7 +192,7 @@ unsafe impl Stream for WrongStream {
         if self.defect == Defect::Reorders {
             ops.reverse();
         }
-        // Host calls know that they are such, for a wait inside them.
+        // Host calls mark their thread, for a wait inside them.
         let calls: Vec<HostCall> = match self.defect {
             Defect::RefusesNested => {
                 ops.iter().filter_map(|op| if let Op::Host(call) = op { Some(marked(call)) } else { None }).collect()
@@ -214,7 +216,8 @@ unsafe impl Stream for WrongStream {
             self.rig.running.fetch_add(1, Ordering::Relaxed);
             ops.push(Op::Host(&over));
         }
-        // SAFETY: the caller's promises hold for these operations too: they touch nothing else.
+        // SAFETY: the caller's promises hold for these operations too, which access no other
+        // memory.
         let value = match unsafe { self.inner.submit(&ops) } {
             Err(_) if self.defect == Defect::LosesErrors => return Ok(self.line().submitted()),
             other => other?,
@@ -241,7 +244,7 @@ unsafe impl Stream for WrongStream {
     }
 }
 
-/// The same call, on a thread that knows that it runs one.
+/// The same call, on a thread that is marked during the call.
 fn marked(call: &HostCall) -> HostCall {
     let call = call.clone();
     HostCall::new(call.name, move || {
@@ -277,7 +280,7 @@ impl Tagged for WrongGate {
     type Tag = tags::Gate;
 }
 
-// SAFETY: nothing is submitted to a gate.
+// SAFETY: a host timeline accepts no submissions.
 unsafe impl Timeline for WrongGate {
     fn line(&self) -> &'static Line {
         self.inner.line()

@@ -1,10 +1,10 @@
-//! `config.json` in all its spellings, and each way in which it can be wrong.
+//! `config.json` in all its forms, and each possible error.
 
 use serde_json::json;
 
 use super::*;
 
-/// A config that is right, with some keys changed; `null` removes one.
+/// A valid config with some keys changed; `null` removes one.
 fn parse_with(changes: Value) -> Result<Config> {
     let mut base = json!({
         "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_act": "silu", "vocab_size": 200,
@@ -94,7 +94,8 @@ fn rope_in_both_spellings() {
     assert_eq!(rope_with(json!({"rope_theta": 500_000})), plain(5e5));
     assert_eq!(rope_with(json!({"rope_theta": 5e5, "rope_scaling": null})), plain(5e5));
     assert_eq!(rope_with(json!({"rope_parameters": {"rope_theta": 5e5, "rope_type": "default"}})), plain(5e5));
-    // transformers' precedence: inside before outside, a non-empty rope_scaling before rope_parameters.
+    // transformers' precedence: inner before outer, a non-empty rope_scaling before
+    // rope_parameters.
     assert_eq!(rope_with(json!({"rope_theta": 1e3, "rope_parameters": {"rope_theta": 5e5}})), plain(5e5));
     assert_eq!(rope_with(json!({"rope_theta": 1e3, "rope_parameters": {"rope_type": "default"}})), plain(1e3));
     let linear = |theta| Rope { theta, scaling: RopeScaling::Linear { factor: 4.0 } };

@@ -9,13 +9,14 @@ fn bundled() -> Tokenizer {
     Tokenizer::from_slice(include_bytes!("../../../../models/tiny-python/tokenizer.json"), "tokenizer.json").unwrap()
 }
 
-/// One token for each byte, and nothing else: every character beyond ASCII is split.
+/// One token for each byte, and no others: every character beyond ASCII is split.
 fn bytes_only() -> Tokenizer {
     let text = include_bytes!("../../tests/models/untied-head/tokenizer.json");
     Tokenizer::from_slice(text, "tokenizer.json").unwrap()
 }
 
-/// A tokenizer of the SentencePiece kind: spaces are marked, bytes that have no token are spelled `<0xNN>`.
+/// A tokenizer of the SentencePiece kind: spaces are marked, and bytes without a token are spelled
+/// `<0xNN>`.
 fn byte_fallback() -> Tokenizer {
     let mut vocab = json!({"<unk>": 0, "▁": 257, "▁a": 258, "b": 259});
     for byte in 0..=255_u32 {
@@ -68,7 +69,7 @@ fn a_character_comes_whole_with_its_last_token() {
     let ids: Vec<u32> = "é🦀!".bytes().map(u32::from).collect();
     let (pieces, _) = streamed(&tokenizer, &ids);
     assert_eq!(pieces, ["", "é", "", "", "", "🦀", "!", ""]);
-    // Cut off in the middle: shown as decode shows it.
+    // Cut off in the middle: printed as `decode` prints it.
     let (pieces, whole) = streamed(&tokenizer, &ids[..4]);
     assert_eq!((pieces[4].as_str(), whole), ("\u{fffd}", tokenizer.decode(&ids[..4]).unwrap()));
 }
@@ -138,14 +139,14 @@ fn a_decoder_that_is_no_json_is_an_error() {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(200))]
 
-    /// Pieces are the decoded whole, whatever the bytes, over several windows.
+    /// The pieces form the decoded text, for any bytes, over several windows.
     #[test]
     fn pieces_join_to_the_whole(ids in prop::collection::vec(0_u32..259, 0..200)) {
         let tokenizer = bytes_only();
         prop_assert_eq!(streamed(&tokenizer, &ids).1, tokenizer.decode(&ids).unwrap());
     }
 
-    /// Text in scripts of all lengths comes in whole characters.
+    /// Text in scripts of all lengths arrives in whole characters.
     #[test]
     fn text_never_shows_a_replacement(text in "[aé漢🦀 ]{0,60}") {
         let tokenizer = bytes_only();
@@ -155,7 +156,7 @@ proptest! {
         prop_assert!(pieces.iter().all(|piece| !piece.contains(REPLACEMENT)));
     }
 
-    /// A byte of the file changed: a tokenizer or an error.
+    /// A changed byte of the file gives a tokenizer or an error.
     #[test]
     fn a_changed_file_is_taken_or_refused(at in any::<prop::sample::Index>(), byte in any::<u8>()) {
         let mut json = include_bytes!("../../tests/models/untied-head/tokenizer.json").to_vec();
@@ -167,7 +168,7 @@ proptest! {
     }
 }
 
-/// Files on which the library panics: while it reads, while it encodes, while it decodes.
+/// Files that make the library panic: while it reads, encodes or decodes.
 #[test]
 fn what_makes_the_library_panic_is_an_error() {
     let with = |key: &str, value: serde_json::Value| {
@@ -189,6 +190,6 @@ fn what_makes_the_library_panic_is_an_error() {
     said(strip.stream().push(0).unwrap_err(), "the ids cannot be decoded");
     let empty = json!({"type": "Replace", "pattern": {"String": ""}, "content": "x"});
     said(with("normalizer", empty).unwrap().encode("a").unwrap_err(), "the text cannot be encoded");
-    // What panics elsewhere on this thread is loud again.
+    // Other panics on this thread are reported again.
     assert!(!INSIDE.get());
 }

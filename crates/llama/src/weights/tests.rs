@@ -1,4 +1,4 @@
-//! Files that are right, in one piece, in shards and embedded; and each way in which they can be wrong.
+//! Valid files, in one piece, in shards and embedded; and each possible error.
 
 use std::collections::BTreeMap;
 
@@ -11,7 +11,7 @@ use std::fs;
 
 use super::*;
 
-/// What is written to a file: the tensor's type, shape and bytes.
+/// The contents of a file: the tensor's type, shape and bytes.
 type Stored = BTreeMap<String, (StoredDtype, Vec<usize>, Vec<u8>)>;
 
 fn config(changes: serde_json::Value) -> Config {
@@ -28,7 +28,7 @@ fn tied() -> Config {
     config(json!({}))
 }
 
-/// A model of this config, its bytes counting up from the length of the tensor's name.
+/// A model of this config, with bytes that count up from the length of the tensor's name.
 fn model(config: &Config, dtype: StoredDtype) -> Stored {
     TensorSpec::all(config)
         .into_iter()
@@ -47,7 +47,7 @@ fn file(stored: &Stored) -> Vec<u8> {
     serialize(views, None).unwrap()
 }
 
-/// A file with any header, right or not.
+/// A file with any header, valid or not.
 fn raw(header: &str, data: &[u8]) -> Vec<u8> {
     [&(header.len() as u64).to_le_bytes(), header.as_bytes(), data].concat()
 }
@@ -57,7 +57,7 @@ fn open(bytes: &[u8], config: &Config) -> Result<Weights> {
 }
 
 fn from_dir(dir: &Path, config: &Config) -> Result<Weights> {
-    // SAFETY: a directory of the test's own, which nobody changes while the weights live.
+    // SAFETY: a directory of the test, which no program changes while the weights live.
     unsafe { Weights::from_dir(dir, config) }
 }
 
@@ -129,7 +129,7 @@ fn a_view_says_where_it_lies_and_keeps_its_mapping() {
     assert_eq!(tensor.source().name(), path.display().to_string());
     let (address, keep) = (tensor.bytes().as_ptr().addr(), tensor.keep_alive());
     drop((weights, tensor));
-    // The first mapping must still be there: a second one lies elsewhere.
+    // The first mapping must still exist: a second one has another address.
     let again = from_dir(dir.path(), &tied()).unwrap();
     assert_ne!(again.tensor("model.norm.weight").unwrap().bytes().as_ptr().addr(), address);
     drop(keep);
@@ -154,7 +154,7 @@ fn shards() {
     let (first, second) = split(whole.clone());
     write_shards(dir.path(), &[("a.safetensors", first), ("b.safetensors", second)]);
     assert_holds(&from_dir(dir.path(), &tied()).unwrap(), &whole, Dtype::F16);
-    // As transformers does, the single file comes first.
+    // As in transformers, the single file takes precedence.
     fs::write(dir.path().join(SINGLE), file(&model(&tied(), StoredDtype::F32))).unwrap();
     let weights = from_dir(dir.path(), &tied()).unwrap();
     assert_eq!(weights.tensor("model.norm.weight").unwrap().dtype(), Dtype::F32);
@@ -164,7 +164,8 @@ fn shards() {
 fn embedded_bytes_are_used_in_place_where_aligned_and_copied_where_not() {
     let model = model(&tied(), StoredDtype::F32);
     let bytes = file(&model);
-    // An embedded file is 'static: eight small blocks stay for ever, where a leak checker can see them.
+    // An embedded file is 'static: eight small blocks stay allocated, in a place where a leak
+    // checker can see them.
     static KEPT: leasehold_core::sync::Mutex<Vec<&'static [u64]>> = leasehold_core::sync::Mutex::new(Vec::new());
     for shift in 0..8 {
         let at = shift..shift + bytes.len();
@@ -240,7 +241,7 @@ fn a_damaged_header_is_an_error() {
     check(tensor("[-1]", "[0,2]"), "damaged header");
 }
 
-/// Offsets so large that adding the header's length to them overflows.
+/// Offsets so large that the sum with the header's length overflows.
 #[test]
 fn overflowing_offsets_are_an_error() {
     let step = (1_u64 << 61) - 1;
@@ -288,7 +289,7 @@ fn a_tensor_that_its_shard_lacks_is_an_error() {
     fs::write(dir.path().join("b.safetensors"), file(&second)).unwrap();
     let weights = from_dir(dir.path(), &tied());
     assert_error(weights, "NotFound", &["model.norm.weight", "b.safetensors", INDEX]);
-    // And one that the index does not know.
+    // A tensor that the index does not know.
     write_shards(dir.path(), &[("b.safetensors", second)]);
     assert_error(from_dir(dir.path(), &tied()), "NotFound", &["missing", INDEX]);
 }
@@ -312,14 +313,15 @@ fn a_wrong_index_is_an_error() {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(300))]
 
-    /// Whatever the bytes, opening ends with a result.
+    /// For any bytes, opening returns a result.
     #[test]
     fn any_bytes_are_taken_or_refused(header in "[\\x20-\\x7e]{0,80}", data in prop::collection::vec(any::<u8>(), 0..80)) {
         let _ = open(&data, &tied());
         let _ = open(&raw(&header, &data), &tied());
     }
 
-    /// A byte of the header changed: an error, or a header that still describes the whole model.
+    /// A changed byte of the header gives an error, or a header that still describes the whole
+    /// model.
     #[test]
     fn a_changed_byte_is_noticed_or_harmless(at in any::<prop::sample::Index>(), byte in any::<u8>()) {
         let stored = model(&tied(), StoredDtype::BF16);

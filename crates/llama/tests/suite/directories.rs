@@ -42,7 +42,7 @@ fn golden_values_fit_their_models() {
     }
 }
 
-/// The shapes and spellings that the generated models are there for.
+/// The shapes and forms that the generated models must cover.
 #[test]
 fn the_models_cover_what_they_are_named_after() {
     let configs: BTreeMap<String, Config> =
@@ -111,7 +111,7 @@ fn a_config_that_does_not_fit_the_weights_is_noticed() {
     }
 }
 
-/// A small model's directory of its own.
+/// A separate copy of a small model's directory.
 fn copied() -> tempfile::TempDir {
     let from = model_dirs().into_iter().find(|dir| name(dir) == "untied-head").unwrap();
     let dir = tempfile::tempdir().unwrap();
@@ -127,7 +127,7 @@ fn opened(dir: &Path) -> leasehold_core::Result<()> {
     Tokenizer::from_dir(dir).map(|_| ())
 }
 
-/// Nobody waits for a pipe's writer, and what has no end is not read.
+/// No call waits for a pipe's writer, and no endless file is read.
 #[cfg(unix)]
 #[test]
 fn what_is_no_regular_file_is_refused_at_once() {
@@ -171,7 +171,7 @@ fn files_longer_than_their_limits_are_refused() {
     }
 }
 
-/// What a message quotes is short and gives a terminal no commands.
+/// A message's quotation is short and contains no control characters.
 #[test]
 fn texts_of_files_are_quoted_without_their_control_characters() {
     let long = "x".repeat(3 << 20);

@@ -1,4 +1,4 @@
-//! Generated text against what transformers computed in float64, eager and as a graph.
+//! Generated text against transformers' results in float64, eager and as a graph.
 
 use super::{golden, model_dirs, weights_of};
 use leasehold::{Context, DeviceId, Runtime};
@@ -11,7 +11,7 @@ fn tokens_and_logits_are_those_of_transformers() {
     same_as_transformers(&Context::new().runtime(DeviceId::cpu(0)).unwrap());
 }
 
-/// On a device whose memory the host does not see, with the race detector on.
+/// A device whose memory the host cannot access, with the race detector on.
 #[test]
 fn a_simulated_device_gives_the_same() {
     let kernels = KernelRegistry::new();
@@ -23,7 +23,7 @@ fn a_simulated_device_gives_the_same() {
     assert!(reports.is_empty(), "{} reports, the first: {}", reports.len(), reports[0]);
 }
 
-/// Weights that are no numbers give no token, and the error says at which one.
+/// Weights that are NaN give no token, and the error names the place.
 #[test]
 fn no_token_is_chosen_where_no_logit_is_a_number() {
     let kernels = KernelRegistry::new();

@@ -1,5 +1,5 @@
-//! The public API over whole model directories: the bundled one and those under `tests/models`, which
-//! `models/generate.py` in the repository's root makes.
+//! The public API over whole model directories: the bundled one and those under `tests/models`,
+//! which `models/generate.py` makes.
 
 mod directories;
 mod golden;
@@ -8,11 +8,11 @@ use leasehold_llama::{Config, Weights};
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// One prompt of a `golden.json`, as transformers answers it in float64.
+/// One prompt of a `golden.json`, with transformers' results in float64.
 struct Golden {
     /// The prompt.
     prompt_ids: Vec<u32>,
-    /// One number per vocabulary entry, after the prompt's last position.
+    /// One number for each vocabulary entry, after the prompt's last position.
     last_logits: Vec<f64>,
     /// The greedy choice after each prompt position.
     argmax_per_position: Vec<u32>,
@@ -22,7 +22,8 @@ struct Golden {
 
 /// The weights of a directory.
 fn weights_of(dir: &Path, config: &Config) -> leasehold_core::Result<Weights> {
-    // SAFETY: a model of the repository's, or of the test's own: nobody changes it while the weights live.
+    // SAFETY: a model of the repository, or of the test itself. No program changes it while the
+    // weights live.
     unsafe { Weights::from_dir(dir, config) }
 }
 

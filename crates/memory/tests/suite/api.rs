@@ -10,7 +10,7 @@ thread_local! {
     static DESTROYED: RefCell<Vec<usize>> = const { RefCell::new(Vec::new()) };
 }
 
-/// Destroys an object made by `object`, and notes its number.
+/// Destroys an object from `object`, and records its number.
 pub unsafe extern "C" fn note(ptr: *mut c_void) {
     // SAFETY: objects are boxes of their number.
     let number = unsafe { Box::from_raw(ptr.cast::<usize>()) };
@@ -18,7 +18,7 @@ pub unsafe extern "C" fn note(ptr: *mut c_void) {
 }
 
 unsafe extern "C" fn note_tensor(ptr: *mut OpaqueTensor) {
-    // SAFETY: as for `note`.
+    // SAFETY: the tensors of these tests are objects from `object`.
     unsafe { note(ptr.cast()) };
 }
 
@@ -33,7 +33,7 @@ fn destroyed() -> Vec<usize> {
 /// A registered object with a number.
 fn add(m: &mut MemoryManager, number: usize) -> *mut c_void {
     let o = object(number);
-    // SAFETY: `note` destroys it, and nobody else does.
+    // SAFETY: only `note` destroys the object.
     unsafe { m.register_custom(o, note) };
     o
 }
@@ -117,7 +117,7 @@ fn unregister_hands_the_count_to_the_caller() {
     m.enter_scope();
     let o = add(&mut m, 1);
     m.enter_scope();
-    // The Rust method looks at the current scope only, the C rule at the nearest that has a record.
+    // The Rust method uses only the current scope; the C rule uses the nearest scope with a record.
     m.unregister(o);
     assert!(m.is_registered(o));
     m.unregister_nearest(o);
@@ -148,7 +148,7 @@ fn promote_moves_one_scope_out_and_keeps_the_order() {
     assert_eq!((destroyed(), m.misuses(Misuse::NotRegistered)), (vec![5, 3, 1], 1));
 }
 
-/// Regression of the plain design: a stale record freed the successor at the same address.
+/// Regression of the plain design: a stale record freed the next object at the same address.
 #[test]
 fn a_record_of_a_dead_object_does_not_touch_its_successor() {
     let m = MemoryManager::new();
@@ -159,11 +159,11 @@ fn a_record_of_a_dead_object_does_not_touch_its_successor() {
         BLOCK.set([BLOCK.get()[0] + 1, 0]);
     }
     let address = BLOCK.with(|b| b.as_ptr().cast::<c_void>());
-    // SAFETY: `count` leaves the memory alone.
+    // SAFETY: `count` does not access the memory.
     unsafe { m.register_custom(address, count) };
     m.release_ptr(address);
     assert_eq!(BLOCK.get()[0], 1);
-    // SAFETY: as above; b is made at a's address.
+    // SAFETY: `count` does not access the memory. The second object has the first one's address.
     unsafe { m.register_custom(address, count) };
     m.unregister(address);
     m.exit_scope();
@@ -203,7 +203,7 @@ fn a_dead_tensor_that_is_registered_again_in_time_is_revived() {
     m.acquire_ptr(t);
     m.release_ptr(t);
     assert_eq!(m.misuses(Misuse::UseOfDead), 2);
-    // SAFETY: it has not been destroyed.
+    // SAFETY: the tensor was not destroyed.
     unsafe { m.register_tensor(t.cast()) };
     m.promote(t);
     m.exit_scope();
@@ -223,7 +223,7 @@ fn the_quarantine_keeps_within_its_budget_and_lets_the_oldest_go_first() {
         unsafe { m.register_tensor(t.cast()) };
         m.release_ptr(t);
     }
-    // Of unknown size: each counts as 4 KiB.
+    // The size is unknown: each tensor counts as 4 KiB.
     assert_eq!((destroyed(), m.stats().quarantined_tensors), (vec![0, 1], 3));
     m.exit_scope();
     assert_eq!(m.stats().peak_quarantined_bytes, 4 * 4096);
@@ -302,7 +302,7 @@ fn two_hundred_thousand_nested_vectors_are_released() {
     m.unregister(inner);
     for _ in 0..200_000 {
         let vec = VecPtr::create(1);
-        // SAFETY: fresh vectors; the element's count goes to the vector.
+        // SAFETY: new vectors; the element's count moves to the vector.
         unsafe {
             assert!(VecPtr::push(vec, inner));
             m.register_vec_ptr(vec.cast());
@@ -322,20 +322,21 @@ fn a_long_chain_of_destructors_needs_no_stack() {
     unsafe extern "C" fn free_node(node: *mut c_void) {
         // SAFETY: nodes are boxes of the next node's address.
         let next = unsafe { Box::from_raw(node.cast::<*mut c_void>()) };
-        // SAFETY: set below, for as long as nodes are destroyed; the manager admits calls from destructors.
+        // SAFETY: set below, for as long as nodes are destroyed. The manager allows calls from
+        // destructors.
         unsafe { (*MANAGER.get()).release_ptr(*next) };
     }
     let mut m = MemoryManager::new();
     let mut next: *mut c_void = ptr::null_mut();
     for _ in 0..200_000 {
         let node = Box::into_raw(Box::new(next)).cast();
-        // SAFETY: `free_node` destroys it.
+        // SAFETY: `free_node` destroys the node.
         unsafe { m.register_custom(node, free_node) };
         m.unregister(node);
         next = node;
     }
     MANAGER.set(&raw mut m);
-    // SAFETY: as in `free_node`; all uses go through this pointer.
+    // SAFETY: all uses go through this pointer, which stays valid to the end of the test.
     unsafe {
         (*MANAGER.get()).release_ptr(next);
         assert_eq!((*MANAGER.get()).object_count(), 0);
@@ -348,7 +349,7 @@ fn a_vector_that_holds_itself_is_reported_as_a_leak() {
     m.set_call_site(c"loop.tl:7");
     m.enter_scope();
     let vec = VecPtr::create(1);
-    // SAFETY: a fresh vector, which gets a count of itself.
+    // SAFETY: a new vector, which gets a count of itself.
     unsafe {
         m.register_vec_ptr(vec.cast());
         assert!(VecPtr::push(vec, vec.cast()));
@@ -361,7 +362,8 @@ fn a_vector_that_holds_itself_is_reported_as_a_leak() {
         (1, Kind::VecPtr, "loop.tl:7")
     );
     assert!(report.to_string().contains("1 x VecPtr name=- site=loop.tl:7"), "{report}");
-    // SAFETY: breaking the circle, for the leak checker: the vector is alive and ours.
+    // SAFETY: the vector is alive and belongs to this test. The write breaks the cycle, for the
+    // leak checker.
     unsafe { (*vec).len = 0 };
     assert!(m.release_ptr(vec.cast()));
 }
@@ -373,9 +375,9 @@ fn leaks_are_reported_by_name_and_site() {
     for (name, site, n) in [(c"Node", c"a.tl:1", 3), (c"Node", c"a.tl:2", 1), (c"List", c"a.tl:2", 2)] {
         m.set_call_site(site);
         for _ in 0..n {
-            // SAFETY: a fresh block that nobody else frees.
+            // SAFETY: a new block that no other code frees.
             all.push(unsafe { libc::malloc(32) });
-            // SAFETY: as above.
+            // SAFETY: the block is new, and only the manager frees it.
             unsafe { m.register_struct_named(all[all.len() - 1], name, 32) };
         }
     }
@@ -390,7 +392,7 @@ fn leaks_are_reported_by_name_and_site() {
 fn a_destructor_can_neither_close_what_it_found_open_nor_leave_its_own_behind() {
     thread_local!(static MANAGER: Cell<*mut MemoryManager> = const { Cell::new(ptr::null_mut()) });
     unsafe extern "C" fn meddle(_: *mut c_void) {
-        // SAFETY: set below; the manager admits calls from destructors.
+        // SAFETY: set below. The manager allows calls from destructors.
         let m = unsafe { &mut *MANAGER.get() };
         m.exit_scope();
         m.exit_scope();
@@ -404,10 +406,10 @@ fn a_destructor_can_neither_close_what_it_found_open_nor_leave_its_own_behind() 
     let mut dummy = 0u8;
     m.function_enter(1);
     m.enter_scope();
-    // SAFETY: `meddle` leaves the memory alone.
+    // SAFETY: `meddle` does not access the memory.
     unsafe { m.register_custom((&raw mut dummy).cast(), meddle) };
     MANAGER.set(&raw mut m);
-    // SAFETY: as in `meddle`.
+    // SAFETY: the pointer was set above and stays valid to the end of the test.
     let m = unsafe { &mut *MANAGER.get() };
     m.exit_scope();
     assert_eq!(m.scope_depth(), 2);

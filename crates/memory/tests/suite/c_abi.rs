@@ -1,6 +1,8 @@
-//! The C ABI from other languages: the header, C and C++ programs, LLVM IR programs, against the shared library.
+//! The C ABI from other languages: the header, and C, C++ and LLVM IR programs against the shared
+//! library.
 //!
-//! Where a tool is missing the test says so and passes; with `LEASEHOLD_REQUIRE_TOOLS` set (`ci/memory.sh`) it fails.
+//! If a tool is missing, a test prints a message and passes. With `LEASEHOLD_REQUIRE_TOOLS`
+//! (`ci/memory.sh`) it fails.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -9,7 +11,7 @@ fn root() -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR"))
 }
 
-/// The folder with the shared library: that of this test's executable.
+/// The folder of the shared library, which is that of this test's executable.
 fn library() -> PathBuf {
     let executable = std::env::current_exe().expect("a test has an executable");
     let deps = executable.parent().expect("it lies in a folder").to_path_buf();
@@ -22,7 +24,7 @@ fn scratch(name: &str) -> PathBuf {
     dir.join(format!("{name}-{}", std::process::id()))
 }
 
-/// A library built with a sanitizer cannot be loaded by programs without it.
+/// A program without a sanitizer cannot load a library with one.
 fn sanitized() -> bool {
     let sanitized = option_env!("RUSTFLAGS").is_some_and(|flags| flags.contains("sanitizer"));
     if sanitized {
@@ -31,7 +33,8 @@ fn sanitized() -> bool {
     sanitized
 }
 
-/// Whether the tool can be started; if not, a message, or a failure where tools are mandatory.
+/// Returns whether the tool can be started. If not, prints a message, or fails if tools are
+/// mandatory.
 fn have(tool: &str) -> bool {
     let found = Command::new(tool).arg("--version").output().is_ok_and(|o| o.status.success());
     if !found {
@@ -124,7 +127,7 @@ fn the_header_declares_what_the_library_exports() {
     }
 }
 
-/// Runs a program under valgrind, where tools are mandatory.
+/// Runs a program under valgrind, if tools are mandatory.
 fn check_memory(program: &Path, words: &[&str]) {
     if std::env::var_os("LEASEHOLD_REQUIRE_TOOLS").is_some() && have("valgrind") {
         let leaks = ["--leak-check=full", "--errors-for-leak-kinds=definite", "--show-leak-kinds=definite"];
@@ -164,10 +167,10 @@ fn build(name: &str, flags: &[&str]) -> PathBuf {
     program
 }
 
-/// Runs a program that `build` made, under the address sanitizer's rules if it has it.
+/// Runs a program that `build` made, with the options of the address sanitizer.
 fn run(program: &Path) -> Command {
     let mut command = Command::new(program);
-    // The library's own blocks of threads that are still there at the end are no leaks.
+    // The library's own blocks of threads that still exist at the end are not leaks.
     command.env("ASAN_OPTIONS", "detect_leaks=0:allocator_may_return_null=1:max_allocation_size_mb=1024");
     command
 }
@@ -203,7 +206,7 @@ fn random_calls_of_threads_that_come_and_go() {
     }
 }
 
-/// `odd.c` with this word, some times; false if the system does not allow what it does.
+/// Runs `odd.c` with this word several times; `false` if the system forbids its actions.
 fn odd(word: &str, times: u32) -> bool {
     if sanitized() || !have("gcc") {
         return false;
@@ -223,7 +226,7 @@ fn odd(word: &str, times: u32) -> bool {
     allowed
 }
 
-/// Where the kernel refuses its barrier from some time on, no two threads get into one shard.
+/// If the kernel refuses its barrier from some time on, no two threads enter one shard.
 #[test]
 #[cfg(target_os = "linux")]
 fn a_sandbox_that_is_entered_late_corrupts_nothing() {
@@ -238,7 +241,7 @@ fn children_of_a_process_with_busy_threads_are_usable() {
     odd("fork", 1);
 }
 
-/// Without memory every call is without effect, and none ends the process.
+/// Without memory no call has an effect, and none ends the process.
 #[test]
 #[cfg(target_os = "linux")]
 fn no_memory_is_never_the_end() {
@@ -270,7 +273,7 @@ fn nothing_of_the_programs_is_called_when_a_thread_or_the_process_ends() {
     }
 }
 
-/// Loading and closing the library again and again costs nothing: it stays.
+/// Repeated loading and closing of the library costs nothing, because the library stays loaded.
 #[test]
 #[cfg(target_os = "linux")]
 fn closing_the_library_loses_nothing() {
@@ -297,7 +300,8 @@ fn frames_belong_to_who_uses_them() {
     }
 }
 
-/// An exception that leaves a destructor ends the process, as the header says: what it interrupted cannot go on.
+/// An exception that leaves a destructor ends the process, as the header says, because the
+/// interrupted operation cannot continue.
 #[test]
 #[cfg(unix)]
 fn an_exception_out_of_a_destructor_ends_the_process() {
@@ -335,7 +339,7 @@ fn ir_programs_run_against_the_shared_library() {
                 let pic = ["-filetype=obj", "-relocation-model=pic"];
                 Command::new("llc").args(flags).args(pic).arg(&source).arg("-o").arg(&object).output()
             };
-            // LLVM 14 wants to be told about opaque pointers, later ones know nothing else.
+            // LLVM 14 needs an option for opaque pointers; later versions have only these.
             if !llc(&[]).is_ok_and(|o| o.status.success()) {
                 let output = llc(&["-opaque-pointers"]).unwrap();
                 assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
@@ -350,7 +354,7 @@ fn ir_programs_run_against_the_shared_library() {
         }
         for command in programs {
             succeed(Command::new(&command[0]).args(&command[1..]));
-            // That the test can see the defect: with the quarantine off, the wrong answer.
+            // The test can detect the defect: with the quarantine off, the result is wrong.
             let plain = Command::new(&command[0]).args(&command[1..]).env("TL_MEM_QUARANTINE_BYTES", "0").status();
             assert_eq!(plain.unwrap().success(), right_without_quarantine, "{command:?} without quarantine");
         }

@@ -18,7 +18,7 @@ fn tensor(n: usize) -> *mut OpaqueTensor {
 }
 
 fn release(pool: &mut TensorPool, t: usize, n: usize, dtype: u8, device: u8) -> PoolOutcome {
-    // SAFETY: `gone` only notes the address.
+    // SAFETY: `gone` only records the address.
     unsafe { pool.release(tensor(t), n, dtype, device) }
 }
 
@@ -50,7 +50,7 @@ fn the_keys_used_longest_ago_go_first() {
     for (t, n) in [(1, 10), (2, 20), (3, 30)] {
         assert_eq!(release(&mut pool, t, n, 4, 0), PoolOutcome::Pooled);
     }
-    // Key 10 is used again; now key 20 is the oldest.
+    // Key 10 is used again, so key 20 is now the least recently used.
     assert_eq!(pool.acquire(10, 4, 0), Some(tensor(1)));
     assert_eq!(release(&mut pool, 1, 10, 4, 0), PoolOutcome::Pooled);
     assert_eq!(release(&mut pool, 4, 55, 4, 0), PoolOutcome::Pooled);
@@ -62,7 +62,7 @@ fn the_keys_used_longest_ago_go_first() {
     assert_eq!((pool.total_count(), pool.total_bytes(), pool.key_count()), (0, 0, 0));
 }
 
-/// Regression of the plain design: the count was flat while memory grew by gigabytes.
+/// Regression of the plain design: the count stayed constant while memory grew by gigabytes.
 #[test]
 fn a_growing_cache_leaves_a_bounded_pool() {
     let m = MemoryManager::new();
@@ -97,19 +97,19 @@ fn a_described_tensor_comes_back_from_the_pool_and_a_strange_one_does_not() {
         1
     }
     let m = MemoryManager::new();
-    // SAFETY: both hooks leave the memory alone.
+    // SAFETY: both hooks do not access the memory.
     unsafe {
         m.set_tensor_destructor(Some(gone));
         m.set_tensor_describer(Some(describe));
     }
     m.enter_scope();
-    // SAFETY: as above.
+    // SAFETY: the hooks do not access the memory.
     unsafe { m.register_tensor(tensor(4096)) };
     m.exit_scope();
     assert_eq!((m.pool_count(), m.refcount_count()), (1, 0));
-    // What is in the pool and is registered again is taken out of it.
+    // A pooled tensor that is registered again leaves the pool.
     m.enter_scope();
-    // SAFETY: as above.
+    // SAFETY: the hooks do not access the memory.
     unsafe { m.register_tensor(tensor(4096)) };
     assert_eq!((m.pool_count(), m.refcount_count()), (0, 1));
     m.exit_scope();
@@ -125,7 +125,7 @@ proptest! {
     fn behaves_like_a_naive_pool(ops in prop::collection::vec((0u8..3, 1usize..30, 1usize..6), 1..200)) {
         let limits = PoolLimits { per_key: 3, keys: 4, bytes: 40 };
         let mut pool = TensorPool::with_destructor(limits, gone);
-        // Keys from the one used longest ago to the newest, each with its tensors.
+        // Keys from the least to the most recently used one, each with its tensors.
         let mut model: Vec<(usize, Vec<usize>)> = Vec::new();
         GONE.take();
         for (op, t, n) in ops {
@@ -179,7 +179,8 @@ proptest! {
     }
 }
 
-/// A pool that was made without a destructor destroys with the process's, and without one it loses its tensors and says so.
+/// A pool without a destructor uses the process's. Without that one too, its tensors are lost, and
+/// a misuse is counted.
 #[test]
 fn a_pool_of_strange_tensors_uses_the_destructor_of_the_process() {
     use leasehold_core::sync::atomic::{AtomicUsize, Ordering::Relaxed};
@@ -190,7 +191,7 @@ fn a_pool_of_strange_tensors_uses_the_destructor_of_the_process() {
     }
     fn lost() -> u64 {
         let mut stats = Stats { size: size_of::<Stats>() as u64, ..Stats::default() };
-        // SAFETY: the struct has the size that it says.
+        // SAFETY: the struct has the size that it states.
         unsafe { ffi::tl_mem_stats(&raw mut stats) };
         stats.misuses[Misuse::NoDestructor as usize]
     }
@@ -199,11 +200,12 @@ fn a_pool_of_strange_tensors_uses_the_destructor_of_the_process() {
     let before = lost();
     pool.clear();
     assert_eq!((lost() - before, pool.total_count()), (1, 0));
-    // SAFETY: `destroy` leaves the memory alone, and no other test of this process has tensors that are not the library's.
+    // SAFETY: `destroy` does not access the memory, and no other test of this process has foreign
+    // tensors.
     unsafe { ffi::tl_mem_set_tensor_destructor(Some(destroy)) };
     assert_eq!(release(&mut pool, 128, 4, 9, 9), PoolOutcome::Pooled);
     drop(pool);
     assert_eq!(DESTROYED.load(Relaxed), 128);
-    // SAFETY: none is always allowed.
+    // SAFETY: removing the hook is always allowed.
     unsafe { ffi::tl_mem_set_tensor_destructor(None) };
 }

@@ -1,4 +1,5 @@
-//! Programs as compilers emit them, checked step by step; the fuzzer's slice; the plain design's failures.
+//! Compiler-like programs, checked step by step; a short run of the fuzzer; the failures of the
+//! plain design.
 
 use leasehold_core::sync::thread;
 use leasehold_memory::workload::program::{Op, Pattern, Program, What, generate};
@@ -52,7 +53,8 @@ fn programs_with_a_compilers_bugs() {
     }
 }
 
-/// The checker must be able to fail: without quarantine, a program that counts on it is seen to go wrong.
+/// The checker must be able to fail: without quarantine it detects an error in a program that
+/// relies on it.
 #[test]
 fn the_checker_sees_a_use_after_a_double_release() {
     let ops = vec![

@@ -1,4 +1,5 @@
-//! Threads: each has its own scopes; what they share is counted right; what they leave open is closed.
+//! Threads: each has its own scopes; shared counts are correct; scopes that a thread leaves open
+//! are closed.
 
 use std::ffi::c_void;
 
@@ -7,7 +8,7 @@ use leasehold_core::sync::{Arc, thread};
 use leasehold_memory::MemoryManager;
 use leasehold_memory::ffi::*;
 
-/// An object that knows its owner, and notes when another thread destroys it.
+/// An object that knows its owner, and records a destruction by another thread.
 struct Owned {
     owner: thread::ThreadId,
     strange: Arc<AtomicU64>,
@@ -32,7 +33,7 @@ fn counters() -> (Arc<AtomicU64>, Arc<AtomicU64>) {
     (Arc::new(AtomicU64::new(0)), Arc::new(AtomicU64::new(0)))
 }
 
-/// Regression of the plain design: another thread's exit_scope freed one's objects.
+/// Regression of the plain design: another thread's `exit_scope` freed a thread's objects.
 #[test]
 fn no_object_is_freed_by_a_foreign_thread() {
     let (strange, destroyed) = counters();
@@ -43,7 +44,7 @@ fn no_object_is_freed_by_a_foreign_thread() {
                 for i in 0..100_000 {
                     tl_mem_enter_scope();
                     if i % 10 == 0 {
-                        // SAFETY: `destroy` fits the object.
+                        // SAFETY: `destroy` matches the object.
                         unsafe { tl_mem_register_custom(owned(&strange, &destroyed), Some(destroy)) };
                     }
                     tl_mem_exit_scope();
@@ -67,13 +68,13 @@ fn a_thread_that_ends_with_open_scopes_and_frames_releases_them() {
             tl_mem_function_enter(3);
             tl_mem_get_buffer(2, 1000);
             tl_mem_enter_scope();
-            // SAFETY: `destroy` fits the object.
+            // SAFETY: `destroy` matches the object.
             unsafe { tl_mem_register_custom(owned(&counts.0, &counts.1), Some(destroy)) };
         }
     })
     .join()
     .unwrap();
-    // Nothing of the program's is called from a thread that is ending. The others come to it.
+    // An ending thread calls no function of the program. Other threads run the destructors.
     for _ in 0..1000 {
         tl_mem_enter_scope();
         tl_mem_exit_scope();
@@ -85,7 +86,7 @@ fn a_thread_that_ends_with_open_scopes_and_frames_releases_them() {
     assert_eq!((strange.load(Relaxed), destroyed.load(Relaxed)), (5, 5));
 }
 
-/// What a POSIX key's destructor works with.
+/// The state of a POSIX key's destructor.
 #[cfg(unix)]
 struct Late {
     key: libc::pthread_key_t,
@@ -111,7 +112,7 @@ unsafe extern "C" fn late(state: *mut c_void) {
     unsafe { tl_mem_register_struct(std::ptr::null_mut()) };
     state.rounds += 1;
     if state.rounds == 3 {
-        // Counting still works.
+        // Reference counts still work.
         tl_ptr_release(state.object);
     } else {
         let key = state.key;
@@ -123,20 +124,20 @@ unsafe extern "C" fn late(state: *mut c_void) {
 #[test]
 #[cfg(unix)]
 fn calls_from_later_destructors_of_the_thread_are_safe() {
-    /// (The thread has no name any more, so that this does not ask for it.)
+    /// (The thread has no name any more, so this function does not ask for it.)
     unsafe extern "C" fn count(destroyed: *mut c_void) {
-        // SAFETY: the object is a counter that was given away.
+        // SAFETY: the object is a counter that its owner gave away.
         unsafe { Arc::from_raw(destroyed.cast::<AtomicU64>().cast_const()) }.fetch_add(1, Relaxed);
     }
     let (gone, destroyed) = counters();
     let (g, d) = (Arc::clone(&gone), Arc::clone(&destroyed));
     thread::spawn(move || {
         let object = Arc::into_raw(d).cast_mut().cast();
-        // SAFETY: `count` fits the object.
+        // SAFETY: `count` matches the object.
         unsafe { tl_mem_register_custom(object, Some(count)) };
         tl_mem_unregister(object);
         let mut key = 0;
-        // SAFETY: the destructor gets what is set here.
+        // SAFETY: the destructor gets the value that is set here.
         unsafe {
             libc::pthread_key_create(&raw mut key, Some(late));
             let state = Late { key, rounds: 0, object, gone: g };
@@ -149,16 +150,16 @@ fn calls_from_later_destructors_of_the_thread_are_safe() {
     assert_eq!(destroyed.load(Relaxed), 1);
 }
 
-/// Rust code sees what compiled code registered in the same scopes, and the other way round.
+/// Rust code sees objects that compiled code registered in the same scopes, and vice versa.
 #[test]
 fn the_manager_behind_the_c_functions_is_a_memory_manager() {
     let (strange, destroyed) = counters();
     tl_mem_enter_scope();
     let (a, b) = (owned(&strange, &destroyed), owned(&strange, &destroyed));
-    // SAFETY: `destroy` fits the object.
+    // SAFETY: `destroy` matches the object.
     unsafe { tl_mem_register_custom(a, Some(destroy)) };
     let seen = MemoryManager::with_global(|m| {
-        // SAFETY: as above.
+        // SAFETY: `destroy` matches the object.
         unsafe { m.register_custom(b, destroy) };
         m.acquire_ptr(a);
         let other = m.attach();
@@ -179,7 +180,7 @@ fn shared_objects_are_counted_right_by_all_threads_and_destroyed_once() {
     let m = MemoryManager::new();
     let objects: Vec<usize> = (0..8).map(|_| owned(&strange, &destroyed).expose_provenance()).collect();
     for &o in &objects {
-        // SAFETY: `destroy` fits the object.
+        // SAFETY: `destroy` matches the object.
         unsafe { m.register_custom(std::ptr::with_exposed_provenance_mut(o), destroy) };
     }
     let handles: Vec<_> = (0..4)

@@ -1,11 +1,11 @@
-//! Memory between pages that nobody may touch.
+//! Memory between inaccessible guard pages.
 
 use leasehold_hal::Access;
 use leasehold_hal::kernel::Binding;
 
 const PAGE: usize = 4096;
 
-/// Bytes that end where a page without rights begins, or begin where one ends.
+/// Bytes that end at the start of an inaccessible page, or begin at its end.
 pub struct Guarded {
     map: *mut u8,
     mapped: usize,
@@ -18,29 +18,30 @@ impl Guarded {
         let room = len.next_multiple_of(PAGE);
         let mapped = room + 2 * PAGE;
         let anonymous = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
-        // SAFETY: a new mapping, which touches no other.
+        // SAFETY: a new mapping, which changes no other one.
         let map = unsafe { libc::mmap(std::ptr::null_mut(), mapped, libc::PROT_NONE, anonymous, -1, 0) };
         assert!(map != libc::MAP_FAILED, "no memory");
         let map = map.cast::<u8>();
-        // SAFETY: the pages between the first and the last one of this mapping.
+        // SAFETY: the address lies between the first and the last page of this mapping.
         let inner = unsafe { map.add(PAGE) };
         if room > 0 {
-            // SAFETY: as before.
+            // SAFETY: the pages between the first and the last one of this mapping.
             let opened = unsafe { libc::mprotect(inner.cast(), room, libc::PROT_READ | libc::PROT_WRITE) };
             assert_eq!(opened, 0, "no rights");
         }
-        // SAFETY: within these pages.
+        // SAFETY: the address lies within these pages.
         let at = if at_end { unsafe { inner.add(room - len) } } else { inner };
         Self { map, mapped, at, len }
     }
 
     pub fn bytes(&self) -> &[u8] {
-        // SAFETY: mapped for reading, zeroed by the system, and lent to kernels only while nobody looks.
+        // SAFETY: mapped for reading and zeroed by the system. Kernels use it only while no
+        // reference exists.
         unsafe { std::slice::from_raw_parts(self.at, self.len) }
     }
 
     pub fn bytes_mut(&mut self) -> &mut [u8] {
-        // SAFETY: mapped for writing, and nobody else's.
+        // SAFETY: mapped for writing, and exclusively this value's.
         unsafe { std::slice::from_raw_parts_mut(self.at, self.len) }
     }
 
@@ -52,7 +53,7 @@ impl Guarded {
 
 impl Drop for Guarded {
     fn drop(&mut self) {
-        // SAFETY: this value's own mapping; nothing borrows from it any more.
+        // SAFETY: this value's own mapping; no borrow of it is left.
         unsafe { libc::munmap(self.map.cast(), self.mapped) };
     }
 }

@@ -1,6 +1,6 @@
-//! No launch reaches beyond its operands: parameters at random, most of them near something sensible and some far from it, are refused
-//! or computed within the operands' memory. What a kernel would touch besides is a page that nobody may touch, which ends the
-//! process, or bytes that are compared.
+//! No launch accesses memory beyond its operands. Random parameters, most of them near valid ones
+//! and some far from them, are either refused or computed within the operands' memory. An access
+//! outside hits an inaccessible page, which ends the process, or bytes that are compared.
 
 mod guarded;
 mod words;
@@ -16,17 +16,17 @@ use leasehold_operators::kernels::cpu::KERNELS;
 use leasehold_operators::kernels::cpu::tile::KernelSpec;
 use words::{Words, params};
 
-/// Launches that need more are checked and not run.
+/// Launches that need more bytes are checked but not run.
 const MOST: u64 = 1 << 19;
 
-/// How many of a kernel's launches were run and how many refused.
+/// The numbers of a kernel's executed and refused launches.
 #[derive(Default)]
 struct Tally {
     run: u32,
     refused: u32,
 }
 
-/// Runs one launch of `spec` in guarded memory, if its parameters are some that it takes.
+/// Runs one launch of `spec` in guarded memory, if the kernel accepts its parameters.
 fn guarded(level: Level, spec: &KernelSpec, words: &mut Words, tally: &mut Tally) {
     let params = params(spec.name, words);
     let Ok(launch) = spec.plan(&params) else {
@@ -34,7 +34,7 @@ fn guarded(level: Level, spec: &KernelSpec, words: &mut Words, tally: &mut Tally
         return;
     };
     let sizes = &launch.bytes[..spec.operands.len()];
-    // One byte less than it needs, anywhere, and it is refused.
+    // With one byte less than required, for any operand, the launch is refused.
     for (i, &bytes) in sizes.iter().enumerate().filter(|(_, b)| **b > 0) {
         let at = |j: usize| (j as u64 + 1) << 48;
         let bound: Vec<Binding> = sizes
@@ -76,7 +76,7 @@ fn guarded(level: Level, spec: &KernelSpec, words: &mut Words, tally: &mut Tally
     let bindings: Vec<Binding> = std::iter::zip(&memory, spec.operands).map(|(m, o)| m.binding(o.access)).collect();
     match level {
         Level::Cpu(isa) => {
-            // SAFETY: the memory is mapped, and this test's alone.
+            // SAFETY: the memory is mapped, and exclusively this test's.
             unsafe { spec.run(Some(isa), &params, &bindings) }.expect("operands that it takes");
         }
         Level::Emulated => {
@@ -108,14 +108,14 @@ fn a_launch_that_is_taken_touches_its_operands_alone() {
                 "{} at {level}: only {run} launches were run, {refused} refused",
                 spec.name
             );
-            // It takes any ring and any step.
+            // This kernel accepts any ring and any step.
             let some = refused > 0 || spec.name == "advance";
             assert!(some, "{} at {level}: nothing was refused", spec.name);
         }
     }
 }
 
-/// A buffer whose parts are operands, with room between them that nobody may write.
+/// A buffer whose parts are operands, with bytes between them that no kernel may write.
 struct Ground {
     runtime: Runtime,
     buffer: Lease<Buffer>,
@@ -133,7 +133,7 @@ impl Ground {
         Self { runtime, buffer, bytes }
     }
 
-    /// Operands of random lengths, now and then one that overlaps its neighbour or begins at an odd byte.
+    /// Operands of random lengths; some overlap their neighbour or begin at an odd byte.
     fn operands(&self, spec: &KernelSpec, words: &mut Words) -> Vec<Operand<'_>> {
         let part = |(i, o): (usize, &leasehold_operators::kernels::cpu::tile::Operand)| {
             let at = i as u64 * (PART + GAP) + if words.below(8) == 0 { u64::from(words.below(16)) } else { 0 };
@@ -144,7 +144,7 @@ impl Ground {
         spec.operands.iter().enumerate().map(part).collect()
     }
 
-    /// Compares all bytes but those of operands that are written.
+    /// Compares all bytes except those of written operands.
     fn compare(&mut self, name: &str, operands: &[(u64, u64, bool)]) {
         let now: Vec<u8> = self.runtime.download(&self.buffer).expect("the bytes");
         for (i, (now, was)) in std::iter::zip(&now, &self.bytes).enumerate() {
@@ -155,7 +155,7 @@ impl Ground {
     }
 }
 
-/// Refusals are errors of the argument; they leave the stream as it was.
+/// Checks that a refusal is an `InvalidArgument`, which leaves the stream unchanged.
 fn taken<T>(result: Result<T, Error>) -> bool {
     match result {
         Ok(_) => true,

@@ -1,4 +1,4 @@
-//! Parameters at random: of a launch that makes sense, then one or two words of it changed.
+//! Random parameters: those of a valid launch, with one or two words changed.
 
 use leasehold_operators::kernels::cpu::attention::AttentionParams;
 use leasehold_operators::kernels::cpu::elementwise::{CopyParams, ElementwiseParams, FillParams};
@@ -9,7 +9,7 @@ use leasehold_operators::kernels::cpu::rope::RopeParams;
 use leasehold_operators::kernels::cpu::sampling::{AdvanceParams, RowParams, SampleParams};
 use leasehold_operators::kernels::cpu::tile::Params;
 
-/// Random words; the same for the same seed.
+/// Random words, equal for equal seeds.
 pub struct Words(u64);
 
 impl Words {
@@ -44,7 +44,7 @@ impl Words {
         self.below(3)
     }
 
-    /// Any bytes, or words that are positions and ids as likely as not.
+    /// Random bytes, or with equal probability words that are valid positions and ids.
     pub fn fill(&mut self, bytes: &mut [u8]) {
         let small = self.coin();
         for chunk in bytes.chunks_mut(4) {
@@ -54,7 +54,7 @@ impl Words {
     }
 }
 
-/// Parameters of a kernel, as a launch carries them.
+/// Parameters of a kernel, in the form of a launch.
 pub fn params(kernel: &str, w: &mut Words) -> Vec<u8> {
     let mut bytes = sensible(kernel, w);
     let changes = [0, 0, 1, 1, 2][w.below(5) as usize];

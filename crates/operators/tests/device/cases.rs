@@ -1,4 +1,5 @@
-//! The launches that are compared: every kernel, every element type, sizes beside every boundary of warps, vectors, tiles and blocks.
+//! The compared launches: every kernel, every element type, and sizes at every boundary of warps,
+//! vectors, tiles and blocks.
 
 use super::{Bench, Bound, Data, within};
 use leasehold_operators::kernels::cpu::attention::AttentionParams;
@@ -28,7 +29,7 @@ fn junk(n: usize) -> Vec<f32> {
     vec![-777.0; n]
 }
 
-/// All kernels; `large` adds sizes as models have them.
+/// All kernels; `large` adds the sizes of real models.
 pub fn all(bench: &mut Bench<'_>, large: bool) {
     linear(bench, large);
     norm(bench, large);
@@ -71,7 +72,7 @@ impl Product {
         }
     }
 
-    /// Error of a sum of `k` products of numbers up to 1, a quarter each on average.
+    /// Error of a sum of `k` products of numbers up to 1, each a quarter on average.
     fn error(&self) -> f64 {
         let k = self.k as f64;
         0.25 * k * (2.0 + k.sqrt()) * 1.2e-7 + 1e-7
@@ -120,7 +121,7 @@ fn linear(bench: &mut Bench<'_>, large: bool) {
         let operands = [c.x(), c.vector(c.k, NORM, 2), c.w(c.n, 3), c.vector(c.n, BIAS, 4), c.y(c.n, bound)];
         bench.case("linear", &what, &p, &operands);
         bench.case("linear_add", &what, &p, &operands);
-        // Either factor is as large as a sum of k products.
+        // Each factor is as large as a sum of k products.
         let gated = within(c.types[2], error * (2.0 + (c.k as f64).sqrt()));
         let operands = [
             c.x(),
@@ -250,7 +251,7 @@ fn attention(bench: &mut Bench<'_>, large: bool) {
                 };
                 let what = format!("{p:?} at {at}");
                 let position = Some(Data::words(&[at]));
-                // Keys of some size, so that the running maximum moves.
+                // Keys of sufficient size, so that the running maximum changes.
                 let keys: Vec<f32> = noise(kv * positions, 2).iter().map(|v| 3.0 * v).collect();
                 let values = noise(kv * positions, 3);
                 let read = |v: &[f32]| Some(Data::read(cache, v, 0));
@@ -271,7 +272,8 @@ fn attention(bench: &mut Bench<'_>, large: bool) {
                     Some(Data::written(cache, &keys, 0, within(cache, 1e-7))),
                     Some(Data::written(cache, &values, 0, Bound::Exact)),
                     position,
-                    // A key that is rounded the other way moves its weight, by what the cache's type has of a score of up to 10.
+                    // A key that is rounded differently changes its weight, by the rounding error
+                    // of the cache's type for a score of up to 10.
                     Some(Data::written(x, &junk(wide), 0, within(x, 2e-5 + 0.1 * super::rounding(cache)))),
                 ];
                 bench.case("decode_attention", &what, &p, &operands);
@@ -333,7 +335,7 @@ fn elementwise(bench: &mut Bench<'_>, large: bool) {
     casts(bench);
 }
 
-/// Every 16-bit pattern, and singles beside everything that they round to.
+/// Every 16-bit pattern, and f32 numbers next to each number that they round to.
 fn casts(bench: &mut Bench<'_>) {
     let all: Vec<u8> = (0..=u16::MAX).flat_map(u16::to_le_bytes).collect();
     let singles: Vec<f32> = (0..=u16::MAX)
@@ -413,14 +415,14 @@ fn rows(bench: &mut Bench<'_>, large: bool) {
     }
 }
 
-/// The same ids as the CPU's.
+/// The ids are those of the CPU.
 fn sampling(bench: &mut Bench<'_>, large: bool) {
     let mut sizes = vec![1, 31, 257, 1000, 4096];
     if large {
         sizes.extend([32_000, 128_256]);
     }
     for n in sizes {
-        // Few distinct values, so that ties straddle the threshold; and many.
+        // Few distinct values, so that the threshold lies within ties; and many.
         for coarse in [true, false] {
             let mut logits: Vec<f32> = noise(n, n as u64).iter().map(|v| v * 12.0).collect();
             if coarse {
@@ -445,7 +447,7 @@ fn sampling(bench: &mut Bench<'_>, large: bool) {
             }
         }
     }
-    // No logit is a number: no token, greedily and drawn.
+    // All logits are NaN: no token, neither greedy nor drawn.
     for n in [1, 40, 3000] {
         for (temperature, top_k) in [(0.0, 0), (1.0, 0), (1.0, 3)] {
             let p = SampleParams { n, top_k, temperature, seed: [1, 2], ring: 3 };

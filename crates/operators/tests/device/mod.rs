@@ -1,8 +1,10 @@
-//! The kernels of a device beside the CPU's, over a runtime: the same operands, the results compared.
+//! Comparison of a device's kernels with the CPU's, over a runtime: equal operands, compared
+//! results.
 //!
-//! Used by the tests, over a simulated device, and by `examples/check_device.rs`, over a real one. The CPU's kernels are the reference
-//! (their own tests hold them against f64). What is copied, chosen or counted has to be the same to the bit; what is computed may
-//! differ by the rounding of its element type and of sums in f32. Operands lie between canaries, at odd places.
+//! The tests use it on a simulated device, and `examples/check_device.rs` on a real one. The CPU's
+//! kernels are the reference (their own tests compare them with f64). Copied, selected or counted
+//! results must be bit-identical. Computed results may differ by the rounding of their element type
+//! and of sums in f32. Operands lie between canaries, at odd addresses.
 
 pub mod cases;
 
@@ -14,16 +16,16 @@ use leasehold_operators::kernels::cpu::tile::{KernelSpec, NONE, Params, bind};
 use leasehold_operators::{Library, Operator, Part};
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Words around each operand that nobody may touch.
+/// Words around each operand that no kernel may access.
 const CANARIES: usize = 16;
 const CANARY: u32 = 0xA5A5_A5A5;
 
-/// How far a result may be from the reference.
+/// The maximum distance of a result from the reference.
 #[derive(Debug, Clone, Copy)]
 pub enum Bound {
-    /// Not at all; any NaN for a NaN.
+    /// No difference; any NaN matches a NaN.
     Exact,
-    /// By `abs + rel · |reference|`.
+    /// A difference of up to `abs + rel · |reference|`.
     Within {
         /// For sums.
         abs: f64,
@@ -41,12 +43,12 @@ pub fn rounding(dtype: DType) -> f64 {
     }
 }
 
-/// Two results that were rounded apart, of values that are `abs` apart.
+/// The bound for two results with separate roundings, of values that differ by `abs`.
 pub fn within(dtype: DType, abs: f64) -> Bound {
     Bound::Within { abs: abs + 6e-8, rel: 2.0 * rounding(dtype) + 2e-6 }
 }
 
-/// An operand: elements of a type, and what may become of them.
+/// An operand: elements of a type, and the bound for their changes.
 #[derive(Debug, Clone)]
 pub struct Data {
     words: Vec<u32>,
@@ -57,7 +59,7 @@ pub struct Data {
 }
 
 impl Data {
-    /// Bytes, to be the same to the bit afterwards, `skew` bytes behind a multiple of 64.
+    /// Bytes that must be bit-identical afterwards, `skew` bytes after a multiple of 64.
     pub fn bytes(bytes: &[u8], skew: usize) -> Self {
         let offset = 4 * CANARIES + skew;
         let total = (offset + bytes.len()).div_ceil(4) + CANARIES;
@@ -67,7 +69,7 @@ impl Data {
         Self { words, offset, len: bytes.len(), dtype: DType::F32, bound: Bound::Exact }
     }
 
-    /// Elements that are only read, `skew` elements behind a multiple of 64 bytes.
+    /// Elements that are only read, `skew` elements after a multiple of 64 bytes.
     pub fn read(dtype: DType, values: &[f32], skew: usize) -> Self {
         let mut bytes = Vec::with_capacity(4 * values.len());
         for &v in values {
@@ -103,7 +105,7 @@ impl Data {
         }
     }
 
-    /// The largest part of the bound that an element takes up, or what is wrong.
+    /// The largest used part of the bound of an element, or a description of the error.
     fn compare(&self, found: &[u32], wanted: &[u32]) -> Result<f64, String> {
         let (before, found, wanted) = (Self::all_bytes(&self.words), Self::all_bytes(found), Self::all_bytes(wanted));
         let range = self.offset..self.offset + self.len;
@@ -127,7 +129,7 @@ impl Data {
                 Bound::Exact => f64::INFINITY,
                 Bound::Within { abs, rel } => (f - w).abs() / (abs + rel * w.abs()),
             };
-            // A NaN is over every bound.
+            // A NaN exceeds every bound.
             if part.is_nan() || part > 1.0 {
                 return Err(format!("element {} is {f:e}, not {w:e} ({:?})", (at - range.start) / step, self.bound));
             }
@@ -137,30 +139,31 @@ impl Data {
     }
 }
 
-/// What became of a kernel's cases.
+/// The result of a kernel's cases.
 #[derive(Debug, Default)]
 pub struct Tally {
     /// Launches compared.
     pub cases: usize,
-    /// The largest part of a bound that was taken up.
+    /// The largest used part of a bound.
     pub worst: f64,
-    /// What was wrong.
+    /// Descriptions of the errors.
     pub failures: Vec<String>,
 }
 
 /// Bytes of the operands of every case, in order, by kernel.
 pub type Catalogue = BTreeMap<&'static str, Vec<usize>>;
 
-/// Which cases to try: their places in the catalogue, by kernel.
+/// The selected cases: their positions in the catalogue, by kernel.
 pub type Choice = BTreeMap<&'static str, BTreeSet<usize>>;
 
 /// Cases of a kernel in a quick choice.
 const QUICK_CASES: usize = 5;
-/// Bytes of the operands of a case in a quick choice, at most.
+/// The maximum bytes of the operands of a case in a quick choice.
 const QUICK_BYTES: usize = 64 << 10;
 
-/// The cases whose kernels' names contain one of `parts` (all for none). A `quick` choice is a few small ones of each kernel, spread over
-/// sizes and types: for checkers that are a hundred times slower.
+/// The cases of kernels whose names contain one of `parts` (all for none). A `quick` choice has a
+/// few small cases of each kernel, spread over sizes and types, for checkers that are a hundred
+/// times slower.
 pub fn choose(catalogue: &Catalogue, parts: &[String], quick: bool) -> Choice {
     let named = |name: &str| parts.is_empty() || parts.iter().any(|p| name.contains(p.as_str()));
     let cases = |all: &[usize]| {
@@ -168,20 +171,20 @@ pub fn choose(catalogue: &Catalogue, parts: &[String], quick: bool) -> Choice {
         if !quick || small.len() <= QUICK_CASES {
             return small.into_iter().collect();
         }
-        // One of each of as many stretches, at another place in each: types take turns faster than sizes.
+        // One case of each stretch, at different positions: types change faster than sizes.
         let stretch = small.len() / QUICK_CASES;
         (0..QUICK_CASES).map(|i| small[i * small.len() / QUICK_CASES + i % stretch]).collect()
     };
     catalogue.iter().filter(|(name, _)| named(name)).map(|(&name, all)| (name, cases(all))).collect()
 }
 
-/// Compares kernels on a device, or lists what there is to compare.
+/// Compares kernels on a device, or lists the comparisons.
 pub struct Bench<'a> {
-    /// None to list only.
+    /// `None` to list only.
     device: Option<(&'a Runtime, Library)>,
-    /// None for all.
+    /// `None` for all.
     choice: Option<Choice>,
-    /// What was seen so far, chosen or not.
+    /// The cases so far, selected or not.
     pub catalogue: Catalogue,
     /// By kernel.
     pub tallies: BTreeMap<&'static str, Tally>,
@@ -198,12 +201,12 @@ impl<'a> Bench<'a> {
         Self { device: None, choice: None, catalogue: BTreeMap::new(), tallies: BTreeMap::new() }
     }
 
-    /// The same, for some cases only.
+    /// A bench for some cases only.
     pub fn only(self, choice: Choice) -> Self {
         Self { choice: Some(choice), ..self }
     }
 
-    /// One launch on the CPU, two on the device; `None` for an operand that is left out.
+    /// One launch on the CPU, two on the device; `None` for an omitted operand.
     pub fn case<P: Params>(&mut self, name: &'static str, what: &str, params: &P, operands: &[Option<Data>]) {
         let seen = self.catalogue.entry(name).or_default();
         let chosen =
@@ -220,7 +223,7 @@ impl<'a> Bench<'a> {
     }
 }
 
-/// The largest part of a bound that was taken up, or what is wrong.
+/// The largest used part of a bound, or a description of the error.
 fn compare<P: Params>(
     runtime: &Runtime,
     library: &Library,
@@ -286,7 +289,8 @@ fn reference<P: Params>(name: &str, params: &P, operands: &[Option<Data>]) -> Re
             }
         })
         .collect();
-    // SAFETY: the bindings are parts of memory that this function alone uses; the launch is checked against them.
+    // SAFETY: the bindings are parts of memory that only this function uses. The launch is checked
+    // against them.
     unsafe { spec.run(None, params.as_bytes(), &bindings) }.map_err(|why| why.to_string())?;
     Ok(memory)
 }

@@ -71,7 +71,7 @@ proptest! {
     fn attention_is_causal_and_grouped(s in shape(), seed in 0u64..99) {
         let heads = s.kv_heads * s.group;
         let wide = heads * s.dim;
-        // Keys of some size, so that the running maximum moves between blocks.
+        // Keys of sufficient size, so that the running maximum changes between blocks.
         let keys: Vec<f32> = noise(s.kv_heads * POSITIONS * s.dim, seed).iter().map(|v| 3.0 * v).collect();
         let mut keys = Tensor::new(s.cache, &keys);
         let mut values = Tensor::new(s.cache, &noise(s.kv_heads * POSITIONS * s.dim, seed + 1));
@@ -129,7 +129,7 @@ proptest! {
             let (mut keys2, mut values2, mut out) = (cache(seed + 3), cache(seed + 4), Tensor::junk(s.x, wide));
             run(isa, "decode_attention", &p, &[q.bind(), k.bind(), v.bind(), angles.bind(), keys2.bind(), values2.bind(), at, out.bind()]);
             prop_assert!(keys2.bits() == keys.bits() && values2.bits() == values.bits());
-            // The rotated query is rounded to its type between the two kernels, and is not in the fused one.
+            // The separate kernels round the rotated query to its type; the fused one does not.
             close(isa.name(), &out.values(), &wanted.values(), |i| 1e-5 + wanted.values()[i].abs() * rounding(s.x) + 4.0 * rounding(s.x));
         }
     }

@@ -85,7 +85,7 @@ proptest! {
     }
 }
 
-/// Every 16-bit pattern, and f32 of every kind, give the bits that the `half` crate gives.
+/// Every 16-bit pattern, and f32 of every kind, give the bits of the `half` crate.
 #[test]
 fn casts_are_exact_or_round_to_even() {
     let mut words: Vec<u16> = (0..=u16::MAX).collect();
@@ -135,7 +135,7 @@ fn casts_are_exact_or_round_to_even() {
     }
 }
 
-/// The whole range of the exponential, through SiLU: infinities and NaN included.
+/// The whole range of the exponential, through SiLU, including infinities and NaN.
 #[test]
 fn silu_of_extremes() {
     let mut a =

@@ -1,7 +1,9 @@
-//! CUDA kernels without a device: their sources, compiled as C++ and run by `tests/emulator/emulator.hpp`.
+//! CUDA kernels without a device: their sources, compiled as C++ and run by
+//! `tests/emulator/emulator.hpp`.
 //!
-//! The library is built once for a process, into the target folder. Without `g++` there is no emulation; with `LEASEHOLD_REQUIRE_TOOLS`
-//! set that is a failure. `LEASEHOLD_NO_EMULATION` leaves it out: the emulator changes stacks, which AddressSanitizer does not follow.
+//! Each process builds the library once, into the target folder. Without `g++` no emulation runs;
+//! with `LEASEHOLD_REQUIRE_TOOLS` this is a failure. `LEASEHOLD_NO_EMULATION` disables it, because
+//! the emulator switches stacks, which AddressSanitizer does not support.
 
 use leasehold::backend::sync::{Mutex, OnceLock};
 use leasehold_hal::kernel::Binding;
@@ -14,7 +16,7 @@ use std::process::Command;
 
 type Emulate = unsafe extern "C" fn(*const c_char, *const u8, usize, *const u32, *const u32, c_int) -> c_int;
 
-/// One launch at a time: the emulator has one block.
+/// One launch at a time, because the emulator has one block.
 struct Emulator(Mutex<Emulate>);
 
 /// All sources as one translation unit: a namespace for each file, and a table of the entries.
@@ -48,7 +50,7 @@ fn build() -> Result<Option<PathBuf>, String> {
     }
     let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("emulated");
     std::fs::create_dir_all(&folder).expect("a folder for the emulated kernels");
-    // A file of its own for each process: another may have the library open.
+    // A separate file for each process, because another process may have the library open.
     let at = |ending: &str| folder.join(format!("kernels-{}.{ending}", std::process::id()));
     std::fs::write(at("cpp"), program()).expect("the sources are written");
     let compiled = Command::new("g++")
@@ -63,7 +65,7 @@ fn build() -> Result<Option<PathBuf>, String> {
             "-fno-strict-aliasing",
             "-w",
         ])
-        // Misaligned vectors, overflowing shifts, indices outside arrays.
+        // Detects misaligned vectors, overflowing shifts, and indices outside arrays.
         .args(["-fsanitize=alignment,shift,bounds", "-fno-sanitize-recover=all"])
         .arg("-I")
         .arg(Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/emulator"))
@@ -91,12 +93,13 @@ fn build() -> Result<Option<PathBuf>, String> {
 fn load() -> Result<Option<Emulator>, String> {
     let Some(path) = build()? else { return Ok(None) };
     let name = CString::new(path.to_string_lossy().into_owned()).map_err(|e| e.to_string())?;
-    // SAFETY: the library was just built from the sources above; its initialisers touch only its own memory.
+    // SAFETY: the library was just built from the sources above. Its initialisers access only its
+    // own memory.
     let library = unsafe { libc::dlopen(name.as_ptr(), libc::RTLD_NOW | libc::RTLD_LOCAL) };
     if library.is_null() {
         return Err("the emulated kernels do not load".to_owned());
     }
-    // SAFETY: the library stays loaded for good.
+    // SAFETY: the library stays loaded.
     let entry = unsafe { libc::dlsym(library, c"emulate".as_ptr()) };
     for ending in ["cpp", "so"] {
         let _ = std::fs::remove_file(path.with_extension(ending));
@@ -116,18 +119,19 @@ fn emulator() -> Option<&'static Emulator> {
     }
 }
 
-/// Whether there is an emulation.
+/// Returns whether an emulation is available.
 pub fn available() -> bool {
     emulator().is_some()
 }
 
-/// Launches a kernel as the CUDA backend does: the operands' addresses, then the parameters, in one buffer. `reverse` runs blocks and
-/// threads from the last to the first.
+/// Launches a kernel as the CUDA backend does: the operands' addresses, then the parameters, in one
+/// buffer. With `reverse`, blocks and threads run from the last to the first.
 pub fn run(name: &str, params: &impl Params, bindings: &[Binding], reverse: bool) {
     assert!(run_words(name, params.as_bytes(), bindings, reverse), "parameters beyond what CUDA launches");
 }
 
-/// As [`run`], with parameters as a launch carries them. Says whether a launch has a geometry.
+/// Like [`run`], with parameters in the form of a launch. Returns whether the launch has a
+/// geometry.
 pub fn run_words(name: &str, params: &[u8], bindings: &[Binding], reverse: bool) -> bool {
     let spec = KernelSpec::find(name).expect("a kernel of that name");
     let launch = spec.plan(params).expect("parameters that the kernel takes");
@@ -137,8 +141,8 @@ pub fn run_words(name: &str, params: &[u8], bindings: &[Binding], reverse: bool)
     arguments.extend(params);
     let name = CString::new(name).expect("a name without zeros");
     let entry = emulator().expect("an emulation").0.lock();
-    // SAFETY: the bindings are checked against what the launch needs, as the caller of every other level's tiles has it; the emulator
-    // runs one launch at a time, under the lock.
+    // SAFETY: the bindings are checked against the requirements of the launch, as for every other
+    // level's tiles. The emulator runs one launch at a time, under the lock.
     let status = unsafe {
         entry(
             name.as_ptr(),

@@ -1,4 +1,4 @@
-//! What is refused before a launch.
+//! Refusals before a launch.
 
 use leasehold_operators::kernels::cpu::KERNELS;
 use leasehold_operators::kernels::cpu::attention::AttentionParams;
@@ -31,7 +31,7 @@ fn parameters_of_the_wrong_size_are_refused() {
     }
 }
 
-/// All bits zero describe nothing, for any kernel but those that take a count of zero.
+/// Zero bits are invalid for every kernel, except those that accept a count of zero.
 #[test]
 fn parameters_of_zeros_are_refused() {
     for spec in KERNELS.iter().filter(|spec| !["advance", "fill"].contains(&spec.name)) {

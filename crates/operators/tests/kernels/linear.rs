@@ -1,4 +1,4 @@
-//! Matrix products: few rows and many, fused and not.
+//! Matrix products: few and many rows, fused and not fused.
 
 use leasehold_operators::kernels::cpu::elem::DType;
 use leasehold_operators::kernels::cpu::linear::{BIAS, FEW, LinearParams, NORM};
@@ -9,7 +9,7 @@ use super::{Tensor, cases, close, dtypes, levels, noise, rounding, run, run_scat
 
 const EPS: f32 = 1e-5;
 
-/// A product's operands and what it should give.
+/// A product's operands and its expected result.
 #[derive(Debug, Clone, Copy)]
 struct Case {
     m: usize,
@@ -78,7 +78,7 @@ fn params(c: &Case) -> LinearParams {
     }
 }
 
-/// Takes the rows out of a strided result and checks that the gaps are as they were.
+/// Takes the rows out of a strided result and checks that the gaps are unchanged.
 fn rows(c: &Case, y: &Tensor) -> Vec<f64> {
     let (y, gap) = (y.values(), Tensor::junk(c.y, 1).values()[0]);
     let mut rows = Vec::new();
@@ -89,7 +89,7 @@ fn rows(c: &Case, y: &Tensor) -> Vec<f64> {
     rows
 }
 
-/// Relative to the sum of the absolute products: rounding of f32 sums, and of the result.
+/// The bound relative to the sum of the absolute products: rounding of f32 sums, and of the result.
 fn bound(c: &Case, size: f64, value: f64) -> f64 {
     size * (2.0 + (c.k as f64).sqrt()) * 1.2e-7 + value.abs() * rounding(c.y) + 1e-7
 }
@@ -171,7 +171,8 @@ proptest! {
     }
 }
 
-/// Wider than what fits on the stack, so that rows are widened chunk by chunk; and several panels of many rows.
+/// Rows wider than the buffer on the stack, so that they are widened in chunks; and several panels
+/// of many rows.
 #[test]
 fn wide_rows_are_chunked() {
     for (m, x, flags) in [

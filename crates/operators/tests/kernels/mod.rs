@@ -1,4 +1,4 @@
-//! What the tests share: tensors of any element type, launches at every level, and comparison.
+//! The tests' common part: tensors of any element type, launches at every level, and comparison.
 
 mod attention;
 mod elementwise;
@@ -17,7 +17,7 @@ use leasehold_operators::kernels::cpu::tile::{KernelSpec, Params, bind};
 use proptest::prelude::*;
 use std::fmt;
 
-/// Elements of one type, 16 bytes of padding on both sides that no kernel may touch.
+/// Elements of one type, with 16 bytes of padding on both sides that no kernel may access.
 #[derive(Clone, PartialEq)]
 pub struct Tensor {
     dtype: DType,
@@ -90,7 +90,7 @@ pub fn noise(n: usize, seed: u64) -> Vec<f32> {
         .collect()
 }
 
-/// What runs a kernel: a level of the CPU, or the CUDA source in the emulator.
+/// The executor of a kernel: a level of the CPU, or the CUDA source in the emulator.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Level {
     Cpu(Isa),
@@ -120,7 +120,8 @@ pub fn levels() -> Vec<Level> {
     cpu.chain(emulated::available().then_some(Level::Emulated)).collect()
 }
 
-/// Whether the emulator runs a launch's blocks and warps from the last to the first: for half of all parameters.
+/// Returns whether the emulator runs a launch's blocks and warps from the last to the first, which
+/// is so for half of all parameters.
 fn backwards(params: &impl Params) -> bool {
     params.as_bytes().iter().fold(0, |odd, &b| odd ^ b.count_ones()) % 2 == 1
 }
@@ -132,11 +133,12 @@ pub fn run(level: Level, name: &str, params: &impl Params, bindings: &[Binding])
         Level::Emulated => return emulated::run(name, params, bindings, backwards(params)),
     };
     let spec = KernelSpec::find(name).unwrap();
-    // SAFETY: the bindings are of tensors that the caller holds and nobody else uses.
+    // SAFETY: the bindings belong to tensors of the caller, which no other code uses.
     unsafe { spec.run(Some(isa), params.as_bytes(), bindings) }.unwrap();
 }
 
-/// Launches a kernel with its tiles in reverse on two threads; the emulator the other way round.
+/// Launches a kernel with its tiles in reverse order on two threads; the emulator in its other
+/// order.
 pub fn run_scattered(level: Level, name: &str, params: &(impl Params + Sync), bindings: &[Binding]) {
     let isa = match level {
         Level::Cpu(isa) => isa,
@@ -148,11 +150,12 @@ pub fn run_scattered(level: Level, name: &str, params: &(impl Params + Sync), bi
     let (_, tile) = spec.resolve(Some(isa)).unwrap();
     let [nx, ny, nz] = launch.grid;
     let one = |i: u32| {
-        // SAFETY: the bindings are of tensors that the caller holds; there is no scratch memory.
+        // SAFETY: the bindings belong to tensors of the caller; the launch has no scratch memory.
         let mut args =
             unsafe { CpuArgs::new((launch.grid, [1; 3]), bindings, params.as_bytes(), (std::ptr::null_mut(), 0)) };
         args.set_tile([i % nx, i / nx % ny, i / nx / ny]);
-        // SAFETY: parameters and bindings were checked above, and tiles touch only what is theirs.
+        // SAFETY: parameters and bindings were checked above, and tiles access only their own
+        // elements.
         unsafe { tile(&args) }
     };
     let total = nx * ny * nz;

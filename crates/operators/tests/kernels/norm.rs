@@ -1,4 +1,4 @@
-//! RMSNorm, alone and with the addition before it.
+//! RMSNorm, alone and after an addition.
 
 use leasehold_operators::kernels::cpu::norm::NormParams;
 use proptest::prelude::*;

@@ -67,7 +67,7 @@ proptest! {
             close("queries", &q.values(), &q_wanted, |i| tolerance(x, q_wanted[i]));
             close("keys", &keys.values(), &k_wanted, |i| tolerance(cache, k_wanted[i]));
             close("values", &values.values(), &v_wanted, |i| tolerance(cache, v_wanted[i]));
-            // The same, kernel by kernel.
+            // The same result with separate kernels.
             let (mut q2, mut values2) = (q0.clone(), empty.clone());
             run(isa, "rope", &p, &[q2.bind(), table.bind(), at_b]);
             prop_assert!(q2.bits() == q.bits());

@@ -71,7 +71,8 @@ proptest! {
 }
 
 fn among_the_largest(n: usize, k: u32, levels_of: i32, seed: u64, position: i32) -> Result<(), TestCaseError> {
-    // Few distinct values, so that ties straddle the threshold; zeros of both signs are among them, and equal.
+    // Few distinct values, so that the threshold lies within ties. Zeros of both signs are among
+    // them, and equal.
     let logits: Vec<f32> = noise(n, seed).iter().map(|v| (v * levels_of as f32).round() / 4.0).collect();
     let mut order: Vec<usize> = (0..n).collect();
     order.sort_by(|&a, &b| (logits[b] + 0.0).total_cmp(&(logits[a] + 0.0)).then(a.cmp(&b)));
@@ -85,7 +86,7 @@ fn among_the_largest(n: usize, k: u32, levels_of: i32, seed: u64, position: i32)
     Ok(())
 }
 
-/// The threshold lies among the zeros, of which the first 24 in order have both signs.
+/// The threshold lies among the zeros; the first 24 in order have both signs.
 #[test]
 fn zeros_of_both_signs_are_equal() {
     among_the_largest(52, 24, 2, 7148, 389).unwrap();
@@ -124,7 +125,7 @@ fn nan_and_infinities() {
     }
 }
 
-/// Frequencies follow the softmax at temperature: five standard deviations at most.
+/// Frequencies follow the softmax at the temperature, within five standard deviations.
 #[test]
 fn samples_follow_the_distribution() {
     let logits = [1.0f32, 0.0, -1.0, 2.0, 0.5, -30.0];
@@ -150,7 +151,7 @@ fn samples_follow_the_distribution() {
     );
 }
 
-/// In every part of the logits that a warp of the CUDA kernel takes.
+/// Covers every part of the logits that a warp of the CUDA kernel processes.
 #[test]
 fn every_level_draws_the_same_token() {
     for n in [5, 300, 1000, 5000] {

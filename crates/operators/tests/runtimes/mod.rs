@@ -69,8 +69,8 @@ fn a_matrix_of_more_bytes_than_there_are_numbers_is_refused() {
     assert_eq!(Tensor::alloc(&runtime, DType::F32, 1 << 31, 1 << 31).expect_err("as above").kind(), "InvalidArgument");
 }
 
-/// Rows with gaps between them are written, and the gaps are left: what was there before stays, also in a graph, whose optimiser
-/// may only leave out what repeats.
+/// Kernels write rows and leave the gaps between them. The gaps keep their contents, also in a
+/// graph, whose optimiser may only omit repeated work.
 #[test]
 fn gaps_of_padded_rows_are_the_same_in_a_graph() {
     use leasehold::ops::Pattern;
@@ -91,7 +91,8 @@ fn gaps_of_padded_rows_are_the_same_in_a_graph() {
         let parts = [Some(Part::whole(&x)), Some(Part::new(&y, 0, 40).expect("rows"))];
         let copy = Operator::new(&library, "copy_2d", &params, &parts).expect("an operator");
         let run = |runtime: &Runtime| {
-            // The second fill is no repeat of the first one, since rows were written between them.
+            // The second fill is not a repetition of the first one, because rows were written in
+            // between.
             for pattern in [1, 1, 2] {
                 runtime.stream().fill(y.view(), Pattern::U32(pattern))?;
                 runtime.add_graph_operator(&copy)?;
