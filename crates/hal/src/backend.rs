@@ -472,7 +472,7 @@ pub unsafe trait GraphExec: Any + Send + Sync {
     /// `InvalidArgument` for a node that does not exist or is not a dispatch.
     ///
     /// # Safety
-    /// - No launch is in flight, and no other thread launches or updates during the call.
+    /// - No launch of this exec is in flight, and no other thread launches or updates during the call.
     /// - The plan's dependencies stay right. At a launch the changed operations meet the contract
     ///   of [`Stream::submit`].
     unsafe fn update(&self, patches: &[NodePatch<'_>]) -> Result<()>;

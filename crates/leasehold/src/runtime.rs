@@ -52,7 +52,7 @@ pub struct Runtime {
 
 impl Runtime {
     pub(crate) fn from_inner(inner: Arc<RuntimeInner>) -> Self {
-        let stream = Stream { core: inner.default.clone(), runtime: inner.clone() };
+        let stream = Stream { core: inner.default(), runtime: inner.clone() };
         Self { inner, stream }
     }
 
@@ -121,6 +121,35 @@ impl Runtime {
         &self.stream
     }
 
+    /// Gives this runtime a sound default stream in the place of one that has failed.
+    ///
+    /// Clones of the runtime share the new stream if they are made afterwards, and so does whoever
+    /// opens the device again. A clone that was there before keeps its stream until this is called
+    /// on it too: it then takes the stream that another clone was given. Graphs go by themselves
+    /// from a default stream that failed to the new one. What the failed stream was to do is lost;
+    /// buffers that it wrote are sound again once they are overwritten as a whole.
+    ///
+    /// ```
+    /// use leasehold::prelude::*;
+    /// # fn main() -> Result<()> {
+    /// let mut runtime = Context::new().runtime(DeviceId::cpu(0))?;
+    /// runtime.stream().host_call("fails", || Err(Error::other("on purpose")))?;
+    /// assert!(runtime.stream().synchronize().is_err());
+    /// runtime.replace_default_stream()?;
+    /// let x = runtime.upload(&[1u32, 2, 3])?;
+    /// assert_eq!(runtime.to_vec(&x)?, [1, 2, 3]);
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// As [`create_stream`](Self::create_stream); `Recording` while recording. The stream stays then.
+    pub fn replace_default_stream(&mut self) -> Result<()> {
+        recorder::refuse(&self.inner, "the default stream cannot be replaced while recording")?;
+        self.stream.core = self.inner.replace_default(&self.stream.core)?;
+        Ok(())
+    }
+
     /// Another stream of this device.
     ///
     /// # Errors
@@ -136,12 +165,7 @@ impl Runtime {
     pub fn create_stream_with(&self, desc: &StreamDesc) -> Result<Stream> {
         let raw = self.inner.device.stream(desc)?;
         let core = Arc::new(StreamCore::new(raw));
-        let mut streams = self.inner.streams.lock();
-        if streams.len() == streams.capacity() {
-            streams.retain(|s| s.strong_count() > 0);
-        }
-        streams.push(Arc::downgrade(&core));
-        drop(streams);
+        self.inner.note_stream(&core);
         Ok(Stream { core, runtime: self.inner.clone() })
     }
 

@@ -585,8 +585,8 @@ pub(crate) fn add_wait(waits: &mut Vec<Point>, p: Point) {
 /// # Failures
 ///
 /// A failed operation poisons its stream: from then on every call returns that cause, and nothing
-/// more is run. Take another stream (or, for the default stream, drop all clones of the runtime and
-/// open it again) to go on. Buffers that the failed work wrote hand the failure to whoever reads
+/// more is run. Take another stream, or for the default one
+/// [`Runtime::replace_default_stream`], to go on. Buffers that the failed work wrote hand the failure to whoever reads
 /// them, until they are overwritten as a whole. Work that is submitted while the failed work still
 /// runs waits for it and fails with it, also work that only overwrites:
 /// [`synchronize`](Self::synchronize) the failed stream first.

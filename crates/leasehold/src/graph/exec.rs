@@ -1,16 +1,18 @@
 //! Graphs that can be launched and updated.
 //!
 //! # Rules
-//! Launches of one graph are serialised on its last launch; an update waits for it likewise. A
+//! Launches of one graph are serialised on its last launch. An update changes an instance that no
+//! pending launch runs ([`instances`](super::instances)). A
 //! graph keeps alive everything that it uses: outside buffers, kernels, host calls, its arena.
 //! Dropping it while a launch runs loses nothing: memory is given back when its points have passed.
 //!
 //! # Locks
 //! A launch takes the arena's shared guard, the stream's turn, the graph's state, in this order.
-//! Under the turn and the state it waits for nothing. An update waits before it takes the state.
+//! Under the turn and the state it waits for nothing. An update waits, if it does, without the state.
 //! Whoever saves a suspended arena's bytes holds its guard and takes turns.
 
 use crate::event::{Event, Launch};
+use crate::graph::instances::Instances;
 use crate::graph::optimise::{moved, redundant};
 use crate::graph::recorder::{self, Recording, Signal};
 use crate::kernel::rules::Rules;
@@ -23,7 +25,7 @@ use leasehold_core::defects::{Defect, planted};
 use leasehold_core::sync::atomic::{AtomicU64, Ordering};
 use leasehold_core::sync::{Arc, Mutex, MutexGuard};
 use leasehold_core::{Error, Lease, Point, Result, Stamp, WeakLease};
-use leasehold_hal::{Access, GraphExec, LaunchInfo, NodePatch, Op, OpList, Plan};
+use leasehold_hal::{Access, LaunchInfo, NodePatch, Op, OpList, Plan};
 use std::collections::HashSet;
 use std::fmt;
 
@@ -88,7 +90,7 @@ impl NodeId {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[must_use]
 pub enum UpdateOutcome {
-    /// The graph was changed in place.
+    /// The graph was changed in place, or in another instance while launches are pending.
     InPlace,
     /// The dependencies (or what the driver can change) did not allow that: the graph was
     /// instantiated anew.
@@ -96,7 +98,7 @@ pub enum UpdateOutcome {
 }
 
 struct State {
-    exec: Lease<dyn GraphExec>,
+    instances: Instances,
     /// All that was recorded, with the buffers and parameters of now.
     recorded: OpList,
     /// Which of it does nothing.
@@ -110,6 +112,8 @@ struct State {
 
 struct Inner {
     runtime: Arc<RuntimeInner>,
+    /// The default stream when it was recorded.
+    default: Arc<StreamCore>,
     arena: GraphArena,
     /// When the arena's memory became the graph's.
     born: Stamp,
@@ -158,11 +162,21 @@ impl Graph {
         let mut outside: Vec<_> = outside.into_values().collect();
         outside.sort_by_key(|o| o.lease.handle());
         outside.reserve(held.len());
-        let state = State { exec, recorded, redundant, plan, outside, last: Stamp::NEVER, launches: 0 };
+        let state = State {
+            instances: Instances::new(exec),
+            recorded,
+            redundant,
+            plan,
+            outside,
+            last: Stamp::NEVER,
+            launches: 0,
+        };
         let born = born.into();
         let (events, begun) = (last_of_each(events), Arc::new(AtomicU64::new(0)));
+        let default = runtime.default();
         Ok(Self(Arc::new(Inner {
             runtime,
+            default,
             arena,
             born,
             held,
@@ -183,7 +197,18 @@ impl Graph {
     /// this device (graphs are not nested); the driver's own.
     #[doc(alias = "execute")]
     pub fn launch(&self) -> Result<Point> {
-        self.submit(&self.0.runtime.default)
+        let default = &*self.0.default;
+        if default.line.failed(default.line.submitted() + 1) {
+            return self.launch_elsewhere();
+        }
+        self.submit(default)
+    }
+
+    /// A launch on what is the default stream now.
+    #[cold]
+    fn launch_elsewhere(&self) -> Result<Point> {
+        let default = self.0.runtime.default();
+        self.submit(&default)
     }
 
     /// Launches the graph on a stream of its device.
@@ -206,7 +231,7 @@ impl Graph {
         let mut turn = core.turn_now()?;
         let frame = turn.frame();
         let mut state = inner.state.lock();
-        let State { exec, outside, last, launches, .. } = &mut *state;
+        let State { instances, outside, last, launches, .. } = &mut *state;
         let outside = WithHeld::add(outside, &inner.held);
         frame.waits.clear();
         let mut locked = Locked::new(line, outside.uses);
@@ -229,7 +254,7 @@ impl Graph {
         // SAFETY: the exec is of this device; it and the graph's buffers are kept alive by their
         // owners until their points have passed: outside buffers and the arena are marked below,
         // the backend holds the exec while it runs.
-        let value = unsafe { core.submit(frame, &Op::Graph(exec)) }
+        let value = unsafe { core.submit(frame, &Op::Graph(instances.current())) }
             .inspect_err(|_| inner.begun.store(*launches, Ordering::Release))?;
         let point = line.at(value);
         // SAFETY: the launch at this point waited for what was gathered, and the turn is still
@@ -239,6 +264,7 @@ impl Graph {
         // graph's state are still held.
         unsafe { guard.launched(point) };
         *last = point.into();
+        instances.launched(point);
         *launches = number;
         for Signal { event, time } in &inner.events {
             match time {
@@ -277,7 +303,7 @@ impl Graph {
     /// Bytes that the instantiated graph holds beside its memory, as far as the backend knows.
     #[must_use]
     pub fn exec_bytes(&self) -> u64 {
-        self.0.state.lock().exec.bytes()
+        self.0.state.lock().instances.bytes()
     }
 
     /// How often it was launched.
@@ -292,8 +318,11 @@ impl Graph {
         &self.0.arena
     }
 
-    /// Changes parameters, grids and buffers. Blocks until the last launch is over, whatever became
-    /// of it. All-or-nothing.
+    /// Changes parameters, grids and buffers for the launches that come later. All-or-nothing.
+    ///
+    /// Launches that are pending keep what they were launched with, and the call does not wait for
+    /// them: the change is made in another instance of the graph. A graph has up to four. While all
+    /// are busy, the call blocks until one is over.
     ///
     /// The graph is then what recording with the new values would have given. A change that alters
     /// which operations depend on which (a buffer that now meets another), or which are redundant,
@@ -303,11 +332,12 @@ impl Graph {
     /// `InvalidArgument` for a node that is no launch, another size of parameters, a grid beyond the device's limits, a buffer that the graph
     /// does not use, or one that is too small or another device's; what a kernel's check says of a
     /// launch as it is with the changes, and bindings that overlap then; `Recording` on a thread
-    /// that records on this device; `InvalidState` in a host call of the graph itself.
+    /// that records on this device; `InvalidState` in a host call of the graph itself while all of
+    /// its instances are busy.
     pub fn update(&self, update: &GraphUpdate<'_>) -> Result<UpdateOutcome> {
         let inner = &*self.0;
         recorder::refuse(&inner.runtime, "a graph cannot be updated while recording on its device")?;
-        let mut state = self.idle_state()?;
+        let mut state = self.changeable_state()?;
         let mut recorded = state.recorded.clone();
         let mut changed = vec![false; recorded.len()];
         let mut swaps: Vec<Option<&Lease<Buffer>>> = vec![None; state.outside.len()];
@@ -353,42 +383,33 @@ impl Graph {
         let redundant = redundant(&recorded);
         let plan = plan_of(&recorded, &redundant);
         let same = redundant == state.redundant && plan.pred == state.plan.pred && plan.pred_at == state.plan.pred_at;
-        let mut outcome = UpdateOutcome::Reinstantiated;
-        if same && let Some(patches) = patches(&plan, &redundant, &changed) {
-            // SAFETY: the last launch was waited for above, and the lock of the state keeps
-            // launches and updates out; the plan that was derived anew has the same dependencies,
-            // and buffers and parameters were checked as when they were recorded.
-            match unsafe { state.exec.update(&patches) } {
-                Ok(()) => outcome = UpdateOutcome::InPlace,
-                Err(Error::TopologyChanged(_)) => {}
-                Err(e) => return Err(e),
-            }
-        }
-        if outcome == UpdateOutcome::Reinstantiated {
-            // SAFETY: the same operations as when the graph was built, with buffers and parameters
-            // that were checked alike, and dependencies derived anew.
-            state.exec = unsafe { inner.runtime.device.instantiate(plan.clone()) }?;
-        }
+        // SAFETY: the same operations as when the graph was built, with buffers and parameters that
+        // were checked alike, and dependencies derived anew.
+        let make = || unsafe { inner.runtime.device.instantiate(plan.clone()) };
+        // SAFETY: an instance that is idle was waited for above, and the lock of the state keeps
+        // launches and updates out. The plan that was derived anew has the same dependencies, and
+        // buffers and parameters were checked as when they were recorded.
+        let in_place = same && unsafe { state.instances.change(&plan, &redundant, &changed, make) }?;
+        let fresh = if in_place { None } else { Some(Instances::new(make()?)) };
+        let outcome = if in_place { UpdateOutcome::InPlace } else { UpdateOutcome::Reinstantiated };
+        // Launches that are pending hold their instances by themselves.
+        let old_instances = fresh.map(|fresh| std::mem::replace(&mut state.instances, fresh));
         let old = (std::mem::replace(&mut state.recorded, recorded), std::mem::replace(&mut state.plan, plan));
         state.redundant = redundant;
         let old_outside = state.swap_outside(&swaps);
         drop(state);
         // Without the lock: what goes may be anybody's closure.
-        drop((old, old_outside));
+        drop((old, old_outside, old_instances));
         Ok(outcome)
     }
 
-    /// The state, once the last launch is over.
-    fn idle_state(&self) -> Result<MutexGuard<'_, State>> {
+    /// The state, once it has an instance that can be changed.
+    fn changeable_state(&self) -> Result<MutexGuard<'_, State>> {
         loop {
             let state = self.0.state.lock();
-            match state.last.point() {
-                Some(last) if !last.has_passed() => {
-                    drop(state);
-                    self.0.runtime.wait_over(last)?;
-                }
-                _ => return Ok(state),
-            }
+            let Some(busy) = state.instances.obstacle() else { return Ok(state) };
+            drop(state);
+            self.0.runtime.wait_over(busy)?;
         }
     }
 }
@@ -461,7 +482,7 @@ impl State {
 }
 
 /// The changed launches, by their place in the plan; `None` when something else changed as well.
-fn patches<'a>(plan: &'a Plan, redundant: &[bool], changed: &[bool]) -> Option<Vec<NodePatch<'a>>> {
+pub(super) fn patches<'a>(plan: &'a Plan, redundant: &[bool], changed: &[bool]) -> Option<Vec<NodePatch<'a>>> {
     let places = changed.iter().zip(redundant).filter(|(_, redundant)| !**redundant).map(|(changed, _)| *changed);
     let mut patches = Vec::new();
     for (at, _) in places.enumerate().filter(|(_, changed)| *changed) {

@@ -22,6 +22,7 @@
 //! ```
 
 mod exec;
+mod instances;
 mod operator;
 mod optimise;
 pub(crate) mod recorder;

@@ -221,7 +221,7 @@ pub(crate) fn stop(runtime: &Runtime) -> Result<Graph> {
             m.usage.span.map(|(first, last)| Lifetime { symbol, first, last, live_at_end: false })
         })
         .collect();
-    let core = &runtime.inner.default;
+    let core = &runtime.stream().core;
     let on = On { line: core.line, timeline: core.raw_timeline() };
     // SAFETY: the recorder noted every operation that uses a symbol; from the first to the last is its lifetime.
     let bindings = unsafe { recording.arena.seal(&lifetimes, on) }?;

@@ -30,7 +30,8 @@ pub(crate) struct RuntimeInner {
     /// Bytes of the device's memory; the largest number where that is not known.
     pub(crate) total: u64,
     pub(super) events: SlotPool<Events>,
-    pub(crate) default: Arc<StreamCore>,
+    /// The default stream of runtimes that are opened from now on.
+    default: Mutex<Arc<StreamCore>>,
     /// Streams beside the default one, to find who advances a line.
     pub(super) streams: Mutex<Vec<Weak<StreamCore>>>,
     pub(super) warned_pageable: AtomicBool,
@@ -52,7 +53,7 @@ impl RuntimeInner {
             serial: SERIAL.fetch_add(1, Ordering::Relaxed),
             id,
             limits: *device.limits(),
-            default: Arc::new(StreamCore::new(stream)),
+            default: Mutex::new(Arc::new(StreamCore::new(stream))),
             memory,
             total: match device.info().memory.total {
                 0 => u64::MAX,
@@ -76,6 +77,40 @@ impl RuntimeInner {
 
     pub(crate) fn id(&self) -> DeviceId {
         self.id
+    }
+
+    /// The default stream.
+    pub(crate) fn default(&self) -> Arc<StreamCore> {
+        self.default.lock().clone()
+    }
+
+    /// A sound default stream in the place of `old`: a new one, unless somebody has replaced it.
+    pub(crate) fn replace_default(&self, old: &Arc<StreamCore>) -> Result<Arc<StreamCore>> {
+        let sound = |core: &StreamCore| !core.line.failed(core.line.submitted() + 1);
+        let present = self.default();
+        if !Arc::ptr_eq(&present, old) && sound(&present) {
+            return Ok(present);
+        }
+        // Without the lock: it may block on the driver.
+        let new = Arc::new(StreamCore::new(self.device.stream(&StreamDesc::default())?));
+        let mut default = self.default.lock();
+        if !Arc::ptr_eq(&default, &present) && sound(&default) {
+            return Ok(default.clone());
+        }
+        let former = std::mem::replace(&mut *default, new.clone());
+        drop(default);
+        // Others may still hold it, and wait for its points.
+        self.note_stream(&former);
+        Ok(new)
+    }
+
+    /// Remembers a stream, to find who advances a line.
+    pub(crate) fn note_stream(&self, core: &Arc<StreamCore>) {
+        let mut streams = self.streams.lock();
+        if streams.len() == streams.capacity() {
+            streams.retain(|s| s.strong_count() > 0);
+        }
+        streams.push(Arc::downgrade(core));
     }
 
     /// Remembers a kernel base whose cache points into this device.
@@ -135,8 +170,9 @@ impl RuntimeInner {
 
     /// The stream of this runtime that advances the point's line. A stream that was dropped advances no more: its manager drains it.
     pub(crate) fn stream_of(&self, point: Point) -> Option<Arc<StreamCore>> {
-        if point.line_id() == self.default.line.id() {
-            return Some(self.default.clone());
+        let default = self.default();
+        if point.line_id() == default.line.id() {
+            return Some(default);
         }
         self.streams.lock().iter().filter_map(Weak::upgrade).find(|s| s.line.id() == point.line_id())
     }

@@ -174,20 +174,67 @@ fn an_update_is_all_or_nothing() {
 }
 
 #[test]
-fn an_update_waits_for_the_launch_that_runs() {
+fn parameters_change_from_launch_to_launch_without_waiting() {
     let runtime = runtime();
-    let (graph, [_, y]) = add(&runtime, 1.0);
+    let (graph, [x, y]) = add(&runtime, 1.0);
     let held = hold(runtime.stream());
-    let point = graph.launch().unwrap();
+    // Each pending launch keeps its parameters: 1, 10, 100 and 1000 times x.
+    let first = graph.launch().unwrap();
+    for a in [10.0f32, 100.0, 1000.0] {
+        let updated = graph.update(&GraphUpdate::new().params(NodeId::new(0), &a)).unwrap();
+        assert_eq!(updated, UpdateOutcome::InPlace);
+        graph.launch().unwrap();
+    }
+    assert!(!first.is_settled());
+    // A fifth instance is not made: this waits for the first launch.
     std::thread::scope(|s| {
         s.spawn(|| {
             std::thread::sleep(Duration::from_millis(10));
             open(held);
         });
-        let _ = graph.update(&GraphUpdate::new().params(NodeId::new(0), &50.0f32)).unwrap();
-        assert!(point.is_settled());
+        let _ = graph.update(&GraphUpdate::new().params(NodeId::new(0), &0.5f32)).unwrap();
+        assert!(first.has_passed());
     });
-    assert_eq!(runtime.download::<f32>(&y).unwrap(), [1.0; 16]);
+    assert_eq!(runtime.to_vec(&y).unwrap(), [1111.0; 16]);
+    graph.launch().unwrap();
+    assert_eq!(runtime.to_vec(&y).unwrap(), [1111.5; 16]);
+    // Instances that were put aside have all changes since, of other nodes and buffers too.
+    let other = runtime.full(16, 2.0f32).unwrap();
+    let held = hold(runtime.stream());
+    graph.launch().unwrap();
+    let _ = graph.update(&GraphUpdate::new().buffer(&x, &other)).unwrap();
+    for a in [1.0f32, 2.0] {
+        let _ = graph.update(&GraphUpdate::new().params(NodeId::new(0), &a)).unwrap();
+        graph.launch().unwrap();
+    }
+    open(held);
+    assert_eq!(runtime.to_vec(&y).unwrap(), [1112.0 + 2.0 + 4.0; 16]);
+}
+
+#[test]
+fn a_graph_leaves_a_default_stream_that_failed() {
+    let mut runtime = runtime();
+    let (graph, [_, y]) = add(&runtime, 1.0);
+    let mut clone = runtime.clone();
+    poison(runtime.stream());
+    assert_eq!(kind(graph.launch()), "Fault");
+    runtime.replace_default_stream().unwrap();
+    graph.launch().unwrap();
+    assert_eq!(runtime.to_vec(&y).unwrap(), [1.0; 16]);
+    // A clone takes what another one was given.
+    assert!(clone.stream().failure().is_some() && !clone.stream().same(runtime.stream()));
+    clone.replace_default_stream().unwrap();
+    assert!(clone.stream().same(runtime.stream()) && runtime.clone().stream().same(runtime.stream()));
+    let again = runtime.context().runtime(runtime.device()).unwrap();
+    assert!(again.stream().same(runtime.stream()));
+    // Failure after failure: no stream of the device's, and no line, is used up.
+    for _ in 0..600 {
+        runtime.stream().host_call("fails", || Err(leasehold::Error::other("on purpose"))).unwrap();
+        assert!(runtime.stream().synchronize().is_err());
+        runtime.replace_default_stream().unwrap();
+    }
+    graph.launch().unwrap();
+    assert_eq!(runtime.to_vec(&y).unwrap(), [2.0; 16]);
 }
 
 #[test]
@@ -203,6 +250,7 @@ fn a_graph_whose_launch_failed_can_be_updated() {
         })
         .unwrap();
     graph.launch_on(&stream).unwrap();
+    assert!(stream.synchronize().is_err());
     assert_eq!(graph.update(&GraphUpdate::new().grid(NodeId::new(0), [0, 1, 1])).unwrap(), UpdateOutcome::InPlace);
     // What the failed launch wrote is made anew.
     runtime.stream().fill(x.view(), 0u8).unwrap();
