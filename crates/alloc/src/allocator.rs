@@ -13,7 +13,7 @@ use crate::backing::{Backing, BackingCaps};
 use crate::budget::Budget;
 use crate::buffer::{Buffer, CLASSLESS, HostKind, Row, WATCHED};
 use crate::config::{AllocStats, AllocatorConfig, Policy};
-use crate::heap::{STRIDE, passed};
+use crate::heap::STRIDE;
 use crate::imports::Keep;
 use crate::layout::{Layout, UNIT};
 use crate::lock::Lock;
@@ -431,7 +431,7 @@ pub(crate) fn kind_bits(kind: HostKind) -> u32 {
 pub(crate) fn uses(buffer: &Buffer) -> Vec<Stamp> {
     let mut stamps = Vec::new();
     buffer.for_each_use(|s| {
-        if !passed(s) {
+        if !s.has_passed() {
             stamps.push(s);
         }
     });

@@ -19,6 +19,7 @@
 //! A write is ordered after every use that was known when it was submitted, so it may displace points that its line knows or that are
 //! over. A point that it does not know ([`Buffer::used_on`] from another thread) is kept until the memory is reused.
 
+use crate::layout::NO_CLASS;
 use crate::store::Spot;
 use leasehold_core::defects::{Defect, planted};
 use leasehold_core::sync::Mutex;
@@ -236,7 +237,7 @@ impl Buffer {
     pub(crate) fn open(&self) -> Open {
         let mut open = Open::Over;
         self.for_each_use(|s| {
-            if !crate::heap::passed(s) {
+            if !s.has_passed() {
                 open = match open {
                     Open::Over => Open::One(s),
                     Open::One(t) if t.line_id() == s.line_id() => Open::One(if t.value() < s.value() { s } else { t }),
@@ -318,7 +319,7 @@ impl Buffer {
             if stamp.line_id() == new.line_id() && stamp.value() >= new.value() {
                 return;
             }
-            if old != 0 && stamp.line_id() != new.line_id() && !crate::heap::passed(stamp) {
+            if old != 0 && stamp.line_id() != new.line_id() && !stamp.has_passed() {
                 return self.spill(new);
             }
             match self.other_read.compare_exchange_weak(old, new.to_bits(), Ordering::AcqRel, LOAD) {
@@ -344,7 +345,7 @@ impl Buffer {
     /// A write by the home line is later than every foreign use that its line knows.
     #[cold]
     fn displace(&self, p: Point) {
-        let over = |s: Stamp| p.line().knows(s) || crate::heap::passed(s);
+        let over = |s: Stamp| p.line().knows(s) || s.has_passed();
         for word in [&self.other_write, &self.other_read] {
             let bits = word.load(LOAD);
             if bits != 0 {
@@ -364,7 +365,7 @@ impl Buffer {
     fn mark_write_slow(&self, p: Point) {
         self.set_foreign();
         let new = Stamp::from(p);
-        let over = |s: Stamp| p.line().knows(s) || crate::heap::passed(s);
+        let over = |s: Stamp| p.line().knows(s) || s.has_passed();
         let old = Stamp::from_bits(self.other_write.swap(new.to_bits(), Ordering::AcqRel));
         if !old.is_never() && !over(old) {
             self.spill(old);
@@ -395,7 +396,7 @@ impl Buffer {
                 if same && s.value() > latest.value() {
                     latest = s;
                 }
-                !same && !crate::heap::passed(s)
+                !same && !s.has_passed()
             });
             s.push(latest);
         });
@@ -534,8 +535,6 @@ pub(crate) struct Row {
 
 /// The row's block is a node.
 pub(crate) const NO_SLOT: u16 = u16::MAX;
-/// The row's block goes to no magazine.
-pub(crate) const NO_CLASS: u16 = u16::MAX;
 
 impl Row {
     /// Where in the core the row's block lies.

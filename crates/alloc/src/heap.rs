@@ -19,7 +19,6 @@ use crate::index::Index;
 use crate::layout::{UNIT, UNIT_SHIFT};
 use crate::node::{Cold, NIL, Node, Nodes, State, or_sink};
 use crate::residency::Residency;
-use leasehold_core::defects::{Defect, planted};
 use leasehold_core::{Error, Line, LineId, OutOfMemory, Result, Stamp};
 
 /// Lane 0: ready for everybody.
@@ -34,13 +33,6 @@ const EVEN_FROM: u32 = 4;
 const SLACK: u32 = 8;
 /// A lane that is empty and was not used for this many operations is given up.
 const LANE_IDLE: u64 = 4096;
-
-/// Whether the work of `stamp` is over: complete, or failed and over, and what it came after too. A failed stream's memory may be used
-/// again; whoever reads results must ask whether the stamp is settled instead.
-#[inline]
-pub(crate) fn passed(stamp: Stamp) -> bool {
-    stamp.point().is_none_or(|p| p.has_passed() || planted(Defect::PassedEarly))
-}
 
 /// A range of addresses.
 #[derive(Debug, Clone, Copy)]
@@ -212,7 +204,7 @@ impl Heap {
 
     /// Takes back a span that lies free and ready as one block. `None`: it does not.
     pub(crate) fn remove_span(&mut self, slot: usize) -> Option<Span> {
-        if !passed(self.nodes.stamp(self.spans[slot].first)) {
+        if !self.nodes.stamp(self.spans[slot].first).has_passed() {
             return None;
         }
         if !self.is_whole(slot) {
@@ -237,7 +229,7 @@ impl Heap {
     /// Gives a used node back whose last use is over at `stamp`. Never fails, never takes host memory.
     #[inline(always)]
     pub(crate) fn release(&mut self, node: u32, stamp: Stamp) {
-        if stamp.is_never() || passed(stamp) {
+        if stamp.is_never() || stamp.has_passed() {
             self.give_ready(node);
         } else {
             match self.lane_of(stamp) {

@@ -10,7 +10,6 @@ use crate::allocator::{Core, Inner, On};
 use crate::backing::Chunk;
 use crate::buffer::{Buffer, NO_SLOT};
 use crate::config::{CREDIT, CrossStream, GRANULES_PER_EPISODE, Growth, Moves, OPERATIONS_PER_EPISODE};
-use crate::heap::passed;
 use crate::host;
 use crate::layout::{Layout, SIZE_LIMIT, UNIT_SHIFT};
 use crate::numbers::thread_number;
@@ -481,19 +480,19 @@ impl Inner {
         };
         let Some(point) = stamp.and_then(Stamp::point) else { return Ok(false) };
         match self.wait_point(point, on, None) {
-            Ok(()) => Ok(passed(Stamp::from(point))),
+            Ok(()) => Ok(Stamp::from(point).has_passed()),
             Err(e @ Error::DeviceLost { .. }) => Err(e),
             Err(e) => {
                 trail.note(format_args!("waiting for {point:?}: {e}"));
                 // A failed stream's memory is usable once its work is over.
-                Ok(passed(Stamp::from(point)))
+                Ok(Stamp::from(point).has_passed())
             }
         }
     }
 
     /// Blocks until a point is over.
     pub(crate) fn wait_point(&self, point: Point, on: On<'_>, timeout: Option<Duration>) -> Result<()> {
-        if passed(Stamp::from(point)) {
+        if Stamp::from(point).has_passed() {
             return Ok(());
         }
         self.counters.host_waits.fetch_add(1, Ordering::Relaxed);
@@ -503,7 +502,7 @@ impl Inner {
         }
         match point.line().wait(point.value(), timeout) {
             // It may be another device's line; the work is over either way, and our own driver will tell.
-            Err(Error::DeviceLost { .. }) if passed(Stamp::from(point)) => Ok(()),
+            Err(Error::DeviceLost { .. }) if Stamp::from(point).has_passed() => Ok(()),
             waited => waited,
         }
     }

@@ -4,6 +4,9 @@
 
 use leasehold_core::{Error, Result};
 
+/// The row's block goes to no magazine.
+pub(crate) const NO_CLASS: u16 = u16::MAX;
+
 /// The unit in which blocks above the slab classes are carved, in bytes.
 pub const UNIT: u64 = 1 << UNIT_SHIFT;
 pub(crate) const UNIT_SHIFT: u32 = 9;

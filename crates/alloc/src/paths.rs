@@ -16,9 +16,9 @@
 
 use crate::allocator::{Core, Inner, On, PARKED_AT_ONCE, inner_of, kind_bits, release};
 use crate::buffer::{
-    ARENA, Buffer, CLASSLESS, EMPTY, FOREIGN, IMPORTED, NO_CLASS, NO_SLOT, Open, REGION, Row, WATCHED, home_line,
+    ARENA, Buffer, CLASSLESS, EMPTY, FOREIGN, IMPORTED, NO_SLOT, Open, REGION, Row, WATCHED, home_line,
 };
-use crate::heap::passed;
+use crate::layout::NO_CLASS;
 use crate::layout::{Layout, MIN_ALIGN, SLAB_MAX, class_of};
 use crate::list::List;
 use crate::mutant::mutated;
@@ -278,7 +278,7 @@ impl Inner {
         row.buffer.class.store(NO_CLASS, Ordering::Relaxed);
         row.buffer.describe(size, Some(line), self.row_flags | CLASSLESS);
         row.buffer.lie_at(addr, native);
-        row.buffer.inherit(if stamp.is_never() || passed(stamp) { Stamp::NEVER } else { stamp });
+        row.buffer.inherit(if stamp.is_never() || stamp.has_passed() { Stamp::NEVER } else { stamp });
     }
 
     #[cold]
@@ -411,7 +411,7 @@ impl Inner {
         let mut core = self.core.lock();
         self.settle(&mut core);
         let mut over = !core.parked.any();
-        core.store.slabs.pending(|_, s| over &= passed(s));
+        core.store.slabs.pending(|_, s| over &= s.has_passed());
         self.each_aside(core.retired, |row| over &= row.buffer.open() == Open::Over);
         over && core.store.heap.is_over()
     }

@@ -3,7 +3,7 @@
 //! Everything here is the slow path: a driver call follows, so walks over all nodes are affordable.
 
 use crate::budget::Budget;
-use crate::heap::{Heap, READY, passed};
+use crate::heap::{Heap, READY};
 use crate::host;
 use crate::layout::UNIT_SHIFT;
 use crate::node::{NIL, Node, State};
@@ -296,7 +296,7 @@ impl Heap {
                 continue;
             }
             let last = self.nodes.stamp(at);
-            let over = passed(last);
+            let over = last.has_passed();
             while g < end {
                 let id = self.res.piece_of(g);
                 if id == NIL {

@@ -5,7 +5,6 @@
 //! driver lets it; what the driver does not take back is quarantined and stays counted.
 
 use crate::backing::Backing;
-use crate::heap::passed;
 use crate::host;
 use crate::node::{NIL, Node, State};
 use leasehold_core::{LineId, Result, Stamp};
@@ -29,7 +28,7 @@ impl Granule {
     /// When the last use is over, if nobody but `line` may still use it; never, if nobody does.
     #[inline]
     pub(crate) fn last_of(&self, line: LineId) -> Option<Stamp> {
-        let over = |s: Stamp| s != MANY && passed(s);
+        let over = |s: Stamp| s != MANY && s.has_passed();
         match (over(self.last), over(self.other)) {
             (true, true) => Some(Stamp::NEVER),
             (false, true) => Some(self.last).filter(|s| s.line_id() == line),
@@ -50,7 +49,7 @@ impl Granule {
                 }
                 return;
             }
-            if passed(*word) {
+            if word.has_passed() {
                 *word = stamp;
                 return;
             }
@@ -131,7 +130,7 @@ impl Residency {
     /// Whether a granule under free memory that `line` used last has no memory, or its last use is over.
     pub(crate) fn is_idle(&self, granule: u32, line: LineId) -> bool {
         let known = self.granules.get(granule as usize).filter(|g| g.piece != NIL);
-        known.is_none_or(|g| g.last_of(line).is_some_and(passed))
+        known.is_none_or(|g| g.last_of(line).is_some_and(Stamp::has_passed))
     }
 
     /// Makes the granule table reach up to `end`.

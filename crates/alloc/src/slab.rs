@@ -6,7 +6,7 @@
 //!
 //! Plain single-threaded state, like the heap. Must not know leases.
 
-use crate::heap::{Heap, READY, passed};
+use crate::heap::{Heap, READY};
 use crate::layout::{CLASSES, UNIT, UNIT_SHIFT, class_size};
 use crate::node::NIL;
 use leasehold_core::{Error, LineId, OutOfMemory, Result, Stamp};
@@ -164,7 +164,7 @@ impl Slabs {
         for s in 0..usize::from(slots) {
             bits[s / 64] |= 1 << (s % 64);
         }
-        let over = passed(stamp);
+        let over = stamp.has_passed();
         let run = Run {
             node,
             class: class as u8,
@@ -386,7 +386,7 @@ impl Run {
 
     #[cold]
     fn pop_slow(&mut self, line: LineId) -> Option<(u16, Stamp)> {
-        if passed(self.latest) && self.pending != Pending::Several {
+        if self.latest.has_passed() && self.pending != Pending::Several {
             self.refresh();
             let slot = pop_bit(&mut self.ready_bits)?;
             self.free -= 1;
@@ -397,13 +397,13 @@ impl Run {
             while bits != 0 {
                 let slot = w * 64 + bits.trailing_zeros() as usize;
                 let stamp = self.stamps[slot];
-                if stamp.line_id() == line || passed(stamp) {
+                if stamp.line_id() == line || stamp.has_passed() {
                     self.pending_bits[w] &= !(1 << (slot % 64));
                     self.free -= 1;
                     if self.pending_bits.iter().all(|&w| w == 0) {
                         self.pending = Pending::None;
                     }
-                    return Some((slot as u16, if passed(stamp) { Stamp::NEVER } else { stamp }));
+                    return Some((slot as u16, if stamp.has_passed() { Stamp::NEVER } else { stamp }));
                 }
                 bits &= bits - 1;
             }
@@ -416,7 +416,7 @@ impl Run {
         let (word, bit) = (usize::from(slot / 64), 1u64 << (slot % 64));
         debug_assert!((self.ready_bits[word] | self.pending_bits[word]) & bit == 0, "a slot is freed twice");
         self.free += 1;
-        if stamp.is_never() || passed(stamp) {
+        if stamp.is_never() || stamp.has_passed() {
             self.ready_bits[word] |= bit;
             return;
         }
@@ -429,7 +429,7 @@ impl Run {
                 }
             }
             Pending::None => (self.pending, self.latest) = (Pending::Line(stamp.line_id()), stamp),
-            Pending::Line(_) if passed(self.latest) => {
+            Pending::Line(_) if self.latest.has_passed() => {
                 self.pending_bits[word] &= !bit;
                 self.refresh();
                 self.pending_bits[word] |= bit;
@@ -444,7 +444,7 @@ impl Run {
         match self.pending {
             Pending::None => {}
             Pending::Line(_) => {
-                if passed(self.latest) {
+                if self.latest.has_passed() {
                     for w in 0..WORDS {
                         self.ready_bits[w] |= std::mem::take(&mut self.pending_bits[w]);
                     }
@@ -460,7 +460,7 @@ impl Run {
                         let bit = bits & bits.wrapping_neg();
                         bits &= bits - 1;
                         let stamp = self.stamps[w * 64 + bit.trailing_zeros() as usize];
-                        if passed(stamp) {
+                        if stamp.has_passed() {
                             self.pending_bits[w] &= !bit;
                             self.ready_bits[w] |= bit;
                             continue;

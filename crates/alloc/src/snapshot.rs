@@ -6,7 +6,7 @@
 use crate::allocator::{Allocator, Core, Inner};
 use crate::buffer::{ARENA, EMPTY, IMPORTED, REGION};
 use crate::config::AllocStats;
-use crate::heap::{Heap, Span, passed};
+use crate::heap::{Heap, Span};
 use crate::layout::{UNIT_SHIFT, class_size};
 use crate::node::{NIL, Node, State};
 use crate::ring::TraceEvent;
@@ -268,7 +268,7 @@ impl Facts<'_> {
 
     fn free(addr: u64, bytes: u64, until: Stamp) -> BlockInfo {
         let block = BlockInfo { addr, bytes, state: BlockState::Ready, ..NOTHING };
-        if until.is_never() || passed(until) {
+        if until.is_never() || until.has_passed() {
             return block;
         }
         BlockInfo { state: BlockState::Pending, stream: until.line_id().get(), ..block }

@@ -2,8 +2,8 @@
 //!
 //! What one allocator's lock guards. Pure state: no driver call, no lease, no thread.
 
-use crate::buffer::NO_CLASS;
-use crate::heap::{Heap, READY, passed};
+use crate::heap::{Heap, READY};
+use crate::layout::NO_CLASS;
 use crate::layout::{MIN_ALIGN, SLAB_MAX, UNIT, UNIT_SHIFT, class_of};
 use crate::node::State;
 use crate::slab::{Slabs, Slot};
@@ -173,7 +173,7 @@ impl Store {
             bytes: u64::from(n.units) << UNIT_SHIFT,
             native: span.native,
             class: NO_CLASS,
-            stamp: if passed(stamp) { Stamp::NEVER } else { stamp },
+            stamp: if stamp.has_passed() { Stamp::NEVER } else { stamp },
         }
     }
 

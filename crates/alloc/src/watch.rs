@@ -12,10 +12,10 @@
 use crate::allocator::kind_bits;
 use crate::allocator::{Allocator, Inner, On, uses};
 use crate::backing::{Backing, BackingCaps, Chunk};
-use crate::buffer::{Buffer, NO_CLASS, NO_SLOT, Row, WATCHED};
+use crate::buffer::{Buffer, NO_SLOT, Row, WATCHED};
 use crate::config::AllocatorConfig;
 use crate::debug::{DebugAids, Finding, FindingKind, MOST_FINDINGS, POISON_FREED, POISON_FRESH, RED_ZONE};
-use crate::heap::passed;
+use crate::layout::NO_CLASS;
 use crate::layout::{Layout, UNIT_SHIFT, class_size};
 use crate::residency::{End, Step};
 use crate::ring::{EventKind, Ring};
@@ -141,7 +141,7 @@ impl Watch {
 
     /// Whether every stream is done with what is held.
     pub(crate) fn is_over(&self) -> bool {
-        self.held.lock().waiting.iter().all(|(_, stamps)| stamps.iter().all(|&s| passed(s)))
+        self.held.lock().waiting.iter().all(|(_, stamps)| stamps.iter().all(|&s| s.has_passed()))
     }
 
     /// The row's memory goes back to the driver while the row is out.
@@ -194,7 +194,7 @@ impl Watch {
             // The stream that used it last, where that is another one.
             let mut stream = home;
             b.for_each_use(|s| {
-                if stream == home && !passed(s) {
+                if stream == home && !s.has_passed() {
                     stream = s.line_id();
                 }
             });
@@ -453,7 +453,7 @@ impl Inner {
         }
         let due: Vec<Block> = {
             let mut held = watch.held.lock();
-            let over = |w: &mut (Block, Box<[Stamp]>)| w.1.iter().all(|&s| passed(s));
+            let over = |w: &mut (Block, Box<[Stamp]>)| w.1.iter().all(|&s| s.has_passed());
             held.waiting.extract_if(.., over).map(|w| w.0).collect()
         };
         for block in due {

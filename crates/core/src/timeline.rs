@@ -183,6 +183,15 @@ impl Stamp {
         self.0 == 0
     }
 
+    /// Returns whether the work of the timepoint is over, complete or failed, with all that it came
+    /// after: memory that it used may be reused. [`Stamp::NEVER`] has passed. A reader of results asks
+    /// [`is_settled`](Self::is_settled) instead.
+    #[inline]
+    #[must_use]
+    pub fn has_passed(self) -> bool {
+        self.point().is_none_or(|p| p.has_passed() || planted(Defect::PassedEarly))
+    }
+
     /// The timeline's name; 0 for never.
     #[inline]
     #[must_use]

@@ -2,7 +2,7 @@
 //!
 //! This module must not know how nodes are carved or merged.
 
-use super::{Heap, LANE_IDLE, Lane, MAX_LANES, NO_LANE, READY, passed};
+use super::{Heap, LANE_IDLE, Lane, MAX_LANES, NO_LANE, READY};
 use crate::node::{Cold, NIL, State};
 use leasehold_core::{Line, LineId, Stamp};
 
@@ -68,7 +68,7 @@ impl Heap {
                 let first = n.start.div_ceil(1 << shift);
                 let (mut g, paged) = (n.end() >> shift, self.spans[usize::from(n.span)].paged);
                 // Downwards: what lies below a part that was cut out keeps its node.
-                while paged && !passed(stamp) && g > first {
+                while paged && !stamp.has_passed() && g > first {
                     let to = g;
                     while g > first && self.res.is_idle(g - 1, stamp.line_id()) {
                         g -= 1;
@@ -88,8 +88,8 @@ impl Heap {
     pub(crate) fn is_over(&self) -> bool {
         let mut free = (0..).zip(&self.nodes.rows).filter(|n| n.1.state == State::Free);
         let mut over = true;
-        self.waiting(|_, s| over &= passed(s));
-        over && free.all(|n| passed(self.nodes.stamp(n.0)))
+        self.waiting(|_, s| over &= s.has_passed());
+        over && free.all(|n| self.nodes.stamp(n.0).has_passed())
     }
 
     /// The lane in which a stamp's memory lies while it has not passed, if the line has one.
@@ -131,7 +131,7 @@ impl Heap {
     }
 
     fn settle_or_wait(&mut self, id: u32, stamp: Stamp) {
-        if passed(stamp) {
+        if stamp.has_passed() {
             return self.settle(id, READY, Stamp::NEVER, true);
         }
         match self.lane_of(stamp) {

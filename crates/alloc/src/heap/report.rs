@@ -1,6 +1,6 @@
 //! What the heap holds, and whether it is consistent. Changes nothing.
 
-use super::{Heap, Lane, passed};
+use super::{Heap, Lane};
 use crate::layout::UNIT_SHIFT;
 use crate::node::{NIL, Node, State};
 use leasehold_core::{Result, Stamp};
@@ -25,7 +25,7 @@ impl Heap {
     pub(crate) fn newest_pending(&self) -> Stamp {
         let newest = self.lanes[1..].iter().filter(|l| l.newest != NIL).map(|l| self.nodes.stamp(l.newest));
         let behind = |s: &Stamp| s.point().map_or(0, |p| p.value().saturating_sub(p.line().completed()));
-        newest.filter(|s| !passed(*s)).min_by_key(behind).unwrap_or(Stamp::NEVER)
+        newest.filter(|s| !s.has_passed()).min_by_key(behind).unwrap_or(Stamp::NEVER)
     }
 
     /// The largest piece of free memory in units that is backed throughout, whatever its lane. A walk.
