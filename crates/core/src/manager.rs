@@ -87,7 +87,7 @@ impl<R: Resource, K: Eq + Hash + Clone> Default for PoolManager<R, K> {
 }
 
 impl<R: Resource, K: Eq + Hash + Clone> PoolManager<R, K> {
-    /// A manager that must be configured before its first lease.
+    /// A manager that must be configured before it lends anything.
     pub fn new() -> Self {
         let keyed = Keyed { entries: HashMap::new(), waiting: HashMap::new() };
         Self { pool: OnceLock::new(), configuring: Mutex::new(()), keyed: Mutex::new(keyed) }
