@@ -121,7 +121,7 @@ pub enum Error {
         /// The code's name.
         name: Box<str>,
     },
-    /// An error of somebody else's, on its way through the runtime: of a host call, an operator, a
+    /// A foreign error that passes through the runtime: from a host call, an operator or a
     /// writer.
     #[error("{0}")]
     Other(#[source] Arc<dyn std::error::Error + Send + Sync>),
@@ -320,7 +320,7 @@ impl Error {
         Error::StaleHandle { resource, handle: format!("{handle:?}").into_boxed_str() }
     }
 
-    /// An error of somebody else's. It is the [source](std::error::Error::source) of this one, too.
+    /// A foreign error, which is also the [source](std::error::Error::source) of this one.
     ///
     /// ```
     /// use leasehold_core::Error;

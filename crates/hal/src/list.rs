@@ -4,7 +4,7 @@
 //! The list has three flat vectors: records, bindings and parameter bytes. So a recording of
 //! thousands of operations needs few allocations. A list that is cleared and refilled needs none.
 //!
-//! This module must not know who runs the list.
+//! This module must not know which code runs the list.
 
 use crate::backend::GraphExec;
 use crate::kernel::{Binding, Pipeline};

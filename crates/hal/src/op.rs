@@ -1,7 +1,7 @@
 //! Operations: the units of work of a stream. An [`Op`] is a borrowed view; an
 //! [`OpList`](crate::OpList) owns operations.
 //!
-//! This module must not know who runs them.
+//! This module must not know which code runs them.
 
 use crate::backend::GraphExec;
 use crate::kernel::{Access, Binding, Pipeline};

@@ -4,7 +4,7 @@
 //! Submissions are events of level `DEBUG`, their operations of level `TRACE`, all other calls
 //! `DEBUG`. The target is [`TARGET`]. Without a subscriber a call costs one load and one branch.
 //!
-//! This module must not know who listens.
+//! This module must not know the subscribers.
 
 use crate::backend::{Backend, Device, Stream};
 use crate::id::{BackendKind, DeviceId};

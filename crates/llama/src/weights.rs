@@ -257,7 +257,7 @@ impl Tensor {
 ///
 /// let dir = std::path::Path::new("models/tiny-python");
 /// let config = Config::from_dir(dir)?;
-/// // SAFETY: nobody changes the model's files while this program runs.
+/// // SAFETY: no program changes the model's files while this program runs.
 /// let weights = unsafe { Weights::from_dir(dir, &config) }?;
 /// assert_eq!(weights.tensor("model.norm.weight")?.shape(), [config.hidden_size]);
 /// # Ok::<(), leasehold_core::Error>(())

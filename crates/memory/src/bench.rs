@@ -126,7 +126,7 @@ fn counts(abi: &impl Abi, object: *mut c_void, n: usize) {
 fn structs(abi: &impl Abi, n: usize) {
     for _ in 0..n {
         abi.enter_scope();
-        // SAFETY: a fresh block of the C allocator that nobody else frees.
+        // SAFETY: a new block of the C allocator that no other code frees.
         unsafe { abi.register_struct(black_box(libc::malloc(64))) };
         abi.exit_scope();
     }
@@ -148,12 +148,12 @@ fn mixed(abi: &impl Abi, n: usize) {
         black_box(abi.get_buffer(0, 48));
         // SAFETY: `malloc` has no conditions.
         let object = unsafe { libc::malloc(64) };
-        // SAFETY: a fresh block of the C allocator that nobody else frees.
+        // SAFETY: a new block of the C allocator that no other code frees.
         unsafe { abi.register_struct(object) };
         for _ in 0..2 {
             abi.enter_scope();
             abi.acquire(object);
-            // SAFETY: each is a fresh block of the C allocator that nobody else frees.
+            // SAFETY: each is a new block of the C allocator that no other code frees.
             unsafe { abi.register_struct(libc::malloc(64)) };
             abi.release(object);
             abi.exit_scope();
@@ -333,7 +333,7 @@ fn execute(abi: &impl Abi, op: program::Op, vars: &mut [*mut c_void]) {
             black_box(abi.get_buffer(slot, size));
         }
         Op::New(var, _) => {
-            // SAFETY: a fresh block that nobody else frees.
+            // SAFETY: a new block that no other code frees.
             unsafe {
                 vars[var] = libc::malloc(64);
                 abi.register_struct(vars[var]);

@@ -36,7 +36,7 @@ use crate::vec_ptr::{RUST_VEC, VecOps, VecPtr};
 /// use leasehold_memory::MemoryManager;
 /// let mut memory = MemoryManager::new();
 /// memory.enter_scope();
-/// // SAFETY: the block comes from the C allocator and nobody else frees it.
+/// // SAFETY: the block comes from the C allocator and no other code frees it.
 /// let object = unsafe {
 ///     let object = libc::malloc(64);
 ///     memory.register_struct(object);
@@ -98,7 +98,7 @@ impl MemoryManager {
     /// ```
     /// use leasehold_memory::{MemoryManager, ffi};
     /// ffi::tl_mem_enter_scope();
-    /// // SAFETY: the block comes from the C allocator and nobody else frees it.
+    /// // SAFETY: the block comes from the C allocator and no other code frees it.
     /// let object = unsafe {
     ///     let object = libc::malloc(64);
     ///     ffi::tl_mem_register_struct(object);

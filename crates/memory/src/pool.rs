@@ -290,7 +290,7 @@ impl TensorPool {
     /// ```
     ///
     /// # Safety
-    /// - `ptr` is owned by the caller, who gives it up if the outcome is [`PoolOutcome::Pooled`].
+    /// - The caller owns `ptr`, and gives it up if the outcome is [`PoolOutcome::Pooled`].
     /// - The pool's destructor may be called with it, on any thread that holds the pool.
     /// - It has the stated number of elements, dtype and device.
     pub unsafe fn release(

@@ -16,7 +16,7 @@
 //! Since flags and index share the word, each push either is in the count of the flag's setter or
 //! sees the flag.
 //!
-//! This module must not know what a slot holds or who owns the pool.
+//! This module must not know the content of a slot or the owner of the pool.
 
 use crate::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 

@@ -1,4 +1,4 @@
-//! Two sole holders must not swap what lies in two pools.
+//! Two sole holders must not swap the payloads of two pools.
 
 use leasehold_core::*;
 use std::marker::PhantomPinned;

@@ -1,4 +1,4 @@
-//! Whoever has a point may look and wait. Saying that work is over is the owner's.
+//! The holder of a timepoint can read and wait. Only the owner can complete work.
 
 use leasehold_core::{Error, Point, Timeline};
 

@@ -1,4 +1,4 @@
-//! A mapped lease lives as long as it likes, so what it shows must not borrow.
+//! A mapped lease has no bound on its lifetime, so the shown value must not borrow.
 
 use leasehold_core::*;
 

@@ -1,6 +1,6 @@
 //! Arguments of CPU kernels: the view of one tile.
 //!
-//! This module must not know who runs tiles.
+//! This module must not know which code runs tiles.
 
 use super::Binding;
 use bytemuck::{AnyBitPattern, Pod};

@@ -374,7 +374,7 @@ pub struct Monitor(Arc<Inner>);
 /// let at = machine.alloc(0, 64)?;
 /// let mut host = [0u8; 64];
 /// machine.enqueue(queue, Command::Fill(FillCall::linear(at, 64, 5, 1)))?;
-/// // SAFETY: nobody else uses the array until the queue is synchronised.
+/// // SAFETY: no other code uses the array until the queue is synchronised.
 /// let copy = unsafe { Transfer::linear(at, host.as_mut_ptr() as u64, 64).with_host() };
 /// machine.enqueue(queue, Command::Copy(copy))?;
 /// machine.queue_synchronize(queue, None)?;

@@ -1,7 +1,8 @@
-// The conformance suite's kernels for CUDA, under the names and with the arguments of `TestKernel`: the addresses of the bindings in
-// order, then the parameters.
+// CUDA kernels of the conformance suite, with the names and arguments of `TestKernel`: the
+// addresses of the bindings in order, then the parameters.
 //
-// A block serves 64 elements whatever its size; how many blocks there are decides how many elements are touched.
+// A block computes 64 elements whatever its size; the number of blocks determines the number of
+// elements.
 
 typedef unsigned int u32;
 typedef unsigned long long u64;
@@ -35,7 +36,8 @@ extern "C" __global__ void conformance_spin(const u32* flag, u32* out, u32 limit
             seen = 2;
         }
     }
-    // What the host wrote before the flag is seen after it, and this is seen by the host.
+    // The host's writes before the flag are visible after it, and this write is visible to the
+    // host.
     __threadfence_system();
     *(volatile u32*)out = seen;
     __threadfence_system();
@@ -45,7 +47,8 @@ extern "C" __global__ void conformance_trap() {
     asm volatile("trap;");
 }
 
-// The element after the end belongs to the same allocation as likely as not: this one is 16 TiB further, where nothing is.
+// The element after the end may belong to the same allocation, so this kernel writes 16 TiB
+// further, where no memory is mapped.
 extern "C" __global__ void conformance_out_of_bounds(u32* out) {
     *(volatile u32*)(out + (1ull << 42)) = 1;
 }

@@ -1,28 +1,32 @@
-// Grouped-query attention over a key-value cache [kv_head][position][head_dim], causal.
+// Causal grouped-query attention over a key-value cache [kv_head][position][head_dim].
 //
-// A block takes one head and some rows of queries, which share the keys and values that it reads. It goes over the positions in
-// tiles, one for each thread: scores (a thread per position), the running maximum and sum of the online softmax, and the weighted
-// sum of the values (a thread per column, in as many groups of positions as there are threads for). Nothing as long as the
-// context is stored. What a row does not see is never multiplied, so a NaN there does not show.
+// A block computes one head and some rows of queries, which share the keys and values that it
+// reads. The block iterates over the positions in tiles with one position for each thread. For each
+// tile it computes the scores (a thread for each position), the running maximum and sum of the
+// online softmax, and the weighted sum of the values. In the last step a thread computes a column
+// for one of several groups of positions. No buffer of the context's length is needed. Positions
+// that a row does not see are never multiplied, so a NaN there has no effect.
 
 static constexpr u32 THREADS = 256;
 static constexpr u32 WARPS = THREADS / WARP;
 static constexpr u32 MAX_DIM = 256;
-// Rows of a block where there are several.
+// Rows of a block if the launch has several rows.
 static constexpr int ROWS = 4;
 
-// Elements of a key that a thread reads at a time.
+// Elements of a key in one read of a thread.
 static constexpr int STEP = 8;
 
-// What a launch of one row has computed but no other block may read from the cache yet: its own key and value.
+// The key and value of a launch with one row: the block has computed them, and other blocks must
+// not read them from the cache yet.
 struct Fresh {
     const float* key;
     const float* value;
     u32 at;
 };
 
-// Attends with `Q` queries (rows of MAX_DIM, scaled, in shared memory); query `q` sees the first `len[q]` positions. `out(q, d,
-// value)` is called for each of them. All threads of the block take part; what shared memory the caller wrote is visible after it.
+// Attends with `Q` queries (rows of MAX_DIM, scaled, in shared memory); query `q` sees the first
+// `len[q]` positions. Calls `out(q, d, value)` for each result. All threads of the block take part.
+// The caller's writes to shared memory are visible afterwards.
 template <int Q, class Out>
 INLINE void attend(const float* queries, u32 dtype, const void* keys, const void* values, u32 dim, const u32 (&len)[Q],
                    Fresh fresh, Out out) {
@@ -87,7 +91,7 @@ INLINE void attend(const float* queries, u32 dtype, const void* keys, const void
         for (int q = 0; q < Q; ++q) {
             float max = top[q];
             for (u32 w = 0; w < WARPS; ++w) max = fmaxf(max, scratch[q * WARPS + w]);
-            // While nothing but -infinity was seen, exponentials are of what they are, so zero.
+            // While all scores so far are -infinity, the exponentials must be zero.
             const float from = max == -infinity() ? 0.0f : max;
             const float factor = max == top[q] ? 1.0f : exponential(top[q] - from);
             const float weight = at < len[q] ? exponential(score[q] - from) : 0.0f;
@@ -117,7 +121,7 @@ INLINE void attend(const float* queries, u32 dtype, const void* keys, const void
         weights[q * THREADS + t] = sum[q];
         total[q] = block_sum(total[q], scratch);
     }
-    // The barriers of block_sum stand between writing the sums and reading them.
+    // The barriers of block_sum separate the writes of the sums from their reads.
     if (t < dim) {
 #pragma unroll
         for (int q = 0; q < Q; ++q) {
@@ -174,7 +178,7 @@ INLINE float rotated(u32 dtype, const void* x, u64 head, const float* angles, u3
     return i < half ? self * c - other * d : fmaf(self, c, other * d);
 }
 
-// As the cache has it: stored if asked for, and widened again.
+// The value as the cache holds it: narrowed and widened again. With `put` it is also stored.
 INLINE float kept(u32 dtype, void* cache, u64 at, float x, bool put) {
     if (dtype == 0) {
         if (put) ((float*)cache)[at] = x;
@@ -185,7 +189,8 @@ INLINE float kept(u32 dtype, void* cache, u64 at, float x, bool put) {
     return dtype == 1 ? Bf16::widen(word) : F16::widen(word);
 }
 
-// A block takes one query head. The blocks of a group all compute the new key and value; the first puts both into the cache.
+// A block computes one query head. All blocks of a group compute the new key and value; the first
+// block writes them to the cache.
 KERNEL(256) decode_attention(const void* queries, const void* keys, const void* values, const void* table, void* key_cache,
                              void* value_cache, const void* position, void* output, AttentionParams p) {
     __shared__ __align__(16) float query[MAX_DIM];

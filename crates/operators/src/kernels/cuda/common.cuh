@@ -1,9 +1,11 @@
-// What every CUDA kernel of the operator library shares; prepended to each file by whoever compiles it.
+// Common part of the operator library's CUDA kernels, which the compiling code prepends to each
+// file.
 //
-// Nothing is included: the run-time compiler needs no headers. Compiled with --fmad=false, so that a product is fused with a sum
-// only where `fmaf` says so, and every result is the same whoever compiles it. A kernel takes the addresses of its operands in
-// the order of the CPU kernel's signature, then the CPU kernel's parameters. What is out of the question before a launch
-// (shapes, sizes, alignment to elements) is the host's to check; what comes from device memory is checked here.
+// This file includes no header, because the run-time compiler needs none. The compiler option
+// --fmad=false fuses a product with a sum only at an explicit `fmaf`, so every compiler gives equal
+// results. A kernel takes the addresses of its operands in the order of the CPU kernel's signature,
+// then the CPU kernel's parameters. The host checks shapes, sizes and alignment before a launch;
+// the kernels check values from device memory.
 
 typedef unsigned char u8;
 typedef unsigned short u16;
@@ -136,7 +138,7 @@ template <class T> INLINE T warp_sum(T v) {
     return v;
 }
 
-// NaN is passed over; -infinity where there is nothing else.
+// The largest value without NaN; -infinity if no value is left.
 INLINE float warp_max(float v) {
     for (int step = 16; step > 0; step /= 2) v = fmaxf(v, __shfl_xor_sync(ALL, v, step));
     return v;
@@ -184,8 +186,9 @@ INLINE u16 f32_to_f16(float f) {
 }
 #endif
 
-// Four floats of shared memory, aligned to 16 bytes, in one instruction. Said outright: left to find out by itself which loads lie side
-// by side, the compiler does not give the same text every time.
+// Four floats of shared memory, aligned to 16 bytes, in one instruction. The vector read is
+// explicit, because the compiler's own detection of adjacent loads does not always give the same
+// text.
 INLINE float4 shared_four(const float* p) {
 #ifndef LEASEHOLD_EMULATED
     float4 v;
@@ -210,7 +213,7 @@ struct F32 {
 struct Bf16 {
     typedef u16 raw;
     static __device__ __forceinline__ float widen(raw r) { return __uint_as_float((u32)r << 16); }
-    // To nearest even; a NaN stays one.
+    // Rounds to nearest even; a NaN stays a NaN.
     static __device__ __forceinline__ raw narrow(float f) {
         u32 bits = __float_as_uint(f);
         if ((bits & 0x7fffffffu) > 0x7f800000u) return (raw)((bits >> 16) | 0x40u);
@@ -238,7 +241,8 @@ struct F16 {
     }
 };
 
-// Elements `at` to `at + N` (N: 1, or what makes 8, 16 or 32 bytes, aligned to as many, at most 16).
+// Elements `at` to `at + N`. N is 1, or the number for 8, 16 or 32 bytes, which are aligned to
+// their size, at most 16.
 template <class T, int N> INLINE void load(const void* base, u64 at, float (&v)[N]) {
     const typename T::raw* p = (const typename T::raw*)base + at;
     const int bytes = N * (int)sizeof(typename T::raw), each = 4 / (int)sizeof(typename T::raw);
@@ -279,7 +283,8 @@ template <class T, int N> INLINE void store(void* base, u64 at, const float (&v)
     }
 }
 
-// The same for a type that a parameter names: 0 for f32, 1 for bf16, 2 for f16. All threads take the same branch.
+// Like the above, for a type that a parameter names: 0 for f32, 1 for bf16, 2 for f16. All threads
+// take the same branch.
 template <int N> INLINE void load(u32 dtype, const void* base, u64 at, float (&v)[N]) {
     if (dtype == 0) load<F32, N>(base, at, v);
     else if (dtype == 1) load<Bf16, N>(base, at, v);
@@ -307,17 +312,18 @@ INLINE u32 size_of(u32 dtype) { return dtype == 0 ? 4 : 2; }
 
 INLINE u64 address(const void* p) { return (u64)p; }
 
-// Whether rows, `ld` elements apart, can be read four elements at a time.
+// True if rows, `ld` elements apart, can be read four elements at a time.
 INLINE bool by_four(u32 dtype, const void* base, u32 ld) {
     return address(base) % (4 * size_of(dtype)) == 0 && ld % 4 == 0;
 }
 
-// How many elements a step of `along` takes.
+// The number of elements of a step of `along`.
 template <int N> struct Step {
     enum { n = N };
 };
 
-// Calls `f(i, Step<4> or Step<1>)` so that the block's threads cover `n` elements; an element is always the same thread's.
+// Calls `f(i, Step<4> or Step<1>)` so that the block's threads cover `n` elements. An element
+// always belongs to the same thread.
 template <class F> INLINE void along(u32 n, bool wide, F f) {
     u32 t = thread_index(), threads = thread_count();
     u32 whole = wide ? n / 4 : 0;
@@ -325,14 +331,15 @@ template <class F> INLINE void along(u32 n, bool wide, F f) {
     for (u32 i = 4 * whole + t; i < n; i += threads) f(i, Step<1>());
 }
 
-// Fills a row with NaN: for a position or an id that there is none of.
+// Fills a row with NaN, the result for an invalid position or id.
 INLINE void poison(u32 dtype, void* base, u64 at, u32 n) {
     for (u32 i = thread_index(); i < n; i += thread_count()) store_one(dtype, base, at + i, not_a_number());
 }
 
 // ---- Functions
 
-// e^x, the same steps as on the CPU: within 2 units in the last place, 0 below 2^-125, infinite above the range.
+// e^x with the steps of the CPU: within 2 units in the last place, 0 below 2^-125, infinite above
+// the range.
 INLINE float exponential(float x) {
     x = -87.33f > x ? -87.33f : x;
     x = 89.0f < x ? 89.0f : x;
@@ -347,14 +354,14 @@ INLINE float exponential(float x) {
     p = fmaf(p, r, 0.5f);
     p = fmaf(p, r, 1.0f);
     p = fmaf(p, r, 1.0f);
-    // 2^n in two factors; a NaN has passed through p, and the conversion of it is defined as 0.
+    // 2^n in two factors. A NaN has passed through p, and its conversion is defined as 0.
     i32 exponent = x == x ? (i32)(n - 1.0f) : 0;
     return (p + p) * __uint_as_float((u32)(exponent + 127) << 23);
 }
 
 INLINE float silu(float x) { return x / (1.0f + exponential(0.0f - x)); }
 
-// The position of row `row` of a launch, or `limit` if the device word holds none below it.
+// The position of row `row` of a launch, or `limit` if the device word holds no position below it.
 INLINE u32 position_of(const void* word, u32 row, u32 limit) {
     i32 first = *(const i32*)word;
     if (first < 0) return limit;

@@ -1,10 +1,10 @@
-// Element by element: sums, products, SiLU·mul, casts; fills and strided copies of bytes.
+// Element-wise kernels: sums, products, SiLU·mul, casts; also fills and strided copies of bytes.
 
 static constexpr u32 THREADS = 256;
-// Elements, or 16-byte units, that a block takes of a row at a time.
+// Elements, or 16-byte units, of a row that a block processes at once.
 static constexpr u32 PIECE = 4 * THREADS;
 
-// Calls `f(row, first, length)` for the pieces of `rows` rows of `width` that this block takes.
+// Calls `f(row, first, length)` for this block's pieces of `rows` rows of `width`.
 template <class F> INLINE void pieces(u32 rows, u32 width, u32 piece, F f) {
     u32 across = (width - 1) / piece + 1;
     u64 all = (u64)rows * across;
@@ -14,7 +14,7 @@ template <class F> INLINE void pieces(u32 rows, u32 width, u32 piece, F f) {
     }
 }
 
-// y = f(a, b); y may be one of them: an element is read and written by one thread.
+// y = f(a, b). y may be one of the inputs, because one thread reads and writes an element.
 template <class F>
 INLINE void binary(const ElementwiseParams& p, const void* a, const void* b, void* y, F f) {
     bool wide = by_four(p.x, a, p.ld[0]) && by_four(p.x, b, p.ld[1]) && by_four(p.y, y, p.ld[2]);
@@ -53,7 +53,8 @@ KERNEL(256) cast(const void* x, void* y, ElementwiseParams p) {
     });
 }
 
-// The range may begin at any address: bytes up to a multiple of 16 and behind the last one go one by one.
+// The range may begin at any address: bytes before the first and after the last multiple of 16 are
+// written one by one.
 KERNEL(256) fill(void* y, FillParams p) {
     u64 bytes = (u64)p.bytes[0] | ((u64)p.bytes[1] << 32);
     u64 thread = (u64)blockIdx.x * blockDim.x + threadIdx.x, threads = (u64)gridDim.x * blockDim.x;
@@ -61,7 +62,7 @@ KERNEL(256) fill(void* y, FillParams p) {
     if (p.width == 1) word = (word & 0xffu) * 0x01010101u;
     if (p.width == 2) word = (word & 0xffffu) * 0x00010001u;
     u64 head = smaller((16 - address(y) % 16) % 16, bytes), whole = (bytes - head) / 16;
-    // The pattern as it begins at the first multiple of 16.
+    // The pattern from the first multiple of 16 on.
     u32 turn = 8 * (u32)(head % 4);
     u32 turned = turn == 0 ? word : (word >> turn) | (word << (32 - turn));
     u8* to = (u8*)y;
@@ -72,7 +73,7 @@ KERNEL(256) fill(void* y, FillParams p) {
     for (u64 i = tail + thread; i < bytes; i += threads) to[i] = (u8)(word >> (8 * (i % 4)));
 }
 
-// `unit` (16, 4 or 1 bytes) divides everything.
+// `unit` (16, 4 or 1 bytes) divides all addresses, pitches and sizes.
 template <class T> INLINE void copy_units(const CopyParams& p, const void* from, void* to) {
     const u32 unit = (u32)sizeof(T);
     pieces(p.rows, p.bytes / unit, PIECE, [&](u32 row, u32 first, u32 length) {

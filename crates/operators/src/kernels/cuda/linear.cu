@@ -1,24 +1,28 @@
-// Matrix products `y = x · Wᵀ (+ bias)` with `W` stored [out, in], and what is fused to them. Sums are f32.
+// Matrix products `y = x · Wᵀ (+ bias)` with `W` stored [out, in], and the operations fused with
+// them. Sums are f32.
 //
-// Two ways, which the host chooses by the shape of the block:
-// - 32 × 8 threads: few rows of x (8 at most). The weights stream through once, a warp for each output; x is kept in shared memory,
-//   in f32, normalised if asked for, a panel of columns at a time;
-// - 16 × 16 threads: a block computes 64 rows by 64 outputs, each thread 4 by 4, from panels of 16 columns in shared memory.
+// The host selects one of two methods by the shape of the block:
+// - 32 × 8 threads: few rows of x (8 at most). The weights stream through once, with a warp for
+//   each output. A panel of columns of x is in shared memory at a time, in f32, normalised on
+//   request;
+// - 16 × 16 threads: a block computes 64 rows by 64 outputs, each thread 4 by 4, from panels of 16
+//   columns in shared memory.
 
 static constexpr u32 NORM = 1;
 static constexpr u32 BIAS = 2;
 
-// The most rows of x that the weights are streamed for.
+// The maximum number of rows of x for which the weights are streamed.
 static constexpr u32 FEW = 8;
-// Elements of x that a block keeps then.
+// Elements of x that a block keeps in this case.
 static constexpr u32 PANEL = 8192;
-// Rows and outputs of a tile, and its columns at a time.
+// Rows and outputs of a tile, and the columns of one panel.
 static constexpr u32 TILE = 64;
 static constexpr u32 DEPTH = 16;
-// Elements from one column of a tile to the next: a multiple of four, and no multiple of the banks.
+// Elements from one column of a tile to the next: a multiple of four, but not of the number of
+// banks.
 static constexpr u32 PITCH = TILE + 4;
 
-// What the blocks of a launch share: both ways use the same memory.
+// The size of a block's shared memory, which serves both methods.
 static constexpr u32 SHARED = PANEL > 3 * DEPTH * PITCH ? PANEL : 3 * DEPTH * PITCH;
 
 // One output matrix, of one product or of two (gate and up).
@@ -30,10 +34,11 @@ template <int G> struct Output {
     u32 ldy;
 };
 
-// What becomes of a finished sum.
+// The destination of a finished sum.
 enum Finish { STORE, ADD_TO, GATE };
 
-// Finishes output `n` of a row that begins at `y`. Not inlined: a thread has sixteen of them; values, so that nothing has an address.
+// Finishes output `n` of a row that begins at `y`. Not inlined, because a thread has sixteen of
+// them. The arguments are values, so that no variable needs an address.
 static __device__ __noinline__ void finish(Finish how, u32 dtype, void* y, u64 row, u32 n, float sum, float up, u32 vector,
                                            const void* bias, const void* up_bias) {
     if (bias != nullptr) sum += load_one(vector, bias, n);
@@ -54,7 +59,7 @@ INLINE void finish(const LinearParams& p, const Output<G>& o, float sum, float u
 
 // ---- Few rows
 
-// Each row's factor: one over the root mean square where x is normalised.
+// Each row's factor: one over the root mean square if x is normalised.
 INLINE void scales(const LinearParams& p, const void* x, float* scratch, float* scale) {
     const bool wide = by_four(p.x, x, p.ldx);
     for (u32 m = 0; m < p.m; ++m) {
@@ -96,11 +101,11 @@ INLINE void stage(const LinearParams& p, const void* x, const void* norm, const 
     }
 }
 
-// A lane's part of `n` columns of a row of weights times `M` rows in `panel`.
+// A lane's part of the product of `n` columns of a row of weights with `M` rows in `panel`.
 template <class W, int M>
 INLINE void products(const void* w, u64 at, u32 n, bool wide, const float* panel, float (&sums)[FEW]) {
     constexpr u32 pitch = PANEL / M;
-    // Several rows keep what one row has of weights in flight busy: half as many weights at a time.
+    // With several rows, half as many weights in flight suffice to keep the units busy.
     constexpr int N = M == 1 ? 16 / (int)sizeof(typename W::raw) : 4;
     if (wide) {
 #pragma unroll (M == 1 ? 4 : 1)
@@ -172,7 +177,7 @@ INLINE void stream(const LinearParams& p, const void* x, const void* norm, const
         }
         for (u32 from = 0; from < p.k;) {
             const u32 n = smaller(pitch, p.k - from);
-            // A single panel stays for all outputs.
+            // A single panel serves all outputs.
             if (!staged) {
                 __syncthreads();
                 stage(p, x, norm, scale, from, n, rows, pitch, shared);
@@ -200,8 +205,9 @@ INLINE void stream(const LinearParams& p, const void* x, const void* norm, const
 
 // ---- Many rows
 
-// Rows `first` to `first + TILE` of a matrix of `rows` rows of `k` columns, `ld` apart; columns from `from` on, DEPTH of them. Column c
-// of the tile begins at `c * PITCH`. What lies outside the matrix is zero.
+// Rows `first` to `first + TILE` of a matrix of `rows` rows of `k` columns, `ld` apart: DEPTH
+// columns from `from` on. Column c of the tile begins at `c * PITCH`. Elements outside the matrix
+// are zero.
 INLINE void take(u32 dtype, const void* matrix, u32 rows, u32 ld, u32 k, u32 first, u32 from, bool wide, float* tile) {
     const u32 t = thread_index(), row = t / 4, column = t % 4 * 4;
     const u64 at = (u64)(first + row) * ld + from + column;

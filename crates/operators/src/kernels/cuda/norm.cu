@@ -1,6 +1,7 @@
 // Root-mean-square normalisation: a block for each row.
 
-// Normalises row `x` into row `y`. `x` is not changed by others; each thread reads back only what it wrote itself.
+// Normalises row `x` into row `y`. No other block changes `x`; each thread reads back only its own
+// writes.
 INLINE void normalise(const NormParams& p, const void* x, u64 from, const void* weight, void* y, u64 to, bool wide) {
     __shared__ float scratch[32];
     float squares = 0.0f;

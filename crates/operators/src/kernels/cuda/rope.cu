@@ -10,7 +10,8 @@ INLINE void rotate(float& a, float& b, const float* angles, u32 i, u32 half) {
     a = first;
 }
 
-// Rotates the heads of row `m` of `x` in place, or fills it with NaN where its position is none.
+// Rotates the heads of row `m` of `x` in place, or fills the row with NaN if its position is
+// invalid.
 INLINE void rotate_row(const RopeParams& p, void* x, u32 m, const float* table, u32 at) {
     u64 row = (u64)m * p.ld[0];
     if (at == p.positions) return poison(p.x, x, row, p.heads * p.head_dim);
@@ -38,7 +39,7 @@ INLINE void append(const RopeParams& p, const void* x, u64 row, void* cache, u32
             store_one(p.cache, cache, to + i, a);
             store_one(p.cache, cache, to + i + half, b);
         } else {
-            // Behind the rotated ones.
+            // The elements after the rotated ones.
             store_one(p.cache, cache, to + i + half, load_one(p.x, x, from + i + half));
         }
     }

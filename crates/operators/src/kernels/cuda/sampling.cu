@@ -1,13 +1,16 @@
-// From logits to the next token: softmax, argmax, sampling, and the step that closes the loop on the device.
+// Sampling kernels, from logits to the next token: softmax, argmax, sampling, and the step that
+// closes the loop on the device.
 //
-// The draw is the CPU kernel's: Philox4x32-10 with the seed as key and the position as counter, the same exponentials, candidates in
-// the order of ids, sums in f64. Only the order of the f64 sums differs, so a token differs from the CPU's where the random number
-// falls within rounding (one part in 10^13) of the border between two candidates.
+// The draw follows the CPU kernel: Philox4x32-10 with the seed as key and the position as counter,
+// the same exponentials, candidates in the order of ids, sums in f64. Only the order of the f64
+// sums differs. So a token differs from the CPU's only if the random number lies within rounding
+// (one part in 10^13) of the border between two candidates.
 
 static constexpr u32 NONE = 0xffffffffu;
 static constexpr u32 MAX_WARPS = 32;
 
-// The largest element, NaN aside, and its first index; (-infinity, NONE) where there is none. NONE is the id -1.
+// The largest element without NaN, and its first index; (-infinity, NONE) if no element is left.
+// NONE is the id -1.
 struct Best {
     float value;
     u32 index;
@@ -15,7 +18,7 @@ struct Best {
 
 INLINE Best better(Best a, Best b) { return b.value > a.value || (b.value == a.value && b.index < a.index) ? b : a; }
 
-// All threads of the block take part and get the same.
+// All threads of the block take part and get the same result.
 INLINE Best block_best(u32 dtype, const void* x, u64 row, u32 n) {
     __shared__ float values[MAX_WARPS];
     __shared__ u32 indices[MAX_WARPS];
@@ -78,7 +81,7 @@ INLINE u32 philox(u32 k0, u32 k1, u64 counter) {
     return c0;
 }
 
-// Floats in the order of unsigned integers; both zeros have one key.
+// The float as an unsigned integer with the same order; both zeros have one key.
 INLINE u32 key_of(float x) {
     const u32 bits = __float_as_uint(x + 0.0f);
     return bits >> 31 ? ~bits : bits | 0x80000000u;
@@ -86,14 +89,15 @@ INLINE u32 key_of(float x) {
 
 INLINE float float_of(u32 key) { return __uint_as_float(key >> 31 ? key & 0x7fffffffu : ~key); }
 
-// The candidates: everything above `least`, and the first `ties` of what equals it.
+// The candidates: all elements above `least`, and the first `ties` of the elements equal to it.
 struct Cut {
     float least;
     u32 ties;
 };
 
-// The `k`-th largest of `n` logits, and how many equal to it are among the `k` largest: four bits of the key at a time, the highest
-// first. A thread counts sixteen digits in four words of four counters; it sees fewer than 2^16 logits.
+// The `k`-th largest of `n` logits, and the number of logits equal to it among the `k` largest. The
+// search takes four bits of the key at a time, the highest first. A thread counts sixteen digits in
+// four words of four counters; it sees fewer than 2^16 logits.
 INLINE Cut threshold(const float* x, u32 n, u32 k) {
     __shared__ u32 counts[MAX_WARPS][16];
     const u32 lane = threadIdx.x % WARP, warp = threadIdx.x / WARP, warps = blockDim.x / WARP;
@@ -126,7 +130,7 @@ INLINE Cut threshold(const float* x, u32 n, u32 k) {
         }
         __syncthreads();
         if (above + here < need) {
-            // There are not so many numbers: all are candidates.
+            // Fewer numbers than `k` exist: all are candidates.
             const Cut all = {-infinity(), n};
             return all;
         }
@@ -137,7 +141,8 @@ INLINE Cut threshold(const float* x, u32 n, u32 k) {
     return cut;
 }
 
-// Whether a lane's logit is a candidate. All lanes of the warp take part; `seen` counts the ties before them.
+// True if a lane's logit is a candidate. All lanes of the warp take part; `seen` counts the ties
+// before them.
 INLINE bool candidate(Cut cut, float v, u32& seen) {
     const u32 lane = threadIdx.x % WARP;
     const u32 tied = __ballot_sync(ALL, v == cut.least);
@@ -146,7 +151,8 @@ INLINE bool candidate(Cut cut, float v, u32& seen) {
     return v > cut.least || (v == cut.least && rank < cut.ties);
 }
 
-// Draws a token; every thread gets it. Each warp takes a part of the logits, in the order of ids.
+// Draws a token and returns it to every thread. Each warp processes a part of the logits, in the
+// order of ids.
 INLINE u32 draw(const SampleParams& p, const float* x, i32 position) {
     __shared__ double sums[MAX_WARPS];
     __shared__ u32 ties[MAX_WARPS];
@@ -160,7 +166,7 @@ INLINE u32 draw(const SampleParams& p, const float* x, i32 position) {
     const u32 part = ((p.n - 1) / (warps * WARP) + 1) * WARP;
     const u64 begin = (u64)warp * part;
     const u32 first = (u32)smaller(begin, (u64)p.n), last = (u32)smaller(begin + part, (u64)p.n);
-    // How many ties lie before each warp's part.
+    // The number of ties before each warp's part.
     u32 mine = 0;
     for (u32 at = first; at < last; at += WARP) {
         const float v = at + lane < last ? x[at + lane] : not_a_number();
@@ -170,7 +176,7 @@ INLINE u32 draw(const SampleParams& p, const float* x, i32 position) {
     __syncthreads();
     u32 before = 0;
     for (u32 w = 0; w < warp; ++w) before += ties[w];
-    // What its candidates weigh.
+    // The weight of its candidates.
     double weight = 0.0;
     u32 seen = before;
     for (u32 at = first; at < last; at += WARP) {
@@ -201,7 +207,8 @@ INLINE u32 draw(const SampleParams& p, const float* x, i32 position) {
             }
             const u32 heavy = __ballot_sync(ALL, own > 0.0f);
             const u32 crossed = __ballot_sync(ALL, own > 0.0f && sum + inclusive > target);
-            // Should rounding let nobody cross, it is the last that weighs anything.
+            // If no candidate crosses the border because of rounding, the last one with a weight is
+            // drawn.
             if (heavy != 0) token = at + (31 - (u32)__clz((int)heavy));
             if (crossed != 0) {
                 token = at + (u32)__ffs((int)crossed) - 1;
@@ -215,7 +222,7 @@ INLINE u32 draw(const SampleParams& p, const float* x, i32 position) {
     return chosen;
 }
 
-// `position += step`, and the token to the ring.
+// Advances the position by `step` and appends the token to the ring.
 INLINE void step_on(i32* position, u32 step, i32* ring, u32 size, u32* count, i32 token) {
     *position = (i32)((u32)*position + step);
     const u32 n = *count;
