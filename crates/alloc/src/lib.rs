@@ -39,7 +39,6 @@ mod lookup;
 mod models;
 mod mutant;
 mod node;
-mod numbers;
 mod oom;
 mod parked;
 mod paths;

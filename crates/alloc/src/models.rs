@@ -24,10 +24,10 @@ use crate::fake::FakeBacking;
 use crate::layout::Layout;
 use crate::list::List;
 use crate::mutant::with_defect;
-use crate::numbers::Numbers;
 use crate::thread_cache::{Refill, ThreadCaches};
 use leasehold_core::sync::atomic::{AtomicU32, Ordering};
 use leasehold_core::sync::{Arc, UnsafeCell, thread};
+use leasehold_core::thread_number::Numbers;
 use leasehold_core::{Header, Line, LineId, LineOwner, Point, Result, Stamp, Timeline};
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -389,6 +389,10 @@ fn i_a_number_is_one_threads_at_a_time() {
         let all = Arc::new((Numbers::for_model(), [(); 2].map(|()| UnsafeCell::new(0u32))));
         let live = |(numbers, owned): &(Numbers, [UnsafeCell<u32>; 2]), seen: &Seen| {
             let number = numbers.take();
+            if crate::mutant::mutated('i') {
+                // Gives the number back before its last use.
+                numbers.put(number);
+            }
             assert!((1..=2).contains(&number), "{number} for one of two threads");
             // SAFETY: what goes by the number is this thread's, as loom checks.
             let before = owned[number as usize - 1].with_mut(|n| unsafe { std::mem::replace(&mut *n, *n + 1) });
@@ -397,7 +401,9 @@ fn i_a_number_is_one_threads_at_a_time() {
                 (_, 0) => "the first",
                 _ => "the other's before",
             });
-            numbers.put(number);
+            if !crate::mutant::mutated('i') {
+                numbers.put(number);
+            }
         };
         let (there, note) = (all.clone(), seen.clone());
         let other = thread::spawn(move || live(&there, &note));

@@ -22,11 +22,11 @@ use crate::layout::NO_CLASS;
 use crate::layout::{Layout, MIN_ALIGN, SLAB_MAX, class_of};
 use crate::list::List;
 use crate::mutant::mutated;
-use crate::numbers::{thread_number, thread_number_there};
 use crate::store::{Block, Need, Spot};
 use crate::thread_cache::{Back, Refill};
 use leasehold_core::sync::MutexGuard;
 use leasehold_core::sync::atomic::Ordering;
+use leasehold_core::thread_number::{thread_number, thread_number_there};
 use leasehold_core::{Header, Lease, Line, Owner, Result, Stamp};
 use std::ptr::NonNull;
 

@@ -1,22 +1,21 @@
 //! The block table: rows at stable addresses, found by index without a lock.
 //!
-//! Chunks double in size and are never moved or given back while the allocator lives. Rows that nobody uses form lists through their
-//! headers, which the allocator's lock guards.
+//! Rows lie in chunks that never move. Rows that nobody uses form lists through their headers, which the allocator's lock guards.
 
 use crate::buffer::Row;
 use crate::list::{link, set_link};
-use crate::numbers::thread_number;
-use leasehold_core::sync::OnceLock;
+use leasehold_core::chunks::{Chunks, next_first_generation};
 use leasehold_core::sync::atomic::{AtomicU32, Ordering};
+use leasehold_core::thread_number::thread_number;
 use leasehold_core::{Error, Header, OutOfMemory, Owner, Result};
 use std::ptr;
 
+/// Rows of the first chunk.
 const FIRST: u32 = 64;
-const CHUNKS: usize = 25;
 
 /// The rows of one allocator.
 pub(crate) struct Table {
-    chunks: [OnceLock<Box<[Row]>>; CHUNKS],
+    chunks: Chunks<Row>,
     rows: AtomicU32,
     first_generation: u32,
 }
@@ -73,32 +72,17 @@ fn list_of(thread: u32) -> usize {
     thread as usize % LISTS
 }
 
-#[inline]
-fn split(index: u32) -> (usize, usize) {
-    let chunk = (index / FIRST + 1).ilog2();
-    (chunk as usize, (index - FIRST * ((1 << chunk) - 1)) as usize)
-}
-
 impl Table {
     /// An empty table. Tables begin their generations at different offsets, so that a foreign handle is refused.
     pub(crate) fn new() -> Self {
-        #[cfg(not(loom))]
-        static NEXT: AtomicU32 = AtomicU32::new(1);
-        #[cfg(not(loom))]
-        let first = NEXT.fetch_add(0x9E37_79B9, Ordering::Relaxed).max(1);
-        #[cfg(loom)]
-        let first = 1;
-        Self { chunks: std::array::from_fn(|_| OnceLock::new()), rows: AtomicU32::new(0), first_generation: first }
+        Self { chunks: Chunks::new(FIRST), rows: AtomicU32::new(0), first_generation: next_first_generation() }
     }
 
     /// The row of an index, if there is one.
     #[inline]
     pub(crate) fn get(&self, index: u32) -> Option<&Row> {
-        if index >= self.rows.load(Ordering::Acquire) {
-            return None;
-        }
-        let (chunk, at) = split(index);
-        self.chunks.get(chunk)?.get()?.get(at)
+        // SAFETY: rows are `Sync`, are written through shared references only, and live as long as the table.
+        self.chunks.get(index).map(|row| unsafe { row.as_ref() })
     }
 
     /// How many rows there are, lent or not.
@@ -179,17 +163,11 @@ impl Table {
     #[cold]
     fn grow_slow(&self, vacant: &mut Vacant, owner: *const Owner) -> Result<()> {
         let base = self.rows.load(Ordering::Relaxed);
-        let chunk = split(base).0;
-        let n = FIRST << chunk;
-        let full = || -> Error { OutOfMemory::new("rows of the block table", u64::from(n)).into() };
-        let cell = self.chunks.get(chunk).ok_or_else(full)?;
-        let mut rows: Vec<Row> = Vec::new();
-        rows.try_reserve_exact(n as usize).map_err(|_| full())?;
-        for i in 0..n {
-            rows.push(Row::new(Header::new(owner, base + i, self.first_generation)));
-        }
-        if cell.set(rows.into_boxed_slice()).is_err() {
-            return Err(lost());
+        let full = |rows: u64| -> Error { OutOfMemory::new("rows of the block table", rows).into() };
+        let make = |index| Row::new(Header::new(owner, index, self.first_generation));
+        let n = self.chunks.grow(base, make).map_err(|bytes| full(bytes / size_of::<Row>() as u64))?;
+        if n == 0 {
+            return Err(full(1));
         }
         self.rows.store(base + n, Ordering::Release);
         vacant.fresh = base..base + n;
@@ -234,17 +212,5 @@ mod tests {
             }
         }
         assert_eq!(vacant.live as usize, held.len());
-    }
-
-    #[test]
-    fn indexes_fill_the_chunks_in_order() {
-        let mut expect = (0, 0);
-        for i in 0..100_000 {
-            assert_eq!(split(i), expect);
-            expect.1 += 1;
-            if expect.1 == (FIRST << expect.0) as usize {
-                expect = (expect.0 + 1, 0);
-            }
-        }
     }
 }

@@ -19,6 +19,8 @@
 pub mod barrier;
 #[cfg(feature = "bench")]
 pub mod bench;
+#[doc(hidden)]
+pub mod chunks;
 mod copy;
 #[cfg(not(loom))]
 pub mod crew;
@@ -34,6 +36,8 @@ pub mod manager;
 pub mod pool;
 pub mod retire;
 pub mod sync;
+#[doc(hidden)]
+pub mod thread_number;
 pub mod timeline;
 
 pub use copy::copy_bytes;

@@ -79,7 +79,7 @@ impl<R: Resource> SlotPool<R> {
     pub fn new(resource: R, config: PoolConfig) -> Result<Self> {
         config.validate()?;
         let initial = config.initial;
-        let inner = Box::new(Inner::new(resource, config, slots::next_first_generation()));
+        let inner = Box::new(Inner::new(resource, config, crate::chunks::next_first_generation()));
         // SAFETY: `into_raw` gives no null pointer.
         let pool = Self(unsafe { NonNull::new_unchecked(Box::into_raw(inner)) });
         while pool.inner().capacity.load(Ordering::Relaxed) < initial {

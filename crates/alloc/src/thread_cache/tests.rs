@@ -233,7 +233,7 @@ fn a_shard_keeps_the_last_large_block_and_more_under_contention() {
 #[test]
 fn caches_without_shards_keep_nothing() {
     let (caches, rows) = (ThreadCaches::none(), rows(1));
-    for thread in [1, 2, crate::numbers::NOBODY] {
+    for thread in [1, 2, leasehold_core::thread_number::NOBODY] {
         assert!(caches.is_none() && !caches.put(thread, &rows[0], CLASS, line(1), 4000));
         assert!(caches.spill(thread, &rows[0], CLASS, line(1), 4000).is_none());
         assert!(matches!(refill(&caches, thread, line(1)), Refill::Empty(0, back) if back.is_nothing()));

@@ -33,6 +33,7 @@ fn filled() -> Bench {
         let full = || b.allocator.stats().free_in_magazines > BATCH / 2 * BLOCK;
         let _ = (0..5000).take_while(|_| !full()).map(|_| drop(batch(&b))).count();
         done.store(true, Ordering::Relaxed);
+        assert!(full(), "{:?}", b.allocator.stats());
     });
     b
 }
@@ -88,7 +89,8 @@ fn memory_in_the_depot_is_given_up_before_more_is_taken() {
     // It fits only where the batches lay.
     let large = b.take(reserved - (8 << 20));
     let stats = b.allocator.stats();
-    assert_eq!((stats.reserved, stats.free_in_magazines), (reserved, 0), "{stats:?}");
+    // (The other thread has kept its last block.)
+    assert!(stats.reserved == reserved && stats.free_in_magazines < BLOCK * 4, "{stats:?}");
     drop(large);
     b.check();
 }

@@ -2,12 +2,17 @@
 
 use crate::{Bench, MIB};
 use leasehold_alloc::{
-    Allocator, AllocatorConfig, ArenaState, BackingCaps, CrossStream, HostKind, Layout, Lifetime, On, Policy,
+    Allocator, AllocatorConfig, ArenaState, BackingCaps, Buffer, CrossStream, HostKind, Layout, Lifetime, On, Policy,
     Protection,
 };
 use leasehold_alloc_bench::VirtualStream;
 use leasehold_alloc_bench::{Call, FakeBacking, Fault};
-use leasehold_core::{Error, Timeline};
+use leasehold_core::sync::Arc;
+use leasehold_core::sync::atomic::{AtomicU32, Ordering};
+use leasehold_core::thread_number::{NOBODY, thread_number_there};
+use leasehold_core::{Error, Lease, Timeline};
+use std::cell::RefCell;
+use std::thread;
 
 /// A recorded graph with one temporary of `bytes`, and the temporary's address.
 fn graph(b: &Bench, bytes: u64) -> (leasehold_alloc::GraphArena, u64) {
@@ -522,4 +527,44 @@ fn the_peak_of_what_is_reserved_counts_no_memory_that_the_driver_refused() {
         allocator.trim(0).unwrap();
         assert_eq!((allocator.stats().reserved, allocator.stats().reserved_peak), (0, stats.reserved_peak));
     }
+}
+
+/// What a thread still frees and takes at its end, before and after its number has gone back.
+#[test]
+fn a_threads_destructors_may_allocate() {
+    struct Late(Arc<(Allocator, VirtualStream)>, Vec<Lease<Buffer>>, Arc<AtomicU32>);
+    impl Late {
+        fn take(&mut self, bytes: u64) {
+            let (allocator, stream) = &*self.0;
+            self.1.push(allocator.alloc(Layout::new(bytes), On::new(stream)).expect("memory"));
+        }
+    }
+    impl Drop for Late {
+        fn drop(&mut self) {
+            self.2.fetch_or(if thread_number_there() == NOBODY { 2 } else { 1 }, Ordering::Relaxed);
+            (0..100).for_each(|i| self.take(512 << (i % 14)));
+        }
+    }
+    thread_local! {
+        static BEFORE: RefCell<Option<Late>> = const { RefCell::new(None) };
+        static AFTER: RefCell<Option<Late>> = const { RefCell::new(None) };
+    }
+    let memory = FakeBacking::new(1 << 30);
+    let allocator = Allocator::new(Box::new(memory), AllocatorConfig::default()).expect("an allocator");
+    let both = Arc::new((allocator, VirtualStream::new().expect("a line")));
+    let when = Arc::new(AtomicU32::new(0));
+    for _ in 0..5 {
+        let late = || Late(both.clone(), Vec::new(), when.clone());
+        let (mut one, other) = (late(), late());
+        let run = move || {
+            BEFORE.set(None);
+            (0..100).for_each(|_| one.take(4096));
+            BEFORE.set(Some(one));
+            AFTER.set(Some(other));
+        };
+        thread::spawn(run).join().expect("a thread");
+    }
+    both.0.check().expect("the invariants");
+    assert_eq!(both.0.stats().live_bytes, 0);
+    assert_eq!(when.load(Ordering::Relaxed), 3, "some came after the number had gone back, some before");
 }

@@ -28,7 +28,7 @@
 use super::free_list::{FreeList, Pushed};
 use super::resource::{Fate, PoolConfig, Resource};
 use super::seat::{Cells, this_seat};
-use super::slots::{Slot, Slots, generation_after};
+use super::slots::{SLOTS_MAX, Slot, Slots, generation_after};
 use crate::error::{OutOfMemory, Result};
 use crate::lease::{Header, Owner, OwnerOps};
 use crate::sync::atomic::{AtomicI64, AtomicU32, AtomicU64, Ordering};
@@ -167,10 +167,13 @@ pub(super) unsafe fn grow<R: Resource>(pool: NonNull<Inner<R>>, even_if_vacant: 
     }
     let capacity = inner.capacity.load(Ordering::Relaxed);
     let owner = pool.as_ptr().cast::<Owner>().cast_const();
-    let gained = inner
-        .slots
-        .grow(capacity, owner, inner.first_generation)
-        .map_err(|bytes| OutOfMemory::new("the host", bytes).note(format!("slots of the {} pool", R::NAME)))?;
+    let slot = |index| Slot::new(Header::new(owner, index, inner.first_generation));
+    // The last chunk's slots beyond SLOTS_MAX stay unused.
+    let room = SLOTS_MAX - capacity;
+    let made = if room == 0 { Ok(0) } else { inner.slots.grow(capacity, slot) };
+    let gained = made
+        .map_err(|bytes| OutOfMemory::new("the host", bytes).note(format!("slots of the {} pool", R::NAME)))?
+        .min(room);
     if gained == 0 {
         return Err(OutOfMemory::new(format!("the {} pool", R::NAME), 1).note("all 2^24 slots are in use").into());
     }

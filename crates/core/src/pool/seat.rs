@@ -13,6 +13,7 @@
 
 use crate::sync::CachePadded;
 use crate::sync::atomic::{AtomicU32, Ordering};
+use crate::thread_number::thread_number;
 
 #[cfg(not(loom))]
 const SEATS: usize = 32;
@@ -85,27 +86,9 @@ impl Cells {
     }
 }
 
-/// This thread's seat: the shard and the cell that it tries first.
-#[cfg(not(loom))]
+/// This thread's seat: the shard and the cell that it tries first. In a model all threads share a
+/// seat, which is the hard case.
 #[inline]
 pub(super) fn this_seat() -> usize {
-    use std::cell::Cell;
-    thread_local!(static SEAT: Cell<u32> = const { Cell::new(0) });
-    #[cold]
-    fn assign(seat: &Cell<u32>) -> u32 {
-        static NEXT: AtomicU32 = AtomicU32::new(0);
-        let s = NEXT.fetch_add(1, Ordering::Relaxed) | 1 << 31;
-        seat.set(s);
-        s
-    }
-    SEAT.with(|seat| match seat.get() {
-        0 => assign(seat),
-        s => s,
-    }) as usize
-}
-
-/// In a model all threads share a seat, which is the hard case.
-#[cfg(loom)]
-pub(super) fn this_seat() -> usize {
-    0
+    thread_number() as usize
 }

@@ -1,26 +1,26 @@
 //! The numbers of threads: small, and nobody else's while the thread runs.
 //!
-//! Shards and lists of rows go by them. A thread gives its number back at its end, and the next one to come has the
+//! Shards, cells and lists go by them. A thread gives its number back at its end, and the next one to come has the
 //! lowest there is: threads that come and go find what those before them left. Whatever goes by the number may take both for one
 //! thread, since all that the former did with it happens before the latter has it.
 //!
 //! Must not know what goes by the numbers.
 
-use crate::mutant::mutated;
-use leasehold_core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use crate::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 #[cfg(not(loom))]
 use std::cell::Cell;
 
 /// The number of every thread that has none of its own, because it comes after the first 2^26 or is at its end. Under loom
 /// everybody's; models number their threads.
-pub(crate) const NOBODY: u32 = (1 << 26) - 2;
+pub const NOBODY: u32 = (1 << 26) - 2;
 
 const WORDS: usize = if cfg!(loom) { 1 } else { 64 };
 /// Numbers up to here are given again. (Where there are more threads at a time, theirs are not.)
 const AGAIN: u32 = WORDS as u32 * u64::BITS;
 
 /// Which numbers are taken, from 1.
-pub(crate) struct Numbers {
+#[derive(Debug)]
+pub struct Numbers {
     /// A bit for each that is given again.
     taken: [AtomicU64; WORDS],
     /// The last of the others.
@@ -33,13 +33,15 @@ impl Numbers {
         Self { taken: [const { AtomicU64::new(0) }; WORDS], next: AtomicU32::new(AGAIN) }
     }
 
-    #[cfg(all(test, loom))]
-    pub(crate) fn for_model() -> Self {
+    /// Numbers of its own for a model.
+    #[cfg(loom)]
+    #[must_use]
+    pub fn for_model() -> Self {
         Self { taken: std::array::from_fn(|_| AtomicU64::new(0)), next: AtomicU32::new(AGAIN) }
     }
 
     /// The lowest free one, or [`NOBODY`].
-    pub(crate) fn take(&self) -> u32 {
+    pub fn take(&self) -> u32 {
         for (word, taken) in self.taken.iter().enumerate() {
             let mut bits = taken.load(Ordering::Relaxed);
             while bits != u64::MAX {
@@ -56,12 +58,11 @@ impl Numbers {
     }
 
     /// Takes one back.
-    pub(crate) fn put(&self, number: u32) {
+    pub fn put(&self, number: u32) {
         // From 1 on.
         let at = number - 1;
         if let Some(taken) = self.taken.get((at / u64::BITS) as usize) {
-            let order = if mutated('i') { Ordering::Relaxed } else { Ordering::Release };
-            taken.fetch_and(!(1 << (at % u64::BITS)), order);
+            taken.fetch_and(!(1 << (at % u64::BITS)), Ordering::Release);
         }
     }
 }
@@ -92,7 +93,7 @@ impl Drop for End {
 /// This thread's number.
 #[cfg(not(loom))]
 #[inline]
-pub(crate) fn thread_number() -> u32 {
+pub fn thread_number() -> u32 {
     #[cold]
     fn fresh() -> u32 {
         // From a destructor of the thread's that runs later than the end nobody would give a number back.
@@ -107,29 +108,25 @@ pub(crate) fn thread_number() -> u32 {
 /// This thread's number, or [`NOBODY`] if nobody has asked for it yet.
 #[cfg(not(loom))]
 #[inline(always)]
-pub(crate) fn thread_number_there() -> u32 {
+pub fn thread_number_there() -> u32 {
     NUMBER.get()
 }
 
+/// As in the ordinary build.
 #[cfg(loom)]
-pub(crate) fn thread_number_there() -> u32 {
+pub fn thread_number_there() -> u32 {
     NOBODY
 }
 
+/// As in the ordinary build.
 #[cfg(loom)]
-pub(crate) fn thread_number() -> u32 {
+pub fn thread_number() -> u32 {
     NOBODY
 }
 
 #[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;
-    use crate::fake::FakeBacking;
-    use crate::virtual_stream::VirtualStream;
-    use crate::{Allocator, AllocatorConfig, Buffer, Layout, On};
-    use leasehold_core::Lease;
-    use leasehold_core::sync::Arc;
-    use std::cell::RefCell;
     use std::sync::Barrier;
     use std::thread;
 
@@ -168,45 +165,5 @@ mod tests {
         there.sort_unstable();
         there.dedup();
         assert_eq!((there.len(), thread_number()), (21, here));
-    }
-
-    /// What a thread still frees and takes at its end, before and after its number has gone back.
-    #[test]
-    fn a_threads_destructors_may_allocate() {
-        struct Late(Arc<(Allocator, VirtualStream)>, Vec<Lease<Buffer>>, Arc<AtomicU32>);
-        impl Late {
-            fn take(&mut self, bytes: u64) {
-                let (allocator, stream) = &*self.0;
-                self.1.push(allocator.alloc(Layout::new(bytes), On::new(stream)).expect("memory"));
-            }
-        }
-        impl Drop for Late {
-            fn drop(&mut self) {
-                self.2.fetch_or(if thread_number_there() == NOBODY { 2 } else { 1 }, Ordering::Relaxed);
-                (0..100).for_each(|i| self.take(512 << (i % 14)));
-            }
-        }
-        thread_local! {
-            static BEFORE: RefCell<Option<Late>> = const { RefCell::new(None) };
-            static AFTER: RefCell<Option<Late>> = const { RefCell::new(None) };
-        }
-        let memory = FakeBacking::new(1 << 30);
-        let allocator = Allocator::new(Box::new(memory), AllocatorConfig::default()).expect("an allocator");
-        let both = Arc::new((allocator, VirtualStream::new().expect("a line")));
-        let when = Arc::new(AtomicU32::new(0));
-        for _ in 0..5 {
-            let late = || Late(both.clone(), Vec::new(), when.clone());
-            let (mut one, other) = (late(), late());
-            let run = move || {
-                BEFORE.set(None);
-                (0..100).for_each(|_| one.take(4096));
-                BEFORE.set(Some(one));
-                AFTER.set(Some(other));
-            };
-            thread::spawn(run).join().expect("a thread");
-        }
-        both.0.check().expect("the invariants");
-        assert_eq!(both.0.stats().live_bytes, 0);
-        assert_eq!(when.load(Ordering::Relaxed), 3, "some came after the number had gone back, some before");
     }
 }
