@@ -205,7 +205,7 @@ impl Event {
     ///
     /// # Errors
     /// `Recording` with this rule while the calling thread records on it.
-    fn owner_for(&self, rule: &'static str) -> Result<Option<Arc<RuntimeInner>>> {
+    pub(crate) fn owner_for(&self, rule: &'static str) -> Result<Option<Arc<RuntimeInner>>> {
         let owner = self.owner.upgrade();
         if let Some(owner) = &owner {
             recorder::refuse(owner, rule)?;

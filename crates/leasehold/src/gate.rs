@@ -13,7 +13,7 @@ use std::time::Duration;
 /// Dropping the last clone while a stream waits for a value fails that stream: nobody could raise it any more.
 ///
 /// About 8,192 operations may be pending behind a value that is not raised. A thread that submits more waits for room, and gets
-/// [`Error::Timeout`](crate::Error::Timeout) if nothing completes meanwhile: see [`Stream`](crate::Stream#room).
+/// [`Error::Timeout`] if nothing completes meanwhile: see [`Stream`](crate::Stream#room).
 ///
 /// ```
 /// use leasehold::{Context, DeviceId, View};

@@ -30,6 +30,7 @@
 //! | feature | default | what |
 //! |---|---|---|
 //! | `cpu` | yes | the CPU backend: `cpu:0` |
+//! | `future` | no | events are futures: `(&*event).await` |
 //! | `cuda` | no | the CUDA backend: `cuda:0` and so on. Needs nothing at build time; the driver is looked for at run time |
 //!
 //! # Modules for others than users
@@ -47,12 +48,15 @@ pub mod cpu;
 #[cfg(feature = "cuda")]
 pub mod cuda;
 pub mod event;
+#[cfg(feature = "future")]
+pub mod future;
 pub mod gate;
 pub mod graph;
 pub mod infini;
 pub mod kernel;
 #[doc(alias = "stream_ops")]
 pub mod ops;
+pub mod pinned;
 pub mod prelude;
 pub mod runtime;
 pub mod stream;
@@ -83,6 +87,8 @@ pub use leasehold_core::{
 };
 #[doc(inline)]
 pub use leasehold_hal::{Access, Backend, BackendKind, DeviceId, DeviceInfo, MemoryKind, StreamDesc};
+#[doc(inline)]
+pub use pinned::{PinnedArray, PinnedValues};
 #[doc(inline)]
 pub use runtime::Runtime;
 #[doc(inline)]

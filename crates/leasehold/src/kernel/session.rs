@@ -58,12 +58,13 @@ pub(crate) struct Staged {
     launches: Vec<Launch>,
     bindings: Vec<Binding>,
     params: Vec<u8>,
-    /// The operands of all launches, for waits and tokens; of the present launch from
-    /// `first_operand` on.
+    /// The operands of all launches, for waits and tokens.
     operands: Vec<Operand<'static>>,
-    first_operand: usize,
+    /// Where the present launch's bindings and parameters begin.
     first_binding: usize,
     first_param: usize,
+    /// All bits of the addresses of the present launch's bindings.
+    addresses: u64,
 }
 
 impl Staged {
@@ -223,11 +224,18 @@ impl<'s, State> KernelSession<'s, State> {
             stream.runtime.check_operands(operands)?;
             recorder::check(&stream.runtime, staged.recording, operands)?;
         }
-        staged.first_operand = staged.operands.len();
         // SAFETY: the frame is cleared before the session's borrows end: by `finish`, or by the
         // next `begin` before it is read.
         let operands = unsafe { std::mem::transmute::<&[Operand<'s>], &[Operand<'static>]>(operands) };
         staged.operands.extend(operands.iter().copied());
+        staged.first_binding = staged.bindings.len();
+        let mut addresses = 0;
+        staged.bindings.extend(operands.iter().map(|operand| {
+            let binding = operand.binding();
+            addresses |= binding.addr;
+            binding
+        }));
+        staged.addresses = addresses;
         Ok(self.become_state())
     }
 
@@ -235,24 +243,15 @@ impl<'s, State> KernelSession<'s, State> {
     pub(crate) fn stage_bindings(mut self) -> Result<KernelSession<'s, Bound>> {
         let Prepared { pipeline, rules, written } = self.kernel;
         let declared = &*pipeline.bindings;
-        let Staged { operands, first_operand, bindings, first_binding, .. } = self.staged();
-        let noted = &operands[*first_operand..];
-        if noted.len() != declared.len() {
-            return Err(wrong_count(pipeline, noted.len()));
+        let staged = self.staged();
+        let bindings = &staged.bindings[staged.first_binding..];
+        if bindings.len() != declared.len() {
+            return Err(wrong_count(pipeline, bindings.len()));
         }
-        let first = bindings.len();
-        *first_binding = first;
-        let (mut addresses, mut as_declared) = (0, true);
-        bindings.extend(std::iter::zip(noted, declared).map(|(operand, &access)| {
-            let binding = operand.binding();
-            addresses |= binding.addr;
-            as_declared &= operand.access == access;
-            binding
-        }));
-        if !as_declared {
-            return Err(wrong_access(pipeline, noted));
+        if std::iter::zip(bindings, declared).any(|(binding, &access)| binding.access != access) {
+            return Err(wrong_access(pipeline, bindings));
         }
-        rules.check_at(&bindings[first..], addresses, *written)?;
+        rules.check_at(bindings, staged.addresses, *written)?;
         Ok(self.become_state())
     }
 
@@ -373,10 +372,10 @@ fn wrong_count(kernel: &Pipeline, count: usize) -> Error {
 }
 
 #[cold]
-fn wrong_access(kernel: &Pipeline, operands: &[Operand<'_>]) -> Error {
-    let wrong = |(operand, declared): (&Operand<'_>, &Access)| operand.access != *declared;
-    let i = std::iter::zip(operands, &kernel.bindings).position(wrong).unwrap_or(0);
-    let (declared, bound) = (kernel.bindings[i], operands[i].access);
+fn wrong_access(kernel: &Pipeline, bindings: &[Binding]) -> Error {
+    let wrong = |(binding, declared): (&Binding, &Access)| binding.access != *declared;
+    let i = std::iter::zip(bindings, &kernel.bindings).position(wrong).unwrap_or(0);
+    let (declared, bound) = (kernel.bindings[i], bindings[i].access);
     Error::invalid(format!("kernel {}: binding {i} is declared {declared:?} but bound as {bound:?}", kernel.name))
 }
 

@@ -9,6 +9,8 @@ mod contexts;
 mod errors;
 mod events;
 mod forged;
+#[cfg(feature = "future")]
+mod futures;
 mod gates;
 mod graph_updates;
 mod graphs;
@@ -18,6 +20,7 @@ mod kernels;
 mod ops;
 mod passed;
 mod pinned;
+mod pinned_arrays;
 mod recordings;
 mod runtime;
 mod threads;
