@@ -11,98 +11,24 @@
 
 use crate::backing::{Backing, BackingCaps};
 use crate::budget::Budget;
-use crate::buffer::{Buffer, CLASSLESS, HostKind, Row, WATCHED};
+use crate::buffer::{Buffer, CLASSLESS, Row, WATCHED};
 use crate::config::{AllocStats, AllocatorConfig, Policy};
+use crate::counters::Counters;
+use crate::destroy::{release, sweep};
 use crate::heap::STRIDE;
-use crate::imports::Keep;
 use crate::layout::{Layout, UNIT};
 use crate::lock::Lock;
-use crate::parked::Parked;
 use crate::paths::last;
-use crate::stats::Counters;
+use crate::state::{Core, Inner, On, Parked, Reclaimer, inner_of, kind_bits};
 use crate::store::Store;
 use crate::table::{Table, Vacant};
 use crate::thread_cache::ThreadCaches;
 use crate::watch::Watch;
 use leasehold_core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use leasehold_core::sync::{Arc, CachePadded, Mutex, OnceLock};
-use leasehold_core::{BufferHandle, Error, Header, Lease, Line, Miss, Owner, OwnerOps, Result, Stamp, Timeline};
+use leasehold_core::{BufferHandle, Error, Header, Lease, Miss, Owner, OwnerOps, Result};
 use std::fmt;
 use std::ptr::NonNull;
-
-/// The stream that asks. A hit touches only the line; the timeline is for the slow path.
-#[derive(Clone, Copy)]
-pub struct On<'a> {
-    /// The stream's line.
-    pub line: &'static Line,
-    /// The stream's timeline.
-    pub timeline: &'a dyn Timeline,
-}
-
-impl<'a> On<'a> {
-    /// The stream of a timeline.
-    pub fn new(timeline: &'a dyn Timeline) -> Self {
-        Self { line: timeline.line(), timeline }
-    }
-}
-
-/// Something that can free memory when there is none: a pool above, a cache.
-///
-/// It is called without any lock of the allocator and may free, not allocate. It returns how many bytes it freed, as far as it knows; zero
-/// ends its turn. One that panics is not called again.
-pub type Reclaimer = Box<dyn Fn(u64) -> u64 + Send + Sync>;
-
-/// What the lock guards.
-pub(crate) struct Core {
-    pub(crate) store: Store,
-    pub(crate) vacant: Vacant,
-    /// The keeper is gone; what comes back counts down `refs`.
-    pub(crate) orphan: bool,
-    /// What imported buffers keep alive, by row.
-    pub(crate) keeps: Vec<Option<Keep>>,
-    /// Rows whose blocks several lines may still be using.
-    pub(crate) parked: Parked,
-    /// Rows whose keeps wait for their last use to be over.
-    pub(crate) retired: Parked,
-    pub(crate) imported: u64,
-    pub(crate) imported_bytes: u64,
-    pub(crate) allocations: u64,
-    /// Episodes of moving granules so far.
-    pub(crate) episodes: u64,
-}
-
-/// Parked rows that one allocation looks at.
-pub(crate) const PARKED_AT_ONCE: u32 = 4;
-
-/// One allocator.
-#[repr(C)]
-pub(crate) struct Inner {
-    /// First: a row's header points here.
-    owner: Owner,
-    pub(crate) refs: AtomicU64,
-    pub(crate) table: Table,
-    pub(crate) caches: ThreadCaches,
-    pub(crate) core: CachePadded<Lock<Core>>,
-    pub(crate) backing: Box<dyn Backing>,
-    pub(crate) caps: BackingCaps,
-    pub(crate) config: AllocatorConfig,
-    pub(crate) budget: Budget,
-    pub(crate) counters: Counters,
-    pub(crate) reclaimers: Mutex<Vec<(i32, Arc<Reclaimer>)>>,
-    pub(crate) retired: AtomicU32,
-    /// Debug aids and the trace ring, where there are any.
-    pub(crate) watch: Option<Box<Watch>>,
-    /// The flags of ordinary rows.
-    pub(crate) row_flags: u32,
-    /// The addresses that were reserved, where there are any.
-    pub(crate) reservation: Option<(u64, u64)>,
-    /// The largest alignment that there is.
-    pub(crate) most_align: u64,
-    /// The device is gone, and why: what needs the driver or a stream fails from then on.
-    pub(crate) lost: OnceLock<Error>,
-    /// The next of the allocators that are gone but for memory in use.
-    pub(crate) next_grave: Option<Box<Inner>>,
-}
 
 static OPS: OwnerOps = OwnerOps { name: "buffer", last, weak };
 
@@ -163,16 +89,6 @@ impl Drop for Keeper {
     }
 }
 
-/// # Safety
-/// - The caller owns `n` counts of the allocator and gives them up.
-pub(crate) unsafe fn release(inner: NonNull<Inner>, n: u64) {
-    // SAFETY: the caller's counts keep it alive up to this subtraction.
-    if unsafe { (*inner.as_ptr()).refs.fetch_sub(n, Ordering::AcqRel) } == n {
-        // SAFETY: the count is zero: no keeper, no weak lease, no row is out. It was made from a box.
-        crate::grave::bury(unsafe { Box::from_raw(inner.as_ptr()) });
-    }
-}
-
 unsafe fn weak(hdr: NonNull<Header>, by: i32) {
     // SAFETY: the caller's lease or weak lease keeps the allocator alive.
     let inner = unsafe { inner_of(hdr) };
@@ -185,14 +101,6 @@ unsafe fn weak(hdr: NonNull<Header>, by: i32) {
     }
 }
 
-/// # Safety
-/// - The header belongs to a row of an allocator that is alive.
-#[inline]
-pub(crate) unsafe fn inner_of(hdr: NonNull<Header>) -> NonNull<Inner> {
-    // SAFETY: rows are made with a pointer to the whole of `Inner`, whose first field is the owner.
-    unsafe { NonNull::new_unchecked((*hdr.as_ptr()).owner().cast_mut().cast::<Inner>()) }
-}
-
 impl Allocator {
     /// An allocator over `backing`. Makes at most one driver call (the reservation of addresses).
     ///
@@ -200,7 +108,7 @@ impl Allocator {
     /// `InvalidArgument` for a granule that is no power of two of at least 512 bytes; `OutOfMemory` for host memory. A reservation
     /// that fails is no error: a smaller one is tried, then the allocator works with whole segments.
     pub fn new(backing: Box<dyn Backing>, config: AllocatorConfig) -> Result<Allocator> {
-        crate::grave::sweep();
+        sweep();
         let caps = backing.caps();
         if !caps.granule.is_power_of_two() || caps.granule < UNIT {
             return Err(Error::invalid(format!(
@@ -374,7 +282,7 @@ impl Allocator {
         inner.flush();
         inner.settle(&mut inner.core.lock());
         inner.sweep_retired();
-        crate::grave::sweep();
+        sweep();
     }
 
     /// The most bytes to take from the driver from now on. Lowering it below what is taken stops growth; `trim` gives back.
@@ -416,31 +324,5 @@ impl fmt::Debug for Allocator {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let s = self.stats();
         write!(f, "Allocator({}, {} live, {} reserved)", self.inner().config.name, s.live_bytes, s.reserved)
-    }
-}
-
-pub(crate) fn kind_bits(kind: HostKind) -> u32 {
-    match kind {
-        HostKind::None => 0,
-        HostKind::Pinned => 1,
-        HostKind::Pageable => 2,
-    }
-}
-
-/// Every use of a buffer that may still go on.
-pub(crate) fn uses(buffer: &Buffer) -> Vec<Stamp> {
-    let mut stamps = Vec::new();
-    buffer.for_each_use(|s| {
-        if !s.has_passed() {
-            stamps.push(s);
-        }
-    });
-    stamps
-}
-
-impl Drop for Inner {
-    /// Gives everything back to the driver. Nobody holds a row, and every stream is done with the memory.
-    fn drop(&mut self) {
-        crate::ladder::tear_down(self);
     }
 }

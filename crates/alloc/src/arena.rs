@@ -16,12 +16,13 @@
 //! The arena's state is behind one lock, which is held neither across a driver call nor together with the allocator's lock; a launch holds a
 //! shared guard that a suspension waits for.
 
-use crate::allocator::{Allocator, On};
+use crate::allocator::Allocator;
 use crate::buffer::{ARENA, Buffer, SYMBOLIC};
-use crate::imports::Keep;
 use crate::layout::{Layout, SIZE_LIMIT, UNIT};
 use crate::mutant::mutated;
 use crate::planner::{Interval, plan};
+use crate::state::Keep;
+use crate::state::On;
 use leasehold_core::sync::atomic::{AtomicU64, Ordering};
 use leasehold_core::sync::{Arc, Mutex, RwLock, RwLockReadGuard};
 use leasehold_core::{BufferHandle, Error, Lease, Point, Result};
@@ -533,12 +534,12 @@ fn illegal(what: &str, state: ArenaState) -> Error {
     Error::state(format!("{what} on an arena that is {state:?}"))
 }
 
-impl crate::allocator::Inner {
+impl crate::state::Inner {
     /// A row for a member of an arena.
     fn lend_member(&self, symbol: u64, len: u64) -> Result<Lease<Buffer>> {
         let mut core = self.core.lock();
         let row = self.table.take(&mut core.vacant, self.owner_ptr())?;
-        row.buffer.describe(len, None, ARENA | crate::allocator::kind_bits(self.config.host_kind));
+        row.buffer.describe(len, None, ARENA | crate::state::kind_bits(self.config.host_kind));
         row.buffer.lie_at(symbol, 0);
         row.buffer.inherit(leasehold_core::Stamp::NEVER);
         Ok(self.lend(row))

@@ -4,37 +4,13 @@
 //!
 //! This module must not know where blocks lie.
 
-use crate::allocator::{Allocator, Core, Inner, kind_bits};
+use crate::allocator::Allocator;
 use crate::buffer::{ARENA, Buffer, IMPORTED, Open, READ_ONLY, Row};
-use crate::host;
+use crate::state::{Inner, kind_bits};
 use crate::watch::Reach;
 use leasehold_core::sync::atomic::Ordering;
 use leasehold_core::{Error, Lease, Result, Stamp};
 use std::any::Any;
-
-pub(crate) type Keep = Box<dyn Any + Send + Sync>;
-
-impl Core {
-    /// Keeps something alive until nobody holds the row and its last use is over.
-    /// Returns what the row has kept so far, to be dropped without the lock. Wants [`room`](Self::room_to_keep) for it.
-    pub(crate) fn keep(&mut self, row: u32, keep: Keep) -> Option<Keep> {
-        self.keeps.get_mut(row as usize).and_then(|k| k.replace(keep))
-    }
-
-    /// Makes room for what a row keeps.
-    ///
-    /// # Errors
-    /// `OutOfMemory` for host memory.
-    pub(crate) fn room_to_keep(&mut self, row: u32) -> Result<()> {
-        let rows = row as usize + 1;
-        if self.keeps.len() < rows {
-            let more = rows - self.keeps.len();
-            host::room(&mut self.keeps, more)?;
-            self.keeps.resize_with(rows, || None);
-        }
-        Ok(())
-    }
-}
 
 /// What may be done with imported memory.
 ///

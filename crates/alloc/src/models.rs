@@ -16,7 +16,7 @@
 //! deliberate defect ([`mutant`](crate::mutant)) that it must find. (The design's model of a stack of remote frees has no object here: a
 //! foreign thread frees into its own shard, or under the core's lock.)
 
-use crate::allocator::{Allocator, On};
+use crate::allocator::Allocator;
 use crate::budget::Budget;
 use crate::buffer::Row;
 use crate::config::AllocatorConfig;
@@ -24,6 +24,7 @@ use crate::fake::FakeBacking;
 use crate::layout::Layout;
 use crate::list::List;
 use crate::mutant::with_defect;
+use crate::state::On;
 use crate::thread_cache::{Refill, ThreadCaches};
 use leasehold_core::sync::atomic::{AtomicU32, Ordering};
 use leasehold_core::sync::{Arc, UnsafeCell, thread};

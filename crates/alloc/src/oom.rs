@@ -1,12 +1,12 @@
 //! The report of an allocation that failed: where the memory is, who holds it, what was tried and what to do.
 
-use crate::allocator::Inner;
-use crate::buffer::{IMPORTED, REGION};
+use crate::buffer::{Buffer, IMPORTED, REGION};
 use crate::config::CrossStream;
 use crate::host;
 use crate::layout::{Layout, UNIT_SHIFT};
+use crate::state::Inner;
 use leasehold_core::sync::atomic::Ordering;
-use leasehold_core::{Error, OutOfMemory, Text};
+use leasehold_core::{Error, Lease, OutOfMemory, Result, Text};
 use std::cmp::Reverse;
 use std::collections::HashMap;
 use std::fmt;
@@ -15,6 +15,27 @@ use std::fmt;
 const MOST_TAGS: usize = 5;
 /// Streams that it names.
 const MOST_LINES: usize = 4;
+
+/// What was tried, for the report.
+#[derive(Default)]
+pub(crate) struct Trail {
+    pub(crate) notes: Vec<Text>,
+    pub(crate) refused: bool,
+}
+
+impl Trail {
+    pub(crate) fn note(&mut self, what: fmt::Arguments<'_>) {
+        if self.notes.len() < 16
+            && let Some(text) = host::text(what)
+            && !self.notes.contains(&text)
+        {
+            host::push(&mut self.notes, text);
+        }
+    }
+}
+
+/// A buffer, if the attempt found memory.
+pub(crate) type Lent = Result<Option<Lease<Buffer>>>;
 
 impl Inner {
     /// Where errors say that memory lacks.

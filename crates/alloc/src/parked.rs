@@ -3,28 +3,10 @@
 //! Such a row stays as it was, with the record of its uses, and is linked into a list through its header; so a free needs no host memory
 //! however many streams used the block. The allocator's lock guards the lists and the links.
 
-use crate::allocator::{Core, Inner};
 use crate::buffer::{Open, Row};
+use crate::state::{Core, Inner, NONE, Parked};
 use leasehold_core::Stamp;
 use leasehold_core::sync::atomic::Ordering;
-
-/// A list of rows that nobody holds and nobody may take yet, through their headers.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct Parked {
-    first: u32,
-    last: u32,
-}
-
-const NONE: u32 = u32::MAX;
-
-impl Parked {
-    pub(crate) const NONE: Parked = Parked { first: NONE, last: NONE };
-
-    #[inline]
-    pub(crate) fn any(self) -> bool {
-        self.first != NONE
-    }
-}
 
 impl Inner {
     /// Puts a row that nobody holds into a list, under a new generation, with its record as it is.

@@ -5,7 +5,7 @@
 //! | [`Inner::alloc`] | a hit in the thread cache, for a small block |
 //! | [`Inner::alloc_small`], [`Inner::alloc_large`] | the rest of the thread cache, and the depot; the layouts that are no plain request |
 //! | [`Inner::alloc_in_core`] | the heap, under its lock |
-//! | [`Inner::alloc_slow`] | the out-of-memory fallback ([`ladder`](crate::ladder)) |
+//! | [`Inner::alloc_slow`] | the out-of-memory fallback ([`ladder`](crate::fallback)) |
 //!
 //! | back | |
 //! |---|---|
@@ -14,14 +14,15 @@
 //! | [`Inner::give_back`] | the heap, under its lock |
 //! | [`Inner::free_shared_slow`] | a block that several lines may still be using: a deferred free ([`parked`](crate::parked)) |
 
-use crate::allocator::{Core, Inner, On, PARKED_AT_ONCE, inner_of, kind_bits, release};
 use crate::buffer::{
     ARENA, Buffer, CLASSLESS, EMPTY, FOREIGN, IMPORTED, NO_SLOT, Open, REGION, Row, WATCHED, home_line,
 };
+use crate::destroy::release;
 use crate::layout::NO_CLASS;
 use crate::layout::{Layout, MIN_ALIGN, SLAB_MAX, class_of};
 use crate::list::List;
 use crate::mutant::mutated;
+use crate::state::{Core, Inner, On, PARKED_AT_ONCE, inner_of, kind_bits};
 use crate::store::{Block, Need, Spot};
 use crate::thread_cache::{Back, Refill};
 use leasehold_core::sync::MutexGuard;

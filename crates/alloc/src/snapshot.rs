@@ -3,13 +3,14 @@
 //! Taken under the allocator's lock, which is held for a walk over its tables. Exact when nobody drops a lease meanwhile; a block whose last lease
 //! is being dropped, or that lies in a magazine, is *between*.
 
-use crate::allocator::{Allocator, Core, Inner};
+use crate::allocator::Allocator;
 use crate::buffer::{ARENA, EMPTY, IMPORTED, REGION};
 use crate::config::AllocStats;
 use crate::heap::{Heap, Span};
 use crate::layout::{UNIT_SHIFT, class_size};
 use crate::node::{NIL, Node, State};
 use crate::ring::TraceEvent;
+use crate::state::{Core, Inner};
 use crate::store::Spot;
 use crate::watch::id_of;
 use leasehold_core::{Stamp, Text};

@@ -1,0 +1,93 @@
+//! The end of an allocator, at once or deferred until streams are done with its memory.
+//!
+//! The last free of an allocator whose keeper is gone must neither wait nor take memory from under running work. Such an allocator is
+//! put aside here, and given back to the driver by a later call of any allocator that finds its streams done.
+
+use crate::state::Inner;
+use crate::watch::Reach;
+#[cfg(not(loom))]
+use leasehold_core::sync::Mutex;
+use leasehold_core::sync::atomic::Ordering;
+use std::ptr::NonNull;
+
+/// # Safety
+/// - The caller owns `n` counts of the allocator and gives them up.
+pub(crate) unsafe fn release(inner: NonNull<Inner>, n: u64) {
+    // SAFETY: the caller's counts keep it alive up to this subtraction.
+    if unsafe { (*inner.as_ptr()).refs.fetch_sub(n, Ordering::AcqRel) } == n {
+        // SAFETY: the count is zero: no keeper, no weak lease, no row is out. It was made from a box.
+        bury(unsafe { Box::from_raw(inner.as_ptr()) });
+    }
+}
+
+#[cfg(not(loom))]
+static GRAVES: Mutex<Option<Box<Inner>>> = Mutex::new(None);
+
+/// Destroys an allocator that nobody holds, now or when its streams are done. Takes no host memory: the graves are a list through
+/// the allocators themselves.
+#[cfg(not(loom))]
+fn bury(mut inner: Box<Inner>) {
+    if inner.is_over() {
+        drop(inner);
+    } else {
+        let mut graves = GRAVES.lock();
+        inner.next_grave = graves.take();
+        *graves = Some(inner);
+    }
+}
+
+/// Destroys those whose streams are done.
+#[cfg(not(loom))]
+pub(crate) fn sweep() {
+    let Some(mut graves) = GRAVES.try_lock() else { return };
+    let mut left = graves.take();
+    let mut over = None;
+    while let Some(mut inner) = left {
+        left = inner.next_grave.take();
+        let list = if inner.is_over() { &mut over } else { &mut *graves };
+        inner.next_grave = list.take();
+        *list = Some(inner);
+    }
+    drop(graves);
+    // One by one: a list would be dropped by recursion.
+    while let Some(mut inner) = over {
+        over = inner.next_grave.take();
+        drop(inner);
+    }
+}
+
+#[cfg(loom)]
+fn bury(inner: Box<Inner>) {
+    drop(inner);
+}
+
+#[cfg(loom)]
+pub(crate) fn sweep() {}
+
+impl Drop for Inner {
+    /// Nobody holds a row, and every stream is done with the memory.
+    fn drop(&mut self) {
+        tear_down(self);
+    }
+}
+
+/// Gives everything back to the driver. Nobody holds a block.
+fn tear_down(inner: &mut Inner) {
+    let keeps = std::mem::take(&mut inner.core.get_mut().keeps);
+    drop(keeps);
+    if let Some(watch) = &inner.watch {
+        inner.sweep_held(watch, Reach::All);
+    }
+    // A trim that fails has given back what it could; the rest is the driver's own fault and leaks.
+    // (The magazines were closed when the keeper went.)
+    let _ = inner.trim_core(0);
+    if let Some((base, bytes)) = inner.reservation.take() {
+        let heap = &inner.core.get_mut().store.heap;
+        // One span, whole again unless the driver kept a part.
+        let whole = heap.spans.iter().filter(|s| s.live && s.paged).all(|s| heap.nodes[s.first].units == s.units);
+        if whole {
+            // SAFETY: the reservation is taken out of the allocator; its one span is whole again, so nothing is mapped in it.
+            unsafe { inner.backing.release(base, bytes) };
+        }
+    }
+}

@@ -1,0 +1,246 @@
+//! What happens when no free block fits: the ladder, each step bounded and counted, up to an error that says where the memory is.
+//!
+//! 1 drain what is over · 2 memory that this stream is known to run after · 3 (if so configured) memory that the stream can be made to
+//! wait for · 4 grow, moving free granules first as the policy says · 5 let the stream wait for other streams' memory · 6 magazines ·
+//! 7 move free granules whatever the policy · 8 reclaimers · 9 wait on the host for the least that suffices · 10 wait for another thread's free · 11 `OutOfMemory` with the trail.
+//!
+//! No step holds the lock across a call of the backing, a timeline or a reclaimer.
+
+use crate::buffer::Buffer;
+use crate::config::CrossStream;
+use crate::host;
+use crate::layout::{Layout, SIZE_LIMIT};
+use crate::oom::{Lent, Trail};
+use crate::state::{Inner, On};
+use crate::store::Need;
+use crate::watch::Reach;
+use leasehold_core::sync::atomic::Ordering;
+use leasehold_core::thread_number::thread_number;
+use leasehold_core::{Error, Lease, OutOfMemory, Result, Stamp, Text};
+use std::panic::AssertUnwindSafe;
+use std::time::{Duration, Instant};
+
+/// Host waits of one allocation.
+const MOST_WAITS: usize = 256;
+
+impl Inner {
+    /// An allocation that can never succeed.
+    #[cold]
+    pub(crate) fn refuse(&self, layout: Layout) -> Error {
+        self.counters.failed.fetch_add(1, Ordering::Relaxed);
+        if layout.size <= SIZE_LIMIT && Need::of(layout.size, 1).is_some() {
+            let what = host::text(format_args!("an alignment of {} in {}", layout.align, self.config.name));
+            return Error::Unsupported(what.unwrap_or(Text::Borrowed("an alignment as large as this")));
+        }
+        let mut report = OutOfMemory::new(self.site(), layout.size);
+        host::note(&mut report.notes, format_args!("larger than any device's memory"));
+        report.into()
+    }
+
+    /// The slow path of an allocation.
+    #[cold]
+    pub(crate) fn alloc_slow(&self, need: Need, layout: Layout, on: On<'_>) -> Result<Lease<Buffer>> {
+        self.sweep_retired();
+        crate::destroy::sweep();
+        let mut trail = Trail::default();
+        let limit = self.budget.limit();
+        let lent = if let Some(e) = self.lost.get() {
+            Err(e.clone())
+        } else if layout.size > limit {
+            Err(Error::OverBudget {
+                unit: leasehold_core::Budgeted::Bytes,
+                requested: layout.size,
+                used: self.budget.committed(),
+                limit,
+            })
+        } else {
+            self.climb(need, layout, on, &mut trail)
+        };
+        match lent {
+            Ok(Some(lease)) => Ok(lease),
+            Ok(None) => {
+                self.counters.failed.fetch_add(1, Ordering::Relaxed);
+                Err(self.report(layout, trail.notes, trail.refused))
+            }
+            Err(e) => {
+                self.counters.failed.fetch_add(1, Ordering::Relaxed);
+                if matches!(e, Error::DeviceLost { .. }) {
+                    self.lost.get_or_init(|| e.clone());
+                }
+                Err(e)
+            }
+        }
+    }
+
+    fn climb(&self, need: Need, layout: Layout, on: On<'_>, trail: &mut Trail) -> Lent {
+        let size = layout.size;
+        // 1 to 4
+        if let Some(lease) = self.rise(need, layout, on, trail)? {
+            return Ok(Some(lease));
+        }
+        // 5
+        if self.config.cross_stream == CrossStream::IfReady
+            && let Some(lease) = self.insert_wait(need, size, on, trail)?
+        {
+            return Ok(Some(lease));
+        }
+        // 6, 7
+        self.flush();
+        if let Some(lease) = self.scrape(need, layout, on, trail)? {
+            return Ok(Some(lease));
+        }
+        // 8
+        if let Some(lease) = self.reclaim(need, layout, on, trail)? {
+            return Ok(Some(lease));
+        }
+        // 9
+        let mut waits = 0;
+        while waits < MOST_WAITS && self.wait_for_memory(need, on, trail)? {
+            waits += 1;
+            if let Some(lease) = self.scrape(need, layout, on, trail)? {
+                return Ok(Some(lease));
+            }
+        }
+        if waits > 0 {
+            trail.note(format_args!("waited {waits} times for streams to be done with free memory"));
+        }
+        // 10
+        let Some(patience) = self.config.patience else { return Ok(None) };
+        let begin = Instant::now();
+        while begin.elapsed() < patience {
+            std::thread::sleep(Duration::from_millis(1).min(patience));
+            if let Some(lease) = self.scrape(need, layout, on, trail)? {
+                return Ok(Some(lease));
+            }
+        }
+        trail.note(format_args!("waited {patience:?} for another thread's free"));
+        Ok(None)
+    }
+
+    /// The first steps of the ladder.
+    fn rise(&self, need: Need, layout: Layout, on: On<'_>, trail: &mut Trail) -> Lent {
+        let size = layout.size;
+        // 1, 2
+        // What lies in this thread's cache may fit, or leave something whole that does.
+        let back = self.caches.flush_own(thread_number());
+        {
+            let mut core = self.core.lock();
+            self.take_back(&mut core, back);
+            self.settle(&mut core);
+            let moves = self.may_move(&core);
+            let evenly = moves && self.few() && self.reservation.is_some();
+            core.store.heap.place_evenly(evenly);
+            let mut block = core.store.take(need, on.line)?;
+            if block.is_none() && !moves {
+                block = core.store.take_resident(need, on.line)?;
+            }
+            if block.is_none() {
+                block = core.store.take_foreign(need, on.line, |s| on.line.knows(s))?;
+            }
+            if let Some(block) = block {
+                return self.issue(&mut core, block, size, on.line).map(Some);
+            }
+        }
+        // 3
+        if self.config.cross_stream == CrossStream::InsertWait
+            && let Some(lease) = self.insert_wait(need, size, on, trail)?
+        {
+            return Ok(Some(lease));
+        }
+        // 4
+        self.grow(need, size, on, false, trail)
+    }
+
+    /// Everything that needs no wait, with moving granules allowed; at last a block without rounding.
+    fn scrape(&self, need: Need, layout: Layout, on: On<'_>, trail: &mut Trail) -> Lent {
+        if let Some(lease) = self.take_settled(need, layout.size, on)? {
+            return Ok(Some(lease));
+        }
+        if let Some(lease) = self.grow(need, layout.size, on, true, trail)? {
+            return Ok(Some(lease));
+        }
+        // The lowest place that fits may lack memory that is not to be had, while a higher one has it.
+        let exact = Need::exact(layout.size, layout.align).filter(|&e| e != need);
+        for need in [Some(need), exact].into_iter().flatten() {
+            let mut core = self.core.lock();
+            if let Some(block) = core.store.take_resident(need, on.line)? {
+                return self.issue(&mut core, block, layout.size, on.line).map(Some);
+            }
+        }
+        match exact {
+            Some(exact) => self.grow(exact, layout.size, on, true, trail),
+            None => Ok(None),
+        }
+    }
+
+    /// Takes memory that another stream may still be using and lets this one wait for it on the device.
+    fn insert_wait(&self, need: Need, size: u64, on: On<'_>, trail: &mut Trail) -> Lent {
+        let block = {
+            let mut core = self.core.lock();
+            let fine = |s: Stamp| s.point().is_some_and(|p| !p.line().failed(p.value()));
+            core.store.take_foreign(need, on.line, fine)?
+        };
+        let Some(block) = block else { return Ok(None) };
+        if let Some(point) = block.stamp.point() {
+            if let Err(e) = on.timeline.wait(point) {
+                self.core.lock().store.give(block.spot, block.stamp);
+                if matches!(e, Error::DeviceLost { .. }) {
+                    return Err(e);
+                }
+                trail.note(format_args!("the stream cannot wait for {point:?}: {e}"));
+                return Ok(None);
+            }
+            self.counters.inserted_waits.fetch_add(1, Ordering::Relaxed);
+        }
+        let mut core = self.core.lock();
+        self.issue(&mut core, block, size, on.line).map(Some)
+    }
+
+    fn reclaim(&self, need: Need, layout: Layout, on: On<'_>, trail: &mut Trail) -> Lent {
+        let mut next = 0;
+        loop {
+            let Some(reclaimer) = self.reclaimers.lock().get(next).map(|r| r.1.clone()) else { return Ok(None) };
+            next += 1;
+            for _ in 0..64 {
+                let freed = std::panic::catch_unwind(AssertUnwindSafe(|| reclaimer(layout.size)));
+                let Ok(freed) = freed else {
+                    trail.note(format_args!("a reclaimer panicked and is not called again"));
+                    self.reclaimers.lock().retain(|r| !leasehold_core::sync::Arc::ptr_eq(&r.1, &reclaimer));
+                    next -= 1;
+                    break;
+                };
+                if let Some(watch) = &self.watch {
+                    self.sweep_held(watch, Reach::All);
+                }
+                if let Some(lease) = self.scrape(need, layout, on, trail)? {
+                    return Ok(Some(lease));
+                }
+                if freed == 0 {
+                    break;
+                }
+            }
+        }
+    }
+
+    /// Waits on the host for the least that may make `need` fit. `false`: there is nothing to wait for.
+    fn wait_for_memory(&self, need: Need, on: On<'_>, trail: &mut Trail) -> Result<bool> {
+        let stamp = {
+            let core = self.core.lock();
+            let mut more = Vec::new();
+            // Without host memory for all of them the choice is a worse one.
+            self.parked(&core, |bytes, s| _ = host::push(&mut more, (bytes, s)));
+            core.store.slabs.pending(|bytes, s| _ = host::push(&mut more, (bytes, s)));
+            core.store.heap.cheapest_wait(core.store.units(need), &more)
+        };
+        let Some(point) = stamp.and_then(Stamp::point) else { return Ok(false) };
+        match self.wait_point(point, on, None) {
+            Ok(()) => Ok(Stamp::from(point).has_passed()),
+            Err(e @ Error::DeviceLost { .. }) => Err(e),
+            Err(e) => {
+                trail.note(format_args!("waiting for {point:?}: {e}"));
+                // A failed stream's memory is usable once its work is over.
+                Ok(Stamp::from(point).has_passed())
+            }
+        }
+    }
+}

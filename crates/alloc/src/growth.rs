@@ -1,0 +1,231 @@
+//! Taking memory from the driver: by plans that map granules, or, where addresses and memory are one, by segments.
+//!
+//! This is the growth of an expandable segment (PyTorch's, on CUDA's virtual memory management). It departs from that in what it does first:
+//! granules that lie under free memory are moved to where they are needed, as the [policy](crate::config::Policy) says.
+//!
+//! The lock is not held across a call of the backing.
+
+use crate::config::{CREDIT, GRANULES_PER_EPISODE, Growth, Moves, OPERATIONS_PER_EPISODE};
+use crate::layout::UNIT_SHIFT;
+use crate::oom::{Lent, Trail};
+use crate::plan::{Means, Planned};
+use crate::ring::EventKind;
+use crate::state::{Core, Inner, On};
+use crate::store::Need;
+use leasehold_core::sync::atomic::Ordering;
+use leasehold_core::{Error, Point, Result, Stamp};
+use std::time::Duration;
+
+/// Below this many granules in hand one of them counts: large blocks are placed so that all of theirs can be moved. Above it that rule
+/// leaves more memory empty than it saves.
+const FEW_GRANULES: u64 = 256;
+/// Waits for nearly free memory, of one allocation, instead of growing.
+const MOST_NEAR_WAITS: u32 = 8;
+/// The longest of them. Longer ones cost more than the memory that they save, and might never end.
+const NEAR_WAIT: Duration = Duration::from_millis(1);
+/// The largest share of a segment, where memory comes in whole segments.
+const MOST_SEGMENT: u64 = 256 << 20;
+
+impl Inner {
+    /// Allocations and frees so far, whoever served them.
+    pub(crate) fn operations(&self, core: &Core) -> u64 {
+        2 * (core.allocations + self.caches.stats().2)
+    }
+
+    /// How memory is taken from the driver now.
+    pub(crate) fn growth(&self) -> Growth {
+        self.config.policy.growth(self.budget.limit() != u64::MAX)
+    }
+
+    /// Whether free granules are moved rather than new memory taken.
+    pub(crate) fn may_move(&self, core: &Core) -> bool {
+        match self.growth().moves {
+            Moves::Never => false,
+            Moves::Always => true,
+            Moves::Credit => {
+                let granules = self.budget.committed() / self.caps.granule;
+                core.episodes
+                    < CREDIT + granules / GRANULES_PER_EPISODE + self.operations(core) / OPERATIONS_PER_EPISODE
+            }
+        }
+    }
+
+    /// Whether granules are so few that one of them counts.
+    pub(crate) fn few(&self) -> bool {
+        self.budget.committed() < FEW_GRANULES * self.caps.granule
+    }
+
+    /// Grows. `pressed`: move free granules whatever the policy and the credit say, and take no more than needed.
+    pub(crate) fn grow(&self, need: Need, size: u64, on: On<'_>, pressed: bool, trail: &mut Trail) -> Lent {
+        let paged = {
+            let core = self.core.lock();
+            core.store.heap.spans.iter().any(|s| s.live && s.paged)
+        };
+        if paged && let Some(lease) = self.grow_paged(need, size, on, pressed, trail)? {
+            return Ok(Some(lease));
+        }
+        if paged { Ok(None) } else { self.grow_segment(need, size, on, pressed, trail) }
+    }
+
+    pub(crate) fn grow_paged(&self, need: Need, size: u64, on: On<'_>, pressed: bool, trail: &mut Trail) -> Lent {
+        let growth = self.growth();
+        let granules = |bytes: u64| u32::try_from(bytes / self.caps.granule).unwrap_or(u32::MAX).max(1);
+        let mut piece = if pressed { 1 } else { granules(growth.piece(self.budget.committed())) };
+        let mut waits = 0;
+        loop {
+            let planned = {
+                let mut core = self.core.lock();
+                let steal = pressed || self.may_move(&core);
+                let near = growth.near.filter(|_| !pressed && waits < MOST_NEAR_WAITS);
+                let least = if pressed { 1 } else { granules(growth.least(self.budget.committed())).max(piece) };
+                let means = Means { steal, near, even: !pressed, piece, least };
+                let lane = core.store.heap.lane_for(on.line);
+                let units = core.store.units(need);
+                let planned = core.store.heap.plan(units, need.align, lane, means, &self.budget)?;
+                match &planned {
+                    Planned::Plan(plan) if plan.steals() => core.episodes += 1,
+                    _ => {}
+                }
+                planned
+            };
+            let mut plan = match planned {
+                Planned::Plan(plan) => plan,
+                Planned::Wait(stamp) => {
+                    // Moving memory that is nearly free costs less than holding more for ever.
+                    waits += 1;
+                    let Some(p) = stamp.point() else { continue };
+                    // Bounded: the caller itself may be the one who lets that stream go on.
+                    if let Err(e) = self.wait_point(p, on, Some(NEAR_WAIT)) {
+                        if matches!(e, Error::DeviceLost { .. }) {
+                            return Err(e);
+                        }
+                        trail.note(format_args!("waiting for {p:?}: {e}"));
+                        waits = MOST_NEAR_WAITS;
+                    }
+                    if let Some(lease) = self.take_settled(need, size, on)? {
+                        return Ok(Some(lease));
+                    }
+                    continue;
+                }
+                Planned::Nothing if piece > 1 => {
+                    piece = 1;
+                    continue;
+                }
+                Planned::Nothing => {
+                    trail.refused |= self.budget.room() < self.caps.granule;
+                    return Ok(None);
+                }
+            };
+            if plan.steals() {
+                self.counters.remaps.fetch_add(1, Ordering::Relaxed);
+            }
+            if plan.ticket > 0 {
+                self.counters.growths.fetch_add(1, Ordering::Relaxed);
+            }
+            let result = plan.run(&*self.backing);
+            self.trace_steps(plan.steps.iter());
+            let mut core = self.core.lock();
+            let node = core.store.heap.finish(plan, result.is_ok(), &self.budget);
+            if let Some(node) = node {
+                let Some(block) = core.store.adopt(node, need)? else { return Ok(None) };
+                return self.issue(&mut core, block, size, on.line).map(Some);
+            }
+            drop(core);
+            self.destroy_loose();
+            match result {
+                Err(e @ Error::DeviceLost { .. }) => return Err(e),
+                Err(e) => trail.note(format_args!("the driver: {e}")),
+                Ok(()) => {}
+            }
+            if piece == 1 {
+                return Ok(None);
+            }
+            piece = 1;
+        }
+    }
+
+    pub(crate) fn grow_segment(&self, need: Need, size: u64, on: On<'_>, pressed: bool, trail: &mut Trail) -> Lent {
+        let granule = self.caps.granule;
+        let units = self.core.lock().store.units(need);
+        let least = (u64::from(units) + u64::from(need.align.max(1)) - 1) << UNIT_SHIFT;
+        let least = least.next_multiple_of(granule);
+        let part = (self.budget.committed() / 8).next_multiple_of(granule).clamp(self.caps.segment, MOST_SEGMENT);
+        let mut wants = [least.max(part.next_multiple_of(granule)), least.max(self.caps.segment), least];
+        if pressed {
+            wants = [least; 3];
+        }
+        let lent = self.new_segment(need, size, on, wants, trail)?;
+        // Segments that lie free are too small one by one; the driver may make a larger one of them.
+        if lent.is_none() && pressed && self.trim_core(0).is_ok_and(|freed| freed > 0) {
+            trail.note(format_args!("gave free segments back to the driver"));
+            return self.new_segment(need, size, on, wants, trail);
+        }
+        Ok(lent)
+    }
+
+    pub(crate) fn new_segment(&self, need: Need, size: u64, on: On<'_>, wants: [u64; 3], trail: &mut Trail) -> Lent {
+        for (i, &bytes) in wants.iter().enumerate() {
+            if i > 0 && wants[i - 1] == bytes {
+                continue;
+            }
+            if !self.budget.take(bytes) {
+                trail.refused = true;
+                continue;
+            }
+            // SAFETY: at no address in particular.
+            match unsafe { self.backing.commit(None, bytes) } {
+                Ok(chunk) => {
+                    self.budget.keep(chunk.bytes);
+                    self.trace(EventKind::SegmentAlloc, chunk.addr, chunk.bytes);
+                    self.counters.growths.fetch_add(1, Ordering::Relaxed);
+                    let mut core = self.core.lock();
+                    if let Err(e) = core.store.heap.add_span(chunk.addr, chunk.bytes, chunk.native, false) {
+                        drop(core);
+                        self.decommit(chunk, true);
+                        return Err(e);
+                    }
+                    if let Some(block) = core.store.take(need, on.line)? {
+                        return self.issue(&mut core, block, size, on.line).map(Some);
+                    }
+                    // Another thread was faster; its request is served, ours climbs on.
+                    return Ok(None);
+                }
+                Err(e) => {
+                    self.budget.undo(bytes);
+                    if matches!(e, Error::DeviceLost { .. }) {
+                        return Err(e);
+                    }
+                    trail.note(format_args!("the driver: {e}"));
+                }
+            }
+        }
+        Ok(None)
+    }
+
+    /// What lies free by now, once everything that is over was brought to where it can be taken.
+    pub(crate) fn take_settled(&self, need: Need, size: u64, on: On<'_>) -> Lent {
+        let mut core = self.core.lock();
+        self.settle(&mut core);
+        match core.store.take(need, on.line)? {
+            Some(block) => self.issue(&mut core, block, size, on.line).map(Some),
+            None => Ok(None),
+        }
+    }
+
+    /// Blocks until a point is over.
+    pub(crate) fn wait_point(&self, point: Point, on: On<'_>, timeout: Option<Duration>) -> Result<()> {
+        if Stamp::from(point).has_passed() {
+            return Ok(());
+        }
+        self.counters.host_waits.fetch_add(1, Ordering::Relaxed);
+        if point.line_id() == on.line.id() {
+            on.timeline.signal()?;
+            return on.timeline.wait_host(point.value(), timeout);
+        }
+        match point.line().wait(point.value(), timeout) {
+            // It may be another device's line; the work is over either way, and our own driver will tell.
+            Err(Error::DeviceLost { .. }) if Stamp::from(point).has_passed() => Ok(()),
+            waited => waited,
+        }
+    }
+}

@@ -1,0 +1,168 @@
+//! The state of one allocator: what its lock guards, and what lies beside the lock.
+//!
+//! Every other module that knows an allocator imports this one; this one imports the parts only. It must not know how blocks come and go.
+//!
+//! The lock guards the heap, the rows that are vacant, deferred and retired. It is never held across a call of the backing, of a timeline, of
+//! a reclaimer or of a foreign destructor.
+
+use crate::backing::{Backing, BackingCaps};
+use crate::budget::Budget;
+use crate::buffer::{Buffer, HostKind};
+use crate::config::AllocatorConfig;
+use crate::counters::Counters;
+use crate::host;
+use crate::lock::Lock;
+use crate::store::Store;
+use crate::table::{Table, Vacant};
+use crate::thread_cache::ThreadCaches;
+use crate::watch::Watch;
+use leasehold_core::sync::atomic::{AtomicU32, AtomicU64};
+use leasehold_core::sync::{Arc, CachePadded, Mutex, OnceLock};
+use leasehold_core::{Error, Header, Line, Owner, Result, Stamp, Timeline};
+use std::any::Any;
+use std::ptr::NonNull;
+
+/// What must outlast the last use of a buffer.
+pub(crate) type Keep = Box<dyn Any + Send + Sync>;
+
+/// The stream that asks. A hit touches only the line; the timeline is for the slow path.
+#[derive(Clone, Copy)]
+pub struct On<'a> {
+    /// The stream's line.
+    pub line: &'static Line,
+    /// The stream's timeline.
+    pub timeline: &'a dyn Timeline,
+}
+
+impl<'a> On<'a> {
+    /// The stream of a timeline.
+    pub fn new(timeline: &'a dyn Timeline) -> Self {
+        Self { line: timeline.line(), timeline }
+    }
+}
+
+/// Something that can free memory when there is none: a pool above, a cache.
+///
+/// It is called without any lock of the allocator and may free, not allocate. It returns how many bytes it freed, as far as it knows; zero
+/// ends its turn. One that panics is not called again.
+pub type Reclaimer = Box<dyn Fn(u64) -> u64 + Send + Sync>;
+
+/// What the lock guards.
+pub(crate) struct Core {
+    pub(crate) store: Store,
+    pub(crate) vacant: Vacant,
+    /// The keeper is gone; what comes back counts down `refs`.
+    pub(crate) orphan: bool,
+    /// What imported buffers keep alive, by row.
+    pub(crate) keeps: Vec<Option<Keep>>,
+    /// Rows whose blocks several lines may still be using.
+    pub(crate) parked: Parked,
+    /// Rows whose keeps wait for their last use to be over.
+    pub(crate) retired: Parked,
+    pub(crate) imported: u64,
+    pub(crate) imported_bytes: u64,
+    pub(crate) allocations: u64,
+    /// Episodes of moving granules so far.
+    pub(crate) episodes: u64,
+}
+
+/// Parked rows that one allocation looks at.
+pub(crate) const PARKED_AT_ONCE: u32 = 4;
+
+/// One allocator.
+#[repr(C)]
+pub(crate) struct Inner {
+    /// First: a row's header points here.
+    pub(crate) owner: Owner,
+    pub(crate) refs: AtomicU64,
+    pub(crate) table: Table,
+    pub(crate) caches: ThreadCaches,
+    pub(crate) core: CachePadded<Lock<Core>>,
+    pub(crate) backing: Box<dyn Backing>,
+    pub(crate) caps: BackingCaps,
+    pub(crate) config: AllocatorConfig,
+    pub(crate) budget: Budget,
+    pub(crate) counters: Counters,
+    pub(crate) reclaimers: Mutex<Vec<(i32, Arc<Reclaimer>)>>,
+    pub(crate) retired: AtomicU32,
+    /// Debug aids and the trace ring, where there are any.
+    pub(crate) watch: Option<Box<Watch>>,
+    /// The flags of ordinary rows.
+    pub(crate) row_flags: u32,
+    /// The addresses that were reserved, where there are any.
+    pub(crate) reservation: Option<(u64, u64)>,
+    /// The largest alignment that there is.
+    pub(crate) most_align: u64,
+    /// The device is gone, and why: what needs the driver or a stream fails from then on.
+    pub(crate) lost: OnceLock<Error>,
+    /// The next of the allocators that are gone but for memory in use.
+    pub(crate) next_grave: Option<Box<Inner>>,
+}
+
+/// A list of rows that nobody holds and nobody may take yet, through their headers.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Parked {
+    pub(crate) first: u32,
+    pub(crate) last: u32,
+}
+
+/// No row.
+pub(crate) const NONE: u32 = u32::MAX;
+
+impl Parked {
+    pub(crate) const NONE: Parked = Parked { first: NONE, last: NONE };
+
+    #[inline]
+    pub(crate) fn any(self) -> bool {
+        self.first != NONE
+    }
+}
+
+impl Core {
+    /// Keeps something alive until nobody holds the row and its last use is over.
+    /// Returns what the row has kept so far, to be dropped without the lock. Wants [`room`](Self::room_to_keep) for it.
+    pub(crate) fn keep(&mut self, row: u32, keep: Keep) -> Option<Keep> {
+        self.keeps.get_mut(row as usize).and_then(|k| k.replace(keep))
+    }
+
+    /// Makes room for what a row keeps.
+    ///
+    /// # Errors
+    /// `OutOfMemory` for host memory.
+    pub(crate) fn room_to_keep(&mut self, row: u32) -> Result<()> {
+        let rows = row as usize + 1;
+        if self.keeps.len() < rows {
+            let more = rows - self.keeps.len();
+            host::room(&mut self.keeps, more)?;
+            self.keeps.resize_with(rows, || None);
+        }
+        Ok(())
+    }
+}
+
+/// # Safety
+/// - The header belongs to a row of an allocator that is alive.
+#[inline]
+pub(crate) unsafe fn inner_of(hdr: NonNull<Header>) -> NonNull<Inner> {
+    // SAFETY: rows are made with a pointer to the whole of `Inner`, whose first field is the owner.
+    unsafe { NonNull::new_unchecked((*hdr.as_ptr()).owner().cast_mut().cast::<Inner>()) }
+}
+
+pub(crate) fn kind_bits(kind: HostKind) -> u32 {
+    match kind {
+        HostKind::None => 0,
+        HostKind::Pinned => 1,
+        HostKind::Pageable => 2,
+    }
+}
+
+/// Every use of a buffer that may still go on.
+pub(crate) fn uses(buffer: &Buffer) -> Vec<Stamp> {
+    let mut stamps = Vec::new();
+    buffer.for_each_use(|s| {
+        if !s.has_passed() {
+            stamps.push(s);
+        }
+    });
+    stamps
+}

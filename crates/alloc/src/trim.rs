@@ -1,0 +1,148 @@
+//! Giving memory back to the driver: free memory, pieces in hand, and the memory under suspended blocks.
+//!
+//! The lock is not held across a call of the backing.
+
+use crate::backing::Chunk;
+use crate::buffer::{Buffer, NO_SLOT};
+use crate::host;
+use crate::layout::UNIT_SHIFT;
+use crate::plan::Trim;
+use crate::ring::EventKind;
+use crate::state::Inner;
+use crate::watch::Reach;
+use leasehold_core::sync::atomic::Ordering;
+use leasehold_core::{Error, Lease, Result};
+
+impl Inner {
+    /// Gives free memory back to the driver until at most `keep` bytes lie free.
+    pub(crate) fn trim(&self, keep: u64) -> Result<u64> {
+        if let Some(e) = self.lost.get() {
+            return Err(e.clone());
+        }
+        self.flush();
+        self.sweep_retired();
+        if let Some(watch) = &self.watch {
+            self.sweep_held(watch, Reach::All);
+        }
+        crate::destroy::sweep();
+        self.trim_core(keep)
+    }
+
+    pub(crate) fn trim_core(&self, keep: u64) -> Result<u64> {
+        let (steps, segments) = {
+            let mut core = self.core.lock();
+            self.settle(&mut core);
+            let heap = &mut core.store.heap;
+            let cached: u64 =
+                heap.res.cached.iter().map(|&p| heap.res.bytes(heap.res.pieces[p as usize].granules)).sum();
+            let free = (heap.free_units().0 + if heap.single() { heap.free_units().1 } else { 0 }) << UNIT_SHIFT;
+            let mut surplus = (free + cached).saturating_sub(keep);
+            let mut segments = Vec::new();
+            host::room(&mut segments, heap.spans.len())?;
+            for slot in 0..heap.spans.len() {
+                let span = heap.spans[slot];
+                let bytes = u64::from(span.units) << UNIT_SHIFT;
+                if span.live && !span.paged && bytes <= surplus && heap.remove_span(slot).is_some() {
+                    surplus -= bytes;
+                    segments.push(Chunk { addr: span.base, bytes, native: span.native });
+                }
+            }
+            (heap.plan_trim(surplus), segments)
+        };
+        let mut freed = 0;
+        for chunk in segments {
+            if self.decommit(chunk, true) {
+                freed += chunk.bytes;
+            }
+        }
+        Ok(freed + self.carry_out_trim(steps?))
+    }
+
+    pub(crate) fn carry_out_trim(&self, mut steps: Vec<Trim>) -> u64 {
+        for s in &mut steps {
+            s.step.destroy(&*self.backing);
+        }
+        self.trace_steps(steps.iter().map(|t| &t.step));
+        self.core.lock().store.heap.finish_trim(steps, &self.budget)
+    }
+
+    /// Gives pieces that a failed plan left over back to the driver.
+    pub(crate) fn destroy_loose(&self) {
+        let mut core = self.core.lock();
+        let steps = core.store.heap.plan_cached(u64::MAX, 0);
+        drop(core);
+        // Without host memory for the list they stay in hand, for the next growth or trim.
+        if let Ok(steps) = steps {
+            self.carry_out_trim(steps);
+        }
+    }
+
+    /// Gives a segment back; one that the driver does not take stays counted.
+    pub(crate) fn decommit(&self, chunk: Chunk, undo: bool) -> bool {
+        // SAFETY: callers hand in a commitment that they took out of the heap, or never put in: no block and no stream uses it.
+        match unsafe { self.backing.decommit(chunk) } {
+            Ok(()) => {
+                self.trace(EventKind::SegmentFree, chunk.addr, chunk.bytes);
+                if undo {
+                    self.budget.give_back(chunk.bytes);
+                }
+                true
+            }
+            Err(_) => {
+                self.core.lock().store.heap.res.quarantined += chunk.bytes;
+                false
+            }
+        }
+    }
+
+    /// Gives the memory under a block back to the driver and keeps its addresses. Returns the bytes that went.
+    ///
+    /// # Errors
+    /// `OutOfMemory` for host memory; then the block is as it was.
+    pub(crate) fn suspend_block(&self, block: &Lease<Buffer>) -> Result<u64> {
+        let Some(row) = self.table.get(block.header().index()) else { return Ok(0) };
+        if row.buffer.slot.load(Ordering::Relaxed) != NO_SLOT {
+            return Ok(0);
+        }
+        let steps = self.core.lock().store.heap.plan_suspend(row.buffer.place.load(Ordering::Relaxed))?;
+        if let Some(watch) = &self.watch {
+            watch.darken(row);
+        }
+        Ok(self.carry_out_trim(steps))
+    }
+
+    /// Takes memory again for a block whose memory was given back.
+    ///
+    /// # Errors
+    /// `OverBudget`, the driver's; then the block is as it was.
+    pub(crate) fn resume_block(&self, block: &Lease<Buffer>) -> Result<()> {
+        let Some(row) = self.table.get(block.header().index()) else { return Ok(()) };
+        if row.buffer.slot.load(Ordering::Relaxed) != NO_SLOT {
+            return Ok(());
+        }
+        let node = row.buffer.place.load(Ordering::Relaxed);
+        let plan = loop {
+            let mut core = self.core.lock();
+            if !core.store.heap.in_motion(node) {
+                break core.store.heap.plan_resume(node, &self.budget)?;
+            }
+            // A neighbour is being suspended, and a piece lies across the border: until its driver calls are over.
+            drop(core);
+            leasehold_core::sync::thread::yield_now();
+        };
+        let Some(mut plan) = plan else {
+            let (used, limit) = (self.budget.committed(), self.budget.limit());
+            return Err(Error::OverBudget {
+                unit: leasehold_core::Budgeted::Bytes,
+                requested: block.len(),
+                used,
+                limit,
+            });
+        };
+        let result = plan.run(&*self.backing);
+        self.trace_steps(plan.steps.iter());
+        self.core.lock().store.heap.finish_resume(plan, &self.budget);
+        self.destroy_loose();
+        result
+    }
+}
