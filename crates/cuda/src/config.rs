@@ -34,22 +34,23 @@ pub enum CompletionSource {
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct CudaConfig {
-    /// The most streams of a device at a time.
+    /// The most streams of a device at a time; 256 by default.
     pub streams: u32,
     /// The source of device memory.
     pub memory: MemorySource,
     /// The means by which the host learns of completion.
     pub completion: CompletionSource,
-    /// The most submissions before the host can see their completion without a signal.
+    /// The most submissions before the host can see their completion without a signal; 64 by
+    /// default.
     pub signal_every: u32,
-    /// No threads of the backend's own, for deterministic tests. The thread that waits, queries or
+    /// No threads of the backend's own, for deterministic tests; false by default. The thread that waits, queries or
     /// synchronises then handles deferred work, host calls and completion. A host call runs on the
     /// thread that waits.
     pub inline: bool,
     /// Debug aids that detect wrong uses of memory. All are off by default. The host cannot write
     /// device memory, so aids that write have no effect on it.
     pub debug: DebugAids,
-    /// The entries of each memory's trace ring. 0 disables the ring.
+    /// The entries of each memory's trace ring. 0, the default, disables the ring.
     pub trace_events: usize,
     /// A planted defect that tests must find.
     #[cfg(feature = "planted-defects")]

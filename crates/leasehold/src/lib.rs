@@ -31,6 +31,7 @@
 //! |---|---|---|
 //! | `cpu` | yes | the CPU backend: `cpu:0` |
 //! | `future` | no | events are futures: `(&*event).await` |
+//! | `half` | no | `f16` and `bf16`, numbers of 16 bits that are plain data |
 //! | `cuda` | no | the CUDA backend: `cuda:0` and so on. Needs nothing at build time; the driver is looked for at run time |
 //!
 //! # Modules for others than users
@@ -65,6 +66,8 @@ pub mod view;
 /// Plain data: what may be copied to and from a device byte by byte, and what parameters are made of. Derive `NoUninit` for what goes
 /// to the device, `AnyBitPattern` for what comes back and for parameters that a kernel reads, `Pod` for both.
 pub use bytemuck;
+#[cfg(feature = "half")]
+pub use half::{bf16, f16};
 
 #[doc(inline)]
 pub use array::{Array, ArrayView};

@@ -58,6 +58,20 @@ macro_rules! pattern_from {
 
 pattern_from!(u8 => U8, i8 => U8, u16 => U16, i16 => U16, u32 => U32, i32 => U32);
 
+#[cfg(feature = "half")]
+impl From<half::f16> for Pattern {
+    fn from(value: half::f16) -> Self {
+        Self::U16(value.to_bits())
+    }
+}
+
+#[cfg(feature = "half")]
+impl From<half::bf16> for Pattern {
+    fn from(value: half::bf16) -> Self {
+        Self::U16(value.to_bits())
+    }
+}
+
 impl From<f32> for Pattern {
     #[inline]
     fn from(value: f32) -> Self {

@@ -71,6 +71,18 @@ fn any_plain_value_fills_an_array() {
 }
 
 #[test]
+#[cfg(feature = "half")]
+fn numbers_of_sixteen_bits_are_plain_data() {
+    use leasehold::{bf16, f16};
+    filled(f16::from_f32(1.5));
+    filled(bf16::from_f32(-2.25));
+    let runtime = runtime();
+    let x = runtime.zeros::<f16>(3).unwrap();
+    runtime.stream().fill(x.slice(1..).view(), f16::ONE).unwrap();
+    assert_eq!(runtime.to_vec(&x).unwrap(), [f16::ZERO, f16::ONE, f16::ONE]);
+}
+
+#[test]
 fn a_recorded_fill_of_odd_values_is_replayed() {
     let runtime = runtime();
     let x = runtime.zeros::<Triple>(1000).unwrap();

@@ -94,36 +94,37 @@ pub const POISON: u8 = 0xdb;
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub struct MachineConfig {
-    /// The number of devices; 1 to 64.
+    /// The number of devices, 1 to 64; 1 by default.
     pub devices: u32,
-    /// Bytes of memory of each device.
+    /// Bytes of memory of each device; 1 GiB by default.
     pub memory: u64,
-    /// Bytes of host memory that can be pinned.
+    /// Bytes of host memory that can be pinned; 1 GiB by default.
     pub pinned: u64,
-    /// The seed of all random choices.
+    /// The seed of all random choices; 0 by default.
     pub seed: u64,
-    /// The party that makes steps.
+    /// The party that makes steps; [`Stepping::Auto`] by default.
     pub stepping: Stepping,
-    /// The scope of a kernel's fault.
+    /// The scope of a kernel's fault; [`FaultScope::Device`] by default.
     pub fault_scope: FaultScope,
-    /// The calls that fail.
+    /// The calls that fail; none by default.
     pub faults: FaultPlan,
-    /// Says whether the machine counts its own entries as calls of the fault plan.
+    /// Says whether the machine counts its own entries as calls of the fault plan; true by default.
     pub count_calls: bool,
-    /// Says whether the race detector is on.
+    /// Says whether the race detector is on; true by default.
     pub detect: bool,
-    /// The fill of new device memory instead of zeros, which reveals reads of unwritten memory.
+    /// The fill of new device memory instead of zeros (the default), which reveals reads of unwritten memory.
     ///
     /// If the race detector is on, a kernel's output bindings are filled before it runs, with this
     /// byte or else with [`POISON`]. A kernel that reads these bytes then gets another result. So
     /// does a caller that relies on bytes which the kernel does not write, unless the kernel
     /// [declares gaps](KernelSpec::leaving_gaps).
     pub poison: Option<u8>,
-    /// Says whether executed commands are recorded for [`Monitor::take_trace`].
+    /// Says whether executed commands are recorded for [`Monitor::take_trace`]; false by default.
     pub trace: bool,
     /// The real time that a wait without a timeout continues although no command can run. Meanwhile
     /// another host thread could still help, by writing a word or raising a semaphore. Afterwards
     /// the wait reports a deadlock. With zero the machine assumes no other thread.
+    /// 10 seconds by default.
     pub patience: Duration,
     /// The kernels.
     pub kernels: KernelRegistry,
