@@ -1,10 +1,15 @@
-//! What happens when no free block fits: the ladder, each step bounded and counted, up to an error that says where the memory is.
+//! The out-of-memory fallback: the attempts of an allocation that no free block fits, each bounded and counted, up to an error that
+//! says where the memory is.
 //!
-//! 1 drain what is over · 2 memory that this stream is known to run after · 3 (if so configured) memory that the stream can be made to
-//! wait for · 4 grow, moving free granules first as the policy says · 5 let the stream wait for other streams' memory · 6 magazines ·
-//! 7 move free granules whatever the policy · 8 reclaimers · 9 wait on the host for the least that suffices · 10 wait for another thread's free · 11 `OutOfMemory` with the trail.
+//! 1 coalesce what is over · 2 memory that this stream is known to run after · 3 (if so configured) memory that the stream can be made to
+//! wait for · 4 [grow](crate::growth), moving free granules first as the policy says · 5 let the stream wait for other streams' memory ·
+//! 6 flush all thread caches · 7 move free granules whatever the policy · 8 reclaimers · 9 wait on the host for the least that suffices ·
+//! 10 wait for another thread's free · 11 `OutOfMemory` with the trail.
 //!
-//! No step holds the lock across a call of the backing, a timeline or a reclaimer.
+//! PyTorch's caching allocator has such an order too: callbacks, then new memory, then its caches are released and it tries again. This one
+//! asks for waits before it gives up, and knows what each would free.
+//!
+//! No attempt holds the lock across a call of the backing, a timeline or a reclaimer.
 
 use crate::buffer::Buffer;
 use crate::config::CrossStream;
@@ -54,7 +59,7 @@ impl Inner {
                 limit,
             })
         } else {
-            self.climb(need, layout, on, &mut trail)
+            self.attempts(need, layout, on, &mut trail)
         };
         match lent {
             Ok(Some(lease)) => Ok(lease),
@@ -72,10 +77,21 @@ impl Inner {
         }
     }
 
-    fn climb(&self, need: Need, layout: Layout, on: On<'_>, trail: &mut Trail) -> Lent {
+    /// The attempts, in order.
+    fn attempts(&self, need: Need, layout: Layout, on: On<'_>, trail: &mut Trail) -> Lent {
         let size = layout.size;
-        // 1 to 4
-        if let Some(lease) = self.rise(need, layout, on, trail)? {
+        // 1, 2
+        if let Some(lease) = self.take_known(need, size, on)? {
+            return Ok(Some(lease));
+        }
+        // 3
+        if self.config.cross_stream == CrossStream::InsertWait
+            && let Some(lease) = self.insert_wait(need, size, on, trail)?
+        {
+            return Ok(Some(lease));
+        }
+        // 4
+        if let Some(lease) = self.grow(need, size, on, false, trail)? {
             return Ok(Some(lease));
         }
         // 5
@@ -86,7 +102,7 @@ impl Inner {
         }
         // 6, 7
         self.flush();
-        if let Some(lease) = self.scrape(need, layout, on, trail)? {
+        if let Some(lease) = self.attempt_pressed(need, layout, on, trail)? {
             return Ok(Some(lease));
         }
         // 8
@@ -97,7 +113,7 @@ impl Inner {
         let mut waits = 0;
         while waits < MOST_WAITS && self.wait_for_memory(need, on, trail)? {
             waits += 1;
-            if let Some(lease) = self.scrape(need, layout, on, trail)? {
+            if let Some(lease) = self.attempt_pressed(need, layout, on, trail)? {
                 return Ok(Some(lease));
             }
         }
@@ -109,7 +125,7 @@ impl Inner {
         let begin = Instant::now();
         while begin.elapsed() < patience {
             std::thread::sleep(Duration::from_millis(1).min(patience));
-            if let Some(lease) = self.scrape(need, layout, on, trail)? {
+            if let Some(lease) = self.attempt_pressed(need, layout, on, trail)? {
                 return Ok(Some(lease));
             }
         }
@@ -117,43 +133,31 @@ impl Inner {
         Ok(None)
     }
 
-    /// The first steps of the ladder.
-    fn rise(&self, need: Need, layout: Layout, on: On<'_>, trail: &mut Trail) -> Lent {
-        let size = layout.size;
-        // 1, 2
-        // What lies in this thread's cache may fit, or leave something whole that does.
+    /// Memory that is free for this stream by now, once this thread's cache is empty and all that is over has coalesced.
+    fn take_known(&self, need: Need, size: u64, on: On<'_>) -> Lent {
         let back = self.caches.flush_own(thread_number());
-        {
-            let mut core = self.core.lock();
-            self.take_back(&mut core, back);
-            self.settle(&mut core);
-            let moves = self.may_move(&core);
-            let evenly = moves && self.few() && self.reservation.is_some();
-            core.store.heap.place_evenly(evenly);
-            let mut block = core.store.take(need, on.line)?;
-            if block.is_none() && !moves {
-                block = core.store.take_resident(need, on.line)?;
-            }
-            if block.is_none() {
-                block = core.store.take_foreign(need, on.line, |s| on.line.knows(s))?;
-            }
-            if let Some(block) = block {
-                return self.issue(&mut core, block, size, on.line).map(Some);
-            }
+        let mut core = self.core.lock();
+        self.take_back(&mut core, back);
+        self.settle(&mut core);
+        let moves = self.may_move(&core);
+        let evenly = moves && self.few() && self.reservation.is_some();
+        core.store.heap.place_evenly(evenly);
+        let mut block = core.store.take(need, on.line)?;
+        if block.is_none() && !moves {
+            block = core.store.take_resident(need, on.line)?;
         }
-        // 3
-        if self.config.cross_stream == CrossStream::InsertWait
-            && let Some(lease) = self.insert_wait(need, size, on, trail)?
-        {
-            return Ok(Some(lease));
+        if block.is_none() {
+            block = core.store.take_foreign(need, on.line, |s| on.line.knows(s))?;
         }
-        // 4
-        self.grow(need, size, on, false, trail)
+        match block {
+            Some(block) => self.issue(&mut core, block, size, on.line).map(Some),
+            None => Ok(None),
+        }
     }
 
     /// Everything that needs no wait, with moving granules allowed; at last a block without rounding.
-    fn scrape(&self, need: Need, layout: Layout, on: On<'_>, trail: &mut Trail) -> Lent {
-        if let Some(lease) = self.take_settled(need, layout.size, on)? {
+    fn attempt_pressed(&self, need: Need, layout: Layout, on: On<'_>, trail: &mut Trail) -> Lent {
+        if let Some(lease) = self.take_coalesced(need, layout.size, on)? {
             return Ok(Some(lease));
         }
         if let Some(lease) = self.grow(need, layout.size, on, true, trail)? {
@@ -212,7 +216,7 @@ impl Inner {
                 if let Some(watch) = &self.watch {
                     self.sweep_held(watch, Reach::All);
                 }
-                if let Some(lease) = self.scrape(need, layout, on, trail)? {
+                if let Some(lease) = self.attempt_pressed(need, layout, on, trail)? {
                     return Ok(Some(lease));
                 }
                 if freed == 0 {

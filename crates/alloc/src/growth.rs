@@ -57,17 +57,10 @@ impl Inner {
 
     /// Grows. `pressed`: move free granules whatever the policy and the credit say, and take no more than needed.
     pub(crate) fn grow(&self, need: Need, size: u64, on: On<'_>, pressed: bool, trail: &mut Trail) -> Lent {
-        let paged = {
-            let core = self.core.lock();
-            core.store.heap.spans.iter().any(|s| s.live && s.paged)
-        };
-        if paged && let Some(lease) = self.grow_paged(need, size, on, pressed, trail)? {
-            return Ok(Some(lease));
+        let paged = self.core.lock().store.heap.spans.iter().any(|s| s.live && s.paged);
+        if !paged {
+            return self.grow_segment(need, size, on, pressed, trail);
         }
-        if paged { Ok(None) } else { self.grow_segment(need, size, on, pressed, trail) }
-    }
-
-    pub(crate) fn grow_paged(&self, need: Need, size: u64, on: On<'_>, pressed: bool, trail: &mut Trail) -> Lent {
         let growth = self.growth();
         let granules = |bytes: u64| u32::try_from(bytes / self.caps.granule).unwrap_or(u32::MAX).max(1);
         let mut piece = if pressed { 1 } else { granules(growth.piece(self.budget.committed())) };
@@ -75,15 +68,15 @@ impl Inner {
         loop {
             let planned = {
                 let mut core = self.core.lock();
-                let steal = pressed || self.may_move(&core);
+                let reclaim = pressed || self.may_move(&core);
                 let near = growth.near.filter(|_| !pressed && waits < MOST_NEAR_WAITS);
                 let least = if pressed { 1 } else { granules(growth.least(self.budget.committed())).max(piece) };
-                let means = Means { steal, near, even: !pressed, piece, least };
+                let means = Means { reclaim, near, even: !pressed, piece, least };
                 let lane = core.store.heap.lane_for(on.line);
                 let units = core.store.units(need);
                 let planned = core.store.heap.plan(units, need.align, lane, means, &self.budget)?;
                 match &planned {
-                    Planned::Plan(plan) if plan.steals() => core.episodes += 1,
+                    Planned::Plan(plan) if plan.reclaims() => core.episodes += 1,
                     _ => {}
                 }
                 planned
@@ -102,7 +95,7 @@ impl Inner {
                         trail.note(format_args!("waiting for {p:?}: {e}"));
                         waits = MOST_NEAR_WAITS;
                     }
-                    if let Some(lease) = self.take_settled(need, size, on)? {
+                    if let Some(lease) = self.take_coalesced(need, size, on)? {
                         return Ok(Some(lease));
                     }
                     continue;
@@ -116,7 +109,7 @@ impl Inner {
                     return Ok(None);
                 }
             };
-            if plan.steals() {
+            if plan.reclaims() {
                 self.counters.remaps.fetch_add(1, Ordering::Relaxed);
             }
             if plan.ticket > 0 {
@@ -203,7 +196,7 @@ impl Inner {
     }
 
     /// What lies free by now, once everything that is over was brought to where it can be taken.
-    pub(crate) fn take_settled(&self, need: Need, size: u64, on: On<'_>) -> Lent {
+    pub(crate) fn take_coalesced(&self, need: Need, size: u64, on: On<'_>) -> Lent {
         let mut core = self.core.lock();
         self.settle(&mut core);
         match core.store.take(need, on.line)? {

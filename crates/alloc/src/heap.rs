@@ -619,14 +619,14 @@ impl Heap {
         if lane != READY {
             self.res.note_use(&self.nodes[id], stamp);
         }
-        self.settle(id, lane, stamp, true);
+        self.coalesce(id, lane, stamp, true);
     }
 
     /// As [`give`](Self::give), free for everybody at once.
     #[inline(never)]
     pub(crate) fn give_ready(&mut self, id: u32) {
         self.announce(id, READY);
-        self.settle(id, READY, Stamp::NEVER, true);
+        self.coalesce(id, READY, Stamp::NEVER, true);
     }
 
     /// A used node is about to come back.
@@ -642,7 +642,7 @@ impl Heap {
 
     /// Frees a node into a lane, merging with neighbours. `absorb`: while a single line uses the heap, lanes merge too.
     #[inline(never)]
-    fn settle(&mut self, id: u32, lane: u8, stamp: Stamp, absorb: bool) {
+    fn coalesce(&mut self, id: u32, lane: u8, stamp: Stamp, absorb: bool) {
         let unite = absorb && self.lines <= 1;
         let rows = &mut self.nodes.rows[..];
         let Node { prev, next, .. } = rows[id as usize];
@@ -749,11 +749,11 @@ impl Heap {
     }
 
     /// Frees a node that was out of circulation.
-    pub(crate) fn resettle(&mut self, id: u32, lane: u8, stamp: Stamp) {
+    pub(crate) fn free_again(&mut self, id: u32, lane: u8, stamp: Stamp) {
         if lane != READY {
             self.res.note_use(&self.nodes[id], stamp);
         }
-        self.settle(id, lane, stamp, true);
+        self.coalesce(id, lane, stamp, true);
     }
 }
 

@@ -14,7 +14,7 @@ use leasehold_core::{Result, Stamp};
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Means {
     /// Take pieces from under free memory.
-    pub(crate) steal: bool,
+    pub(crate) reclaim: bool,
     /// Instead of taking new memory, say which point to wait for, if that makes pieces free and is at most so many values ahead.
     pub(crate) near: Option<u64>,
     /// Place large blocks so that their granules can be moved later.
@@ -48,7 +48,7 @@ struct Target {
 }
 
 /// A piece under free memory.
-struct Loot {
+struct Reclaimable {
     /// When its last use is over; never for one that may be taken now.
     stamp: Stamp,
     /// How many values ahead that is. Other threads complete them meanwhile, so it is read once.
@@ -92,11 +92,11 @@ impl Heap {
 
         // What there is to back it with.
         let cached: u32 = self.res.cached.iter().map(|&p| self.res.pieces[p as usize].granules).sum();
-        let mut loot = if means.steal && missing > cached { self.loot(a, b)? } else { Vec::new() };
-        loot.sort_unstable_by_key(|l| (l.ahead, std::cmp::Reverse(l.granules), std::cmp::Reverse(l.at)));
-        let now = loot.partition_point(|l| l.stamp.is_never());
-        let stealable: u32 = loot[..now].iter().map(|l| l.granules).sum();
-        let short = missing.saturating_sub(cached + stealable);
+        let mut reclaimable = if means.reclaim && missing > cached { self.reclaimable(a, b)? } else { Vec::new() };
+        reclaimable.sort_unstable_by_key(|l| (l.ahead, std::cmp::Reverse(l.granules), std::cmp::Reverse(l.at)));
+        let now = reclaimable.partition_point(|l| l.stamp.is_never());
+        let at_hand: u32 = reclaimable[..now].iter().map(|l| l.granules).sum();
+        let short = missing.saturating_sub(cached + at_hand);
         if let Some(near) = means.near.filter(|_| short > 0 && !self.single()) {
             // What several lines still use does not merge: once it is over, what lies there may fit as it is.
             let (_, pending) = self.free_units();
@@ -108,7 +108,7 @@ impl Heap {
         if let Some(near) = means.near.filter(|_| short > 0 && self.single()) {
             let mut more = 0;
             // What is near, as much as is short: even if it is less, that much need not be taken from the driver.
-            let wanted = loot[now..].iter().take_while(|l| {
+            let wanted = reclaimable[now..].iter().take_while(|l| {
                 let wanted = more < short && l.ahead <= near;
                 more += l.granules;
                 wanted
@@ -117,7 +117,7 @@ impl Heap {
                 return Ok(Planned::Wait(l.stamp));
             }
         }
-        loot.truncate(now);
+        reclaimable.truncate(now);
         // Growth in pieces of several granules takes more of the addresses above than it needs.
         if short > 0 && means.least > 1 {
             let extra = short.next_multiple_of(means.least) - short;
@@ -130,7 +130,7 @@ impl Heap {
         }
         let held = 8 + 4 * self.res.missing(a, b);
         let target = Target { node, start, units, from: a, to: b };
-        self.claimed(held, target, lane, means, loot, budget)
+        self.claimed(held, target, lane, means, reclaimable, budget)
     }
 
     /// Sets nodes aside for a plan, and makes it.
@@ -140,11 +140,11 @@ impl Heap {
         target: Target,
         lane: u8,
         means: Means,
-        loot: Vec<Loot>,
+        reclaimable: Vec<Reclaimable>,
         budget: &Budget,
     ) -> Result<Planned> {
         self.nodes.hold(held)?;
-        let plan = self.claim(target, lane, means, loot, budget);
+        let plan = self.claim(target, lane, means, reclaimable, budget);
         match plan {
             Ok(Some(mut plan)) => {
                 plan.nodes_held = held;
@@ -167,7 +167,7 @@ impl Heap {
         target: Target,
         lane: u8,
         means: Means,
-        mut loot: Vec<Loot>,
+        mut reclaimable: Vec<Reclaimable>,
         budget: &Budget,
     ) -> Result<Option<Plan>> {
         let shift = self.res.shift;
@@ -176,10 +176,10 @@ impl Heap {
         self.reach(b.saturating_add(1))?;
         // Host memory for everything comes first; nothing is taken out of its place before.
         let mut gaps = self.gaps_in(a, b)?;
-        let (mut steps, mut rob, mut robbed) = (Vec::new(), Vec::new(), Vec::new());
+        let (mut steps, mut taken, mut emptied) = (Vec::new(), Vec::new(), Vec::new());
         host::room(&mut steps, gaps.iter().map(|g| g.1 as usize).sum::<usize>())?;
-        host::room(&mut rob, loot.len())?;
-        host::room(&mut robbed, loot.len())?;
+        host::room(&mut taken, reclaimable.len())?;
+        host::room(&mut emptied, reclaimable.len())?;
         let span = self.spans[usize::from(self.nodes[node].span)];
         let step = |piece: u32, at: u32, granules: u32, handle: u64, source: Source| Step {
             piece,
@@ -199,14 +199,14 @@ impl Heap {
                     p.place = Place::Moving;
                     steps.push(step(id, gap.0, p.granules, p.handle, Source::Cached));
                     (gap.0, gap.1) = (gap.0 + p.granules, gap.1 - p.granules);
-                } else if let Some(i) = loot.iter().position(|l| l.granules <= room) {
-                    let l = loot.remove(i);
+                } else if let Some(i) = reclaimable.iter().position(|l| l.granules <= room) {
+                    let l = reclaimable.remove(i);
                     let handle = self.res.pieces[l.piece as usize].handle;
                     let from_addr = self.spans[usize::from(self.nodes[l.node].span)].addr(l.at << shift);
-                    let source = Source::Stolen { from: l.at, from_addr };
+                    let source = Source::Reclaimed { from: l.at, from_addr };
                     steps.push(step(l.piece, gap.0, l.granules, handle, source));
                     (gap.0, gap.1) = (gap.0 + l.granules, gap.1 - l.granules);
-                    rob.push(l);
+                    taken.push(l);
                 } else {
                     break;
                 }
@@ -237,21 +237,21 @@ impl Heap {
                 match s.source {
                     Source::Cached => self.res.put_cached(s.piece),
                     Source::New => self.res.drop_piece(s.piece),
-                    Source::Stolen { .. } => {}
+                    Source::Reclaimed { .. } => {}
                 }
             }
             return refused.map_or(Ok(None), Err);
         }
 
         let (target, stamp) = self.isolate(node, a, b);
-        for l in &rob {
+        for l in &taken {
             self.res.pieces[l.piece as usize].place = Place::Moving;
             let from = self.covering(l.node, l.at << shift);
-            robbed.push(self.isolate(from, l.at << shift, (l.at + l.granules) << shift).0);
+            emptied.push(self.isolate(from, l.at << shift, (l.at + l.granules) << shift).0);
         }
         // In the order of their addresses neighbours are made accessible by one call.
         steps.sort_unstable_by_key(|s| s.at);
-        Ok(Some(Plan { target, start, units, lane, stamp, steps, robbed, ticket, nodes_held: 0 }))
+        Ok(Some(Plan { target, start, units, lane, stamp, steps, emptied, ticket, nodes_held: 0 }))
     }
 
     /// The parts of `[a, b)` that are not backed, as (granule, granules).
@@ -282,9 +282,9 @@ impl Heap {
     }
 
     /// Pieces that lie wholly under one free node, outside `[a, b)`, with the time when they may be taken.
-    fn loot(&self, a: u32, b: u32) -> Result<Vec<Loot>> {
+    fn reclaimable(&self, a: u32, b: u32) -> Result<Vec<Reclaimable>> {
         let shift = self.res.shift;
-        let mut loot = Vec::new();
+        let mut reclaimable = Vec::new();
         // In the order in which they lie in the table: from neighbour to neighbour each would be a cache miss.
         for (at, n) in (0..).zip(&self.nodes.rows) {
             if n.state != State::Free || !self.spans[usize::from(n.span)].paged {
@@ -308,13 +308,20 @@ impl Heap {
                 let apart = to << shift <= a || g << shift >= b;
                 if apart && p.at == g && to <= end && p.place == Place::Mapped {
                     let stamp = if over { Stamp::NEVER } else { self.last_use(g, to, last) };
-                    host::room(&mut loot, 1)?;
-                    loot.push(Loot { stamp, ahead: ahead(stamp), piece: id, at: g, granules: p.granules, node: at });
+                    host::room(&mut reclaimable, 1)?;
+                    reclaimable.push(Reclaimable {
+                        stamp,
+                        ahead: ahead(stamp),
+                        piece: id,
+                        at: g,
+                        granules: p.granules,
+                        node: at,
+                    });
                 }
                 g = to;
             }
         }
-        Ok(loot)
+        Ok(reclaimable)
     }
 
     /// When the last use of granules of a pending free node is over: what is known of each, or the node's own stamp.
@@ -355,12 +362,12 @@ impl Heap {
         let unused = plan.steps.iter().map(|s| self.end_step(s)).sum();
         budget.undo(unused);
         budget.keep(plan.ticket - unused);
-        for &node in &plan.robbed {
-            self.settle_by_residency(node, READY, Stamp::NEVER);
+        for &node in &plan.emptied {
+            self.free_by_residency(node, READY, Stamp::NEVER);
         }
         let (lane, stamp) = if plan.stamp.is_never() { (READY, Stamp::NEVER) } else { (plan.lane, plan.stamp) };
         if !done {
-            self.settle_by_residency(plan.target, lane, stamp);
+            self.free_by_residency(plan.target, lane, stamp);
             return None;
         }
         self.nodes[plan.target].holes = 0;
@@ -368,12 +375,12 @@ impl Heap {
         let target = self.nodes[block];
         if target.start < plan.start {
             block = self.split(block, plan.start - target.start);
-            self.settle_by_residency(plan.target, lane, stamp);
+            self.free_by_residency(plan.target, lane, stamp);
         }
         if self.nodes[block].units > plan.units {
             let upper = self.split(block, plan.units);
             self.nodes[block].state = State::Used;
-            self.settle_by_residency(upper, lane, stamp);
+            self.free_by_residency(upper, lane, stamp);
         }
         let n = &mut self.nodes[block];
         n.state = State::Used;
@@ -385,7 +392,7 @@ impl Heap {
     }
 
     /// Puts a node that was out of circulation back; parts that the driver would not take back stay out for ever.
-    pub(crate) fn settle_by_residency(&mut self, mut id: u32, lane: u8, stamp: Stamp) {
+    pub(crate) fn free_by_residency(&mut self, mut id: u32, lane: u8, stamp: Stamp) {
         let shift = self.res.shift;
         let lost = |heap: &Heap, g: u32| {
             let id = heap.res.piece_of(g);
@@ -405,7 +412,7 @@ impl Heap {
             } else {
                 let n = self.nodes[id];
                 self.nodes[id].holes = self.res.missing(n.start, n.end());
-                self.resettle(id, lane, stamp);
+                self.free_again(id, lane, stamp);
             }
             if rest == NIL {
                 return;
@@ -432,12 +439,12 @@ impl Heap {
     /// The caller unmaps and destroys them and then calls [`finish_trim`](Self::finish_trim).
     pub(crate) fn plan_trim(&mut self, mut surplus: u64) -> Result<Vec<Trim>> {
         let shift = self.res.shift;
-        let mut loot = if surplus > 0 { self.loot(0, 0)? } else { Vec::new() };
-        loot.retain(|l| l.stamp.is_never());
-        loot.sort_unstable_by_key(|l| std::cmp::Reverse(l.at));
-        let mut out = self.plan_cached(surplus, loot.len())?;
+        let mut reclaimable = if surplus > 0 { self.reclaimable(0, 0)? } else { Vec::new() };
+        reclaimable.retain(|l| l.stamp.is_never());
+        reclaimable.sort_unstable_by_key(|l| std::cmp::Reverse(l.at));
+        let mut out = self.plan_cached(surplus, reclaimable.len())?;
         surplus = surplus.saturating_sub(out.iter().map(|s| s.step.bytes).sum());
-        for l in loot {
+        for l in reclaimable {
             // Without host memory for more, what was found so far goes.
             if surplus == 0 || self.nodes.ensure(4).is_err() {
                 break;
@@ -445,7 +452,7 @@ impl Heap {
             let from = self.covering(l.node, l.at << shift);
             let (node, _) = self.isolate(from, l.at << shift, (l.at + l.granules) << shift);
             let from_addr = self.spans[usize::from(self.nodes[node].span)].addr(l.at << shift);
-            let step = self.leaving(l.piece, Source::Stolen { from: l.at, from_addr });
+            let step = self.leaving(l.piece, Source::Reclaimed { from: l.at, from_addr });
             surplus = surplus.saturating_sub(step.bytes);
             out.push(Trim { node: Some(node), step });
         }
@@ -474,7 +481,7 @@ impl Heap {
                 continue;
             };
             if p.place == Place::Mapped && (p.at..p.at + p.granules).all(|g| self.is_dark(node, g)) {
-                let source = Source::Stolen { from: p.at, from_addr: span.addr(p.at << shift) };
+                let source = Source::Reclaimed { from: p.at, from_addr: span.addr(p.at << shift) };
                 let step = self.leaving(id, source);
                 out.push(Trim { node: None, step });
             }
@@ -547,7 +554,7 @@ impl Heap {
             return Ok(None);
         }
         let (start, units, lane, stamp) = (n.start, n.units, READY, Stamp::NEVER);
-        Ok(Some(Plan { target: node, start, units, lane, stamp, steps, robbed: Vec::new(), ticket, nodes_held: 0 }))
+        Ok(Some(Plan { target: node, start, units, lane, stamp, steps, emptied: Vec::new(), ticket, nodes_held: 0 }))
     }
 
     /// Brings a resumption back: the node stays lent, with or without its memory.
@@ -568,12 +575,12 @@ impl Heap {
         for &Trim { node, step } in &steps {
             freed += self.end_step(&step);
             if let Some(node) = node {
-                self.settle_by_residency(node, READY, Stamp::NEVER);
+                self.free_by_residency(node, READY, Stamp::NEVER);
             }
         }
         budget.give_back(freed);
         for t in steps.iter().filter(|t| t.node.is_none()) {
-            let Source::Stolen { from, .. } = t.step.source else { continue };
+            let Source::Reclaimed { from, .. } = t.step.source else { continue };
             let granules = self.res.pieces[t.step.piece as usize].granules;
             for g in from..from + granules {
                 // A suspended neighbour that was freed meanwhile.
@@ -582,7 +589,7 @@ impl Heap {
                 let Some(node) = self.nodes.rows.iter().position(covers).map(|at| at as u32) else { continue };
                 if self.nodes[node].state == State::Moving && !self.in_motion(node) {
                     self.nodes.unhold(self.parts(node));
-                    self.settle_by_residency(node, READY, Stamp::NEVER);
+                    self.free_by_residency(node, READY, Stamp::NEVER);
                 }
             }
         }
@@ -594,7 +601,8 @@ impl Heap {
     fn end_step(&mut self, s: &Step) -> u64 {
         let granules = self.res.pieces[s.piece as usize].granules;
         self.res.pieces[s.piece as usize].handle = s.handle;
-        if let (Source::Stolen { from, .. }, true) = (s.source, !matches!(s.end, End::Untouched | End::LostAtSource)) {
+        if let (Source::Reclaimed { from, .. }, true) = (s.source, !matches!(s.end, End::Untouched | End::LostAtSource))
+        {
             self.res.set_unmapped(from, granules);
         }
         match (s.end, s.source) {
@@ -602,7 +610,7 @@ impl Heap {
                 self.res.drop_piece(s.piece);
                 return s.bytes;
             }
-            (End::Untouched, Source::Stolen { .. }) => self.res.pieces[s.piece as usize].place = Place::Mapped,
+            (End::Untouched, Source::Reclaimed { .. }) => self.res.pieces[s.piece as usize].place = Place::Mapped,
             (End::Untouched, Source::Cached) | (End::Loose, _) => self.res.put_cached(s.piece),
             (End::Mapped, _) => self.res.set_mapped(s.piece, s.at, Place::Mapped),
             (End::LostAtSource, _) => self.res.pieces[s.piece as usize].place = Place::Lost,
@@ -638,7 +646,7 @@ mod tests {
         let base = fake.reserve(64 << 20).expect("addresses");
         let (mut heap, budget) = (Heap::new(2 << 20), Budget::new(u64::MAX));
         heap.add_span(base, 64 << 20, 0, true).expect("a span");
-        let means = Means { steal: true, near: None, even: true, piece: 1, least: 1 };
+        let means = Means { reclaim: true, near: None, even: true, piece: 1, least: 1 };
         let mut steps = Vec::new();
         for _ in 0..2 {
             let planned = heap.plan(100, 1, READY, means, &budget).expect("host memory");
@@ -661,7 +669,7 @@ mod tests {
         let base = fake.reserve(8 << 30).expect("addresses");
         let (mut heap, budget) = (Heap::new(GRANULE), Budget::new(u64::MAX));
         heap.add_span(base, 8 << 30, 0, true).expect("a span");
-        let means = Means { steal: true, near: None, even: true, piece: 1, least: 1 };
+        let means = Means { reclaim: true, near: None, even: true, piece: 1, least: 1 };
         let owner = leasehold_core::LineOwner::take().expect("a line");
         let lane = heap.lane_for(owner.line());
         let take = |heap: &mut Heap, units: u32| {

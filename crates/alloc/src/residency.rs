@@ -245,7 +245,7 @@ pub(crate) enum Source {
     /// The cache of unmapped pieces.
     Cached,
     /// From under free memory; the granule and the address it is unmapped from.
-    Stolen { from: u32, from_addr: u64 },
+    Reclaimed { from: u32, from_addr: u64 },
     /// The driver.
     New,
 }
@@ -253,13 +253,13 @@ pub(crate) enum Source {
 /// How a step ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum End {
-    /// Nothing happened; a stolen piece is still where it was.
+    /// Nothing happened; a reclaimed piece is still where it was.
     Untouched,
     /// Mapped at its new place.
     Mapped,
     /// In hand, mapped nowhere.
     Loose,
-    /// The driver did not unmap it from where it was stolen.
+    /// The driver did not unmap it from where it was reclaimed.
     LostAtSource,
     /// The driver did not unmap it from its new place.
     LostAtTarget,
@@ -284,7 +284,7 @@ pub(crate) struct Step {
 impl Step {
     /// Where the piece is mapped at first.
     pub(crate) fn source_addr(&self) -> Option<u64> {
-        if let Source::Stolen { from_addr, .. } = self.source { Some(from_addr) } else { None }
+        if let Source::Reclaimed { from_addr, .. } = self.source { Some(from_addr) } else { None }
     }
 
     /// Gets hold of the piece.
@@ -292,7 +292,7 @@ impl Step {
         match self.source {
             Source::Cached => {}
             Source::New => self.handle = backing.create(self.bytes)?,
-            Source::Stolen { from_addr, .. } => {
+            Source::Reclaimed { from_addr, .. } => {
                 // SAFETY: the planner took the granule out of the free ones whose last use is over; its piece is mapped there.
                 unsafe { backing.unmap(from_addr, self.bytes) }.inspect_err(|_| self.end = End::LostAtSource)?;
             }
@@ -321,16 +321,16 @@ pub(crate) struct Plan {
     pub(crate) lane: u8,
     pub(crate) stamp: Stamp,
     pub(crate) steps: Vec<Step>,
-    /// Free blocks whose pieces are stolen, out of circulation.
-    pub(crate) robbed: Vec<u32>,
+    /// Free blocks whose pieces are reclaimed, out of circulation.
+    pub(crate) emptied: Vec<u32>,
     /// Bytes of the ticket.
     pub(crate) ticket: u64,
     pub(crate) nodes_held: u32,
 }
 
 impl Plan {
-    pub(crate) fn steals(&self) -> bool {
-        self.steps.iter().any(|s| matches!(s.source, Source::Stolen { .. }))
+    pub(crate) fn reclaims(&self) -> bool {
+        self.steps.iter().any(|s| matches!(s.source, Source::Reclaimed { .. }))
     }
 
     /// Carries the plan out. On an error everything was undone as far as the driver lets it; the steps say how they ended.

@@ -201,7 +201,7 @@ impl Store {
         }
         // Set aside when it was suspended.
         self.heap.nodes.unhold(self.heap.parts(node));
-        self.heap.settle_by_residency(node, READY, Stamp::NEVER);
+        self.heap.free_by_residency(node, READY, Stamp::NEVER);
     }
 
     /// Takes a block that several lines may still be using out of circulation, until [`unpark`](Self::unpark). `false`: it need not wait.

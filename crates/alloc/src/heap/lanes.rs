@@ -75,7 +75,7 @@ impl Heap {
                     }
                     if g < to && self.nodes.ensure(2).is_ok() {
                         let (idle, _) = self.isolate(at, g << shift, to << shift);
-                        self.settle(idle, READY, Stamp::NEVER, false);
+                        self.coalesce(idle, READY, Stamp::NEVER, false);
                     }
                     g = g.saturating_sub(1);
                 }
@@ -127,17 +127,17 @@ impl Heap {
     /// Gives a parked node back, which one line at most may still be using.
     pub(crate) fn unpark(&mut self, id: u32, stamp: Stamp) {
         self.parked -= u64::from(self.nodes[id].units);
-        self.settle_or_wait(id, stamp);
+        self.coalesce_or_wait(id, stamp);
     }
 
-    fn settle_or_wait(&mut self, id: u32, stamp: Stamp) {
+    fn coalesce_or_wait(&mut self, id: u32, stamp: Stamp) {
         if stamp.has_passed() {
-            return self.settle(id, READY, Stamp::NEVER, true);
+            return self.coalesce(id, READY, Stamp::NEVER, true);
         }
         match self.lane_of(stamp) {
             Some(lane) => {
                 self.res.note_use(&self.nodes[id], stamp);
-                self.settle(id, lane, stamp, true);
+                self.coalesce(id, lane, stamp, true);
             }
             None => self.wait(id, stamp),
         }
@@ -148,7 +148,7 @@ impl Heap {
         let mut at = std::mem::replace(&mut self.waiting, NIL);
         while at != NIL {
             let Cold { stamp, age_next, .. } = self.nodes.cold[at as usize];
-            self.settle_or_wait(at, stamp);
+            self.coalesce_or_wait(at, stamp);
             at = age_next;
         }
     }
@@ -192,7 +192,7 @@ impl Heap {
             }
             // The successor may be merged away only with its own lane's blocks, and this one merges with lane 0's.
             self.unlink_free(at);
-            self.settle(at, READY, Stamp::NEVER, false);
+            self.coalesce(at, READY, Stamp::NEVER, false);
             at = age_next;
             left -= 1;
         }
@@ -231,7 +231,7 @@ impl Heap {
                 }
                 let stamp = self.nodes.stamp(id);
                 self.unlink_free(id);
-                self.settle(id, lane as u8, stamp, true);
+                self.coalesce(id, lane as u8, stamp, true);
             }
         }
     }

@@ -89,8 +89,8 @@ fn memory_in_the_depot_is_given_up_before_more_is_taken() {
     // It fits only where the batches lay.
     let large = b.take(reserved - (8 << 20));
     let stats = b.allocator.stats();
-    // (The other thread has kept its last block.)
-    assert!(stats.reserved == reserved && stats.free_in_magazines < BLOCK * 4, "{stats:?}");
+    // (The other thread has kept large blocks of its own, which go under pressure only.)
+    assert!(stats.reserved == reserved && stats.free_in_magazines < BATCH / 4 * BLOCK, "{stats:?}");
     drop(large);
     b.check();
 }
