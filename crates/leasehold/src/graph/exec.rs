@@ -465,7 +465,12 @@ impl State {
     /// are one from then on.
     fn swap_outside(&mut self, swaps: &[Option<&Lease<Buffer>>]) -> Vec<Outside> {
         let mut new: Vec<Outside> = std::iter::zip(&self.outside, swaps)
-            .map(|(o, new)| Outside { lease: new.unwrap_or(&o.lease).clone(), reads: o.reads, writes: o.writes })
+            .map(|(o, new)| {
+                let lease = new.unwrap_or(&o.lease).clone();
+                // What was all of the old buffer is a part of a longer one, whose rest stays.
+                let reads = o.reads || lease.len() > o.lease.len();
+                Outside { lease, reads, writes: o.writes }
+            })
             .collect();
         new.sort_by_key(|o| o.lease.handle());
         new.dedup_by(|gone, stays| {

@@ -258,6 +258,22 @@ fn a_graph_whose_launch_failed_can_be_updated() {
     assert_eq!(runtime.download::<u32>(&y).unwrap(), [1, 2, 3, 4]);
 }
 
+/// The graph wrote all of the old buffer, and writes a part of the new one. The rest still has the failure.
+#[test]
+fn a_failure_in_a_longer_buffer_reaches_the_graph_that_writes_a_part_of_it() {
+    let runtime = runtime();
+    let (old, long) = (runtime.upload(&[0u32; 4]).unwrap(), runtime.upload(&[1u32; 8]).unwrap());
+    let graph = runtime.record_graph(|r| r.stream().fill(old.view(), 3u32)).unwrap();
+    let (failing, stream) = (runtime.create_stream().unwrap(), runtime.create_stream().unwrap());
+    runtime.synchronize().unwrap();
+    launch(&failing, &trap(), &[long.read_write()], &[], 1).unwrap();
+    assert!(failing.synchronize().is_err());
+    assert_eq!(graph.update(&GraphUpdate::new().buffer(&old, &long)).unwrap(), UpdateOutcome::Reinstantiated);
+    let launched = graph.launch_on(&stream).and_then(|_| stream.synchronize());
+    assert!(launched.is_err(), "the rest of the buffer is as the failed launch left it");
+    assert!(runtime.download::<u32>(&long).is_err());
+}
+
 #[test]
 fn pinned_memory_of_a_recorded_copy_can_be_replaced() {
     let runtime = runtime();
