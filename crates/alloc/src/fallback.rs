@@ -188,9 +188,6 @@ impl Inner {
         if let Some(point) = block.stamp.point() {
             if let Err(e) = on.timeline.wait(point) {
                 self.core.lock().store.give(block.spot, block.stamp);
-                if matches!(e, Error::DeviceLost { .. }) {
-                    return Err(e);
-                }
                 trail.note(format_args!("the stream cannot wait for {point:?}: {e}"));
                 return Ok(None);
             }
@@ -239,10 +236,10 @@ impl Inner {
         let Some(point) = stamp.and_then(Stamp::point) else { return Ok(false) };
         match self.wait_point(point, on, None) {
             Ok(()) => Ok(Stamp::from(point).has_passed()),
-            Err(e @ Error::DeviceLost { .. }) => Err(e),
             Err(e) => {
                 trail.note(format_args!("waiting for {point:?}: {e}"));
-                // A failed stream's memory is usable once its work is over.
+                // A failed stream's memory is usable once its work is over. The loss may be another
+                // device's: the backing reports the loss of this one.
                 Ok(Stamp::from(point).has_passed())
             }
         }

@@ -89,9 +89,6 @@ impl Inner {
                     let Some(p) = stamp.point() else { continue };
                     // Bounded: the caller itself may be the one who lets that stream go on.
                     if let Err(e) = self.wait_point(p, on, Some(NEAR_WAIT)) {
-                        if matches!(e, Error::DeviceLost { .. }) {
-                            return Err(e);
-                        }
                         trail.note(format_args!("waiting for {p:?}: {e}"));
                         waits = MOST_NEAR_WAITS;
                     }

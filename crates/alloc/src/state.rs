@@ -93,7 +93,7 @@ pub(crate) struct Inner {
     pub(crate) reservation: Option<(u64, u64)>,
     /// The largest alignment that there is.
     pub(crate) most_align: u64,
-    /// The device is gone, and why: what needs the driver or a stream fails from then on.
+    /// The loss of the device that the backing reported. Calls that need the driver fail with it.
     pub(crate) lost: OnceLock<Error>,
     /// The next of the allocators that are gone but for memory in use.
     pub(crate) next_grave: Option<Box<Inner>>,

@@ -5,8 +5,8 @@
 //! |---|---|---|
 //! | reserving addresses | half as many, then segments | `without_addresses_segments_are_used`; `every_call_may_fail_at_every_index` |
 //! | creating, mapping, enabling, unmapping, destroying a piece; committing, decommitting a segment | undone as far as the driver lets it; the rest is quarantined, and counted | `every_call_may_fail_at_every_index`; `regressions::partial_map_failure_is_undone`, `regressions::failed_allocation_leaves_the_pool_usable` |
-//! | a stream's wait, signal, host wait; the waiter | the block stays not ready; the ladder climbs on | `every_call_of_a_stream_may_fail_at_every_index` |
-//! | the same, because the device is lost | every later call that needs the driver or a stream says so; leases drop | `a_stream_may_lose_the_device_at_every_index`, `a_lost_device_fails_every_later_call_and_leases_still_drop` |
+//! | a stream's wait, signal, host wait; the publisher, be it because a device is lost: it may be another one | the block stays not ready; the ladder climbs on | `every_call_of_a_stream_may_fail_at_every_index` |
+//! | the backing, because the device is lost | every later call that needs the driver says so; leases drop | `a_lost_device_fails_every_later_call_and_leases_still_drop` |
 //! | a reclaimer panics | it is not called again | `a_panicking_reclaimer_is_not_called_again` |
 //! | host memory | an error, nothing changed; a free asks for none | [`host_memory`](crate::host_memory): all of it |
 //! | the driver goes first | silence | `the_driver_may_go_first` |
@@ -122,10 +122,9 @@ enum When {
 #[derive(Default)]
 struct Faulty {
     armed: Option<(Refusal, When)>,
-    /// The device is lost by it.
-    fatal: bool,
+    /// It fails because a device is lost.
+    loss: bool,
     seen: u64,
-    refused: u64,
 }
 
 impl Faulty {
@@ -138,9 +137,8 @@ impl Faulty {
             When::From(k) => n >= k,
             When::PerMille(p) => Rng(n * 2 + 1).below(1000) < p,
         };
-        self.refused += u64::from(fails);
         match fails {
-            true if self.fatal => Err(Error::DeviceLost { cause: "injected".into() }),
+            true if self.loss => Err(Error::DeviceLost { cause: "injected".into() }),
             true => Err(Error::Driver { api: "fake", code: 1, name: format!("{armed:?} injected").into() }),
             false => Ok(()),
         }
@@ -172,11 +170,12 @@ unsafe impl Timeline for FaultyStream {
     }
 }
 
-/// Two streams that will want each other's memory within a tight budget, and what makes their calls fail.
-fn rivals(cross_stream: CrossStream, faulty: Faulty) -> (Bench, Arc<Mutex<Faulty>>, [FaultyStream; 2]) {
+/// Lets two streams take turns that want each other's memory within a tight budget. Returns how often each kind of call was made, by
+/// the armed one.
+fn contend(cross_stream: CrossStream, armed: (Refusal, When), loss: bool) -> u64 {
     let config = AllocatorConfig { budget: 24 * MIB, cross_stream, ..AllocatorConfig::default() };
     let b = Bench::with(FakeBacking::new(64 * MIB), config);
-    let faulty = Arc::new(Mutex::new(faulty));
+    let faulty = Arc::new(Mutex::new(Faulty { armed: Some(armed), loss, ..Faulty::default() }));
     let streams = [(); 2].map(|()| {
         let stream = VirtualStream::new().expect("a line");
         let (line, publisher) = (stream.line(), faulty.clone());
@@ -187,12 +186,6 @@ fn rivals(cross_stream: CrossStream, faulty: Faulty) -> (Bench, Arc<Mutex<Faulty
         })));
         FaultyStream(stream, faulty.clone())
     });
-    (b, faulty, streams)
-}
-
-/// Lets [`rivals`] take turns. Returns how often each kind of call was made, by the armed one.
-fn contend(cross_stream: CrossStream, armed: Option<(Refusal, When)>) -> u64 {
-    let (b, faulty, streams) = rivals(cross_stream, Faulty { armed, ..Faulty::default() });
     let mut rng = Rng(99);
     let mut held = Vec::new();
     for i in 0..150 {
@@ -232,83 +225,21 @@ fn every_call_of_a_stream_may_fail_at_every_index() {
     for cross_stream in [CrossStream::Never, CrossStream::IfReady, CrossStream::InsertWait] {
         for refusal in [Refusal::Wait, Refusal::Signal, Refusal::WaitHost, Refusal::Publisher] {
             // Armed with what never happens, it counts.
-            let calls = contend(cross_stream, Some((refusal, When::PerMille(0))));
-            for k in 0..calls + 2 {
-                contend(cross_stream, Some((refusal, When::Once(k))));
-                contend(cross_stream, Some((refusal, When::From(k))));
-            }
-            for p in [100, 500] {
-                contend(cross_stream, Some((refusal, When::PerMille(p))));
-            }
-        }
-    }
-    let waits = contend(CrossStream::InsertWait, Some((Refusal::Wait, When::PerMille(0))));
-    let host = contend(CrossStream::Never, Some((Refusal::Publisher, When::PerMille(0))));
-    assert!(waits > 3 && host > 3, "{waits} waits on the device and {host} on the host prove nothing");
-}
-
-/// As [`contend`], where the failure loses the device. Returns how many calls of the armed kind there were, and whether one failed.
-fn lose(cross_stream: CrossStream, armed: (Refusal, When)) -> (u64, bool) {
-    let (b, faulty, streams) = rivals(cross_stream, Faulty { armed: Some(armed), fatal: true, ..Faulty::default() });
-    let mut rng = Rng(99);
-    let mut held = Vec::new();
-    let mut lost = false;
-    for _ in 0..200 {
-        let stream = &streams[rng.below(2) as usize];
-        let size = [900, 70_000, MIB, 5 * MIB][rng.below(4) as usize];
-        match b.allocator.alloc(Layout::new(size), On::new(stream)) {
-            Ok(x) => {
-                // SAFETY: nothing uses the memory behind a fake backing, so nothing can use it too early.
-                unsafe { x.mark_write(stream.0.submit().expect("a value")) };
-                held.push(x);
-            }
-            Err(Error::DeviceLost { cause }) => {
-                assert_eq!(&*cause, "injected");
-                lost = true;
-            }
-            Err(Error::OutOfMemory(_)) if !lost => {}
-            Err(e) => panic!("{armed:?}: {e}"),
-        }
-        if rng.below(2) == 0 && !held.is_empty() {
-            drop(held.swap_remove(rng.below(held.len() as u64) as usize));
-        }
-        if lost {
-            let refused = b.allocator.alloc(Layout::new(25 * MIB), On::new(stream));
-            assert!(matches!(refused, Err(Error::DeviceLost { .. })), "{armed:?}: {refused:?}");
-            assert!(matches!(b.allocator.trim(0), Err(Error::DeviceLost { .. })), "{armed:?}");
-        }
-        b.check();
-    }
-    assert_eq!(lost, faulty.lock().refused > 0, "{armed:?}");
-    streams.iter().for_each(|s| pass(s.line().now()));
-    // Leases drop, and what is free already needs neither driver nor stream.
-    held.truncate(1);
-    let Bench { fake, allocator, .. } = b;
-    drop(allocator);
-    drop(held);
-    drop(streams);
-    assert_eq!((fake.violations(), fake.used()), (vec![], 0), "{armed:?}");
-    let seen = faulty.lock().seen;
-    (seen, lost)
-}
-
-#[test]
-fn a_stream_may_lose_the_device_at_every_index() {
-    let mut losses = 0;
-    for cross_stream in [CrossStream::Never, CrossStream::IfReady, CrossStream::InsertWait] {
-        for refusal in [Refusal::Wait, Refusal::Signal, Refusal::WaitHost, Refusal::Publisher] {
-            let (calls, _) = lose(cross_stream, (refusal, When::PerMille(0)));
-            for k in 0..calls + 1 {
-                for when in [When::Once(k), When::From(k)] {
-                    losses += u32::from(lose(cross_stream, (refusal, when)).1);
+            let calls = contend(cross_stream, (refusal, When::PerMille(0)), false);
+            for loss in [false, true] {
+                for k in 0..calls + 2 {
+                    contend(cross_stream, (refusal, When::Once(k)), loss);
+                    contend(cross_stream, (refusal, When::From(k)), loss);
+                }
+                for p in [100, 500] {
+                    contend(cross_stream, (refusal, When::PerMille(p)), loss);
                 }
             }
-            for p in [100, 500] {
-                losses += u32::from(lose(cross_stream, (refusal, When::PerMille(p))).1);
-            }
         }
     }
-    assert!(losses > 100, "only {losses} losses");
+    let waits = contend(CrossStream::InsertWait, (Refusal::Wait, When::PerMille(0)), false);
+    let host = contend(CrossStream::Never, (Refusal::Publisher, When::PerMille(0)), false);
+    assert!(waits > 3 && host > 3, "{waits} waits on the device and {host} on the host prove nothing");
 }
 
 /// Records, and ends in one of three ways, with temporaries and a held output; a failing driver at every index.
