@@ -185,12 +185,10 @@ impl DeviceState {
             return Err(Error::state(format!("{}: open it first", DeviceId::cuda(peer))));
         }
         let Some(mapped) = shared.invite(peer, own) else { return Ok(true) };
-        let mut who = shared.guests(peer);
-        who.insert(0, peer);
         let opened = mapped.iter().try_for_each(|&(addr, bytes)| {
             // SAFETY: the owner's table says that the piece is mapped. The driver refuses a piece
             // that was unmapped meanwhile.
-            match core.door.within(|ops| unsafe { ops.set_access(addr, bytes, &who) }) {
+            match unsafe { shared.admit(&core.door, peer, addr, bytes) } {
                 // The piece was given back meanwhile.
                 Err(Error::Driver { .. }) if !shared.has_piece(peer, addr) => Ok(()),
                 other => other,

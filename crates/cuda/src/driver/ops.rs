@@ -6,9 +6,9 @@
 //!   ([`ContextOps::set_current`]). The managers make the context current. Unless a method says
 //!   otherwise, its objects' context must be current.
 //! * **Errors.** `OutOfMemory` stands for the driver's code 2. `DeviceLost` stands for codes after
-//!   which the context is lost: from then on every call returns it with the first cause. Every
-//!   other code is `Driver` with the function, the code and its name. A call that fails creates
-//!   nothing.
+//!   which the current context is lost: from then on every call returns it with the first cause.
+//!   Every other code is `Driver` with the function, the code and its name, and so is a failure
+//!   because another context is lost. A call that fails creates nothing.
 //! * **Blocking.** Each method says whether it may wait for the device. A method that "does not
 //!   block" still takes the driver's own locks.
 //! * **Threads.** Any thread may call, several at once. The caller makes calls on one stream under

@@ -124,26 +124,38 @@ impl RealDriver {
     #[cold]
     fn failed(&self, api: &'static str, code: i32, bytes: u64) -> Error {
         let name = self.name(code);
-        let mut lost = self.lost.lock();
-        if conv::is_sticky(code) || !lost.causes.is_empty() {
+        let sticky = conv::is_sticky(code);
+        if sticky || !self.lost.lock().causes.is_empty() {
             let context = self.current_raw() as u64;
-            if conv::is_sticky(code) && context == 0 {
+            if sticky && context == 0 {
                 // Without a current context no cause is kept: the driver repeats the code, and
                 // other failures have other causes.
                 return Error::DeviceLost { cause: conv::cause(api, code, &name) };
             }
-            if conv::is_sticky(code) {
+            let known = self.lost.lock().causes.get(&context).cloned();
+            if code != code::NOT_READY
+                && let Some(cause) = known
+            {
+                return Error::DeviceLost { cause };
+            }
+            if sticky && self.is_dead() {
+                let mut lost = self.lost.lock();
                 let cause = lost.causes.entry(context).or_insert_with(|| conv::cause(api, code, &name));
                 return Error::DeviceLost { cause: cause.clone() };
             }
-            if code != code::NOT_READY
-                && let Some(cause) = lost.causes.get(&context)
-            {
-                return Error::DeviceLost { cause: cause.clone() };
-            }
         }
-        drop(lost);
         conv::error(api, code, name, bytes)
+    }
+
+    /// Whether the current context is lost. A call that concerns two contexts may report the other
+    /// one's loss.
+    fn is_dead(&self) -> bool {
+        let (mut free, mut total) = (0, 0);
+        let told = drive_code(self, |f| {
+            // SAFETY: the pointers are to locals.
+            unsafe { (f.cuMemGetInfo_v2)(&raw mut free, &raw mut total) }
+        });
+        told.is_some_and(conv::is_sticky)
     }
 
     /// The driver's name for a code.

@@ -219,6 +219,17 @@ impl SimDriver {
         Ok(())
     }
 
+    /// Begins a call about a context that need not be current. A lost device does not fail the call.
+    fn enter_about(&self, api: &'static str, context: Option<NativeContext>) -> Result<()> {
+        let device = {
+            let tables = self.lock();
+            let current = || tables.current.get(&thread::current().id()).copied();
+            let context = context.filter(|c| !c.is_null()).map(|c| c.0).or_else(current);
+            context.and_then(|c| tables.contexts.get(&c)).map_or(0, |c| c.device)
+        };
+        self.enter_plain(api, device)
+    }
+
     /// Begins a call that needs no context. A lost device does not fail the call.
     fn enter_plain(&self, api: &'static str, device: u32) -> Result<()> {
         self.begin()?;
@@ -300,13 +311,18 @@ impl SimDriver {
         }
     }
 
-    /// The error of a lost device. The first cause is kept.
+    /// The error of a lost device. The first cause is kept. If this device is not lost, the call
+    /// concerns another device that is, and the error is a plain code.
     fn lost(&self, api: &'static str, device: u32, why: &str) -> Error {
+        let code = sticky_code(why);
+        if self.machine.device_status(device).is_ok() {
+            return refuse(api, code);
+        }
         let mut tables = self.lock();
-        let cause = tables.causes.entry(device).or_insert_with(|| {
-            let code = sticky_code(why);
-            format!("{}: {why}", conv::cause(api, code, &conv::name_or_number(code))).into()
-        });
+        let cause = tables
+            .causes
+            .entry(device)
+            .or_insert_with(|| format!("{}: {why}", conv::cause(api, code, &conv::name_or_number(code))).into());
         Error::DeviceLost { cause: cause.clone() }
     }
 
@@ -467,7 +483,7 @@ impl ContextOps for SimDriver {
     }
 
     unsafe fn context_destroy(&self, context: NativeContext) -> Result<()> {
-        let told = self.enter_plain("cuCtxDestroy", 0);
+        let told = self.enter_about("cuCtxDestroy", Some(context));
         if matches!(told, Err(Error::InvalidState(_))) {
             return told;
         }
@@ -492,12 +508,12 @@ impl ContextOps for SimDriver {
     }
 
     fn current(&self) -> Result<NativeContext> {
-        self.enter_plain("cuCtxGetCurrent", 0)?;
+        self.enter_about("cuCtxGetCurrent", None)?;
         Ok(NativeContext(self.lock().current.get(&thread::current().id()).copied().unwrap_or(0)))
     }
 
     unsafe fn set_current(&self, context: NativeContext) -> Result<()> {
-        self.enter_plain("cuCtxSetCurrent", 0)?;
+        self.enter_about("cuCtxSetCurrent", Some(context))?;
         let mut tables = self.lock();
         let thread = thread::current().id();
         if context.is_null() {

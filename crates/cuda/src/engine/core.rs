@@ -172,13 +172,16 @@ impl Core {
         }
     }
 
-    /// Records an error, and settles a loss. The caller holds no lock.
+    /// Settles the loss of this context, if an error reports it. The loss of another device is an
+    /// error like others. The caller holds no lock.
     pub(crate) fn settle(&self, error: Error) -> Error {
-        let error = self.door.note(error);
-        if matches!(error, Error::DeviceLost { .. }) {
-            self.settle_loss();
+        match (self.door.loss(), &error) {
+            (Some(loss), Error::DeviceLost { .. }) => {
+                self.settle_loss();
+                loss
+            }
+            _ => error,
         }
-        error
     }
 }
 

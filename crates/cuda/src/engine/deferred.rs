@@ -229,7 +229,7 @@ impl StreamCore {
                     return Outcome::Blocked;
                 }
                 Ok(Next::Call) => return Outcome::Call,
-                Ok(Next::Give(Ready::Failed(cause))) => return Outcome::Failed(cause),
+                Ok(Next::Give(Ready::Failed(cause))) => return Outcome::Failed(self.inherited(&op, job.value, cause)),
                 Ok(Next::Give(ready)) => {
                     let mut prepared = Prepared::default();
                     prepared.put(job.next, ready);
@@ -325,7 +325,10 @@ impl StreamCore {
             Some(publish) => {
                 self.owner.complete(publish);
                 self.state.lock().fence = None;
-                Ok(Next::Call)
+                match self.line().check(value) {
+                    Err(cause) => Ok(Next::Give(Ready::Failed(cause))),
+                    Ok(_) => Ok(Next::Call),
+                }
             }
             None => {
                 // Another thread is running the items, and does not know that this job waits for
@@ -375,26 +378,24 @@ impl StreamCore {
             let given = unsafe { self.issue(&mut state, job.value, ops, &mut Prepared::default(), true) };
             return given.map_err(|r| r.error);
         }
-        let entry = self.core.door.enter()?;
-        state.dirty = true;
-        match step {
-            Some(Step::Run(segment)) => {
+        let door = &self.core.door;
+        match (step, ready) {
+            (Some(Step::Run(segment)), _) => {
+                state.dirty = true;
                 // SAFETY: the submission, which is not over, keeps the graph and the memory of its
                 // nodes.
-                unsafe { program.launch(segment, &*entry, self.native()) }?;
+                door.within(|ops| unsafe { program.launch(segment, ops, self.native()) })?;
                 self.host.leave(job.value, super::host::Item::Graph { exec: exec.clone(), segment });
-                Ok(())
             }
-            _ => match ready {
-                Ready::Event(event, passed) => {
-                    // SAFETY: the mark is leased, and the stream is this one's own.
-                    unsafe { entry.stream_wait_event(self.native(), event.native) }?;
-                    self.host.leave(job.value, passed);
-                    Ok(())
-                }
-                _ => Ok(()),
-            },
+            (_, Ready::Event(event, passed)) => {
+                state.dirty = true;
+                // SAFETY: the mark is leased, and the stream is this one's own.
+                door.within(|ops| unsafe { ops.stream_wait_event(self.native(), event.native) })?;
+                self.host.leave(job.value, passed);
+            }
+            _ => {}
         }
+        Ok(())
     }
 
     /// Runs the host call at the front of a job, then resumes the stream. A thread of the backend

@@ -153,7 +153,8 @@ impl Door {
     }
 
     /// Keeps the first loss, with the work that was pending then. A later loss is replaced by the
-    /// first.
+    /// first. The error comes from a driver call with this context current: another door or a
+    /// library may report the loss of another device.
     #[must_use]
     pub fn note(&self, error: Error) -> Error {
         let Error::DeviceLost { cause } = error else { return error };

@@ -25,7 +25,7 @@ use crate::driver::ops::CudaSlowOps;
 use leasehold_alloc::Buffer;
 use leasehold_core::sync::Mutex;
 use leasehold_core::sync::atomic::{AtomicUsize, Ordering};
-use leasehold_core::{Lease, LineOwner};
+use leasehold_core::{Lease, LineOwner, Result};
 use leasehold_hal::op::Keep;
 use leasehold_hal::{GraphExec, Timestamp};
 use std::collections::VecDeque;
@@ -66,6 +66,8 @@ pub enum Item {
         source: Weak<StreamCore>,
         /// The value.
         value: u64,
+        /// Whether the other stream is of another context, whose loss does not stop this one.
+        abroad: bool,
     },
     /// A segment of a graph that ran.
     Graph {
@@ -110,7 +112,7 @@ impl HostPart {
     /// Runs the items that are queued now, up to `target`, and returns the value that the caller
     /// may publish. That value is `publish`, or a larger one that other threads reported meanwhile.
     /// Returns `None` if another thread is running items. That thread runs these items too, and
-    /// publishes.
+    /// publishes. An item may fail the line.
     pub fn carry_out(&self, owner: &LineOwner, target: u64, publish: u64, ops: &dyn CudaSlowOps) -> Option<u64> {
         if self.is_empty() {
             return Some(publish);
@@ -132,8 +134,10 @@ impl HostPart {
             }
             // A dropped object may be the user's. A panic of its destructor must not end this
             // thread.
-            if catch_unwind(AssertUnwindSafe(|| item.carry_out(!line.failed(value), ops))).is_err() {
-                tracing::error!(?line, value, "something that was kept alive panicked as it was given up");
+            match catch_unwind(AssertUnwindSafe(|| item.carry_out(!line.failed(value), ops))) {
+                Ok(Ok(())) => {}
+                Ok(Err(cause)) => owner.poison(value, cause),
+                Err(_) => tracing::error!(?line, value, "something that was kept alive panicked as it was given up"),
             }
             self.pending.fetch_sub(1, Ordering::Release);
             queue = self.queue.lock();
@@ -149,7 +153,8 @@ impl HostPart {
 }
 
 impl Item {
-    fn carry_out(self, sound: bool, ops: &dyn CudaSlowOps) {
+    /// Carries the item out. An error fails the value of the item.
+    fn carry_out(self, sound: bool, ops: &dyn CudaSlowOps) -> Result<()> {
         match self {
             Item::Land { staging, dst, bytes, keep } => {
                 if sound {
@@ -160,9 +165,9 @@ impl Item {
                 drop(keep);
             }
             Item::Keep(keep) => drop(keep),
-            Item::Passed { source, value } => {
+            Item::Passed { source, value, abroad } => {
                 if sound && let Some(source) = source.upgrade() {
-                    source.passed(value);
+                    return source.passed(value, abroad);
                 }
             }
             Item::Stamp(stamp) => {
@@ -178,6 +183,7 @@ impl Item {
                 }
             }
         }
+        Ok(())
     }
 }
 

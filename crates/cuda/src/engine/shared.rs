@@ -14,11 +14,12 @@
 //! This module must not know how streams run.
 
 use super::core::Core;
+use super::door::Door;
 use super::stream::StreamCore;
 use crate::config::CudaConfig;
 use crate::driver::ops::CudaSlowOps;
 use leasehold_core::sync::{Arc, Mutex, RwLock};
-use leasehold_core::{Line, LineId, Point};
+use leasehold_core::{Error, Line, LineId, Point, Result};
 use std::collections::{BTreeMap, HashMap};
 use std::fmt;
 use std::sync::Weak;
@@ -210,7 +211,7 @@ impl Shared {
         Some(grant.mapped.iter().map(|(&a, &b)| (a, b)).collect())
     }
 
-    /// Revokes an admission that could not be carried out.
+    /// Revokes an admission.
     pub fn uninvite(&self, owner: u32, guest: u32) {
         if let Some(grant) = self.grants.lock().get_mut(&owner) {
             grant.guests.retain(|&g| g != guest);
@@ -220,6 +221,40 @@ impl Shared {
     /// Whether `guest` was admitted to the memory of `owner`.
     pub fn is_guest(&self, owner: u32, guest: u32) -> bool {
         self.grants.lock().get(&owner).is_some_and(|g| g.guests.contains(&guest))
+    }
+
+    /// Lets the owner of a piece and its guests use the piece. The calls have the context of `door`
+    /// current. A guest whose device is lost is admitted no more: the owner needs its memory.
+    ///
+    /// # Errors
+    /// The driver's.
+    ///
+    /// # Safety
+    /// - The range is a mapped piece of the owner's, or was one. The driver refuses a range that is
+    ///   not mapped.
+    pub(crate) unsafe fn admit(&self, door: &Door, owner: u32, addr: u64, bytes: u64) -> Result<()> {
+        let admitted = || {
+            let mut who = self.guests(owner);
+            who.insert(0, owner);
+            // SAFETY: the caller vouches for the range.
+            door.within(|ops| unsafe { ops.set_access(addr, bytes, &who) })
+        };
+        match admitted() {
+            Err(Error::Driver { .. }) if self.dismiss_lost(owner) => admitted(),
+            other => other,
+        }
+    }
+
+    /// Revokes the admissions of guests whose devices are lost. Returns whether there were any.
+    fn dismiss_lost(&self, owner: u32) -> bool {
+        let is_lost = |&guest: &u32| {
+            let Some(core) = self.primary(guest) else { return false };
+            // The guest's door may not know of the loss yet.
+            core.door.within(|ops| ops.memory_info()).is_err() && core.door.loss().is_some()
+        };
+        let lost: Vec<u32> = self.guests(owner).into_iter().filter(is_lost).collect();
+        lost.iter().for_each(|&guest| self.uninvite(owner, guest));
+        !lost.is_empty()
     }
 
     /// Records a function's name.

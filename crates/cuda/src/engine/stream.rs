@@ -249,7 +249,12 @@ impl StreamCore {
             return;
         }
         let over = self.core.door.loss().is_some() || self.query().is_ok_and(|over| over);
-        if over || self.core.door.loss().is_some() {
+        // The query may have found a loss.
+        let loss = self.core.door.loss();
+        if let Some(loss) = &loss {
+            self.fail_pending(loss);
+        }
+        if over || loss.is_some() {
             let end = line.submitted();
             // `VALUE_LIMIT` includes the items of a submission that was lost half way, and so has
             // no value.
@@ -261,11 +266,17 @@ impl StreamCore {
 
     /// Fails the stream of a lost context, where no work runs any more.
     pub(super) fn lost(&self, loss: &Error) {
-        let line = self.line();
-        if !line.failed(VALUE_LIMIT) {
-            self.owner.poison(line.completed() + 1, loss.clone());
-        }
+        self.fail_pending(loss);
         self.after_failure();
+    }
+
+    /// Fails the pending values of a lost device's stream. A stream that has failed at a later value
+    /// has such values too.
+    fn fail_pending(&self, loss: &Error) {
+        let next = self.line().completed() + 1;
+        if !self.line().failed(next) {
+            self.owner.poison(next, loss.clone());
+        }
     }
 
     /// The submissions that are not over, and their kernels, for the report of a loss.

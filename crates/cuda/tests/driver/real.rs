@@ -257,6 +257,9 @@ fn lost() {
     unsafe { driver.set_current(there) }.unwrap();
     assert!(driver.alloc(64).is_ok());
     assert!(matches!(driver.alloc(0), Err(Error::Driver { code: 1, .. })));
+    // A call there may report the other context's loss. This context is not lost by that.
+    assert!(matches!(driver.alloc(79), Err(Error::Driver { code: 700, .. })));
+    assert!(matches!(driver.alloc(1 << 41), Err(Error::OutOfMemory(_))));
     // As on an H200, a call without a current context reports the loss too. A call that fails there
     // for another reason reports that reason.
     // SAFETY: the library under test uses no handle that it gets.

@@ -7,7 +7,7 @@ use leasehold_cuda::driver::ops::{
 };
 use leasehold_cuda::driver::sim::{SimDriver, SimDriverConfig};
 use leasehold_cuda::driver::trace::kernels::{self, Arguments};
-use leasehold_sim::{FaultAction, FaultPlan, FaultRule, MachineConfig, ReportKind, When};
+use leasehold_sim::{FaultAction, FaultPlan, FaultRule, GRANULARITY, MachineConfig, ReportKind, When};
 
 fn driver(devices: u32) -> SimDriver {
     let machine = MachineConfig::seed(3).devices(devices, 64 << 20);
@@ -95,6 +95,48 @@ fn each_call_can_be_failed_by_its_name() {
     driver.machine().set_faults(FaultPlan::none());
     let Err(Error::DeviceLost { cause: again }) = driver.stream_create(0) else { panic!("not lost") };
     assert_eq!(cause, again);
+}
+
+#[test]
+fn a_call_loses_the_device_of_its_context_and_no_other() {
+    // SAFETY: the simulated driver looks every handle and address up, and refuses what it does not
+    // know.
+    let enter = |driver: &SimDriver, context| unsafe { driver.set_current(context) };
+    for call in ["cuCtxGetCurrent", "cuCtxSetCurrent", "cuCtxDestroy"] {
+        let driver = driver(2);
+        let (here, there) = (driver.primary_retain(0).unwrap(), driver.context_create(1).unwrap());
+        enter(&driver, if call == "cuCtxGetCurrent" { there } else { here }).unwrap();
+        let lose = FaultRule::on(call, When::Always, FaultAction::DeviceLost);
+        driver.machine().set_faults(FaultPlan::none().with(lose));
+        match call {
+            "cuCtxGetCurrent" => assert_eq!(driver.current().unwrap(), there),
+            "cuCtxSetCurrent" => enter(&driver, there).unwrap(),
+            // SAFETY: the simulated driver looks every handle and address up, and refuses what it does not
+            // know.
+            _ => unsafe { driver.context_destroy(there) }.unwrap(),
+        }
+        assert_eq!([0, 1].map(|d| driver.machine().device_status(d).is_ok()), [true, false], "{call}");
+    }
+}
+
+#[test]
+fn a_call_that_concerns_a_lost_device_tells_of_no_loss_of_its_own() {
+    let driver = driver(2);
+    let there = driver.primary_retain(1).unwrap();
+    // SAFETY: the simulated driver looks every handle and address up, and refuses what it does not
+    // know.
+    unsafe { driver.set_current(there) }.unwrap();
+    let (at, piece) = (driver.address_reserve(GRANULARITY, 0).unwrap(), driver.memory_create(1, GRANULARITY).unwrap());
+    // SAFETY: the simulated driver looks every handle and address up, and refuses what it does not
+    // know.
+    unsafe { driver.map(at, GRANULARITY, piece) }.unwrap();
+    driver.machine().lose_device(0, "gone");
+    // SAFETY: the simulated driver looks every handle and address up, and refuses what it does not
+    // know.
+    let admit = |who: &[u32]| unsafe { driver.set_access(at, GRANULARITY, who) };
+    assert_eq!(code(admit(&[1, 0])), 719);
+    admit(&[1]).unwrap();
+    driver.memory_info().unwrap();
 }
 
 #[test]

@@ -4,8 +4,10 @@ use crate::common::*;
 use leasehold_conformance::TestKernel;
 use leasehold_core::Error;
 use leasehold_core::sync::Arc;
+use leasehold_core::sync::atomic::{AtomicBool, Ordering};
 use leasehold_cuda::CudaConfig;
-use leasehold_hal::{Access, Backend, Op, OpList, Plan, StreamDesc};
+use leasehold_hal::{Access, Backend, DeviceId, HostCall, Op, OpList, Plan, StreamDesc};
+use leasehold_sim::Stepping;
 
 fn lost<T>(result: leasehold_core::Result<T>, what: &str) -> String {
     match result {
@@ -105,16 +107,109 @@ fn a_lost_device_leaves_the_other_one_alone() {
     let x = buffer(&one, &b, 4096);
     let trap = zero.pipeline(&TestKernel::Trap.for_cuda()).unwrap();
     let set = one.pipeline(&TestKernel::Fill.for_cuda()).unwrap();
+    // One wait for the lost device is with the driver, another one is held back behind a gate.
+    let gate = one.gate().unwrap();
+    let next = gate.line().submitted() + 1;
     let point = a.line().at(submit(&a, &[dispatch(&trap, &[], &[])]).unwrap());
-    let waiter = stream(&one);
+    let (waiter, held) = (stream(&one), stream(&one));
     let waiting = submit(&waiter, &[Op::Wait(point), fill(&x, 1)]);
+    let behind = submit(&held, &[Op::Wait(gate.line().at(next)), Op::Wait(point), fill(&x, 1)]).unwrap();
     lost(wait(&a, point.value()), "the wait");
-    // The waiter's timing is not fixed: it fails with the other device's cause, or it ran.
-    let _ = waiting.and_then(|v| wait(&waiter, v));
+    gate.signal_host(next).unwrap();
+    // The timing of `waiter` is not fixed: it fails, or it ran. The device is not lost by that.
+    for outcome in [waiting.and_then(|v| wait(&waiter, v)), wait(&held, behind)] {
+        assert!(!matches!(outcome, Err(Error::DeviceLost { .. })), "{outcome:?}");
+    }
+    assert!(matches!(submit(&held, &[Op::Wait(point)]), Err(Error::Fault(_))));
+    let late = stream(&one);
+    assert!(matches!(late.wait(point), Err(Error::Fault(_))));
     let bindings = [bind(&x, Access::Write)];
     let v = submit(&b, &[dispatch(&set, &bindings, &5u32.to_le_bytes())]).unwrap();
     wait(&b, v).unwrap();
     assert_eq!(read(&b, &x), 5u32.to_le_bytes().repeat(1024));
-    drop((x, set, trap, a, b, waiter, zero, one));
+    drop((x, set, trap, a, b, waiter, held, late, gate, zero, one));
     bench.backend.shutdown().unwrap();
+}
+
+/// The driver releases a stream that waits for a lost device, and the stream's own device goes on.
+#[test]
+fn who_waited_for_a_lost_device_fails_although_it_runs() {
+    let mut config = driver_config(24);
+    config.machine = config.machine.stepping(Stepping::Manual);
+    let bench = Bench::with(config, inline());
+    let (zero, one) = (bench.open(0), bench.open(1));
+    let (a, b) = (stream(&zero), stream(&one));
+    let (x, y) = (buffer(&zero, &a, 4096), buffer(&one, &b, 4096));
+    let host = Host::new(vec![9; 4096]);
+    let called = Arc::new(AtomicBool::new(false));
+    let set = called.clone();
+    let call = HostCall::new("late", move || {
+        set.store(true, Ordering::SeqCst);
+        Ok(())
+    });
+    let before = submit(&b, &[fill(&y, 1)]).unwrap();
+    let first = submit(&a, &[fill(&x, 2)]).unwrap();
+    let second = submit(&b, &[Op::Wait(a.line().at(first)), copy(&x, &y), host.down(&y)]).unwrap();
+    let third = submit(&b, &[Op::Host(&call)]).unwrap();
+    bench.driver.machine().lose_device(0, "it fell off the bus");
+    bench.driver.machine().run_until_idle();
+    for _ in 0..10 {
+        let _ = b.refresh();
+    }
+    assert!(b.line().is_settled(before));
+    for value in [second, third] {
+        assert!(matches!(b.line().check(value), Err(Error::Fault(_))), "{:?}", b.line().check(value));
+    }
+    assert!(a.line().failed(first), "it never ran");
+    assert!(b.line().is_idle() && a.line().is_idle());
+    assert_eq!(host.bytes(), [9; 4096], "nothing of it lands");
+    assert!(!called.load(Ordering::SeqCst));
+    one.memory_info().unwrap();
+    drop((x, y, a, b, zero, one, host));
+    bench.backend.shutdown().unwrap();
+}
+
+#[test]
+fn a_loss_fails_what_a_stream_that_has_failed_before_still_had_to_do() {
+    let mut config = driver_config(23);
+    config.machine = config.machine.stepping(Stepping::Manual);
+    let bench = Bench::with(config, inline());
+    let device = bench.open(0);
+    let a = stream(&device);
+    let x = buffer(&device, &a, 4096);
+    let host = Host::new(vec![9; 4096]);
+    let pending = submit(&a, &[fill(&x, 1), host.down(&x)]).unwrap();
+    let gate = device.gate().unwrap();
+    gate.fail(Error::state("given up"));
+    assert!(submit(&a, &[Op::Wait(gate.line().at(gate.line().submitted() + 1))]).is_err());
+    assert!(!a.line().failed(pending) && a.line().completed() < pending, "it is at work");
+    bench.driver.machine().lose_device(0, "it fell off the bus");
+    let _ = a.refresh();
+    assert!(a.line().completed() >= pending && a.line().failed(pending), "{:?}", a.line());
+    assert_eq!(host.bytes(), [9; 4096], "nothing of it lands");
+    drop((x, a, gate, device, host));
+    bench.backend.shutdown().unwrap();
+}
+
+/// New memory of a device is opened to all its guests, also to one that is lost by now.
+#[test]
+fn a_lost_guest_does_not_keep_a_device_from_memory_or_its_work_from_being_waited_for() {
+    let bench = Bench::new(22);
+    let (zero, one) = (bench.open(0), bench.open(1));
+    let b = stream(&one);
+    let x = buffer(&one, &b, 4096);
+    assert!(zero.peer_access(DeviceId::cuda(1)).unwrap());
+    bench.driver.machine().lose_device(0, "it fell off the bus");
+    let value = submit(&b, &[fill(&x, 7)]).unwrap();
+    let y = buffer(&one, &b, 64 << 20);
+    assert!(!b.line().is_idle(), "nobody has looked");
+    let last = submit(&b, &[fill(&y, 8)]).unwrap();
+    wait(&b, last).unwrap();
+    assert!(b.line().is_settled(value));
+    assert_eq!((read(&b, &x), read(&b, &y)), (vec![7; 4096], vec![8; 64 << 20]));
+    lost(zero.memory_info(), "the lost device's memory");
+    one.memory_info().unwrap();
+    drop((x, y, b, zero, one));
+    bench.backend.shutdown().unwrap();
+    assert_eq!(bench.reports(), [""; 0]);
 }

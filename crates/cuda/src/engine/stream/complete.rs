@@ -7,7 +7,7 @@ use crate::driver::ops::Progress;
 use crate::engine::deferred::Turn;
 use leasehold_core::sync::atomic::Ordering;
 use leasehold_core::sync::{spin_loop, thread};
-use leasehold_core::{Error, Point, Result, VALUE_LIMIT};
+use leasehold_core::{Error, Fault, Point, Result, VALUE_LIMIT};
 use leasehold_hal::Op;
 use std::time::{Duration, Instant};
 
@@ -88,8 +88,12 @@ impl StreamCore {
             }
             thread::yield_now();
         }
+        let sound = !line.failed(VALUE_LIMIT);
         if let Some(publish) = self.host.carry_out(&self.owner, value, value, self.core.door.ops()) {
             self.owner.complete(publish);
+        }
+        if sound && line.failed(VALUE_LIMIT) {
+            self.after_failure();
         }
         line.completed() > before
     }
@@ -97,8 +101,20 @@ impl StreamCore {
     /// A stream that has waited for `value` is done, so this stream is done up to `value` too. The
     /// call publishes `value` here, so that a caller that sees the other stream done also sees this
     /// one done.
-    pub(in crate::engine) fn passed(&self, value: u64) {
+    ///
+    /// # Errors
+    /// The loss of this stream's device, if the other stream is of another context (`abroad`). A
+    /// driver may release streams that wait for a lost device.
+    pub(in crate::engine) fn passed(&self, value: u64, abroad: bool) -> Result<()> {
         let line = self.line();
+        if abroad && line.completed() < value {
+            // The door may not know of the loss yet.
+            let _ = self.query();
+            self.core.settle_loss();
+            if let Some(loss) = self.core.door.loss() {
+                return Err(Fault::new("work that was waited for", self.name(), value, loss.to_string()).into());
+            }
+        }
         self.publish(value);
         // Another thread may be running the items. The wait is short, and bounded: a destructor
         // there may wait for this thread.
@@ -107,6 +123,7 @@ impl StreamCore {
             turns += 1;
             thread::yield_now();
         }
+        Ok(())
     }
 
     /// Whether the driver is done with all work of the stream.

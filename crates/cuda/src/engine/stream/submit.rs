@@ -11,8 +11,8 @@ use crate::encoder::{Encoder, Prepared, Ready};
 use crate::engine::events::EventState;
 use crate::engine::host::Item;
 use crate::engine::shared::Origin;
-use leasehold_core::sync::MutexGuard;
 use leasehold_core::sync::atomic::Ordering;
+use leasehold_core::sync::{Arc, MutexGuard};
 use leasehold_core::{Error, Fault, Lease, Point, Result, VALUE_LIMIT};
 use leasehold_hal::Op;
 
@@ -142,11 +142,20 @@ impl StreamCore {
         Ok(value)
     }
 
-    /// The failure of an operation, with its stream and value.
+    /// The failure of an operation, with its stream and value. The loss of this device has neither.
     pub(in crate::engine) fn fault(&self, op: String, value: u64, cause: &Error) -> Error {
-        match cause {
-            Error::DeviceLost { .. } => cause.clone(),
+        match (cause, self.core.door.loss()) {
+            (Error::DeviceLost { .. }, Some(loss)) => loss,
             _ => Fault::new(op, self.name(), value, cause.to_string()).into(),
+        }
+    }
+
+    /// The cause of a failure that an operation waited for. The loss of another device does not
+    /// lose this one.
+    pub(in crate::engine) fn inherited(&self, op: &Op<'_>, value: u64, cause: Error) -> Error {
+        match cause {
+            Error::DeviceLost { .. } => self.fault(op.name(), value, &cause),
+            other => other,
         }
     }
 
@@ -176,6 +185,7 @@ impl StreamCore {
                 Ready::Failed(cause) => {
                     let state = self.state.lock();
                     let next = self.line().submitted() + 1;
+                    let cause = self.inherited(op, next, cause);
                     self.owner.poison(next, cause.clone());
                     drop(state);
                     self.after_failure();
@@ -286,7 +296,8 @@ impl StreamCore {
                         self.core.door.within(|ops| unsafe { ops.event_record(event.native, self.native) })?;
                     }
                     Ok(mark.map_or(Ready::Blocked, |(event, value)| {
-                        Ready::Event(event, Item::Passed { source: source.me.clone(), value })
+                        let abroad = !Arc::ptr_eq(&source.core.door, &self.core.door);
+                        Ready::Event(event, Item::Passed { source: source.me.clone(), value, abroad })
                     }))
                 }
                 // The stream is gone, so all its values are over or soon will be.
