@@ -256,7 +256,9 @@ impl World {
         if far { self.far.get().ok_or(EMPTY) } else { Ok(self.runtime.clone()) }
     }
 
+    /// A buffer to work with: its runtime is open.
     fn buffer(&self, slot: Slot) -> std::result::Result<Lease<Buffer>, Trouble> {
+        self.runtime(is_far(slot))?;
         get(&self.buffers, slot).ok_or(EMPTY)
     }
 
@@ -438,7 +440,7 @@ impl World {
                 drop(streams);
                 far.close(Duration::from_secs(20))?;
             }
-            Step::Closed(slot) => refuses(&self.stream(0)?, &self.buffer(slot)?)?,
+            Step::Closed(slot) => refuses(&self.stream(0)?, &get(&self.buffers, slot).ok_or(EMPTY)?)?,
             Step::Trim => drop(runtime.allocator().trim(0)?),
             Step::Wrong(kind, slot) => {
                 let buffer = self.buffer(slot)?;

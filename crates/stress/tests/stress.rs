@@ -44,12 +44,13 @@ fn programs_on_simulated_cuda_do_what_the_model_says() {
     clean(&options, 0..4);
 }
 
-/// Failing calls of the simulated CUDA driver are `ci/long.sh stress`: the programs still find defects there.
 #[test]
 fn what_is_reported_as_complete_is_right_when_calls_fail() {
-    let mut options = options("sim:0", true);
-    (options.ops, options.faults) = (400, true);
-    clean(&options, 0..8);
+    for device in ["sim:0", "cuda:0"] {
+        let mut options = options(device, true);
+        (options.ops, options.faults) = (400, true);
+        clean(&options, 0..8);
+    }
 }
 
 #[test]
