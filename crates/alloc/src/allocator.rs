@@ -19,7 +19,7 @@ use crate::heap::STRIDE;
 use crate::layout::{Layout, UNIT};
 use crate::lock::Lock;
 use crate::paths::last;
-use crate::state::{Core, Inner, On, Parked, Reclaimer, inner_of, kind_bits};
+use crate::state::{Core, Deferred, Inner, On, Reclaimer, inner_of, kind_bits};
 use crate::store::Store;
 use crate::table::{Table, Vacant};
 use crate::thread_cache::ThreadCaches;
@@ -145,7 +145,7 @@ impl Allocator {
         }
         let limit = config.budget;
         let threads = std::thread::available_parallelism().map_or(4, usize::from);
-        // What lies in a magazine keeps the slab run or the granule around it from being empty.
+        // What lies in a thread cache keeps the slab run or the granule around it from being empty.
         let fit = config.magazines && config.policy != Policy::Compact;
         let caches = if fit && watch.is_none() {
             // All shards together hold back a small part of the memory at most, and give it up before any is taken from the driver.
@@ -165,14 +165,14 @@ impl Allocator {
             vacant: Vacant::new(),
             orphan: false,
             keeps: Vec::new(),
-            parked: Parked::NONE,
-            retired: Parked::NONE,
+            deferred: Deferred::NONE,
+            retired: Deferred::NONE,
             imported: 0,
             imported_bytes: 0,
             allocations: 0,
             episodes: 0,
         };
-        // Without magazines no block is of a class of theirs.
+        // Without thread caches no block is of a class of theirs.
         let classless = if caches.is_none() { CLASSLESS } else { 0 };
         let row_flags = kind_bits(config.host_kind) | classless | if watch.is_some() { WATCHED } else { 0 };
         let inner = Box::new(Inner {

@@ -542,7 +542,7 @@ impl crate::state::Inner {
         row.buffer.describe(len, None, ARENA | crate::state::kind_bits(self.config.host_kind));
         row.buffer.lie_at(symbol, 0);
         row.buffer.inherit(leasehold_core::Stamp::NEVER);
-        Ok(self.lend(row))
+        Ok(self.first_lease(row))
     }
 
     /// Keeps something alive until nobody holds a member of an arena.

@@ -53,7 +53,7 @@ pub(crate) const WATCHED: u32 = 1 << 7;
 pub(crate) const REGION: u32 = 1 << 8;
 /// Other lines than its home may have used it: the record is to be asked. Set with the first such mark, for good.
 pub(crate) const FOREIGN: u32 = 1 << 9;
-/// Of no magazine class.
+/// Of no slab class, or of an allocator without thread caches.
 pub(crate) const CLASSLESS: u32 = 1 << 10;
 /// Imported memory that must not be written.
 pub(crate) const READ_ONLY: u32 = 1 << 11;
@@ -68,7 +68,7 @@ const HOME_SHIFT: u32 = 16;
 #[doc(alias = "DeviceMemory")]
 #[repr(C)]
 pub struct Buffer {
-    // With the header, what an allocation from a magazine and a free into it touch: one cache line.
+    // With the header, what a hit in a thread cache touches: one cache line.
     addr: AtomicU64,
     len: AtomicU64,
     flags: AtomicU32,
@@ -77,7 +77,7 @@ pub struct Buffer {
     pub(crate) place: AtomicU32,
     /// The slot in the run, or [`NO_SLOT`].
     pub(crate) slot: AtomicU16,
-    /// The magazine class, or [`NO_CLASS`].
+    /// The slab class, or [`NO_CLASS`].
     pub(crate) class: AtomicU16,
     // The rest.
     native: AtomicU64,
@@ -477,7 +477,7 @@ impl Buffer {
 
     /// The same block again, with another length. It has no tag. Only the owner, while nobody holds the row.
     #[inline]
-    pub(crate) fn relend(&self, len: u64) {
+    pub(crate) fn reuse(&self, len: u64) {
         self.len.store(len, Ordering::Relaxed);
     }
 

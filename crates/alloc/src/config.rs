@@ -120,10 +120,10 @@ pub struct AllocatorConfig {
     pub budget: u64,
     /// Magazines in front of the lock. None with [`Policy::Compact`].
     pub magazines: bool,
-    /// Bytes of small blocks (up to 64 KiB) that one shard of magazines may keep. Beyond 1 MiB only as far as all shards together stay below
+    /// Bytes of small blocks (up to 64 KiB) that one shard of the thread caches may keep. Beyond 1 MiB only as far as all shards together stay below
     /// 1/64 of the memory.
     pub magazine_bytes: u64,
-    /// Bytes of small blocks of one stream that may lie in the depot behind the magazines, which they go to and come from by the stack. At most
+    /// Bytes of small blocks of one stream that may lie in the depot behind the thread caches, which they go to and come from by the list, where threads contend. At most
     /// 1/64 of the memory for all of them.
     pub depot_bytes: u64,
     /// Bytes of large blocks that one shard may keep, each up to half of this. All shards together stay below 1/64 of the memory.
@@ -164,7 +164,7 @@ pub struct AllocStats {
     pub live: u64,
     /// Their bytes, as asked for; without imported memory.
     pub live_bytes: u64,
-    /// The most that `live_bytes` was (to 2 MiB per shard of magazines, and what other threads took from their magazines of large blocks
+    /// The most that `live_bytes` was (to 2 MiB per shard of the thread caches, and what other threads took from their caches of large blocks
     /// meanwhile).
     pub live_peak: u64,
     /// Bytes taken from the driver.
@@ -181,7 +181,7 @@ pub struct AllocStats {
     pub free_not_ready: u64,
     /// Free bytes in slab runs.
     pub free_in_slabs: u64,
-    /// Free bytes in magazines.
+    /// Free bytes in thread caches and the depot.
     pub free_in_magazines: u64,
     /// Physical memory in hand that is mapped nowhere.
     pub cached_pieces: u64,
@@ -195,7 +195,7 @@ pub struct AllocStats {
     pub in_graphs: u64,
     /// Blocks that were taken, ever (count).
     pub allocations: u64,
-    /// Those that a magazine served (count).
+    /// Those that a thread cache served (count).
     pub magazine_hits: u64,
     /// Growths (count).
     pub growths: u64,

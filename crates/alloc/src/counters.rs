@@ -14,12 +14,12 @@ pub(crate) struct Counters {
     /// Written under the lock only.
     pub(crate) live_bytes: AtomicU64,
     pub(crate) live_peak: AtomicU64,
-    /// Live bytes that magazines lent beyond what the lock's holders counted, as far as they have told.
+    /// Live bytes that thread caches lent beyond what the lock's holders counted, as far as they have told.
     pub(crate) told: AtomicI64,
 }
 
 impl Counters {
-    /// The lock's holder counts live bytes, which may be below zero while magazines are ahead.
+    /// The lock's holder counts live bytes, which may be below zero while thread caches are ahead.
     #[inline]
     pub(crate) fn add_live(&self, by: i64) {
         let live = self.live_bytes.load(Ordering::Relaxed).wrapping_add_signed(by);
@@ -35,13 +35,13 @@ impl Counters {
         self.live_bytes.store(self.live_bytes.load(Ordering::Relaxed).wrapping_sub(bytes), Ordering::Relaxed);
     }
 
-    /// Live bytes, but for what magazines have not told yet.
+    /// Live bytes, but for what thread caches have not told yet.
     #[inline]
     pub(crate) fn live(&self) -> u64 {
         self.live_bytes.load(Ordering::Relaxed).wrapping_add_signed(self.ahead())
     }
 
-    /// What magazines have told.
+    /// What thread caches have told.
     #[inline]
     pub(crate) fn ahead(&self) -> i64 {
         self.told.load(Ordering::Relaxed)

@@ -1,6 +1,6 @@
 //! Debug aids: what can be switched on to find wrong uses of memory, and what they report.
 //!
-//! All are off by default. An allocator without aids pays one predictable branch behind its magazines, and none in a hit or a free. One
+//! All are off by default. An allocator without aids pays one predictable branch behind its thread caches, and none in a hit or a free. One
 //! with aids takes every request through its lock and, for those that write, keeps freed memory until its streams are done with it.
 //! The allocator itself never touches memory: it asks its [`Backing`](crate::Backing) to `fill` and to `verify`.
 

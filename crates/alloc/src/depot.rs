@@ -8,12 +8,14 @@
 //! empty, or that its line has not used for a while. What lies here counts as kept in thread caches.
 //!
 //! # Protocol
-//! A bin's lock is a leaf. Stacks come and go only inside a shard, which must not wait: who finds a bin locked does without it. So who
-//! keeps everybody out of all shards finds all stacks here ([`ThreadCaches::flush`](crate::thread_cache::ThreadCaches::flush)).
+//! A bin's lock is a leaf. Lists come and go only inside a shard, where no thread may wait: a thread
+//! that finds a bin locked does without it. So a flush, which holds all shards, finds all lists here
+//! ([`ThreadCaches::flush`](crate::thread_cache::ThreadCaches::flush)).
 //!
-//! A stack is its rows, linked through their headers. The lengths of their buffers mean nothing while nobody holds them: that of the first
-//! row says which stack lies under it, and how many rows it has. The last few stacks of a bin are named row by row besides, so that who takes
-//! one may have all its rows fetched at once: they are likely in another processor's cache, and each names the next one only.
+//! A list is its rows, linked through their headers. The length of a buffer means nothing while nobody
+//! holds it. That of a list's first row is the next list of the class, and how many rows this one has.
+//! The last few lists of a bin are named row by row besides. A thread that takes one fetches all of its
+//! rows at once, since they are likely in another processor's cache and each row names only the next.
 
 use crate::buffer::Row;
 use crate::host::fetch;
@@ -27,18 +29,18 @@ use std::ptr;
 /// What a row adds to the count of rows and bytes in one word.
 const ROW: u64 = 1 << 44;
 
-/// The most rows of a stack: they are counted in the bits of an address that alignment leaves.
+/// The most rows of a list: they are counted in the bits of an address that alignment leaves.
 pub(crate) const MOST_ROWS: u16 = align_of::<Row>() as u16 - 1;
 
-/// The most rows of a stack that are named one by one.
+/// The most rows of a list that are named one by one.
 pub(crate) const NAMED: usize = 32;
-/// Stacks of a bin whose rows are.
+/// Lists of a bin whose rows are.
 const RECENT: usize = 4;
 
-/// Stacks of other lines in a row for which a bin is given up.
+/// Lists of other lines in a row for which a bin is given up.
 const PATIENCE: u32 = 8;
 
-/// Stacks of rows for each of some lines.
+/// Lists of rows for each of some lines.
 pub(crate) struct Depot {
     bins: Box<[CachePadded<Bin>]>,
     /// Bytes that a bin keeps at most.
@@ -50,34 +52,34 @@ pub(crate) struct Depot {
 struct Bin {
     /// Rows and bytes in one word ([`ROW`]). Written under the lock.
     kept: AtomicU64,
-    piles: Mutex<Piles>,
+    lists: Mutex<Lists>,
 }
 
-struct Piles {
+struct Lists {
     line: LineId,
-    /// Stacks of other lines that were refused since this line was here.
+    /// Lists of other lines that were refused since this line was here.
     refused: u32,
-    /// The first row of the top stack of each class.
+    /// The first row of the top list of each class.
     tops: [*const Row; CLASSES],
-    /// The rows of the stacks that came last. Hints: such a stack may have gone.
+    /// The rows of the lists that came last. Hints: such a list may have gone.
     recent: [[*const Row; NAMED]; RECENT],
     turn: usize,
 }
 
 // SAFETY: rows are `Sync` and outlive the depot.
-unsafe impl Send for Piles {}
+unsafe impl Send for Lists {}
 
 impl Depot {
     /// A depot of so many bins (a power of two), each of which keeps at most `most` bytes.
     pub(crate) fn new(bins: usize, most: u64) -> Self {
-        let piles = || Piles {
+        let lists = || Lists {
             line: Stamp::NEVER.line_id(),
             refused: 0,
             tops: [ptr::null(); CLASSES],
             recent: [[ptr::null(); NAMED]; RECENT],
             turn: 0,
         };
-        let bin = |_| CachePadded::new(Bin { kept: AtomicU64::new(0), piles: Mutex::new(piles()) });
+        let bin = |_| CachePadded::new(Bin { kept: AtomicU64::new(0), lists: Mutex::new(lists()) });
         Self { bins: (0..bins).map(bin).collect(), most }
     }
 
@@ -102,55 +104,55 @@ impl Depot {
         self.bins.iter().map(|b| b.kept.load(Ordering::Relaxed)).fold((0, 0), |(r, b), k| (r + k / ROW, b + k % ROW))
     }
 
-    /// Keeps a stack of rows of a class, freed on `line`, each linked to the next. `false`: there is no room, or somebody is at it. What another
+    /// Keeps a list of rows of a class, freed on `line`, each linked to the next. `false`: there is no room, or somebody is at it. What another
     /// line has left in the bin may go into the list. Inside a shard only.
     ///
     /// # Safety
     /// - The table whose rows were put here is alive.
-    pub(crate) unsafe fn push(&self, line: LineId, class: usize, stack: &[&Row], left: &mut List) -> bool {
-        let (Some(bin), &[first, ..]) = (self.bin(line), stack) else { return false };
-        let Some(rows) = u16::try_from(stack.len()).ok().filter(|&n| n <= MOST_ROWS) else { return false };
-        let Some(mut piles) = bin.piles.try_lock() else { return false };
+    pub(crate) unsafe fn push(&self, line: LineId, class: usize, list: &[&Row], left: &mut List) -> bool {
+        let (Some(bin), &[first, ..]) = (self.bin(line), list) else { return false };
+        let Some(rows) = u16::try_from(list.len()).ok().filter(|&n| n <= MOST_ROWS) else { return false };
+        let Some(mut lists) = bin.lists.try_lock() else { return false };
         let mut kept = bin.kept.load(Ordering::Relaxed);
-        if piles.line != line {
-            piles.refused += 1;
-            if kept != 0 && piles.refused < PATIENCE {
+        if lists.line != line {
+            lists.refused += 1;
+            if kept != 0 && lists.refused < PATIENCE {
                 return false;
             }
             // SAFETY: the caller keeps the table of all rows in the bin alive.
-            unsafe { piles.drain(left) };
-            (piles.line, kept) = (line, 0);
+            unsafe { lists.drain(left) };
+            (lists.line, kept) = (line, 0);
             bin.kept.store(0, Ordering::Relaxed);
         }
-        piles.refused = 0;
+        lists.refused = 0;
         let add = u64::from(rows) * (ROW + class_size(class));
         if (kept + add) % ROW > self.most {
             return false;
         }
-        let under = std::mem::replace(&mut piles.tops[class], first);
-        first.buffer.relend((under.expose_provenance() | usize::from(rows)) as u64);
-        let turn = (piles.turn + 1) % RECENT;
-        piles.turn = turn;
-        let names = stack.iter().map(|&row| ptr::from_ref(row)).chain(std::iter::repeat(ptr::null()));
-        piles.recent[turn].iter_mut().zip(names).for_each(|(place, name)| *place = name);
+        let under = std::mem::replace(&mut lists.tops[class], first);
+        first.buffer.reuse((under.expose_provenance() | usize::from(rows)) as u64);
+        let turn = (lists.turn + 1) % RECENT;
+        lists.turn = turn;
+        let names = list.iter().map(|&row| ptr::from_ref(row)).chain(std::iter::repeat(ptr::null()));
+        lists.recent[turn].iter_mut().zip(names).for_each(|(place, name)| *place = name);
         bin.kept.store(kept + add, Ordering::Relaxed);
         true
     }
 
-    /// A stack of a class that was freed on `line`: its first row, and how many there are. Inside a shard only.
+    /// A list of a class that was freed on `line`: its first row, and how many there are. Inside a shard only.
     ///
     /// # Safety
     /// - The table whose rows were put here is alive for `'a`.
     pub(crate) unsafe fn pop<'a>(&self, line: LineId, class: usize) -> Option<(&'a Row, u16)> {
         let bin = self.bin(line)?;
-        let mut piles = bin.piles.try_lock()?;
-        if piles.line != line {
+        let mut lists = bin.lists.try_lock()?;
+        if lists.line != line {
             return None;
         }
-        piles.refused = 0;
+        lists.refused = 0;
         // SAFETY: the caller keeps the table of all rows in the bin alive for `'a`.
-        let (first, rows) = unsafe { piles.take_top(class) }?;
-        if let Some(names) = piles.recent.iter().find(|r| ptr::eq(r[0], first)) {
+        let (first, rows) = unsafe { lists.take_top(class) }?;
+        if let Some(names) = lists.recent.iter().find(|r| ptr::eq(r[0], first)) {
             names.iter().take(rows.into()).for_each(|&row| fetch(row));
         }
         let kept = bin.kept.load(Ordering::Relaxed);
@@ -165,13 +167,13 @@ impl Depot {
     pub(crate) unsafe fn drain(&self, list: &mut List) {
         for bin in self.bins.iter().filter(|b| b.kept.load(Ordering::Relaxed) != 0) {
             // SAFETY: the caller keeps the table of all rows in the depot alive.
-            unsafe { bin.piles.lock().drain(list) };
+            unsafe { bin.lists.lock().drain(list) };
             bin.kept.store(0, Ordering::Relaxed);
         }
     }
 }
 
-impl Piles {
+impl Lists {
     /// # Safety
     /// - The table whose rows these are is alive for `'a`.
     unsafe fn take_top<'a>(&mut self, class: usize) -> Option<(&'a Row, u16)> {
@@ -194,7 +196,7 @@ impl Piles {
             while let Some((first, rows)) = unsafe { self.take_top(class) } {
                 let mut at = ptr::from_ref(first);
                 for _ in 0..rows {
-                    // SAFETY: the links of a stack name rows of the same table, which the caller keeps alive.
+                    // SAFETY: the links of a list name rows of the same table, which the caller keeps alive.
                     let Some(row) = (unsafe { at.as_ref() }) else { break };
                     at = link(row);
                     list.push(row);
@@ -243,7 +245,7 @@ mod tests {
     }
 
     #[test]
-    fn the_last_stack_of_a_line_comes_first() {
+    fn the_last_list_of_a_line_comes_first() {
         let (depot, a, b) = (Depot::new(4, 1 << 20), rows(3), rows(2));
         assert!(push(&depot, line(1), &a[0..3]).0 && push(&depot, line(1), &b[1..]).0);
         assert_eq!(depot.kept(), (4, 4 * BYTES));

@@ -79,7 +79,7 @@ fn tear_down(inner: &mut Inner) {
         inner.sweep_held(watch, Reach::All);
     }
     // A trim that fails has given back what it could; the rest is the driver's own fault and leaks.
-    // (The magazines were closed when the keeper went.)
+    // (The thread caches were closed when the keeper went.)
     let _ = inner.trim_core(0);
     if let Some((base, bytes)) = inner.reservation.take() {
         let heap = &inner.core.get_mut().store.heap;

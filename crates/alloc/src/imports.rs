@@ -63,7 +63,7 @@ impl Allocator {
         row.buffer.describe(bytes, None, IMPORTED | protected | kind_bits(inner.config.host_kind));
         row.buffer.lie_at(addr, native);
         row.buffer.inherit(Stamp::NEVER);
-        Ok(inner.lend(row))
+        Ok(inner.first_lease(row))
     }
 }
 

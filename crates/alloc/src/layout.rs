@@ -4,7 +4,7 @@
 
 use leasehold_core::{Error, Result};
 
-/// The row's block goes to no magazine.
+/// The row's block goes to no bin.
 pub(crate) const NO_CLASS: u16 = u16::MAX;
 
 /// The unit in which blocks above the slab classes are carved, in bytes.

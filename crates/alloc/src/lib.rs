@@ -6,10 +6,10 @@
 //! | layer | module | what it does |
 //! |---|---|---|
 //! | leases | `allocator`, `paths`, `buffer`, `table`, `cell` | rows at stable addresses, the record of each buffer's last uses, drops on any thread |
-//! | front | `front` | magazines of just-freed blocks, a lock word each |
+//! | thread caches | `thread_cache`, `depot`, `list` | just-freed blocks in front of the heap's lock, a lock word for each shard (Bonwick's magazines and depot) |
 //! | store | `store`, `slab`, `heap`, `index`, `node` | slabs up to 64 KiB, first fit above, lanes of memory that a line may still use |
 //! | residency | `residency`, `place`, `budget` | which granules are backed, moving them to where they are needed, the hard budget |
-//! | slow path | `ladder` | what is tried, in order, before `OutOfMemory` |
+//! | slow path | `fallback`, `growth`, `trim`, `plan` | what is tried, in order, before `OutOfMemory` |
 //! | graphs | `arena`, [`planner`] | symbolic buffers while recording, packed by liveness when it stops |
 //! | observers | `watch`, `debug`, `ring`, `snapshot` | debug aids, the trace ring, snapshots |
 //!
@@ -25,6 +25,7 @@ mod cell;
 mod config;
 mod counters;
 mod debug;
+mod deferred;
 mod depot;
 mod destroy;
 mod fallback;
@@ -42,7 +43,6 @@ mod models;
 mod mutant;
 mod node;
 mod oom;
-mod parked;
 mod paths;
 mod plan;
 pub mod planner;

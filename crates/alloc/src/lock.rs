@@ -13,7 +13,7 @@ use leasehold_core::sync::{Mutex, MutexGuard, spin_loop};
 const LOOKS: u32 = if cfg!(loom) { 0 } else { 16 };
 /// The logarithms of the first and the longest pause between two looks, in spins.
 const FIRST: u32 = 6;
-const LONGEST: u32 = 10;
+const LONGEST: u32 = 12;
 
 /// The lock.
 pub(crate) struct Lock<T>(Mutex<T>);

@@ -2,7 +2,7 @@
 //!
 //! | model | what runs side by side | what must hold |
 //! |---|---|---|
-//! | a | two threads on one shard of magazines, a third that empties it | no block twice, none lost |
+//! | a | two threads on one shard of the thread caches, a third that empties it | no block twice, none lost |
 //! | c | a stream's work, the last drop, the next allocation | memory is reused after its last use only |
 //! | d | growths within a budget | never above the limit; a failure gives back |
 //! | e | a launch, a suspension, the last drop of an arena | no launch on memory that is gone; one tear-down |
@@ -85,7 +85,7 @@ fn explore(letter: char, expected: &[&str], model: impl Fn(&Seen) + Send + Sync 
     println!("{letter}: finds its defect");
 }
 
-/// Blocks in magazines, each with a cell that only its holder may touch.
+/// Blocks in a thread cache, each with a cell that only its holder may touch.
 struct Pile {
     caches: ThreadCaches,
     rows: Box<[Row]>,
@@ -94,7 +94,7 @@ struct Pile {
 
 // SAFETY: a cell is touched by the holder of its row only, as loom checks.
 unsafe impl Send for Pile {}
-// SAFETY: a shared pile gives rows through its front, and a cell to the holder of its row only.
+// SAFETY: a shared pile gives rows through its cache, and a cell to the holder of its row only.
 unsafe impl Sync for Pile {}
 
 const CLASS: usize = 0;

@@ -12,7 +12,7 @@
 //! | [`last`] | a hit in the thread cache, for a small block |
 //! | [`Inner::free`] | what kind of block it is; the thread cache for a large one |
 //! | [`Inner::give_back`] | the heap, under its lock |
-//! | [`Inner::free_shared_slow`] | a block that several lines may still be using: a deferred free ([`parked`](crate::parked)) |
+//! | [`Inner::free_shared_slow`] | a block that several lines may still be using: a deferred free ([`parked`](crate::deferred)) |
 
 use crate::buffer::{
     ARENA, Buffer, CLASSLESS, EMPTY, FOREIGN, IMPORTED, NO_SLOT, Open, REGION, Row, WATCHED, home_line,
@@ -22,7 +22,7 @@ use crate::layout::NO_CLASS;
 use crate::layout::{Layout, MIN_ALIGN, SLAB_MAX, class_of};
 use crate::list::List;
 use crate::mutant::mutated;
-use crate::state::{Core, Inner, On, PARKED_AT_ONCE, inner_of, kind_bits};
+use crate::state::{Core, DEFERRED_AT_ONCE, Inner, On, inner_of, kind_bits};
 use crate::store::{Block, Need, Spot};
 use crate::thread_cache::{Back, Refill};
 use leasehold_core::sync::MutexGuard;
@@ -47,7 +47,7 @@ pub(crate) unsafe fn last(hdr: NonNull<Header>) {
         // SAFETY: the row is out until it is put, so its allocator is alive.
         let inner = unsafe { inner.as_ref() };
         let class = usize::from(buffer.class.load(Ordering::Relaxed));
-        let fine = inner.table.renew(row);
+        let fine = inner.table.bump_generation(row);
         renewed = Some(fine);
         if fine && inner.caches.put(thread_number_there(), row, class, home_line(flags), buffer.len()) {
             return;
@@ -86,7 +86,7 @@ impl Inner {
 
     /// The first lease of a row that nobody holds.
     #[inline]
-    pub(crate) fn lend(&self, row: &Row) -> Lease<Buffer> {
+    pub(crate) fn first_lease(&self, row: &Row) -> Lease<Buffer> {
         row.header.set_live_quietly(false);
         // SAFETY: the count that was just set is the lease's; the value lies in the header's row.
         unsafe { Lease::from_raw(self.header_ptr(row), NonNull::from(&row.buffer)) }
@@ -101,8 +101,8 @@ impl Inner {
         // SAFETY: the table lives as long as the allocator, and rows in its caches are rows of it.
         match unsafe { self.caches.take(thread_number_there(), class, on.line.id(), layout.size) } {
             Some(row) => {
-                row.buffer.relend(layout.size);
-                Ok(self.lend(row))
+                row.buffer.reuse(layout.size);
+                Ok(self.first_lease(row))
             }
             None => self.alloc_small(layout.size, on),
         }
@@ -118,8 +118,8 @@ impl Inner {
         // SAFETY: the table lives as long as the allocator, and rows in its caches are rows of it.
         let (back, more) = match unsafe { self.caches.refill(me, class, on.line.id(), size) } {
             Refill::Row(row, back) => {
-                row.buffer.relend(size);
-                let lease = self.lend(row);
+                row.buffer.reuse(size);
+                let lease = self.first_lease(row);
                 self.give_back_held(back);
                 return Ok(lease);
             }
@@ -150,8 +150,8 @@ impl Inner {
             match unsafe { self.caches.take_large(thread_number_there(), on.line.id(), size) } {
                 Ok((row, ahead)) => {
                     self.counters.note_live(self.counters.live().wrapping_add_signed(ahead));
-                    row.buffer.relend(size);
-                    return Ok(self.lend(row));
+                    row.buffer.reuse(size);
+                    return Ok(self.first_lease(row));
                 }
                 Err(first) => back = first,
             }
@@ -178,8 +178,8 @@ impl Inner {
             if !back.is_nothing() {
                 self.take_back(&mut core, back);
             }
-            if core.parked.any() {
-                self.unpark(&mut core, PARKED_AT_ONCE);
+            if core.deferred.any() {
+                self.unpark(&mut core, DEFERRED_AT_ONCE);
             }
             // (Each by itself: so what is known of a block need not lie in memory.)
             if let Some(class) = need.class {
@@ -190,12 +190,12 @@ impl Inner {
                 core.store.heap.nodes.ensure(2)?;
                 let row = self.table.take(&mut core.vacant, self.owner_ptr())?;
                 if let Some(node) = core.store.heap.take_node(need.units, need.align, on.line) {
-                    self.describe_node(&core, row, node, layout.size, on.line);
+                    self.initialise_node(&core, row, node, layout.size, on.line);
                     core.allocations += 1;
                     self.counters.add_live(layout.size as i64);
-                    return Ok(self.lend(row));
+                    return Ok(self.first_lease(row));
                 }
-                self.table.put_renewed(&mut core.vacant, row);
+                self.table.put_bumped(&mut core.vacant, row);
             }
         }
         self.alloc_slow(need, layout, on)
@@ -212,7 +212,7 @@ impl Inner {
             let mut core = self.lock_core();
             for _ in 0..more {
                 let Some(block) = core.store.take_slot_there(class, on.line) else { break };
-                match self.dress(&mut core, block, layout.size, on.line) {
+                match self.initialise(&mut core, block, layout.size, on.line) {
                     Ok(row) => rows.push(row),
                     Err(_) => break,
                 }
@@ -240,15 +240,15 @@ impl Inner {
     /// A row for a block, under the lock.
     #[inline(always)]
     pub(crate) fn issue(&self, core: &mut Core, block: Block, size: u64, line: &'static Line) -> Result<Lease<Buffer>> {
-        let row = self.dress(core, block, size, line)?;
+        let row = self.initialise(core, block, size, line)?;
         core.allocations += 1;
         self.counters.add_live(size as i64);
-        Ok(self.lend(row))
+        Ok(self.first_lease(row))
     }
 
     /// A row that describes a block, held by nobody yet.
     #[inline(always)]
-    fn dress(&self, core: &mut Core, block: Block, size: u64, line: &'static Line) -> Result<&Row> {
+    fn initialise(&self, core: &mut Core, block: Block, size: u64, line: &'static Line) -> Result<&Row> {
         let row = match self.table.take(&mut core.vacant, self.owner_ptr()) {
             Ok(row) => row,
             Err(e) => {
@@ -270,9 +270,9 @@ impl Inner {
         Ok(row)
     }
 
-    /// As [`dress`](Self::dress), for a row and a node that were taken.
+    /// As [`initialise`](Self::initialise), for a row and a node that were taken.
     #[inline(always)]
-    fn describe_node(&self, core: &Core, row: &Row, node: u32, size: u64, line: &'static Line) {
+    fn initialise_node(&self, core: &Core, row: &Row, node: u32, size: u64, line: &'static Line) {
         let (addr, native, stamp) = core.store.heap.describe(node);
         row.buffer.place.store(node, Ordering::Relaxed);
         row.buffer.slot.store(NO_SLOT, Ordering::Relaxed);
@@ -289,7 +289,7 @@ impl Inner {
         row.buffer.describe(0, Some(on.line), EMPTY | kind_bits(self.config.host_kind));
         row.buffer.lie_at(0, 0);
         row.buffer.inherit(Stamp::NEVER);
-        Ok(self.lend(row))
+        Ok(self.first_lease(row))
     }
 
     /// Takes a row back that nobody holds. `renewed`: its generation has ended, and whether there is another one. Returns the counts that the caller owes to an orphaned allocator.
@@ -309,7 +309,7 @@ impl Inner {
             }
             buffer.set_private();
         }
-        let fine = renewed.unwrap_or_else(|| self.table.renew(row));
+        let fine = renewed.unwrap_or_else(|| self.table.bump_generation(row));
         if fine {
             // What lies in a cache is lent again as it is, but for the tag.
             let (line, class) = (home_line(flags), usize::from(buffer.class.load(Ordering::Relaxed)));
@@ -345,7 +345,7 @@ impl Inner {
         let spot = row.spot();
         self.counters.add_live(-(len as i64));
         if open == Open::Several && core.store.park(spot) {
-            self.put_aside(&mut core, row, |core| &mut core.parked);
+            self.put_aside(&mut core, row, |core| &mut core.deferred);
         } else {
             row.buffer.reset();
             core.store.give(spot, if let Open::One(stamp) = open { stamp } else { Stamp::NEVER });
@@ -382,7 +382,7 @@ impl Inner {
         // SAFETY: the list has rows of this allocator's own table.
         while let Some(row) = unsafe { back.rows.pop() } {
             core.store.give(row.spot(), row.buffer.own_stamp());
-            self.table.put_renewed(&mut core.vacant, row);
+            self.table.put_bumped(&mut core.vacant, row);
             n += 1;
         }
         self.counters.add_live(back.drift);
@@ -411,7 +411,7 @@ impl Inner {
         }
         let mut core = self.core.lock();
         self.settle(&mut core);
-        let mut over = !core.parked.any();
+        let mut over = !core.deferred.any();
         core.store.slabs.pending(|_, s| over &= s.has_passed());
         self.each_aside(core.retired, |row| over &= row.buffer.open() == Open::Over);
         over && core.store.heap.is_over()

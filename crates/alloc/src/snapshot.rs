@@ -1,7 +1,7 @@
 //! Snapshots: where an allocator's memory is, block by block, with what the trace ring remembers; and who holds what, by tag.
 //!
 //! Taken under the allocator's lock, which is held for a walk over its tables. Exact when nobody drops a lease meanwhile; a block whose last lease
-//! is being dropped, or that lies in a magazine, is *between*.
+//! is being dropped, or that lies in a thread cache, is *between*.
 
 use crate::allocator::Allocator;
 use crate::buffer::{ARENA, EMPTY, IMPORTED, REGION};
@@ -28,7 +28,7 @@ pub enum BlockState {
     Ready,
     /// Free; a stream may still be using it.
     Pending,
-    /// Freed, in a magazine or on its way to the core.
+    /// Freed, in a thread cache or on its way to the heap.
     Between,
     /// Freed, kept from reuse by a debug aid.
     HeldBack,

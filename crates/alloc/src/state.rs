@@ -56,9 +56,9 @@ pub(crate) struct Core {
     /// What imported buffers keep alive, by row.
     pub(crate) keeps: Vec<Option<Keep>>,
     /// Rows whose blocks several lines may still be using.
-    pub(crate) parked: Parked,
+    pub(crate) deferred: Deferred,
     /// Rows whose keeps wait for their last use to be over.
-    pub(crate) retired: Parked,
+    pub(crate) retired: Deferred,
     pub(crate) imported: u64,
     pub(crate) imported_bytes: u64,
     pub(crate) allocations: u64,
@@ -66,8 +66,8 @@ pub(crate) struct Core {
     pub(crate) episodes: u64,
 }
 
-/// Parked rows that one allocation looks at.
-pub(crate) const PARKED_AT_ONCE: u32 = 4;
+/// Deferred rows that one allocation looks at.
+pub(crate) const DEFERRED_AT_ONCE: u32 = 4;
 
 /// One allocator.
 #[repr(C)]
@@ -101,7 +101,7 @@ pub(crate) struct Inner {
 
 /// A list of rows that nobody holds and nobody may take yet, through their headers.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Parked {
+pub(crate) struct Deferred {
     pub(crate) first: u32,
     pub(crate) last: u32,
 }
@@ -109,8 +109,8 @@ pub(crate) struct Parked {
 /// No row.
 pub(crate) const NONE: u32 = u32::MAX;
 
-impl Parked {
-    pub(crate) const NONE: Parked = Parked { first: NONE, last: NONE };
+impl Deferred {
+    pub(crate) const NONE: Deferred = Deferred { first: NONE, last: NONE };
 
     #[inline]
     pub(crate) fn any(self) -> bool {

@@ -1,4 +1,4 @@
-//! The allocator's state in numbers: what core and magazines count, added up.
+//! The allocator's state in numbers: what heap and thread caches count, added up.
 
 use crate::buffer::Row;
 use crate::config::AllocStats;

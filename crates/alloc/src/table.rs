@@ -129,8 +129,8 @@ impl Table {
     /// Gives a row back, under a new generation. A row whose generations are used up is not used again. Under the allocator's lock.
     #[inline]
     pub(crate) fn put(&self, vacant: &mut Vacant, row: &Row) {
-        if self.renew(row) {
-            self.put_renewed(vacant, row);
+        if self.bump_generation(row) {
+            self.put_bumped(vacant, row);
         } else {
             vacant.live -= 1;
         }
@@ -138,7 +138,7 @@ impl Table {
 
     /// As [`put`](Self::put), for a row that has its new generation already.
     #[inline]
-    pub(crate) fn put_renewed(&self, vacant: &mut Vacant, row: &Row) {
+    pub(crate) fn put_bumped(&self, vacant: &mut Vacant, row: &Row) {
         vacant.live -= 1;
         vacant.link(row);
     }
@@ -156,7 +156,7 @@ impl Table {
     /// Ends the row's generation. `false`: it was the last one.
     #[inline]
     #[must_use]
-    pub(crate) fn renew(&self, row: &Row) -> bool {
+    pub(crate) fn bump_generation(&self, row: &Row) -> bool {
         row.header.set_vacant_again() != self.first_generation
     }
 

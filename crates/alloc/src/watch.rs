@@ -1,7 +1,7 @@
 //! What an allocator with debug aids or a trace ring does with each block. Absent otherwise.
 //!
 //! # Protocol
-//! Rows of a watched allocator bear the flag `WATCHED`, so that their last drop comes here; its allocations come here behind the magazines,
+//! Rows of a watched allocator bear the flag `WATCHED`, so that their last drop comes here; its allocations come here behind the thread caches,
 //! of which it has none. With aids a freed block is *held*: first until its last use is over, then, red zone checked and memory
 //! poisoned, in the quarantine, and when enough younger blocks lie there it is checked again and goes back. So host and stream never
 //! touch a block at the same time, and memory in the store is ready for everybody.

@@ -1,4 +1,4 @@
-//! The shards of a front, found by the number of a thread without a check.
+//! The shards, found by the number of a thread without a check.
 
 use super::Shard;
 use std::ptr::NonNull;

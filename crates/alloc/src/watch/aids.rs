@@ -96,7 +96,7 @@ impl Inner {
             };
             self.counters.add_live(-(aids.red_zone as i64));
             drop(core);
-            row.buffer.relend(layout.size);
+            row.buffer.reuse(layout.size);
             (lease, Side { source: Source::Store(spot), usable, dark: false })
         };
         watch.sides.lock().insert(lease.header().index(), side);
@@ -174,7 +174,7 @@ impl Inner {
         row.buffer.inherit(Stamp::NEVER);
         core.allocations += 1;
         self.counters.add_live(len as i64);
-        Ok((self.lend(row), Side { source, usable, dark: false }))
+        Ok((self.first_lease(row), Side { source, usable, dark: false }))
     }
 
     /// Address, backed range and source of a block straight from the backing.

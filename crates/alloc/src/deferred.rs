@@ -1,24 +1,26 @@
-//! Rows that nobody holds and nobody may take yet: their blocks may still be in use by several streams, or what they keep by one.
+//! Deferred frees: rows that nobody holds and nobody may take yet.
 //!
-//! Such a row stays as it was, with the record of its uses, and is linked into a list through its header; so a free needs no host memory
-//! however many streams used the block. The allocator's lock guards the lists and the links.
+//! Several streams may still be using such a row's block, or one stream what the row keeps alive. The
+//! row stays as it was, with the record of its uses, in a list through its header. So a free needs no
+//! host memory, however many streams used the block. The allocator's lock guards the lists and links.
+//! PyTorch's caching allocator keeps events for this; here the record takes their place.
 
 use crate::buffer::{Open, Row};
-use crate::state::{Core, Inner, NONE, Parked};
+use crate::state::{Core, Deferred, Inner, NONE};
 use leasehold_core::Stamp;
 use leasehold_core::sync::atomic::Ordering;
 
 impl Inner {
     /// Puts a row that nobody holds into a list, under a new generation, with its record as it is.
-    pub(crate) fn put_aside(&self, core: &mut Core, row: &Row, list: impl Fn(&mut Core) -> &mut Parked) {
+    pub(crate) fn put_aside(&self, core: &mut Core, row: &Row, list: impl Fn(&mut Core) -> &mut Deferred) {
         // Whether it may be used again is asked once it comes back.
-        let _ = self.table.renew(row);
+        let _ = self.table.bump_generation(row);
         core.vacant.live -= 1;
         self.append(list(core), row);
     }
 
     /// Puts a row at the end of a list.
-    pub(crate) fn append(&self, list: &mut Parked, row: &Row) {
+    pub(crate) fn append(&self, list: &mut Deferred, row: &Row) {
         row.header.next.store(NONE, Ordering::Relaxed);
         let last = std::mem::replace(&mut list.last, row.header.index());
         match self.table.get(last) {
@@ -28,7 +30,7 @@ impl Inner {
     }
 
     /// Takes the first row out of a list.
-    pub(crate) fn take_aside(&self, list: &mut Parked) -> Option<&Row> {
+    pub(crate) fn take_aside(&self, list: &mut Deferred) -> Option<&Row> {
         let row = self.table.get(list.first)?;
         list.first = row.header.next.load(Ordering::Relaxed);
         if list.first == NONE {
@@ -38,7 +40,7 @@ impl Inner {
     }
 
     /// Calls `f` with every row of a list.
-    pub(crate) fn each_aside(&self, list: Parked, mut f: impl FnMut(&Row)) {
+    pub(crate) fn each_aside(&self, list: Deferred, mut f: impl FnMut(&Row)) {
         let mut at = list.first;
         while let Some(row) = self.table.get(at) {
             at = row.header.next.load(Ordering::Relaxed);
@@ -48,8 +50,8 @@ impl Inner {
 
     /// Looks at up to `most` parked rows, the oldest first, and gives the blocks back that one line at most may still be using.
     pub(crate) fn unpark(&self, core: &mut Core, most: u32) {
-        let Core { parked, store, vacant, .. } = core;
-        self.each_due(parked, most, |row, stamp| {
+        let Core { deferred, store, vacant, .. } = core;
+        self.each_due(deferred, most, |row, stamp| {
             store.unpark(row.spot(), stamp);
             self.table.restore(vacant, row);
         });
@@ -57,7 +59,7 @@ impl Inner {
 
     /// Looks at up to `most` rows of a list, the oldest first. Those whose blocks one line at most may still be using, and until when, go to
     /// `give` with an empty record; the others go to the end, so that the next look is at others.
-    pub(crate) fn each_due(&self, list: &mut Parked, most: u32, mut give: impl FnMut(&Row, Stamp)) {
+    pub(crate) fn each_due(&self, list: &mut Deferred, most: u32, mut give: impl FnMut(&Row, Stamp)) {
         let end = list.last;
         for _ in 0..most {
             let Some(row) = self.take_aside(list) else { return };
@@ -77,7 +79,7 @@ impl Inner {
 
     /// Calls `f` with the bytes of every parked block and each stamp that it waits for.
     pub(crate) fn parked(&self, core: &Core, mut f: impl FnMut(u64, Stamp)) {
-        self.each_aside(core.parked, |row| {
+        self.each_aside(core.deferred, |row| {
             let bytes = core.store.bytes(row.spot());
             row.buffer.for_each_use(|s| f(bytes, s));
         });
