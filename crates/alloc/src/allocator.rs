@@ -7,7 +7,7 @@
 //! - A free runs in the drop of the last lease: [`last`](crate::paths::last). It makes no driver call, waits for nothing but the lock, and works on any thread.
 //! - A block does not count its allocator. `refs` counts the allocator's keeper, weak leases and, once the keeper is gone, the rows that
 //!   were out at that time. Whoever takes it to zero destroys the whole; memory that a stream may still be using is not given to the
-//!   driver then, but put aside until it is over ([`grave`](crate::grave)).
+//!   driver then, but put aside until it is over ([`destroy`](crate::destroy)).
 
 use crate::backing::{Backing, BackingCaps};
 use crate::budget::Budget;
@@ -193,7 +193,7 @@ impl Allocator {
             most_align,
             watch,
             lost: OnceLock::new(),
-            next_grave: None,
+            next_deferred: None,
         });
         // SAFETY: a box is never null.
         Ok(Allocator(Arc::new(Keeper(unsafe { NonNull::new_unchecked(Box::into_raw(inner)) }))))
@@ -217,7 +217,7 @@ impl Allocator {
 
     /// A buffer of `layout` for the stream `on`. Zero bytes give a valid, empty buffer with a null address.
     ///
-    /// The contents are unspecified. Ordinarily this is a hit: no driver call, no wait. Otherwise it climbs the ladder: memory that other
+    /// The contents are unspecified. Ordinarily this is a hit: no driver call, no wait. Otherwise the fallback tries: memory that other
     /// streams are done with, new memory, memory that a wait makes ready, caches above, and only then an error.
     ///
     /// # Errors

@@ -16,48 +16,48 @@ pub(crate) unsafe fn release(inner: NonNull<Inner>, n: u64) {
     // SAFETY: the caller's counts keep it alive up to this subtraction.
     if unsafe { (*inner.as_ptr()).refs.fetch_sub(n, Ordering::AcqRel) } == n {
         // SAFETY: the count is zero: no keeper, no weak lease, no row is out. It was made from a box.
-        bury(unsafe { Box::from_raw(inner.as_ptr()) });
+        destroy(unsafe { Box::from_raw(inner.as_ptr()) });
     }
 }
 
 #[cfg(not(loom))]
-static GRAVES: Mutex<Option<Box<Inner>>> = Mutex::new(None);
+static DEFERRED: Mutex<Option<Box<Inner>>> = Mutex::new(None);
 
-/// Destroys an allocator that nobody holds, now or when its streams are done. Takes no host memory: the graves are a list through
+/// Destroys an allocator that nobody holds, now or when its streams are done. Takes no host memory: the deferred ones are a list through
 /// the allocators themselves.
 #[cfg(not(loom))]
-fn bury(mut inner: Box<Inner>) {
+fn destroy(mut inner: Box<Inner>) {
     if inner.is_over() {
         drop(inner);
     } else {
-        let mut graves = GRAVES.lock();
-        inner.next_grave = graves.take();
-        *graves = Some(inner);
+        let mut deferred = DEFERRED.lock();
+        inner.next_deferred = deferred.take();
+        *deferred = Some(inner);
     }
 }
 
 /// Destroys those whose streams are done.
 #[cfg(not(loom))]
 pub(crate) fn sweep() {
-    let Some(mut graves) = GRAVES.try_lock() else { return };
-    let mut left = graves.take();
+    let Some(mut deferred) = DEFERRED.try_lock() else { return };
+    let mut left = deferred.take();
     let mut over = None;
     while let Some(mut inner) = left {
-        left = inner.next_grave.take();
-        let list = if inner.is_over() { &mut over } else { &mut *graves };
-        inner.next_grave = list.take();
+        left = inner.next_deferred.take();
+        let list = if inner.is_over() { &mut over } else { &mut *deferred };
+        inner.next_deferred = list.take();
         *list = Some(inner);
     }
-    drop(graves);
+    drop(deferred);
     // One by one: a list would be dropped by recursion.
     while let Some(mut inner) = over {
-        over = inner.next_grave.take();
+        over = inner.next_deferred.take();
         drop(inner);
     }
 }
 
 #[cfg(loom)]
-fn bury(inner: Box<Inner>) {
+fn destroy(inner: Box<Inner>) {
     drop(inner);
 }
 

@@ -177,7 +177,7 @@ impl Inner {
                     if let Some(block) = core.store.take(need, on.line)? {
                         return self.issue(&mut core, block, size, on.line).map(Some);
                     }
-                    // Another thread was faster; its request is served, ours climbs on.
+                    // Another thread was faster; its request is served, the next attempt is ours.
                     return Ok(None);
                 }
                 Err(e) => {

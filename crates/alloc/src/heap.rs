@@ -1,13 +1,16 @@
-//! The heap: nodes that tile address spans, free ones indexed by who may take them.
+//! The heap: blocks (*nodes*) that tile address ranges, and free lists of them, one for each stream and one for all.
 //!
-//! Free memory lies in *lanes*. Lane 0 is ready for everybody. Every line (stream) that frees memory which it may still be using has a
-//! lane of its own: what lies there is free for that line at once, since a stream's operations run in order, and for the others when
-//! its stamp has passed; then it is drained into lane 0. Neighbours merge when they lie in one lane. While a single line uses the heap,
-//! lane 0 and its lane merge too, so that one stream sees no fragmentation by readiness.
+//! It is first fit by address with immediate coalescing (Knuth's boundary tags; here the tags lie in a table, so that no device memory is
+//! touched). The free lists go by stream, as in CUDA's stream-ordered pools and PyTorch's caching allocator. It departs from them in this: a
+//! block that is freed while its stream may still use it is free for that stream at once, and moves to the list of all once that use is
+//! over.
 //!
-//! Placement and residency are separate: parts of a free node may be backed by nothing. See `residency`. A block lies at the lowest address
-//! that fits; while granules are few and are moved, a large one that fills whole granules lies at the lowest granule, if it has memory
-//! there ([`even`](Heap::even)). Best fit, and the highest address for large blocks, take more.
+//! A free list is called a *lane*; lane 0 is ready for everybody. Neighbours coalesce when they lie in one lane. While a single stream uses the
+//! heap, lane 0 and its lane coalesce too, so that one stream sees no fragmentation by readiness.
+//!
+//! Addresses and physical memory are separate: parts of a free node may be backed by nothing. See `residency`. A block lies at the lowest
+//! address that fits. While granules are few and are moved, a large block that fills whole granules begins at a granule, if there is memory
+//! ([`even`](Heap::even)).
 //!
 //! Plain single-threaded state: whoever owns it guards it. Makes no driver call; must not know leases.
 

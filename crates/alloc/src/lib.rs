@@ -7,9 +7,10 @@
 //! |---|---|---|
 //! | leases | `allocator`, `paths`, `buffer`, `table`, `cell` | rows at stable addresses, the record of each buffer's last uses, drops on any thread |
 //! | thread caches | `thread_cache`, `depot`, `list` | just-freed blocks in front of the heap's lock, a lock word for each shard (Bonwick's magazines and depot) |
-//! | store | `store`, `slab`, `heap`, `index`, `node` | slabs up to 64 KiB, first fit above, lanes of memory that a line may still use |
-//! | residency | `residency`, `place`, `budget` | which granules are backed, moving them to where they are needed, the hard budget |
-//! | slow path | `fallback`, `growth`, `trim`, `plan` | what is tried, in order, before `OutOfMemory` |
+//! | heap | `store`, `slab`, `heap`, `index`, `node` | slabs up to 64 KiB, first fit above, free lists for each stream |
+//! | physical memory | `residency`, `plan`, `budget` | which granules are backed, moving them to where they are needed, the hard budget |
+//! | slow path | `fallback`, `growth`, `trim`, `oom` | what is tried, in order, before `OutOfMemory`; taking memory and giving it back |
+//! | the end | `destroy` | an allocator that nobody holds, at once or deferred |
 //! | graphs | `arena`, [`planner`] | symbolic buffers while recording, packed by liveness when it stops |
 //! | observers | `watch`, `debug`, `ring`, `snapshot` | debug aids, the trace ring, snapshots |
 //!

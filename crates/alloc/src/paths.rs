@@ -5,7 +5,7 @@
 //! | [`Inner::alloc`] | a hit in the thread cache, for a small block |
 //! | [`Inner::alloc_small`], [`Inner::alloc_large`] | the rest of the thread cache, and the depot; the layouts that are no plain request |
 //! | [`Inner::alloc_in_core`] | the heap, under its lock |
-//! | [`Inner::alloc_slow`] | the out-of-memory fallback ([`ladder`](crate::fallback)) |
+//! | [`Inner::alloc_slow`] | the out-of-memory fallback ([`fallback`](crate::fallback)) |
 //!
 //! | back | |
 //! |---|---|

@@ -1,6 +1,7 @@
-//! Placement that needs the driver: choosing a window of free addresses, the granules to back it with, and bringing the result back.
+//! Plans: a window of free addresses, the granules to back it with, and how the result is brought back.
 //!
-//! Everything here is the slow path: a driver call follows, so walks over all nodes are affordable.
+//! PyTorch's expandable segments map new memory at the end of a range. A plan takes what lies under free blocks first, and maps it where
+//! it is needed. Everything here is the slow path: a driver call follows, so walks over all nodes are affordable.
 
 use crate::budget::Budget;
 use crate::heap::{Heap, READY};

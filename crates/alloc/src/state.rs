@@ -96,7 +96,7 @@ pub(crate) struct Inner {
     /// The loss of the device that the backing reported. Calls that need the driver fail with it.
     pub(crate) lost: OnceLock<Error>,
     /// The next of the allocators that are gone but for memory in use.
-    pub(crate) next_grave: Option<Box<Inner>>,
+    pub(crate) next_deferred: Option<Box<Inner>>,
 }
 
 /// A list of rows that nobody holds and nobody may take yet, through their headers.

@@ -112,7 +112,7 @@ impl Inner {
         Ok(lease)
     }
 
-    /// A block straight from the backing, climbing the ladder's steps that can help it.
+    /// A block straight from the backing, with the attempts of the fallback that can help it.
     fn alloc_direct(&self, watch: &Watch, whole: Layout, len: u64, on: On<'_>) -> Result<(Lease<Buffer>, Side)> {
         let limit = self.budget.limit();
         if whole.size > limit {

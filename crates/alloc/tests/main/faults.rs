@@ -5,7 +5,7 @@
 //! |---|---|---|
 //! | reserving addresses | half as many, then segments | `without_addresses_segments_are_used`; `every_call_may_fail_at_every_index` |
 //! | creating, mapping, enabling, unmapping, destroying a piece; committing, decommitting a segment | undone as far as the driver lets it; the rest is quarantined, and counted | `every_call_may_fail_at_every_index`; `regressions::partial_map_failure_is_undone`, `regressions::failed_allocation_leaves_the_pool_usable` |
-//! | a stream's wait, signal, host wait; the publisher, be it because a device is lost: it may be another one | the block stays not ready; the ladder climbs on | `every_call_of_a_stream_may_fail_at_every_index` |
+//! | a stream's wait, signal, host wait; the publisher, be it because a device is lost: it may be another one | the block stays not ready; the next attempt follows | `every_call_of_a_stream_may_fail_at_every_index` |
 //! | the backing, because the device is lost | every later call that needs the driver says so; leases drop | `a_lost_device_fails_every_later_call_and_leases_still_drop` |
 //! | a reclaimer panics | it is not called again | `a_panicking_reclaimer_is_not_called_again` |
 //! | host memory | an error, nothing changed; a free asks for none | [`host_memory`](crate::host_memory): all of it |

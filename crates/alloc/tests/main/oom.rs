@@ -115,7 +115,7 @@ fn trim_keeps_what_it_is_told() {
     assert_eq!(b.allocator.stats().reserved, 0);
 }
 
-/// Without virtual memory a cached segment serves what fits it only: the ladder ended with an error while all of the memory lay free.
+/// Without virtual memory a cached segment serves what fits it only: the fallback ended with an error while all of the memory lay free.
 #[test]
 fn free_segments_go_back_before_memory_runs_out() {
     let b = Bench::with(FakeBacking::segments(64 * MIB), AllocatorConfig::default());

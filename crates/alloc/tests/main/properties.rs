@@ -134,7 +134,7 @@ proptest! {
         prop_assert_eq!(s.reserved, s.quarantined, "{:?}", s);
     }
 
-    /// I16: the ladder ends, and an error means that no free block would have done.
+    /// I16: the fallback ends, and an error means that no free block would have done.
     #[test]
     fn i16_no_error_while_there_is_a_block(seed in any::<u64>().no_shrink(), kind in 0u64..3, segments in any::<bool>()) {
         run_dry(seed, kind, segments);
@@ -167,7 +167,7 @@ fn run_dry(seed: u64, kind: u64, segments: bool) {
         } else if !held.is_empty() {
             drop(held.swap_remove(rng.below(held.len() as u64) as usize));
         }
-        assert!(b.allocator.stats().host_waits - waits < 300, "the ladder waits without end");
+        assert!(b.allocator.stats().host_waits - waits < 300, "the fallback waits without end");
     }
     assert!(refused > 0, "memory never ran out");
     b.check();
