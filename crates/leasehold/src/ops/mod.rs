@@ -189,6 +189,10 @@ impl Stream {
     /// stream of the other device until it is dropped. While recording, the other backend's part becomes host
     /// calls of the graph: barriers, so that its pieces follow one another and do not overlap.
     ///
+    /// A copy between backends of more than 1 MiB, or of more than 256 rows with gaps, has several
+    /// pieces. Each piece is ordered by itself after the earlier uses of both buffers. If another thread
+    /// submits a write of one of them meanwhile, some pieces come before that write and some after it.
+    ///
     /// Host memory of one backend reaches host memory of another only if one of the two is the CPU's.
     ///
     /// ```
