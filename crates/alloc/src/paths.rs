@@ -3,7 +3,7 @@
 //! | towards a block | |
 //! |---|---|
 //! | [`Inner::alloc`] | a hit in the thread cache, for a small block |
-//! | [`Inner::alloc_small`], [`Inner::alloc_large`] | the rest of the thread cache, and the depot; the layouts that are no plain request |
+//! | [`Inner::alloc_small`], [`Inner::alloc_large`] | the rest of the thread cache, and the depot |
 //! | [`Inner::alloc_in_core`] | the heap, under its lock |
 //! | [`Inner::alloc_slow`] | the out-of-memory fallback ([`fallback`](crate::fallback)) |
 //!
@@ -94,8 +94,11 @@ impl Inner {
 
     #[inline]
     pub(crate) fn alloc(&self, layout: Layout, on: On<'_>) -> Result<Lease<Buffer>> {
-        if !(1..=SLAB_MAX).contains(&layout.size) || layout.align > MIN_ALIGN || !layout.align.is_power_of_two() {
-            return self.alloc_large(layout, on);
+        if layout.align > MIN_ALIGN || !layout.align.is_power_of_two() {
+            return self.alloc_aligned(layout, on);
+        }
+        if !(1..=SLAB_MAX).contains(&layout.size) {
+            return self.alloc_large(layout.size, on);
         }
         let class = class_of(layout.size);
         // SAFETY: the table lives as long as the allocator, and rows in its caches are rows of it.
@@ -111,12 +114,16 @@ impl Inner {
     /// A small block that is no hit.
     #[inline(never)]
     fn alloc_small(&self, size: u64, on: On<'_>) -> Result<Lease<Buffer>> {
-        let (me, class, layout) = (thread_number(), class_of(size), Layout::new(size));
-        if let Some(watch) = &self.watch {
-            return self.alloc_watched(watch, layout, on);
+        let (class, layout) = (class_of(size), Layout::new(size));
+        let need = Need { units: 0, align: 1, class: Some(class as u16) };
+        if self.caches.is_none() {
+            return match &self.watch {
+                Some(watch) => self.alloc_watched(watch, layout, on),
+                None => self.alloc_in_core(need, layout, on, Back::NOTHING),
+            };
         }
         // SAFETY: the table lives as long as the allocator, and rows in its caches are rows of it.
-        let (back, more) = match unsafe { self.caches.refill(me, class, on.line.id(), size) } {
+        let (back, more) = match unsafe { self.caches.refill(thread_number(), class, on.line.id(), size) } {
             Refill::Row(row, back) => {
                 row.buffer.reuse(size);
                 let lease = self.first_lease(row);
@@ -125,7 +132,6 @@ impl Inner {
             }
             Refill::Empty(more, back) => (back, more),
         };
-        let need = Need { units: 0, align: 1, class: Some(class as u16) };
         if more == 0 {
             self.alloc_in_core(need, layout, on, back)
         } else {
@@ -133,17 +139,24 @@ impl Inner {
         }
     }
 
+    /// A block whose alignment is no ordinary one.
+    #[cold]
+    #[inline(never)]
+    fn alloc_aligned(&self, layout: Layout, on: On<'_>) -> Result<Lease<Buffer>> {
+        let layout = layout.check()?;
+        match &self.watch {
+            _ if layout.size == 0 => self.empty(on),
+            Some(watch) => self.alloc_watched(watch, layout, on),
+            None => self.alloc_block(layout, on),
+        }
+    }
+
     /// Any other block.
     #[inline(never)]
-    fn alloc_large(&self, layout: Layout, on: On<'_>) -> Result<Lease<Buffer>> {
-        let (size, mut back) = (layout.size, Back::NOTHING);
-        if layout.align > MIN_ALIGN || !layout.align.is_power_of_two() || size == 0 || self.watch.is_some() {
-            let layout = layout.check()?;
-            return match &self.watch {
-                _ if size == 0 => self.empty(on),
-                Some(watch) => self.alloc_watched(watch, layout, on),
-                None => self.alloc_block(layout, on),
-            };
+    fn alloc_large(&self, size: u64, on: On<'_>) -> Result<Lease<Buffer>> {
+        let (layout, mut back) = (Layout::new(size), Back::NOTHING);
+        if size == 0 || self.watch.is_some() {
+            return self.alloc_aligned(layout, on);
         }
         if self.caches.keeps(size) {
             // SAFETY: the table lives as long as the allocator, and rows in its caches are rows of it.
