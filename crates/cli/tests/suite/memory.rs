@@ -208,7 +208,7 @@ fn the_allocators_benchmark_reports_every_peer() {
         let whole = f["ns"].is_null() && f["slower"].is_null();
         assert!(whole || f["ns"].as_f64().unwrap() > 0.0 && f["slower"].as_f64().unwrap() > 0.0, "{f}");
     }
-    assert_eq!(figures.len(), 2 * 2 * names.len());
+    assert_eq!(figures.len(), 3 * 2 * names.len());
     assert_eq!(report["growth"]["small"]["64 live"], 1.0);
     assert!(report["speedup"]["small, 64 live"].as_f64().unwrap() > 0.0);
     assert_eq!(report["replays"], serde_json::json!([]));
